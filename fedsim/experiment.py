@@ -1,0 +1,255 @@
+"""Settings: one TOML file is one experiment. The only place that parses settings.
+
+    experiment = read_experiment("configs/pacs.toml", overrides=["train.rounds=5", "method.guiding_head.weight=0.25"])
+
+Order of precedence: the file, then its preset (`preset = "csac"` picks `[presets.csac]`), then the overrides.
+"""
+
+import difflib
+import hashlib
+import json
+import os
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from fedsim.errors import UserError
+
+
+class Settings(BaseModel):
+    """Base of all sections: unknown keys are errors, values are checked, instances are immutable."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class DataSettings(Settings):
+    """[data]: which images, how they are split, how batches are augmented."""
+
+    dataset: str = Field("digits", description="digits, rotated-mnist, pacs, vlcs, office-home, terra-incognita, folder")
+    root: str = Field("", description="folder of the data set; empty: $FEDSIM_DATA, else ./data")
+    domains: list[str] = Field([], description="use only these domains; empty: all of the data set")
+    image_size: int = Field(28, ge=8, le=1024, description="images are decoded once to this size, in pixels")
+    variant: Literal["csac", "domainbed"] = Field("csac", description="Rotated MNIST: same images in every domain, or disjoint")
+    fraction: float = Field(1.0, gt=0, le=1, description="share of every domain's images used (per class, by split_seed)")
+    holdout: float = Field(0.1, gt=0, lt=1, description="share of a client's images held out for validation")
+    split: Literal["random", "stratified"] = Field("random", description="DomainBed's split, or per class (CSAC)")
+    split_seed: int = Field(0, ge=0, description="seed of splits and partitions, apart from run.seed")
+    test_split: Literal["all", "in"] = Field("all", description="target images tested: all, or DomainBed's 'in' part")
+    clients_per_domain: int = Field(1, ge=1, description="clients that share one domain")
+    partition: Literal["iid", "dirichlet"] = Field("iid", description="how a domain is shared between its clients")
+    alpha: float = Field(0.5, gt=0, description="concentration of the Dirichlet partition over classes")
+    augment: Literal["none", "domainbed", "csac", "feddg-ga", "flip-jitter", "flip"] = Field("none")
+    normalize: Literal["none", "imagenet"] = Field("none", description="mean and std after augmentation")
+    cache: str = Field("", description="folder of the decoded images; empty: $FEDSIM_CACHE, else ~/.cache/fedsim")
+
+
+class ModelSettings(Settings):
+    """[model]: backbone, its initial weights and an optional bottleneck before the linear head."""
+
+    backbone: str = Field("digits-cnn-bn", description="digits-cnn, digits-cnn-bn, resnet18, resnet50, densenet121, "
+                          "alexnet, vit-b-16, vit-b-32")
+    weights: str = Field("none", description="none (random), imagenet (torchvision), or a local weight file")
+    bottleneck: int = Field(0, ge=0, description="width of Linear-BatchNorm1d-ReLU before the head; 0: none")
+
+
+class TrainSettings(Settings):
+    """[train]: rounds, local work and its optimizer."""
+
+    rounds: int = Field(10, ge=1)
+    epochs: int = Field(1, ge=1, description="local passes per round, unless iterations is set")
+    iterations: int = Field(0, ge=0, description="local steps per round; 0: epochs count")
+    batch_size: int = Field(64, ge=2)
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
+    lr: float = Field(0.01, gt=0)
+    momentum: float = Field(0.0, ge=0, lt=1)
+    weight_decay: float = Field(0.0, ge=0)
+    schedule: Literal["constant", "cosine", "cosine-official", "step"] = Field(
+        "constant", description="over rounds: cosine at (t-1)/T; cosine-official at t/T (gPerXAN's code); "
+        "step: x0.1 from 80 % of the rounds on")
+    persist_optimizer: bool = Field(False, description="keep momentum and Adam moments between rounds")
+    clients_per_round: int = Field(0, ge=0, description="clients drawn each round; 0: all")
+    precision: Literal["fp32", "bf16"] = "fp32"
+    local_checks: int = Field(0, ge=0, description="validations during local training, the best iterate is sent; 0: off")
+
+
+class RunSettings(Settings):
+    """[run]: what is held out, where it runs, what happens when a client fails."""
+
+    target: str = Field("", description="the unseen domain; empty: the last one")
+    seed: int = Field(0, ge=0)
+    runtime: Literal["inline", "ray", "deployment"] = "inline"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    threads: int = Field(0, ge=0, description="CPU threads per worker; 0: share the cores between the workers")
+    output: str = "outputs"
+    evaluate_batch_size: int = Field(256, ge=1)
+    checkpoint_every: int = Field(1, ge=1, description="rounds between checkpoints")
+    select_on: Literal["aggregated", "local"] = Field(
+        "aggregated", description="whose validation accuracy selects the round: the aggregated model's, or the local models' mean")
+    on_client_failure: Literal["stop", "continue"] = "stop"
+    timeout: float = Field(3600.0, gt=0, description="seconds to wait for the replies of one phase")
+    ray_address: str = Field("", description="existing Ray cluster; empty: a local one is started")
+    workers: int = Field(0, ge=0, description="Ray workers; 0: as many as the resources carry, at most one per client")
+    cpus_per_worker: float = Field(1.0, gt=0)
+    gpus_per_worker: float = Field(0.0, ge=0)
+    tensorboard: bool = Field(False, description="also write TensorBoard scalars into the run's folder")
+
+
+class Experiment(Settings):
+    """One experiment, resolved: everything that a run depends on."""
+
+    name: str = "experiment"
+    data: DataSettings = DataSettings()
+    model: ModelSettings = ModelSettings()
+    train: TrainSettings = TrainSettings()
+    method: dict[str, Any] = {"name": "fedavg"}
+    run: RunSettings = RunSettings()
+
+    @model_validator(mode="after")
+    def _method_has_name(self) -> "Experiment":
+        if not isinstance(self.method.get("name"), str) or not self.method["name"]:
+            raise ValueError("method.name is missing")
+        return self
+
+    @property
+    def method_name(self) -> str:
+        """Name of the METHODS row (or `a+b` for a combination)."""
+        return self.method["name"]
+
+    def toml(self) -> str:
+        """The resolved settings as TOML text; `parse_experiment` reads it back unchanged."""
+        return tomli_w.dumps(self.model_dump())
+
+    def replace(self, **sections: dict[str, Any]) -> "Experiment":
+        """A validated copy with single settings changed: `replace(run={"seed": 1})`."""
+        return from_table(_merge(self.model_dump(), sections))
+
+    def settings_hash(self) -> str:
+        """Short hash of all that a run's numbers depend on, except method, target and seed."""
+        table = self.model_dump()
+        del table["method"], table["name"]
+        table["run"] = {key: table["run"][key] for key in ("select_on", "on_client_failure")}
+        for key in ("root", "cache"):
+            del table["data"][key]
+        return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:10]
+
+
+SECTIONS = {"data": DataSettings, "model": ModelSettings, "train": TrainSettings, "run": RunSettings}
+
+
+def config_folders() -> list[Path]:
+    """Folders searched for configs by name: the source tree's (and FAB's), then the installed package's."""
+    package = Path(__file__).parent
+    return [package.parent / "configs", package / "_configs"]
+
+
+def find_config(config: str) -> Path:
+    """Path of a config given as a path or by name (`pacs`, `configs/pacs.toml`)."""
+    path = Path(config)
+    if path.is_file():
+        return path
+    name = path.name if path.suffix == ".toml" else path.name + ".toml"
+    for folder in config_folders():
+        if (folder / name).is_file():
+            return folder / name
+    known = sorted({file.stem for folder in config_folders() for file in folder.glob("*.toml")})
+    raise UserError(f"no experiment file {config!r}; {nearest(Path(name).stem, known)}shipped ones: {', '.join(known)}")
+
+
+def read_experiment(config: str, overrides: Sequence[str] = (), preset: str = "") -> Experiment:
+    """Experiment of a TOML file (path or shipped name) with `key=value` overrides applied last."""
+    path = find_config(config)
+    try:
+        table = tomllib.loads(path.read_text())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: not valid TOML: {error}") from None
+    table.setdefault("name", path.stem)
+    return _resolve(table, overrides, preset, str(path))
+
+
+def parse_experiment(text: str, overrides: Sequence[str] = ()) -> Experiment:
+    """Experiment of TOML text, e.g. the resolved settings that the server sends to its clients."""
+    return _resolve(tomllib.loads(text), overrides, "", "settings")
+
+
+def _resolve(table: dict, overrides: Sequence[str], preset: str, where: str) -> Experiment:
+    changes = [parse_override(text) for text in overrides]
+    asked = [value for key, value in changes if key == "preset"]
+    changes = [(key, value) for key, value in changes if key != "preset"]
+    presets = table.pop("presets", {})
+    preset = preset or (str(asked[-1]) if asked else str(table.get("preset", "")))
+    table.pop("preset", None)
+    if preset:
+        if preset not in presets:
+            raise UserError(f"{where}: no preset {preset!r}; {nearest(preset, presets)}known: {', '.join(presets) or 'none'}")
+        table = _merge(table, presets[preset])
+    for key, value in changes:
+        _assign(table, key.split("."), value, key)
+    return from_table(table, where)
+
+
+def parse_override(text: str) -> tuple[str, Any]:
+    """`"train.rounds=5"` -> `("train.rounds", 5)`; what is not a TOML value is taken as a string."""
+    key, sign, value = text.partition("=")
+    key, value = key.strip(), value.strip()
+    if not sign or not key:
+        raise UserError(f"override {text!r} is not of the form section.key=value")
+    try:
+        return key, tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key, value
+
+
+def _assign(table: dict, path: list[str], value: Any, key: str) -> None:
+    for name in path[:-1]:
+        table = table.setdefault(name, {})
+        if not isinstance(table, dict):
+            raise UserError(f"override {key!r}: {name!r} is a value, not a section")
+    table[path[-1]] = value
+
+
+def _merge(base: dict, changes: dict) -> dict:
+    merged = dict(base)
+    for key, value in changes.items():
+        old = merged.get(key)
+        merged[key] = _merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def from_table(table: dict, where: str = "settings") -> Experiment:
+    """Validated Experiment of a nested table; raises UserError naming the key and the nearest right one."""
+    try:
+        return Experiment.model_validate(table)
+    except ValidationError as error:
+        raise UserError(f"{where}: {_explain(error)}") from None
+
+
+def _explain(error: ValidationError) -> str:
+    """First problem of a validation error in one line."""
+    problem = error.errors()[0]
+    path = [str(part) for part in problem["loc"]]
+    key = ".".join(path)
+    if problem["type"] == "extra_forbidden":
+        section = SECTIONS.get(path[0]) if len(path) > 1 else Experiment
+        known = list(section.model_fields) if section else []
+        return f"unknown setting {key!r}; {nearest(path[-1], known)}known here: {', '.join(known)}"
+    return f"{key or 'experiment'}: {problem['msg'].removeprefix('Value error, ')} (got {problem.get('input')!r})"
+
+
+def nearest(name: str, known: Any) -> str:
+    """`"did you mean 'fedavg'? "` for a near miss, else an empty string; for one-line errors."""
+    match = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f"did you mean {match[0]!r}? " if match else ""
+
+
+def data_root(data: DataSettings) -> Path:
+    """Folder in which the data set is looked for."""
+    return Path(data.root or os.environ.get("FEDSIM_DATA", "data")).expanduser()
+
+
+def cache_root(data: DataSettings) -> Path:
+    """Folder of the decoded images."""
+    return Path(data.cache or os.environ.get("FEDSIM_CACHE", "~/.cache/fedsim")).expanduser()
