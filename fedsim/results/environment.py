@@ -1,0 +1,51 @@
+"""Where a run ran: Python, platform, package versions and the commit, without importing any of the packages."""
+
+import os
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+PACKAGES = (
+    "fedsim", "torch", "torchvision", "flwr", "ray", "numpy", "pandas", "scipy", "scikit-learn", "kornia", "pydantic",
+    "safetensors", "pillow", "matplotlib",
+)
+
+
+def environment() -> dict[str, Any]:
+    """Python, platform, CPU count, versions of the packages that numbers depend on, git commit and dirty flag."""
+    table = {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "machine": platform.machine(),
+        "cpu_count": os.cpu_count(),
+        "packages": {name: found for name in PACKAGES if (found := _version(name))},
+    }
+    return table | _git(Path(__file__).resolve())
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def _git(file: Path) -> dict[str, Any]:
+    """Commit and dirty flag of the checkout that tracks `file`; empty for an installed package."""
+    # A package installed into a virtual environment inside somebody's checkout is not part of that checkout.
+    if _run_git(file.parent, "ls-files", "--error-unmatch", file.name) is None:
+        return {}
+    commit = _run_git(file.parent, "rev-parse", "HEAD")
+    changes = _run_git(file.parent, "status", "--porcelain", "--untracked-files=no")
+    return {"git_commit": commit, "git_dirty": bool(changes)} if commit else {}
+
+
+def _run_git(folder: Path, *arguments: str) -> str | None:
+    command = ["git", "-C", str(folder), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()

@@ -1,0 +1,139 @@
+"""Runs on disk -> pandas: everything that `outputs/` holds in one call."""
+
+import csv
+import io
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pandas as pd
+
+from fedsim.errors import UserError
+from fedsim.experiment import Experiment, parse_experiment
+from fedsim.results.recorder import atomic_write, csv_text
+
+KEYS = ["run", "experiment", "method", "target", "seed"]
+# Names stay text even where they look like numbers: the domains of Rotated MNIST may be called 0, 15, 30.
+TEXT_COLUMNS = ("experiment", "dataset", "backbone", "method", "label", "target", "settings",
+                "client", "domain", "status", "quantity", "name")
+
+
+@dataclass
+class Runs:
+    """All records below one folder; every frame carries the columns run, experiment, method, target, seed."""
+
+    summary: pd.DataFrame
+    rounds: pd.DataFrame
+    clients: pd.DataFrame
+    details: pd.DataFrame
+    experiments: dict[str, Experiment]
+    unfinished: list[str] = field(default_factory=list)
+    folder: Path = Path()
+
+    def labels(self) -> dict[str, str]:
+        """Label of every run, as its summary names it; the method's name where there is none."""
+        labels = {run: experiment.method_name for run, experiment in self.experiments.items()}
+        if "label" in self.summary:
+            labels |= dict(self.summary.dropna(subset=["label"]).set_index("run")["label"])
+        return labels
+
+
+def read_runs(folder: Path | str, unfinished: bool = False) -> Runs:
+    """Records of all finished runs below `folder` (outputs/, one experiment's folder, or one run's).
+
+    `unfinished=True` also reads the rounds, clients and details of runs that have no summary yet.
+    Raises UserError if there is no such folder or no run in it.
+    """
+    folder = Path(folder)
+    paths = find_runs(folder)
+    finished = [path for path in paths if (path / "summary.csv").is_file()]
+    wanted = paths if unfinished else finished
+    if not wanted:
+        raise UserError(f"{folder}: no finished run; {len(paths)} unfinished, the same command again resumes them")
+    experiments = {_key(path, folder): read_settings(path) for path in wanted}
+    frames = {
+        name: _joined([(path, _key(path, folder)) for path in wanted], name, experiments)
+        for name in ("summary", "rounds", "clients", "details")
+    }
+    open_runs = [_key(path, folder) for path in paths if path not in finished]
+    return Runs(**frames, experiments=experiments, unfinished=open_runs, folder=folder)
+
+
+def find_runs(folder: Path | str) -> list[Path]:
+    """Folders of all runs below `folder`, finished or not, in the order of their names."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder; give outputs/, an experiment's folder in it, or one run's folder")
+    paths = sorted(path.parent for path in folder.rglob("experiment.toml"))
+    if not paths:
+        raise UserError(f"{folder}: no run in it (a run's folder holds an experiment.toml)")
+    return paths
+
+
+def read_settings(run: Path) -> Experiment:
+    """Resolved settings of one run's folder."""
+    try:
+        return parse_experiment((run / "experiment.toml").read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, UserError) as error:
+        raise UserError(f"{run / 'experiment.toml'}: {error}") from None
+
+
+def rebuild_results(experiment_folder: Path | str) -> pd.DataFrame:
+    """Write results.csv, one row per finished run, sorted by method, target and seed; returns the rows.
+
+    The cells are copied as text, so that the file depends on nothing but the summaries.
+    """
+    folder = Path(experiment_folder)
+    rows = [row for path in find_runs(folder) for row in _text_rows(path / "summary.csv")]
+    if not rows:
+        raise UserError(f"{folder}: no finished run yet, nothing to collect in results.csv")
+    rows.sort(key=lambda row: (row["method"], row["target"], int(row["seed"])))
+    header = dict.fromkeys(column for row in rows for column in row)
+    text = csv_text(header, rows)
+    atomic_write(folder / "results.csv", text)
+    return parse_csv(text, str(folder / "results.csv"))
+
+
+def parse_csv(text: str, where: str) -> pd.DataFrame:
+    """Typed frame of a record file's text; a half-written last line is left out."""
+    whole = text[: text.rfind("\n") + 1]
+    if not whole:
+        return pd.DataFrame()
+    header = next(csv.reader([whole.splitlines()[0]]))
+    kinds = {column: str for column in header if column in TEXT_COLUMNS}
+    try:
+        return pd.read_csv(io.StringIO(whole), dtype=kinds, keep_default_na=False, na_values=["", "nan"],
+                           float_precision="round_trip")
+    except ValueError as error:
+        raise UserError(f"{where}: not a readable record: {' '.join(str(error).split())}") from None
+
+
+def _key(path: Path, folder: Path) -> str:
+    relative = path.relative_to(folder).as_posix()
+    return path.name if relative == "." else relative
+
+
+def _joined(paths: list[tuple[Path, str]], name: str, experiments: dict[str, Experiment]) -> pd.DataFrame:
+    """One record file of all runs under each other, with the run's keys as first columns."""
+    frames = []
+    for path, key in paths:
+        file = path / f"{name}.csv"
+        if not file.is_file():
+            continue
+        frame = parse_csv(file.read_text(encoding="utf-8"), str(file))
+        experiment = experiments[key]
+        keys = {
+            "run": key, "experiment": experiment.name, "method": experiment.method_name,
+            "target": experiment.run.target or path.parent.name, "seed": experiment.run.seed,
+        }
+        rest = [column for column in frame if column not in keys]
+        frames.append(frame[rest].assign(**keys)[[*keys, *rest]])
+    frames = [frame for frame in frames if len(frame)]
+    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=KEYS)
+
+
+def _text_rows(file: Path) -> list[dict[str, str]]:
+    if not file.is_file():
+        return []
+    with file.open(encoding="utf-8", newline="") as lines:
+        return list(csv.DictReader(lines))

@@ -1,0 +1,165 @@
+"""What a run writes down: rows appended as they happen, whole files replaced atomically.
+
+Every row is one physical line, and floats are written by `repr` (the shortest text that reads back to the same number):
+equal numbers give equal bytes, and a half-written last line is recognised by its missing line end.
+"""
+
+import csv
+import io
+import json
+import math
+import os
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+ROUND_COLUMNS = (
+    "round", "train_loss", "mean_validation_accuracy", "mean_validation_loss", "target_accuracy", "target_loss",
+    "clients", "failed", "bytes_down", "bytes_up",
+    "train_seconds", "evaluation_seconds", "aggregation_seconds", "round_seconds",
+)
+CLIENT_COLUMNS = (
+    "round", "client", "domain", "status", "examples", "weight", "train_loss", "validation_accuracy", "validation_loss",
+    "validation_examples", "bytes_down", "bytes_up", "train_seconds", "evaluation_seconds",
+)
+DETAIL_COLUMNS = ("round", "client", "quantity", "name", "value")
+
+
+def atomic_write(path: Path | str, content: bytes | str) -> None:
+    """Replace the file as a whole: whoever reads it, at any moment, sees the old or the new content, never a part."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = content.encode() if isinstance(content, str) else content
+    # A name of its own for every writer: parallel runs of a sweep rebuild the same results.csv.
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).chmod(0o644)
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def format_cell(value: Any) -> str:
+    """CSV text of one value: None is empty, floats by `repr`, text in one line; NumPy and torch scalars as Python's."""
+    if hasattr(value, "item"):
+        value = value.item()
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return "nan" if math.isnan(value) else repr(value)
+    return " ".join(str(value).splitlines()) if isinstance(value, str) else str(value)
+
+
+def csv_text(header: Iterable[str], rows: Iterable[Mapping[str, Any]], with_header: bool = True) -> str:
+    """Rows as CSV lines in the header's order; a key that a row lacks is an empty cell."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    header = list(header)
+    if with_header:
+        writer.writerow(header)
+    writer.writerows([format_cell(row.get(column)) for column in header] for row in rows)
+    return buffer.getvalue()
+
+
+class Table:
+    """One CSV file that grows at its end; new columns extend the header, earlier rows get empty cells."""
+
+    def __init__(self, path: Path, columns: Iterable[str]) -> None:
+        self.path = path
+        self.columns = list(columns)
+        self.header = self._complete_lines(repair=True)[:1]
+        self.header = next(csv.reader(self.header), [])
+
+    def append(self, rows: list[Mapping[str, Any]]) -> None:
+        """Add rows in one write; the file is created with the first row."""
+        if not rows:
+            return
+        known = self.header or self.columns
+        new = list(dict.fromkeys(key for row in rows for key in row if key not in known))
+        first = not self.header
+        if new and not first:
+            self._extend(new)
+        self.header = known + new
+        with self.path.open("a", encoding="utf-8", newline="") as file:
+            file.write(csv_text(self.header, rows, with_header=first))
+            file.flush()
+
+    def truncate(self, after_round: int) -> None:
+        """Drop the rows of later rounds; a negative round drops the file."""
+        if after_round < 0:
+            self.path.unlink(missing_ok=True)
+            self.header = []
+            return
+        lines = self._complete_lines()
+        if not lines:
+            return
+        # The round is always the first column, so that rows can be judged and kept as the bytes they are.
+        kept = [line for line in lines[1:] if int(line.split(",", 1)[0]) <= after_round]
+        if len(kept) + 1 < len(lines):
+            atomic_write(self.path, "".join([lines[0], *kept]))
+
+    def _extend(self, new: list[str]) -> None:
+        head, *lines = self._complete_lines()
+        names = csv_text(new, []).rstrip("\n")
+        lines = [line.rstrip("\n") + "," * len(new) + "\n" for line in lines]
+        atomic_write(self.path, "".join([f"{head.rstrip()},{names}\n", *lines]))
+
+    def _complete_lines(self, repair: bool = False) -> list[str]:
+        """All lines that were written to their end; `repair` also cuts a half-written one off the file."""
+        if not self.path.is_file():
+            return []
+        data = self.path.read_bytes()
+        whole = data[: data.rfind(b"\n") + 1]
+        if repair and len(whole) < len(data):
+            atomic_write(self.path, whole)
+        return whole.decode("utf-8").splitlines(keepends=True)
+
+
+class Recorder:
+    """The record files of one run's folder.
+
+    A run that resumes from the checkpoint of round r first calls `truncate(r)`. For that to give back the unbroken run,
+    the rows of a round have to be appended before its checkpoint is written.
+    """
+
+    def __init__(self, folder: Path | str) -> None:
+        self.folder = Path(folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.rounds = Table(self.folder / "rounds.csv", ROUND_COLUMNS)
+        self.clients = Table(self.folder / "clients.csv", CLIENT_COLUMNS)
+        self.details = Table(self.folder / "details.csv", DETAIL_COLUMNS)
+
+    def append_round(self, row: Mapping[str, Any]) -> None:
+        """Add the row of one round to rounds.csv (round 0: the initial model, its train columns left out)."""
+        self.rounds.append([row])
+
+    def append_clients(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Add one row per client of a round to clients.csv; a method's own metrics become new columns."""
+        self.clients.append(list(rows))
+
+    def append_details(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Add rows (round, client, quantity, name, value) of layer-wise quantities to details.csv."""
+        self.details.append(list(rows))
+
+    def truncate(self, after_round: int) -> None:
+        """Forget what was recorded after a round, for a resumed run; -1 forgets everything."""
+        for table in (self.rounds, self.clients, self.details):
+            table.truncate(after_round)
+
+    def write_summary(self, row: Mapping[str, Any]) -> None:
+        """Write summary.csv; its presence is what marks a run as finished."""
+        atomic_write(self.folder / "summary.csv", csv_text(row, [row]))
+
+    def write_experiment(self, text: str) -> None:
+        """Write experiment.toml, the resolved settings."""
+        atomic_write(self.folder / "experiment.toml", text)
+
+    def write_environment(self, table: Mapping[str, Any]) -> None:
+        """Write environment.json, what `environment()` found plus whatever the caller knows (the device)."""
+        atomic_write(self.folder / "environment.json", json.dumps(table, indent=2, sort_keys=True) + "\n")

@@ -1,0 +1,108 @@
+"""Which round of a run is reported: pure functions over the rows of rounds.csv and clients.csv.
+
+The headline rule is DomainBed's training-domain validation: the unseen domain has no say in it. `oracle` looks at the
+unseen domain's labels; it is an upper bound, always labelled so and never a headline.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fedsim.errors import UserError
+from fedsim.experiment import Experiment, nearest
+
+RULES = ("best_validation", "last", "oracle")
+RULE_TITLES = {
+    "best_validation": "best source validation",
+    "last": "last round",
+    "oracle": "ORACLE: best round on the target, an upper bound",
+}
+VALIDATION_COLUMNS = {"aggregated": "mean_validation_accuracy", "local": "mean_local_validation_accuracy"}
+
+
+def validation_column(experiment: Experiment) -> str:
+    """Column of rounds.csv that `run.select_on` selects by."""
+    return VALIDATION_COLUMNS[experiment.run.select_on]
+
+
+def select(rounds: pd.DataFrame, rule: str = "best_validation", column: str = "mean_validation_accuracy") -> pd.Series:
+    """Row of the selected round, among the rounds >= 1.
+
+    best_validation: strictly greatest `column`, the first of equals; rounds with NaN do not take part.
+    last: the last round.
+    oracle: greatest target accuracy, the first of equals.
+
+    Raises UserError for an unknown rule, or when no round qualifies.
+    """
+    if rule not in RULES:
+        raise UserError(f"unknown selection rule {rule!r}; {nearest(rule, RULES)}known: {', '.join(RULES)}")
+    trained = rounds[rounds["round"] >= 1].sort_values("round", kind="stable")
+    if trained.empty:
+        raise UserError("no trained round to select from: the records hold round 0 only")
+    if rule == "last":
+        return trained.iloc[-1]
+    column = "target_accuracy" if rule == "oracle" else column
+    if column not in trained:
+        raise UserError(f"the records have no column {column!r}, which the rule {rule!r} selects by")
+    values = trained[column].to_numpy(dtype=float)
+    if np.isnan(values).all():
+        raise UserError(f"{column} is NaN in every round: nothing to select by the rule {rule!r}")
+    return trained.iloc[int(np.nanargmax(values))]
+
+
+def mean_validation_accuracy(clients: pd.DataFrame, weighted: bool = False) -> pd.Series:
+    """Mean validation accuracy over the source clients per round, from the rows of clients.csv.
+
+    Unweighted (DomainBed, the default): each domain counts the same; clients of one domain are pooled by their
+    number of validation examples. Weighted (gPerXAN's code): every client counts by its number of validation examples.
+    """
+    rows = clients.dropna(subset=["validation_accuracy"])
+    correct = rows["validation_accuracy"] * rows["validation_examples"]
+    keys = ["round"] if weighted else ["round", "domain"]
+    sums = rows.assign(correct=correct).groupby(keys)[["correct", "validation_examples"]].sum()
+    pooled = sums["correct"] / sums["validation_examples"]
+    return pooled if weighted else pooled.groupby("round").mean()
+
+
+def summary_row(experiment: Experiment, rounds: pd.DataFrame, label: str = "", transductive: bool = False,
+                target: str = "") -> dict[str, Any]:
+    """The row of summary.csv: the run's results under every selection rule, and what a round cost."""
+    row = {
+        "experiment": experiment.name, "dataset": experiment.data.dataset, "backbone": experiment.model.backbone,
+        "method": experiment.method_name, "label": label or experiment.method_name,
+        "target": target or experiment.run.target, "seed": experiment.run.seed, "rounds": int(rounds["round"].max()),
+        "settings": experiment.settings_hash(), "transductive": transductive,
+    }
+    column = validation_column(experiment)
+    for rule in RULES:
+        row |= _selected(rounds, rule, column)
+    trained = rounds[rounds["round"] >= 1]
+    row["bytes_down_per_round"] = _mean(trained, "bytes_down")
+    row["bytes_up_per_round"] = _mean(trained, "bytes_up")
+    seconds = trained.get("round_seconds", pd.Series(dtype=float))
+    row["seconds_per_round"] = None if seconds.isna().all() else float(seconds.median())
+    row["train_seconds"] = float(trained["train_seconds"].sum()) if "train_seconds" in trained else None
+    return row
+
+
+def _selected(rounds: pd.DataFrame, rule: str, column: str) -> dict[str, Any]:
+    try:
+        chosen = select(rounds, rule, column)
+    except UserError:
+        # A diverged run (NaN throughout) still leaves a summary; its empty cells say that nothing could be selected.
+        return {f"{rule}_{name}": None for name in ("round", "target_accuracy", "mean_validation_accuracy")}
+    return {
+        f"{rule}_round": int(chosen["round"]),
+        f"{rule}_target_accuracy": float(chosen.get("target_accuracy", math.nan)),
+        f"{rule}_mean_validation_accuracy": float(chosen.get("mean_validation_accuracy", math.nan)),
+    }
+
+
+def _mean(rounds: pd.DataFrame, column: str) -> float | int | None:
+    values = rounds[column].dropna() if column in rounds else []
+    if not len(values):
+        return None
+    mean = float(np.mean(values))
+    return int(mean) if mean.is_integer() else mean

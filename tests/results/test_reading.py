@@ -1,0 +1,82 @@
+"""Reading runs back, and the collected results.csv."""
+
+import pytest
+
+from fedsim.errors import UserError
+from fedsim.results import read_runs, rebuild_results
+
+from .invented import pacs_experiment, write_run
+
+
+@pytest.fixture
+def outputs(tmp_path):
+    for method in ("fedavg", "csac"):
+        for seed in (0, 1, 10, 2):
+            write_run(tmp_path, pacs_experiment(method, "photo", seed, train={"rounds": 3}))
+    write_run(tmp_path, pacs_experiment("csac", "sketch", 0, train={"rounds": 2}), finish=False)
+    return tmp_path
+
+
+def test_one_call_reads_everything(outputs):
+    runs = read_runs(outputs)
+    assert len(runs.summary) == 8
+    assert len(runs.experiments) == 8
+    assert runs.unfinished == ["pacs/csac/sketch/seed0"]
+    assert len(runs.rounds) == 8 * 4
+    assert len(runs.clients) == 8 * 9
+    assert set(runs.details["method"]) == {"csac"}
+    for frame in (runs.summary, runs.rounds, runs.clients, runs.details):
+        assert list(frame.columns[:5]) == ["run", "experiment", "method", "target", "seed"]
+        assert set(frame["run"]) <= set(runs.experiments)
+
+
+def test_any_level_of_the_tree(outputs):
+    assert len(read_runs(outputs / "pacs").summary) == 8
+    one = read_runs(outputs / "pacs" / "csac" / "photo" / "seed10")
+    assert list(one.experiments) == ["seed10"]
+    assert one.summary["seed"][0] == 10
+    assert one.experiments["seed10"] == pacs_experiment("csac", "photo", 10, train={"rounds": 3})
+
+
+def test_numbers_are_those_recorded(outputs):
+    runs = read_runs(outputs / "pacs" / "fedavg" / "photo" / "seed0")
+    last = runs.rounds[runs.rounds["round"] == 3]
+    assert runs.summary["last_target_accuracy"][0] == last["target_accuracy"].iloc[0]
+
+
+def test_unfinished_runs_only_when_asked(outputs):
+    assert "sketch" not in set(read_runs(outputs).rounds["target"])
+    assert "sketch" in set(read_runs(outputs, unfinished=True).rounds["target"])
+    with pytest.raises(UserError, match="1 unfinished"):
+        read_runs(outputs / "pacs" / "csac" / "sketch")
+
+
+def test_names_that_look_like_numbers_stay_text(tmp_path):
+    folder = write_run(tmp_path, pacs_experiment(train={"rounds": 1}))
+    text = (folder / "clients.csv").read_text().replace("art_painting", "015").replace("cartoon", "NA")
+    (folder / "clients.csv").write_text(text)
+    assert read_runs(tmp_path).clients["domain"].to_list() == ["015", "NA", "sketch"]
+
+
+def test_results_are_rebuilt_sorted_and_byte_stable(outputs):
+    frame = rebuild_results(outputs / "pacs")
+    first = (outputs / "pacs" / "results.csv").read_bytes()
+    assert frame[["method", "seed"]].to_numpy().tolist() == [[m, s] for m in ("csac", "fedavg") for s in (0, 1, 2, 10)]
+    rebuild_results(outputs / "pacs")
+    assert (outputs / "pacs" / "results.csv").read_bytes() == first
+    summary = (outputs / "pacs" / "csac" / "photo" / "seed0" / "summary.csv").read_text().splitlines()
+    assert first.decode().splitlines()[:2] == summary
+
+
+@pytest.mark.parametrize("read", [read_runs, rebuild_results])
+def test_missing_and_empty_folders(tmp_path, read):
+    with pytest.raises(UserError, match="no such folder"):
+        read(tmp_path / "nothing")
+    with pytest.raises(UserError, match="no run in it"):
+        read(tmp_path)
+
+
+def test_broken_settings_are_named(outputs):
+    (outputs / "pacs" / "csac" / "photo" / "seed0" / "experiment.toml").write_text("name = [")
+    with pytest.raises(UserError, match=r"experiment\.toml"):
+        read_runs(outputs)
