@@ -1,0 +1,176 @@
+"""DomainClient: one domain's client. Loads what is shared, keeps what is personal, trains by the recipe's parts."""
+
+import time
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.client import NumPyClient
+from torch import Tensor, nn
+
+from clients.local_data import LocalData
+from clients.optimizers import learning_rate, make_optimizer, optimizer_tensors, restore_optimizer
+from clients.parts import LocalRound
+from clients.store import ClientStore
+from fedsim.arrays import load_arrays
+from fedsim.experiment import Experiment
+from fedsim.models.infer import accuracy_and_loss
+from fedsim.seeding import seed_library
+from strategies.parts import Place
+
+
+class DomainClient(NumPyClient):
+    """Flower NumPyClient of one client name; `parameters` are the tensors of `names(phase)`, in that order.
+
+    The network is shared by all clients of a process and holds no state of its own: shared tensors come with each
+    message, personal ones (places `upload` and `local`) from the store, at first participation from the initial model.
+    """
+
+    def __init__(self, experiment: Experiment, recipe: Any, net: nn.Module, places: dict[str, Place],
+                 initial: dict[str, Tensor], data: LocalData, store: ClientStore, device: torch.device) -> None:
+        self.experiment = experiment
+        self.recipe = recipe
+        self.net = net
+        self.places = places
+        self.initial = initial
+        self.data = data
+        self.store = store
+        self.device = device
+        self.records: dict[str, dict[str, np.ndarray]] = {}
+        self.outbox: dict[str, dict[str, np.ndarray]] = {}
+        self._after_step = [module.after_step for module in net.modules() if hasattr(module, "after_step")]
+
+    def names(self, phase: str) -> list[str]:
+        """Names of the tensors received: the shared ones for training, with the uploaded ones for evaluation."""
+        wanted = ("shared", "upload") if phase == "evaluate" else ("shared",)
+        return [name for name, place in self.places.items() if place in wanted]
+
+    def upload_names(self) -> list[str]:
+        """Names of the tensors sent after training."""
+        return self.names("evaluate")
+
+    def fit(self, parameters: list[np.ndarray], config: dict[str, Any]) -> tuple[list[np.ndarray], int, dict[str, float]]:
+        """Train on the received model; returns the tensors to send, the number of training examples and metrics."""
+        started = time.perf_counter()
+        round = self._open(config)
+        self._load(parameters, "train")
+        metrics: dict[str, float] = {}
+        for report in self.recipe.reports:
+            metrics |= report.before(round)
+        metrics["train_loss"] = self._train(round)
+        for report in self.recipe.reports:
+            metrics |= report.after(round)
+        if self.experiment.run.select_on == "local":
+            metrics["local_validation_accuracy"] = self._validate()[0]
+        self._keep_personal()
+        self.store.commit()
+        state = self.net.state_dict()
+        arrays = [state[name].detach().cpu().numpy().copy() for name in self.upload_names()]
+        metrics["train_seconds"] = time.perf_counter() - started
+        return arrays, self.data.examples, metrics
+
+    def evaluate(self, parameters: list[np.ndarray], config: dict[str, Any]) -> tuple[float, int, dict[str, float]]:
+        """Validate the received model; the personal state is neither used (unless never uploaded) nor changed."""
+        started = time.perf_counter()
+        self.store.open_round(config["round"] + 1)
+        self._restore_personal(only="local")
+        self._load(parameters, "evaluate")
+        accuracy, loss = self._validate()
+        return loss, len(self.data.validation), {"accuracy": accuracy, "evaluation_seconds": time.perf_counter() - started}
+
+    def collect(self, config: dict[str, Any]) -> dict[str, np.ndarray]:
+        """This client's contribution to the bank of the recipe's augmentation."""
+        return self.recipe.augment.collect(self._open(config))
+
+    def _open(self, config: dict[str, Any]) -> LocalRound:
+        run = self.experiment.run
+        self.store.open_round(config["round"])
+        seed_library(run.seed, "library", config["client"], config["phase"], config["round"])
+        self.first_visit = self.store.get("personal") is None
+        self._restore_personal()
+        return LocalRound(
+            client=config["client"], net=self.net, train=self.experiment.train, classes=self.data.classes,
+            round=config["round"], rounds=self.experiment.train.rounds, phase=config["phase"], seed=run.seed,
+            device=self.device, store=self.store, data=self.data, records=self.records, first_visit=self.first_visit)
+
+    def _load(self, parameters: list[np.ndarray], phase: str) -> None:
+        load_arrays(self.net, dict(zip(self.names(phase), parameters, strict=True)))
+
+    def _restore_personal(self, only: str = "") -> None:
+        state = self.net.state_dict()
+        personal = self.store.get("personal") or self.initial
+        with torch.no_grad():
+            for name, value in personal.items():
+                if not only or self.places[name] == only:
+                    state[name].copy_(value)
+
+    def _keep_personal(self) -> None:
+        if self.initial:
+            state = self.net.state_dict()
+            self.store.put("personal", {name: state[name] for name in self.initial})
+
+    def _train(self, round: LocalRound) -> float:
+        """Local training; mean loss over the steps. Losses stay on the device until the end."""
+        recipe, net = self.recipe, self.net
+        work = recipe.client.work(round)
+        round.lr = learning_rate(work, max(round.round, 1), round.rounds)
+        round.optimizer = make_optimizer(net, work, round.lr)
+        kept = self.store.get("optimizer") if work.persist_optimizer else None
+        if kept:
+            restore_optimizer(round.optimizer, kept)
+        net.train()
+        terms = [function for term in recipe.terms if (function := term.begin(round)) is not None]
+        step = recipe.client.begin(round, terms)
+        transfer = recipe.augment.begin(round) if recipe.augment else None
+        plan = list(recipe.batches.indices(self.data.examples, round, work))
+        best = BestIterate(self, len(plan), work.local_checks)
+        total = torch.zeros((), device=self.device)
+        for number, positions in enumerate(plan, start=1):
+            total += step(self.data.batch(positions, transfer))
+            for hook in self._after_step:
+                hook()
+            best.after_step(number)
+        best.restore()
+        if work.persist_optimizer:
+            self.store.put("optimizer", optimizer_tensors(round.optimizer))
+        return float(total) / max(len(plan), 1)
+
+    def _validate(self) -> tuple[float, float]:
+        """(accuracy, loss) on the validation split; the pooled client's is the unweighted mean over its domains."""
+        self.net.eval()
+        data, size = self.data, self.experiment.run.evaluate_batch_size
+        if data.domain_index is None:
+            groups = [data.validation]
+        else:
+            domains = data.domain_index[data.validation]
+            groups = [data.validation[domains == domain] for domain in np.unique(domains)]
+        results = [accuracy_and_loss(self.net, data.evaluation(group, size)) for group in groups]
+        return tuple(float(np.mean([result[index] for result in results])) for index in (0, 1))
+
+
+class BestIterate:
+    """Keeps the iterate with the best local validation accuracy (FedIG-A's client-level selection, baselines.md F.3).
+
+    `checks` times per round, strict improvement, first wins; 0 keeps the last iterate and costs nothing.
+    """
+
+    def __init__(self, client: DomainClient, steps: int, checks: int) -> None:
+        self.client = client
+        self.every = max(steps // checks, 1) if checks else 0
+        self.accuracy = -1.0
+        self.state: dict[str, Tensor] = {}
+
+    def after_step(self, number: int) -> None:
+        """Check after step `number` (counted from 1) when it is due."""
+        if not self.every or number % self.every:
+            return
+        accuracy, _ = self.client._validate()
+        self.client.net.train()
+        if accuracy > self.accuracy:
+            self.accuracy = accuracy
+            self.state = {name: value.clone() for name, value in self.client.net.state_dict().items()}
+
+    def restore(self) -> None:
+        """Put the best iterate back."""
+        if self.state:
+            self.client.net.load_state_dict(self.state)

@@ -1,0 +1,64 @@
+"""Which examples make up a round's batches."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from clients.parts import Batches, LocalRound
+from fedsim.experiment import TrainSettings
+
+
+def chunks(order: np.ndarray, size: int) -> Iterator[np.ndarray]:
+    """Consecutive batches; a last batch of one example is dropped (batch norm needs two, core.md R10)."""
+    for start in range(0, len(order), size):
+        batch = order[start : start + size]
+        if len(batch) > 1:
+            yield batch
+
+
+@dataclass(frozen=True)
+class Shuffled(Batches):
+    """Every local epoch is a fresh permutation of the client's examples; `iterations` steps run over as many as needed."""
+
+    def indices(self, examples: int, round: LocalRound, train: TrainSettings) -> Iterator[np.ndarray]:
+        """`train.epochs` passes, or exactly `train.iterations` batches."""
+        rng = round.rng("batches")
+        if not train.iterations:
+            for _ in range(train.epochs):
+                yield from chunks(rng.permutation(examples), train.batch_size)
+            return
+        taken = 0
+        while taken < train.iterations:
+            for batch in chunks(rng.permutation(examples), train.batch_size):
+                yield batch
+                taken += 1
+                if taken == train.iterations:
+                    return
+
+
+@dataclass(frozen=True)
+class BalancedBudget(Batches):
+    """Exactly `budget` examples per round on every client, whatever it holds (FedSB, ICASSP 2025; core.md 1.3).
+
+    n > budget: drawn without replacement, anew each round; n < budget: whole copies plus a random remainder. With
+    `unit="batches"` the budget counts batches of `train.batch_size`, as in the official code. `budget=0` gives FedAvg.
+    """
+
+    budget: int = 2880
+    unit: str = "examples"
+
+    def indices(self, examples: int, round: LocalRound, train: TrainSettings) -> Iterator[np.ndarray]:
+        """One pass over the budget: ceil(S/B) batches on every client."""
+        if self.budget == 0:
+            yield from Shuffled().indices(examples, round, train)
+            return
+        size = self.budget * train.batch_size if self.unit == "batches" else self.budget
+        yield from chunks(self.draw(examples, size, round.rng("batches")), train.batch_size)
+
+    @staticmethod
+    def draw(examples: int, size: int, rng: np.random.Generator) -> np.ndarray:
+        """`size` shuffled indices: floor(size/n) copies of all examples and `size mod n` distinct ones."""
+        copies, rest = divmod(size, examples)
+        order = np.concatenate([np.tile(np.arange(examples), copies), rng.permutation(examples)[:rest]])
+        return rng.permutation(order)

@@ -1,0 +1,58 @@
+"""A client's examples as tensors on its device: gathered, augmented and normalised batch by batch."""
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+from fedsim.data.augment import Transforms, to_float
+from torch import Tensor
+
+from clients.parts import Batch
+from fedsim.data import ClientData
+
+DEVICE_BYTES = 8 * 2**30  # images of one client kept on a GPU; larger sets are gathered on the host
+
+
+class LocalData:
+    """Training and validation examples of one client; positions count from 0 within each split."""
+
+    def __init__(self, data: ClientData, transforms: Transforms, device: torch.device) -> None:
+        self.client = data.client
+        self.classes = len(data.classes)
+        self.class_counts = data.class_counts()
+        self.transforms = transforms
+        self.device = device
+        own = np.concatenate([data.train, data.validation])
+        self.examples = len(data.train)
+        self.validation = np.arange(len(data.train), len(own))
+        domains = getattr(data, "domain_index", None)
+        self.domain_index = None if domains is None else np.asarray(domains)[own]
+        images = torch.from_numpy(np.ascontiguousarray(data.images[own]))
+        self.images = images.to(device) if images.nbytes <= DEVICE_BYTES else images
+        self.labels = torch.from_numpy(np.ascontiguousarray(data.labels[own])).to(device)
+
+    def raw(self, positions: np.ndarray) -> Tensor:
+        """Images in [0, 1], float [B, C, H, W], untouched."""
+        index = torch.from_numpy(positions).to(self.images.device)
+        images = self.images[index].to(self.device, non_blocking=True)
+        return to_float(images)
+
+    def batch(self, positions: np.ndarray, transfer: Callable[[Tensor, np.ndarray], Tensor] | None = None) -> Batch:
+        """Training batch: transfer (style, frequency), then augmentation, then normalisation."""
+        images = self.raw(positions)
+        if transfer is not None:
+            images = transfer(images, positions)
+        images = self.transforms.normalize(self.transforms.augment(images))
+        if self.device.type == "cuda":
+            images = images.contiguous(memory_format=torch.channels_last)
+        return Batch(images, self.labels[torch.from_numpy(positions).to(self.labels.device)])
+
+    def evaluation(self, positions: np.ndarray, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Unaugmented (images, labels) in large batches."""
+        for start in range(0, len(positions), size):
+            part = positions[start : start + size]
+            yield self.transforms.normalize(self.raw(part)), self.labels[torch.from_numpy(part).to(self.labels.device)]
+
+    def training_positions(self) -> np.ndarray:
+        """Positions of the training split."""
+        return np.arange(self.examples)

@@ -1,0 +1,59 @@
+"""The local optimizer and its learning rate, a function of the round alone (core.md R8b)."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from fedsim.experiment import TrainSettings
+
+STEP_FROM = 0.8  # FedDG-GA: x0.1 from 80 % of the rounds on
+
+
+def learning_rate(train: TrainSettings, round: int, rounds: int) -> float:
+    """Learning rate of round t = 1..T.
+
+    cosine: lr/2 (1 + cos(pi (t-1)/T)); cosine-official: the same at t/T, as gPerXAN's code steps before training,
+    so that the last round has rate 0; step: x0.1 after 80 % of the rounds.
+    """
+    if train.schedule == "cosine":
+        return 0.5 * train.lr * (1 + math.cos(math.pi * (round - 1) / rounds))
+    if train.schedule == "cosine-official":
+        return 0.5 * train.lr * (1 + math.cos(math.pi * round / rounds))
+    if train.schedule == "step" and round > STEP_FROM * rounds:
+        return 0.1 * train.lr
+    return train.lr
+
+
+def make_optimizer(net: nn.Module, train: TrainSettings, lr: float) -> torch.optim.Optimizer:
+    """SGD, Adam or AdamW over the trainable parameters, one fused kernel per step.
+
+    A module may ask for a multiple of the rate for its own parameters by `lr_scales = {"rho": 10.0}`.
+    """
+    groups: dict[float, list[nn.Parameter]] = {}
+    for module in net.modules():
+        scales = getattr(module, "lr_scales", {})
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter.requires_grad:
+                groups.setdefault(scales.get(name, 1.0), []).append(parameter)
+    parameters = [{"params": members, "lr": lr * scale} for scale, members in groups.items()]
+    if train.optimizer == "sgd":
+        return torch.optim.SGD(parameters, lr, momentum=train.momentum, weight_decay=train.weight_decay, fused=True)
+    kind = torch.optim.Adam if train.optimizer == "adam" else torch.optim.AdamW
+    return kind(parameters, lr, weight_decay=train.weight_decay, fused=True)
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Momentum and moment buffers by name `parameter number.buffer`, for the client's store."""
+    state = optimizer.state_dict()["state"]
+    return {f"{index}.{name}": value for index, entry in state.items() for name, value in entry.items()
+            if isinstance(value, Tensor)}
+
+
+def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    """Put buffers of an earlier round back; the learning rate stays this round's."""
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, value in tensors.items():
+        index, name = key.split(".", 1)
+        state.setdefault(int(index), {})[name] = value.clone()
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})

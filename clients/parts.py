@@ -1,0 +1,130 @@
+"""Contracts of the client's parts, and what a part sees of its local round.
+
+A part is a frozen dataclass; `begin(round)` returns the function that acts once per step, so that everything a part
+prepares (a frozen copy, a reference) lives exactly as long as the round.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from clients.store import ClientStore
+from fedsim.errors import UserError
+from fedsim.experiment import TrainSettings
+from fedsim.seeding import numpy_rng, torch_generator
+
+
+@dataclass
+class LocalRound:
+    """One client's local work in one round: all that its parts may look at."""
+
+    client: str
+    net: nn.Module
+    train: TrainSettings
+    classes: int
+    round: int
+    rounds: int
+    phase: str
+    seed: int
+    device: torch.device
+    store: ClientStore
+    data: Any
+    optimizer: torch.optim.Optimizer | None = None
+    lr: float = 0.0
+    records: Mapping[str, Mapping[str, np.ndarray]] = field(default_factory=dict)
+    first_visit: bool = False
+
+    def rng(self, purpose: str) -> np.random.Generator:
+        """NumPy generator of (seed, purpose, client, phase, round)."""
+        return numpy_rng(self.seed, purpose, self.client, self.phase, self.round)
+
+    def generator(self, purpose: str) -> torch.Generator:
+        """CPU torch generator of (seed, purpose, client, phase, round)."""
+        return torch_generator(self.seed, purpose, self.client, self.phase, self.round)
+
+    def autocast(self) -> AbstractContextManager:
+        """bf16 autocast when `train.precision` asks for it, else nothing."""
+        if self.train.precision == "bf16":
+            return torch.autocast(self.device.type, dtype=torch.bfloat16)
+        return nullcontext()
+
+    def record(self, name: str, wanted_by: str) -> Mapping[str, np.ndarray]:
+        """A record that the server sent, by name; UserError naming the missing bank otherwise."""
+        if name not in self.records:
+            raise UserError(f"{wanted_by} needs the record {name!r} from the server; add its bank to the recipe")
+        return self.records[name]
+
+
+@dataclass
+class Batch:
+    """One training batch on its way through the step; `features`, `logits` and `loss` are filled by the forward pass."""
+
+    images: Tensor
+    labels: Tensor
+    features: Tensor | None = None
+    logits: Tensor | None = None
+    loss: Tensor | None = None
+
+
+StepFunction = Callable[[Batch], Tensor]
+
+
+class Step:
+    """How one local step is taken."""
+
+    prelude: ClassVar[str] = ""  # name of a training phase before round 1, e.g. CSAC's "acquire"
+
+    def begin(self, round: LocalRound, terms: list[StepFunction]) -> StepFunction:
+        """Function that takes one step on a batch and returns its detached loss."""
+        raise NotImplementedError
+
+    def work(self, round: LocalRound) -> TrainSettings:
+        """Local work of this phase (epochs, iterations, ...); the experiment's by default."""
+        return round.train
+
+
+class Term:
+    """What is added to the local loss."""
+
+    def begin(self, round: LocalRound) -> StepFunction | None:
+        """Function batch -> scalar added to the loss, or None when the term is switched off (weight 0)."""
+        raise NotImplementedError
+
+
+class Batches:
+    """Which examples make up the round's batches."""
+
+    def indices(self, examples: int, round: LocalRound, train: TrainSettings) -> Iterator[np.ndarray]:
+        """Index arrays into the client's training examples, one per step."""
+        raise NotImplementedError
+
+
+class Augment:
+    """What happens to a batch of raw images in [0, 1] before the data set's own augmentation."""
+
+    bank: ClassVar[str] = ""  # record that clients contribute before round 1
+
+    def collect(self, round: LocalRound) -> dict[str, np.ndarray]:
+        """This client's contribution to the bank, before round 1."""
+        return {}
+
+    def begin(self, round: LocalRound) -> Callable[[Tensor, np.ndarray], Tensor]:
+        """Function (images in [0, 1], indices) -> images in [0, 1]."""
+        raise NotImplementedError
+
+
+class Report:
+    """What a client measures around its training and reports as metrics."""
+
+    def before(self, round: LocalRound) -> dict[str, float]:
+        """Metrics of the received model."""
+        return {}
+
+    def after(self, round: LocalRound) -> dict[str, float]:
+        """Metrics of the trained model."""
+        return {}

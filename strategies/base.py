@@ -1,0 +1,247 @@
+"""The FedDG strategy: Flower's message strategy with identities by domain, checked replies and exchangeable parts.
+
+Order of one round, as in the design: configure_train (share) -> clients -> aggregate_train (validate, weigh, fuse)
+-> configure_evaluate -> clients validate -> aggregate_evaluate -> the server app evaluates the unseen domain.
+"""
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg
+
+from fedsim.arrays import all_finite, nbytes, record_to_arrays, state_to_record
+from fedsim.errors import ClientFailedError, UserError
+from fedsim.experiment import Experiment
+from fedsim.seeding import numpy_rng
+from strategies.handshake import Site
+from strategies.parts import Place, ServerRound, Update
+from strategies.validation import (
+    Expected,
+    RejectedReplyError,
+    check_echo,
+    check_update,
+    failure_reason,
+    manifest,
+    read_metrics,
+)
+
+USER_ERROR = "user error: "  # prefix by which a client says that its user can mend the failure
+
+
+@dataclass
+class RoundLog:
+    """What is known of one round, for the records: one row per client, totals, details."""
+
+    round: int
+    started: float = field(default_factory=time.perf_counter)
+    clients: dict[str, dict[str, Any]] = field(default_factory=dict)
+    details: list[dict[str, Any]] = field(default_factory=list)
+    aggregation_seconds: float = 0.0
+
+    def row(self, client: str) -> dict[str, Any]:
+        """The client's row, made on first use."""
+        return self.clients.setdefault(client, {"client": client, "status": "ok", "bytes_down": 0, "bytes_up": 0})
+
+    def count(self, client: str, direction: str, records: Mapping[str, ArrayRecord]) -> None:
+        """Add the tensor bytes of records to the client's row, in total and by record name."""
+        row = self.row(client)
+        for name, record in records.items():
+            size = nbytes(record)
+            for column in (f"bytes_{direction}", f"bytes_{direction}_{name}"):
+                row[column] = row.get(column, 0) + size
+
+
+class FedDG(FedAvg):
+    """Federated training by a recipe's server parts.
+
+    `sites` maps client names to Flower nodes (from the handshake); `places` says which state entries are shared;
+    `part_states` and `banks` are all that a checkpoint needs beside the global arrays.
+    """
+
+    def __init__(self, recipe: Any, experiment: Experiment, places: Mapping[str, Place], run_config: dict[str, str]) -> None:
+        super().__init__(min_train_nodes=1, min_evaluate_nodes=1, min_available_nodes=1)
+        self.recipe = recipe
+        self.experiment = experiment
+        self.places = places
+        self.run_config = run_config
+        self.sites: dict[str, Site] = {}
+        self.part_states: dict[str, dict[str, Any]] = {"weights": {}, "fuse": {}}
+        self.banks: dict[str, dict[str, dict[str, np.ndarray]]] = {}
+        self.finished_rounds = 0
+        self.log = RoundLog(0)
+        self._global: dict[str, np.ndarray] = {}
+        self._sent: list[tuple[str, Message]] = []
+        self._phase = "train"
+
+    @property
+    def clients(self) -> list[str]:
+        """Source clients in domain order."""
+        return list(self.sites)
+
+    def summary(self) -> None:
+        """Nothing: the records say it."""
+
+    def before_rounds(self, grid: Grid, arrays: ArrayRecord) -> ArrayRecord:
+        """Phase 0: collect the banks, then the step part's prelude (CSAC's acquisition). Returns the arrays of round 0."""
+        self.log = RoundLog(0)
+        for bank in self.recipe.banks:
+            self._collect(bank, grid)
+        if not self.recipe.client.prelude:
+            return arrays
+        self._phase = self.recipe.client.prelude
+        replies = grid.send_and_receive(self._train_messages(0, arrays, self.clients), timeout=self.experiment.run.timeout)
+        arrays = self._aggregate(replies)
+        self._phase = "train"
+        return arrays
+
+    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> list[Message]:
+        """One message per drawn client: shared tensors, bank records, config."""
+        round = self.finished_rounds + 1
+        self.log = RoundLog(round)
+        return self._train_messages(round, arrays, self._draw(round))
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord, MetricRecord | None]:
+        """Validate, weigh and fuse the replies; the global model of the round."""
+        return self._aggregate(replies), None
+
+    def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> list[Message]:
+        """Every source client validates the aggregated model, its batch-norm averages included."""
+        known = [name for name, place in self.places.items() if place != "local"]
+        record = arrays if len(known) == len(arrays) else ArrayRecord({name: arrays[name] for name in known})
+        return self._messages("evaluate", self.log.round, record, self.clients, {})
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Unweighted mean over the clients (selection never sees the target; core.md R7)."""
+        for client, content in self._match(replies):
+            try:
+                check_echo(content, self._expected(client, self.log.round, "evaluate"))
+                metrics = read_metrics(content)
+            except RejectedReplyError as error:
+                self._failed(client, f"validation refused: {error}")
+                continue
+            row = self.log.row(client)
+            row.update(validation_accuracy=metrics["accuracy"], validation_loss=metrics["loss"],
+                       validation_examples=int(metrics["num-examples"]), evaluation_seconds=metrics["evaluation_seconds"])
+        return None
+
+    # --- messages -----------------------------------------------------------------------------------------------
+
+    def _draw(self, round: int) -> list[str]:
+        count = self.experiment.train.clients_per_round
+        if count == 0 or count >= len(self.clients):
+            return self.clients
+        drawn = numpy_rng(self.experiment.run.seed, "clients", round).choice(len(self.clients), count, replace=False)
+        return [self.clients[index] for index in sorted(drawn)]
+
+    def _train_messages(self, round: int, arrays: ArrayRecord, clients: Sequence[str]) -> list[Message]:
+        self._global = record_to_arrays(arrays)
+        shared = [name for name, place in self.places.items() if place == "shared"]
+        down = arrays if len(shared) == len(arrays) else ArrayRecord({name: arrays[name] for name in shared})
+        banks = {bank.name: {client: state_to_record(bank.hand_out(self.banks.get(bank.name, {}), client))
+                             for client in clients} for bank in self.recipe.banks}
+        return self._messages(self._phase, round, down, clients, banks)
+
+    def _messages(self, phase: str, round: int, arrays: ArrayRecord | None, clients: Sequence[str],
+                  banks: Mapping[str, Mapping[str, ArrayRecord]]) -> list[Message]:
+        self._sent = []
+        kind = {"evaluate": "evaluate", "collect": "query.collect"}.get(phase, "train")
+        for client in clients:
+            records = {} if arrays is None else {"arrays": arrays}
+            records |= {name: handed[client] for name, handed in banks.items()}
+            config = ConfigRecord({**self.run_config, "round": round, "phase": phase, "client": client})
+            self.log.count(client, "down", records)
+            message = Message(RecordDict({**records, "config": config}), self.sites[client].node_id, kind)
+            self._sent.append((client, message))
+        return [message for _, message in self._sent]
+
+    # --- replies ------------------------------------------------------------------------------------------------
+
+    def _match(self, replies: Iterable[Message]) -> list[tuple[str, RecordDict]]:
+        """Contents by client in domain order; errors and missing replies are handled as failures."""
+        by_message = {message.metadata.message_id: client for client, message in self._sent}
+        found: dict[str, Message] = {}
+        for reply in replies:
+            client = by_message.get(reply.metadata.reply_to_message_id)
+            if client is not None:  # a reply to no message of this phase is nobody's: dropped
+                found.setdefault(client, reply)
+        contents = []
+        for client, _ in self._sent:
+            reply = found.get(client)
+            if reply is None:
+                self._failed(client, f"no reply within {self.experiment.run.timeout:g} s")
+            elif reply.has_error():
+                self._failed(client, failure_reason(reply), str(reply.error.reason))
+            else:
+                self.log.count(client, "up", reply.content.array_records)
+                contents.append((client, reply.content))
+        return contents
+
+    def _failed(self, client: str, reason: str, traceback: str = "") -> None:
+        """Record a failure; with `on_client_failure = "stop"` it ends the run with the client's own traceback."""
+        self.log.row(client)["status"] = reason
+        if self.experiment.run.on_client_failure == "continue":
+            return
+        if USER_ERROR in traceback:
+            raise UserError(f"client {client}: {traceback.split(USER_ERROR, 1)[1].strip()}")
+        detail = f"\n{traceback.rstrip()}" if traceback else ""
+        raise ClientFailedError(f"client {client!r} failed in round {self.log.round}: {reason}{detail}")
+
+    def _expected(self, client: str, round: int, phase: str) -> Expected:
+        shapes = {name: shape for name, shape in manifest(self._global).items() if self.places[name] != "local"}
+        return Expected(client, self.run_config["token"], round, phase, self.sites[client].examples, shapes)
+
+    def _aggregate(self, replies: Iterable[Message]) -> ArrayRecord:
+        contents = self._match(replies)
+        started = time.perf_counter()
+        updates = []
+        for client, content in contents:
+            try:
+                updates.append(check_update(content, self._expected(client, self.log.round, self._phase)))
+            except RejectedReplyError as error:
+                self._failed(client, f"reply refused: {error}")
+        for update in updates:
+            self.log.row(update.client).update(examples=update.examples, **update.metrics)
+        fused = self._fuse(updates) if updates else {}
+        self.log.aggregation_seconds += time.perf_counter() - started
+        return state_to_record({**self._global, **fused})
+
+    def _fuse(self, updates: list[Update]) -> dict[str, np.ndarray]:
+        """Weights, then fusion; a non-finite result leaves the global model as it was (core.md R2)."""
+        servers = {part: ServerRound(self.log.round, self.experiment.train.rounds, self.clients, self._global, state)
+                   for part, state in self.part_states.items()}
+        weights = self.recipe.weights.weigh(updates, servers["weights"])
+        fused = self.recipe.fuse.fuse(updates, weights, servers["fuse"])
+        for client, weight in weights.items():
+            self.log.row(client)["weight"] = float(weight)
+        for server in servers.values():
+            self.log.details += server.details
+            for client, columns in server.client_columns.items():
+                self.log.row(client).update(columns)
+        broken = [name for name, array in fused.items() if not all_finite(array)]
+        if broken:
+            raise ClientFailedError(f"round {self.log.round}: the aggregate of {broken[0]!r} is not finite")
+        return fused
+
+    def _collect(self, bank: Any, grid: Grid) -> None:
+        """Ask every client for its contribution to a bank, once."""
+        messages = self._messages("collect", 0, None, self.clients, {})
+        entries = {}
+        for client, content in self._match(grid.send_and_receive(messages, timeout=self.experiment.run.timeout)):
+            record = content.array_records.get(bank.name)
+            try:
+                check_echo(content, self._expected(client, 0, "collect"))
+                arrays = record_to_arrays(record) if record is not None else {}
+            except (RejectedReplyError, ValueError) as error:
+                self._failed(client, f"{bank.name} refused: {error}")
+                continue
+            reason = bank.accept(client, arrays)
+            if reason:
+                self._failed(client, f"{bank.name} refused: {reason}")
+            else:
+                entries[client] = {name: np.array(array) for name, array in arrays.items()}
+        self.banks[bank.name] = entries

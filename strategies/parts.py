@@ -1,0 +1,127 @@
+"""Contracts of the server's parts, and the standard ones: everything is shared, weighed by examples, averaged.
+
+A part is a frozen dataclass whose fields are a paper's hyper-parameters. What changes from round to round lives in
+`ServerRound.state`, a JSON-able dict per part that the strategy checkpoints.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from torch import nn
+
+from strategies.aggregate import weighted_mean
+
+Arrays = Mapping[str, np.ndarray]
+Place = Literal["shared", "upload", "local"]
+
+
+@dataclass
+class Update:
+    """One client's validated reply to a train message."""
+
+    client: str
+    examples: int
+    arrays: Arrays
+    metrics: dict[str, float] = field(default_factory=dict)
+    records: dict[str, Arrays] = field(default_factory=dict)
+
+
+@dataclass
+class ServerRound:
+    """What a server part may look at: the round, the global model it started from and the part's own state."""
+
+    round: int
+    rounds: int
+    clients: list[str]
+    previous: Arrays
+    state: dict[str, Any]
+    details: list[dict[str, Any]] = field(default_factory=list)
+    client_columns: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    def detail(self, client: str, quantity: str, name: str, value: float) -> None:
+        """Record a layer-wise quantity of one client for details.csv."""
+        self.details.append({"client": client, "quantity": quantity, "name": name, "value": float(value)})
+
+
+class Share:
+    """Which tensors leave the client and which come back."""
+
+    needs_batch_norm: ClassVar[bool] = False
+
+    def place(self, net: nn.Module) -> dict[str, Place]:
+        """Place of every state entry: `shared` (up, averaged, down), `upload` (up and averaged, so that a model for
+        unseen domains exists, but never loaded by a training client) or `local` (never leaves the client)."""
+        raise NotImplementedError
+
+
+class Weights:
+    """How much each client counts this round."""
+
+    requires: ClassVar[dict[str, str]] = {}
+
+    def weigh(self, updates: Sequence[Update], server: ServerRound) -> dict[str, float]:
+        """Convex weights of the clients that delivered, by client name."""
+        raise NotImplementedError
+
+
+class Fuse:
+    """How tensors of several clients become one."""
+
+    uses_weights: ClassVar[bool] = True
+
+    def fuse(self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound) -> dict[str, np.ndarray]:
+        """The new global tensors; keys, shapes and dtypes as in every update."""
+        raise NotImplementedError
+
+
+class Bank:
+    """A named record collected from the clients and handed out to them (once, before round 1)."""
+
+    name: ClassVar[str]
+
+    def accept(self, client: str, arrays: Arrays) -> str:
+        """Reason why a client's contribution is refused, or an empty string."""
+        raise NotImplementedError
+
+    def hand_out(self, bank: Mapping[str, Arrays], client: str) -> dict[str, np.ndarray]:
+        """The arrays that `client` gets of the bank {client: arrays}."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Everything(Share):
+    """All state entries are shared: trainable tensors, batch-norm statistics and counters (FedAvg)."""
+
+    def place(self, net: nn.Module) -> dict[str, Place]:
+        """Every entry is `shared`."""
+        return dict.fromkeys(net.state_dict(), "shared")
+
+
+@dataclass(frozen=True)
+class ByExamples(Weights):
+    """p_k = n_k / sum_j n_j over the clients that delivered (FedAvg, McMahan et al. 2017)."""
+
+    def weigh(self, updates: Sequence[Update], server: ServerRound) -> dict[str, float]:
+        """Shares of the number of distinct training examples."""
+        total = sum(update.examples for update in updates)
+        return {update.client: update.examples / total for update in updates}
+
+
+@dataclass(frozen=True)
+class Uniform(Weights):
+    """p_k = 1/|U_t| over the clients that delivered (FedSB, ICASSP 2025)."""
+
+    def weigh(self, updates: Sequence[Update], server: ServerRound) -> dict[str, float]:
+        """Equal shares."""
+        return {update.client: 1.0 / len(updates) for update in updates}
+
+
+@dataclass(frozen=True)
+class WeightedMean(Fuse):
+    """theta = sum_k p_k theta_k in float64, cast back; integer buffers by maximum (core.md R3-R5)."""
+
+    def fuse(self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound) -> dict[str, np.ndarray]:
+        """Weighted mean of all tensors, batch-norm statistics included."""
+        return weighted_mean([update.arrays for update in updates], [weights[update.client] for update in updates])

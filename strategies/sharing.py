@@ -1,0 +1,52 @@
+"""Share rules: which tensors leave the client. Batch norm is found by module type, never by a name."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torch import nn
+
+from fedsim.arrays import Kind, bn_scope, tensor_kinds
+from strategies.parts import Place, Share
+
+
+@dataclass(frozen=True)
+class WithoutBatchNorm(Share):
+    """Batch norm (affine, statistics, counters) stays on its client, the rest is shared.
+
+    FedBN (Li et al., ICLR 2021) with `scope="all"`; gPerXAN (CVPR 2024) with `scope="xan"`, where batch norm outside
+    the XAN layers is shared like any layer. The original FedBN has no model for an unseen domain: with `upload`
+    the batch-norm side is also sent up and averaged into the evaluation model, and still never loaded by a client
+    (`avg_bn`, the convention behind the papers' tables). `scope="none"` gives FedAvg.
+    """
+
+    scope: Literal["all", "xan", "none"] = "all"
+    upload: bool = True
+    share_scores: bool = False
+    needs_batch_norm: ClassVar[bool] = False
+
+    def place(self, net: nn.Module) -> dict[str, Place]:
+        """Batch-norm entries in scope are `upload` (or `local`), all else `shared`."""
+        places: dict[str, Place] = dict.fromkeys(net.state_dict(), "shared")
+        if self.scope == "none":
+            return places
+        for name in bn_scope(net, self.scope):
+            is_score = self.share_scores and name.endswith(".s_bn")
+            places[name] = "shared" if is_score else "upload" if self.upload else "local"
+        return places
+
+
+@dataclass(frozen=True)
+class WithoutStatistics(Share):
+    """Batch-norm statistics and counters stay on the client, the affine part is shared (SiloBN, Andreux et al. 2020).
+
+    With `upload` the statistics are also averaged for the unseen domain (inductive); without it they never leave
+    the client, and the unseen domain needs `infer = "recompute"` (transductive).
+    """
+
+    upload: bool = True
+
+    def place(self, net: nn.Module) -> dict[str, Place]:
+        """Running mean, variance and counters are `upload` (or `local`), all else `shared`."""
+        kept: Place = "upload" if self.upload else "local"
+        statistics = (Kind.BN_STATISTICS, Kind.COUNTER)
+        return {name: kept if kind in statistics else "shared" for name, kind in tensor_kinds(net).items()}
