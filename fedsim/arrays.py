@@ -1,1 +1,263 @@
-"""placeholder"""
+"""Model states on the wire: kinds of tensors by module type, and `state_dict` <-> Flower's ArrayRecord by name.
+
+The wire format is Flower's own (`.npy` inside `flwr.app.Array`), written with one copy and read without any.
+"""
+
+import functools
+import io
+import math
+from collections.abc import Collection, Iterator, Mapping
+from enum import StrEnum
+from typing import Literal
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord
+from numpy.lib import format as npy
+from torch import nn
+
+NUMPY_STYPE = "numpy.ndarray"  # how Flower names the .npy serialization
+_PREFIX = 10  # magic (6), version (2), header length (2) of .npy version 1
+_MAX_HEADER = 10_000  # numpy's own limit against hostile headers
+
+
+class Kind(StrEnum):
+    """What a state entry is, decided by the type of the module that owns it, never by its name."""
+
+    WEIGHT = "weight"
+    BN_AFFINE = "bn-affine"
+    BN_STATISTICS = "bn-statistics"
+    COUNTER = "counter"
+
+
+BN_KINDS = frozenset({Kind.BN_AFFINE, Kind.BN_STATISTICS})
+
+
+def _own_kinds(module: nn.Module) -> Iterator[tuple[str, Kind]]:
+    """Kinds of the tensors that belong to `module` itself, not to its children."""
+    declared: Mapping[str, Kind] = getattr(module, "tensor_kinds", {})
+    batch_norm = isinstance(module, nn.modules.batchnorm._BatchNorm)
+    for name, _ in module.named_parameters(recurse=False):
+        yield name, declared.get(name, Kind.BN_AFFINE if batch_norm else Kind.WEIGHT)
+    for name, buffer in module.named_buffers(recurse=False):
+        float_kind = Kind.BN_STATISTICS if batch_norm else Kind.WEIGHT
+        yield name, declared.get(name, float_kind if buffer.is_floating_point() else Kind.COUNTER)
+
+
+def _join(prefix: str, name: str) -> str:
+    return f"{prefix}.{name}" if prefix else name
+
+
+def tensor_kinds(model: nn.Module) -> dict[str, Kind]:
+    """Kind of every `state_dict` entry, in `state_dict` order.
+
+    BatchNorm modules are found by type; a module of our own declares the class attribute
+    `tensor_kinds: ClassVar[dict[str, Kind]]` for its direct tensors. Other float tensors are WEIGHT, integers COUNTER.
+    """
+    kinds = {
+        _join(prefix, name): kind
+        for prefix, module in model.named_modules(remove_duplicate=False)
+        for name, kind in _own_kinds(module)
+    }
+    return {name: kinds[name] for name in model.state_dict()}
+
+
+def bn_scope(model: nn.Module, scope: Literal["all", "xan"] = "all") -> list[str]:
+    """Names of the BN side, in `state_dict` order: affine, statistics and counters of batch-norm layers.
+
+    `all`: of every layer (FedBN). `xan`: only inside XAN layers, with their score `s_bn` (gPerXAN's personal part);
+    such layers carry the class attribute `bn_group = "xan"`.
+    """
+    if scope not in ("all", "xan"):
+        raise ValueError(f"bn_scope: scope is 'all' or 'xan', not {scope!r}")
+    names: set[str] = set()
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        if scope != "all" and getattr(module, "bn_group", None) != scope:
+            continue
+        for path, owner in module.named_modules(prefix=prefix, remove_duplicate=False):
+            own = dict(_own_kinds(owner))
+            if not BN_KINDS.isdisjoint(own.values()):  # a counter belongs to the BN side when its layer does
+                names.update(_join(path, name) for name, kind in own.items() if kind in BN_KINDS | {Kind.COUNTER})
+        if scope == "all":
+            break  # the root covers everything
+    return [name for name in model.state_dict() if name in names]
+
+
+def trainable_names(model: nn.Module) -> list[str]:
+    """Names of the parameters that require gradients."""
+    return [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+
+
+# ------------------------------------------------------------------------------------------------------------- encode
+
+
+@functools.lru_cache(maxsize=4096)
+def _header(dtype: np.dtype, shape: tuple[int, ...]) -> bytes:
+    """The .npy header of a C-ordered array; the same few hundred recur every round."""
+    buffer = io.BytesIO()
+    entry = {"descr": npy.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    npy.write_array_header_1_0(buffer, entry)
+    return buffer.getvalue()
+
+
+def _encode(name: str, value: torch.Tensor | np.ndarray) -> Array:
+    try:
+        array = value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
+    except TypeError as error:  # bfloat16 and friends have no NumPy counterpart
+        raise ValueError(f"{name}: {error}") from None
+    if array.dtype.hasobject:
+        raise ValueError(f"{name}: object arrays do not travel")
+    if not array.flags.c_contiguous:
+        array = array.copy(order="C")
+    data = b"".join((_header(array.dtype, array.shape), array.reshape(-1).view(np.uint8)))
+    return Array(dtype=str(array.dtype), shape=array.shape, stype=NUMPY_STYPE, data=data)
+
+
+def state_to_record(
+    state: Mapping[str, torch.Tensor | np.ndarray], names: Collection[str] | None = None
+) -> ArrayRecord:
+    """ArrayRecord of a state's tensors by name (all, or `names` in their order); dtypes and 0-d shapes survive.
+
+    Byte-identical with `flwr.app.Array(ndarray)` for C-ordered arrays; other layouts are written in C order.
+    Raises ValueError naming the tensor for a missing name or a dtype that NumPy lacks.
+    """
+    wanted = state if names is None else names
+    missing = [name for name in wanted if name not in state]
+    if missing:
+        raise ValueError(f"state lacks {missing[0]!r} ({len(missing)} missing)")
+    return ArrayRecord({name: _encode(name, state[name]) for name in wanted})
+
+
+# ------------------------------------------------------------------------------------------------------------- decode
+
+
+@functools.lru_cache(maxsize=4096)
+def _parse_header(header: bytes) -> tuple[np.dtype, tuple[int, ...], bool]:
+    """(dtype, shape, fortran_order) of a whole .npy header."""
+    buffer = io.BytesIO(header)
+    version = npy.read_magic(buffer)
+    read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}.get(version)
+    if read is None:
+        raise ValueError(f"unsupported .npy version {version}")
+    shape, fortran_order, dtype = read(buffer, max_header_size=_MAX_HEADER)
+    return dtype, shape, fortran_order
+
+
+def _split(data: bytes) -> tuple[bytes, int]:
+    """The header of .npy bytes and where the payload starts."""
+    if len(data) < _PREFIX + 2 or data[:6] != npy.MAGIC_PREFIX:
+        raise ValueError("not .npy data")
+    width = 2 if data[6] == 1 else 4
+    start = 8 + width + int.from_bytes(data[8 : 8 + width], "little")
+    if start > len(data) or start > _MAX_HEADER + _PREFIX + 2:
+        raise ValueError("truncated or oversized .npy header")
+    return data[:start], start
+
+
+def _decode(array: Array) -> np.ndarray:
+    if array.stype != NUMPY_STYPE:
+        raise ValueError(f"serialization {array.stype!r} is not {NUMPY_STYPE!r}")
+    header, start = _split(array.data)
+    dtype, shape, fortran_order = _parse_header(header)
+    if dtype.hasobject:
+        raise ValueError("object arrays are refused")
+    if (str(dtype), shape) != (array.dtype, tuple(array.shape)):
+        raise ValueError(f"declared {array.dtype}{list(array.shape)} but holds {dtype}{list(shape)}")
+    if any(size < 0 for size in shape):
+        raise ValueError(f"negative size in shape {shape}")
+    expected, found = math.prod(shape) * dtype.itemsize, len(array.data) - start
+    if expected != found:
+        raise ValueError(f"payload of {found} bytes, {expected} expected")
+    if not expected:
+        return np.empty(shape, dtype)
+    flat = np.frombuffer(array.data, dtype, offset=start)
+    return flat.reshape(shape, order="F" if fortran_order else "C")
+
+
+def record_to_arrays(record: ArrayRecord) -> dict[str, np.ndarray]:
+    """Arrays of a record by name, as read-only views of its bytes (no copy).
+
+    Raises ValueError naming the array for malformed, truncated, over-long or object data.
+    """
+    arrays = {}
+    for name, array in record.items():
+        try:
+            arrays[name] = _decode(array)
+        except (ValueError, TypeError, SyntaxError) as error:
+            raise ValueError(f"array {name!r}: {error}") from None
+    return arrays
+
+
+# --------------------------------------------------------------------------------------------------------------- load
+
+
+class _Writable:
+    """Presents a read-only array as writable, without a copy: torch warns about read-only memory, we only read it."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        pointer, _ = array.__array_interface__["data"]
+        self.array = array  # keeps the memory alive
+        self.__array_interface__ = {**array.__array_interface__, "data": (pointer, False)}
+
+
+def _as_tensor(array: np.ndarray) -> torch.Tensor:
+    if not array.flags.writeable:
+        array = np.asarray(_Writable(array)) if array.size else array.copy()
+    return torch.from_numpy(array)
+
+
+@functools.lru_cache(maxsize=64)
+def _numpy_dtype(dtype: torch.dtype) -> np.dtype | None:
+    try:
+        return torch.empty(0, dtype=dtype).numpy().dtype
+    except TypeError:
+        return None
+
+
+def load_arrays(
+    model: nn.Module, arrays: Mapping[str, np.ndarray], strict_names: Collection[str] | None = None
+) -> None:
+    """Copy arrays into the model's parameters and buffers of the same names, in place.
+
+    `strict_names` are the names that must be there, no more and no fewer (None: the whole `state_dict`). Everything
+    is checked before anything is written. Raises ValueError naming the first missing, unexpected or misfitting key.
+    """
+    state = model.state_dict()
+    wanted = set(state if strict_names is None else strict_names)
+    for name in sorted(wanted - state.keys()):
+        raise ValueError(f"the model has no tensor {name!r}")
+    for name in sorted(wanted - arrays.keys()):
+        raise ValueError(f"missing tensor {name!r}")
+    for name in sorted(arrays.keys() - wanted):
+        raise ValueError(f"unexpected tensor {name!r}")
+    for name, array in arrays.items():
+        tensor = state[name]
+        if tuple(array.shape) != tuple(tensor.shape):
+            raise ValueError(f"{name!r}: shape {tuple(array.shape)}, the model has {tuple(tensor.shape)}")
+        if array.dtype != _numpy_dtype(tensor.dtype):
+            raise ValueError(f"{name!r}: dtype {array.dtype}, the model has {tensor.dtype}")
+    with torch.no_grad():
+        for name, array in arrays.items():
+            state[name].copy_(_as_tensor(array))
+
+
+# ------------------------------------------------------------------------------------------------------------ measures
+
+
+def nbytes(arrays: ArrayRecord | Mapping[str, np.ndarray | torch.Tensor]) -> int:
+    """Payload bytes of the tensors, headers not counted."""
+    if isinstance(arrays, ArrayRecord):
+        return sum(math.prod(array.shape) * np.dtype(array.dtype).itemsize for array in arrays.values())
+    return sum(value.nbytes for value in arrays.values())
+
+
+def all_finite(array: np.ndarray) -> bool:
+    """Whether an array holds no NaN or infinity; one BLAS pass for float32 and float64, integers always pass."""
+    if not np.issubdtype(array.dtype, np.inexact):
+        return True
+    if array.dtype in (np.float32, np.float64):
+        flat = array.reshape(-1)
+        with np.errstate(over="ignore", invalid="ignore"):
+            if math.isfinite(np.dot(flat, flat)):  # NaN and infinity survive the sum; so may a harmless overflow
+                return True
+    return bool(np.isfinite(array).all())

@@ -1,0 +1,195 @@
+"""The catalog of backbones and `build_model`, which makes a net of settings."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedsim.errors import UserError
+from fedsim.experiment import ModelSettings, nearest
+from fedsim.models.digits_cnn import SMALLEST_IMAGE, DigitsCNN
+from fedsim.models.net import Net
+from fedsim.models.weights import State, download_imagenet, load_backbone, read_weight_file
+from fedsim.seeding import stream_seed
+
+ALEXNET_POOLS_FROM = 63  # below, the third pooling of AlexNet would make an empty map
+DENSENET_POOLS_FROM = 32  # below, the last transition of DenseNet would
+
+
+@dataclass(frozen=True)
+class Backbone:
+    """One row of the catalog; paths are relative to the backbone.
+
+    make: (image_size, channels) -> module whose forward gives pooled features
+    classifier: prefix of the original classifier's keys in weight files
+    imagenet: torchvision's weight enum and the entry used, empty where there is none
+    """
+
+    make: Callable[[int, int], nn.Module]
+    feature_dim: int
+    levels: tuple[str, ...] = ()
+    stages: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    classifier: str = "fc."
+    imagenet: tuple[str, str] = ("", "")
+    own_channels: bool = False  # takes one-channel images itself
+
+
+def _resnet(name: str) -> Callable[[int, int], nn.Module]:
+    def make(image_size: int, channels: int) -> nn.Module:
+        import torchvision  # slow to import, and the digits CNN needs none of it
+
+        model = getattr(torchvision.models, name)(weights=None)
+        model.fc = nn.Identity()
+        return model
+
+    return make
+
+
+def _densenet121(image_size: int, channels: int) -> nn.Module:
+    import torchvision
+
+    model = torchvision.models.densenet121(weights=None)
+    model.classifier = nn.Identity()
+    if image_size < DENSENET_POOLS_FROM:
+        for number in (1, 2, 3):  # the same averages, with the odd last row and column kept
+            getattr(model.features, f"transition{number}").pool = nn.AvgPool2d(2, 2, ceil_mode=True)
+    return model
+
+
+def _alexnet(image_size: int, channels: int) -> nn.Module:
+    import torchvision
+
+    model = torchvision.models.alexnet(weights=None)
+    model.classifier[6] = nn.Identity()
+    if image_size < ALEXNET_POOLS_FROM:
+        for index in (2, 5, 12):
+            model.features[index] = nn.MaxPool2d(3, 2, padding=1)
+    return model
+
+
+def _vit(name: str, patch: int) -> Callable[[int, int], nn.Module]:
+    def make(image_size: int, channels: int) -> nn.Module:
+        if image_size % patch:
+            fitting = max(patch, round(image_size / patch) * patch)
+            raise UserError(f"model.backbone: {name} cuts images into patches of {patch} px, which do not fit "
+                            f"data.image_size = {image_size}; use {fitting}")  # fmt: skip
+        import torchvision
+
+        model = getattr(torchvision.models, name.replace("-", "_"))(weights=None, image_size=image_size)
+        model.heads = nn.Identity()
+        return model
+
+    return make
+
+
+def _digits(batch_norm: bool) -> Callable[[int, int], nn.Module]:
+    def make(image_size: int, channels: int) -> nn.Module:
+        if image_size < SMALLEST_IMAGE:
+            raise UserError(f"model.backbone: the digits CNN needs images of at least {SMALLEST_IMAGE} px; "
+                            f"data.image_size is {image_size}")  # fmt: skip
+        return DigitsCNN(channels, batch_norm)
+
+    return make
+
+
+def _resnet_row(name: str, feature_dim: int, enum: str, entry: str) -> Backbone:
+    stages = {number: (f"layer{number}",) for number in (1, 2, 3, 4)}
+    return Backbone(_resnet(name), feature_dim, ("layer2", "layer3", "layer4"), stages, imagenet=(enum, entry))
+
+
+def _vit_row(name: str, patch: int, enum: str) -> Backbone:
+    return Backbone(_vit(name, patch), 768, classifier="heads.", imagenet=(enum, "IMAGENET1K_V1"))
+
+
+_DIGIT_LEVELS = {"levels": ("pool1", "pool2"), "classifier": "head.", "own_channels": True}
+_DENSE_STAGES = {
+    **{number: (f"features.denseblock{number}", f"features.transition{number}") for number in (1, 2, 3)},
+    4: ("features.denseblock4", "features.norm5"),
+}
+
+BACKBONES: dict[str, Backbone] = {
+    "digits-cnn": Backbone(_digits(False), 100, **_DIGIT_LEVELS),
+    "digits-cnn-bn": Backbone(_digits(True), 100, stages={1: ("norm1", "norm2")}, **_DIGIT_LEVELS),
+    "resnet18": _resnet_row("resnet18", 512, "ResNet18_Weights", "IMAGENET1K_V1"),
+    "resnet50": _resnet_row("resnet50", 2048, "ResNet50_Weights", "IMAGENET1K_V2"),
+    "densenet121": Backbone(
+        _densenet121, 1024, ("features.denseblock2", "features.denseblock3", "features.denseblock4"), _DENSE_STAGES,
+        "classifier.", ("DenseNet121_Weights", "IMAGENET1K_V1"),
+    ),
+    # CSAC's conv3, conv4 and conv5 are 384x13x13, 256x13x13 and, after the last pooling, 256x6x6
+    "alexnet": Backbone(_alexnet, 4096, ("features.7", "features.9", "features.12"), {}, "classifier.6.",
+                        ("AlexNet_Weights", "IMAGENET1K_V1")),
+    "vit-b-16": _vit_row("vit-b-16", 16, "ViT_B_16_Weights"),
+    "vit-b-32": _vit_row("vit-b-32", 32, "ViT_B_32_Weights"),
+}  # fmt: skip
+
+
+def _initial_state(model: ModelSettings, row: Backbone) -> State | None:
+    if model.weights == "none":
+        return None
+    if model.weights != "imagenet":
+        return read_weight_file(model.weights)
+    if not row.imagenet[0]:
+        raise UserError(f"model.weights: there are no ImageNet weights for {model.backbone}; use none or a local file")
+    return download_imagenet(*row.imagenet)
+
+
+def _fit_position_embedding(backbone: nn.Module, state: State, image_size: int) -> State:
+    """Interpolate ViT's position embedding when the file was made for another image size."""
+    key = "encoder.pos_embedding"
+    if key not in state or state[key].shape == backbone.get_parameter(key).shape:
+        return state
+    from torchvision.models.vision_transformer import interpolate_embeddings
+
+    return interpolate_embeddings(image_size, backbone.patch_size, dict(state))
+
+
+def build_model(
+    model: ModelSettings, classes: int, channels: int, image_size: int, norm: Any = None, seed: int = 0
+) -> Net:
+    """Net of the settings, the same for the same seed; torch's global generator is left as it was.
+
+    Args:
+        model: backbone, initial weights and bottleneck width
+        classes: outputs of the head
+        channels: 1 or 3; torchvision's backbones get one-channel images repeated to three
+        image_size: side of the square images in pixels; ViT's must be a multiple of its patch
+        norm: norm part with `apply(net)`; None leaves the backbone's batch norm
+        seed: the run's seed, of which the stream "init" is used
+
+    Small images: ResNet keeps the papers' 7x7 stride-2 stem at every size; AlexNet's poolings are padded by one
+    below 63 px and DenseNet's transitions keep odd borders below 32 px, where their maps would become empty.
+    Raises UserError for an unknown backbone, weights that do not fit, or a norm that the backbone cannot carry.
+    """
+    row = BACKBONES.get(model.backbone)
+    if row is None:
+        near = nearest(model.backbone, BACKBONES)
+        raise UserError(f"model.backbone: unknown {model.backbone!r}; {near}known: {', '.join(BACKBONES)}")
+    if channels not in (1, 3):
+        raise UserError(f"model: images have 1 or 3 channels, not {channels}")
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(stream_seed(seed, "init"))  # the CPU's only: CUDA is not disturbed
+        net = Net(
+            row.make(image_size, channels), row.feature_dim, classes, bottleneck=model.bottleneck,
+            levels=tuple(f"backbone.{path}" for path in row.levels),
+            stages={number: tuple(f"backbone.{path}" for path in paths) for number, paths in row.stages.items()},
+            grayscale=channels == 1 and not row.own_channels,
+        )  # fmt: skip
+        state = _initial_state(model, row)
+        if state is not None:
+            if model.backbone.startswith("vit"):
+                state = _fit_position_embedding(net.backbone, state, image_size)
+            load_backbone(net.backbone, state, row.classifier, repr(model.weights))
+        if norm is not None:
+            _apply_norm(net, norm, model.backbone)
+    return net
+
+
+def _apply_norm(net: Net, norm: Any, backbone: str) -> None:
+    has_batch_norm = any(isinstance(module, nn.BatchNorm2d) for module in net.backbone.modules())
+    if getattr(norm, "needs_batch_norm", True) and not has_batch_norm:
+        raise UserError(f"norm {type(norm).__name__} needs a backbone with batch norm, {backbone} has none; "
+                        "use digits-cnn-bn, a ResNet or densenet121")  # fmt: skip
+    norm.apply(net)

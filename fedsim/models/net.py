@@ -1,0 +1,52 @@
+"""The one shape that all models share: backbone, optional bottleneck, linear head."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    """Classifier `head(bottleneck(backbone(x)))`.
+
+    Attributes:
+        backbone: images [B, channels, H, W] -> pooled features [B, D].
+        bottleneck: Identity, or Linear(D, width) - BatchNorm1d - ReLU (CSAC's and FedIG's network).
+        head: the linear classifier, the only part that knows the classes.
+        feature_dim: size of `features(x)`.
+        levels: paths of the modules whose outputs are CSAC's feature maps, shallow to deep; empty for ViT.
+        stages: paths of the modules that make up stage 1, 2, ... ; norm layers outside them are the stem.
+        grayscale: one-channel images are repeated to the three channels that the backbone expects.
+    """
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        feature_dim: int,
+        classes: int,
+        *,
+        bottleneck: int = 0,
+        levels: tuple[str, ...] = (),
+        stages: Mapping[int, tuple[str, ...]] | None = None,
+        grayscale: bool = False,
+    ) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.bottleneck: nn.Module = nn.Identity()
+        if bottleneck:
+            self.bottleneck = nn.Sequential(nn.Linear(feature_dim, bottleneck), nn.BatchNorm1d(bottleneck), nn.ReLU())
+        self.feature_dim = bottleneck or feature_dim
+        self.head = nn.Linear(self.feature_dim, classes)
+        self.levels = levels
+        self.stages = dict(stages or {})
+        self.grayscale = grayscale
+
+    def features(self, x: torch.Tensor) -> torch.Tensor:
+        """Features [B, feature_dim] after the bottleneck, the input of the head."""
+        if self.grayscale:
+            x = x.expand(-1, 3, -1, -1)
+        return self.bottleneck(self.backbone(x))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Logits [B, classes]."""
+        return self.head(self.features(x))

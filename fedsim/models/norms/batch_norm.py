@@ -1,0 +1,16 @@
+"""The standard norm part: the backbone keeps the layers that it has."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fedsim.models.net import Net
+
+
+@dataclass(frozen=True)
+class BatchNorm:
+    """The backbone's own batch norm, nothing replaced (FedAvg)."""
+
+    needs_batch_norm: ClassVar[bool] = False  # goes with every backbone, also with one without norm layers
+
+    def apply(self, net: Net) -> None:
+        """Leave `net` as it is."""

@@ -1,0 +1,65 @@
+"""BIN: batch-instance normalization with a learned gate per channel."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import nn
+
+from fedsim.arrays import Kind
+from fedsim.models.net import Net
+from fedsim.models.norms.moments import batch_moments, check_training_batch, instance_affine, update_running
+from fedsim.models.norms.placement import batch_norm_paths, replace, require_batch_norm
+
+
+class BINLayer(nn.Module):
+    """`y = gamma (rho x_B + (1 - rho) x_I) + beta`, rho in [0, 1]^C (Nam and Kim, NeurIPS 2018, eq. 4).
+
+    x_B and x_I are the batch- and instance-normalized input, gamma and beta are shared by both. rho is 1 at first,
+    which is plain BN; 0 is instance norm. The gate learns ten times faster (`lr_scales`, the authors' code) and
+    `after_step()` clips it after every optimizer step. rho is an ordinary shared weight, `bn.*` is the BN side.
+    """
+
+    tensor_kinds: ClassVar[dict[str, Kind]] = {"rho": Kind.WEIGHT}
+    lr_scales: ClassVar[dict[str, float]] = {"rho": 10.0}
+
+    def __init__(self, bn: nn.BatchNorm2d) -> None:
+        super().__init__()
+        self.bn = bn
+        self.rho = nn.Parameter(torch.ones_like(bn.weight))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[B, C, H, W] -> the same shape. Raises ValueError for a training batch with one value per channel."""
+        bn = self.bn
+        training = bn.training
+        if training:
+            check_training_batch(x)
+
+        def rule(mean, variance, gamma, beta, rho):
+            if training:
+                batch_mean, batch_variance = batch_moments(mean, variance)
+            else:
+                batch_mean, batch_variance = bn.running_mean, bn.running_var
+            a_bn = gamma * rho * torch.rsqrt(batch_variance + bn.eps)
+            a_in = gamma * (1 - rho) * torch.rsqrt(variance + bn.eps)
+            return a_bn + a_in, a_bn * (mean - batch_mean) + beta
+
+        y, mean, variance = instance_affine(x, rule, bn.weight, bn.bias, self.rho)
+        if training:
+            update_running(bn, mean, variance, x.shape[2] * x.shape[3])
+        return y
+
+    @torch.no_grad()
+    def after_step(self) -> None:
+        """Clip the gate to [0, 1]; to be called after each optimizer step."""
+        self.rho.clamp_(0, 1)
+
+
+@dataclass(frozen=True)
+class BIN:
+    """Replace all batch-norm layers of the backbone by BIN layers."""
+
+    def apply(self, net: Net) -> None:
+        """Replace the layers in place; UserError without batch norm."""
+        require_batch_norm(net, self)
+        replace(net, batch_norm_paths(net), BINLayer)

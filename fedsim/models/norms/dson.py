@@ -1,0 +1,76 @@
+"""DSON: optimized mixtures of instance and batch statistics."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import nn
+
+from fedsim.arrays import Kind
+from fedsim.models.net import Net
+from fedsim.models.norms.moments import batch_moments, check_training_batch, instance_affine, update_running
+from fedsim.models.norms.placement import batch_norm_paths, replace, require_batch_norm
+
+
+class DSONLayer(nn.Module):
+    """Normalization by mixed moments (Seo et al., ECCV 2020).
+
+        mu = w_mu mu_IN + (1 - w_mu) mu_BN,   var = w_v var_IN + (1 - w_v) var_BN,
+        y = gamma (x - mu) / sqrt(var + eps) + beta,
+
+    with (w, 1 - w) = softmax(theta), theta = (1, 1) at first, so w = 1/2. XAN mixes outputs, DSON mixes moments. Both
+    instance and batch variance are biased (a known port takes the unbiased instance variance: too large by
+    HW / (HW - 1)); running statistics start from the replaced layer, not from 0 as in that port, and move as
+    BatchNorm2d's do. Plain BN: theta -> (-inf, +inf). All tensors are the domain's own (the BN side).
+    """
+
+    tensor_kinds: ClassVar[dict[str, Kind]] = {
+        "weight": Kind.BN_AFFINE, "bias": Kind.BN_AFFINE, "theta_mean": Kind.BN_AFFINE, "theta_var": Kind.BN_AFFINE,
+        "running_mean": Kind.BN_STATISTICS, "running_var": Kind.BN_STATISTICS,
+    }  # fmt: skip
+
+    def __init__(self, bn: nn.BatchNorm2d, channelwise: bool = False) -> None:
+        super().__init__()
+        shape = (2, bn.num_features) if channelwise else (2,)
+        self.weight, self.bias = bn.weight, bn.bias
+        self.theta_mean = nn.Parameter(torch.ones(shape, device=bn.weight.device))
+        self.theta_var = nn.Parameter(torch.ones(shape, device=bn.weight.device))
+        for name in ("running_mean", "running_var", "num_batches_tracked"):
+            self.register_buffer(name, getattr(bn, name))
+        self.eps, self.momentum = bn.eps, bn.momentum
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[B, C, H, W] -> the same shape. Raises ValueError for a training batch with one value per channel."""
+        training = self.training
+        if training:
+            check_training_batch(x)
+
+        def rule(mean, variance, gamma, beta, theta_mean, theta_var):
+            if training:
+                batch_mean, batch_variance = batch_moments(mean, variance)
+            else:
+                batch_mean, batch_variance = self.running_mean, self.running_var
+            w_mean, w_var = torch.softmax(theta_mean, 0)[0], torch.softmax(theta_var, 0)[0]
+            mixed_mean = w_mean * mean + (1 - w_mean) * batch_mean
+            a = gamma * torch.rsqrt(w_var * variance + (1 - w_var) * batch_variance + self.eps)
+            return a, a * (mean - mixed_mean) + beta
+
+        y, mean, variance = instance_affine(x, rule, self.weight, self.bias, self.theta_mean, self.theta_var)
+        if training:
+            update_running(self, mean, variance, x.shape[2] * x.shape[3])
+        return y
+
+
+@dataclass(frozen=True)
+class DSON:
+    """Replace all batch-norm layers of the backbone by DSON layers.
+
+    channelwise: one pair of mixing weights per channel instead of per layer
+    """
+
+    channelwise: bool = False
+
+    def apply(self, net: Net) -> None:
+        """Replace the layers in place; UserError without batch norm."""
+        require_batch_norm(net, self)
+        replace(net, batch_norm_paths(net), lambda bn: DSONLayer(bn, self.channelwise))

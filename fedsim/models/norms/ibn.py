@@ -1,0 +1,122 @@
+"""I-BN: instance norm in the shallow layers, batch norm in the rest (IBN-Net, Pan et al., ECCV 2018)."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import nn
+
+from fedsim.errors import UserError
+from fedsim.models.net import Net
+from fedsim.models.norms.instance_norm import InstanceNorm2d
+from fedsim.models.norms.placement import replace, require_batch_norm
+
+
+def _instance_norm_like(bn: nn.BatchNorm2d, channels: slice = slice(None)) -> InstanceNorm2d:
+    """Instance norm with the affine of the chosen channels of a batch norm."""
+    inorm = InstanceNorm2d(len(bn.weight[channels]), bn.eps).to(bn.weight.device)
+    inorm.load_state_dict({"weight": bn.weight[channels], "bias": bn.bias[channels]})
+    return inorm
+
+
+def _batch_norm_like(bn: nn.BatchNorm2d, channels: slice) -> nn.BatchNorm2d:
+    """Batch norm with the affine and statistics of the chosen channels of another."""
+    part = nn.BatchNorm2d(len(bn.weight[channels]), bn.eps, bn.momentum).to(bn.weight.device)
+    part.load_state_dict({name: value[channels] if value.dim() else value for name, value in bn.state_dict().items()})
+    return part
+
+
+class IBNLayer(nn.Module):
+    """Channels split in two: `y = [IN(x_1), BN(x_2)]`, or BN first when `instance_first` is off (DenseNet).
+
+    Both parts start from the replaced layer: its affine sliced for both, its statistics for the BN part (official
+    ImageNet weights of IBN-Net are not assumed). Plain BN: instance_channels = 0.
+    """
+
+    def __init__(self, bn: nn.BatchNorm2d, instance_channels: int, instance_first: bool = True) -> None:
+        super().__init__()
+        total = bn.num_features
+        self.instance_first = instance_first
+        self.sizes = (instance_channels, total - instance_channels)
+        at_instance, at_batch = slice(0, instance_channels), slice(instance_channels, total)
+        if not instance_first:
+            self.sizes = self.sizes[::-1]
+            at_instance, at_batch = slice(self.sizes[0], total), slice(0, self.sizes[0])
+        self.inorm = _instance_norm_like(bn, at_instance)
+        self.bn = _batch_norm_like(bn, at_batch)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[B, C, H, W] -> the same shape."""
+        first, second = x.split(self.sizes, dim=1)
+        if self.instance_first:
+            return torch.cat((self.inorm(first.contiguous()), self.bn(second.contiguous())), dim=1)
+        return torch.cat((self.bn(first.contiguous()), self.inorm(second.contiguous())), dim=1)
+
+
+class ResidualIBNBlock(nn.Module):
+    """A ResNet block with an instance norm after the residual sum, before the last ReLU (IBN-b)."""
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        for name, child in block.named_children():  # the same names, so state entries keep theirs
+            self.add_module(name, child)
+        convolutions = [name for name in ("1", "2", "3") if hasattr(self, "conv" + name)]
+        self.units = [(f"conv{name}", f"bn{name}") for name in convolutions]
+        last = getattr(self, self.units[-1][1])
+        self.inorm = InstanceNorm2d(last.num_features, last.eps).to(last.weight.device)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[B, C, H, W] -> [B, C', H', W'] as the block that it stands for."""
+        shortcut = getattr(self, "downsample", None)
+        identity = x if shortcut is None else shortcut(x)
+        for index, (conv, norm) in enumerate(self.units):
+            x = getattr(self, norm)(getattr(self, conv)(x))
+            if index < len(self.units) - 1:
+                x = self.relu(x)
+        return self.relu(self.inorm(x + identity))
+
+
+@dataclass(frozen=True)
+class IBN:
+    """Instance norm in shallow layers.
+
+    variant "a": the first norm of every block of stages 1-3 is split. ResNet: half IN, then BN. DenseNet: norm1 of
+        layers 0, 3, 6, ... of dense blocks 1-3, BN first and 40 % IN last. digits-cnn-bn: the first norm only.
+    variant "b": the stem's norm becomes IN and an IN follows the residual sum of the last block of stages 1 and 2
+        (ResNet; on digits-cnn-bn the first norm becomes IN; not defined for DenseNet).
+    """
+
+    variant: Literal["a", "b"] = "a"
+
+    def apply(self, net: Net) -> None:
+        """Replace the layers in place; UserError without batch norm or where the variant is not defined."""
+        require_batch_norm(net, self)
+        if self.variant not in ("a", "b"):
+            raise UserError(f"norm IBN: variant is 'a' or 'b', not {self.variant!r}")
+        if hasattr(net.backbone, "layer1"):
+            self._apply_resnet(net)
+        elif hasattr(net.backbone, "features"):
+            self._apply_densenet(net)
+        elif self.variant == "a":
+            replace(net, ["backbone.norm1"], lambda bn: IBNLayer(bn, bn.num_features // 2))
+        else:
+            replace(net, ["backbone.norm1"], _instance_norm_like)
+
+    def _apply_resnet(self, net: Net) -> None:
+        if self.variant == "a":
+            stages = [f"backbone.layer{number}" for number in (1, 2, 3)]
+            paths = [f"{stage}.{index}.bn1" for stage in stages for index in range(len(net.get_submodule(stage)))]
+            replace(net, paths, lambda bn: IBNLayer(bn, bn.num_features // 2))
+            return
+        replace(net, ["backbone.bn1"], _instance_norm_like)
+        for stage in (net.backbone.layer1, net.backbone.layer2):
+            stage[-1] = ResidualIBNBlock(stage[-1])
+
+    def _apply_densenet(self, net: Net) -> None:
+        if self.variant == "b":
+            raise UserError("norm IBN: variant 'b' is defined for ResNets only; use variant 'a' with densenet121")
+        for number in (1, 2, 3):
+            path = f"backbone.features.denseblock{number}"
+            layers = list(net.get_submodule(path).named_children())[::3]
+            paths = [f"{path}.{name}.norm1" for name, _ in layers]
+            replace(net, paths, lambda bn: IBNLayer(bn, bn.num_features - int(0.6 * bn.num_features), False))

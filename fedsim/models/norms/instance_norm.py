@@ -1,0 +1,21 @@
+"""Instance norm that also takes maps of a single pixel."""
+
+import torch
+from torch import nn
+
+
+class InstanceNorm2d(nn.InstanceNorm2d):
+    """Affine instance norm without running statistics: `gamma (x - mu_ic) / sqrt(var_ic + eps) + beta`.
+
+    The variance is biased, over the H*W positions of each sample and channel; train and eval mode agree. A map of one
+    pixel (small images in deep stages) normalizes to 0, so the output is beta, where PyTorch raises.
+    """
+
+    def __init__(self, channels: int, eps: float = 1e-5) -> None:
+        super().__init__(channels, eps=eps, affine=True, track_running_stats=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[B, C, H, W] -> the same shape."""
+        if x.shape[2] * x.shape[3] == 1:
+            return x * 0 + self.bias.to(x.dtype)[:, None, None]
+        return super().forward(x)

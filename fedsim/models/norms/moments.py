@@ -1,0 +1,115 @@
+"""Per-instance affine normalization, the computation that XAN, DSON and BIN share.
+
+Every layer that mixes instance and batch statistics is, for sample i and channel c,
+
+    y_icp = a_ic (x_icp - mu_ic) + b_ic,      p over the H*W positions,
+
+with (a, b) a cheap function, the *rule*, of the instance moments and the layer's parameters: batch moments follow from
+instance moments by the law of total variance. So one pass over the map finds the moments, one writes the output and
+the backward pass costs as much as that of plain batch norm; autograd sees the map only through [B, C] tensors.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+Rule = Callable[..., tuple[torch.Tensor, torch.Tensor]]
+
+
+def _per_map(values: torch.Tensor) -> torch.Tensor:
+    return values[:, :, None, None]
+
+
+def _center(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(x - mu, mu [B, C], biased variance [B, C]); two passes, so that no digits cancel."""
+    mean = x.mean(dim=(2, 3))
+    centered = x - _per_map(mean)
+    return centered, mean, (centered * centered).mean(dim=(2, 3))
+
+
+def _plain(x: torch.Tensor, rule: Rule, tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """The same in autograd's own operations: slower, but differentiable any number of times."""
+    centered, mean, variance = _center(x)
+    a, b = rule(mean, variance, *tensors)
+    return centered * _per_map(a) + _per_map(b), mean, variance
+
+
+class _InstanceAffine(torch.autograd.Function):
+    """Fused forward and backward of `_plain`: keeps one new map for the backward pass instead of several."""
+
+    @staticmethod
+    def forward(ctx, x: torch.Tensor, rule: Rule, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        centered, mean, variance = _center(x)
+        inputs = [tensor.detach().requires_grad_() for tensor in (mean, variance, *tensors)]
+        with torch.enable_grad():
+            a, b = rule(*inputs)
+        ctx.rule, ctx.small = rule, (inputs, (a, b))
+        ctx.save_for_backward(x, centered, *tensors)
+        ctx.mark_non_differentiable(mean, variance)
+        return (centered * _per_map(a.detach())).add_(_per_map(b.detach())), mean, variance
+
+    @staticmethod
+    def backward(ctx, grad: torch.Tensor, *_: torch.Tensor):
+        x, centered, *tensors = ctx.saved_tensors
+        if torch.is_grad_enabled():  # create_graph=True: second derivatives go through the plain form
+            return _differentiable_backward(x, ctx.rule, tensors, grad)
+        inputs, outputs = ctx.small
+        a = outputs[0].detach()
+        grad_b = grad.sum(dim=(2, 3))
+        grad_a = (grad * centered).sum(dim=(2, 3))
+        grad_mean, grad_variance, *grad_tensors = torch.autograd.grad(
+            outputs, inputs, (grad_a, grad_b), retain_graph=True, materialize_grads=True
+        )
+        size = centered.shape[2] * centered.shape[3]
+        # d mu/dx = 1/N, d var/dx = 2 (x - mu)/N, and x - mu takes the mean of a*grad away again
+        slope, offset = grad_variance * (2 / size), (grad_mean - a * grad_b) / size
+        grad_x = (grad * _per_map(a)).add_(centered * _per_map(slope)).add_(_per_map(offset))
+        return grad_x, None, *grad_tensors
+
+
+def _differentiable_backward(x: torch.Tensor, rule: Rule, tensors: list[torch.Tensor], grad: torch.Tensor) -> tuple:
+    y, _, _ = _plain(x, rule, tuple(tensors))
+    wanted = [tensor for tensor in (x, *tensors) if tensor.requires_grad]
+    found = iter(torch.autograd.grad(y, wanted, grad, create_graph=True, materialize_grads=True))
+    grad_x, *grad_tensors = [next(found) if tensor.requires_grad else None for tensor in (x, *tensors)]
+    return grad_x, None, *grad_tensors
+
+
+def instance_affine(x: torch.Tensor, rule: Rule, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """(y, mu, variance) of `y = a (x - mu) + b` with `(a, b) = rule(mu, variance, *tensors)`.
+
+    x and y [B, C, H, W]; mu, variance, a, b [B, C]. Moments are per sample and channel, the variance biased; those
+    returned carry no gradient. `rule` consists of differentiable operations and takes every tensor that needs a
+    gradient from its arguments. Half-precision maps are computed in float32.
+    """
+    with torch.autocast(x.device.type, enabled=False):
+        full = x if x.dtype == torch.float64 else x.float()
+        form = _InstanceAffine.apply if torch.is_grad_enabled() else lambda x, rule, *rest: _plain(x, rule, rest)
+        y, mean, variance = form(full, rule, *tensors)
+    return y.to(x.dtype), mean, variance
+
+
+def batch_moments(mean: torch.Tensor, variance: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean and biased variance [C] of a batch from its instances' moments [B, C] (law of total variance)."""
+    return mean.mean(dim=0), variance.mean(dim=0) + mean.var(dim=0, correction=0)
+
+
+@torch.no_grad()
+def update_running(layer: nn.Module, mean: torch.Tensor, variance: torch.Tensor, positions: int) -> None:
+    """Move `layer.running_mean` and `running_var` as BatchNorm2d does, from instance moments over `positions` pixels.
+
+    The running variance is the unbiased one of all B * positions values; momentum None means a cumulative average.
+    """
+    count = len(mean) * positions
+    mean, variance = batch_moments(mean, variance)
+    layer.num_batches_tracked += 1
+    factor = 1.0 / float(layer.num_batches_tracked) if layer.momentum is None else layer.momentum
+    layer.running_mean.lerp_(mean.to(layer.running_mean.dtype), factor)
+    layer.running_var.lerp_((variance * (count / (count - 1))).to(layer.running_var.dtype), factor)
+
+
+def check_training_batch(x: torch.Tensor) -> None:
+    """Raise ValueError for a batch with one value per channel, which has no variance."""
+    if x.shape[0] * x.shape[2] * x.shape[3] < 2:
+        raise ValueError(f"training needs more than one value per channel, got {tuple(x.shape)}")

@@ -1,0 +1,104 @@
+"""XAN: the explicit mixture of instance norm and batch norm of gPerXAN."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import nn
+
+from fedsim.arrays import Kind
+from fedsim.errors import UserError
+from fedsim.models.net import Net
+from fedsim.models.norms.instance_norm import InstanceNorm2d
+from fedsim.models.norms.moments import batch_moments, check_training_batch, instance_affine, update_running
+from fedsim.models.norms.placement import batch_norm_paths, replace, require_batch_norm
+
+
+class XANLayer(nn.Module):
+    """`y = w_in IN(h) + w_bn BN(h)`, each branch with its own affine (gPerXAN, eq. 1).
+
+    `mix="softmax"`: (w_bn, w_in) = softmax(s_bn, s_in), both scores 1 at first (the released code).
+    `mix="free"`: w_bn = s_bn and w_in = s_in, both 0.5 at first (the paper's equation; it draws them at random).
+    IN has the biased variance over H*W and no running statistics; BN is the replaced layer itself, so it keeps the
+    pretrained affine and statistics. On a one-pixel map IN gives its beta. Plain BN: s_bn - s_in -> infinity.
+
+    The BN side (`bn.*`, `s_bn`) is what gPerXAN keeps personal; `bn_scope(model, "xan")` lists it.
+    """
+
+    tensor_kinds: ClassVar[dict[str, Kind]] = {"s_bn": Kind.BN_AFFINE, "s_in": Kind.WEIGHT}
+    bn_group: ClassVar[str] = "xan"
+
+    def __init__(self, bn: nn.BatchNorm2d, mix: str = "softmax", in_init: str = "ones") -> None:
+        super().__init__()
+        self.bn = bn
+        self.inorm = InstanceNorm2d(bn.num_features, bn.eps).to(bn.weight.device)
+        score = 1.0 if mix == "softmax" else 0.5
+        self.s_bn = nn.Parameter(torch.tensor(score, device=bn.weight.device))
+        self.s_in = nn.Parameter(torch.tensor(score, device=bn.weight.device))
+        self.mix = mix
+        if in_init == "copy_bn":
+            self.inorm.load_state_dict({"weight": bn.weight, "bias": bn.bias})
+
+    def mixing_weights(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """(w_bn, w_in), two scalars."""
+        return self._weights(self.s_bn, self.s_in)
+
+    def _weights(self, s_bn: torch.Tensor, s_in: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.mix == "free":
+            return s_bn, s_in
+        w_bn = torch.sigmoid(s_bn - s_in)  # softmax of two
+        return w_bn, 1 - w_bn
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[B, C, H, W] -> the same shape. Raises ValueError for a training batch with one value per channel."""
+        training = self.bn.training
+        if training:
+            check_training_batch(x)
+
+        def rule(mean, variance, gamma_bn, beta_bn, gamma_in, beta_in, s_bn, s_in):
+            w_bn, w_in = self._weights(s_bn, s_in)
+            if training:
+                batch_mean, batch_variance = batch_moments(mean, variance)
+            else:
+                batch_mean, batch_variance = self.bn.running_mean, self.bn.running_var
+            a_bn = w_bn * gamma_bn * torch.rsqrt(batch_variance + self.bn.eps)
+            a_in = w_in * gamma_in * torch.rsqrt(variance + self.inorm.eps)
+            return a_bn + a_in, a_bn * (mean - batch_mean) + w_bn * beta_bn + w_in * beta_in
+
+        bn, inorm = self.bn, self.inorm
+        y, mean, variance = instance_affine(x, rule, bn.weight, bn.bias, inorm.weight, inorm.bias, self.s_bn, self.s_in)
+        if training:
+            update_running(bn, mean, variance, x.shape[2] * x.shape[3])
+        return y
+
+    def extra_repr(self) -> str:
+        """Shown by print(net)."""
+        return f"mix={self.mix}"
+
+
+@dataclass(frozen=True)
+class XAN:
+    """Replace batch-norm layers by XAN layers (gPerXAN, section 3.1).
+
+    PACS: all norms of ResNet-50 (53). Office-Home: stem and stages 1 and 2 (24). Camelyon17: dense block 1 and the
+    transition after it (13), no stem. "Block" in the paper is a stage: its checkpoint with four blocks replaces all.
+    On digits-cnn-bn both norms are stage 1.
+
+    stages: stages whose norms are replaced, shortcut norms included (1 = layer1 or denseblock1 and its transition)
+    stem: also the norm before stage 1 (bn1, norm0); the released code does
+    mix: "softmax" of two scores (code, default) or "free" weights (paper)
+    in_init: "ones" starts IN at gamma 1 and beta 0 (paper), "copy_bn" at the pretrained BN affine
+    """
+
+    stages: tuple[int, ...] = (1, 2, 3, 4)
+    stem: bool = True
+    mix: Literal["softmax", "free"] = "softmax"
+    in_init: Literal["ones", "copy_bn"] = "ones"
+
+    def apply(self, net: Net) -> None:
+        """Replace the layers in place; UserError without batch norm or when the stages hold none."""
+        require_batch_norm(net, self)
+        paths = batch_norm_paths(net, self.stages, self.stem)
+        if not paths:
+            raise UserError(f"norm XAN: stages {list(self.stages)} hold no batch norm; known: {sorted(net.stages)}")
+        replace(net, paths, lambda bn: XANLayer(bn, self.mix, self.in_init))

@@ -1,0 +1,72 @@
+"""Initial weights of a backbone: torchvision's ImageNet weights or a local file, checked key by key."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from pickle import UnpicklingError
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import nn
+
+from fedsim.errors import UserError
+
+State = dict[str, torch.Tensor]
+_OLD_DENSENET = re.compile(r"(denselayer\d+\.(?:norm|conv))\.([12])\.")  # names in torchvision's DenseNet files
+
+
+def read_weight_file(file: str) -> State:
+    """State dict of a .safetensors file or of a torch file (tensors only, nothing is unpickled)."""
+    path = Path(file).expanduser()
+    if not path.is_file():
+        raise UserError(f"model.weights: no file {file!r}; give none, imagenet, or a .safetensors or .pth file")
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except (SafetensorError, UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
+        raise UserError(f"model.weights: {file!r} is not a file of tensors: {reason}") from None
+    if not isinstance(state, Mapping) or not all(isinstance(value, torch.Tensor) for value in state.values()):
+        raise UserError(f"model.weights: {file!r} holds no plain state dict (name -> tensor)")
+    return dict(state)
+
+
+def download_imagenet(enum_name: str, entry: str) -> State:
+    """ImageNet weights through torchvision's weights API (cached in torch's hub folder, hash checked)."""
+    import torchvision
+
+    weights = getattr(torchvision.models, enum_name)[entry]
+    try:
+        return dict(weights.get_state_dict(progress=False, check_hash=True, weights_only=True))
+    except (OSError, RuntimeError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
+        raise UserError(
+            f"model.weights: cannot download {weights.url} ({reason}); "
+            "fetch it on another machine and set model.weights to the file"
+        ) from None
+
+
+def load_backbone(backbone: nn.Module, state: State, classifier: str, source: str) -> None:
+    """Load `state` into the backbone; its keys and shapes must fit exactly, those of the classifier aside.
+
+    Files of torchvision models and of fedsim's own nets (`backbone.*`) are read. Files older than PyTorch 0.4 lack
+    the batch counters, which then stay 0. Raises UserError with the first key that does not fit.
+    """
+    if any(name.startswith("backbone.") for name in state):
+        state = {name.removeprefix("backbone."): v for name, v in state.items() if name.startswith("backbone.")}
+    state = {_OLD_DENSENET.sub(r"\1\2.", name): v for name, v in state.items() if not name.startswith(classifier)}
+    own = backbone.state_dict()
+    counters = {name for name, value in own.items() if not value.is_floating_point()}
+    missing = [name for name in own if name not in state and name not in counters]
+    unexpected = [name for name in state if name not in own]
+    for problem, names in (("lacks", missing), ("has the unknown", unexpected)):
+        if names:
+            raise UserError(f"model.weights: {source} does not fit the backbone: {problem} key {names[0]!r} "
+                            f"({len(names)} such)")  # fmt: skip
+    for name, value in state.items():
+        if value.shape != own[name].shape:
+            raise UserError(f"model.weights: {source} does not fit the backbone: {name!r} has shape "
+                            f"{list(value.shape)}, not {list(own[name].shape)}")  # fmt: skip
+    backbone.load_state_dict(state, strict=False)
