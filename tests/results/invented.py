@@ -14,8 +14,8 @@ LAYERS = ("conv1", "layer1", "layer2", "layer3", "layer4", "fc")
 MODEL_BYTES = 44_800_000
 
 
-def pacs_experiment(method: str = "fedavg", target: str = "photo", seed: int = 0, name: str = "pacs",
-                    **sections: dict) -> Experiment:
+def pacs_experiment(method: str = "fedavg", target: str = "photo", seed: int = 0, /,
+                    name: str = "pacs", **sections: dict) -> Experiment:
     """Settings of one PACS run at the papers' size; `sections` change single settings."""
     table = {
         "name": name,
@@ -46,7 +46,7 @@ def write_grid(root: Path, methods: dict[str, float], seeds: int = 2, rounds: in
     for method, skill in methods.items():
         for target in PACS:
             for seed in range(seeds):
-                write_run(root, pacs_experiment(method, target, seed, name, train={"rounds": rounds}), skill)
+                write_run(root, pacs_experiment(method, target, seed, name=name, train={"rounds": rounds}), skill)
     return root / name
 
 
@@ -75,7 +75,8 @@ def _client(experiment: Experiment, round_: int, domain: str, validation: float,
     examples = {"art_painting": 1844, "cartoon": 2110, "photo": 1503, "sketch": 3537}[domain]
     row = {"round": round_, "client": domain, "domain": domain, "status": "ok", "examples": examples,
            "weight": examples / 7500, "train_loss": 0.5,
-           "validation_accuracy": validation + 0.02 * rng.standard_normal(), "validation_loss": 0.4, "validation_examples": examples // 9, "bytes_down": MODEL_BYTES,
+           "validation_accuracy": validation + 0.02 * rng.standard_normal(), "validation_loss": 0.4,
+           "validation_examples": examples // 9, "bytes_down": MODEL_BYTES,
            "bytes_up": MODEL_BYTES, "bytes_down_arrays": MODEL_BYTES, "bytes_up_arrays": MODEL_BYTES,
            "train_seconds": 6.5 + rng.random(), "evaluation_seconds": 0.4}
     if experiment.method_name == "feddg-ga":

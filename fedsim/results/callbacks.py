@@ -1,0 +1,7 @@
+from typing import Protocol
+
+
+class RunCallback(Protocol):
+    pass
+class TensorBoardCallback:
+    pass

@@ -1,0 +1,84 @@
+"""What tells runs apart: settings as dotted keys; runs that differ in more than was asked about are not mixed."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from fedsim.errors import UserError
+from fedsim.experiment import Experiment, nearest
+
+RUN_KEYS = ("select_on", "on_client_failure")
+MACHINE_KEYS = ("data.root", "data.cache")
+ABSENT = "default"
+
+
+def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested table -> {dotted key: value}; lists are values."""
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        if isinstance(value, Mapping) and value:
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat
+
+
+def comparable_settings(experiment: Experiment) -> dict[str, Any]:
+    """Dotted settings that a run's numbers depend on, except method name, target and seed."""
+    table = experiment.model_dump(exclude={"name"})
+    table["run"] = {key: table["run"][key] for key in RUN_KEYS}
+    table["method"] = {key: value for key, value in table["method"].items() if key != "name"}
+    return {key: value for key, value in flatten(table).items() if key not in MACHINE_KEYS}
+
+
+def value_text(value: Any) -> str:
+    """A setting's value as it is typed in an override."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def differing_settings(experiments: Iterable[Experiment]) -> dict[str, list[str]]:
+    """Keys in which runs differ, with their values; a method's own settings are compared within that method only."""
+    groups: dict[str, list[dict[str, Any]]] = {"": []}
+    for experiment in experiments:
+        settings = comparable_settings(experiment)
+        own = {key: value for key, value in settings.items() if key.startswith("method.")}
+        groups[""].append({key: value for key, value in settings.items() if key not in own})
+        groups.setdefault(experiment.method_name, []).append(own)
+    differing: dict[str, list[str]] = {}
+    for tables in groups.values():
+        for key in dict.fromkeys(key for table in tables for key in table):
+            values = list(dict.fromkeys(value_text(table.get(key, ABSENT)) for table in tables))
+            if len(values) > 1:
+                differing[key] = list(dict.fromkeys([*differing.get(key, []), *values]))
+    return differing
+
+
+def require_alike(experiments: Sequence[Experiment], by: Sequence[str] = ()) -> None:
+    """Raise UserError naming the keys in which runs differ beyond method, target, seed and the keys of `by`."""
+    known = dict.fromkeys(key for experiment in experiments for key in comparable_settings(experiment))
+    for key in by:
+        if key not in known:
+            raise UserError(f"no run has the setting {key!r}; {nearest(key, known)}keys are dotted, such as train.lr")
+    extra = {key: values for key, values in differing_settings(experiments).items() if key not in by}
+    if extra:
+        named = ", ".join(f"{key} ({' | '.join(values)})" for key, values in extra.items())
+        raise UserError(f"these runs differ in more than method, target and seed: {named}; "
+                        f"name what is meant, by={list(extra)}, or compare one experiment's folder at a time")
+
+
+def variant(experiment: Experiment, by: Sequence[str], experiments: Iterable[Experiment]) -> tuple[str, ...]:
+    """Values of the `by` keys for one run: empty where its method has no such key, `default` where it was left out."""
+    settings = comparable_settings(experiment)
+    peers = [comparable_settings(other) for other in experiments if other.method_name == experiment.method_name]
+    values = []
+    for key in by:
+        applies = any(key in peer for peer in peers)
+        values.append(value_text(settings.get(key, ABSENT)) if applies else "")
+    return tuple(values)
+
+
+def variant_text(by: Sequence[str], values: Sequence[str]) -> str:
+    """`weight=0.25, lr=0.01`: short names where they are unambiguous."""
+    short = [key.rsplit(".", 1)[-1] for key in by]
+    names = [key if short.count(name) > 1 else name for key, name in zip(by, short)]
+    return ", ".join(f"{name}={value}" for name, value in zip(names, values) if value)

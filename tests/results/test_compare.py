@@ -1,0 +1,203 @@
+"""Comparison: arithmetic against hand-computed numbers, the refusal to mix, and what the notes admit."""
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fedsim.errors import UserError
+from fedsim.results import Runs, compare
+from fedsim.results.compare import signed_rank
+
+from .invented import pacs_experiment
+
+# Accuracy by (method, target) for seeds 0, 1, 2.
+FEDAVG = {"photo": (0.90, 0.92, 0.94), "sketch": (0.60, 0.70, 0.65)}
+CSAC = {"photo": (0.95, 0.93, 0.97), "sketch": (0.72, 0.71, 0.73)}
+
+
+def table_of_runs(accuracies, experiments=None, labels=None):
+    """Runs with just a summary, from {(method, target, seed): accuracy}."""
+    rows, known = [], {}
+    for (method, target, seed), accuracy in accuracies.items():
+        run = f"{method}/{target}/seed{seed}"
+        known[run] = (experiments or {}).get((method, target, seed)) or pacs_experiment(method, target, seed)
+        rows.append({
+            "run": run, "experiment": "pacs", "method": known[run].method_name, "target": target, "seed": seed,
+            "label": (labels or {}).get(method, known[run].method_name), "best_validation_target_accuracy": accuracy,
+            "oracle_target_accuracy": accuracy + 0.01, "bytes_down_per_round": 3_000_000, "bytes_up_per_round": 1500,
+            "seconds_per_round": 2.0 + seed, "transductive": method == "fedig-a",
+        })
+    empty = pd.DataFrame()
+    return Runs(pd.DataFrame(rows), empty, empty, empty, known)
+
+
+def two_methods():
+    return table_of_runs({
+        (method, target, seed): accuracy
+        for method, table in (("fedavg", FEDAVG), ("csac", CSAC))
+        for target, values in table.items() for seed, accuracy in enumerate(values)
+    })
+
+
+def cell(comparison, label, target):
+    cells = comparison.cells
+    return cells[(cells["label"] == label) & (cells["target"] == target)].iloc[0]
+
+
+def test_means_and_sample_deviations():
+    comparison = compare(two_methods())
+    photo = cell(comparison, "fedavg", "photo")
+    assert (photo["mean"], photo["std"], photo["seeds"]) == (pytest.approx(0.92), pytest.approx(0.02), 3)
+    # Averages per seed: 0.75, 0.81, 0.795 -> mean 0.785, deviations -0.035, 0.025, 0.010, variance 0.00195 / 2.
+    average = cell(comparison, "fedavg", "average")
+    assert average["mean"] == pytest.approx(0.785)
+    assert average["std"] == pytest.approx(math.sqrt(0.000975))
+    # 0.835, 0.82, 0.85
+    assert cell(comparison, "csac", "average")["std"] == pytest.approx(0.015)
+
+
+def test_rank_difference_and_cost():
+    methods = compare(two_methods(), baseline="fedavg").methods.set_index("label")
+    assert methods["rank"].to_dict() == {"csac": 1, "fedavg": 2}
+    assert methods.loc["csac", "difference"] == pytest.approx(0.835 - 0.785)
+    assert math.isnan(methods.loc["fedavg", "difference"])
+    assert methods.loc["csac", "seconds_per_round"] == pytest.approx(3.0)
+    assert methods.loc["csac", "bytes_down_per_round"] == 3_000_000
+
+
+def test_signed_rank_of_six_pairs_of_one_sign():
+    # Differences 5, 1, 3, 12, 1, 8 points, all positive: exact two-sided p = 2 / 2**6 for distinct ranks.
+    methods = compare(two_methods(), baseline="fedavg").methods.set_index("label")
+    assert methods.loc["csac", "pairs"] == 6
+    assert methods.loc["csac", "p_value"] == pytest.approx(2 / 64)
+
+
+def exact_signed_rank(differences):
+    """Independent of SciPy: the share of all sign patterns whose rank sum is at least as extreme."""
+    ranks = np.argsort(np.argsort(np.abs(differences))) + 1
+    patterns = np.array(np.meshgrid(*[[0, 1]] * len(ranks))).reshape(len(ranks), -1)
+    sums = ranks @ patterns
+    seen, total = ranks[np.array(differences) > 0].sum(), ranks.sum()
+    return float(np.mean(np.minimum(sums, total - sums) <= min(seen, total - seen)))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_signed_rank_equals_enumeration(seed):
+    rng = np.random.default_rng(seed)
+    ours, base = rng.random((3, 3)), rng.random((3, 3))
+    found = signed_rank(pd.DataFrame(ours), pd.DataFrame(base))
+    assert found == {"p_value": pytest.approx(exact_signed_rank((ours - base).ravel())), "pairs": 9}
+
+
+def test_signed_rank_without_evidence():
+    same = pd.DataFrame([[0.5, 0.6]])
+    assert signed_rank(same, same) == {"p_value": 1.0, "pairs": 0}
+    assert math.isnan(signed_rank(same, same * math.nan)["p_value"])
+
+
+def test_few_pairs_are_admitted():
+    few = compare(table_of_runs({("fedavg", "photo", 0): 0.5, ("csac", "photo", 0): 0.6}), baseline="fedavg")
+    assert any("too few cells for any p < .05" in note for note in few.notes)
+    assert any("not independent" in note for note in few.notes)
+    assert any("One seed" in note for note in few.notes)
+    assert math.isnan(few.cells["std"].iloc[0])
+    six = compare(two_methods(), baseline="fedavg")
+    assert not any("too few" in note for note in six.notes)
+
+
+def test_missing_cells_are_counted_and_left_out_of_averages():
+    accuracies = {("fedavg", "photo", 0): 0.9, ("fedavg", "photo", 1): 0.8, ("fedavg", "sketch", 0): 0.6,
+                  ("csac", "photo", 0): 0.95, ("csac", "photo", 1): math.nan}
+    comparison = compare(table_of_runs(accuracies))
+    assert any(note.startswith("4 of 8 cells") for note in comparison.notes)
+    assert any(note.endswith("present in all methods: photo.") for note in comparison.notes)
+    assert cell(comparison, "fedavg", "average")["mean"] == pytest.approx(0.85)
+    assert cell(comparison, "csac", "average")["seeds"] == 1
+    assert "\N{EN DASH}" in comparison.render("markdown")
+
+
+def test_no_common_target_gives_no_average():
+    comparison = compare(table_of_runs({("fedavg", "photo", 0): 0.9, ("csac", "sketch", 0): 0.6}), baseline="fedavg")
+    assert comparison.methods["average"].isna().all()
+    assert comparison.methods["rank"].isna().all()
+    for format in ("table", "csv", "markdown", "latex"):
+        assert comparison.render(format)
+
+
+def test_oracle_is_labelled():
+    comparison = compare(two_methods(), select="oracle")
+    assert "ORACLE" in comparison.title
+    assert any("upper bound" in note for note in comparison.notes)
+    assert cell(comparison, "fedavg", "photo")["mean"] == pytest.approx(0.93)
+
+
+def mixed(first, second):
+    return table_of_runs({("fedavg", "photo", 0): 0.5, ("csac", "photo", 0): 0.6},
+                         {("fedavg", "photo", 0): first, ("csac", "photo", 0): second})
+
+
+def test_runs_with_different_settings_are_not_mixed():
+    runs = mixed(pacs_experiment("fedavg"), pacs_experiment("csac", train={"lr": 0.1, "epochs": 5}))
+    with pytest.raises(UserError, match=r"train\.epochs \(1 \| 5\), train\.lr \(0\.01 \| 0\.1\)") as caught:
+        compare(runs)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(UserError, match=r"train\.epochs"):
+        compare(runs, by=["train.lr"])
+    comparison = compare(runs, by=["train.lr", "train.epochs"])
+    assert list(comparison.methods["label"]) == ["fedavg (lr=0.01, epochs=1)", "csac (lr=0.1, epochs=5)"]
+    assert list(comparison.methods["train.lr"]) == ["0.01", "0.1"]
+
+
+@pytest.mark.parametrize("change", [{"run": {"device": "cpu"}}, {"run": {"runtime": "ray", "threads": 2}},
+                                    {"data": {"root": "elsewhere", "cache": "there"}}, {"name": "other"}])
+def test_where_it_ran_is_no_difference(change):
+    other = pacs_experiment("csac", **change)
+    assert len(compare(mixed(pacs_experiment("fedavg"), other)).methods) == 2
+
+
+def test_select_on_is_a_difference():
+    with pytest.raises(UserError, match=r"run\.select_on"):
+        compare(mixed(pacs_experiment("fedavg"), pacs_experiment("csac", run={"select_on": "local"})))
+
+
+def test_method_settings_count_within_one_method_only():
+    weight = {"guiding_head": {"weight": 0.25}}
+    runs = table_of_runs(
+        {("fedavg", "photo", 0): 0.5, ("a", "photo", 0): 0.6, ("b", "photo", 0): 0.7},
+        {("a", "photo", 0): pacs_experiment("gperxan"), ("b", "photo", 0): pacs_experiment("gperxan", method=weight)})
+    with pytest.raises(UserError, match=r"method\.guiding_head\.weight \(default \| 0\.25\)"):
+        compare(runs)
+    labels = list(compare(runs, by=["method.guiding_head.weight"]).methods["label"])
+    assert labels == ["fedavg", "gperxan (weight=default)", "gperxan (weight=0.25)"]
+    apart = mixed(pacs_experiment("fedavg"), pacs_experiment("gperxan", method=weight))
+    assert len(compare(apart).methods) == 2
+
+
+def test_unknown_names_are_refused():
+    with pytest.raises(UserError, match=r"did you mean 'train\.lr'"):
+        compare(two_methods(), by=["train.rl"])
+    with pytest.raises(UserError, match="there are: fedavg, csac"):
+        compare(two_methods(), baseline="fedprox")
+    with pytest.raises(UserError, match="did you mean 'last'"):
+        compare(two_methods(), select="lats")
+    with pytest.raises(UserError, match="known: table, csv, markdown, latex"):
+        compare(two_methods()).render("html")
+
+
+def test_a_cell_may_not_be_filled_twice():
+    first = pacs_experiment("fedavg")
+    with pytest.raises(UserError, match="more than once: fedavg/photo/seed0, csac/photo/seed0"):
+        compare(mixed(first, first))
+
+
+def test_two_methods_with_one_label_stay_two_rows():
+    runs = table_of_runs({("fedavg", "photo", 0): 0.5, ("csac", "photo", 0): 0.6}, labels={"fedavg": "X", "csac": "X"})
+    assert list(compare(runs).methods["label"]) == ["X [fedavg]", "X [csac]"]
+
+
+def test_transductive_methods_are_marked():
+    text = compare(table_of_runs({("fedavg", "photo", 0): 0.5, ("fedig-a", "photo", 0): 0.6})).render("markdown")
+    assert "| fedig-a † |" in text
+    assert "transductive" in text

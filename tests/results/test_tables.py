@@ -1,0 +1,84 @@
+"""Renderings: exact texts."""
+
+import csv
+import io
+
+import pytest
+
+from fedsim.results import compare
+from fedsim.results.tables import amount, escape_latex
+
+from .invented import pacs_experiment
+from .test_compare import table_of_runs
+
+
+@pytest.fixture
+def comparison():
+    accuracies = {("fedavg", "photo", 0): 0.9, ("fedavg", "photo", 1): 0.92, ("fedavg", "art_painting", 0): 0.6,
+                  ("fedavg", "art_painting", 1): 0.7, ("csac", "photo", 0): 0.95, ("csac", "photo", 1): 0.97,
+                  ("csac", "art_painting", 0): 0.7, ("csac", "art_painting", 1): 0.6}
+    small = {key: pacs_experiment(*key, data={"image_size": 64}) for key in accuracies}
+    return compare(table_of_runs(accuracies, small, {"csac": "CSAC_50%"}), baseline="fedavg")
+
+
+def test_markdown(comparison):
+    lines = comparison.render("markdown").splitlines()
+    assert lines[:6] == [
+        "**pacs: best source validation**",
+        "",
+        "| Method | art_painting | photo | Average | Seeds | Rank | Δ fedavg | p | Down/round | Up/round | s/round |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
+        "| fedavg | **65.0** ± 7.1 | 91.0 ± 1.4 | 78.0 ± 4.2 | 2 | 2 | \N{EN DASH} | \N{EN DASH} "
+        "| 3.0 MB | 1.5 kB | 2.5 |",
+        "| CSAC_50% | **65.0** ± 7.1 | **96.0** ± 1.4 | **80.5** ± 2.8 | 2 | 1 | +2.5 | .750 | 3.0 MB | 1.5 kB | 2.5 |",
+    ]
+
+
+def test_latex(comparison):
+    lines = comparison.render("latex").splitlines()
+    assert lines[:9] == [
+        r"% needs \usepackage{booktabs}",
+        r"\begin{tabular}{lrrrrrrrrrr}",
+        r"\toprule",
+        r"Method & art\_painting & photo & Average & Seeds & Rank & $\Delta$ fedavg & p & Down/round & Up/round "
+        r"& s/round \\",
+        r"\midrule",
+        r"fedavg & \textbf{65.0} $\pm$ 7.1 & \underline{91.0} $\pm$ 1.4 & \underline{78.0} $\pm$ 4.2 & 2 & 2 & -- & -- "
+        r"& 3.0 MB & 1.5 kB & 2.5 \\",
+        r"CSAC\_50\% & \textbf{65.0} $\pm$ 7.1 & \textbf{96.0} $\pm$ 1.4 & \textbf{80.5} $\pm$ 2.8 & 2 & 1 & +2.5 "
+        r"& .750 & 3.0 MB & 1.5 kB & 2.5 \\",
+        r"\bottomrule",
+        r"\end{tabular}",
+    ]
+    assert all(line.startswith("% ") for line in lines[9:])
+
+
+def test_csv_holds_fractions_in_full(comparison):
+    rows = list(csv.DictReader(io.StringIO(comparison.render("csv"))))
+    assert [row["label"] for row in rows] == ["fedavg", "CSAC_50%"]
+    assert float(rows[0]["photo_mean"]) == pytest.approx(0.91, abs=1e-12)
+    assert float(rows[1]["difference"]) == pytest.approx(0.025)
+    assert rows[0]["difference"] == ""
+    assert rows[1]["average_seeds"] == "2"
+
+
+def test_terminal_table_is_never_wrapped(comparison):
+    lines = comparison.render("table").splitlines()
+    assert any("CSAC_50%" in line and "65.0 ± 7.1" in line and "80.5 ± 2.8" in line for line in lines)
+    assert any("Δ fedavg" in line for line in lines)
+
+
+def test_labels_with_brackets_are_not_markup():
+    runs = table_of_runs({("fedavg", "photo", 0): 0.5}, labels={"fedavg": "CCST[bold]x"})
+    assert "CCST[bold]x" in compare(runs).render("table")
+
+
+@pytest.mark.parametrize(("size", "text"), [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (134_400_000, "134.4 MB"),
+                                            (5e12, "5000.0 GB"), (float("nan"), "\N{EN DASH}")])
+def test_amounts(size, text):
+    assert amount(size) == text
+
+
+def test_latex_escapes():
+    assert escape_latex(r"a_b & 5% #1 {x} ~ ^ \y <z>") == (
+        r"a\_b \& 5\% \#1 \{x\} \textasciitilde{} \textasciicircum{} \textbackslash{}y $<$z$>$")
