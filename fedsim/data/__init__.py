@@ -1,0 +1,24 @@
+"""Domains, images, splits and augmentation. Importing this package reads no images and imports no torch.
+
+    for client in client_names(data, target="sketch"):      # "art_painting", "cartoon", "photo"
+        own = load_client(data, client)
+        batch = own.images[own.train[:64]]                   # uint8 [64,C,H,W]
+
+Batched augmentation lives in `fedsim.data.augment` (it needs torch).
+"""
+
+from fedsim.data.benchmarks import BENCHMARKS, Benchmark, benchmark, resolve_domain
+from fedsim.data.loading import ClientData, client_names, domain_of, load_client, load_pooled, load_target
+
+__all__ = [
+    "BENCHMARKS",
+    "Benchmark",
+    "ClientData",
+    "benchmark",
+    "client_names",
+    "domain_of",
+    "load_client",
+    "load_pooled",
+    "load_target",
+    "resolve_domain",
+]

@@ -1,0 +1,176 @@
+"""The benchmarks of domain generalization: their domains, classes and image counts (no torch, no images read).
+
+    benchmark(DataSettings(dataset="pacs")).domains  ->  ("art_painting", "cartoon", "photo", "sketch")
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fedsim.errors import UserError
+from fedsim.experiment import DataSettings, data_root, nearest
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """Facts about one data set; domains and classes in sorted order, which gives their indices."""
+
+    name: str
+    title: str
+    domains: tuple[str, ...]
+    classes: tuple[str, ...]
+    channels: int
+    counts: dict[str, int] | None = None  # images per domain
+    class_counts: dict[str, tuple[int, ...]] | None = None  # images per domain and class, in class order
+    folder: tuple[str, ...] = ()  # folder names below the data root, spelled as `plain` leaves them; () for none
+    source: str = ""
+    note: str = ""
+    all_domains: tuple[str, ...] = ()  # the data set's domains when `domains` is a chosen part of them
+
+    def environment(self, domain: str) -> int:
+        """Index of a domain among ALL sorted domains of the data set (DomainBed's env_index, which seeds its split)."""
+        return (self.all_domains or self.domains).index(domain)
+
+
+DIGITS = ("0", "1", "2", "3", "4", "5", "6", "7", "8", "9")
+ANGLES = (0, 15, 30, 45, 60, 75)
+
+PACS_COUNTS = {
+    "art_painting": (379, 255, 285, 184, 201, 295, 449),
+    "cartoon": (389, 457, 346, 135, 324, 288, 405),
+    "photo": (189, 202, 182, 186, 199, 280, 432),
+    "sketch": (772, 740, 753, 608, 816, 80, 160),
+}
+VLCS_COUNTS = {
+    "Caltech101": (237, 123, 118, 67, 870),
+    "LabelMe": (80, 1209, 88, 42, 1237),
+    "SUN09": (20, 932, 1036, 30, 1264),
+    "VOC2007": (330, 699, 428, 420, 1499),
+}
+OFFICE_HOME_CLASSES = (
+    "Alarm_Clock", "Backpack", "Batteries", "Bed", "Bike", "Bottle", "Bucket", "Calculator", "Calendar", "Candles",
+    "Chair", "Clipboards", "Computer", "Couch", "Curtains", "Desk_Lamp", "Drill", "Eraser", "Exit_Sign", "Fan",
+    "File_Cabinet", "Flipflops", "Flowers", "Folder", "Fork", "Glasses", "Hammer", "Helmet", "Kettle", "Keyboard",
+    "Knives", "Lamp_Shade", "Laptop", "Marker", "Monitor", "Mop", "Mouse", "Mug", "Notebook", "Oven", "Pan",
+    "Paper_Clip", "Pen", "Pencil", "Postit_Notes", "Printer", "Push_Pin", "Radio", "Refrigerator", "Ruler", "Scissors",
+    "Screwdriver", "Shelf", "Sink", "Sneakers", "Soda", "Speaker", "Spoon", "TV", "Table", "Telephone", "ToothBrush",
+    "Toys", "Trash_Can", "Webcam",
+)
+
+BENCHMARKS: dict[str, Benchmark] = {
+    "digits": Benchmark(
+        "digits", "Rotated Digits (embedded)", tuple(f"rot{angle}" for angle in ANGLES), DIGITS, 1,
+        counts={f"rot{angle}": 1000 for angle in ANGLES},
+        source="scikit-learn load_digits (UCI Optical Recognition of Handwritten Digits, 8x8)",
+        note="needs no files; every domain shows the SAME 1,000 images, rotated clockwise, like CSAC's Rotated MNIST",
+    ),
+    "rotated-mnist": Benchmark(
+        "rotated-mnist", "Rotated MNIST", tuple(f"M{angle}" for angle in ANGLES), DIGITS, 1,
+        counts={f"M{angle}": 1000 for angle in ANGLES}, folder=("mnist",),
+        source="LeCun et al. 1998; rotations as in CSAC (default) or DomainBed (data.variant)",
+        note="csac: the same 1,000 images in every domain; domainbed: all 70,000 images dealt to disjoint domains",
+    ),
+    "pacs": Benchmark(
+        "pacs", "PACS", tuple(PACS_COUNTS), ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person"), 3,
+        counts={domain: sum(row) for domain, row in PACS_COUNTS.items()}, class_counts=PACS_COUNTS,
+        folder=("pacs", "kfold"), source="Li et al., Deeper, Broader and Artier Domain Generalization, ICCV 2017",
+    ),
+    "vlcs": Benchmark(
+        "vlcs", "VLCS", tuple(VLCS_COUNTS), ("bird", "car", "chair", "dog", "person"), 3,
+        counts={domain: sum(row) for domain, row in VLCS_COUNTS.items()}, class_counts=VLCS_COUNTS,
+        folder=("vlcs",), source="Fang et al., Unbiased Metric Learning, ICCV 2013; folders of DomainBed",
+        note="SUN09 has 20 birds and 30 dogs: a class can be absent from a small validation split",
+    ),
+    "office-home": Benchmark(
+        "office-home", "Office-Home", ("Art", "Clipart", "Product", "Real_World"), OFFICE_HOME_CLASSES, 3,
+        counts={"Art": 2427, "Clipart": 4365, "Product": 4439, "Real_World": 4357},
+        folder=("officehome", "officehomedataset10072016"),
+        source="Venkateswara et al., Deep Hashing Network for Unsupervised Domain Adaptation, CVPR 2017",
+        note="folders may be spelled with blanks, underscores or neither (Real World, Real_World, RealWorld)",
+    ),
+    "terra-incognita": Benchmark(
+        "terra-incognita", "Terra Incognita", ("location_100", "location_38", "location_43", "location_46"),
+        ("bird", "bobcat", "cat", "coyote", "dog", "empty", "opossum", "rabbit", "raccoon", "squirrel"), 3,
+        folder=("terraincognita",),
+        source="Beery et al., Recognition in Terra Incognita, ECCV 2018; DomainBed's locations",
+        note="no reference counts: downloads differ (24,788 images in FedSB, about 24,330 later)",
+    ),
+    "folder": Benchmark(
+        "folder", "Any folder domain/class/image", (), (), 3, source="your own images",
+        note="domains and classes are read from disk; a site that holds one domain only must set data.domains",
+    ),
+}
+
+
+def plain(name: str) -> str:
+    """Spelling-free form of a folder name: "Real World", "Real_World" and "RealWorld" are one."""
+    return re.sub(r"[^a-z0-9]", "", name.lower()) or name
+
+
+def matching(name: str, known: Iterable[str]) -> str | None:
+    """The one of `known` that equals `name`, exactly or up to spelling; None when there is none."""
+    known = list(known)
+    if name in known:
+        return name
+    return next((candidate for candidate in known if plain(candidate) == plain(name)), None)
+
+
+def benchmark(data: DataSettings) -> Benchmark:
+    """The benchmark that the settings name, with `data.domains` chosen; "folder" is read from disk.
+
+    Domains come in the benchmark's (sorted) order whatever the order of `data.domains`.
+    Raises UserError with the nearest name for an unknown data set or domain.
+    """
+    if data.dataset not in BENCHMARKS:
+        raise UserError(f"data.dataset: no data set {data.dataset!r}; {nearest(data.dataset, BENCHMARKS)}"
+                        f"known: {', '.join(BENCHMARKS)}")
+    found = BENCHMARKS[data.dataset]
+    if data.dataset == "folder":
+        found = _discover(data_root(data), data.domains)
+    elif data.dataset == "rotated-mnist" and data.variant == "domainbed":
+        found = replace(found, counts=None)
+    if not data.domains:
+        return found
+    chosen = {resolve_domain(found, name) for name in data.domains}
+    return replace(found, domains=tuple(sorted(chosen)), all_domains=found.domains)
+
+
+def resolve_domain(found: Benchmark, name: str) -> str:
+    """A domain's name as the benchmark spells it; UserError with the nearest one when there is none."""
+    domain = matching(name, found.domains)
+    if domain is None:
+        raise UserError(f"{found.title} has no domain {name!r}; {nearest(name, found.domains)}"
+                        f"known: {', '.join(found.domains)}")
+    return domain
+
+
+def subfolders(folder: Path) -> list[str]:
+    """Sorted names of the visible folders in a folder."""
+    try:
+        return sorted(path.name for path in folder.iterdir()
+                      if path.is_dir() and not path.name.startswith((".", "__")))
+    except OSError as error:
+        raise UserError(f"cannot read the folder {folder}: {error.strerror}; set data.root or $FEDSIM_DATA") from None
+
+
+def _discover(root: Path, asked: list[str]) -> Benchmark:
+    """Benchmark of a tree root/domain/class/image; `asked` domains may be absent here (they live on other sites)."""
+    on_disk = subfolders(root)
+    for name in set(asked) - set(on_disk):
+        hint = nearest(name, set(on_disk) - set(asked))
+        if hint or not set(asked) & set(on_disk):
+            raise UserError(f"no domain folder {name!r} in {root}; {hint}found: {', '.join(on_disk) or 'no folder'}")
+    domains = tuple(sorted({*on_disk, *asked}))
+    used = [name for name in on_disk if not asked or name in asked]
+    if not used:
+        raise UserError(f"no domain folders in {root}: expected domain/class/image below it; set data.root")
+    classes = subfolders(root / used[0])
+    for name in used:
+        if subfolders(root / name) != classes:
+            difference = sorted(set(subfolders(root / name)) ^ set(classes))
+            raise UserError(f"{root}: domains {used[0]!r} and {name!r} have different class folders "
+                            f"({', '.join(difference[:5])}); every domain needs the same classes, or set data.domains")
+    if len(classes) < 2:
+        raise UserError(f"{root / used[0]}: {len(classes)} class folder(s); at least 2 are needed (domain/class/image)")
+    return replace(BENCHMARKS["folder"], domains=domains, classes=tuple(classes))

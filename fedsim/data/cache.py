@@ -1,0 +1,182 @@
+"""Decode once: the images of a domain as one memory-mapped uint8 array on disk, shared by all processes.
+
+    <cache>/<dataset>/<domain>-<hash>/   images.npy [N,C,H,W]   labels.npy [N]   manifest.json
+
+The hash covers data set, size, channels, format and every file's relative path, size and modification time, so that a
+changed source gets a new folder. Old folders are never read again and may be deleted at any time.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+from rich.console import Console
+from rich.progress import Progress
+
+from fedsim.data.folders import Listing
+from fedsim.errors import UserError
+
+FORMAT = 1
+DAY = 86_400.0
+PATIENCE = 2.0  # seconds of decoding before a progress bar appears
+Report = Callable[[int, int], None]  # (images decoded, images in all)
+
+
+def cached_images(
+    listing: Listing, dataset: str, domain: str, image_size: int, cache: Path, report: Report | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Images (read-only memory map, uint8 [N,3,s,s]) and labels int64 [N] of a domain, decoded on first use.
+
+    `report(done, total)` replaces the progress bar on stderr. Several processes may build the same entry: each writes a
+    folder of its own, the first rename wins, the others discard theirs. Raises UserError for an unreadable image (by
+    name) or a cache folder that cannot be written.
+    """
+    manifest = _manifest(listing, dataset, domain, image_size)
+    entry = cache / dataset / f"{domain}-{manifest['hash']}"
+    opened = _open(entry, manifest)
+    if opened is None:
+        _build(listing, manifest, entry, report)
+        opened = _open(entry, manifest)
+    if opened is None:
+        raise UserError(f"the image cache {entry} cannot be read back; delete it or set data.cache or $FEDSIM_CACHE")
+    return opened
+
+
+def decode(path: Path, image_size: int) -> np.ndarray:
+    """One image file as RGB uint8 [3,s,s]: both sides resized, bilinear and antialiased (DomainBed's evaluation)."""
+    try:
+        with Image.open(path) as image:
+            small = image.convert("RGB").resize((image_size, image_size), Image.Resampling.BILINEAR)
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        reason = str(error).replace(f" {str(path)!r}", "")
+        raise _unreadable(path, reason) from None
+    return np.asarray(small).transpose(2, 0, 1)
+
+
+def _unreadable(path: Path, reason: str) -> UserError:
+    return UserError(f"cannot read the image {path} ({reason}); replace or remove it")
+
+
+def _manifest(listing: Listing, dataset: str, domain: str, image_size: int) -> dict:
+    """Everything the decoded array depends on, and its hash."""
+    shape = [len(listing.files), 3, image_size, image_size]
+    content = {"format": FORMAT, "dataset": dataset, "domain": domain, "shape": shape}
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode())
+    for name, label in zip(listing.files, listing.labels):
+        try:
+            status = (listing.folder / name).stat()
+        except OSError as error:
+            raise _unreadable(listing.folder / name, error.strerror) from None
+        digest.update(f"{name}\0{label}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
+    return {**content, "hash": digest.hexdigest()[:16]}
+
+
+def _open(entry: Path, manifest: dict) -> tuple[np.ndarray, np.ndarray] | None:
+    """The cached arrays, or None when there are none or they are damaged (e.g. after a power cut)."""
+    try:
+        stored = json.loads((entry / "manifest.json").read_text())
+        images = np.load(entry / "images.npy", mmap_mode="r", allow_pickle=False)
+        labels = np.load(entry / "labels.npy", allow_pickle=False)
+    except (OSError, ValueError, EOFError):
+        return None
+    shape = tuple(manifest["shape"])
+    sound = stored == manifest and images.shape == shape and images.dtype == np.uint8 and labels.shape == shape[:1]
+    return (images, labels) if sound else None
+
+
+def _build(listing: Listing, manifest: dict, entry: Path, report: Report | None) -> None:
+    """Decode into a temporary folder, then rename it to `entry`."""
+    try:
+        entry.parent.mkdir(parents=True, exist_ok=True)
+        _remove_leftovers(entry.parent)
+        temporary = Path(tempfile.mkdtemp(prefix=".tmp-", dir=entry.parent))
+    except OSError as error:
+        raise _unwritable(entry.parent, error) from None
+    try:
+        temporary.chmod(0o755)  # mkdtemp makes it private; the cache may be shared between users
+        _write_images(listing, manifest, temporary / "images.npy", report)
+        np.save(temporary / "labels.npy", listing.labels, allow_pickle=False)
+        (temporary / "manifest.json").write_text(json.dumps(manifest))
+        _publish(temporary, entry, manifest)
+    except OSError as error:
+        raise _unwritable(entry, error) from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _unwritable(path: Path, error: OSError) -> UserError:
+    return UserError(f"cannot write the image cache {path} ({error.strerror}); make room there, or set data.cache or "
+                     "$FEDSIM_CACHE")
+
+
+def _publish(temporary: Path, entry: Path, manifest: dict) -> None:
+    """Rename the finished folder; an entry that another process finished meanwhile stays, a damaged one gives way."""
+    if entry.exists() and _open(entry, manifest) is None:
+        damaged = temporary.with_name(temporary.name + "-damaged")
+        entry.rename(damaged)
+        shutil.rmtree(damaged, ignore_errors=True)
+    try:
+        temporary.rename(entry)
+    except OSError:
+        if _open(entry, manifest) is None:
+            raise
+
+
+def _write_images(listing: Listing, manifest: dict, path: Path, report: Report | None) -> None:
+    """Decode all files with a few threads (PIL releases the GIL) straight into the memory-mapped file."""
+    shape = tuple(manifest["shape"])
+    images = np.lib.format.open_memmap(path, mode="w+", dtype=np.uint8, shape=shape)
+    if hasattr(os, "posix_fallocate"):  # a full disk is an error here, and not a bus error while writing the map
+        with path.open("r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+
+    def fill(index: int) -> None:
+        images[index] = decode(listing.folder / listing.files[index], shape[-1])
+
+    with ThreadPoolExecutor(min(8, max(2, os.cpu_count() or 2))) as pool, _progress(manifest, report) as show:
+        for done, _ in enumerate(pool.map(fill, range(len(listing.files))), start=1):
+            show(done, len(listing.files))
+    images.flush()
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Delete temporary folders that interrupted builds left more than a day ago."""
+    for leftover in folder.glob(".tmp-*"):
+        try:
+            if time.time() - leftover.stat().st_mtime > DAY:
+                shutil.rmtree(leftover, ignore_errors=True)
+        except OSError:
+            continue  # another process was faster
+
+
+@contextmanager
+def _progress(manifest: dict, report: Report | None) -> Iterator[Report]:
+    """`report` itself, or a transient bar on stderr that appears once decoding takes longer than PATIENCE."""
+    if report is not None:
+        yield report
+        return
+    console = Console(stderr=True)
+    bar = Progress(console=console, transient=True)
+    task = bar.add_task(f"decoding {manifest['dataset']} {manifest['domain']}", total=None)
+    start = time.monotonic()
+
+    def show(done: int, total: int) -> None:
+        if console.is_terminal and not bar.live.is_started and time.monotonic() - start > PATIENCE:
+            bar.start()
+        if bar.live.is_started:
+            bar.update(task, completed=done, total=total)
+
+    try:
+        yield show
+    finally:
+        if bar.live.is_started:
+            bar.stop()

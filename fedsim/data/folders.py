@@ -1,0 +1,116 @@
+"""Image trees `root/domain/class/image`: finds the folders, lists the files, checks them against the benchmark."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fedsim.data.benchmarks import Benchmark, matching, plain, subfolders
+from fedsim.errors import UserError
+from fedsim.experiment import DataSettings, data_root
+
+IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif"})
+SIDE_FILES = frozenset({
+    ".txt", ".csv", ".tsv", ".json", ".xml", ".yaml", ".yml", ".toml", ".md", ".html", ".pdf", ".db", ".ini", ".log",
+    ".mat", ".npy", ".npz", ".pkl", ".zip", ".tar", ".gz", ".sha256", ".md5",
+})
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Image files of one domain in ImageFolder's order: by class, then by path; labels are class ranks [N]."""
+
+    folder: Path
+    files: tuple[str, ...]  # relative to `folder`
+    labels: np.ndarray
+
+
+def dataset_folder(data: DataSettings, found: Benchmark) -> Path:
+    """Folder that holds the domain folders: the data root itself, or e.g. PACS/ below it.
+
+    Raises UserError when neither holds a domain of the benchmark.
+    """
+    root = data_root(data)
+    if not root.is_dir():
+        raise UserError(f"{found.title}: no folder {root}; set data.root or $FEDSIM_DATA to where the images are")
+    if found.name == "folder":
+        return root
+    below = [root / name for name in subfolders(root) if plain(name) in found.folder]
+    for folder in (root, *below):
+        if any(matching(domain, subfolders(folder)) for domain in found.all_domains or found.domains):
+            return folder
+    raise UserError(f"{found.title}: no domain folder ({', '.join(found.domains)}) in {root} or in "
+                    f"{below[0] if below else root / found.title}; put the images there as domain/class/image "
+                    "or set data.root or $FEDSIM_DATA")
+
+
+def list_domain(data: DataSettings, found: Benchmark, domain: str) -> Listing:
+    """Files and labels of one domain, checked: its folder, its classes, and at least the benchmark's image counts.
+
+    Raises UserError for a missing folder, an empty or unknown class, a foreign file or missing images.
+    """
+    root = dataset_folder(data, found)
+    name = matching(domain, subfolders(root))
+    if name is None:
+        raise UserError(f"{found.title}: domain {domain!r} has no folder in {root} "
+                        f"(found: {', '.join(subfolders(root))})")
+    folder = root / name
+    class_folders = _class_folders(found, domain, folder)
+    files: list[str] = []
+    counts = []
+    for class_folder in class_folders:
+        images = _images(folder, class_folder)
+        counts.append(len(images))
+        files.extend(images)
+    _check_counts(found, domain, folder, counts)
+    labels = np.repeat(np.arange(len(counts), dtype=np.int64), counts)
+    return Listing(folder, tuple(files), labels)
+
+
+def _class_folders(found: Benchmark, domain: str, folder: Path) -> list[str]:
+    """Names of the class folders on disk, in the order of the benchmark's classes."""
+    present = subfolders(folder)
+    by_class = {name: matching(name, present) for name in found.classes}
+    missing = [name for name, on_disk in by_class.items() if on_disk is None]
+    if missing:
+        index = found.classes.index(missing[0])
+        expected = f" (0 of {found.class_counts[domain][index]} images)" if found.class_counts else ""
+        raise UserError(f"{found.title} {domain}: {len(missing)} of {len(found.classes)} class folders are missing in "
+                        f"{folder}, first {missing[0]!r}{expected}; copy the data set again")
+    unknown = sorted(set(present) - set(by_class.values()))
+    if unknown:
+        raise UserError(f"{found.title} {domain}: {unknown[0]!r} in {folder} is none of the benchmark's classes; "
+                        "remove the folder or use data.dataset = 'folder'")
+    return [by_class[name] for name in found.classes]
+
+
+def _images(folder: Path, class_folder: str) -> list[str]:
+    """Relative paths of a class's images, sorted like ImageFolder does (folder by folder, then by name)."""
+    images = []
+    for parent, _, names in sorted(os.walk(folder / class_folder, followlinks=True)):
+        for name in sorted(names):
+            suffix = Path(name).suffix.lower()
+            if suffix in IMAGE_SUFFIXES and not name.startswith("."):
+                images.append(os.path.relpath(Path(parent, name), folder))
+            elif not (name.startswith(".") or suffix in SIDE_FILES):
+                raise UserError(f"{Path(parent, name)}: not an image file "
+                                f"({', '.join(sorted(IMAGE_SUFFIXES))}); remove it")
+    return images
+
+
+def _check_counts(found: Benchmark, domain: str, folder: Path, counts: list[int]) -> None:
+    """Raise UserError for missing images, then for an empty class; more images than the benchmark's are accepted."""
+    expected = found.class_counts[domain] if found.class_counts else counts
+    short = [row for row in zip(found.classes, counts, expected) if row[1] < row[2]]
+    if short:
+        listed = ", ".join(f"{name} has {has} of {of} images" for name, has, of in short[:3])
+        more = f" and {len(short) - 3} more classes are short" if len(short) > 3 else ""
+        raise UserError(f"{found.title} {domain} is incomplete in {folder}: {listed}{more}; copy the data set again, "
+                        "or use data.dataset = 'folder' for a part of it")
+    empty = [name for name, has in zip(found.classes, counts) if has == 0]
+    if empty:
+        raise UserError(f"{found.title} {domain}: no image of class {empty[0]!r} in {folder}; every class needs images")
+    if found.counts and sum(counts) < found.counts[domain]:
+        raise UserError(f"{found.title} {domain} is incomplete in {folder}: {sum(counts)} of {found.counts[domain]} "
+                        "images; copy the data set again, or use data.dataset = 'folder' for a part of it")

@@ -1,0 +1,167 @@
+"""What a client, the server and a pooled baseline see of the data: each call loads its own domains and no other."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedsim.data.benchmarks import Benchmark, benchmark, resolve_domain
+from fedsim.data.splits import (
+    dirichlet_partition,
+    fraction_subset,
+    iid_partition,
+    random_split,
+    seed_hash,
+    stratified_split,
+)
+from fedsim.errors import UserError
+from fedsim.experiment import DataSettings, cache_root, data_root
+
+
+@dataclass(frozen=True, eq=False)
+class ClientData:
+    """One client's data: the images of its whole domain and the indices that are its own.
+
+    images uint8 [N,C,H,W] (often a read-only memory map), labels int64 [N]; train and validation are int64 indices into
+    both, disjoint. domain_index int64 [N] tells each image's place in `domains` (pooled data has several).
+    """
+
+    client: str
+    images: np.ndarray
+    labels: np.ndarray
+    train: np.ndarray
+    validation: np.ndarray
+    classes: tuple[str, ...]
+    domains: tuple[str, ...]
+    domain_index: np.ndarray
+
+    @property
+    def examples(self) -> int:
+        """Number of training images: the client's weight in FedAvg."""
+        return len(self.train)
+
+    def class_counts(self) -> np.ndarray:
+        """Training images of each class, int64 [classes]."""
+        return np.bincount(self.labels[self.train], minlength=len(self.classes))
+
+
+def domain_of(client: str) -> str:
+    """Domain of a client: "photo" of "photo" and of "photo/3"."""
+    return client.partition("/")[0]
+
+
+def client_names(data: DataSettings, target: str) -> list[str]:
+    """Source clients in sorted-domain order, all domains but `target`: "photo", or "photo/0", "photo/1", ...
+
+    Reads no images. Raises UserError when `target` is no domain or the only one.
+    """
+    found = benchmark(data)
+    unseen = resolve_domain(found, target)
+    sources = [domain for domain in found.domains if domain != unseen]
+    if not sources:
+        raise UserError(f"{unseen!r} is the only domain of {found.title}: nothing is left to train on")
+    if data.clients_per_domain == 1:
+        return sources
+    return [f"{domain}/{index}" for domain in sources for index in range(data.clients_per_domain)]
+
+
+def load_client(data: DataSettings, client: str) -> ClientData:
+    """Data of one client ("photo" or "photo/1"), split into training and validation by `data.split_seed`.
+
+    Loads the client's own domain only. Raises UserError for an unknown client or data that cannot be read or split.
+    """
+    found = benchmark(data)
+    domain = resolve_domain(found, domain_of(client))
+    images, labels = _load_domain(data, found, domain)
+    environment = found.environment(domain)
+    pool = fraction_subset(labels, data.fraction, seed_hash(data.split_seed, environment, "fraction"))
+    seed = seed_hash(data.split_seed, environment)
+    if data.clients_per_domain > 1:
+        index = _client_index(data, client)
+        pool = pool[_partition(data, labels[pool], environment)[index]]
+        seed = seed_hash(data.split_seed, environment, index)
+    elif client != domain_of(client):
+        raise UserError(f"no client {client!r}: data.clients_per_domain is 1, so the client is called {domain!r}")
+    train, validation = _split(data, labels[pool], seed, client)
+    return ClientData(client, images, labels, pool[train], pool[validation], found.classes, (domain,),
+                      np.zeros(len(labels), dtype=np.int64))
+
+
+def load_target(data: DataSettings, domain: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Images uint8 [N,C,H,W], labels int64 [N] and the tested indices int64 [n] of the unseen domain.
+
+    Tested are all images (data.test_split = "all"), or DomainBed's "in" part of its random split ("in").
+    """
+    found = benchmark(data)
+    domain = resolve_domain(found, domain)
+    images, labels = _load_domain(data, found, domain)
+    environment = found.environment(domain)
+    indices = fraction_subset(labels, data.fraction, seed_hash(data.split_seed, environment, "fraction"))
+    if data.test_split == "in":
+        indices = indices[random_split(len(indices), data.holdout, seed_hash(data.split_seed, environment))[0]]
+    return images, labels, indices
+
+
+def load_pooled(data: DataSettings, target: str) -> ClientData:
+    """All source clients' data as one client named "pooled" (DeepAll, the centralised reference).
+
+    The images are copied into memory; splits are those of the single clients, `domain_index` tells the domain.
+    """
+    found = benchmark(data)
+    clients = [load_client(data, client) for client in client_names(data, target)]
+    domains = tuple(dict.fromkeys(client.domains[0] for client in clients))
+    first = {domain: next(client for client in clients if client.domains[0] == domain) for domain in domains}
+    sizes = [len(first[domain].labels) for domain in domains]
+    offset = dict(zip(domains, np.cumsum([0, *sizes[:-1]])))
+    return ClientData(
+        "pooled",
+        np.concatenate([first[domain].images for domain in domains]),
+        np.concatenate([first[domain].labels for domain in domains]),
+        np.concatenate([client.train + offset[client.domains[0]] for client in clients]),
+        np.concatenate([client.validation + offset[client.domains[0]] for client in clients]),
+        found.classes,
+        domains,
+        np.repeat(np.arange(len(domains), dtype=np.int64), sizes),
+    )
+
+
+def _load_domain(data: DataSettings, found: Benchmark, domain: str) -> tuple[np.ndarray, np.ndarray]:
+    """Images uint8 [N,C,H,W] and labels int64 [N] of a whole domain. Readers are imported when needed: torch, PIL."""
+    if found.name == "digits":
+        from fedsim.data.digits import digits_domain
+
+        return digits_domain(int(domain.removeprefix("rot")), data.image_size)
+    if found.name == "rotated-mnist":
+        from fedsim.data.rotated_mnist import mnist_domain
+
+        angle = int(domain.removeprefix("M"))
+        return mnist_domain(data_root(data).resolve(), data.variant, data.split_seed, angle, data.image_size)
+    from fedsim.data.cache import cached_images
+    from fedsim.data.folders import list_domain
+
+    return cached_images(list_domain(data, found, domain), found.name, domain, data.image_size, cache_root(data))
+
+
+def _client_index(data: DataSettings, client: str) -> int:
+    index = client.partition("/")[2]
+    if not index.isdecimal() or int(index) >= data.clients_per_domain:
+        raise UserError(f"no client {client!r}: the clients of a domain are called {domain_of(client)}/0 to "
+                        f"{domain_of(client)}/{data.clients_per_domain - 1} (data.clients_per_domain)")
+    return int(index)
+
+
+def _partition(data: DataSettings, labels: np.ndarray, environment: int) -> list[np.ndarray]:
+    seed = seed_hash(data.split_seed, environment, "partition")
+    if data.partition == "iid":
+        return iid_partition(len(labels), data.clients_per_domain, seed)
+    return dirichlet_partition(labels, data.clients_per_domain, data.alpha, seed)
+
+
+def _split(data: DataSettings, labels: np.ndarray, seed: int, client: str) -> tuple[np.ndarray, np.ndarray]:
+    if data.split == "stratified":
+        train, validation = stratified_split(labels, data.holdout, seed)
+    else:
+        train, validation = random_split(len(labels), data.holdout, seed)
+    if len(train) < 2 or not len(validation):
+        raise UserError(f"client {client!r} has {len(train)} training and {len(validation)} validation images, at "
+                        "least 2 and 1 are needed; change data.holdout, data.fraction or data.clients_per_domain")
+    return train, validation

@@ -1,0 +1,94 @@
+"""Who gets which images: train/validation splits, subsets, and partitions of a domain between clients. Pure NumPy."""
+
+import hashlib
+
+import numpy as np
+
+from fedsim.errors import UserError
+
+REDRAWS = 200  # Dirichlet draws until every client has enough images, as in NIID-Bench
+MIN_IMAGES = 3  # of a client: two to train (batch norm needs two), one to validate
+
+
+def seed_hash(*name: str | int) -> int:
+    """DomainBed's seed of a named stream: int(md5(str(name))) mod 2^31, the tuple printed as Python prints it."""
+    return int(hashlib.md5(str(name).encode(), usedforsecurity=False).hexdigest(), 16) % 2**31
+
+
+def shuffled(count: int, seed: int) -> np.ndarray:
+    """Permutation of 0..count-1 by a RandomState, int64 [count]."""
+    order = np.arange(count, dtype=np.int64)
+    np.random.RandomState(seed).shuffle(order)
+    return order
+
+
+def random_split(count: int, holdout: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """DomainBed's split of 0..count-1 into (train, validation), not stratified by class.
+
+    The first floor(holdout * count) indices of a shuffled list validate ("out"), the rest train ("in"); a smaller
+    holdout is a prefix of a larger one. Source: DomainBed `split_dataset`, seed = seed_hash(trial_seed, env_index).
+    Differs only where the floor is 0: then one image validates.
+    """
+    order = shuffled(count, seed)
+    held = max(1, int(holdout * count))
+    return order[held:], order[:held]
+
+
+def stratified_split(labels: np.ndarray, holdout: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Split of 0..N-1 into (train, validation) with floor(holdout * n_c) validation images of every class (CSAC)."""
+    order = shuffled(len(labels), seed)
+    train, validation = [], []
+    for label in np.unique(labels):
+        members = order[labels[order] == label]
+        held = int(holdout * len(members))
+        validation.append(members[:held])
+        train.append(members[held:])
+    if not sum(map(len, validation)):  # every class is tiny: one image of the largest class validates
+        largest = int(np.argmax([len(members) for members in train]))
+        validation[largest], train[largest] = train[largest][:1], train[largest][1:]
+    return np.concatenate(train), np.concatenate(validation)
+
+
+def fraction_subset(labels: np.ndarray, fraction: float, seed: int) -> np.ndarray:
+    """Sorted indices of `fraction` of every class, rounded, at least one image a class; a smaller one is contained."""
+    if fraction >= 1:
+        return np.arange(len(labels), dtype=np.int64)
+    order = shuffled(len(labels), seed)
+    classes = [order[labels[order] == label] for label in np.unique(labels)]
+    return np.sort(np.concatenate([members[:max(1, round(fraction * len(members)))] for members in classes]))
+
+
+def iid_partition(count: int, clients: int, seed: int) -> list[np.ndarray]:
+    """0..count-1 shuffled and dealt to `clients` parts whose sizes differ by at most one."""
+    _check_pool(count, clients)
+    order = shuffled(count, seed)
+    return [np.sort(order[client::clients]) for client in range(clients)]
+
+
+def dirichlet_partition(labels: np.ndarray, clients: int, alpha: float, seed: int) -> list[np.ndarray]:
+    """0..N-1 shared between clients, the shares of every class drawn from Dirichlet(alpha).
+
+    q_c ~ Dir(alpha * 1_K); client k gets the share q_ck of class c (Hsu et al. 2019; FedIG-A appendix). Redrawn until
+    every client has 3 images (NIID-Bench's rule, with its smaller bound); UserError when 200 draws do not do.
+    """
+    _check_pool(len(labels), clients)
+    rng = np.random.RandomState(seed)
+    for _ in range(REDRAWS):
+        parts: list[list[np.ndarray]] = [[] for _ in range(clients)]
+        for label in np.unique(labels):
+            members = rng.permutation(np.flatnonzero(labels == label))
+            shares = rng.dirichlet(np.full(clients, alpha))
+            cuts = np.round(np.cumsum(shares)[:-1] * len(members)).astype(np.int64)
+            for part, chunk in zip(parts, np.split(members, cuts)):
+                part.append(chunk)
+        joined = [np.sort(np.concatenate(part)) for part in parts]
+        if min(map(len, joined)) >= MIN_IMAGES:
+            return joined
+    raise UserError(f"a Dirichlet partition with data.alpha = {alpha} leaves one of {clients} clients with fewer than "
+                    f"{MIN_IMAGES} of {len(labels)} images; raise data.alpha or lower data.clients_per_domain")
+
+
+def _check_pool(count: int, clients: int) -> None:
+    if count < clients * MIN_IMAGES:
+        raise UserError(f"{count} images of a domain are too few for {clients} clients (each needs 2 for training "
+                        "and 1 for validation); lower data.clients_per_domain or raise data.fraction")

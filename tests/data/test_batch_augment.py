@@ -1,0 +1,143 @@
+"""Batched augmentation: each operation against torchvision on fixed parameters, then properties of the presets."""
+
+import math
+import pickle
+
+import pytest
+import torch
+from torchvision.transforms import RandomResizedCrop
+from torchvision.transforms.v2 import functional as TF
+
+from fedsim.data.augment import AUGMENTATIONS, Augmentation, draw_boxes, make_transforms, to_float
+from fedsim.data.image_ops import brightness, contrast, grey, hue, resized_crop, saturation
+from fedsim.errors import UserError
+from fedsim.experiment import DataSettings
+
+
+@pytest.fixture
+def batch() -> torch.Tensor:
+    x = torch.rand(6, 3, 20, 20, generator=torch.Generator().manual_seed(0))
+    x[0, :, :4] = 0.5  # grey, black, white and two-equal-channel pixels
+    x[0, :, 4:6] = 0.0
+    x[0, :, 6:8] = 1.0
+    x[0, 1, 8:10] = x[0, 0, 8:10]
+    return x
+
+
+@pytest.mark.parametrize(("operation", "reference", "values"), [
+    (brightness, TF.adjust_brightness, (0.0, 0.6, 0.9, 1.0, 1.2, 1.4)),
+    (contrast, TF.adjust_contrast, (0.0, 0.6, 0.9, 1.0, 1.2, 1.4)),
+    (saturation, TF.adjust_saturation, (0.0, 0.6, 0.9, 1.0, 1.2, 1.4)),
+    (hue, TF.adjust_hue, (-0.5, -0.3, -0.1, 0.0, 0.2, 0.5)),
+])
+def test_jitter_equals_torchvision(batch, operation, reference, values):
+    before = batch.clone()
+    ours = operation(batch, torch.tensor(values)[:, None, None, None])
+    theirs = torch.stack([reference(image, value) for image, value in zip(batch, values)])
+    torch.testing.assert_close(ours, theirs, atol=3e-6, rtol=0)
+    assert (batch == before).all()
+
+
+def test_grey_equals_torchvision(batch):
+    torch.testing.assert_close(grey(batch), TF.rgb_to_grayscale(batch, 1), atol=1e-6, rtol=0)
+
+
+def test_crop_and_flip_equal_torchvision(batch):
+    boxes = torch.tensor(
+        [[0, 0, 20, 20], [2, 3, 15, 16], [5, 0, 15, 20], [1, 1, 17, 13], [0, 4, 20, 16], [6, 6, 14, 14]])
+    flipped = torch.tensor([False, True, False, True, False, True])
+    ours = resized_crop(batch, boxes.float(), flipped)
+    for image, out, box, flip in zip(batch, ours, boxes.tolist(), flipped.tolist()):
+        expected = TF.resized_crop(image, *box, [20, 20], antialias=False)
+        torch.testing.assert_close(out, expected.flip(-1) if flip else expected, atol=1e-5, rtol=0)
+
+
+def test_boxes_are_distributed_like_torchvisions():
+    torch.manual_seed(0)
+    ours = draw_boxes(4000, 64, 64, (0.7, 1.0))
+    image = torch.empty(3, 64, 64)
+    boxes = [RandomResizedCrop.get_params(image, [0.7, 1.0], [3 / 4, 4 / 3]) for _ in range(4000)]
+    theirs = torch.tensor(boxes).float()
+    top, left, height, width = ours.T
+    assert ((top >= 0) & (left >= 0) & (top + height <= 64) & (left + width <= 64)).all()
+    assert (ours == ours.round()).all()
+    area = height * width / 64**2
+    assert area.min() > 0.67
+    assert (ours.mean(0) - theirs.mean(0)).abs().max() < 0.5
+    assert (ours.std(0) - theirs.std(0)).abs().max() < 0.5
+
+
+def test_a_box_that_never_fits_is_the_whole_image():
+    boxes = draw_boxes(8, 40, 10, (1.0, 1.0))
+    assert (boxes == torch.tensor([0.0, 0.0, 40.0, 10.0])).all()
+
+
+@pytest.mark.parametrize("name", AUGMENTATIONS)
+@pytest.mark.parametrize("channels", [1, 3])
+def test_presets_keep_shape_range_and_input_and_repeat_by_seed(batch, name, channels):
+    x = batch[:, :channels].contiguous()
+    before = x.clone()
+    augment = make_transforms(DataSettings(augment=name), channels).augment
+    torch.manual_seed(3)
+    first = augment(x)
+    torch.manual_seed(3)
+    again = augment(x)
+    assert first.shape == x.shape
+    assert first.dtype == torch.float32
+    assert first.min() >= 0
+    assert first.max() <= 1 + 1e-6
+    assert torch.equal(first, again)
+    assert torch.equal(x, before)
+    assert torch.equal(first, x) == (name == "none")
+
+
+def test_none_draws_nothing(batch):
+    torch.manual_seed(0)
+    AUGMENTATIONS["none"](batch)
+    drawn = torch.rand(1)
+    torch.manual_seed(0)
+    assert drawn == torch.rand(1)
+
+
+def test_flip_mirrors_about_half_of_the_images():
+    x = torch.rand(400, 1, 4, 4)
+    torch.manual_seed(1)
+    out = AUGMENTATIONS["flip"](x)
+    kept = (out == x).flatten(1).all(1)
+    assert torch.equal(out[~kept], x[~kept].flip(-1))
+    assert 150 < kept.sum() < 250
+
+
+def test_greyscale_and_jitter_reach_their_share_of_the_images():
+    x = torch.rand(1000, 3, 4, 4)
+    torch.manual_seed(1)
+    grey_ones = (Augmentation(grey=0.1)(x).std(1) < 1e-6).flatten(1).all(1)
+    assert 70 < grey_ones.sum() < 130
+    out = Augmentation(jitter=(0.2, 0.2, 0.2, 0.2), jitter_share=0.5)(x)
+    assert 430 < (out == x).flatten(1).all(1).sum() < 570
+
+
+def test_every_image_draws_its_own_parameters():
+    x = torch.rand(1, 3, 16, 16).expand(8, -1, -1, -1)
+    out = AUGMENTATIONS["domainbed"](x)
+    assert len({image.numpy().tobytes() for image in out}) == 8
+
+
+def test_scaling_and_imagenet_normalization():
+    images = torch.tensor([0, 255], dtype=torch.uint8)[:, None, None, None].expand(2, 3, 2, 2)
+    assert to_float(images).unique().tolist() == [0.0, 1.0]
+    transforms = make_transforms(DataSettings(normalize="imagenet"), 3)
+    black = transforms.evaluate(images)[0, :, 0, 0]
+    expected = [-0.485 / 0.229, -0.456 / 0.224, -0.406 / 0.225]
+    assert all(math.isclose(a, b, rel_tol=1e-5) for a, b in zip(black.tolist(), expected))
+    assert torch.equal(make_transforms(DataSettings(), 3).train(images), to_float(images))
+
+
+def test_imagenet_statistics_need_colour():
+    with pytest.raises(UserError, match=r"needs colour images, but digits has 1 channel"):
+        make_transforms(DataSettings(normalize="imagenet"), 1)
+
+
+def test_transforms_can_be_sent_to_another_process(batch):
+    transforms = pickle.loads(pickle.dumps(make_transforms(DataSettings(augment="domainbed", normalize="imagenet"), 3)))
+    assert transforms.normalize(transforms.augment(batch)).shape == batch.shape

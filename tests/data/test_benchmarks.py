@@ -1,0 +1,91 @@
+"""Facts of the benchmarks and how settings resolve to them."""
+
+import subprocess
+import sys
+
+import pytest
+
+from fedsim.data import BENCHMARKS, benchmark, resolve_domain
+from fedsim.errors import UserError
+from fedsim.experiment import DataSettings
+
+
+def test_published_totals():
+    totals = {"pacs": 9991, "vlcs": 10729, "office-home": 15588, "digits": 6000, "rotated-mnist": 6000}
+    assert {name: sum(BENCHMARKS[name].counts.values()) for name in totals} == totals
+
+
+@pytest.mark.parametrize(("name", "columns"), [
+    ("pacs", (1729, 1654, 1566, 1113, 1540, 943, 1446)), ("vlcs", (667, 2963, 1670, 559, 4870)),
+])
+def test_class_totals(name, columns):
+    assert tuple(map(sum, zip(*BENCHMARKS[name].class_counts.values()))) == columns
+
+
+@pytest.mark.parametrize("name", [name for name in BENCHMARKS if name != "folder"])
+def test_domains_and_classes_are_sorted_as_image_folder_sorts_them(name):
+    found = BENCHMARKS[name]
+    assert list(found.domains) == sorted(found.domains)
+    assert list(found.classes) == sorted(found.classes)
+    assert len(set(found.classes)) == {"pacs": 7, "vlcs": 5, "office-home": 65}.get(name, 10)
+    assert found.counts is None or set(found.counts) == set(found.domains)
+
+
+def test_guitar_is_class_three():
+    assert BENCHMARKS["pacs"].classes[3] == "guitar"
+
+
+def test_subset_keeps_the_benchmarks_order_and_environment():
+    found = benchmark(DataSettings(dataset="pacs", domains=["sketch", "cartoon"]))
+    assert found.domains == ("cartoon", "sketch")
+    assert found.environment("sketch") == 3
+
+
+@pytest.mark.parametrize("name", ["Real World", "RealWorld", "Real_World", "real-world"])
+def test_office_home_spellings(name):
+    assert resolve_domain(BENCHMARKS["office-home"], name) == "Real_World"
+    assert benchmark(DataSettings(dataset="office-home", domains=[name, "Art"])).domains == ("Art", "Real_World")
+
+
+def test_unknown_names_get_the_nearest_one():
+    with pytest.raises(UserError, match="did you mean 'pacs'"):
+        benchmark(DataSettings(dataset="pcas"))
+    with pytest.raises(UserError, match="did you mean 'photo'"):
+        benchmark(DataSettings(dataset="pacs", domains=["foto"]))
+
+
+def test_domainbed_variant_has_no_fixed_counts():
+    assert benchmark(DataSettings(dataset="rotated-mnist", variant="domainbed")).counts is None
+
+
+def test_folder_is_discovered_from_disk(tree_settings):
+    found = benchmark(tree_settings())
+    assert found.domains == ("art", "photo", "sketch")
+    assert found.classes == ("cat", "dog")
+    assert found.channels == 3
+
+
+def test_a_site_with_one_domain_knows_the_others_from_the_settings(make_tree, tmp_path):
+    root = make_tree(domains=("photo",))
+    found = benchmark(DataSettings(dataset="folder", root=str(root), domains=["sketch", "photo", "art"]))
+    assert found.domains == ("art", "photo", "sketch")
+    assert found.environment("photo") == 1
+
+
+def test_folder_problems_are_one_line(tree_settings, tmp_path):
+    with pytest.raises(UserError, match="did you mean 'photo'"):
+        benchmark(tree_settings(domains=["art", "phot"]))
+    with pytest.raises(UserError, match=r"cannot read the folder .*absent"):
+        benchmark(tree_settings(root=str(tmp_path / "absent")))
+    (tmp_path / "images" / "photo" / "bird").mkdir()
+    with pytest.raises(UserError, match=r"different class folders \(bird\)"):
+        benchmark(tree_settings())
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="no domain folders"):
+        benchmark(tree_settings(root=str(tmp_path / "empty")))
+
+
+def test_listing_benchmarks_needs_no_torch():
+    code = "import sys, fedsim.data.benchmarks; print({'torch', 'torchvision', 'PIL', 'sklearn'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"

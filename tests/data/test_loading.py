@@ -1,0 +1,131 @@
+"""What clients, server and pooled baseline see: splits, disjointness, the target's absence."""
+
+import shutil
+
+import numpy as np
+import pytest
+
+from fedsim.data import benchmark, client_names, domain_of, load_client, load_pooled, load_target
+from fedsim.data.splits import random_split, seed_hash
+from fedsim.errors import UserError
+from fedsim.experiment import DataSettings
+
+DIGITS = DataSettings(dataset="digits", image_size=8)
+
+
+def test_client_names_in_sorted_order_without_the_target():
+    pacs = DataSettings(dataset="pacs", domains=["sketch", "photo", "cartoon"])
+    assert client_names(pacs, "photo") == ["cartoon", "sketch"]
+    shared = DataSettings(dataset="pacs", clients_per_domain=2, domains=["sketch", "photo"])
+    assert client_names(shared, "photo") == ["sketch/0", "sketch/1"]
+    assert [domain_of(name) for name in ("sketch/0", "sketch")] == ["sketch", "sketch"]
+    with pytest.raises(UserError, match="did you mean 'photo'"):
+        client_names(pacs, "phto")
+    with pytest.raises(UserError, match="only domain"):
+        client_names(DataSettings(dataset="pacs", domains=["photo"]), "photo")
+
+
+@pytest.mark.parametrize("target", ["art_painting", "cartoon", "photo", "sketch"])
+def test_real_pacs_split_sizes_and_weights(real_data, tmp_path, target):
+    data = DataSettings(dataset="pacs", root=str(real_data), image_size=8)
+    counts = benchmark(data).counts
+    expected = {"art_painting": (204, 1844), "cartoon": (234, 2110), "photo": (167, 1503), "sketch": (392, 3537)}
+    for client in client_names(data, target):
+        environment = benchmark(data).environment(client)
+        train, validation = random_split(counts[client], 0.1, seed_hash(0, environment))
+        assert (len(validation), len(train)) == expected[client]
+    if target == "photo":
+        sizes = np.array([expected[client][1] for client in client_names(data, target)])
+        assert np.round(sizes / sizes.sum(), 5).tolist() == [0.24616, 0.28167, 0.47217]
+
+
+def test_loading_a_client_needs_no_other_domain(tree_settings, tmp_path):
+    data = tree_settings(domains=["art", "photo", "sketch"])
+    whole = load_client(data, "photo")
+    for other in ("art", "sketch"):
+        shutil.rmtree(tmp_path / "images" / other)
+    assert sorted(path.name.split("-")[0] for path in (tmp_path / "cache" / "folder").iterdir()) == ["photo"]
+    alone = load_client(data, "photo")
+    assert (alone.train == whole.train).all()
+
+
+def test_no_target_image_reaches_a_client_or_the_pool(tree_settings):
+    data = tree_settings()
+    target = {image.tobytes() for image in load_target(data, "sketch")[0]}
+    for client in client_names(data, "sketch"):
+        assert not target & {image.tobytes() for image in load_client(data, client).images}
+    pooled = load_pooled(data, "sketch")
+    assert not target & {image.tobytes() for image in pooled.images}
+    assert pooled.domains == ("art", "photo")
+
+
+def test_client_split_is_domainbeds_and_stable_under_domain_subsets():
+    own = load_client(DIGITS, "rot30")
+    train, validation = random_split(1000, 0.1, seed_hash(0, 2))
+    assert (own.train == train).all()
+    assert (own.validation == validation).all()
+    subset = load_client(DIGITS.model_copy(update={"domains": ["rot30", "rot75"]}), "rot30")
+    assert (subset.train == own.train).all()
+    assert own.examples == 900
+    assert own.class_counts().sum() == 900
+    other = load_client(DIGITS.model_copy(update={"split_seed": 1}), "rot30")
+    assert (other.train != own.train).any()
+
+
+def test_stratified_split_and_fraction():
+    data = DIGITS.model_copy(update={"split": "stratified", "fraction": 0.2})
+    own = load_client(data, "rot0")
+    assert own.class_counts().tolist() == [18] * 10
+    assert len(own.validation) == 20
+    images, labels, indices = load_target(data, "rot0")
+    assert len(images) == 1000
+    assert np.bincount(labels[indices]).tolist() == [20] * 10
+
+
+@pytest.mark.parametrize("partition", ["iid", "dirichlet"])
+def test_clients_of_a_domain_share_it_without_overlap(partition):
+    data = DIGITS.model_copy(update={"clients_per_domain": 5, "partition": partition})
+    parts = [load_client(data, client) for client in client_names(data, "rot75")[:5]]
+    every = np.concatenate([np.concatenate([part.train, part.validation]) for part in parts])
+    assert sorted(every) == list(range(1000))
+    assert min(part.examples for part in parts) >= 2
+    assert min(len(part.validation) for part in parts) >= 1
+
+
+def test_wrong_client_names(tree_settings):
+    with pytest.raises(UserError, match="the client is called 'rot0'"):
+        load_client(DIGITS, "rot0/1")
+    shared = DIGITS.model_copy(update={"clients_per_domain": 2})
+    for client in ("rot0", "rot0/2", "rot0/x"):
+        with pytest.raises(UserError, match="rot0/0 to rot0/1"):
+            load_client(shared, client)
+    with pytest.raises(UserError, match="too few for 500 clients"):
+        load_client(DIGITS.model_copy(update={"clients_per_domain": 500}), "rot0/0")
+
+
+def test_target_indices_all_or_in():
+    assert load_target(DIGITS, "rot75")[2].tolist() == list(range(1000))
+    data = DIGITS.model_copy(update={"test_split": "in", "holdout": 0.2})
+    assert (load_target(data, "rot75")[2] == random_split(1000, 0.2, seed_hash(0, 5))[0]).all()
+
+
+@pytest.mark.parametrize("clients", [1, 2])
+def test_pooled_holds_every_clients_split(tree_settings, clients):
+    data = tree_settings(clients_per_domain=clients, holdout=0.3)
+    pooled = load_pooled(data, "art")
+    parts = [load_client(data, client) for client in client_names(data, "art")]
+    assert pooled.client == "pooled"
+    assert pooled.examples == sum(part.examples for part in parts)
+    assert len(pooled.images) == len(pooled.labels) == len(pooled.domain_index) == 16
+    assert not set(pooled.train) & set(pooled.validation)
+    for index, domain in enumerate(pooled.domains):
+        mine = pooled.validation[pooled.domain_index[pooled.validation] == index]
+        own = [part for part in parts if domain_of(part.client) == domain]
+        assert (pooled.images[mine] == np.concatenate([part.images[part.validation] for part in own])).all()
+        assert (pooled.labels[mine] == np.concatenate([part.labels[part.validation] for part in own])).all()
+
+
+def test_class_folders_of_a_site_give_its_classes(tree_settings):
+    own = load_client(tree_settings(), "photo")
+    assert own.classes == ("cat", "dog")
+    assert own.class_counts().sum() == own.examples == 7

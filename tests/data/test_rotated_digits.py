@@ -1,0 +1,78 @@
+"""Rotated Digits and Rotated MNIST: sizes, direction, what the domains share."""
+
+import numpy as np
+import pytest
+
+from fedsim.data import benchmark, load_client, load_target
+from fedsim.data.digits import digits_domain, resize, rotate
+from fedsim.data.rotated_mnist import mnist_domain
+from fedsim.errors import UserError
+from fedsim.experiment import DataSettings
+
+
+def test_digits_are_a_thousand_balanced_images():
+    images, labels = digits_domain(0, 28)
+    assert images.shape == (1000, 1, 28, 28)
+    assert images.dtype == np.uint8
+    assert np.bincount(labels).tolist() == [100] * 10
+    assert images.max() > 200
+
+
+def test_native_size_is_scikit_learns_own_values():
+    from sklearn.datasets import load_digits
+
+    images, _ = digits_domain(0, 8)
+    assert (images[0, 0] == np.round(load_digits().images[0] * 255 / 16)).all()
+
+
+def test_clockwise_means_that_the_top_goes_right():
+    image = np.zeros((1, 1, 9, 9), dtype=np.uint8)
+    image[0, 0, 0, 4] = 255
+    turned = rotate(image, 90)
+    assert turned[0, 0, 4, 8] == 255
+    assert turned.sum() == 255
+    assert rotate(image, -90)[0, 0, 4, 0] == 255
+    assert rotate(image, 0) is image
+
+
+def test_resize_keeps_constants_and_range():
+    assert (resize(np.full((1, 1, 8, 8), 200, np.uint8), 13) == 200).all()
+    assert resize(np.zeros((2, 1, 28, 28), np.uint8), 14).shape == (2, 1, 14, 14)
+
+
+def test_digit_domains_are_rotations_of_the_same_images():
+    upright, labels = digits_domain(0, 28)
+    turned, turned_labels = digits_domain(45, 28)
+    assert (labels == turned_labels).all()
+    assert (turned == rotate(upright, 45)).all()
+
+
+def test_rotated_mnist_csac(real_data):
+    data = DataSettings(dataset="rotated-mnist", root=str(real_data))
+    upright, labels, _ = load_target(data, "M0")
+    turned, turned_labels, _ = load_target(data, "M60")
+    assert upright.shape == (1000, 1, 28, 28)
+    assert np.bincount(labels).tolist() == [100] * 10
+    assert (labels == turned_labels).all()
+    assert (turned == rotate(np.array(upright), 60)).all()
+    other = load_target(data.model_copy(update={"split_seed": 1}), "M0")[0]
+    assert (other != upright).any()
+
+
+def test_rotated_mnist_domainbed_deals_disjoint_domains(real_data):
+    domains = [mnist_domain(real_data, "domainbed", 0, angle, 28) for angle in (0, 15, 30, 45, 60, 75)]
+    assert [len(images) for images, _ in domains] == [834, 834, 833, 833, 833, 833]
+    total = np.sum([np.bincount(labels, minlength=10) for _, labels in domains], axis=0)
+    assert total.tolist() == [500] * 10
+
+
+def test_root_may_be_the_mnist_folder_itself(real_data):
+    data = DataSettings(dataset="rotated-mnist", root=str(real_data / "MNIST"))
+    assert load_client(data, "M15").examples == 900
+    assert benchmark(data).counts["M15"] == 1000
+
+
+def test_missing_mnist_files(tmp_path):
+    with pytest.raises(UserError, match=r"Rotated MNIST: cannot read .*train-images-idx3-ubyte") as error:
+        load_client(DataSettings(dataset="rotated-mnist", root=str(tmp_path)), "M0")
+    assert "\n" not in str(error.value)

@@ -1,0 +1,128 @@
+"""Splits and partitions: DomainBed's published check values, then properties that hold for all inputs."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedsim.data.splits import (
+    dirichlet_partition,
+    fraction_subset,
+    iid_partition,
+    random_split,
+    seed_hash,
+    shuffled,
+    stratified_split,
+)
+from fedsim.errors import UserError
+
+quick = settings(max_examples=30, deadline=None)
+labellings = st.lists(st.integers(0, 4), min_size=12, max_size=200).map(np.array)
+
+
+@pytest.mark.parametrize(("name", "seed"), [
+    ((0, 0), 894182419), ((0, 1), 1514274641), ((0, 2), 1325548499), ((0, 3), 1796103049),
+    ((1, 0), 785910682), ((2, 0), 472130416),
+])
+def test_seed_is_domainbeds(name, seed):
+    assert seed_hash(*name) == seed
+
+
+def test_shuffle_is_domainbeds():
+    assert shuffled(10, 894182419).tolist() == [2, 3, 8, 1, 4, 5, 0, 9, 6, 7]
+
+
+def test_first_validation_indices_of_art_painting():
+    train, validation = random_split(2048, 0.1, seed_hash(0, 0))
+    assert validation[:5].tolist() == [548, 677, 1997, 977, 1553]
+    assert train.dtype == validation.dtype == np.int64
+
+
+SIZES = {  # images: (validation, training) at holdout 0.1, at 0.2
+    2048: ((204, 1844), (409, 1639)), 2344: ((234, 2110), (468, 1876)), 1670: ((167, 1503), (334, 1336)),
+    3929: ((392, 3537), (785, 3144)), 1415: ((141, 1274), (283, 1132)), 2656: ((265, 2391), (531, 2125)),
+    3282: ((328, 2954), (656, 2626)), 3376: ((337, 3039), (675, 2701)), 2427: ((242, 2185), (485, 1942)),
+    4365: ((436, 3929), (873, 3492)), 4439: ((443, 3996), (887, 3552)), 4357: ((435, 3922), (871, 3486)),
+}
+
+
+@pytest.mark.parametrize("count", SIZES)
+def test_split_sizes_of_pacs_vlcs_and_office_home(count):
+    for holdout, expected in zip((0.1, 0.2), SIZES[count]):
+        train, validation = random_split(count, holdout, 7)
+        assert (len(validation), len(train)) == expected
+
+
+@quick
+@given(st.integers(2, 300), st.floats(0.01, 0.9), st.integers(0, 2**31 - 1))
+def test_random_split_is_a_partition_and_a_prefix(count, holdout, seed):
+    train, validation = random_split(count, holdout, seed)
+    assert sorted([*train, *validation]) == list(range(count))
+    smaller = random_split(count, holdout / 2, seed)[1]
+    assert smaller.tolist() == validation[:len(smaller)].tolist()
+
+
+@quick
+@given(labellings, st.floats(0.05, 0.5), st.integers(0, 99))
+def test_stratified_split_takes_the_floor_of_every_class(labels, holdout, seed):
+    train, validation = stratified_split(labels, holdout, seed)
+    assert sorted([*train, *validation]) == list(range(len(labels)))
+    expected = [int(holdout * (labels == label).sum()) for label in range(5)]
+    if sum(expected):
+        assert np.bincount(labels[validation], minlength=5).tolist() == expected
+    else:
+        assert len(validation) == 1
+
+
+def test_stratified_split_by_hand():
+    labels = np.repeat([0, 1], [20, 30])
+    train, validation = stratified_split(labels, 0.1, 0)
+    assert np.bincount(labels[validation]).tolist() == [2, 3]
+    assert np.bincount(labels[train]).tolist() == [18, 27]
+
+
+@quick
+@given(labellings, st.floats(0.01, 1), st.integers(0, 99))
+def test_fraction_keeps_every_class_and_is_nested(labels, fraction, seed):
+    chosen = fraction_subset(labels, fraction, seed)
+    assert set(labels[chosen]) == set(labels)
+    assert (np.diff(chosen) > 0).all()
+    assert set(fraction_subset(labels, fraction / 2, seed)) <= set(chosen)
+    assert chosen.tolist() == fraction_subset(labels, fraction, seed).tolist()
+
+
+@quick
+@given(st.integers(30, 200), st.integers(1, 10), st.integers(0, 99))
+def test_iid_parts_are_disjoint_and_even(count, clients, seed):
+    parts = iid_partition(count, clients, seed)
+    assert sorted(np.concatenate(parts)) == list(range(count))
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+@quick
+@given(st.integers(1, 5), st.sampled_from([0.1, 0.5, 1.0, 100.0]), st.integers(0, 99))
+def test_dirichlet_parts_are_disjoint_and_large_enough(clients, alpha, seed):
+    labels = np.repeat(np.arange(5), 40)
+    parts = dirichlet_partition(labels, clients, alpha, seed)
+    assert sorted(np.concatenate(parts)) == list(range(200))
+    assert min(map(len, parts)) >= 3
+    again = dirichlet_partition(labels, clients, alpha, seed)
+    assert all((a == b).all() for a, b in zip(parts, again))
+
+
+def test_small_alpha_is_more_skewed_than_large_alpha():
+    labels = np.repeat(np.arange(7), 200)
+
+    def spread(alpha: float) -> float:
+        counts = np.stack([np.bincount(labels[part], minlength=7) for part in dirichlet_partition(labels, 5, alpha, 0)])
+        return float(counts.std(axis=0).mean())
+
+    assert spread(0.1) > 2 * spread(10.0)
+    assert spread(1e6) < 2
+
+
+def test_too_few_images_for_the_clients():
+    with pytest.raises(UserError, match=r"29 images .* 10 clients .* lower data.clients_per_domain"):
+        iid_partition(29, 10, 0)
+    with pytest.raises(UserError, match=r"raise data.alpha"):
+        dirichlet_partition(np.zeros(30, dtype=int), 10, 0.01, 0)
