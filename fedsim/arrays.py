@@ -139,7 +139,10 @@ def _parse_header(header: bytes) -> tuple[np.dtype, tuple[int, ...], bool]:
     read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}.get(version)
     if read is None:
         raise ValueError(f"unsupported .npy version {version}")
-    shape, fortran_order, dtype = read(buffer, max_header_size=_MAX_HEADER)
+    try:
+        shape, fortran_order, dtype = read(buffer, max_header_size=_MAX_HEADER)
+    except Exception as error:  # hostile headers make numpy's parser raise anything, e.g. TokenError
+        raise ValueError(f"malformed .npy header ({type(error).__name__})") from None
     return dtype, shape, fortran_order
 
 
@@ -183,7 +186,7 @@ def record_to_arrays(record: ArrayRecord) -> dict[str, np.ndarray]:
     for name, array in record.items():
         try:
             arrays[name] = _decode(array)
-        except (ValueError, TypeError, SyntaxError) as error:
+        except ValueError as error:
             raise ValueError(f"array {name!r}: {error}") from None
     return arrays
 

@@ -36,7 +36,7 @@ def _plain(x: torch.Tensor, rule: Rule, tensors: tuple[torch.Tensor, ...]) -> tu
 
 
 class _InstanceAffine(torch.autograd.Function):
-    """Fused forward and backward of `_plain`: keeps one new map for the backward pass instead of several."""
+    """Fused forward and backward of `_plain`: keeps the input for the backward pass and no other map."""
 
     @staticmethod
     def forward(ctx, x: torch.Tensor, rule: Rule, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -45,17 +45,17 @@ class _InstanceAffine(torch.autograd.Function):
         with torch.enable_grad():
             a, b = rule(*inputs)
         ctx.rule, ctx.small = rule, (inputs, (a, b))
-        ctx.save_for_backward(x, centered, *tensors)
+        ctx.save_for_backward(x, mean, *tensors)  # x as batch norm does; a second map would double the memory
         ctx.mark_non_differentiable(mean, variance)
         return (centered * _per_map(a.detach())).add_(_per_map(b.detach())), mean, variance
 
     @staticmethod
     def backward(ctx, grad: torch.Tensor, *_: torch.Tensor):
-        x, centered, *tensors = ctx.saved_tensors
+        x, mean, *tensors = ctx.saved_tensors
         if torch.is_grad_enabled():  # create_graph=True: second derivatives go through the plain form
             return _differentiable_backward(x, ctx.rule, tensors, grad)
         inputs, outputs = ctx.small
-        a = outputs[0].detach()
+        a, centered = outputs[0].detach(), x - _per_map(mean)
         grad_b = grad.sum(dim=(2, 3))
         grad_a = (grad * centered).sum(dim=(2, 3))
         grad_mean, grad_variance, *grad_tensors = torch.autograd.grad(

@@ -1,0 +1,41 @@
+"""Shared helpers of the model tests."""
+
+import pytest
+import torch
+from torch import nn
+
+from fedsim.experiment import ModelSettings
+from fedsim.models import Net, build_model
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def build():
+    """Function (backbone, norm=None, ...) -> Net, with PACS's 7 classes and 3 channels."""
+
+    def make(backbone: str, norm=None, *, size: int = 32, channels: int = 3, seed: int = 0, **settings) -> Net:
+        return build_model(ModelSettings(backbone=backbone, **settings), 7, channels, size, norm, seed)
+
+    return make
+
+
+@pytest.fixture
+def trained_bn():
+    """A BatchNorm2d of 4 channels with an affine and statistics of its own."""
+    generator = torch.Generator().manual_seed(1)
+    bn = nn.BatchNorm2d(4)
+    for value in (bn.weight.data, bn.bias.data, bn.running_mean, bn.running_var):
+        value.copy_(torch.rand(4, generator=generator) + 0.5)
+    return bn
+
+
+@pytest.fixture
+def images():
+    """A batch of six 4-channel maps whose instances differ in mean and scale."""
+    generator = torch.Generator().manual_seed(2)
+    scale, shift = torch.rand(2, 6, 4, 1, 1, generator=generator)
+    return torch.randn(6, 4, 5, 3, generator=generator) * (scale + 0.2) + 3 * shift

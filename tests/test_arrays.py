@@ -1,0 +1,216 @@
+"""The wire format of tensors and their kinds."""
+
+import contextlib
+import io
+import warnings
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from torch import nn
+
+from fedsim.arrays import (
+    Kind,
+    all_finite,
+    bn_scope,
+    load_arrays,
+    nbytes,
+    record_to_arrays,
+    state_to_record,
+    tensor_kinds,
+    trainable_names,
+)
+
+DTYPES = st.sampled_from([np.float16, np.float32, np.float64, np.int64, np.int32, np.uint8, np.bool_])
+ARRAYS = hnp.arrays(DTYPES, hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4))
+
+
+class Declares(nn.Module):
+    tensor_kinds: ClassVar[dict[str, Kind]] = {"score": Kind.BN_AFFINE, "memory": Kind.BN_STATISTICS}
+    bn_group: ClassVar[str] = "xan"
+
+    def __init__(self):
+        super().__init__()
+        self.score = nn.Parameter(torch.ones(()))
+        self.register_buffer("memory", torch.zeros(2))
+        self.bn = nn.BatchNorm1d(2)
+
+
+def small_model():
+    return nn.ModuleDict({
+        "conv": nn.Conv2d(3, 4, 3), "downsample_1": nn.BatchNorm2d(4), "bn_named": nn.Linear(2, 2),
+        "inorm": nn.InstanceNorm2d(4, affine=True), "own": Declares(),
+    })  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None)
+@given(ARRAYS)
+def test_round_trip_equals_flower(array):
+    record = state_to_record({"w": array})
+    assert record["w"] == Array(array)  # byte for byte, with dtype and shape
+    for source in (record, ArrayRecord({"w": Array(array)})):
+        found = record_to_arrays(source)["w"]
+        assert (found.dtype, found.shape) == (array.dtype, array.shape)
+        np.testing.assert_array_equal(found, array)
+
+
+@settings(max_examples=40, deadline=None)
+@given(hnp.arrays(np.float32, hnp.array_shapes(min_dims=2, max_dims=4, max_side=4)))
+def test_other_memory_layouts(array):
+    for view in (array.T, array[::-1], array[..., ::2]):
+        np.testing.assert_array_equal(record_to_arrays(state_to_record({"w": view}))["w"], view)
+        np.testing.assert_array_equal(state_to_record({"w": view})["w"].numpy(), view)
+        np.testing.assert_array_equal(record_to_arrays(ArrayRecord({"w": Array(view)}))["w"], view)
+
+
+def test_tensors_keep_dtype_and_shape():
+    state = {"a": torch.ones(2, 3, dtype=torch.float16), "n": torch.tensor(7), "t": torch.arange(6).view(2, 3).T}
+    arrays = record_to_arrays(state_to_record(state))
+    assert [value.dtype for value in arrays.values()] == [np.float16, np.int64, np.int64]
+    assert arrays["n"].shape == ()
+    np.testing.assert_array_equal(arrays["t"], state["t"].numpy())
+    assert list(record_to_arrays(state_to_record(state, ["t", "n"]))) == ["t", "n"]
+
+
+def test_decoding_is_a_read_only_view():
+    record = state_to_record({"w": torch.ones(1000)})
+    array = record_to_arrays(record)["w"]
+    assert not array.flags.writeable
+    assert not array.flags.owndata
+
+
+def test_encoding_refuses_what_cannot_travel():
+    with pytest.raises(ValueError, match="'missing'"):
+        state_to_record({"w": torch.ones(1)}, ["missing"])
+    with pytest.raises(ValueError, match="w"):
+        state_to_record({"w": torch.ones(1, dtype=torch.bfloat16)})
+    with pytest.raises(ValueError, match="w"):
+        state_to_record({"w": np.array([object()])})
+
+
+def _pickled():
+    buffer = io.BytesIO()
+    np.save(buffer, np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    return buffer.getvalue()
+
+
+GOOD = Array(np.arange(6, dtype=np.float32).reshape(2, 3))
+
+
+@pytest.mark.parametrize("data", [
+    b"", b"\x93NUMPY", b"PK\x03\x04" + bytes(100), GOOD.data[:40], GOOD.data[:-1], GOOD.data + b"x",
+    GOOD.data.replace(b"'shape': (2, 3)", b"'shape': (2, 4)"), GOOD.data.replace(b"(2, 3)", b"(-2,3)"),
+    GOOD.data.replace(b"<f4", b"<f8"), GOOD.data.replace(b"'descr'", b"'dexxr'"), GOOD.data.replace(b"{", b"("),
+    b"\x93NUMPY\x09\x00" + GOOD.data[8:], _pickled(),
+])  # fmt: skip
+def test_malformed_bytes_name_the_array(data):
+    bad = Array(dtype="float32", shape=(2, 3), stype="numpy.ndarray", data=data)
+    with pytest.raises(ValueError, match=r"layer\.weight"):
+        record_to_arrays(ArrayRecord({"layer.weight": bad}))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, len(GOOD.data) - 1), st.integers(0, 255))
+def test_damaged_bytes_never_raise_anything_else(position, value):
+    data = bytearray(GOOD.data)
+    data[position] = value
+    bad = Array(dtype="float32", shape=(2, 3), stype="numpy.ndarray", data=bytes(data))
+    with contextlib.suppress(ValueError):
+        assert record_to_arrays(ArrayRecord({"w": bad}))["w"].shape == (2, 3)
+
+
+def test_declared_metadata_must_match():
+    for dtype, shape in (("float64", (2, 3)), ("float32", (3, 2))):
+        bad = Array(dtype=dtype, shape=shape, stype="numpy.ndarray", data=GOOD.data)
+        with pytest.raises(ValueError, match="declared"):
+            record_to_arrays(ArrayRecord({"w": bad}))
+    with pytest.raises(ValueError, match="serialization"):
+        record_to_arrays(ArrayRecord({"w": Array(dtype="float32", shape=(2, 3), stype="pickle", data=GOOD.data)}))
+
+
+def test_kinds_come_from_module_types():
+    kinds = tensor_kinds(small_model())
+    assert list(kinds) == list(small_model().state_dict())
+    assert kinds["downsample_1.weight"] is Kind.BN_AFFINE
+    assert kinds["downsample_1.running_var"] is Kind.BN_STATISTICS
+    assert kinds["downsample_1.num_batches_tracked"] is Kind.COUNTER
+    assert kinds["bn_named.weight"] is kinds["inorm.weight"] is kinds["conv.bias"] is Kind.WEIGHT
+    assert kinds["own.score"] is Kind.BN_AFFINE
+    assert kinds["own.memory"] is Kind.BN_STATISTICS
+
+
+def test_bn_scopes():
+    model = small_model()
+    own = ["own.score", "own.memory", *(f"own.bn.{name}" for name in nn.BatchNorm1d(2).state_dict())]
+    assert bn_scope(model, "xan") == own
+    assert bn_scope(model, "all") == [f"downsample_1.{name}" for name in nn.BatchNorm2d(4).state_dict()] + own
+    assert bn_scope(nn.Linear(2, 2), "all") == bn_scope(nn.Linear(2, 2), "xan") == []
+    with pytest.raises(ValueError, match="scope"):
+        bn_scope(model, "some")
+
+
+def test_trainable_names():
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    model[0].bias.requires_grad_(False)
+    assert trainable_names(model) == ["0.weight", "1.weight", "1.bias"]
+
+
+def test_load_copies_in_place_without_warning():
+    source, model = small_model(), small_model().to(memory_format=torch.channels_last)
+    source["downsample_1"].num_batches_tracked += 3
+    pointers = {name: value.data_ptr() for name, value in model.state_dict().items()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load_arrays(model, record_to_arrays(state_to_record(source.state_dict())))
+    for name, value in source.state_dict().items():
+        assert torch.equal(model.state_dict()[name], value)
+        assert model.state_dict()[name].data_ptr() == pointers[name]
+    assert model["conv"].weight.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_load_of_a_part():
+    model = nn.Linear(2, 2)
+    before = model.bias.clone()
+    load_arrays(model, {"weight": np.zeros((2, 2), np.float32)}, ["weight"])
+    assert not model.weight.any()
+    assert torch.equal(model.bias, before)
+
+
+@pytest.mark.parametrize(("arrays", "names", "message"), [
+    ({"weight": np.zeros((2, 2), np.float32)}, None, "missing tensor 'bias'"),
+    ({"weight": np.zeros((2, 2), np.float32), "x": np.zeros(2)}, ["weight"], "unexpected tensor 'x'"),
+    ({"weight": np.zeros((2, 3), np.float32)}, ["weight"], "'weight': shape"),
+    ({"weight": np.zeros((2, 2), np.float64)}, ["weight"], "'weight': dtype"),
+    ({"x": np.zeros(2)}, ["x"], "no tensor 'x'"),
+])  # fmt: skip
+def test_load_checks_before_it_writes(arrays, names, message):
+    model = nn.Linear(2, 2)
+    before = model.weight.clone()
+    with pytest.raises(ValueError, match=message):
+        load_arrays(model, arrays, names)
+    assert torch.equal(model.weight, before)
+
+
+def test_nbytes_counts_payload_only():
+    state = {"w": torch.ones(3, 5), "n": torch.tensor(1)}
+    record = state_to_record(state)
+    assert nbytes(record) == nbytes(state) == nbytes(record_to_arrays(record)) == 3 * 5 * 4 + 8
+
+
+@settings(max_examples=100, deadline=None)
+@given(hnp.arrays(st.sampled_from([np.float16, np.float32, np.float64, np.int64]), hnp.array_shapes(min_dims=0)))
+def test_all_finite_agrees_with_numpy(array):
+    assert all_finite(array) == bool(np.isfinite(array).all())
+
+
+def test_all_finite_at_the_edges():
+    assert all_finite(np.full(10, 3e38, np.float32))  # its square overflows
+    assert not all_finite(np.array([1.0, np.nan]))
+    assert not all_finite(np.array([1.0, -np.inf], np.float32))
+    assert all_finite(np.empty(0, np.float32))
+    assert all_finite(np.array(3))
