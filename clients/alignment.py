@@ -1,0 +1,164 @@
+"""Cross-layer calibration: align every feature level of the fused model with every level of the local one."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from clients.losses import at_least_float32, bandwidth, kernel_mean, kernel_sum, squared_distances
+
+
+class Projections(nn.Module):
+    """One convolution per feature level, all to the same shape [B, channels, g, w].
+
+    Per level of size s towards target t: s = t a 1×1 convolution; s = 2t a 3×3 with stride 2 and padding 1;
+    otherwise a valid convolution of kernel 1 + s − t.
+
+    shapes: (channels, height, width) of every level; target: (g, w), by default the last level's size.
+    proj: "conv" as above; "pool1x1" adaptive average pooling to t, then 1×1 (for small machines).
+    Raises ValueError if a level is smaller than the target.
+    Source: CSAC's released code (32 channels). The paper says "size of the last layer's features", 512 channels on
+    ResNet-18, whose first convolution alone would hold 32 M weights.
+    """
+
+    def __init__(
+        self,
+        shapes: Sequence[tuple[int, int, int]],
+        target: tuple[int, int] | None = None,
+        proj: str = "conv",
+        channels: int = 32,
+    ) -> None:
+        super().__init__()
+        target = target or (shapes[-1][1], shapes[-1][2])
+        self.levels = nn.ModuleList(_projection(shape, target, proj, channels) for shape in shapes)
+
+    def forward(self, features: Sequence[Tensor]) -> list[Tensor]:
+        """Projected features, one [B, channels, g, w] per level."""
+        if len(features) != len(self.levels):
+            raise ValueError(f"{len(features)} feature levels for {len(self.levels)} projections")
+        return [project(feature) for project, feature in zip(self.levels, features)]
+
+
+def _projection(shape: tuple[int, int, int], target: tuple[int, int], proj: str, channels: int) -> nn.Module:
+    """The module that takes one level to [channels, *target]."""
+    depth, *size = shape
+    if any(s < t for s, t in zip(size, target)):
+        raise ValueError(f"a feature level of size {tuple(size)} cannot be projected to the larger {tuple(target)}")
+    if proj == "pool1x1":
+        return nn.Sequential(nn.AdaptiveAvgPool2d(target), nn.Conv2d(depth, channels, 1))
+    if proj != "conv":
+        raise ValueError(f"unknown projection {proj!r}: conv or pool1x1")
+    if all(s == t for s, t in zip(size, target)):
+        return nn.Conv2d(depth, channels, 1)
+    if all(s == 2 * t for s, t in zip(size, target)):
+        return nn.Conv2d(depth, channels, 3, stride=2, padding=1)
+    return nn.Conv2d(depth, channels, tuple(1 + s - t for s, t in zip(size, target)))
+
+
+QueryKey = tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]
+
+
+@torch.no_grad()
+def attention(
+    A: Sequence[Tensor],
+    B: Sequence[Tensor],
+    qk: QueryKey | None = None,
+    position: bool = True,
+    channel: bool = True,
+) -> Tensor:
+    """Weight alpha [L, L] of local level m for fused level l; rows sum to 1; a constant for the backward pass.
+
+    A_l, B_m as c × d matrices, d = g·w, avg = mean over all entries and the batch:
+    pos_{l,m} = avg(A_l^T B_m) ;  ch_{l,m} = avg(A_l B_m^T) ;
+    alpha_{l,m} = ½ (softmax_m(pos_{l,:}) + softmax_m(ch_{l,:}))
+
+    A, B: projected features of the fused and the local model, one [B, c, g, w] per level. qk: query and key applied
+    to A and B for the position scores. With position or channel off the other softmax stands alone; with both off
+    alpha is uniform.
+    The mean over a product's entries is a product of means, so the d × d and c × c maps are never built:
+    pos = Σ_c mean_d(A) mean_d(B), ch = Σ_d mean_c(A) mean_c(B).
+
+    Source: CSAC (Yuan et al., TKDE 2023), cross-layer attention. The released code's untrained query and key
+    convolutions (qk) are off by default, as in the paper.
+    """
+    levels = len(B)
+    with torch.autocast(A[0].device.type, enabled=False):
+        query, key = _matrices(A), _matrices(B)
+        scores = []
+        if position:
+            q, k = (query, key) if qk is None else (_matrices([qk[0](a) for a in A]), _matrices([qk[1](b) for b in B]))
+            scores.append(_mean_product(q.mean(3), k.mean(3)))
+        if channel:
+            scores.append(_mean_product(query.mean(2), key.mean(2)))
+        if not scores:
+            return query.new_full((len(A), levels), 1.0 / levels)
+        return torch.stack(scores).softmax(2).mean(0)
+
+
+def _matrices(features: Sequence[Tensor]) -> Tensor:
+    """Features [B, c, g, w] of every level as [L, B, c, d]."""
+    return torch.stack([at_least_float32(feature).flatten(2) for feature in features])
+
+
+def _mean_product(a: Tensor, b: Tensor) -> Tensor:
+    """Mean over the batch of <a_l, b_m>: [L, B, e] and [M, B, e] to [L, M]."""
+    return a.flatten(1) @ b.flatten(1).T / a.shape[1]
+
+
+def alignment_loss(
+    proj_m: Sequence[Tensor],
+    proj_l: Sequence[Tensor],
+    alpha: Tensor | None,
+    distance: str = "mmd",
+    pairs: str = "cross",
+) -> Tensor:
+    """Weighted discrepancy between the fused model's and the local model's projected features.
+
+    "cross": L_AL = Σ_l Σ_m alpha_{l,m} · D(M_l, L_m) ;  "same_layer": Σ_l D(M_l, L_l), as if only m = l were allowed
+
+    proj_m, proj_l: L features [B, c, g, w] each; alpha [L, L] (unused by "same_layer"). distance: D = "mmd", the
+    U-statistic of `clients.losses.mk_mmd` on flattened features, or "mse", the mean squared difference.
+    Gradients reach proj_m and proj_l, not alpha. MMD needs B ≥ 2, otherwise it is 0.0.
+    Source: CSAC (Yuan et al., TKDE 2023), L_AL. "same_layer" and "mse" are its ablations.
+    """
+    if pairs not in ("cross", "same_layer"):
+        raise ValueError(f"unknown pairs {pairs!r}: cross or same_layer")
+    x, y = _samples(proj_m), _samples(proj_l)
+    with torch.autocast(x.device.type, enabled=False):
+        if distance == "mmd":
+            discrepancy = _pairwise_mmd(x, y)
+        elif distance == "mse":
+            discrepancy = (x[:, None] - y[None, :]).square().mean((2, 3))
+        else:
+            raise ValueError(f"unknown distance {distance!r}: mmd or mse")
+        if pairs == "same_layer":
+            return discrepancy.diagonal().sum()
+        return (alpha.detach().to(discrepancy.dtype) * discrepancy).sum()
+
+
+def _samples(features: Sequence[Tensor]) -> Tensor:
+    """Features [B, c, g, w] of every level as [L, B, c·g·w]."""
+    return torch.stack([at_least_float32(feature).flatten(1) for feature in features])
+
+
+def _pairwise_mmd(x: Tensor, y: Tensor) -> Tensor:
+    """MMD of every set x_l [B, D] against every set y_m: [L, B, D] and [M, B, D] to [L, M].
+
+    One Gram matrix of all (L + M)·B rows holds every distance; each pair (l, m) has a bandwidth of its own.
+    """
+    (L, B, _), M = x.shape, len(y)
+    if B < 2:
+        return 0.0 * (x.sum() + y.sum()) * x.new_ones(L, M)
+    z = torch.cat([x, y]).flatten(0, 1)
+    blocks = squared_distances(z).unflatten(1, (L + M, B)).unflatten(0, (L + M, B)).transpose(1, 2)
+    own = blocks.diagonal(dim1=0, dim2=1).movedim(-1, 0)
+    within_x, within_y, between = own[:L, None], own[None, L:], blocks[:L, L:]
+    mean = blocks.detach().mean((2, 3))
+    s = (mean.diagonal()[:L, None] + mean.diagonal()[None, L:] + 2 * mean[:L, L:]) / 4
+    s = bandwidth(s, z)[:, :, None, None]
+    mmd = (
+        kernel_mean(kernel_sum(within_x, s), "u")
+        + kernel_mean(kernel_sum(within_y, s), "u")
+        - 2 * kernel_mean(kernel_sum(between, s), "v")
+    )
+    return torch.where(s[:, :, 0, 0] > 0, mmd, 0.0 * x.sum())

@@ -1,0 +1,133 @@
+"""Loss terms of local training: tensors in, one scalar tensor out."""
+
+import math
+from collections.abc import Iterable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+MMD_SCALES = (1 / 27, 1 / 9, 1 / 3, 1.0, 3.0)
+
+
+def smoothed_cross_entropy(logits: Tensor, labels: Tensor, eps: float) -> Tensor:
+    """Cross-entropy against smoothed labels, mean over the batch; eps = 0 is plain cross-entropy.
+
+    q_c = (1−ε)[c = y] + ε/M ;  L = −Σ_c q_c log softmax(logits)_c
+
+    logits [B, M], labels [B] integer. Source: FedSB (ICASSP 2025), label smoothing; CSAC's stage A with ε = ρ.
+    """
+    return F.cross_entropy(logits, labels, label_smoothing=eps)
+
+
+class _HalfSquaredDistance(torch.autograd.Function):
+    """½ Σ‖w − r‖² over two equally long lists of tensors; gradient w − r for w only (differentiable once more)."""
+
+    @staticmethod
+    def forward(ctx, *tensors: Tensor) -> Tensor:
+        ctx.save_for_backward(*tensors)
+        half = len(tensors) // 2
+        norms = torch._foreach_norm(torch._foreach_sub(tensors[:half], tensors[half:]))
+        return 0.5 * torch.stack(norms).square().sum()
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
+        half = len(ctx.saved_tensors) // 2
+        differences = torch._foreach_sub(ctx.saved_tensors[:half], ctx.saved_tensors[half:])
+        return (*torch._foreach_mul(differences, grad), *[None] * half)
+
+
+def proximal(params: Iterable[Tensor], reference: Iterable[Tensor], mu: float) -> Tensor:
+    """Pull of the local model towards the global one.
+
+    (μ/2) Σ‖w − w_t‖² ,  gradient μ (w − w_t)
+
+    params: the trainable parameters w, all on one device; reference: w_t in the same order and shapes, a constant.
+    μ = 0 is FedAvg: a zero without a graph.
+    Source: FedProx (Li et al., MLSys 2020), eq. 2. Some released codes sum unsquared per-tensor norms; we do not.
+    """
+    params, reference = list(params), [tensor.detach() for tensor in reference]
+    if len(params) != len(reference):
+        raise ValueError(f"{len(params)} parameters but {len(reference)} reference tensors")
+    if not params:
+        raise ValueError("proximal needs at least one parameter")
+    for w, r in zip(params, reference):
+        if w.shape != r.shape:
+            raise ValueError(f"parameter of shape {tuple(w.shape)} against a reference of shape {tuple(r.shape)}")
+    if mu == 0:
+        return params[0].new_zeros(())
+    return mu * _HalfSquaredDistance.apply(*params, *reference)
+
+
+def mk_mmd(x: Tensor, y: Tensor, scales: Sequence[float] = MMD_SCALES, statistic: str = "u") -> Tensor:
+    """Multi-kernel maximum mean discrepancy between two samples.
+
+    s = mean‖z_i − z_j‖² over all ordered pairs of z = [x; y], zeros included, constant ;
+    k(u,v) = Σ_a exp(−‖u−v‖² / (2 a s)) ;
+    "u": Σ_{i≠j} k(x_i,x_j)/(B(B−1)) + Σ_{i≠j} k(y_i,y_j)/(B(B−1)) − 2 Σ_{i,j} k(x_i,y_j)/B²  (may be negative)
+    "v": the same with i = j included and B² below all three sums
+
+    x, y [B, ...] (flattened; the two B may differ). s = 0 or B < 2 gives 0.0 that keeps the graph.
+    Source: CSAC (Yuan et al., TKDE 2023); Gretton et al., JMLR 2012, eqs. 3 and 5. The released code adds 2/(B−1),
+    which has no gradient; omitted. Kernels are summed, not averaged, as there.
+    """
+    x, y = at_least_float32(x).flatten(1), at_least_float32(y).flatten(1)
+    if min(len(x), len(y)) < 2:
+        return 0.0 * (x.sum() + y.sum())
+    with torch.autocast(x.device.type, enabled=False):
+        z = torch.cat([x, y])
+        distance = squared_distances(z)
+        s = bandwidth(distance.detach().mean(), z)
+        kernel = kernel_sum(distance, s, scales)
+        n = len(x)
+        within = kernel_mean(kernel[:n, :n], statistic) + kernel_mean(kernel[n:, n:], statistic)
+        return torch.where(s > 0, within - 2 * kernel[:n, n:].mean(), 0.0 * z.sum())
+
+
+def squared_distances(z: Tensor) -> Tensor:
+    """Squared Euclidean distances [N, N] of the rows of z [N, D]: one matrix product of the centred rows.
+
+    ‖z_i − z_j‖² = g_ii + g_jj − 2 g_ij ,  g = (z − mean)(z − mean)^T ;  never negative, zero on the diagonal
+    """
+    z = z - z.detach().mean(0)
+    gram = z @ z.T
+    norm = gram.diagonal()
+    distance = (norm[:, None] + norm[None, :] - 2 * gram).clamp_min(0)
+    return distance * (1 - torch.eye(len(z), dtype=z.dtype, device=z.device))
+
+
+def bandwidth(s: Tensor, z: Tensor) -> Tensor:
+    """s, or 0 where s is rounding noise beside the mean squared norm of the rows of z (their distances say nothing)."""
+    noise = 1e-12 if z.dtype == torch.float32 else 1e-24
+    return torch.where(s > noise * z.detach().square().sum(1).mean(), s, 0.0)
+
+
+def kernel_sum(distance: Tensor, s: Tensor, scales: Sequence[float] = MMD_SCALES) -> Tensor:
+    """Σ_a exp(−distance / (2 a s)), elementwise; s broadcasts against distance, and s = 0 counts as s = 1.
+
+    From the widest kernel down: where the next scale is a third of the last, its kernel is the cube of the last one.
+    """
+    scaled = distance / torch.where(s > 0, s, 1.0)
+    widest, *narrower = sorted(scales, reverse=True)
+    kernel = total = torch.exp(scaled / (-2 * widest))
+    last = widest
+    for scale in narrower:
+        kernel = kernel * kernel * kernel if math.isclose(last, 3 * scale) else torch.exp(scaled / (-2 * scale))
+        total = total + kernel
+        last = scale
+    return total
+
+
+def kernel_mean(kernel: Tensor, statistic: str) -> Tensor:
+    """Mean of kernel [..., B, B] over pairs: "u" i ≠ j, "v" all."""
+    if statistic == "v":
+        return kernel.mean((-2, -1))
+    if statistic != "u":
+        raise ValueError(f"unknown statistic {statistic!r}: u or v")
+    n = kernel.shape[-1]
+    return (kernel.sum((-2, -1)) - kernel.diagonal(dim1=-2, dim2=-1).sum(-1)) / (n * (n - 1))
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """x itself in float32 or float64, half precisions in float32."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x

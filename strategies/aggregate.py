@@ -1,0 +1,267 @@
+"""Averages of client models: {name: array} in, {name: array} out, one streaming pass whatever the number of clients.
+
+Every model is read as a fixed sequence of blocks (tensors in sorted order, short ones packed together, long ones cut),
+so the float64 rows of a block stay in cache and the result depends on no dictionary's order and on no thread count.
+"""
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+State = Mapping[str, np.ndarray]
+
+BLOCK = 32768  # elements of one block: 256 KiB per client row in float64
+GROUP = 16  # client rows cast to float64 together
+THREADS = 2  # NumPy releases the GIL inside a block; two threads already fill the memory bus of small machines
+
+
+def weighted_mean(states: Sequence[State], weights: Sequence[float]) -> dict[str, np.ndarray]:
+    """Convex combination of client models, tensor by tensor.
+
+    a_k = w_k / Σ_j w_j ;  mean[n] = Σ_k a_k · state_k[n]  (float tensors) ;  max_k state_k[n]  (integer tensors)
+
+    Accumulates in float64 and casts back to the tensor's own dtype; integer buffers keep their dtype; one client gives
+    back exactly its tensors. Inputs may be read-only and unaligned; outputs are new arrays, in the first state's order.
+
+    Raises ValueError for no client, weights that are negative, non-finite or all zero, and (naming the tensor)
+    for keys, shapes or dtypes that differ.
+    Source: McMahan et al. 2017, FedAvg, Algorithm 1. Integer buffers are ours: no average of counts is a count.
+    """
+    shares = _shares(weights, len(states))
+    return _combine(states, dict.fromkeys(_common_names(states), shares))
+
+
+def tensorwise_mean(states: Sequence[State], coefficients: Mapping[str, Sequence[float]]) -> dict[str, np.ndarray]:
+    """Convex combination of client models with a weight vector of its own for every float tensor.
+
+    c^k = w^k / Σ_j w^j  with w = coefficients[n] ;  mean[n] = Σ_k c^k · state_k[n]
+
+    Integer tensors need no coefficients. Otherwise as `weighted_mean`.
+    Source: CSAC (Yuan et al., TKDE 2023), semantic aggregation: M_l = Σ_h c_l^h G_l^h.
+    """
+    names = _common_names(states)
+    missing = [name for name in names if _is_float(states[0][name]) and name not in coefficients]
+    if missing:
+        raise ValueError(f"no coefficients for tensor {missing[0]!r}")
+    return _combine(states, {name: _shares(coefficients[name], len(states)) for name in names if name in coefficients})
+
+
+def divergence_coefficients(
+    states: Sequence[State],
+    metric: str = "l2",
+    strategy: str = "divergence",
+    groups: Mapping[str, str] | None = None,
+) -> dict[str, np.ndarray]:
+    """Weights [H] per float tensor that follow each client's distance from the plain average.
+
+    avg_l = (1/H) Σ_h G_l^h ;  dist_l^h = D(G_l^h, avg_l) ;  c_l^h = dist_l^h / Σ_j dist_l^j
+
+    metric: D = "l2" ‖G − avg‖₂, "l1" ‖G − avg‖₁, "cosine" 1 − cos(G, avg) (0 if both are zero, 1 if one is).
+    strategy: "divergence" as above, "similarity" c ∝ 1/(dist + 1e-12), "average" c = 1/H.
+    groups: {tensor: group}, e.g. its leaf module; the float tensors of a group count as one vector l (default: each
+    tensor is its own l).
+    If Σ dist ≤ 1e-12 (1 + ‖avg‖), all clients agree and c = 1/H (‖·‖ is the metric's own norm). H = 1 gives c = 1.
+    H = 2 gives 1/2 under l2 and l1 whatever the tensors are: divergence weighting is inert with two clients.
+
+    Source: CSAC (Yuan et al., TKDE 2023), semantic aggregation. The released loop overwrites its sum where a
+    coefficient is exactly 0; here such a client simply contributes nothing.
+    """
+    if metric not in ("l2", "l1", "cosine"):
+        raise ValueError(f"unknown metric {metric!r}: l2, l1 or cosine")
+    if strategy not in ("divergence", "average", "similarity"):
+        raise ValueError(f"unknown strategy {strategy!r}: divergence, average or similarity")
+    names = [name for name in _common_names(states) if _is_float(states[0][name])]
+    if groups is not None and (missing := [name for name in names if name not in groups]):
+        raise ValueError(f"tensor {missing[0]!r} belongs to no group")
+    members: dict[str, list[str]] = {}
+    for name in names:
+        members.setdefault(name if groups is None else groups[name], []).append(name)
+    coefficients: dict[str, np.ndarray] = {}
+    for group in members.values():
+        sums = np.sum([_distance_sums(states, name, metric) for name in group], axis=0)
+        share = _divergence_shares(*_distances(sums, metric), strategy)
+        coefficients.update(dict.fromkeys(group, share))
+    return coefficients
+
+
+def project_simplex(v: Sequence[float] | np.ndarray) -> np.ndarray:
+    """Euclidean projection of v [K] on the probability simplex.
+
+    u = v sorted downwards ;  ρ = max{j : u_j · j > Σ_{i≤j} u_i − 1} ;  θ = (Σ_{i≤ρ} u_i − 1) / ρ ;  λ = max(v − θ, 0)
+
+    Source: Duchi et al., ICML 2008, Figure 1; the λ step of agnostic federated learning (Mohri et al., ICML 2019).
+    """
+    v = np.asarray(v, dtype=np.float64)
+    if v.ndim != 1 or v.size == 0 or not np.isfinite(v).all():
+        raise ValueError("project_simplex needs a non-empty vector of finite numbers")
+    v = v - v.max()  # the projection does not change, and large equal entries lose no digits
+    u = np.sort(v)[::-1]
+    excess = np.cumsum(u) - 1.0
+    j = np.arange(1, v.size + 1)
+    rho = j[u * j > excess][-1]
+    theta = excess[rho - 1] / rho
+    return np.maximum(v - theta, 0.0)
+
+
+def _shares(weights: Sequence[float], count: int) -> np.ndarray:
+    """Weights [K] as non-negative float64 shares with sum 1."""
+    shares = np.asarray(weights, dtype=np.float64)
+    if shares.shape != (count,):
+        raise ValueError(f"{count} clients need {count} weights, got shape {shares.shape}")
+    if not np.isfinite(shares).all() or (shares < 0).any() or not 0 < shares.sum() < np.inf:
+        raise ValueError(f"weights must be finite, non-negative and not all zero: {shares.tolist()}")
+    return shares / shares.sum()
+
+
+def _is_float(array: np.ndarray) -> bool:
+    return array.dtype.kind == "f"
+
+
+def _common_names(states: Sequence[State]) -> list[str]:
+    """Sorted tensor names; ValueError unless all states agree on names, shapes and dtypes."""
+    if not states:
+        raise ValueError("no client model to average")
+    first = states[0]
+    for name, array in first.items():
+        if array.dtype.kind not in "fiub":
+            raise ValueError(f"tensor {name!r} has dtype {array.dtype}, neither float, integer nor bool")
+    for k, state in enumerate(states[1:], start=1):
+        if state.keys() != first.keys():
+            raise ValueError(f"client {k} differs in tensor {sorted(state.keys() ^ first.keys())[0]!r}")
+        for name, array in first.items():
+            other = state[name]
+            if other.shape != array.shape or other.dtype != array.dtype:
+                raise ValueError(
+                    f"client {k} sent tensor {name!r} as {other.dtype}{list(other.shape)}, "
+                    f"client 0 as {array.dtype}{list(array.shape)}"
+                )
+    return sorted(first)
+
+
+def _combine(states: Sequence[State], shares: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """New arrays Σ_k shares[n]_k · state_k[n] (float) and max_k state_k[n] (integer, bool)."""
+    if len(states) == 1:
+        return {name: np.array(array) for name, array in states[0].items()}
+    first = states[0]
+    result = {name: np.empty(array.shape, array.dtype) for name, array in first.items()}
+    for name, array in result.items():
+        if not _is_float(array):
+            np.maximum.reduce([state[name] for state in states], out=array)
+    names = sorted(name for name in first if _is_float(first[name]))
+    rows = [{name: np.ravel(state[name]) for name in names} for state in states]
+    outputs = {name: result[name].reshape(-1) for name in names}
+    blocks = _blocks([(name, outputs[name].size) for name in names])
+    if len(blocks) < 2 * THREADS:
+        _combine_blocks(blocks, rows, shares, outputs)
+        return result
+    with ThreadPoolExecutor(THREADS) as pool:
+        jobs = [pool.submit(_combine_blocks, blocks[i::THREADS], rows, shares, outputs) for i in range(THREADS)]
+        for job in jobs:
+            job.result()
+    return result
+
+
+def _blocks(sizes: Sequence[tuple[str, int]]) -> list[list[tuple[str, int, int]]]:
+    """The model cut into blocks of BLOCK elements; a block lists its pieces (name, start, stop)."""
+    blocks: list[list[tuple[str, int, int]]] = [[]]
+    room = BLOCK
+    for name, size in sizes:
+        start = 0
+        while start < size:
+            if room == 0:
+                blocks.append([])
+                room = BLOCK
+            stop = min(size, start + room)
+            blocks[-1].append((name, start, stop))
+            room -= stop - start
+            start = stop
+    return blocks
+
+
+def _combine_blocks(
+    blocks: Sequence[Sequence[tuple[str, int, int]]],
+    rows: Sequence[State],
+    shares: Mapping[str, np.ndarray],
+    outputs: Mapping[str, np.ndarray],
+) -> None:
+    """Fill `outputs` on the given blocks: cast GROUP client rows to float64, add their weighted sum, repeat."""
+    group = min(GROUP, len(rows))
+    cast, total, partial = np.empty((group, BLOCK)), np.empty(BLOCK), np.empty(BLOCK)
+    for pieces in blocks:
+        spans = _spans(pieces, shares)
+        used = spans[-1][2] if spans else 0
+        for k in range(0, len(rows), group):
+            members = rows[k : k + group]
+            for row, member in zip(cast, members):
+                np.concatenate([member[name][start:stop] for name, start, stop in pieces], out=row[:used])
+            target = partial if k else total
+            for share, lo, hi in spans:
+                np.einsum("k,kb->b", share[k : k + group], cast[: len(members), lo:hi], out=target[lo:hi])
+            if k:
+                np.add(total[:used], partial[:used], out=total[:used])
+        lo = 0
+        for name, start, stop in pieces:
+            outputs[name][start:stop] = total[lo : lo + stop - start]
+            lo += stop - start
+
+
+def _spans(
+    pieces: Sequence[tuple[str, int, int]], shares: Mapping[str, np.ndarray]
+) -> list[tuple[np.ndarray, int, int]]:
+    """Runs (shares, start, stop) of a block's pieces that have the same shares."""
+    spans: list[tuple[np.ndarray, int, int]] = []
+    position = 0
+    for name, start, stop in pieces:
+        end = position + stop - start
+        if spans and spans[-1][0] is shares[name]:
+            spans[-1] = (spans[-1][0], spans[-1][1], end)
+        else:
+            spans.append((shares[name], position, end))
+        position = end
+    return spans
+
+
+def _distance_sums(states: Sequence[State], name: str, metric: str) -> np.ndarray:
+    """Per client the sums over one tensor that its distance needs, [H, 3]: they add up over the tensors of a group.
+
+    l2: Σ(G−avg)², Σavg², 0 ;  l1: Σ|G−avg|, Σ|avg|, 0 ;  cosine: Σ G·avg, Σavg², ΣG²
+    """
+    average = np.zeros(states[0][name].size)
+    for state in states:
+        average += np.ravel(state[name])
+    average /= len(states)
+    sums = np.zeros((len(states), 3))
+    for row, state in zip(sums, states):
+        tensor = np.ravel(state[name]).astype(np.float64)
+        if metric == "cosine":
+            row[:] = tensor @ average, average @ average, tensor @ tensor
+            continue
+        tensor -= average
+        row[:2] = (tensor @ tensor, average @ average) if metric == "l2" else (_l1(tensor), _l1(average))
+    return sums
+
+
+def _l1(vector: np.ndarray) -> float:
+    return float(np.abs(vector).sum())
+
+
+def _distances(sums: np.ndarray, metric: str) -> tuple[np.ndarray, float]:
+    """Distances [H] and the norm of the average from the sums of `_distance_sums`."""
+    first, average, own = sums.T
+    if metric == "l1":
+        return first, float(average[0])
+    if metric == "l2":
+        return np.sqrt(first), float(np.sqrt(average[0]))
+    product = np.sqrt(average) * np.sqrt(own)
+    cosine = np.divide(first, product, out=np.zeros_like(first), where=product > 0)
+    distance = np.where((average == 0) & (own == 0), 0.0, np.maximum(1.0 - cosine, 0.0))
+    return distance, float(np.sqrt(average[0]))
+
+
+def _divergence_shares(distance: np.ndarray, norm: float, strategy: str) -> np.ndarray:
+    """Coefficients [H] with sum 1 from the distances of one l."""
+    if strategy == "average" or distance.sum() <= 1e-12 * (1.0 + norm):
+        return np.full(len(distance), 1.0 / len(distance))
+    score = distance if strategy == "divergence" else 1.0 / (distance + 1e-12)
+    return score / score.sum()
