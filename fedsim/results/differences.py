@@ -16,7 +16,7 @@ def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested table -> {dotted key: value}; lists are values."""
     flat: dict[str, Any] = {}
     for key, value in table.items():
-        if isinstance(value, Mapping) and value:
+        if isinstance(value, Mapping):
             flat |= flatten(value, f"{prefix}{key}.")
         else:
             flat[prefix + key] = value

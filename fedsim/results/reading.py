@@ -59,6 +59,17 @@ def read_runs(folder: Path | str, unfinished: bool = False) -> Runs:
     return Runs(**frames, experiments=experiments, unfinished=open_runs, folder=folder)
 
 
+def of_experiment(runs: Runs, name: str) -> Runs:
+    """The part of `runs` that belongs to the experiment of that name."""
+    experiments = {run: experiment for run, experiment in runs.experiments.items() if experiment.name == name}
+    frames = {
+        part: frame[frame["run"].isin(list(experiments))].reset_index(drop=True)
+        for part, frame in (("summary", runs.summary), ("rounds", runs.rounds), ("clients", runs.clients),
+                            ("details", runs.details))
+    }
+    return Runs(**frames, experiments=experiments, unfinished=runs.unfinished, folder=runs.folder)
+
+
 def find_runs(folder: Path | str) -> list[Path]:
     """Folders of all runs below `folder`, finished or not, in the order of their names."""
     folder = Path(folder)

@@ -61,9 +61,10 @@ def _round(recorder: Recorder, experiment: Experiment, round_: int, skill: float
     if round_ == 0:
         recorder.append_round(row)
         return row
-    row |= {"train_loss": 1.9 * (1 - grown) + 0.2, "clients": 3, "failed": 0, "bytes_down": 3 * MODEL_BYTES,
+    row |= {"train_loss": 1.9 * (1 - grown) + 0.2, "clients": 3, "failed": 0,
+            "bytes_down": 3 * MODEL_BYTES * (2 if experiment.method_name == "csac" else 1),
             "bytes_up": 3 * MODEL_BYTES, "train_seconds": 20 + rng.random(), "aggregation_seconds": 0.1,
-            "round_seconds": 22 + 10 * max(skill, 0) + rng.random()}
+            "round_seconds": 22 + 400 * max(skill, 0) + rng.random()}
     recorder.append_clients([_client(experiment, round_, domain, validation, rng) for domain in sources])
     if experiment.method_name == "csac":
         recorder.append_details(_details(round_, sources, rng))

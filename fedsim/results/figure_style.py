@@ -1,0 +1,87 @@
+"""How figures look: a palette that colour-blind readers can tell apart, and line styles and hatches for greyscale."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+# Okabe and Ito's palette without its yellow, which vanishes on white.
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+LINES = ("-", "--", "-.", ":", (0, (4, 1, 1, 1, 1, 1)), (0, (7, 2)), (0, (1, 2.5)), (0, (6, 1.5, 2, 1.5)))
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "h")
+HATCHES = ("", "///", "...", "xxx", "\\\\\\", "ooo", "---", "+++", "**")
+SETTINGS = {
+    "font.size": 9, "axes.titlesize": 9.5, "axes.labelsize": 9, "figure.titlesize": 11, "legend.fontsize": 8.5,
+    "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25, "grid.linewidth": 0.6,
+    "lines.linewidth": 1.7, "hatch.linewidth": 0.6, "axes.axisbelow": True,
+    # Fixed ids and no date: the same records give the same SVG bytes.
+    "svg.hashsalt": "fedsim",
+}
+
+
+@dataclass(frozen=True)
+class Style:
+    """Colour, line style, marker and hatch of one method, client or layer group."""
+
+    color: str
+    line: Any
+    marker: str
+    hatch: str
+
+
+def styles(names: Iterable[str]) -> dict[str, Style]:
+    """One style per name; the cycles have different lengths, so that no two of the first 56 look alike."""
+    cycles = (COLORS, LINES, MARKERS, HATCHES)
+    return {name: Style(*(cycle[i % len(cycle)] for cycle in cycles)) for i, name in enumerate(names)}
+
+
+def panels(rows: int, columns: int, title: str, sharey: str | bool = "row") -> tuple[Figure, np.ndarray]:
+    """Figure of small multiples with room for all labels; axes as a rows × columns array."""
+    figure = Figure(figsize=(max(2.5 * columns + 0.6, 5.2), 2.3 * rows + 0.9), layout="constrained")
+    axes = figure.subplots(rows, columns, sharex=True, sharey=sharey, squeeze=False)
+    figure.suptitle(title)
+    return figure, axes
+
+
+def band(axes: Axes, frame: pd.DataFrame, column: str, style: Style, label: str, scale: float = 1.0) -> None:
+    """Mean line over seeds per round with a band of one sample standard deviation; one seed has no band."""
+    values = frame.dropna(subset=[column]).groupby("round")[column].agg(["mean", "std"]) * scale
+    if values.empty:
+        return
+    every = max(1, len(values) // 6)
+    axes.plot(values.index, values["mean"], color=style.color, linestyle=style.line, marker=style.marker,
+              markevery=every, markersize=3.5, label=label)
+    spread = values["std"].fillna(0.0)
+    if (spread > 0).any():
+        axes.fill_between(values.index, values["mean"] - spread, values["mean"] + spread, color=style.color, alpha=0.15,
+                          linewidth=0)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
+
+
+def legend_below(figure: Figure, axes: Sequence[Axes], names: Iterable[str]) -> None:
+    """One legend of all axes under the figure, outside of the plotted area, in the order of `names`."""
+    found = _entries(axes, names)
+    if found:
+        columns = max(1, min(len(found), int(figure.get_figwidth() // (0.75 + 0.085 * max(map(len, found))))))
+        figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=columns, frameon=False,
+                      handlelength=3.2)
+
+
+def legend_beside(row: Sequence[Axes], names: Iterable[str]) -> None:
+    """Legend of one row of panels right of its last panel, for figures whose rows have different keys."""
+    found = _entries(row, names)
+    row[-1].legend(found.values(), found.keys(), loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False,
+                   handlelength=3.0)
+
+
+def _entries(axes: Sequence[Axes], names: Iterable[str]) -> dict[str, Any]:
+    # Every panel lacks some entries (the unseen domain is no client there): all panels are asked.
+    found: dict[str, Any] = {}
+    for one in axes:
+        found |= dict(zip(*reversed(one.get_legend_handles_labels())))
+    return {name: found[name] for name in names if name in found}

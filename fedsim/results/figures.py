@@ -1,0 +1,203 @@
+"""The figures: each function takes the records of one experiment and returns a Figure, or None without its columns."""
+
+from collections.abc import Iterable
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from fedsim.results.compare import Comparison
+from fedsim.results.figure_style import band, legend_below, legend_beside, panels, styles
+from fedsim.results.recorder import CLIENT_COLUMNS
+from fedsim.results.selection import RULE_TITLES
+
+MOST_ROWS = 6
+FRONT = "best at or below this cost"
+CURVES = (("target_accuracy", "target accuracy (%)"), ("mean_validation_accuracy", "validation accuracy (%)"))
+
+
+def learning_curves(rounds: pd.DataFrame, name: str) -> Figure | None:
+    """Target and source-validation accuracy per round, one column of panels per target."""
+    curves = [(column, label) for column, label in CURVES if column in rounds and rounds[column].notna().any()]
+    if not curves:
+        return None
+    targets = sorted(rounds["target"].unique())
+    figure, axes = panels(len(curves), len(targets), f"{name}: learning curves, all rounds (mean ± std over seeds)")
+    looks = styles(rounds["label"].unique())
+    for row, (column, title) in zip(axes, curves):
+        row[0].set_ylabel(title)
+        for one, target in zip(row, targets):
+            for label, frame in rounds[rounds["target"] == target].groupby("label", sort=False):
+                band(one, frame, column, looks[label], label, scale=100)
+    for one, target in zip(axes[0], targets):
+        one.set_title(f"unseen: {target}")
+    _round_axis(axes[-1])
+    legend_below(figure, axes.ravel(), looks)
+    return figure
+
+
+def target_bars(comparison: Comparison, runs_table: pd.DataFrame, name: str) -> Figure | None:
+    """Accuracy per target and average, with the seeds as points; runs_table: label, target, seed, accuracy."""
+    cells = comparison.cells
+    if cells["mean"].isna().all():
+        return None
+    groups, labels = [*comparison.targets, "average"], list(comparison.methods["label"])
+    figure = Figure(figsize=(max(5.5, 1.2 + len(groups) * (0.5 + 0.3 * len(labels))), 4.2), layout="constrained")
+    axes = figure.subplots()
+    figure.suptitle(f"{name}: accuracy on the unseen domain\n({RULE_TITLES[comparison.select]}; bars mean ± std, "
+                    "points seeds)")
+    width, looks = 0.8 / len(labels), styles(labels)
+    for i, label in enumerate(labels):
+        own = cells[cells["label"] == label].set_index("target").reindex(groups)
+        places = [group + (i - (len(labels) - 1) / 2) * width for group in range(len(groups))]
+        style = looks[label]
+        axes.bar(places, 100 * own["mean"], width * 0.92, color=style.color, hatch=style.hatch, alpha=0.75, label=label,
+                 edgecolor="white", linewidth=0.5)
+        axes.errorbar(places, 100 * own["mean"], yerr=100 * own["std"].fillna(0), fmt="none", ecolor="#222222",
+                      elinewidth=1, capsize=2)
+        seeds = runs_table[runs_table["label"] == label]
+        points = [places[groups.index(target)] for target in seeds["target"]]
+        axes.scatter(points, 100 * seeds["accuracy"], s=10, color="white", edgecolors="#222222", linewidths=0.7,
+                     zorder=3)
+    start = max(0, 10 * int(10 * runs_table["accuracy"].min()) - 10)
+    axes.set_ylim(bottom=start)
+    axes.set_xticks(range(len(groups)), groups, rotation=20 if len(groups) > 6 else 0)
+    # Bars that do not start at zero exaggerate differences: whoever looks is told.
+    axes.set_ylabel(f"target accuracy (%), axis from {start}" if start else "target accuracy (%)")
+    axes.grid(axis="x", visible=False)
+    legend_below(figure, [axes], labels)
+    return figure
+
+
+def cost_front(comparison: Comparison, costs: pd.DataFrame, name: str) -> Figure | None:
+    """Average accuracy against what a whole run costs, with the front of methods that no other beats in both.
+
+    costs: index label; columns gigabytes and minutes.
+    """
+    shown = [(column, title) for column, title in (("gigabytes", "exchanged in one run, up and down (GB)"),
+                                                  ("minutes", "wall time of one run (min)"))
+             if costs[column].notna().any()]
+    methods = comparison.methods.dropna(subset=["average"]).set_index("label")
+    if not shown or methods.empty:
+        return None
+    figure = Figure(figsize=(4.3 * len(shown), 3.8), layout="constrained")
+    axes = figure.subplots(1, len(shown), sharey=True, squeeze=False)[0]
+    figure.suptitle(f"{name}: cost and accuracy\n({RULE_TITLES[comparison.select]}; mean ± std over seeds)")
+    looks = styles(comparison.methods["label"])
+    for one, (column, title) in zip(axes, shown):
+        points = methods.assign(cost=costs[column]).dropna(subset=["cost"])
+        front = _front(points)
+        one.step(front["cost"], 100 * front["average"], where="post", color="#999999", linewidth=1, zorder=1,
+                 label=FRONT)
+        for label, row in points.iterrows():
+            style = looks[label]
+            spread = 0 if pd.isna(row["average_std"]) else 100 * row["average_std"]
+            one.errorbar(row["cost"], 100 * row["average"], yerr=spread, color=style.color, marker=style.marker,
+                         markersize=7, capsize=2, linestyle="none", label=label)
+        if len(points) and points["cost"].max() > 10 * points["cost"].min() > 0:
+            one.set_xscale("log")
+        else:
+            one.set_xlim(0, 1.1 * points["cost"].max() or 1)
+        one.set_xlabel(title)
+    axes[0].set_ylabel("average target accuracy (%)")
+    legend_below(figure, axes, [*looks, FRONT])
+    return figure
+
+
+def _front(points: pd.DataFrame) -> pd.DataFrame:
+    ordered = points.sort_values(["cost", "average"], ascending=[True, False])
+    return ordered[ordered["average"] > ordered["average"].cummax().shift(fill_value=-1.0)]
+
+
+def client_metrics(clients: pd.DataFrame) -> list[str]:
+    """Columns of clients.csv worth a figure: the aggregation weight and whatever metrics the methods added."""
+    known = {*CLIENT_COLUMNS, "run", "experiment", "method", "target", "seed", "label"} - {"weight"}
+    return [column for column in clients if column not in known and not column.startswith("bytes_")
+            and pd.api.types.is_numeric_dtype(clients[column]) and clients[column].notna().any()]
+
+
+def metric_over_rounds(clients: pd.DataFrame, column: str, name: str) -> Figure | None:
+    """One per-client quantity over rounds: a row of panels per method, a column per target, a line per client."""
+    frame = clients.dropna(subset=[column])
+    moving = frame.groupby(["label", "run", "client"])[column].nunique().groupby("label").max()
+    # Weights by example counts never change: rows that say nothing are left out where others say something.
+    chosen = [label for label in frame["label"].unique() if moving[label] > 1] or list(frame["label"].unique())
+    if not chosen:
+        return None
+    left_out = f"; first {MOST_ROWS} of {len(chosen)} methods" if len(chosen) > MOST_ROWS else ""
+    chosen, targets = chosen[:MOST_ROWS], sorted(frame["target"].unique())
+    title = column.replace("_", " ")
+    heading = f"{name}: {title} of each client (mean ± std over seeds{left_out})"
+    figure, axes = panels(len(chosen), len(targets), heading)
+    looks = styles(sorted(frame["client"].unique()))
+    for row, label in zip(axes, chosen):
+        row[0].set_ylabel(f"{label}\n{title}")
+        for one, target in zip(row, targets):
+            part = frame[(frame["label"] == label) & (frame["target"] == target)]
+            for client, own in part.groupby("client"):
+                band(one, own, column, looks[client], client)
+    for one, target in zip(axes[0], targets):
+        one.set_title(f"unseen: {target}")
+    _round_axis(axes[-1])
+    legend_below(figure, axes.ravel(), looks)
+    return figure
+
+
+def detail_over_rounds(details: pd.DataFrame, name: str, label: str, quantity: str) -> Figure:
+    """One layer-wise quantity of one method over rounds: mean per client above, mean per layer group below."""
+    frame = details.assign(group=details["name"].map(layer_group))
+    targets = sorted(frame["target"].unique())
+    title = quantity.replace("_", " ")
+    figure, axes = panels(2, len(targets), f"{name}, {label}: {title} over rounds (mean ± std over seeds)")
+    for row, key, text in zip(axes, ("client", "group"), ("per client", "per layer group")):
+        row[0].set_ylabel(f"{title}\n{text}")
+        # Clients in the order of their names as in every other figure, layers in the order of the network.
+        looks = styles(sorted(frame[key].unique()) if key == "client" else frame[key].unique())
+        for one, target in zip(row, targets):
+            own = frame[frame["target"] == target].groupby([key, "seed", "round"], as_index=False, sort=False)
+            for part, values in own["value"].mean().groupby(key, sort=False):
+                band(one, values, "value", looks[part], str(part))
+        legend_beside(row, looks)
+    for one, target in zip(axes[0], targets):
+        one.set_title(f"unseen: {target}")
+    _round_axis(axes[-1])
+    return figure
+
+
+def detail_histogram(details: pd.DataFrame, name: str, label: str, quantity: str) -> Figure:
+    """Distribution of one layer-wise quantity at the first, middle and last recorded round."""
+    rounds = sorted(details["round"].unique())
+    shown = list(dict.fromkeys([rounds[0], rounds[len(rounds) // 2], rounds[-1]]))
+    targets = sorted(details["target"].unique())
+    figure, axes = panels(1, len(targets), f"{name}, {label}: distribution of {quantity.replace('_', ' ')}")
+    low, high = float(details["value"].min()), float(details["value"].max())
+    bounds = (0.0, 1.0) if low >= 0 and high <= 1 else (low, high)
+    looks = styles([f"round {round_}" for round_ in shown])
+    for one, target in zip(axes[0], targets):
+        own = details[details["target"] == target]
+        for round_ in shown:
+            style = looks[f"round {round_}"]
+            values = own.loc[own["round"] == round_, "value"]
+            one.hist(values, bins=10 if len(values) < 200 else 25, range=bounds, histtype="step", linewidth=1.6,
+                     color=style.color, linestyle=style.line, label=f"round {round_}")
+        one.set_title(f"unseen: {target}")
+        one.set_xlabel(quantity.replace("_", " "))
+        one.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
+    axes[0][0].set_ylabel("layers and clients")
+    legend_below(figure, axes.ravel(), looks)
+    return figure
+
+
+def layer_group(name: str) -> str:
+    """`features.layer1.0.bn1.weight` -> `layer1`: the first part of a tensor's name that is not a mere container."""
+    parts = [part for part in name.split(".") if part not in ("features", "backbone", "module", "model", "net")]
+    if len(parts) > 1 and parts[1].isdigit() and parts[0] in ("blocks", "layers", "conv"):
+        return ".".join(parts[:2])
+    return parts[0] if parts else name
+
+
+def _round_axis(axes: Iterable[Axes]) -> None:
+    for one in axes:
+        one.set_xlabel("round")
+

@@ -1,0 +1,121 @@
+"""Figures: drawn when the records hold their columns, not blank, labelled, the same bytes for the same records."""
+
+from xml.etree import ElementTree
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+from matplotlib.image import imread
+
+from fedsim.errors import UserError
+from fedsim.results import plot_all, read_runs
+from fedsim.results.figure_style import styles
+from fedsim.results.figures import layer_group
+from fedsim.results.plots import draw
+
+from .invented import pacs_experiment, write_grid, write_run
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    methods = {"fedavg": 0, "feddg-ga": 0.02, "csac": 0.03}
+    return read_runs(write_grid(tmp_path_factory.mktemp("outputs"), methods, rounds=4))
+
+
+@pytest.fixture(scope="module")
+def files(runs, tmp_path_factory):
+    return plot_all(runs, tmp_path_factory.mktemp("plots"))
+
+
+NAMES = {"learning-curves", "target-accuracy", "cost", "client-weight", "client-gap", "divergence_weight-csac",
+         "alpha-csac", "alpha-csac-histogram"}
+
+
+def test_every_record_has_its_figure_in_both_formats(files):
+    assert {path.name for path in files} == {f"{name}{kind}" for name in NAMES for kind in (".png", ".svg")}
+
+
+def test_pictures_are_not_blank(files):
+    for path in files:
+        if path.suffix == ".png":
+            pixels = imread(path)
+            assert min(pixels.shape[:2]) > 300
+            assert 0.01 < float(np.mean(pixels[..., :3].min(axis=2) < 0.9)) < 0.9
+        else:
+            assert len(list(ElementTree.parse(path).iter())) > 100
+
+
+def test_nothing_is_cut_off(runs):
+    for _, figure in draw(runs, "pacs"):
+        figure.draw_without_rendering()
+        box, page = figure.get_tightbbox(), figure.get_size_inches()
+        assert box.x0 >= -0.02
+        assert box.y0 >= -0.02
+        assert box.x1 <= page[0] + 0.02
+        assert box.y1 <= page[1] + 0.02
+
+
+def test_axes_and_titles_are_labelled(runs):
+    figures = dict(draw(runs, "pacs", "oracle"))
+    assert set(figures) == NAMES
+    for key, figure in figures.items():
+        assert "pacs" in figure.get_suptitle(), key
+        assert any(axes.get_ylabel() for axes in figure.axes), key
+    assert "ORACLE" in figures["target-accuracy"].get_suptitle()
+    assert "ORACLE" in figures["cost"].get_suptitle()
+
+
+def test_legend_names_every_client_although_one_is_unseen_in_each_panel(runs):
+    figure = dict(draw(runs, "pacs"))["client-gap"]
+    assert {text.get_text() for text in figure.legends[0].get_texts()} == {"art_painting", "cartoon", "photo", "sketch"}
+
+
+def test_constant_weights_are_left_out_where_others_move(runs):
+    figure = dict(draw(runs, "pacs"))["client-weight"]
+    assert {axes.get_ylabel() for axes in figure.axes} == {"feddg-ga\nweight", ""}
+
+
+def test_same_records_same_svg(runs, files, tmp_path):
+    one = read_runs(runs.folder / "fedavg" / "photo")
+    first = [path.read_bytes() for path in plot_all(one, tmp_path / "a") if path.suffix == ".svg"]
+    second = [path.read_bytes() for path in plot_all(one, tmp_path / "b") if path.suffix == ".svg"]
+    assert first == second
+    assert mpl.rcParams["axes.grid"] is False
+
+
+def test_an_unfinished_run_has_curves_only(tmp_path):
+    write_run(tmp_path, pacs_experiment(train={"rounds": 2}), finish=False)
+    files = plot_all(read_runs(tmp_path, unfinished=True), tmp_path / "plots")
+    assert {path.stem for path in files} == {"learning-curves", "client-weight"}
+
+
+def test_experiments_are_drawn_apart_and_variants_are_labelled(tmp_path):
+    for name, rate in (("pacs", 0.01), ("pacs-fast", 0.1)):
+        write_run(tmp_path, pacs_experiment(name=name, train={"rounds": 1, "lr": rate}))
+    stems = {path.stem for path in plot_all(read_runs(tmp_path), tmp_path / "plots")}
+    assert {"pacs-learning-curves", "pacs-fast-learning-curves"} <= stems
+    write_run(tmp_path / "again", pacs_experiment(name="pacs", train={"rounds": 1, "lr": 0.5}))
+    both = read_runs(tmp_path)
+    figure = dict(draw(both, "all"))["target-accuracy"]
+    texts = {text.get_text() for text in figure.legends[0].get_texts()}
+    assert texts == {"fedavg (lr=0.01)", "fedavg (lr=0.1)", "fedavg (lr=0.5)"}
+
+
+def test_nothing_to_plot_is_said(tmp_path):
+    folder = write_run(tmp_path, pacs_experiment(train={"rounds": 1}), finish=False)
+    for name in ("rounds.csv", "clients.csv"):
+        (folder / name).unlink()
+    with pytest.raises(UserError, match="nothing to plot"):
+        plot_all(read_runs(tmp_path, unfinished=True), tmp_path / "plots")
+
+
+def test_styles_differ_without_colour():
+    looks = styles([f"method {i}" for i in range(20)]).values()
+    assert len({(look.color, str(look.line)) for look in looks}) == 20
+    assert len({(str(look.line), look.marker) for look in looks}) == 20
+
+
+@pytest.mark.parametrize(("name", "group"), [("features.layer1.0.bn1.weight", "layer1"), ("fc.bias", "fc"),
+                                             ("blocks.3.attention", "blocks.3"), ("features", "features")])
+def test_layer_groups(name, group):
+    assert layer_group(name) == group
