@@ -3,7 +3,7 @@
 Every image draws its own parameters from torch's global CPU generator (seed it with `torch.manual_seed`), so that the
 draws do not depend on the device and no CUDA result is waited for. Formulas are torchvision's (float path), with two
 differences: the order of the four jitter operations is drawn once per batch, and the crop is one `grid_sample`.
-Own code because it takes a third to a quarter of kornia's time (which also draws the order once per batch).
+Own code because it takes about a third of the time of kornia (which also draws the order once per batch).
 """
 
 from collections.abc import Callable
