@@ -21,8 +21,9 @@ def _mnist(root: Path) -> tuple[np.ndarray, np.ndarray, int]:
     try:
         parts = [MNIST(str(folder), train=train, download=False) for train in (True, False)]
     except (RuntimeError, OSError, ValueError, AssertionError) as error:
+        reason = str(error).partition(". ")[0]  # without torchvision's advice to download
         raise UserError(f"Rotated MNIST: cannot read MNIST's files in {folder / 'MNIST' / 'raw'} "
-                        f"({str(error).partition(". ")[0]}); put train-images-idx3-ubyte, train-labels-idx1-ubyte and the "
+                        f"({reason}); put train-images-idx3-ubyte, train-labels-idx1-ubyte and the "
                         "two t10k files there, or set data.root or $FEDSIM_DATA") from None
     images = np.concatenate([part.data.numpy() for part in parts])[:, None]
     labels = np.concatenate([part.targets.numpy() for part in parts]).astype(np.int64)
