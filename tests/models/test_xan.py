@@ -120,8 +120,7 @@ def test_training_is_plain_batch_norm_when_its_weight_is_one(build):
 
 @pytest.mark.parametrize(("backbone", "norm", "layers", "channels"), [
     ("resnet50", XAN(), 53, 26_560), ("resnet50", XAN(stages=(1, 2)), 24, 5_056),
-    ("densenet121", XAN(stages=(1,), stem=False), 13, 1_888), ("digits-cnn-bn", XAN(), 2, 80),
-    ("densenet121", XAN(), 121, 41_824),
+    ("densenet121", XAN(stages=(1,), stem=False), 13, 1_888), ("densenet121", XAN(), 121, 41_824),
 ])  # fmt: skip
 def test_counts(build, backbone, norm, layers, channels):
     net = build(backbone, norm)
@@ -131,6 +130,12 @@ def test_counts(build, backbone, norm, layers, channels):
     floats = sum(state[name].numel() for name in personal if state[name].is_floating_point())
     assert floats == 4 * channels + layers  # the down-link lacks just these
     assert len(personal) == 6 * layers
+
+
+def test_both_norms_of_the_digits_network(build):
+    net = build("digits-cnn-bn", XAN(stages=(1,), stem=False), size=28)
+    assert isinstance(net.backbone.norm1, XANLayer)
+    assert isinstance(net.backbone.norm2, XANLayer)
 
 
 def test_exchange_of_the_paper(build):
