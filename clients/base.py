@@ -94,7 +94,8 @@ class DomainClient(NumPyClient):
             device=self.device, store=self.store, data=self.data, records=self.records, first_visit=self.first_visit)
 
     def _load(self, parameters: list[np.ndarray], phase: str) -> None:
-        load_arrays(self.net, dict(zip(self.names(phase), parameters, strict=True)))
+        names = self.names(phase)
+        load_arrays(self.net, dict(zip(names, parameters, strict=True)), names)
 
     def _restore_personal(self, only: str = "") -> None:
         state = self.net.state_dict()
@@ -139,11 +140,8 @@ class DomainClient(NumPyClient):
         """(accuracy, loss) on the validation split; the pooled client's is the unweighted mean over its domains."""
         self.net.eval()
         data, size = self.data, self.experiment.run.evaluate_batch_size
-        if data.domain_index is None:
-            groups = [data.validation]
-        else:
-            domains = data.domain_index[data.validation]
-            groups = [data.validation[domains == domain] for domain in np.unique(domains)]
+        domains = data.domain_index[data.validation]
+        groups = [data.validation[domains == domain] for domain in np.unique(domains)]
         results = [accuracy_and_loss(self.net, data.evaluation(group, size)) for group in groups]
         return tuple(float(np.mean([result[index] for result in results])) for index in (0, 1))
 

@@ -25,8 +25,7 @@ class LocalData:
         own = np.concatenate([data.train, data.validation])
         self.examples = len(data.train)
         self.validation = np.arange(len(data.train), len(own))
-        domains = getattr(data, "domain_index", None)
-        self.domain_index = None if domains is None else np.asarray(domains)[own]
+        self.domain_index = data.domain_index[own]
         images = torch.from_numpy(np.ascontiguousarray(data.images[own]))
         self.images = images.to(device) if images.nbytes <= DEVICE_BYTES else images
         self.labels = torch.from_numpy(np.ascontiguousarray(data.labels[own])).to(device)

@@ -10,9 +10,9 @@ from flwr.clientapp import ClientApp
 
 from clients.base import DomainClient
 from fedsim.arrays import record_to_arrays, state_to_record
-from fedsim.errors import UserError
+from fedsim.errors import USER_ERROR, UserError
 from fedsim.workspace import source_clients, workspace
-from strategies.handshake import USER_ERROR
+
 
 CLIENT_APP_RAISED = 2  # Flower's error code for an exception in the client app
 

@@ -7,3 +7,6 @@ class UserError(ValueError):
 
 class ClientFailedError(RuntimeError):
     """A client did not deliver; the message names its domain and carries the client's own traceback."""
+
+
+USER_ERROR = "user error: "  # prefix of an error reply that means «the user can mend this»

@@ -81,6 +81,7 @@ class RunSettings(Settings):
 
     target: str = Field("", description="the unseen domain; empty: the last one")
     seed: int = Field(0, ge=0)
+    label: str = Field("", description="told apart from other runs of the same method, e.g. by a sweep's grid")
     runtime: Literal["inline", "ray", "deployment"] = "inline"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: int = Field(0, ge=0, description="CPU threads per worker; 0: share the cores between the workers")
@@ -106,6 +107,7 @@ class Experiment(Settings):
     model: ModelSettings = ModelSettings()
     train: TrainSettings = TrainSettings()
     method: dict[str, Any] = {"name": "fedavg"}
+    parts: dict[str, dict[str, Any]] = Field({}, description="fields of parts on this data set, for recipes that have them")
     run: RunSettings = RunSettings()
 
     @model_validator(mode="after")

@@ -47,6 +47,11 @@ class Recipe:
     paper: str = ""
     discloses: str = "model updates"
 
+    def label(self, method: str) -> str:
+        """Name of the method in results; a part with `tag` shows it, as in `ccst(pixel)`."""
+        tags = [part.tag for _, part in parts_of(self) if getattr(part, "tag", "")]
+        return f"{method}({', '.join(tags)})" if tags else method
+
 
 METHODS: dict[str, Recipe] = {
     "fedavg": Recipe(paper="McMahan et al., AISTATS 2017"),
@@ -110,6 +115,13 @@ def build_recipe(experiment: Experiment) -> Recipe:
         slot, kind = _find_part(part)
         recipe = dataclasses.replace(recipe, **{slot: (*getattr(recipe, slot), kind()) if slot in LIST_SLOTS else kind()})
     recipe = _complete(recipe)
+    present = {part_name(part) for _, part in parts_of(recipe)}
+    for key, fields in experiment.parts.items():
+        _find_part(key)
+        if key in present and key not in settings:
+            recipe = _set_fields(recipe, key, fields, name)
+        elif key in present:
+            settings[key] = {**fields, **settings[key]}
     for key, fields in settings.items():
         recipe = _set_fields(recipe, key, fields, name)
     check_recipe(recipe, name)
@@ -212,3 +224,8 @@ def build_net(experiment: Experiment, recipe: Recipe) -> nn.Module:
     bench = benchmark(experiment.data)
     return build_model(experiment.model, len(bench.classes), bench.channels, experiment.data.image_size, recipe.norm,
                        experiment.run.seed)
+
+
+def find_recipe(name: str) -> Recipe:
+    """Recipe of a row or a combination `a+b`, with the papers' values."""
+    return build_recipe(Experiment(method={"name": name}))

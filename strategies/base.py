@@ -15,7 +15,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 
 from fedsim.arrays import all_finite, nbytes, record_to_arrays, state_to_record
-from fedsim.errors import ClientFailedError, UserError
+from fedsim.errors import USER_ERROR, ClientFailedError, UserError
 from fedsim.experiment import Experiment
 from fedsim.seeding import numpy_rng
 from strategies.handshake import Site
@@ -30,7 +30,7 @@ from strategies.validation import (
     read_metrics,
 )
 
-USER_ERROR = "user error: "  # prefix by which a client says that its user can mend the failure
+
 
 
 @dataclass

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from fedsim.errors import ClientFailedError, UserError
+from fedsim.errors import USER_ERROR, ClientFailedError, UserError
 
 POLL_SECONDS = 1.0
 MOST_EXAMPLES = 10**9
-USER_ERROR = "user error: "
+
 
 
 @dataclass(frozen=True)

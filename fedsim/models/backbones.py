@@ -110,8 +110,8 @@ _DENSE_STAGES = {
 }
 
 BACKBONES: dict[str, Backbone] = {
-    "digits-cnn": Backbone(_digits(False), 100, **_DIGIT_LEVELS),
-    "digits-cnn-bn": Backbone(_digits(True), 100, stages={1: ("norm1", "norm2")}, **_DIGIT_LEVELS),
+    "digits-cnn": Backbone(_digits(False), DigitsCNN.feature_dim, **_DIGIT_LEVELS),
+    "digits-cnn-bn": Backbone(_digits(True), DigitsCNN.feature_dim, stages={1: ("norm1", "norm2")}, **_DIGIT_LEVELS),
     "resnet18": _resnet_row("resnet18", 512, "ResNet18_Weights", "IMAGENET1K_V1"),
     "resnet50": _resnet_row("resnet50", 2048, "ResNet50_Weights", "IMAGENET1K_V2"),
     "densenet121": Backbone(

@@ -1,0 +1,126 @@
+"""fedsim's command line: run, sweep, compare, plot, report, methods, datasets. Heavy imports stay inside the commands."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedsim.errors import ClientFailedError, UserError
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False,
+                  help="Federated domain generalization: run, compare and deploy methods as recipes.")
+
+Config = Annotated[str, typer.Argument(help="experiment file, or the name of a shipped one (see `fedsim datasets`)")]
+Override = Annotated[list[str], typer.Option("--set", help="override, e.g. train.rounds=5 or method.guiding_head.weight=0.25")]
+Preset = Annotated[str, typer.Option(help="named settings of the file, e.g. a paper's protocol")]
+Output = Annotated[str, typer.Option(help="folder of all results (default: outputs)")]
+
+
+def main() -> None:
+    """Console entry: bad input is one line and exit code 2, a failed client its own traceback and 1, Ctrl-C 130."""
+    try:
+        app(standalone_mode=False)
+    except UserError as error:
+        sys.exit(_complain(str(error), 2))
+    except ClientFailedError as error:
+        sys.exit(_complain(str(error), 1))
+    except typer.Exit as stop:
+        sys.exit(stop.exit_code)
+    except (KeyboardInterrupt, typer.Abort):
+        sys.exit(_complain("interrupted; the same command continues where it stopped", 130))
+    except Exception as error:
+        if hasattr(error, "format_message"):  # click's usage errors
+            sys.exit(_complain(error.format_message(), 2))
+        raise
+
+
+def _complain(text: str, code: int) -> int:
+    print(f"fedsim: {text}", file=sys.stderr)
+    return code
+
+
+@app.command()
+def run(config: Config = "digits", method: Annotated[str, typer.Option(help="row of `fedsim methods`, or a+b")] = "",
+        target: Annotated[str, typer.Option(help="the unseen domain")] = "",
+        seed: Annotated[int, typer.Option(help="run seed")] = -1,
+        runtime: Annotated[str, typer.Option(help="inline, ray or deployment")] = "",
+        output: Output = "", preset: Preset = "", set_: Override = []) -> None:  # noqa: B006
+    """Run one experiment: one method, one unseen domain, one seed. Run it again to resume it."""
+    overrides = [*set_, *_short(method=method, target=target, seed=seed, runtime=runtime, output=output)]
+    from fedsim.experiment import read_experiment
+
+    experiment = read_experiment(config, overrides, preset)
+    from fedsim.commands import run_one
+
+    run_one(experiment)
+
+
+def _short(**options: str | int) -> list[str]:
+    names = {"method": "method.name", "target": "run.target", "seed": "run.seed", "runtime": "run.runtime",
+             "output": "run.output"}
+    return [f"{names[key]}={value}" for key, value in options.items() if value not in ("", -1)]
+
+
+@app.command()
+def sweep(config: Config = "digits",
+          methods: Annotated[str, typer.Option(help="comma-separated methods")] = "fedavg",
+          targets: Annotated[str, typer.Option(help="comma-separated unseen domains, or all")] = "all",
+          seeds: Annotated[str, typer.Option(help="comma-separated seeds")] = "0",
+          grid: Annotated[list[str], typer.Option(help="key=v1,v2: one more axis (repeatable)")] = [],  # noqa: B006
+          jobs: Annotated[int, typer.Option(help="runs at a time; 0: as many as there are cores")] = 0,
+          output: Output = "", preset: Preset = "",
+          dry_run: Annotated[bool, typer.Option("--dry-run", help="print the cells and an estimate, run nothing")] = False,
+          set_: Override = []) -> None:  # noqa: B006
+    """Run methods x targets x seeds; finished cells are skipped, a failing cell is reported at the end."""
+    from fedsim.sweep import run_sweep
+
+    overrides = [*set_, *_short(output=output)]
+    failed = run_sweep(config, methods.split(","), targets.split(","), [int(seed) for seed in seeds.split(",")],
+                       grid=grid, jobs=jobs, overrides=overrides, preset=preset, dry_run=dry_run)
+    raise typer.Exit(1 if failed else 0)
+
+
+@app.command()
+def compare(folder: Annotated[Path, typer.Argument(help="folder of results, e.g. outputs/digits")],
+            select: Annotated[str, typer.Option(help="best_validation, last or oracle")] = "best_validation",
+            baseline: Annotated[str, typer.Option(help="method that the others are tested against")] = "",
+            by: Annotated[list[str], typer.Option(help="setting in which the runs may differ (repeatable)")] = [],  # noqa: B006
+            format: Annotated[str, typer.Option(help="table, csv, markdown or latex")] = "table") -> None:
+    """Compare finished runs: mean ± std over seeds per unseen domain, ranks, tests, cost, published numbers."""
+    from fedsim.commands import show_comparison
+
+    show_comparison(folder, select, baseline, by, format)
+
+
+@app.command()
+def plot(folder: Annotated[Path, typer.Argument(help="folder of results, e.g. outputs/digits")],
+         select: Annotated[str, typer.Option(help="best_validation, last or oracle")] = "best_validation") -> None:
+    """Draw every figure that the records hold, as PNG and SVG, into FOLDER/plots."""
+    from fedsim.commands import draw_plots
+
+    draw_plots(folder, select)
+
+
+@app.command()
+def report(folder: Annotated[Path, typer.Argument(help="folder of one experiment, e.g. outputs/digits")]) -> None:
+    """Write one self-contained HTML page: tables, figures, settings, cost, commands."""
+    from fedsim.commands import make_report
+
+    make_report(folder)
+
+
+@app.command()
+def methods(name: Annotated[str, typer.Argument(help="a method, to see its parts and settings")] = "") -> None:
+    """List the methods, or show one recipe with every setting."""
+    from fedsim.commands import show_methods
+
+    show_methods(name)
+
+
+@app.command()
+def datasets(name: Annotated[str, typer.Argument(help="a data set, to see its domains and counts")] = "") -> None:
+    """List the data sets, or show one."""
+    from fedsim.commands import show_datasets
+
+    show_datasets(name)

@@ -1,0 +1,90 @@
+"""What the command line's verbs do, one function each."""
+
+import dataclasses
+from pathlib import Path
+
+import pandas as pd
+from rich.table import Table
+
+from fedsim.console import ProgressBar, console
+from fedsim.errors import UserError
+from fedsim.experiment import Experiment, nearest
+
+
+def run_one(experiment: Experiment) -> None:
+    """Run (or resume) one experiment with a progress bar; prints the headline and where the records are."""
+    from fedsim.results.callbacks import TensorBoardCallback
+    from fedsim.runtime.launch import launch
+    from fedsim.server_app import complete
+    from fedsim.session import is_finished, run_folder
+
+    experiment = complete(experiment)
+    folder = run_folder(experiment)
+    if is_finished(folder):
+        console.print(f"already finished: {folder}")
+    else:
+        bar = ProgressBar()
+        trackers = [TensorBoardCallback()] if experiment.run.tensorboard else []
+        try:
+            launch(experiment, [bar, *trackers])
+        finally:
+            bar.close()
+    console.print(headline(folder))
+
+
+def headline(folder: Path) -> str:
+    """One run's result in two lines; the oracle is not part of it."""
+    row = pd.read_csv(folder / "summary.csv").iloc[0]
+    return (f"{row['method']} on unseen {row['target']!s} (seed {row['seed']}): "
+            f"{100 * row['best_validation_target_accuracy']:.1f} % at round {row['best_validation_round']:.0f} "
+            f"(best source validation), {100 * row['last_target_accuracy']:.1f} % at the last round\nrecords: {folder}")
+
+
+def show_methods(name: str) -> None:
+    """The map of methods, or one recipe with every part, field and what it discloses."""
+    from fedsim.methods import METHODS, PARTS, Recipe, part_name, parts_of
+
+    if not name:
+        table = Table("method", "parts that differ from FedAvg", "source", title="fedsim methods")
+        for key, recipe in METHODS.items():
+            standard = {repr(part) for _, part in parts_of(Recipe())}
+            own = [f"{slot}: {part_name(part)}" for slot, part in parts_of(recipe) if repr(part) not in standard]
+            own += ["pooled"] if recipe.pooled else []
+            table.add_row(key, ", ".join(own) or "–", recipe.paper)
+        console.print(table)
+        console.print("combine rows with +, e.g. gperxan+fedprox; details: fedsim methods NAME")
+        return
+    from fedsim.methods import find_recipe
+
+    recipe = find_recipe(name)
+    table = Table("slot", "part", "settings", title=f"{name}: {recipe.paper}")
+    for slot in PARTS:
+        for part in [part for key, part in parts_of(recipe) if key == slot]:
+            fields = [f"method.{part_name(part)}.{field.name} = {getattr(part, field.name)!r}" for field in dataclasses.fields(part)]
+            table.add_row(slot, part_name(part), "\n".join(fields))
+    console.print(table)
+    console.print(f"discloses: {recipe.discloses}")
+
+
+def show_datasets(name: str) -> None:
+    """The known data sets, or one with its domains, classes and counts."""
+    from fedsim.data import BENCHMARKS
+    from fedsim.experiment import config_folders
+
+    if name and name not in BENCHMARKS:
+        raise UserError(f"unknown data set {name!r}; {nearest(name, BENCHMARKS)}known: {', '.join(BENCHMARKS)}")
+    if name:
+        bench = BENCHMARKS[name]
+        table = Table("domain", "images", title=f"{bench.title}: {len(bench.classes)} classes")
+        for domain in bench.domains:
+            table.add_row(domain, str(bench.counts[domain]) if bench.counts else "not checked")
+        console.print(table)
+        console.print(f"classes: {', '.join(bench.classes)}\nsource: {bench.source}\n{bench.note}")
+        return
+    table = Table("data set", "domains", "classes", "images", title="fedsim datasets")
+    for key, bench in BENCHMARKS.items():
+        images = str(sum(bench.counts.values())) if bench.counts else "–"
+        table.add_row(key, ", ".join(bench.domains), str(len(bench.classes)), images)
+    console.print(table)
+    configs = sorted({file.stem for folder in config_folders() for file in folder.glob("*.toml")})
+    console.print(f"shipped experiments: {', '.join(configs)}")

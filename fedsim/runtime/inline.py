@@ -1,0 +1,77 @@
+"""The inline runtime: all clients in this process, one after the other; needs no Ray."""
+
+import itertools
+from collections.abc import Iterable
+from typing import Any
+
+from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+
+from fedsim.runtime.identity import assume_identity, stamp
+
+
+class LocalGrid(Grid):
+    """Flower's Grid over clients that this process answers for; subclasses say how messages are delivered."""
+
+    def __init__(self, nodes: int, run_id: int = 1) -> None:
+        self._run = assume_identity(run_id)
+        self._ids = itertools.count(1)
+        self._replies: dict[str, Message] = {}
+        self.node_ids = list(range(2, nodes + 2))  # node 1 is the server
+        self.contexts = {node: Context(run_id, node, {"partition-id": index, "num-partitions": nodes}, RecordDict(), {})
+                         for index, node in enumerate(self.node_ids)}
+
+    def deliver(self, messages: list[Message]) -> Iterable[Message]:
+        """Replies of the clients, one per message, in order."""
+        raise NotImplementedError
+
+    def set_run(self, run: Any) -> None:
+        """Flower's hook; the run is fixed at construction."""
+        self._run = run
+
+    @property
+    def run(self) -> Any:
+        """Flower's run information."""
+        return self._run
+
+    def get_node_ids(self) -> list[int]:
+        """Ids of the clients' nodes."""
+        return self.node_ids
+
+    def create_message(self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str,
+                       ttl: float | None = None) -> Message:
+        """A message to a node."""
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        """Deliver messages; their ids."""
+        messages = list(messages)
+        for message in messages:
+            stamp(message, f"m{next(self._ids)}")
+        ids = [message.metadata.message_id for message in messages]
+        self._replies.update(zip(ids, self.deliver(messages), strict=True))
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """Replies that have arrived, each once."""
+        return [self._replies.pop(key) for key in message_ids if key in self._replies]
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        """Push and pull in one call."""
+        return self.pull_messages(self.push_messages(messages))
+
+    def close(self) -> None:
+        """Free what the runtime holds."""
+
+
+class InlineGrid(LocalGrid):
+    """Runs the client app in this process; the data, model and optimizer stay warm in its workspace."""
+
+    def __init__(self, app: ClientApp, nodes: int) -> None:
+        super().__init__(nodes)
+        self._app = app
+
+    def deliver(self, messages: list[Message]) -> Iterable[Message]:
+        """One client after the other, in the order of the messages."""
+        return (self._app(message, self.contexts[message.metadata.dst_node_id]) for message in messages)

@@ -1,0 +1,35 @@
+"""Start one experiment on the runtime that it asks for."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedsim.errors import UserError
+from fedsim.experiment import Experiment
+from fedsim.results.callbacks import RunCallback
+from fedsim.runtime.inline import InlineGrid, LocalGrid
+from fedsim.server_app import complete, serve
+from fedsim.workspace import source_clients
+
+
+def launch(experiment: Experiment, callbacks: Sequence[RunCallback] = ()) -> Path:
+    """Run the experiment to its end (or resume it); returns the run's folder."""
+    experiment = complete(experiment)
+    grid = make_grid(experiment)
+    try:
+        return serve(grid, experiment, callbacks)
+    finally:
+        grid.close()
+
+
+def make_grid(experiment: Experiment) -> LocalGrid:
+    """The grid of `run.runtime`, with one node per source client."""
+    nodes = len(source_clients(experiment))
+    if experiment.run.runtime == "ray":
+        from fedsim.runtime.ray import RayGrid
+
+        return RayGrid(nodes, experiment.run)
+    if experiment.run.runtime == "deployment":
+        raise UserError("run.runtime 'deployment' needs a SuperLink: use `flwr run`, see the README")
+    from fedsim.client_app import app
+
+    return InlineGrid(app, nodes)

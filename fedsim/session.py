@@ -1,0 +1,201 @@
+"""One run on the server's side: target evaluation, records, selection and checkpoints around the strategy's rounds."""
+
+import math
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from flwr.app import ArrayRecord
+
+from fedsim.arrays import load_arrays, record_to_arrays, state_to_record
+from fedsim.checkpoint import Checkpoint, load_checkpoint, save_checkpoint, write_arrays
+from fedsim.data import benchmark, domain_of, load_target
+from fedsim.data.augment import make_transforms, to_float
+from fedsim.errors import UserError
+from fedsim.experiment import Experiment, parse_experiment
+from fedsim.models.infer import accuracy_and_loss
+from fedsim.results.callbacks import RunCallback
+from fedsim.results.environment import environment
+from fedsim.results.reading import rebuild_results
+from fedsim.results.recorder import Recorder
+from fedsim.results.selection import summary_row, validation_column
+from fedsim.workspace import Workspace
+from strategies.base import FedDG, RoundLog
+
+
+def run_folder(experiment: Experiment) -> Path:
+    """outputs/<experiment>/<method>[@label]/<target>/seed<k>"""
+    run = experiment.run
+    method = f"{experiment.method_name}@{run.label}" if run.label else experiment.method_name
+    return Path(run.output) / experiment.name / method / run.target / f"seed{run.seed}"
+
+
+def is_finished(folder: Path) -> bool:
+    """A run is finished when its summary, written last, is there."""
+    return (folder / "summary.csv").is_file()
+
+
+class TargetEvaluator:
+    """Accuracy on the unseen domain; the only place that opens its images, and no client ever does."""
+
+    def __init__(self, experiment: Experiment, space: Workspace) -> None:
+        images, labels, indices = load_target(experiment.data, experiment.run.target)
+        self.net, self.device, self.infer = space.net, space.device, space.recipe.infer
+        self.normalize = make_transforms(experiment.data, benchmark(experiment.data).channels).normalize
+        self.size = experiment.run.evaluate_batch_size
+        self.images = torch.from_numpy(np.ascontiguousarray(images[indices])).to(self.device)
+        self.labels = torch.from_numpy(np.ascontiguousarray(labels[indices])).to(self.device)
+
+    def batches(self) -> Any:
+        """Normalised (images, labels) in large batches."""
+        for start in range(0, len(self.labels), self.size):
+            part = slice(start, start + self.size)
+            yield self.normalize(to_float(self.images[part])), self.labels[part]
+
+    def __call__(self, arrays: ArrayRecord) -> tuple[float, float]:
+        """(accuracy, loss) of a global model."""
+        load_arrays(self.net, record_to_arrays(arrays))
+        predict = self.infer.begin(self.net, lambda: (images for images, _ in self.batches()))
+        return accuracy_and_loss(predict, self.batches())[:2]
+
+
+class Session:
+    """Opens (or resumes) a run's folder, and closes each round: evaluate, record, select, checkpoint."""
+
+    def __init__(self, experiment: Experiment, space: Workspace, callbacks: Sequence[RunCallback] = ()) -> None:
+        self.experiment, self.space, self.callbacks = experiment, space, callbacks
+        self.folder = run_folder(experiment)
+        self.checkpoint_file = self.folder / "checkpoint" / "checkpoint.safetensors"
+        self._refuse_foreign_folder()
+        self.recorder = Recorder(self.folder)
+        self.checkpoint = load_checkpoint(self.checkpoint_file)
+        self.recorder.truncate(self.checkpoint.round if self.checkpoint else -1)
+        self.recorder.write_experiment(experiment.toml())
+        self.recorder.write_environment(environment() | {"device": str(space.device), "threads": torch.get_num_threads()})
+        self.evaluate_target = TargetEvaluator(experiment, space)
+        self.best = self._best_so_far()
+        self.strategy: FedDG | None = None
+        self._round_ended = time.perf_counter()
+
+    def attach(self, strategy: FedDG) -> None:
+        """Follow a strategy; a resumed one gets its banks, part states and finished rounds back."""
+        self.strategy = strategy
+        if self.checkpoint:
+            strategy.finished_rounds = self.checkpoint.round
+            strategy.banks = self.checkpoint.banks
+            strategy.part_states |= self.checkpoint.part_states
+        for callback in self.callbacks:
+            callback.on_start(self.experiment, self.folder)
+
+    def initial_arrays(self) -> ArrayRecord:
+        """The checkpoint's global model, or the initial one from the run's seed."""
+        return state_to_record(self.checkpoint.arrays if self.checkpoint else self.space.net.state_dict())
+
+    def end_of_round(self, server_round: int, arrays: ArrayRecord) -> None:
+        """Flower's evaluate_fn: called with 0 before the first round and after each round."""
+        strategy = self.strategy
+        if server_round == 0 and self.checkpoint:
+            return
+        round = strategy.log.round
+        started = time.perf_counter()
+        accuracy, loss = self.evaluate_target(arrays)
+        target_seconds = time.perf_counter() - started
+        row = self._round_row(strategy.log, accuracy, loss, target_seconds)
+        clients = [{"round": round, "domain": domain_of(name), **columns} for name, columns in strategy.log.clients.items()]
+        self.recorder.append_clients(clients)
+        self.recorder.append_details({"round": round, **detail} for detail in strategy.log.details)
+        self.recorder.append_round(row)
+        strategy.finished_rounds = round
+        self._keep(round, row, arrays)
+        for callback in self.callbacks:
+            callback.on_round(row, clients)
+
+    def finish(self, arrays: ArrayRecord) -> Path:
+        """Write the last model and the summary (its presence marks the run as finished); tidy up what resuming needed."""
+        write_arrays(self.folder / "last.safetensors", record_to_arrays(arrays))
+        rounds = pd.read_csv(self.folder / "rounds.csv")
+        label = self.space.recipe.label(self.experiment.method_name)
+        summary = summary_row(self.experiment, rounds, label, self.space.recipe.infer.transductive)
+        self.recorder.write_summary(summary)
+        for folder in ("checkpoint", "state"):
+            shutil.rmtree(self.folder / folder, ignore_errors=True)
+        rebuild_results(Path(self.experiment.run.output) / self.experiment.name)
+        for callback in self.callbacks:
+            callback.on_end(summary)
+        return self.folder
+
+    def _round_row(self, log: RoundLog, accuracy: float, loss: float, target_seconds: float) -> dict[str, Any]:
+        rows = list(log.clients.values())
+        now = time.perf_counter()
+        row = {
+            "round": log.round,
+            "train_loss": mean(rows, "train_loss", "examples"),
+            "mean_validation_accuracy": mean(rows, "validation_accuracy"),
+            "mean_validation_loss": mean(rows, "validation_loss"),
+            "target_accuracy": accuracy, "target_loss": loss,
+            "clients": sum("weight" in row for row in rows), "failed": sum(row["status"] != "ok" for row in rows),
+            "bytes_down": sum(row["bytes_down"] for row in rows), "bytes_up": sum(row["bytes_up"] for row in rows),
+            "train_seconds": total(rows, "train_seconds"),
+            "evaluation_seconds": total(rows, "evaluation_seconds") + target_seconds,
+            "aggregation_seconds": log.aggregation_seconds,
+            "round_seconds": now - (log.started if log.round else self._round_ended),
+        }
+        if self.experiment.run.select_on == "local":
+            row["mean_local_validation_accuracy"] = mean(rows, "local_validation_accuracy")
+        return row
+
+    def _keep(self, round: int, row: dict[str, Any], arrays: ArrayRecord) -> None:
+        """best.safetensors on strict improvement of the source validation, then the checkpoint."""
+        values = record_to_arrays(arrays)
+        score = row.get(validation_column(self.experiment))
+        if round and score is not None and score > self.best:
+            self.best = score
+            write_arrays(self.folder / "best.safetensors", values, {"round": str(round)})
+        if round % self.experiment.run.checkpoint_every == 0 or round == self.experiment.train.rounds:
+            save_checkpoint(self.checkpoint_file, Checkpoint(round, values, self.strategy.banks, self.strategy.part_states))
+
+    def _best_so_far(self) -> float:
+        if not self.checkpoint or not (self.folder / "rounds.csv").is_file():
+            return -math.inf
+        rounds = pd.read_csv(self.folder / "rounds.csv")
+        column = validation_column(self.experiment)
+        values = rounds.loc[rounds["round"] >= 1, column].dropna() if column in rounds else []
+        return float(values.max()) if len(values) else -math.inf
+
+    def _refuse_foreign_folder(self) -> None:
+        """A folder that holds another experiment's run is never mixed with this one."""
+        file = self.folder / "experiment.toml"
+        if not file.is_file():
+            return
+        old, new = parse_experiment(file.read_text()), self.experiment
+        changed = differing_keys(old.model_dump(), new.model_dump())
+        changed = [key for key in changed if not key.startswith("run.") or key in ("run.select_on",)]
+        if changed:
+            raise UserError(f"{self.folder} holds a run with other settings ({', '.join(changed[:5])}); "
+                            "choose another --output or name, or remove the folder")
+
+
+def differing_keys(a: Any, b: Any, prefix: str = "") -> list[str]:
+    """Dotted names of the values in which two settings tables differ."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        return [name for key in sorted(a.keys() | b.keys())
+                for name in differing_keys(a.get(key), b.get(key), f"{prefix}.{key}" if prefix else key)]
+    return [] if a == b else [prefix]
+
+
+def mean(rows: list[dict[str, Any]], column: str, weight: str = "") -> float | None:
+    """Mean of a column over the rows that have it, weighted by another column or not; None without any."""
+    pairs = [(row[column], row[weight] if weight else 1) for row in rows if row.get(column) is not None]
+    if not pairs:
+        return None
+    return sum(value * count for value, count in pairs) / sum(count for _, count in pairs)
+
+
+def total(rows: list[dict[str, Any]], column: str) -> float:
+    """Sum of a column over the rows that have it."""
+    return sum(row.get(column, 0.0) for row in rows)
