@@ -34,6 +34,8 @@ class _HalfSquaredDistance(torch.autograd.Function):
     def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
         half = len(ctx.saved_tensors) // 2
         differences = torch._foreach_sub(ctx.saved_tensors[:half], ctx.saved_tensors[half:])
+        if torch.is_grad_enabled():  # create_graph: torch's foreach product has no second derivative
+            return (*[difference * grad for difference in differences], *[None] * half)
         return (*torch._foreach_mul(differences, grad), *[None] * half)
 
 

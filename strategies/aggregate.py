@@ -28,8 +28,8 @@ def weighted_mean(states: Sequence[State], weights: Sequence[float]) -> dict[str
     for keys, shapes or dtypes that differ.
     Source: McMahan et al. 2017, FedAvg, Algorithm 1. Integer buffers are ours: no average of counts is a count.
     """
-    shares = _shares(weights, len(states))
-    return _combine(states, dict.fromkeys(_common_names(states), shares))
+    names = _common_names(states)
+    return _combine(states, dict.fromkeys(names, _shares(weights, len(states))))
 
 
 def tensorwise_mean(states: Sequence[State], coefficients: Mapping[str, Sequence[float]]) -> dict[str, np.ndarray]:
@@ -164,8 +164,8 @@ def _combine(states: Sequence[State], shares: Mapping[str, np.ndarray]) -> dict[
 
 def _blocks(sizes: Sequence[tuple[str, int]]) -> list[list[tuple[str, int, int]]]:
     """The model cut into blocks of BLOCK elements; a block lists its pieces (name, start, stop)."""
-    blocks: list[list[tuple[str, int, int]]] = [[]]
-    room = BLOCK
+    blocks: list[list[tuple[str, int, int]]] = []
+    room = 0
     for name, size in sizes:
         start = 0
         while start < size:
@@ -190,7 +190,7 @@ def _combine_blocks(
     cast, total, partial = np.empty((group, BLOCK)), np.empty(BLOCK), np.empty(BLOCK)
     for pieces in blocks:
         spans = _spans(pieces, shares)
-        used = spans[-1][2] if spans else 0
+        used = spans[-1][2]
         for k in range(0, len(rows), group):
             members = rows[k : k + group]
             for row, member in zip(cast, members):

@@ -1,0 +1,182 @@
+import pytest
+import torch
+from torch import nn
+
+from clients.alignment import Projections, alignment_loss, attention
+
+RESNET18 = [(128, 28, 28), (256, 14, 14), (512, 7, 7)]
+
+
+def features(levels=3, batch=6, shape=(4, 2, 3), seed=0, shift=0.0):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(batch, *shape, generator=generator, dtype=torch.float64) + shift for _ in range(levels)]
+
+
+def naive_mmd(x, y):
+    """The U-statistic of one pair of sets, written out with explicit differences."""
+    z, n = torch.cat([x, y]), len(x)
+    distance = (z[:, None] - z[None]).square().sum(2)
+    k = sum(torch.exp(-distance / (2 * a * distance.detach().mean())) for a in (1 / 27, 1 / 9, 1 / 3, 1, 3))
+    off_diagonal = k - k.diagonal().diag()
+    within = off_diagonal[:n, :n].sum() + off_diagonal[n:, n:].sum()
+    return within / (n * (n - 1)) - 2 * k[:n, n:].mean()
+
+
+def explicit_scores(A, B, channel):
+    """avg(A^T B) or avg(A B^T) through the whole map."""
+    rows = []
+    for a in A:
+        a = a.flatten(2)
+        maps = [a @ b.flatten(2).mT if channel else a.mT @ b.flatten(2) for b in B]
+        rows.append(torch.stack([m.mean() for m in maps]))
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("proj", ["conv", "pool1x1"])
+@pytest.mark.parametrize(
+    ("shapes", "target", "size"),
+    [
+        (RESNET18, None, (7, 7)),
+        ([(128, 8, 8), (256, 4, 4), (512, 2, 2)], None, (2, 2)),
+        ([(384, 13, 13), (256, 13, 13), (256, 6, 6)], (4, 4), (4, 4)),
+        ([(16, 14, 14), (32, 7, 7)], None, (7, 7)),
+        ([(16, 4, 4), (32, 2, 2)], None, (2, 2)),
+        ([(8, 5, 5), (8, 5, 5)], None, (5, 5)),
+        ([(8, 9, 12), (8, 3, 6)], None, (3, 6)),
+    ],
+)
+def test_projections_bring_every_level_to_one_shape(shapes, target, size, proj):
+    project = Projections(shapes, target, proj)
+    outputs = project([torch.randn(2, *shape) for shape in shapes])
+    assert [tuple(output.shape) for output in outputs] == [(2, 32, *size)] * len(shapes)
+
+
+def test_resnet18_projections_have_the_published_size_and_kernels():
+    project = Projections(RESNET18)
+    assert [level.kernel_size for level in project.levels] == [(22, 22), (3, 3), (1, 1)]
+    assert [sum(p.numel() for p in level.parameters()) for level in project.levels] == [1_982_496, 73_760, 16_416]
+    assert 2 * sum(p.numel() for p in project.parameters()) == 4_145_344
+
+
+def test_alexnet_projections():
+    project = Projections([(384, 13, 13), (256, 13, 13), (256, 6, 6)], (4, 4))
+    assert [level.kernel_size[0] for level in project.levels] == [10, 10, 3]
+
+
+def test_projections_refuse_what_they_cannot_do():
+    with pytest.raises(ValueError, match="cannot be projected"):
+        Projections([(8, 2, 2), (8, 4, 4)])
+    with pytest.raises(ValueError, match="unknown projection"):
+        Projections([(8, 2, 2)], proj="linear")
+    with pytest.raises(ValueError, match="1 feature levels"):
+        Projections([(8, 2, 2), (8, 2, 2)])([torch.zeros(1, 8, 2, 2)])
+
+
+def test_attention_of_the_specification():
+    A = [torch.tensor([[1.0, 2.0], [3.0, 4.0]]).view(1, 2, 2, 1)]
+    B = [torch.tensor(b).view(1, 2, 2, 1) for b in ([[1.0, 0.0], [0.0, 1.0]], [[1.0, 1.0], [-1.0, -1.0]])]
+    torch.testing.assert_close(explicit_scores(A, B, channel=False), torch.tensor([[2.5, -2.0]]))
+    torch.testing.assert_close(explicit_scores(A, B, channel=True), torch.tensor([[2.5, 0.0]]))
+    close = {"atol": 1e-6, "rtol": 0}
+    torch.testing.assert_close(attention(A, B, channel=False), torch.tensor([[0.989013, 0.010987]]), **close)
+    torch.testing.assert_close(attention(A, B, position=False), torch.tensor([[0.924142, 0.075858]]), **close)
+    torch.testing.assert_close(attention(A, B), torch.tensor([[0.956577, 0.043423]]), **close)
+    assert torch.equal(attention(A, B, position=False, channel=False), torch.tensor([[0.5, 0.5]]))
+
+
+def test_attention_equals_the_explicit_maps():
+    A, B = features(seed=1, shift=0.3), features(seed=2, shift=0.2)
+    position = explicit_scores(A, B, channel=False).softmax(1)
+    channel = explicit_scores(A, B, channel=True).softmax(1)
+    torch.testing.assert_close(attention(A, B, channel=False), position)
+    torch.testing.assert_close(attention(A, B, position=False), channel)
+    alpha = attention(A, B)
+    torch.testing.assert_close(alpha, (position + channel) / 2)
+    torch.testing.assert_close(alpha.sum(1), torch.ones(3, dtype=torch.float64))
+
+
+def test_attention_has_no_gradient_and_query_key_touch_position_only():
+    A = [a.requires_grad_() for a in features(seed=1)]
+    B = features(seed=2)
+    qk = (nn.Conv2d(4, 4, 1).double(), nn.Conv2d(4, 4, 1).double())
+    alpha = attention(A, B, qk)
+    assert not alpha.requires_grad
+    assert not torch.equal(alpha, attention(A, B))
+    assert torch.equal(attention(A, B, qk, position=False), attention(A, B, position=False))
+
+
+@pytest.mark.parametrize("batch", [2, 6])
+def test_alignment_equals_the_double_loop_with_gradients(batch):
+    M = [a.requires_grad_() for a in features(batch=batch, seed=1)]
+    L = [3 * b.requires_grad_() for b in features(batch=batch, seed=2, shift=0.5)]
+    alpha = attention(M, L)
+    fast = alignment_loss(M, L, alpha)
+    slow = sum(
+        alpha[i, j] * naive_mmd(m.flatten(1), b.flatten(1)) for i, m in enumerate(M) for j, b in enumerate(L)
+    )
+    torch.testing.assert_close(fast, slow)
+    fast_gradients = torch.autograd.grad(fast, [*M, *L], retain_graph=True)
+    for a, b in zip(fast_gradients, torch.autograd.grad(slow, [*M, *L])):
+        torch.testing.assert_close(a, b)
+
+
+def test_alignment_in_float32_is_close_to_float64():
+    M, L = features(batch=16, seed=1, shift=5.0), features(batch=16, seed=2, shift=4.0)
+    alpha = torch.full((3, 3), 1 / 3, dtype=torch.float64)
+    single = alignment_loss([m.float() for m in M], [b.float() for b in L], alpha)
+    assert single.dtype == torch.float32
+    assert single.item() == pytest.approx(alignment_loss(M, L, alpha).item(), abs=1e-4)
+    half = alignment_loss([m.bfloat16() for m in M], [b.bfloat16() for b in L], alpha)
+    assert half.dtype == torch.float32
+
+
+def test_same_layer_and_mean_squared_error():
+    M, L = features(seed=1), features(seed=2)
+    alpha = torch.rand(3, 3, dtype=torch.float64)
+    diagonal = sum(naive_mmd(m.flatten(1), b.flatten(1)) for m, b in zip(M, L))
+    torch.testing.assert_close(alignment_loss(M, L, None, pairs="same_layer"), diagonal)
+    squares = torch.stack([torch.stack([(m - b).square().mean() for b in L]) for m in M])
+    torch.testing.assert_close(alignment_loss(M, L, alpha, "mse"), (alpha * squares).sum())
+    torch.testing.assert_close(alignment_loss(M, L, alpha, "mse", "same_layer"), squares.trace())
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_degenerate_alignment_is_zero_and_keeps_the_graph(batch):
+    M = [torch.full((batch, 2, 2, 2), 0.1, requires_grad=True) for _ in range(2)]
+    L = [torch.full((batch, 2, 2, 2), 0.1) for _ in range(2)]
+    loss = alignment_loss(M, L, attention(M, L))
+    loss.backward()
+    assert loss.item() == 0
+    assert torch.equal(M[0].grad, torch.zeros_like(M[0]))
+
+
+def test_degenerate_pair_leaves_the_others_alone():
+    constant = torch.full((4, 2, 2, 2), 0.1)
+    other = torch.randn(4, 2, 2, 2, generator=torch.Generator().manual_seed(0))
+    M = [constant.clone().requires_grad_(), other.clone().requires_grad_()]
+    loss = alignment_loss(M, [constant, other + 1], torch.ones(2, 2))
+    expected = sum(
+        naive_mmd(m.flatten(1), b.flatten(1))
+        for m, b in [(constant, other + 1), (other, constant), (other, other + 1)]
+    )
+    loss.backward()
+    assert loss.item() == pytest.approx(expected.item(), abs=1e-4)
+    assert all(m.grad.isfinite().all() for m in M)
+
+
+def test_gradient_reaches_projections_but_not_the_frozen_features():
+    project = Projections([(3, 4, 4), (5, 2, 2)])
+    frozen = [torch.randn(4, 3, 4, 4), torch.randn(4, 5, 2, 2)]
+    M = project([f + 1 for f in frozen])
+    L = Projections([(3, 4, 4), (5, 2, 2)])(frozen)
+    alignment_loss(M, L, attention(M, L)).backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in project.levels.parameters() if p.ndim == 4)
+    assert all(f.grad is None for f in frozen)
+
+
+def test_unknown_options_are_refused():
+    M = features()
+    with pytest.raises(ValueError, match="distance"):
+        alignment_loss(M, M, torch.ones(3, 3), "cka")
+    with pytest.raises(ValueError, match="pairs"):
+        alignment_loss(M, M, torch.ones(3, 3), pairs="all")
