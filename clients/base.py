@@ -1,5 +1,6 @@
 """DomainClient: one domain's client. Loads what is shared, keeps what is personal, trains by the recipe's parts."""
 
+import dataclasses
 import time
 from typing import Any
 
@@ -36,6 +37,7 @@ class DomainClient(NumPyClient):
         self.data = data
         self.store = store
         self.device = device
+        self.cache: dict[str, Any] = {}
         self.records: dict[str, dict[str, np.ndarray]] = {}
         self.outbox: dict[str, dict[str, np.ndarray]] = {}
         self._after_step = [module.after_step for module in net.modules() if hasattr(module, "after_step")]
@@ -57,6 +59,9 @@ class DomainClient(NumPyClient):
         metrics: dict[str, float] = {}
         for report in self.recipe.reports:
             metrics |= report.before(round)
+        if round.phase == "train" and self.recipe.client.lacks(round):
+            self._train(dataclasses.replace(round, phase=self.recipe.client.prelude))
+            self._load(parameters, "train")
         metrics["train_loss"] = self._train(round)
         for report in self.recipe.reports:
             metrics |= report.after(round)
@@ -91,7 +96,8 @@ class DomainClient(NumPyClient):
         return LocalRound(
             client=config["client"], net=self.net, train=self.experiment.train, classes=self.data.classes,
             round=config["round"], rounds=self.experiment.train.rounds, phase=config["phase"], seed=run.seed,
-            device=self.device, store=self.store, data=self.data, records=self.records, first_visit=self.first_visit)
+            device=self.device, store=self.store, data=self.data, records=self.records, first_visit=self.first_visit,
+            cache=self.cache)
 
     def _load(self, parameters: list[np.ndarray], phase: str) -> None:
         names = self.names(phase)
@@ -132,8 +138,9 @@ class DomainClient(NumPyClient):
                 hook()
             best.after_step(number)
         best.restore()
+        recipe.client.end(round)
         if work.persist_optimizer:
-            self.store.put("optimizer", optimizer_tensors(round.optimizer))
+            self.store.put("optimizer", optimizer_tensors(round.optimizer, self.net))
         return float(total) / max(len(plan), 1)
 
     def _validate(self) -> tuple[float, float]:

@@ -43,11 +43,15 @@ def make_optimizer(net: nn.Module, train: TrainSettings, lr: float) -> torch.opt
     return kind(parameters, lr, weight_decay=train.weight_decay, fused=True)
 
 
-def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Momentum and moment buffers by name `parameter number.buffer`, for the client's store."""
+def optimizer_tensors(optimizer: torch.optim.Optimizer, net: nn.Module) -> dict[str, Tensor]:
+    """Momentum and moment buffers by name `parameter number.buffer`, for the client's store.
+
+    Only the network's own: what a step adds for the round (projections) is made anew next time.
+    """
+    own = sum(parameter.requires_grad for parameter in net.parameters())
     state = optimizer.state_dict()["state"]
-    return {f"{index}.{name}": value for index, entry in state.items() for name, value in entry.items()
-            if isinstance(value, Tensor)}
+    return {f"{index}.{name}": value for index, entry in state.items() if index < own
+            for name, value in entry.items() if isinstance(value, Tensor)}
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:

@@ -38,6 +38,7 @@ class LocalRound:
     lr: float = 0.0
     records: Mapping[str, Mapping[str, np.ndarray]] = field(default_factory=dict)
     first_visit: bool = False
+    cache: dict[str, Any] = field(default_factory=dict)  # stays warm with the client, may vanish at any time
 
     def rng(self, purpose: str) -> np.random.Generator:
         """NumPy generator of (seed, purpose, client, phase, round)."""
@@ -78,6 +79,7 @@ class Step:
     """How one local step is taken."""
 
     prelude: ClassVar[str] = ""  # name of a training phase before round 1, e.g. CSAC's "acquire"
+    needs_levels: ClassVar[bool] = False  # uses the feature maps `net.levels`
 
     def begin(self, round: LocalRound, terms: list[StepFunction]) -> StepFunction:
         """Function that takes one step on a batch and returns its detached loss."""
@@ -86,6 +88,13 @@ class Step:
     def work(self, round: LocalRound) -> TrainSettings:
         """Local work of this phase (epochs, iterations, ...); the experiment's by default."""
         return round.train
+
+    def lacks(self, round: LocalRound) -> bool:
+        """Whether a late client has to go through the prelude before it can train."""
+        return False
+
+    def end(self, round: LocalRound) -> None:
+        """After the last step of the phase."""
 
 
 class Term:

@@ -39,7 +39,9 @@ class ClientStore:
             self._entries[name] = [entry for entry in versions if entry[0] < round]
 
     def get(self, name: str) -> State | None:
-        """Newest entry stored before the open round, or None on the first participation."""
+        """Entry staged in this round, else the newest stored before it; None on the first participation."""
+        if name in self._pending:
+            return self._pending[name]
         versions = self._entries.get(name)
         return versions[-1][1] if versions else None
 

@@ -184,6 +184,7 @@ def _resolve(table: dict, overrides: Sequence[str], preset: str, where: str) -> 
     presets = table.pop("presets", {})
     preset = preset or (str(asked[-1]) if asked else str(table.get("preset", "")))
     table.pop("preset", None)
+    table.setdefault("method", {}).setdefault("name", "fedavg")
     if preset:
         if preset not in presets:
             raise UserError(f"{where}: no preset {preset!r}; {nearest(preset, presets)}known: {', '.join(presets) or 'none'}")

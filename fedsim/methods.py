@@ -14,6 +14,8 @@ import pydantic
 from torch import nn
 
 from clients.batches import BalancedBudget, Shuffled
+from clients.calibration import SemanticCalibration
+from clients.generalization_gap import GeneralizationGap
 from clients.guiding_head import GuidingHead
 from clients.parts import Augment, Batches, Report, Step, Term
 from clients.steps import SupervisedStep
@@ -24,6 +26,8 @@ from fedsim.experiment import Experiment, nearest
 from fedsim.models import build_model
 from fedsim.models.infer import EvalMode, Infer, Recompute
 from fedsim.models.norms import DSON, IBN, XAN, BatchNorm
+from strategies.divergence import SemanticDivergence
+from strategies.generalization import GeneralizationAdjustment
 from strategies.parts import Bank, ByExamples, Everything, Fuse, Share, Uniform, WeightedMean, Weights
 from strategies.sharing import WithoutBatchNorm, WithoutStatistics
 
@@ -67,6 +71,11 @@ METHODS: dict[str, Recipe] = {
     "gperxan": Recipe(norm=XAN(), share=WithoutBatchNorm("xan"), terms=(GuidingHead(0.5),),
                       paper="Le et al., CVPR 2024",
                       discloses="as FedAvg: the batch-norm side is uploaded for the unseen domain's model"),
+    "feddg-ga": Recipe(weights=GeneralizationAdjustment(0.2), reports=(GeneralizationGap(),),
+                       paper="Zhang et al., CVPR 2023",
+                       discloses="one number per round more than FedAvg: how much better the client's own model fits"),
+    "csac": Recipe(client=SemanticCalibration(), fuse=SemanticDivergence("l2"), paper="Yuan et al., TKDE 2023",
+                   discloses="more than FedAvg once: a model trained to convergence on the client's data alone"),
     "gfedavg": Recipe(terms=(GuidingHead(0.5),), paper="gPerXAN Table 4: guiding head on FedAvg (BN)"),
     "gfedavg-ibn": Recipe(norm=IBN(), terms=(GuidingHead(0.5),), paper="gPerXAN Table 4: I-BN"),
     "gfedavg-dson": Recipe(norm=DSON(), terms=(GuidingHead(0.5),), paper="gPerXAN Table 4: DSON"),
@@ -75,14 +84,14 @@ METHODS: dict[str, Recipe] = {
 LIST_SLOTS = ("terms", "banks", "reports")
 PARTS: dict[str, tuple[type, ...]] = {
     "share": (Everything, WithoutBatchNorm, WithoutStatistics),
-    "weights": (ByExamples, Uniform),
-    "fuse": (WeightedMean,),
+    "weights": (ByExamples, Uniform, GeneralizationAdjustment),
+    "fuse": (WeightedMean, SemanticDivergence),
     "banks": (),
-    "client": (SupervisedStep,),
+    "client": (SupervisedStep, SemanticCalibration),
     "terms": (LabelSmoothing, Proximal, GuidingHead),
     "batches": (Shuffled, BalancedBudget),
     "augment": (),
-    "reports": (),
+    "reports": (GeneralizationGap,),
     "norm": (BatchNorm, XAN, IBN, DSON),
     "infer": (EvalMode, Recompute),
 }
@@ -222,8 +231,12 @@ def check_recipe(recipe: Recipe, name: str) -> None:
 def build_net(experiment: Experiment, recipe: Recipe) -> nn.Module:
     """The experiment's network with the recipe's normalisation, from the run's seed."""
     bench = benchmark(experiment.data)
-    return build_model(experiment.model, len(bench.classes), bench.channels, experiment.data.image_size, recipe.norm,
-                       experiment.run.seed)
+    net = build_model(experiment.model, len(bench.classes), bench.channels, experiment.data.image_size, recipe.norm,
+                      experiment.run.seed)
+    if recipe.client.needs_levels and not net.levels:
+        raise UserError(f"{part_name(recipe.client)} aligns convolutional feature maps, and {experiment.model.backbone} "
+                        "has none; use a ResNet, DenseNet, AlexNet or the digits CNN")
+    return net
 
 
 def find_recipe(name: str) -> Recipe:

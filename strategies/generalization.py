@@ -1,7 +1,11 @@
 """Generalization adjustment: aggregation weights that follow how much worse the global model is than the local one."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from strategies.parts import ServerRound, Update, Weights
 
 VARIANTS = ("centred", "paper", "official")
 TINY = 1e-12
@@ -86,3 +90,34 @@ def _directions(gaps: dict[str, float], variant: str) -> dict[str, float]:
 def _check_variant(variant: str) -> None:
     if variant not in VARIANTS:
         raise ValueError(f"unknown variant {variant!r}: {', '.join(VARIANTS)}")
+
+
+@dataclass(frozen=True)
+class GeneralizationAdjustment(Weights):
+    """Moves aggregation weight towards clients on which the global model generalizes worse than their own.
+
+    G_k = E_k(theta^(t-1)) - E_k(theta_k^(t-1)), measured on the client (part `generalization_gap`);
+    a <- adjust_weights(a, G, d (1 - (t-1)/T)), initially 1/K;  p_k = a_k / sum of a over the clients that delivered.
+    FedDG-GA (Zhang et al., CVPR 2023), core.md 3. `d=0` gives uniform weights (FedAvg for equal sizes).
+
+    d: initial step size (official code: 0.2). variant: `centred` (default), `paper` or `official`, see adjust_weights.
+    a_min: floor of the weights (default 0; a client at 0 may come back).
+    """
+
+    d: float = 0.2
+    variant: Literal["centred", "paper", "official"] = "centred"
+    a_min: float = 0.0
+    requires: ClassVar[dict[str, str]] = {"reports": "generalization_gap"}
+
+    def weigh(self, updates: Sequence[Update], server: ServerRound) -> dict[str, float]:
+        """Adjusts a by this round's gaps (invalid ones do not count), then renormalises over the updates."""
+        known = server.state.setdefault("a", {client: 1.0 / len(server.clients) for client in server.clients})
+        gaps = {update.client: update.metrics["gap"] for update in updates if update.metrics.get("gap_valid")}
+        if self.d > 0 and gaps:
+            known = adjust_weights(known, gaps, step_size(self.d, server.round, server.rounds, self.variant),
+                                   self.variant, self.a_min)
+        server.state["a"] = known
+        total = math.fsum(known[update.client] for update in updates)
+        if total <= TINY:  # all who delivered stand at 0: nothing tells them apart
+            return {update.client: 1.0 / len(updates) for update in updates}
+        return {update.client: known[update.client] / total for update in updates}

@@ -1,0 +1,58 @@
+"""The client's half of generalization adjustment: how much better its own model fits its data than the global one."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from clients.parts import LocalRound, Report
+from fedsim.models.infer import accuracy_and_loss
+
+EVALUATION_BATCH = 256
+
+
+@dataclass(frozen=True)
+class GeneralizationGap(Report):
+    """gap = E_k(theta) - E_k(theta_k): risk of the received global model minus that of the last local model.
+
+    FedDG-GA (CVPR 2023), core.md 3.3. The client keeps one scalar between rounds. `gap_valid` is 0 (and gap 0) in its
+    first round and when a risk is not finite. Both evaluations use the same unaugmented examples.
+
+    metric: `train_loss` (the paper; default) or `validation_accuracy` (the released code; gap = local - global
+    accuracy, so that a large gap raises the weight as well). max_samples: fixed random subset of the training
+    examples; 0 takes all.
+    """
+
+    metric: Literal["train_loss", "validation_accuracy"] = "train_loss"
+    max_samples: int = 0
+
+    def before(self, round: LocalRound) -> dict[str, float]:
+        """The gap of the model just received."""
+        stored = round.store.get_number("local_risk")
+        if stored is None:
+            return {"gap": 0.0, "gap_valid": 0}
+        gap = self._risk(round) - stored
+        return {"gap": gap, "gap_valid": 1} if math.isfinite(gap) else {"gap": 0.0, "gap_valid": 0}
+
+    def after(self, round: LocalRound) -> dict[str, float]:
+        """Stores the risk of the model just trained."""
+        round.store.put_number("local_risk", self._risk(round))
+        return {}
+
+    def _risk(self, round: LocalRound) -> float:
+        """Mean training loss, or 1 - validation accuracy, of the network as it stands."""
+        data = round.data
+        on_validation = self.metric == "validation_accuracy"
+        positions = data.validation if on_validation else self._training_subset(round)
+        round.net.eval()
+        accuracy, loss, _ = accuracy_and_loss(round.net, data.evaluation(positions, EVALUATION_BATCH))
+        return 1.0 - accuracy if on_validation else loss
+
+    def _training_subset(self, round: LocalRound) -> np.ndarray:
+        positions = round.data.training_positions()
+        if not self.max_samples or len(positions) <= self.max_samples:
+            return positions
+        # The same subset in every round: the stored risk and the new one must be of the same examples.
+        rng = np.random.default_rng(round.seed)
+        return np.sort(rng.choice(positions, self.max_samples, replace=False))
