@@ -55,6 +55,7 @@ class DomainClient(NumPyClient):
         """Train on the received model; returns the tensors to send, the number of training examples and metrics."""
         started = time.perf_counter()
         round = self._open(config)
+        self._keep_banks()
         self._load(parameters, "train")
         metrics: dict[str, float] = {}
         for report in self.recipe.reports:
@@ -72,6 +73,7 @@ class DomainClient(NumPyClient):
         state = self.net.state_dict()
         arrays = [state[name].detach().cpu().numpy().copy() for name in self.upload_names()]
         metrics["train_seconds"] = time.perf_counter() - started
+        self.outbox = round.outbox
         return arrays, self.data.examples, metrics
 
     def evaluate(self, parameters: list[np.ndarray], config: dict[str, Any]) -> tuple[float, int, dict[str, float]]:
@@ -84,8 +86,8 @@ class DomainClient(NumPyClient):
         return loss, len(self.data.validation), {"accuracy": accuracy, "evaluation_seconds": time.perf_counter() - started}
 
     def collect(self, config: dict[str, Any]) -> dict[str, np.ndarray]:
-        """This client's contribution to the bank of the recipe's augmentation."""
-        return self.recipe.augment.collect(self._open(config))
+        """This client's contribution to the bank that the message names."""
+        return self.recipe.contributor(config["bank"]).collect(self._open(config))
 
     def _open(self, config: dict[str, Any]) -> LocalRound:
         run = self.experiment.run
@@ -102,6 +104,15 @@ class DomainClient(NumPyClient):
     def _load(self, parameters: list[np.ndarray], phase: str) -> None:
         names = self.names(phase)
         load_arrays(self.net, dict(zip(names, parameters, strict=True)), names)
+
+    def _keep_banks(self) -> None:
+        """Store a bank that comes only once, and fill `records` with those that came in an earlier round."""
+        for bank in [bank for bank in self.recipe.banks if bank.when == "once"]:
+            if bank.name in self.records:
+                arrays = self.records[bank.name]
+                self.store.put(f"bank-{bank.name}", {key: torch.tensor(value) for key, value in arrays.items()})
+            elif (kept := self.store.get(f"bank-{bank.name}")) is not None:
+                self.records[bank.name] = {key: value.numpy() for key, value in kept.items()}
 
     def _restore_personal(self, only: str = "") -> None:
         state = self.net.state_dict()
@@ -129,7 +140,8 @@ class DomainClient(NumPyClient):
         terms = [function for term in recipe.terms if (function := term.begin(round)) is not None]
         step = recipe.client.begin(round, terms)
         transfer = recipe.augment.begin(round) if recipe.augment else None
-        plan = list(recipe.batches.indices(self.data.examples, round, work))
+        items = self.data.examples * (recipe.augment.copies(round) if recipe.augment else 1)
+        plan = list(recipe.batches.indices(items, round, work))
         best = BestIterate(self, len(plan), work.local_checks)
         total = torch.zeros((), device=self.device)
         for number, positions in enumerate(plan, start=1):

@@ -36,15 +36,27 @@ class LocalData:
         images = self.images[index].to(self.device, non_blocking=True)
         return to_float(images)
 
-    def batch(self, positions: np.ndarray, transfer: Callable[[Tensor, np.ndarray], Tensor] | None = None) -> Batch:
-        """Training batch: transfer (style, frequency), then augmentation, then normalisation."""
-        images = self.raw(positions)
+    def batch(self, items: np.ndarray, transfer: Callable[[Tensor, np.ndarray], Tensor] | None = None) -> Batch:
+        """Training batch: transfer (style, frequency), then augmentation, then normalisation.
+
+        Item `copy * n + position` is version `copy` of a training example, for a transfer that makes several of each.
+        """
+        positions = items % self.examples
+        raw = self.raw(positions)
         if transfer is not None:
-            images = transfer(images, positions)
+            raw = transfer(raw, items)
+        draws = torch.get_rng_state()
+        labels = self.labels[torch.from_numpy(positions).to(self.labels.device)]
+        return Batch(self.prepare(raw), labels, raw, positions, lambda images: self.prepare(images, draws))
+
+    def prepare(self, images: Tensor, draws: Tensor | None = None) -> Tensor:
+        """Augmented and normalised images; `draws`, a state of torch's generator, repeats an earlier augmentation."""
+        if draws is not None:
+            with torch.random.fork_rng(devices=()):
+                torch.set_rng_state(draws)
+                return self.prepare(images)
         images = self.transforms.normalize(self.transforms.augment(images))
-        if self.device.type == "cuda":
-            images = images.contiguous(memory_format=torch.channels_last)
-        return Batch(images, self.labels[torch.from_numpy(positions).to(self.labels.device)])
+        return images.contiguous(memory_format=torch.channels_last) if self.device.type == "cuda" else images
 
     def evaluation(self, positions: np.ndarray, size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Unaugmented (images, labels) in large batches."""

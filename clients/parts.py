@@ -39,6 +39,7 @@ class LocalRound:
     records: Mapping[str, Mapping[str, np.ndarray]] = field(default_factory=dict)
     first_visit: bool = False
     cache: dict[str, Any] = field(default_factory=dict)  # stays warm with the client, may vanish at any time
+    outbox: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)  # records sent with the trained model
 
     def rng(self, purpose: str) -> np.random.Generator:
         """NumPy generator of (seed, purpose, client, phase, round)."""
@@ -63,10 +64,17 @@ class LocalRound:
 
 @dataclass
 class Batch:
-    """One training batch on its way through the step; `features`, `logits` and `loss` are filled by the forward pass."""
+    """One training batch on its way through the step; `features`, `logits` and `loss` are filled by the forward pass.
+
+    `raw` are the images in [0, 1] before augmentation, `positions` their places in the training split; `prepare` gives
+    other images of that shape (a transformed `raw`) the very augmentation and normalisation that `images` got.
+    """
 
     images: Tensor
     labels: Tensor
+    raw: Tensor | None = None
+    positions: np.ndarray | None = None
+    prepare: Callable[[Tensor], Tensor] | None = None
     features: Tensor | None = None
     logits: Tensor | None = None
     loss: Tensor | None = None
@@ -75,7 +83,17 @@ class Batch:
 StepFunction = Callable[[Batch], Tensor]
 
 
-class Step:
+class Contributor:
+    """A client part that contributes to a bank: `collect` before round 1, or `round.outbox[bank]` in every round."""
+
+    bank: ClassVar[str] = ""  # name of the bank's record
+
+    def collect(self, round: LocalRound) -> dict[str, np.ndarray]:
+        """This client's contribution to a bank that is collected once."""
+        raise NotImplementedError
+
+
+class Step(Contributor):
     """How one local step is taken."""
 
     prelude: ClassVar[str] = ""  # name of a training phase before round 1, e.g. CSAC's "acquire"
@@ -97,7 +115,7 @@ class Step:
         """After the last step of the phase."""
 
 
-class Term:
+class Term(Contributor):
     """What is added to the local loss."""
 
     def begin(self, round: LocalRound) -> StepFunction | None:
@@ -113,17 +131,16 @@ class Batches:
         raise NotImplementedError
 
 
-class Augment:
+class Augment(Contributor):
     """What happens to a batch of raw images in [0, 1] before the data set's own augmentation."""
 
-    bank: ClassVar[str] = ""  # record that clients contribute before round 1
-
-    def collect(self, round: LocalRound) -> dict[str, np.ndarray]:
-        """This client's contribution to the bank, before round 1."""
-        return {}
+    def copies(self, round: LocalRound) -> int:
+        """Versions of every example that make up an epoch. Item `copy * n + position` is version `copy` of an example;
+        n alone counts in the aggregation."""
+        return 1
 
     def begin(self, round: LocalRound) -> Callable[[Tensor, np.ndarray], Tensor]:
-        """Function (images in [0, 1], indices) -> images in [0, 1]."""
+        """Function (images in [0, 1], their items) -> images in [0, 1]."""
         raise NotImplementedError
 
 

@@ -71,9 +71,9 @@ def node_client(context: Context, experiment) -> str:
 @app.query("collect")
 @guarded
 def collect(message: Message, context: Context) -> RecordDict:
-    """This client's contribution to the recipe's bank."""
+    """This client's contribution to one of the recipe's banks."""
     client, config = client_of(message, context)
-    return RecordDict({client.recipe.augment.bank: state_to_record(client.collect(config))})
+    return RecordDict({config["bank"]: state_to_record(client.collect(config))})
 
 
 @app.train()

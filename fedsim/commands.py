@@ -63,7 +63,7 @@ def show_methods(name: str) -> None:
             fields = [f"method.{part_name(part)}.{field.name} = {getattr(part, field.name)!r}" for field in dataclasses.fields(part)]
             table.add_row(slot, part_name(part), "\n".join(fields))
     console.print(table)
-    console.print(f"discloses: {recipe.discloses}")
+    console.print(f"discloses: {recipe.disclosure()}")
 
 
 def show_datasets(name: str) -> None:

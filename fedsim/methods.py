@@ -17,7 +17,7 @@ from clients.batches import BalancedBudget, Shuffled
 from clients.calibration import SemanticCalibration
 from clients.generalization_gap import GeneralizationGap
 from clients.guiding_head import GuidingHead
-from clients.parts import Augment, Batches, Report, Step, Term
+from clients.parts import Augment, Batches, Contributor, Report, Step, Term
 from clients.steps import SupervisedStep
 from clients.terms import LabelSmoothing, Proximal
 from fedsim.data import benchmark
@@ -55,6 +55,19 @@ class Recipe:
         """Name of the method in results; a part with `tag` shows it, as in `ccst(pixel)`."""
         tags = [part.tag for _, part in parts_of(self) if getattr(part, "tag", "")]
         return f"{method}({', '.join(tags)})" if tags else method
+
+    def contributors(self) -> dict[str, Contributor]:
+        """Client parts that contribute to a bank, by the bank's name."""
+        return {part.bank: part for _, part in parts_of(self) if isinstance(part, Contributor) and part.bank}
+
+    def contributor(self, bank: str) -> Contributor:
+        """The client part that contributes to a bank."""
+        return self.contributors()[bank]
+
+    def disclosure(self) -> str:
+        """What leaves the clients: the row's own text and what each part with `discloses` adds."""
+        parts = [part.discloses for _, part in parts_of(self) if getattr(part, "discloses", "")]
+        return "; ".join([self.discloses, *parts])
 
 
 METHODS: dict[str, Recipe] = {
@@ -134,6 +147,9 @@ def build_recipe(experiment: Experiment) -> Recipe:
     for key, fields in settings.items():
         recipe = _set_fields(recipe, key, fields, name)
     check_recipe(recipe, name)
+    for _, part in parts_of(recipe):
+        if hasattr(part, "check"):  # what a part needs of the data, the model or this machine
+            part.check(experiment)
     return recipe
 
 
@@ -221,8 +237,11 @@ def check_recipe(recipe: Recipe, name: str) -> None:
     scope = getattr(recipe.share, "scope", "all")
     if scope == "xan" and not isinstance(recipe.norm, XAN):
         raise UserError(f"{name}: without_batch_norm with scope 'xan' needs norm 'xan', not {part_name(recipe.norm)!r}")
-    if recipe.augment is not None and recipe.augment.bank and recipe.augment.bank not in {bank.name for bank in recipe.banks}:
-        raise UserError(f"{name}: {part_name(recipe.augment)} needs the bank {recipe.augment.bank!r}; add it to method.banks")
+    contributors, banks = recipe.contributors(), {bank.name: bank for bank in recipe.banks}
+    for bank in contributors.keys() - banks.keys():
+        raise UserError(f"{name}: {part_name(contributors[bank])} needs the bank {bank!r}; add it to method.banks")
+    for bank in banks.keys() - contributors.keys():
+        raise UserError(f"{name}: no part contributes to {part_name(banks[bank])}; take it out of method.banks")
     if recipe.pooled and (recipe.banks or recipe.client.prelude or not isinstance(recipe.share, Everything)):
         raise UserError(f"{name}: all source data are pooled on one client, so parts that exchange something between "
                         "clients have no meaning; use a federated method")

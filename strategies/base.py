@@ -18,8 +18,9 @@ from fedsim.arrays import all_finite, nbytes, record_to_arrays, state_to_record
 from fedsim.errors import USER_ERROR, ClientFailedError, UserError
 from fedsim.experiment import Experiment
 from fedsim.seeding import numpy_rng
+from strategies.banks import odd_shapes
 from strategies.handshake import Site
-from strategies.parts import Place, ServerRound, Update
+from strategies.parts import Bank, Place, ServerRound, Update
 from strategies.validation import (
     Expected,
     RejectedReplyError,
@@ -70,7 +71,7 @@ class FedDG(FedAvg):
         self.places = places
         self.run_config = run_config
         self.sites: dict[str, Site] = {}
-        self.part_states: dict[str, dict[str, Any]] = {"weights": {}, "fuse": {}}
+        self.part_states: dict[str, dict[str, Any]] = {"weights": {}, "fuse": {}, "banks": {}}
         self.banks: dict[str, dict[str, dict[str, np.ndarray]]] = {}
         self.finished_rounds = 0
         self.log = RoundLog(0)
@@ -89,7 +90,7 @@ class FedDG(FedAvg):
     def before_rounds(self, grid: Grid, arrays: ArrayRecord) -> ArrayRecord:
         """Phase 0: collect the banks, then the step part's prelude (CSAC's acquisition). Returns the arrays of round 0."""
         self.log = RoundLog(0)
-        for bank in self.recipe.banks:
+        for bank in [bank for bank in self.recipe.banks if bank.when == "once"]:
             self._collect(bank, grid)
         if not self.recipe.client.prelude:
             return arrays
@@ -143,17 +144,22 @@ class FedDG(FedAvg):
         shared = [name for name, place in self.places.items() if place == "shared"]
         down = arrays if len(shared) == len(arrays) else ArrayRecord({name: arrays[name] for name in shared})
         banks = {bank.name: {client: state_to_record(bank.hand_out(self.banks.get(bank.name, {}), client))
-                             for client in clients} for bank in self.recipe.banks}
+                             for client in clients if bank.when == "round" or client not in self._handed(bank)}
+                 for bank in self.recipe.banks}
         return self._messages(self._phase, round, down, clients, banks)
 
+    def _handed(self, bank: Bank) -> list[str]:
+        """Clients that keep a bank which is handed out once; part of the checkpoint."""
+        return self.part_states["banks"].setdefault(bank.name, [])
+
     def _messages(self, phase: str, round: int, arrays: ArrayRecord | None, clients: Sequence[str],
-                  banks: Mapping[str, Mapping[str, ArrayRecord]]) -> list[Message]:
+                  banks: Mapping[str, Mapping[str, ArrayRecord]], **more: str) -> list[Message]:
         self._sent = []
         kind = {"evaluate": "evaluate", "collect": "query.collect"}.get(phase, "train")
         for client in clients:
             records = {} if arrays is None else {"arrays": arrays}
-            records |= {name: handed[client] for name, handed in banks.items()}
-            config = ConfigRecord({**self.run_config, "round": round, "phase": phase, "client": client})
+            records |= {name: handed[client] for name, handed in banks.items() if client in handed}
+            config = ConfigRecord({**self.run_config, "round": round, "phase": phase, "client": client, **more})
             self.log.count(client, "down", records)
             message = Message(RecordDict({**records, "config": config}), self.sites[client].node_id, kind)
             self._sent.append((client, message))
@@ -184,6 +190,9 @@ class FedDG(FedAvg):
     def _failed(self, client: str, reason: str, traceback: str = "") -> None:
         """Record a failure; with `on_client_failure = "stop"` it ends the run with the client's own traceback."""
         self.log.row(client)["status"] = reason
+        for handed in self.part_states["banks"].values():  # it may come back without what it kept
+            if client in handed:
+                handed.remove(client)
         if self.experiment.run.on_client_failure == "continue":
             return
         if USER_ERROR in traceback:
@@ -201,12 +210,15 @@ class FedDG(FedAvg):
         updates = []
         for client, content in contents:
             try:
-                updates.append(check_update(content, self._expected(client, self.log.round, self._phase)))
+                update = check_update(content, self._expected(client, self.log.round, self._phase))
+                self._check_banks(update)
+                updates.append(update)
             except RejectedReplyError as error:
                 self._failed(client, f"reply refused: {error}")
         for update in updates:
             self.log.row(update.client).update(examples=update.examples, **update.metrics)
         fused = self._fuse(updates) if updates else {}
+        self._merge_banks(updates)
         self.log.aggregation_seconds += time.perf_counter() - started
         return state_to_record({**self._global, **fused})
 
@@ -227,10 +239,32 @@ class FedDG(FedAvg):
             raise ClientFailedError(f"round {self.log.round}: the aggregate of {broken[0]!r} is not finite")
         return fused
 
-    def _collect(self, bank: Any, grid: Grid) -> None:
+    def _round_banks(self) -> list[Bank]:
+        """Banks whose contributions come with this phase's replies."""
+        return [bank for bank in self.recipe.banks if bank.when == "round" and self._phase == "train"]
+
+    def _check_banks(self, update: Update) -> None:
+        """A reply whose contribution to a bank is missing or wrong is refused as a whole."""
+        for bank in self._round_banks():
+            if bank.name not in update.records:
+                raise RejectedReplyError(f"the record {bank.name!r} is missing")
+            reason = bank.accept(update.client, update.records[bank.name])
+            if reason:
+                raise RejectedReplyError(f"{bank.name}: {reason}")
+
+    def _merge_banks(self, updates: Sequence[Update]) -> None:
+        """Merge the round's contributions; who delivered keeps what was handed out once."""
+        for bank in self._round_banks():
+            entries = {update.client: owned(update.records[bank.name]) for update in updates}
+            self.banks[bank.name] = bank.merge(self.banks.get(bank.name, {}), entries)
+        for bank in [bank for bank in self.recipe.banks if bank.when == "once"]:
+            handed = self._handed(bank)
+            handed += [update.client for update in updates if update.client not in handed]
+
+    def _collect(self, bank: Bank, grid: Grid) -> None:
         """Ask every client for its contribution to a bank, once."""
-        messages = self._messages("collect", 0, None, self.clients, {})
-        entries = {}
+        messages = self._messages("collect", 0, None, self.clients, {}, bank=bank.name)
+        entries: dict[str, dict[str, np.ndarray]] = {}
         for client, content in self._match(grid.send_and_receive(messages, timeout=self.experiment.run.timeout)):
             record = content.array_records.get(bank.name)
             try:
@@ -243,5 +277,13 @@ class FedDG(FedAvg):
             if reason:
                 self._failed(client, f"{bank.name} refused: {reason}")
             else:
-                entries[client] = {name: np.array(array) for name, array in arrays.items()}
+                entries[client] = owned(arrays)
+        for client, reason in odd_shapes(entries).items():
+            self._failed(client, f"{bank.name} refused: {reason}")
+            del entries[client]
         self.banks[bank.name] = entries
+
+
+def owned(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Copies of a record's arrays, which are views of a message otherwise."""
+    return {name: np.array(array) for name, array in arrays.items()}

@@ -77,13 +77,23 @@ class Fuse:
 
 
 class Bank:
-    """A named record collected from the clients and handed out to them (once, before round 1)."""
+    """A named record collected from the clients and handed out to them, beside the model and with bytes of its own.
+
+    `when = "once"`: collected from every client before round 1, then frozen; each client gets it with its first train
+    message and keeps it. A client that failed to contribute is missing from it and still gets the others'.
+    `when = "round"`: contributions ride on the trained models, and the merged bank on every train message.
+    """
 
     name: ClassVar[str]
+    when: ClassVar[Literal["once", "round"]] = "once"
 
     def accept(self, client: str, arrays: Arrays) -> str:
         """Reason why a client's contribution is refused, or an empty string."""
         raise NotImplementedError
+
+    def merge(self, bank: Mapping[str, Arrays], entries: Mapping[str, Arrays]) -> dict[str, Arrays]:
+        """The bank after a round's accepted contributions; by default each client's newest one stays."""
+        return {**bank, **entries}
 
     def hand_out(self, bank: Mapping[str, Arrays], client: str) -> dict[str, np.ndarray]:
         """The arrays that `client` gets of the bank {client: arrays}."""
