@@ -146,7 +146,7 @@ def _parse_header(header: bytes) -> tuple[np.dtype, tuple[int, ...], bool]:
     return dtype, shape, fortran_order
 
 
-def _split(data: bytes) -> tuple[bytes, int]:
+def _split(data: bytes | memoryview) -> tuple[bytes, int]:
     """The header of .npy bytes and where the payload starts."""
     if len(data) < _PREFIX + 2 or data[:6] != npy.MAGIC_PREFIX:
         raise ValueError("not .npy data")
@@ -154,7 +154,7 @@ def _split(data: bytes) -> tuple[bytes, int]:
     start = 8 + width + int.from_bytes(data[8 : 8 + width], "little")
     if start > len(data) or start > _MAX_HEADER + _PREFIX + 2:
         raise ValueError("truncated or oversized .npy header")
-    return data[:start], start
+    return bytes(data[:start]), start  # bytes: the header is cached, a view would keep the whole buffer alive
 
 
 def _decode(array: Array) -> np.ndarray:

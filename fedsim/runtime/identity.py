@@ -1,6 +1,6 @@
 """The few non-public touches of Flower that an own Grid needs, wrapped in one place (flwr 1.41)."""
 
-from flwr.app import Message
+from flwr.app import Message, RecordDict
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
@@ -16,3 +16,8 @@ def assume_identity(run_id: int) -> Run:
 def stamp(message: Message, message_id: str) -> None:
     """Give a message its id, as Flower's own grids do."""
     message.metadata.__dict__["_message_id"] = message_id
+
+
+def with_content(message: Message, content: RecordDict) -> Message:
+    """The same message, its id included, with other content."""
+    return Message(content, metadata=message.metadata)

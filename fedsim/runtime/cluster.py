@@ -1,0 +1,90 @@
+"""The Ray cluster under a run: found or started, and how many workers it carries."""
+
+import math
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from fedsim.errors import UserError
+from fedsim.experiment import RunSettings
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Workers of a run and what each of them reserves."""
+
+    workers: int
+    cpus: float
+    gpus: float
+    threads: int
+
+
+def import_ray() -> Any:
+    """Ray, quiet and without usage statistics; UserError when it is not installed."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    try:
+        import ray
+    except ImportError:
+        raise UserError("run.runtime 'ray' needs Ray: install fedsim[ray]") from None
+    return ray
+
+
+def open_cluster(run: RunSettings) -> bool:
+    """Connect to the cluster at `run.ray_address`, or start a local one; returns whether it was started here.
+
+    A cluster that this process already uses is taken as it is.
+    """
+    ray = import_ray()
+    if ray.is_initialized():
+        return False
+    quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": "error", "namespace": "fedsim"}
+    if run.ray_address:
+        del quiet["include_dashboard"]
+        try:
+            ray.init(address=run.ray_address, **quiet)
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise UserError(f"no Ray cluster at {run.ray_address!r} ({reason}); start one with `ray start --head`, "
+                            "or leave run.ray_address empty") from None
+        return True
+    asked = math.ceil(run.workers * run.cpus_per_worker)  # more workers than cores is the user's choice
+    ray.init(num_cpus=max(os.cpu_count() or 1, asked), **quiet)
+    return True
+
+
+def plan_workers(run: RunSettings, clients: int) -> Plan:
+    """As many workers as asked for or as the cluster's machines carry, at most one per client.
+
+    With GPUs in the cluster and `gpus_per_worker = 0` they are shared evenly between the workers, unless the device is
+    the CPU. UserError when nothing fits.
+    """
+    machines = [node["Resources"] for node in import_ray().nodes() if node["Alive"]]
+    gpus = 0 if run.device == "cpu" else sum(int(machine.get("GPU", 0)) for machine in machines)
+    wanted = min(run.workers or clients, clients)
+    if run.device == "cuda" and not gpus:
+        raise UserError("run.device is 'cuda' but the Ray cluster has no GPU; use 'auto' or 'cpu'")
+    share = run.gpus_per_worker if run.device != "cpu" else 0.0
+    cpu_room = sum(room(machine.get("CPU", 0), run.cpus_per_worker) for machine in machines)
+    if gpus and not share:
+        workers = min(wanted, max(cpu_room, 1))
+        share = math.floor(1e4 / math.ceil(workers / gpus)) / 1e4  # what one GPU can hold of them, as Ray counts
+    fits = sum(min(room(machine.get("CPU", 0), run.cpus_per_worker), gpu_room(machine.get("GPU", 0), share))
+               for machine in machines)
+    if not fits or (run.workers and fits < wanted):
+        raise UserError(f"the Ray cluster carries {fits} workers of {run.cpus_per_worker:g} CPUs and {share:g} GPUs, "
+                        f"wanted: {wanted}; lower run.workers, run.cpus_per_worker or run.gpus_per_worker")
+    workers = min(wanted, fits)
+    cores = 0 if run.ray_address else os.cpu_count() or 1  # a shared cluster's cores are not ours beyond the reserved ones
+    return Plan(workers, run.cpus_per_worker, share,
+                run.threads or max(int(run.cpus_per_worker), cores // workers, 1))
+
+
+def room(have: float, need: float) -> int:
+    """How often `need` fits into `have`; without bound when nothing is needed."""
+    return 10**6 if not need else int(have / need + 1e-9)
+
+
+def gpu_room(gpus: float, share: float) -> int:
+    """Workers that a machine's GPUs hold: a fraction never spans two GPUs."""
+    return int(gpus) * int(1 / share + 1e-9) if 0 < share < 1 else room(gpus, share)

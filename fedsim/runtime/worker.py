@@ -1,0 +1,99 @@
+"""What runs inside a Ray worker, and how messages travel to it: tensors out of band, everything else small.
+
+Pickle 5 hands the tensors' bytes to Ray as they are: one copy into the object store, none out of it.
+"""
+
+import importlib
+import os
+import pickle
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from flwr.app import Array, ArrayRecord, Context, Error, Message, RecordDict
+
+from fedsim.runtime.identity import with_content
+
+CLIENT_APP_RAISED = 2  # Flower's error code for an exception in the client app
+
+Want = tuple[str, int, list[str] | None]  # record name, which of the sent records, which of its tensors (None: all)
+
+
+class Parcel:
+    """An ArrayRecord on its way through Ray; unpickling gives the ArrayRecord back, on the object store's memory."""
+
+    def __init__(self, record: ArrayRecord) -> None:
+        self.record = record
+
+    def __reduce__(self) -> tuple:
+        heads = [(name, array.dtype, tuple(array.shape), array.stype) for name, array in self.record.items()]
+        return unpack, (heads, [pickle.PickleBuffer(array.data) for array in self.record.values()])
+
+
+def unpack(heads: Sequence[tuple[str, str, tuple[int, ...], str]], buffers: Sequence) -> ArrayRecord:
+    """ArrayRecord whose arrays are read-only views of the buffers; nothing is copied."""
+    record = ArrayRecord()
+    for (name, dtype, shape, stype), buffer in zip(heads, buffers, strict=True):
+        array = Array(dtype, shape, stype, b"")  # the constructor insists on bytes, the attribute does not
+        array.data = buffer if isinstance(buffer, bytes) else memoryview(buffer)
+        record[name] = array
+    return record
+
+
+def without_arrays(message: Message) -> Message:
+    """The message without its array records."""
+    small = {name: record for name, record in message.content.items() if not isinstance(record, ArrayRecord)}
+    return with_content(message, RecordDict(small))
+
+
+@dataclass(frozen=True)
+class Place:
+    """How a worker is set up: the client app by name, CPU threads, the driver's folder and variables."""
+
+    app: str
+    threads: int
+    folder: str
+    variables: Mapping[str, str]
+
+
+class Worker:
+    """One Ray actor: answers for its clients one after the other and keeps their data, model and context warm."""
+
+    def __init__(self, place: Place, contexts: dict[int, Context]) -> None:
+        if Path(place.folder).is_dir():  # relative paths mean here what they mean on the driver
+            os.chdir(place.folder)
+        for name, value in place.variables.items():
+            os.environ.setdefault(name, value)  # a machine's own data folder wins
+        import torch
+
+        torch.set_num_threads(place.threads)
+        module, _, attribute = place.app.partition(":")
+        self.app = getattr(importlib.import_module(module), attribute)
+        self.contexts = contexts
+
+    def answer(self, message: Message, wants: list[Want], *records: ArrayRecord) -> tuple[Message, dict[str, Parcel]]:
+        """The client app's reply, its array records apart."""
+        content = dict(message.content.items())
+        for name, position, names in wants:
+            content[name] = records[position] if names is None else select(records[position], names)
+        message = with_content(message, RecordDict(content))
+        try:
+            reply = self.app(message, self.contexts[message.metadata.dst_node_id])
+        except Exception:
+            reply = Message(Error(CLIENT_APP_RAISED, traceback.format_exc()), reply_to=message)
+        if reply.has_error():
+            return reply, {}
+        return without_arrays(reply), {name: Parcel(record) for name, record in reply.content.array_records.items()}
+
+    def pid(self) -> int:
+        """Process id, for tests and diagnosis."""
+        return os.getpid()
+
+
+def select(record: ArrayRecord, names: Sequence[str]) -> ArrayRecord:
+    """Some tensors of a record, without a copy."""
+    chosen = ArrayRecord()
+    for name in names:
+        chosen[name] = record[name]
+    return chosen
