@@ -30,7 +30,7 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray], metadata: dict[st
     """Write a safetensors file atomically: a reader sees the old file or the new one, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, temporary, metadata=metadata)
+    save_file({name: np.asarray(array, order="C") for name, array in arrays.items()}, temporary, metadata=metadata)
     temporary.replace(path)
 
 

@@ -1,0 +1,78 @@
+"""What several test folders use: a small experiment on real digits, an instrumented inline run, table comparison."""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pandas as pd
+from flwr.app import Message
+
+from fedsim.client_app import app
+from fedsim.experiment import Experiment, from_table
+from fedsim.runtime.inline import InlineGrid
+from fedsim.server_app import complete, serve
+from fedsim.workspace import source_clients
+
+SHARED_DATA = Path(__file__).parents[2] / "shared" / "data"
+
+
+def small_experiment(output: Path | str, method: dict | str = "fedavg", **sections: dict) -> Experiment:
+    """Four rotations of 100 real digits each, the CNN with batch norm, three rounds: a second of work."""
+    table = {
+        "name": "small",
+        "data": {"dataset": "digits", "domains": ["rot0", "rot15", "rot30", "rot45"], "fraction": 0.1,
+                 "split": "stratified", "holdout": 0.2},
+        "train": {"rounds": 3, "batch_size": 16, "lr": 0.05, "momentum": 0.5},
+        "method": {"name": method} if isinstance(method, str) else method,
+        "parts": {"balanced_budget": {"budget": 100},
+                  "semantic_calibration": {"acquire_iterations": 4}},
+        "run": {"target": "rot45", "threads": 1, "output": str(output), "device": "cpu"},
+    }
+    for section, values in sections.items():
+        table[section] = {**table.get(section, {}), **values}
+    return complete(from_table(table))
+
+
+class Interrupt:
+    """Callback that stops a run after a round, as Ctrl-C would."""
+
+    def __init__(self, after_round: int) -> None:
+        self.after_round = after_round
+
+    def on_start(self, experiment: Experiment, folder: Path) -> None:
+        """Nothing."""
+
+    def on_round(self, row: dict, clients: list[dict]) -> None:
+        """Raise when the round is reached."""
+        if row["round"] == self.after_round:
+            raise KeyboardInterrupt
+
+    def on_end(self, summary: dict) -> None:
+        """Nothing."""
+
+
+class SpyGrid(InlineGrid):
+    """Inline grid that keeps every message and reply, and may replace replies."""
+
+    def __init__(self, nodes: int, tamper: Callable[[Message, Message], Message] | None = None) -> None:
+        super().__init__(app, nodes)
+        self.seen: list[tuple[Message, Message]] = []
+        self.tamper = tamper
+
+    def deliver(self, messages: list[Message]) -> Iterable[Message]:
+        """Replies, recorded and perhaps replaced."""
+        for message, reply in zip(messages, super().deliver(messages), strict=True):
+            final = self.tamper(message, reply) if self.tamper else reply
+            self.seen.append((message, final))
+            yield final
+
+
+def run_small(experiment: Experiment, *callbacks: object, tamper: Callable | None = None) -> tuple[Path, SpyGrid]:
+    """Run an experiment inline; its folder and the grid with all messages."""
+    grid = SpyGrid(len(source_clients(experiment)), tamper)
+    return serve(grid, experiment, callbacks), grid
+
+
+def numbers(file: Path) -> pd.DataFrame:
+    """A record file without its timing columns."""
+    table = pd.read_csv(file)
+    return table[[column for column in table if not column.endswith("seconds")]]
