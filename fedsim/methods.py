@@ -15,6 +15,8 @@ from torch import nn
 
 from clients.batches import BalancedBudget, Shuffled
 from clients.calibration import SemanticCalibration
+from clients.ccst import CrossClientStyle
+from clients.elcfs import EpisodicStep
 from clients.generalization_gap import GeneralizationGap
 from clients.guiding_head import GuidingHead
 from clients.parts import Augment, Batches, Contributor, Report, Step, Term
@@ -26,6 +28,7 @@ from fedsim.experiment import Experiment, nearest
 from fedsim.models import build_model
 from fedsim.models.infer import EvalMode, Infer, Recompute
 from fedsim.models.norms import DSON, IBN, XAN, BatchNorm
+from strategies.banks import AmplitudeBank, StyleBank
 from strategies.divergence import SemanticDivergence
 from strategies.generalization import GeneralizationAdjustment
 from strategies.parts import Bank, ByExamples, Everything, Fuse, Share, Uniform, WeightedMean, Weights
@@ -89,6 +92,8 @@ METHODS: dict[str, Recipe] = {
                        discloses="one number per round more than FedAvg: how much better the client's own model fits"),
     "csac": Recipe(client=SemanticCalibration(), fuse=SemanticDivergence("l2"), paper="Yuan et al., TKDE 2023",
                    discloses="more than FedAvg once: a model trained to convergence on the client's data alone"),
+    "ccst": Recipe(augment=CrossClientStyle(), banks=(StyleBank(),), paper="Chen et al., WACV 2023"),
+    "elcfs": Recipe(client=EpisodicStep(), banks=(AmplitudeBank(),), paper="Liu et al., CVPR 2021 (FedDG)"),
     "gfedavg": Recipe(terms=(GuidingHead(0.5),), paper="gPerXAN Table 4: guiding head on FedAvg (BN)"),
     "gfedavg-ibn": Recipe(norm=IBN(), terms=(GuidingHead(0.5),), paper="gPerXAN Table 4: I-BN"),
     "gfedavg-dson": Recipe(norm=DSON(), terms=(GuidingHead(0.5),), paper="gPerXAN Table 4: DSON"),
@@ -99,11 +104,11 @@ PARTS: dict[str, tuple[type, ...]] = {
     "share": (Everything, WithoutBatchNorm, WithoutStatistics),
     "weights": (ByExamples, Uniform, GeneralizationAdjustment),
     "fuse": (WeightedMean, SemanticDivergence),
-    "banks": (),
-    "client": (SupervisedStep, SemanticCalibration),
+    "banks": (StyleBank, AmplitudeBank),
+    "client": (SupervisedStep, SemanticCalibration, EpisodicStep),
     "terms": (LabelSmoothing, Proximal, GuidingHead),
     "batches": (Shuffled, BalancedBudget),
-    "augment": (),
+    "augment": (CrossClientStyle,),
     "reports": (GeneralizationGap,),
     "norm": (BatchNorm, XAN, IBN, DSON),
     "infer": (EvalMode, Recompute),

@@ -16,20 +16,21 @@ State = dict[str, torch.Tensor]
 _OLD_DENSENET = re.compile(r"(denselayer\d+\.(?:norm|conv))\.([12])\.")  # names in torchvision's DenseNet files
 
 
-def read_weight_file(file: str) -> State:
-    """State dict of a .safetensors file or of a torch file (tensors only, nothing is unpickled)."""
+def read_weight_file(file: str, setting: str = "model.weights") -> State:
+    """State dict of a .safetensors file or of a torch file (tensors only, nothing is unpickled), named by a setting."""
     path = Path(file).expanduser()
     if not path.is_file():
-        raise UserError(f"model.weights: no file {file!r}; give none, imagenet, or a .safetensors or .pth file")
+        known = "none, imagenet, or " if setting == "model.weights" else ""
+        raise UserError(f"{setting}: no file {file!r}; give {known}a .safetensors or .pth file")
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
         state = torch.load(path, map_location="cpu", weights_only=True)
     except (SafetensorError, UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
-        raise UserError(f"model.weights: {file!r} is not a file of tensors: {reason}") from None
+        raise UserError(f"{setting}: {file!r} is not a file of tensors: {reason}") from None
     if not isinstance(state, Mapping) or not all(isinstance(value, torch.Tensor) for value in state.values()):
-        raise UserError(f"model.weights: {file!r} holds no plain state dict (name -> tensor)")
+        raise UserError(f"{setting}: {file!r} holds no plain state dict (name -> tensor)")
     return dict(state)
 
 

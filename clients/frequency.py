@@ -1,0 +1,62 @@
+"""Interpolation of low-frequency amplitudes: style moves, phase (content) stays.
+
+    F(x) = A e^{iP};  A' = A (1 - M) + [(1 - lambda) A + lambda A_f] M;  x' = Re F^{-1}(A' e^{iP})
+
+M is 1 on the bins within b of the zero frequency. Images are real, so that A(-u, -v) = A(u, v): half of the spectrum
+(rfft2's columns v = 0..W/2) holds everything, and of it only the window rows -b..b x columns 0..b is ever changed.
+"""
+
+import torch
+from torch import Tensor
+
+FLAT = 1e-8  # variance below which a channel counts as constant
+
+
+def half_width(share: float, height: int, width: int) -> int:
+    """b = floor(L_w min(H, W)); windows larger than the spectrum are cut to it by `window_rows`."""
+    return int(share * min(height, width))
+
+
+def window_rows(b: int, height: int) -> Tensor:
+    """Row indices of the frequencies -b..b in an unshifted spectrum; every row once when the window is larger."""
+    return torch.arange(-min(b, height // 2), min(b, (height - 1) // 2) + 1) % height
+
+
+def window_shape(b: int, height: int, width: int) -> tuple[int, int]:
+    """Rows and columns of the stored half window."""
+    return len(window_rows(b, height)), min(b, width // 2) + 1
+
+
+def window_of(spectrum: Tensor, b: int) -> Tensor:
+    """Window [.., rows, columns] of rfft2 values [.., H, W/2+1] (or of their amplitudes)."""
+    rows = window_rows(b, spectrum.shape[-2]).to(spectrum.device)
+    return spectrum.index_select(-2, rows)[..., : b + 1]
+
+
+def amplitude(images: Tensor, b: int | None = None) -> Tensor:
+    """|rfft2| of images [B, C, H, W], whole or (with b) its window [B, C, rows, columns]."""
+    spectrum = torch.fft.rfft2(images)
+    return (spectrum if b is None else window_of(spectrum, b)).abs()
+
+
+def interpolate(images: Tensor, foreign: Tensor, share: Tensor, b: int) -> Tensor:
+    """x' of images [B, C, H, W] with foreign windows [B, C, rows, columns] and lambda = share [B]; not clipped.
+
+    In a constant channel only the mean moves: its other bins have no phase, and foreign energy put there would pile
+    up in one bright corner.
+    """
+    height, width = images.shape[-2:]
+    spectrum = torch.fft.rfft2(images)
+    window = window_of(spectrum, b)
+    own = window.abs()
+    mixed = torch.lerp(own, foreign, share[:, None, None, None])
+    if b > 0:
+        mean_only = images.var(dim=(2, 3), correction=0, keepdim=True) < FLAT
+        zero = min(b, height // 2)  # row of the zero frequency
+        keep = mean_only.expand_as(mixed).clone()
+        keep[..., zero, 0] = False
+        mixed = torch.where(keep, own, mixed)
+    rows = window_rows(b, height).to(images.device)
+    changed = spectrum.clone()
+    changed[..., rows, : window.shape[-1]] = torch.polar(mixed, window.angle())
+    return torch.fft.irfft2(changed, s=(height, width))
