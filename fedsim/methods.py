@@ -147,7 +147,7 @@ def build_recipe(experiment: Experiment) -> Recipe:
         _find_part(key)
         if key in present and key not in settings:
             recipe = _set_fields(recipe, key, fields, name)
-        elif key in present:
+        elif key in present and isinstance(settings[key], dict):
             settings[key] = {**fields, **settings[key]}
     for key, fields in settings.items():
         recipe = _set_fields(recipe, key, fields, name)
