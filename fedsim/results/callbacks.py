@@ -1,7 +1,63 @@
-from typing import Protocol
+"""What may follow a run while it goes on: progress bars, trackers, TensorBoard."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from fedsim.errors import UserError
+from fedsim.experiment import Experiment
 
 
 class RunCallback(Protocol):
-    pass
+    """Told about a run as it happens; must not change what it is given."""
+
+    def on_start(self, experiment: Experiment, folder: Path) -> None:
+        """Before the first (or, resumed, the next) round; the folder exists."""
+
+    def on_round(self, row: dict[str, Any], clients: list[dict[str, Any]]) -> None:
+        """After each round, with the rows that rounds.csv and clients.csv got."""
+
+    def on_end(self, summary: dict[str, Any]) -> None:
+        """After the summary was written."""
+
+
 class TensorBoardCallback:
-    pass
+    """Writes every number of a round as TensorBoard scalars into the run's folder, `tensorboard/`.
+
+    Raises UserError on construction when TensorBoard is not installed.
+    """
+
+    def __init__(self) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise UserError("run.tensorboard needs TensorBoard: pip install 'fedsim[tensorboard]'") from None
+        self._open = SummaryWriter
+        self._folder: Path | None = None
+        self._writer: Any = None
+
+    def on_start(self, experiment: Experiment, folder: Path) -> None:
+        """Remember the folder; the writer opens with the first round, whose number it needs."""
+        self._folder = folder / "tensorboard"
+
+    def on_round(self, row: dict[str, Any], clients: Sequence[dict[str, Any]]) -> None:
+        """Scalars `round/<column>` and `<client>/<column>`."""
+        step = int(row["round"])
+        if self._writer is None:
+            # A resumed run repeats rounds that were written after its checkpoint: those points are purged.
+            self._writer = self._open(str(self._folder), purge_step=step)
+        for prefix, table in (("round", row), *((str(client.get("client", "client")), client) for client in clients)):
+            for column, value in table.items():
+                if column != "round" and _is_number(value):
+                    self._writer.add_scalar(f"{prefix}/{column}", float(value), step)
+        self._writer.flush()
+
+    def on_end(self, summary: dict[str, Any]) -> None:
+        """Close the event file."""
+        if self._writer is not None:
+            self._writer.close()
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)

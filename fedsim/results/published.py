@@ -57,11 +57,17 @@ def setting(experiment: Experiment) -> tuple[str, str] | None:
     dataset, backbone = DATASETS.get(data.dataset), BACKBONES.get(model.backbone)
     if dataset is None or backbone is None or data.image_size != IMAGE_SIZES.get(dataset, 224):
         return None
-    if data.fraction != 1 or data.domains or data.clients_per_domain != 1:
+    if data.fraction != 1 or data.clients_per_domain != 1 or (data.domains and _lacks_domains(dataset, data.domains)):
         return None
     if dataset == "RotatedMNIST":
         return (dataset, backbone) if data.variant == "csac" and model.weights == "none" else None
     return (dataset, backbone) if model.weights == "imagenet" else None
+
+
+def _lacks_domains(dataset: str, domains: Iterable[str]) -> bool:
+    frame = _published()
+    printed = set(frame.loc[frame["dataset"] == dataset, "target_domain"]) - {"average"}
+    return not {_domain(name) for name in printed} <= {_domain(name) for name in domains}
 
 
 def published_rows(experiment: Experiment, methods: Iterable[str], targets: Iterable[str]) -> pd.DataFrame:

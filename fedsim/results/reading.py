@@ -81,6 +81,13 @@ def find_runs(folder: Path | str) -> list[Path]:
     return paths
 
 
+def run_folder(runs: Runs, run: str) -> Path:
+    """Folder of one run, by its name in the frames' column `run`."""
+    folder = runs.folder / run
+    # Records read from one run's own folder carry that folder's name.
+    return folder if folder.is_dir() else runs.folder
+
+
 def read_settings(run: Path) -> Experiment:
     """Resolved settings of one run's folder."""
     try:

@@ -1,0 +1,92 @@
+"""Pieces of HTML: escaped tables, figures, the page around them. Nothing is fetched, styles and scripts are inline."""
+
+import base64
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+
+HERE = Path(__file__).parent
+# The browser itself refuses whatever is not in the file.
+POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+
+
+@dataclass(frozen=True)
+class Data:
+    """One table cell: what is shown, the number it sorts by (None: the text; NaN: last) and its style class."""
+
+    text: str
+    value: float | None = None
+    style: str = ""
+
+    def html(self) -> str:
+        """The cell's markup."""
+        value = ""
+        if self.value is not None:
+            value = ' data-value=""' if math.isnan(self.value) else f' data-value="{self.value}"'
+        style = f' class="{self.style}"' if self.style else ""
+        return f"<td{value}{style}>{escape(self.text)}</td>"
+
+
+Cells = Sequence[Data | str]
+
+
+def table(heads: Sequence[str], rows: Iterable[Cells], below: Iterable[Cells] = (), style: str = "") -> str:
+    """Sortable table in a container of its own that scrolls; `below` are rows that stay below and are never sorted."""
+    head = "".join(f'<th scope="col"><button type="button">{escape(name)}</button></th>' for name in heads)
+    bodies = f"<tbody>{_rows(rows)}</tbody>"
+    published = _rows(below)
+    if published:
+        bodies += f'<tbody class="published">{published}</tbody>'
+    kind = f"sortable {style}".strip()
+    return f'<div class="scroll"><table class="{kind}"><thead><tr>{head}</tr></thead>{bodies}</table></div>'
+
+
+def _rows(rows: Iterable[Cells]) -> str:
+    cells = (((cell if isinstance(cell, Data) else Data(cell)).html() for cell in row) for row in rows)
+    return "\n".join(f"<tr>{''.join(row)}</tr>" for row in cells)
+
+
+def key_values(settings: Mapping[str, object], heads: Sequence[str] = ("setting", "value")) -> str:
+    """Two-column table of names and values."""
+    return table(heads, ([key, str(value)] for key, value in settings.items()), style="text")
+
+
+def picture(svg: bytes, caption: str) -> str:
+    """Figure with an SVG as data URI; the caption is the alternative text, too."""
+    data = base64.b64encode(svg).decode()
+    return (f'<figure><div><img alt="{escape(caption)}" src="data:image/svg+xml;base64,{data}"></div>'
+            f"<figcaption>{escape(caption)}</figcaption></figure>")
+
+
+def bullets(notes: Iterable[str]) -> str:
+    """Remarks below a table."""
+    return '<ul class="notes">' + "".join(f"<li>{escape(note)}</li>" for note in notes) + "</ul>"
+
+
+def folded(title: str, content: str, is_open: bool = False) -> str:
+    """Content behind a title that opens with a click."""
+    return f"<details{' open' if is_open else ''}><summary>{escape(title)}</summary>{content}</details>"
+
+
+def page(title: str, content: str) -> str:
+    """The whole document."""
+    css, js = ((HERE / name).read_text(encoding="utf-8") for name in ("report.css", "report.js"))
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="{POLICY}">
+<title>{escape(title)}</title>
+<style>
+{css}</style>
+</head>
+<body>
+{content}
+<script>
+{js}</script>
+</body>
+</html>
+"""

@@ -1,0 +1,194 @@
+"""One HTML page that holds everything about some runs: results, figures, costs, disclosure, settings, commands."""
+
+import io
+import json
+from collections.abc import Mapping
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import pandas as pd
+
+from fedsim.experiment import Experiment
+from fedsim.results import markup
+from fedsim.results.compare import Comparison, compare
+from fedsim.results.differences import comparable_settings, differing_settings, value_text
+from fedsim.results.figure_style import SETTINGS
+from fedsim.results.markup import Data
+from fedsim.results.plots import draw, run_labels
+from fedsim.results.reading import Runs, of_experiment, read_runs, run_folder
+from fedsim.results.recorder import atomic_write
+from fedsim.results.reproduce import command_line
+from fedsim.results.selection import RULES
+from fedsim.results.tables import (
+    MISSING,
+    Cell,
+    accuracy_cells,
+    amount,
+    further_cells,
+    further_columns,
+    percent,
+    published_cells,
+    shown_label,
+)
+
+Notes = Mapping[str, Mapping[str, str]]
+RULE_HEADS = {"best_validation": "best validation", "last": "last round", "oracle": "ORACLE (upper bound)"}
+
+
+def write_report(folder: Path | str, notes: Notes | None = None,
+                 select: str = "best_validation", baseline: str | None = None) -> Path:
+    """Write `report.html` into `folder` (outputs/, an experiment's or a run's) and return its path.
+
+    notes: texts per method, e.g. {"ccst": {"discloses": "channel statistics", "paper": "..."}}; each key is a column.
+    baseline: method that the others are tested against; by default fedavg where there are runs of it.
+    Runs of one experiment that differ in further settings become rows of their own.
+    """
+    runs = read_runs(folder)
+    names = sorted({experiment.name for experiment in runs.experiments.values()})
+    links = "".join(f'<a href="#{escape(name)}">{escape(name)}</a>' for name in names)
+    head = [f"<h1>fedsim: {escape(', '.join(names))}</h1>",
+            '<p class="soft">Domain generalization: every number is an accuracy on a domain that no client held.</p>',
+            f"<nav>{links}</nav>" if len(names) > 1 else ""]
+    sections = [_experiment(of_experiment(runs, name), name, notes or {}, select, baseline) for name in names]
+    path = Path(folder) / "report.html"
+    atomic_write(path, markup.page(f"fedsim report: {', '.join(names)}", "\n".join([*head, *sections])))
+    return path
+
+
+def _experiment(runs: Runs, name: str, notes: Notes, select: str, baseline: str | None) -> str:
+    by = list(differing_settings(runs.experiments.values()))
+    if baseline is None:
+        baseline = "fedavg" if "fedavg" in run_labels(runs).values() else ""
+    comparison = compare(runs, select, baseline, by)
+    parts = [
+        f'<section id="{escape(name)}"><h2>{escape(comparison.title)}</h2>', _results(comparison),
+        markup.bullets(comparison.notes), "<h3>Figures</h3>", _figures(runs, name, select),
+        "<h3>Cost and disclosure</h3>", _costs(runs, comparison, notes),
+        "<h3>Every run</h3>", _every_run(runs), "<h3>Settings</h3>", _settings(runs, by),
+        "<h3>Environment</h3>", _environments(runs), "<h3>Run it again</h3>", _commands(runs), "</section>",
+    ]
+    return "\n".join(parts)
+
+
+def _results(comparison: Comparison) -> str:
+    cells, columns = accuracy_cells(comparison), [*comparison.targets, "average"]
+    heads = ["Method", *comparison.targets, "Average", *further_columns(comparison)]
+    rows = []
+    for _, row in comparison.methods.iterrows():
+        own = cells[row["label"]]
+        rows.append([shown_label(row), *(_accuracy(own[target]) for target in columns),
+                     *_further(comparison, row)])
+    below = [[f"{label} ({source}, published)", *(_accuracy(values.get(target, Cell(MISSING))) for target in columns),
+              *[""] * len(further_columns(comparison))] for label, source, values in published_cells(comparison)]
+    return markup.table(heads, rows, below)
+
+
+def _accuracy(cell: Cell) -> Data:
+    text = f"{cell.mean} ± {cell.std}" if cell.std else cell.mean
+    value = float(cell.mean) if cell.mean[0].isdigit() else float("nan")
+    return Data(text, value, {0: "", 1: "first", 2: "second"}[cell.place])
+
+
+def _further(comparison: Comparison, row: pd.Series) -> list[Data]:
+    tests = ["difference", "p_value"] if comparison.baseline else []
+    keys = ["seeds", "rank", *tests, "bytes_down_per_round", "bytes_up_per_round", "seconds_per_round"]
+    values = [float("nan") if pd.isna(row[key]) else float(row[key]) for key in keys]
+    return [Data(text, value) for text, value in zip(further_cells(comparison, row), values)]
+
+
+def _figures(runs: Runs, name: str, select: str) -> str:
+    pictures = []
+    with mpl.rc_context(SETTINGS):
+        for _, figure in draw(runs, name, select):
+            buffer = io.BytesIO()
+            figure.savefig(buffer, format="svg", facecolor="white", metadata={"Date": None})
+            pictures.append(markup.picture(buffer.getvalue(), figure.get_suptitle().replace("\n", " ")))
+    return "\n".join(pictures)
+
+
+def _costs(runs: Runs, comparison: Comparison, notes: Notes) -> str:
+    """Bytes per round by record, seconds per round, and the given texts per method."""
+    records = [column for column in runs.clients if column.startswith(("bytes_down_", "bytes_up_"))]
+    texts = list(dict.fromkeys(key for method in comparison.methods["method"] for key in notes.get(method, {})))
+    heads = ["Method", "down/round", "up/round", *(_record_head(column) for column in records), "s/round",
+             *(text.replace("_", " ") for text in texts)]
+    by_record = _record_bytes(runs, records)
+    rows = []
+    for _, row in comparison.methods.iterrows():
+        sizes = [row["bytes_down_per_round"], row["bytes_up_per_round"],
+                 *(by_record.get((row["label"], column), float("nan")) for column in records)]
+        seconds, own = row["seconds_per_round"], notes.get(row["method"], {})
+        rows.append([shown_label(row), *(Data(amount(size), size) for size in sizes),
+                     Data(MISSING if pd.isna(seconds) else f"{seconds:.1f}", seconds),
+                     *(own.get(text, "") for text in texts)])
+    return markup.table(heads, rows) + markup.bullets(["Bytes per round are sums over the clients of a round."])
+
+
+def _record_head(column: str) -> str:
+    _, direction, record = column.split("_", 2)
+    return f"{record} {direction}"
+
+
+def _record_bytes(runs: Runs, records: list[str]) -> dict[tuple[str, str], float]:
+    if not records:
+        return {}
+    clients = runs.clients.assign(label=runs.clients["run"].map(run_labels(runs)))
+    sums = clients.groupby(["label", "run", "round"])[records].sum(min_count=1).groupby("label").mean()
+    return {(str(label), column): value for column in records for label, value in sums[column].items()}
+
+
+def _every_run(runs: Runs) -> str:
+    labels = run_labels(runs)
+    heads = ["Run", "target", "seed"]
+    for rule in RULES:
+        heads += [f"{RULE_HEADS[rule]} (%)", "at round"]
+    rows = []
+    for _, row in runs.summary.iterrows():
+        cells: list[Data | str] = [labels[row["run"]], row["target"], Data(str(row["seed"]), int(row["seed"]))]
+        for rule in RULES:
+            accuracy, round_ = row[f"{rule}_target_accuracy"], row[f"{rule}_round"]
+            cells += [Data(percent(accuracy), accuracy), Data(MISSING if pd.isna(round_) else f"{round_:.0f}", round_)]
+        rows.append(cells)
+    left = [f"Unfinished, left out: {run}" for run in runs.unfinished]
+    return markup.table(heads, rows) + (markup.bullets(left) if left else "")
+
+
+def _settings(runs: Runs, by: list[str]) -> str:
+    """What all runs share, and what tells them apart."""
+    everyone: list[Experiment] = list(runs.experiments.values())
+    own = {key for experiment in everyone for key in comparable_settings(experiment) if key.startswith("method.")}
+    shared = {key: value_text(value) for key, value in comparable_settings(everyone[0]).items()
+              if key not in own and key not in by}
+    apart = {key: " | ".join(values) for key, values in differing_settings(everyone).items()}
+    methods = {
+        f"{experiment.method_name}: {key}": value_text(value) for experiment in everyone
+        for key, value in comparable_settings(experiment).items() if key in own and key not in by
+    }
+    text = markup.key_values(apart | methods, ("setting that differs", "values")) if apart or methods else ""
+    return text + markup.folded("Settings that all runs share", markup.key_values(shared))
+
+
+def _environments(runs: Runs) -> str:
+    """Each distinct environment once, with the number of runs that had it."""
+    found: dict[str, int] = {}
+    for run in runs.experiments:
+        file = run_folder(runs, run) / "environment.json"
+        text = file.read_text(encoding="utf-8") if file.is_file() else "{}"
+        found[text] = found.get(text, 0) + 1
+    parts = []
+    for text, count in found.items():
+        table: dict[str, Any] = json.loads(text)
+        packages = table.pop("packages", {})
+        parts.append(markup.folded(f"{count} of {len(runs.experiments)} runs: {table.get('platform', 'not recorded')}",
+                                   markup.key_values(table | packages, ("what", "value")), is_open=len(found) == 1))
+    return "\n".join(parts)
+
+
+def _commands(runs: Runs) -> str:
+    lines = [command_line(experiment, run_folder(runs, run) / "experiment.toml")
+             for run, experiment in runs.experiments.items()]
+    hint = ('<p class="soft">One line per run. Set FEDSIM_DATA (or data.root) to where the data sets lie; '
+            "the numbers are the same on the same machine and runtime.</p>")
+    return hint + f"<pre>{escape(chr(10).join(lines))}</pre>"

@@ -1,0 +1,50 @@
+"""The command line that repeats a run, from its resolved settings alone."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+from fedsim.errors import UserError
+from fedsim.experiment import Experiment, read_experiment
+from fedsim.results.differences import MACHINE_KEYS, flatten
+
+SHORT = ("method.name", "run.target", "run.seed", "run.output", "name")
+
+
+def command_line(experiment: Experiment, file: Path) -> str:
+    """`fedsim run CONFIG --method M --target D --seed S --set key=value ...`.
+
+    CONFIG is the shipped experiment of that name and `--set` what differs from it. Without such an experiment (or if it
+    sets something that an override cannot take back) it is `file`, the run's own experiment.toml. Where the data lie is
+    left to the reader's machine.
+    """
+    run = experiment.run
+    words = ["--method", experiment.method_name, "--target", run.target, "--seed", str(run.seed)]
+    overrides = _overrides(experiment)
+    if overrides is None:
+        return shlex.join(["fedsim", "run", file.as_posix(), *words])
+    sets = [word for key, value in overrides.items() for word in ("--set", f"{key}={override_text(value)}")]
+    return shlex.join(["fedsim", "run", experiment.name, *words, *sets])
+
+
+def override_text(value: Any) -> str:
+    """A value as an override takes it: plain words bare, everything else as TOML."""
+    bare = isinstance(value, str) and re.fullmatch(r"[A-Za-z_][\w./-]*", value)
+    if bare and value not in ("true", "false", "inf", "nan"):
+        return value
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _overrides(experiment: Experiment) -> dict[str, Any] | None:
+    """Settings that differ from the experiment of the same name; None where overrides cannot express the run."""
+    try:
+        shipped = read_experiment(experiment.name)
+    except UserError:
+        return None
+    before, after = flatten(shipped.model_dump()), flatten(experiment.model_dump())
+    ignored = {*SHORT, *MACHINE_KEYS}
+    if any(key not in after for key in before if key not in ignored):
+        return None
+    return {key: value for key, value in after.items() if key not in ignored and before.get(key) != value}

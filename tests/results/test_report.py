@@ -1,0 +1,149 @@
+"""The report: one page that parses, fetches nothing and holds everything; commands that give back the run."""
+
+import base64
+import shlex
+from html.parser import HTMLParser
+from xml.etree import ElementTree
+
+import pytest
+
+from fedsim.errors import UserError
+from fedsim.experiment import parse_experiment, parse_override
+from fedsim.results import rebuild_results, write_report
+from fedsim.results.markup import Data, table
+from fedsim.results.reproduce import command_line, override_text
+
+from .invented import pacs_experiment, write_grid, write_run
+
+VOID = {"meta", "img", "br", "link", "input"}
+
+
+class Page(HTMLParser):
+    """Checks that tags close in order and collects what the tests ask about."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.images, self.links, self.texts, self.tags = [], [], [], [], []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attributes):
+        values = dict(attributes)
+        self.tags.append(tag)
+        if tag == "img":
+            self.images.append(values)
+        self.links += [values[key] for key in ("src", "href") if key in values]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    folder = write_grid(tmp_path_factory.mktemp("outputs"), {"fedavg": 0, "csac": 0.03}, seeds=2, rounds=3)
+    rebuild_results(folder)
+    return write_report(folder, {"csac": {"discloses": "feature statistics <per layer>", "paper": "CSAC"}})
+
+
+@pytest.fixture(scope="module")
+def page(report):
+    return Page(report.read_text(encoding="utf-8"))
+
+
+def test_page_parses(report, page):
+    assert report.name == "report.html"
+    assert page.open == []
+    assert page.tags.count("section") == 1
+
+
+def test_images_are_embedded_pictures(page):
+    assert len(page.images) == 7
+    for image in page.images:
+        kind, _, data = image["src"].partition(",")
+        assert kind == "data:image/svg+xml;base64"
+        assert ElementTree.fromstring(base64.b64decode(data)).tag.endswith("svg")
+        assert image["alt"].startswith("pacs")
+
+
+def test_nothing_is_fetched(page):
+    assert all(link.startswith(("data:", "#")) for link in page.links)
+    assert "link" not in page.tags
+
+
+def test_content_is_complete(page):
+    text = " ".join(page.texts)
+    for part in ("± ", "Wilcoxon", "ORACLE (upper bound)", "feature statistics <per layer>", "2.12.0", "train.rounds",
+                 "CSAC Table I, published", "arrays up", "prefers-color-scheme", "aria-sort"):
+        assert part in text, part
+    assert text.count("fedsim run ") == 16
+
+
+def test_one_run_and_many_experiments(tmp_path):
+    run = write_run(tmp_path, pacs_experiment(train={"rounds": 2}))
+    assert Page(write_report(run).read_text(encoding="utf-8")).open == []
+    write_run(tmp_path, pacs_experiment("csac", name="p<x>", train={"rounds": 2, "lr": 0.5}))
+    write_run(tmp_path, pacs_experiment("csac", "sketch", train={"rounds": 2}), finish=False)
+    page = Page(write_report(tmp_path).read_text(encoding="utf-8"))
+    assert page.tags.count("section") == 2
+    assert any("Unfinished" in text and "sketch" in text for text in page.texts)
+
+
+def test_report_of_nothing(tmp_path):
+    with pytest.raises(UserError, match="no run in it"):
+        write_report(tmp_path)
+
+
+def test_cells_are_escaped_and_sort_by_their_value():
+    text = table(["a & b"], [["<script>"], [Data("1.5 kB", 1500.0)], [Data("-", float("nan"))]])
+    assert "a &amp; b" in text
+    assert "<td>&lt;script&gt;</td>" in text
+    assert '<td data-value="1500.0">1.5 kB</td>' in text
+    assert '<td data-value="">-</td>' in text
+
+
+@pytest.mark.parametrize("value", ["domainbed", "true", "nan", "two words", "5", "", "a=b", 0.1, 1e-5, 3, True,
+                                   ["a", "b"], "quote'\"", "nan-but-text", "-x"])
+def test_override_texts_read_back(value):
+    assert parse_override(f"key={override_text(value)}")[1] == value
+
+
+def parsed_command(line):
+    """The experiment that a printed command line would run, by the command line's own rules."""
+    words = shlex.split(line)
+    assert words[:2] == ["fedsim", "run"]
+    options = list(zip(words[3::2], words[4::2]))
+    short = {"--method": "method.name", "--target": "run.target", "--seed": "run.seed"}
+    return words[2], [value if key == "--set" else f"{short[key]}={value}" for key, value in options]
+
+
+def test_command_without_a_shipped_experiment_uses_the_runs_own_file(tmp_path):
+    experiment = pacs_experiment("csac", "sketch", 3, name="mine", method={"fuse": "cosine"})
+    file = write_run(tmp_path, experiment, finish=False) / "experiment.toml"
+    config, overrides = parsed_command(command_line(experiment, file))
+    assert config == file.as_posix()
+    assert parse_experiment(file.read_text(), overrides) == experiment
+
+
+def test_command_with_a_shipped_experiment_sets_what_differs(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedsim.experiment.config_folders", lambda: [tmp_path])
+    shipped = pacs_experiment("fedavg", "photo", 0)
+    (tmp_path / "pacs.toml").write_text(shipped.toml())
+    wanted = pacs_experiment("gperxan", "sketch", 2, train={"rounds": 5, "lr": 1e-5},
+                             method={"guiding_head": {"weight": 0.25}})
+    line = command_line(wanted, tmp_path / "experiment.toml")
+    assert line == ("fedsim run pacs --method gperxan --target sketch --seed 2 "
+                    "--set train.rounds=5 --set train.lr=1e-05 --set method.guiding_head.weight=0.25")
+    _, overrides = parsed_command(line)
+    assert parse_experiment((tmp_path / "pacs.toml").read_text(), overrides) == wanted
+    assert "--set" not in command_line(shipped, tmp_path)
+
+
+def test_command_falls_back_where_overrides_cannot_take_back(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedsim.experiment.config_folders", lambda: [tmp_path])
+    (tmp_path / "pacs.toml").write_text(pacs_experiment(method={"weights": "uniform"}).toml())
+    assert command_line(pacs_experiment(), tmp_path / "own.toml").split()[2].endswith("own.toml")
