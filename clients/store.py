@@ -1,7 +1,8 @@
 """What a client keeps between rounds: named entries of tensors, versioned by round, in memory and in atomic files.
 
 The state at the start of round t is what was stored before t. An interrupted round leaves a newer version behind
-that is ignored when the round is taken again, so that a resumed run equals the unbroken one.
+that is ignored when the round is taken again, so that a resumed run equals the unbroken one. The files are the truth,
+memory their cache: Flower's engine serves a client now from this process, now from that.
 """
 
 import json
@@ -25,14 +26,14 @@ class ClientStore:
         self._entries: dict[str, list[tuple[int, State]]] = {}
         self._pending: dict[str, State] = {}
         self._round = 0
-        if folder is not None and folder.is_dir():
-            for name, version, path in self._files():
-                self._entries.setdefault(name, []).append((version, load_file(path)))
+        self._stamps: dict[tuple[str, int], int] = {}  # of the files that memory holds, by entry and version
+        self._catch_up()
 
     def open_round(self, round: int) -> None:
         """Make what was stored before `round` visible; later versions (of an interrupted attempt) are dropped."""
         self._pending.clear()
         self._round = round
+        self._catch_up()
         for name, versions in self._entries.items():
             for version, _ in [entry for entry in versions if entry[0] >= round]:
                 self._remove(name, version)
@@ -47,7 +48,8 @@ class ClientStore:
 
     def put(self, name: str, tensors: Mapping[str, Tensor]) -> None:
         """Stage an entry (copied to the CPU); it takes effect with `commit`."""
-        self._pending[name] = {key: tensor.detach().to("cpu", copy=True).contiguous() for key, tensor in tensors.items()}
+        self._pending[name] = {key: tensor.detach().to("cpu", copy=True).contiguous()
+                               for key, tensor in tensors.items()}
 
     def get_number(self, name: str) -> float | None:
         """A stored scalar, or None."""
@@ -70,11 +72,27 @@ class ClientStore:
             del versions[:-2]
         self._pending.clear()
 
+    def _catch_up(self) -> None:
+        """Take over what another process has stored or removed since."""
+        if self._folder is None:
+            return
+        files = {(name, version): path for name, version, path in self._files()}
+        for name, versions in self._entries.items():
+            self._entries[name] = [entry for entry in versions if (name, entry[0]) in files]
+        for (name, version), path in files.items():
+            stamp = path.stat().st_mtime_ns
+            if self._stamps.get((name, version)) != stamp:
+                others = [entry for entry in self._entries.get(name, []) if entry[0] != version]
+                self._entries[name] = sorted([*others, (version, load_file(path))], key=lambda entry: entry[0])
+                self._stamps[name, version] = stamp
+
     def _path(self, name: str, version: int) -> Path:
         return self._folder / f"{name}-{version:06d}.safetensors"
 
     def _files(self) -> list[tuple[str, int, Path]]:
         pattern = re.compile(r"(.+)-(\d{6})\.safetensors")
+        if not self._folder.is_dir():
+            return []
         found = [(match, path) for path in sorted(self._folder.iterdir()) if (match := pattern.fullmatch(path.name))]
         return [(match[1], int(match[2]), path) for match, path in found]
 
@@ -82,9 +100,11 @@ class ClientStore:
         self._folder.mkdir(parents=True, exist_ok=True)
         temporary = self._folder / f".{name}.{os.getpid()}.tmp"
         save_file(tensors, temporary, metadata={"entry": json.dumps(name)})
-        temporary.replace(self._path(name, self._round))
+        path = temporary.replace(self._path(name, self._round))
+        self._stamps[name, self._round] = path.stat().st_mtime_ns
 
     def _remove(self, name: str, version: int) -> None:
+        self._stamps.pop((name, version), None)
         if self._folder is not None:
             self._path(name, version).unlink(missing_ok=True)
 

@@ -44,7 +44,7 @@ def _complain(text: str, code: int) -> int:
 def run(config: Config = "digits", method: Annotated[str, typer.Option(help="row of `fedsim methods`, or a+b")] = "",
         target: Annotated[str, typer.Option(help="the unseen domain")] = "",
         seed: Annotated[int, typer.Option(help="run seed")] = -1,
-        runtime: Annotated[str, typer.Option(help="inline, ray or deployment")] = "",
+        runtime: Annotated[str, typer.Option(help="inline, ray, flower or deployment")] = "",
         output: Output = "", preset: Preset = "", set_: Override = []) -> None:  # noqa: B006
     """Run one experiment: one method, one unseen domain, one seed. Run it again to resume it."""
     overrides = [*set_, *_short(method=method, target=target, seed=seed, runtime=runtime, output=output)]

@@ -82,7 +82,8 @@ class RunSettings(Settings):
     target: str = Field("", description="the unseen domain; empty: the last one")
     seed: int = Field(0, ge=0)
     label: str = Field("", description="told apart from other runs of the same method, e.g. by a sweep's grid")
-    runtime: Literal["inline", "ray", "deployment"] = "inline"
+    runtime: Literal["inline", "ray", "flower", "deployment"] = Field(
+        "inline", description="this process, Ray workers, Flower's simulation engine, or a SuperLink with SuperNodes")
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: int = Field(0, ge=0, description="CPU threads per worker; 0: share the cores between the workers")
     output: str = "outputs"
@@ -90,12 +91,13 @@ class RunSettings(Settings):
     checkpoint_every: int = Field(1, ge=1, description="rounds between checkpoints")
     select_on: Literal["aggregated", "local"] = Field(
         "aggregated", description="whose validation accuracy selects the round: the aggregated model's, or the local models' mean")
+    personalised: bool = Field(False, description="source clients also validate with their own batch norm (clients.csv)")
     on_client_failure: Literal["stop", "continue"] = "stop"
     timeout: float = Field(3600.0, gt=0, description="seconds to wait for the replies of one phase")
     ray_address: str = Field("", description="existing Ray cluster; empty: a local one is started")
     workers: int = Field(0, ge=0, description="Ray workers; 0: as many as the resources carry, at most one per client")
     cpus_per_worker: float = Field(1.0, gt=0)
-    gpus_per_worker: float = Field(0.0, ge=0)
+    gpus_per_worker: float = Field(0.0, ge=0, description="fraction of a GPU; 0: Ray workers share what GPUs there are")
     tensorboard: bool = Field(False, description="also write TensorBoard scalars into the run's folder")
 
 

@@ -75,7 +75,7 @@ def plan_workers(run: RunSettings, clients: int) -> Plan:
         raise UserError(f"the Ray cluster carries {fits} workers of {run.cpus_per_worker:g} CPUs and {share:g} GPUs, "
                         f"wanted: {wanted}; lower run.workers, run.cpus_per_worker or run.gpus_per_worker")
     workers = min(wanted, fits)
-    cores = 0 if run.ray_address else os.cpu_count() or 1  # a shared cluster's cores are not ours beyond the reserved ones
+    cores = 0 if run.ray_address else os.cpu_count() or 1  # of a shared cluster only what is reserved
     return Plan(workers, run.cpus_per_worker, share,
                 run.threads or max(int(run.cpus_per_worker), cores // workers, 1))
 

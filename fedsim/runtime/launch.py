@@ -8,12 +8,18 @@ from fedsim.experiment import Experiment
 from fedsim.results.callbacks import RunCallback
 from fedsim.runtime.inline import InlineGrid, LocalGrid
 from fedsim.server_app import complete, serve
+from fedsim.session import run_folder
 from fedsim.workspace import source_clients
 
 
 def launch(experiment: Experiment, callbacks: Sequence[RunCallback] = ()) -> Path:
     """Run the experiment to its end (or resume it); returns the run's folder."""
     experiment = complete(experiment)
+    if experiment.run.runtime == "flower":
+        from fedsim.runtime.flower import run_with_flower
+
+        run_with_flower(experiment, len(source_clients(experiment)))
+        return run_folder(experiment)
     grid = make_grid(experiment)
     try:
         return serve(grid, experiment, callbacks)

@@ -1,8 +1,8 @@
-"""The Ray runtime: virtual clients that stick to workers, one object-store copy of a round's model, workers that may die.
+"""The Ray runtime: virtual clients that stick to workers, one copy of a round's model, workers that may die.
 
 Client k lives on worker k mod n, which keeps its data, model and personal state warm. Workers run in parallel, the
-clients of one worker in order. A dead worker is replaced; what it had not answered is repeated, and personal state comes
-back from the files below the run's state folder (which all machines of a cluster must see).
+clients of one worker in order. A dead worker is replaced; what it had not answered is repeated, and personal state
+comes back from the files below the run's state folder (which all machines of a cluster must see).
 """
 
 import contextlib

@@ -1,0 +1,188 @@
+"""Flower's own simulation engine with a true exit code: `flwr run` under a SuperLink that ends with the run.
+
+`flwr run` alone reports success once a run is submitted, and leaves a background SuperLink behind. Here the SuperLink
+has a free loopback port, a temporary FLWR_HOME and a neutral working folder, installs nothing, sends no telemetry, and
+its verdict on the run becomes ours.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+
+import tomli_w
+
+from fedsim.errors import ClientFailedError, UserError
+from fedsim.experiment import Experiment, cache_root, data_root
+
+START_SECONDS = 60.0
+STOP_SECONDS = 15.0
+QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_DEDUP_LOGS": "0",
+         "RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1", "PYTHONUNBUFFERED": "1"}
+APP = {  # an app without files of its own: its components come from the installed package
+    "project": {"name": "fedsim-run", "version": "0.1.0", "description": "A run of fedsim", "license": "Apache-2.0"},
+    "tool": {"flwr": {"app": {
+        "publisher": "fedsim",
+        "components": {"serverapp": "fedsim.server_app:app", "clientapp": "fedsim.client_app:app"},
+        "config": {"experiment": ""}}}},
+}
+
+
+def run_with_flower(experiment: Experiment, clients: int) -> None:
+    """Run one complete experiment in Flower's engine, its log on stdout; ClientFailedError when it did not complete."""
+    experiment = with_absolute_paths(experiment)
+    run = experiment.run
+    federation = (f"num-supernodes={clients} client-resources-num-cpus={max(round(run.cpus_per_worker), 1)} "
+                  f"client-resources-num-gpus={run.gpus_per_worker}")
+    with tempfile.TemporaryDirectory(prefix="fedsim-flower-") as folder:
+        settings = Path(folder) / "settings.toml"
+        settings.write_text(tomli_w.dumps({"experiment": experiment.toml()}))
+        with SuperLink(Path(folder), folders(experiment)) as link:
+            run_id = link.submit(write_app(Path(folder) / "app"), settings, federation)
+            for line in link.log(run_id):
+                print(line, end="", flush=True)
+            status, details = link.verdict(run_id)
+    if status != "finished:completed":
+        raise ClientFailedError(f"Flower's run ended as {status}: {details or 'see the log above'}")
+
+
+def write_app(folder: Path) -> Path:
+    """A Flower app folder that names fedsim's apps."""
+    folder.mkdir()
+    (folder / "pyproject.toml").write_text(tomli_w.dumps(APP))
+    return folder
+
+
+def with_absolute_paths(experiment: Experiment) -> Experiment:
+    """Paths that mean the same in the SuperLink's working folder; defaults stay as they are."""
+    data = {key: str(path(experiment.data).resolve()) for key, path in (("root", data_root), ("cache", cache_root))
+            if getattr(experiment.data, key)}
+    return experiment.replace(data=data, run={"output": str(Path(experiment.run.output).resolve())})
+
+
+def folders(experiment: Experiment) -> dict[str, str]:
+    """Environment variables for the data folders that the settings leave open."""
+    return {"FEDSIM_DATA": str(data_root(experiment.data).resolve()),
+            "FEDSIM_CACHE": str(cache_root(experiment.data).resolve())}
+
+
+class SuperLink:
+    """A Flower SuperLink that lives as long as the `with` block."""
+
+    def __init__(self, folder: Path, variables: Mapping[str, str]) -> None:
+        self.folder = folder
+        self.port = free_port()
+        search = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+        self.environment = {**os.environ, **QUIET, **variables, "FLWR_HOME": str(folder / "flwr"), "PATH": search}
+        self._process: subprocess.Popen | None = None
+
+    def __enter__(self) -> "SuperLink":
+        home = self.folder / "flwr"
+        home.mkdir()
+        connection = {"default": "here", "here": {"address": f"127.0.0.1:{self.port}", "insecure": True}}
+        (home / "config.toml").write_text(tomli_w.dumps({"superlink": connection}))
+        command = [self._tool("flower-superlink"), "--insecure", "--simulation", "--host", "127.0.0.1",
+                   "--port", str(self.port), "--disable-runtime-dependency-installation"]
+        with (self.folder / "superlink.log").open("w") as log:
+            self._process = subprocess.Popen(command, cwd=self.folder, env=self.environment, stdout=log, stderr=log,
+                                             start_new_session=True)
+        try:
+            self._wait_until_healthy()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.stop()
+
+    def submit(self, app: Path, settings: Path, federation: str) -> str:
+        """Hand in a run; its id."""
+        answer = self._flwr("run", str(app), "--run-config", str(settings), "--federation-config", federation,
+                            "--format", "json")
+        if "run-id" not in answer:
+            reason = answer.get("error-message", answer)
+            raise ClientFailedError(f"Flower refused the run: {reason}\n{self._last_lines()}")
+        return str(answer["run-id"])
+
+    def log(self, run_id: str) -> Iterator[str]:
+        """Lines of the run's log, until it ends."""
+        command = [self._tool("flwr"), "log", run_id, "--stream"]
+        process = subprocess.Popen(command, cwd=self.folder, env=self.environment, text=True, stdout=subprocess.PIPE,
+                                   stderr=subprocess.STDOUT, start_new_session=True)
+        try:
+            yield from process.stdout
+        finally:
+            process.terminate()
+            process.wait()
+
+    def verdict(self, run_id: str) -> tuple[str, str]:
+        """Status and details of a run; waits for the end of a run whose log has ended."""
+        for _ in range(20):
+            runs = self._flwr("list", "--run-id", run_id, "--format", "json").get("runs", [])
+            row = runs[0] if runs else {}
+            status = str(row.get("status", "unknown"))
+            if status.startswith("finished") or not runs:
+                break
+            time.sleep(0.5)
+        return status, str(row.get("status-details", ""))
+
+    def stop(self) -> None:
+        """End the SuperLink and what it started."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        for signal_number in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal_number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(STOP_SECONDS)
+
+    def _wait_until_healthy(self) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline:
+            with contextlib.suppress(urllib.error.URLError, ConnectionError, TimeoutError):
+                local = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+                with local.open(f"http://127.0.0.1:{self.port}/health", timeout=2):
+                    return
+            if self._process.poll() is not None:
+                break
+            time.sleep(0.1)
+        raise ClientFailedError(f"Flower's SuperLink did not start:\n{self._last_lines()}")
+
+    def _flwr(self, *words: str) -> dict:
+        done = subprocess.run([self._tool("flwr"), *words], cwd=self.folder, env=self.environment, text=True,
+                              capture_output=True, start_new_session=True)
+        try:
+            return json.loads(done.stdout)
+        except json.JSONDecodeError:
+            raise ClientFailedError(f"flwr {words[0]} failed: {(done.stderr or done.stdout).strip()}") from None
+
+    def _tool(self, name: str) -> str:
+        path = shutil.which(name, path=self.environment["PATH"])
+        if path is None or shutil.which("flwr-simulation", path=self.environment["PATH"]) is None:
+            raise UserError("run.runtime 'flower' needs Flower's simulation engine: install fedsim[ray]")
+        return path
+
+    def _last_lines(self) -> str:
+        file = self.folder / "superlink.log"
+        return "\n".join(file.read_text(errors="replace").splitlines()[-15:]) if file.is_file() else ""
+
+
+def free_port() -> int:
+    """A loopback port that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
