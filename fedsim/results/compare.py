@@ -239,6 +239,7 @@ def _test_notes(others: pd.DataFrame, base: str) -> list[str]:
              "for testing several methods."]
     few = others[others["pairs"] < FEWEST_PAIRS]
     if len(few):
-        notes.append(f"Fewer than {FEWEST_PAIRS} differing pairs for {', '.join(few['label'])}: "
+        named = ", ".join(few["label"]) if len(few) < len(others) else "every method"
+        notes.append(f"Fewer than {FEWEST_PAIRS} differing pairs for {named}: "
                      "too few cells for any p < .05, whatever the difference.")
     return notes

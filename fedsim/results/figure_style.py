@@ -67,7 +67,9 @@ def legend_below(figure: Figure, axes: Sequence[Axes], names: Iterable[str]) -> 
     """One legend of all axes under the figure, outside of the plotted area, in the order of `names`."""
     found = _entries(axes, names)
     if found:
-        columns = max(1, min(len(found), int(figure.get_figwidth() // (0.75 + 0.085 * max(map(len, found))))))
+        columns = max(1, min(len(found), int(figure.get_figwidth() // (0.75 + 0.08 * max(map(len, found))))))
+        # The panels keep their height whatever the number of entries: the page grows by the lines of the legend.
+        figure.set_figheight(figure.get_figheight() + 0.19 * (-(-len(found) // columns) - 1))
         figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=columns, frameon=False,
                       handlelength=3.2)
 

@@ -8,12 +8,12 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fedsim.results.compare import Comparison
-from fedsim.results.figure_style import band, legend_below, legend_beside, panels, styles
+from fedsim.results.figure_style import Style, band, legend_below, legend_beside, panels, styles
 from fedsim.results.recorder import CLIENT_COLUMNS
 from fedsim.results.selection import RULE_TITLES
 
 MOST_ROWS = 6
-FRONT = "best at or below this cost"
+FRONT = "cost-quality front"
 CURVES = (("target_accuracy", "target accuracy (%)"), ("mean_validation_accuracy", "validation accuracy (%)"))
 
 
@@ -43,31 +43,41 @@ def target_bars(comparison: Comparison, runs_table: pd.DataFrame, name: str) -> 
     if cells["mean"].isna().all():
         return None
     groups, labels = [*comparison.targets, "average"], list(comparison.methods["label"])
-    figure = Figure(figsize=(max(5.5, 1.2 + len(groups) * (0.5 + 0.3 * len(labels))), 4.2), layout="constrained")
-    axes = figure.subplots()
+    columns = min(len(groups), 5)
+    rows = -(-len(groups) // columns)
+    figure = Figure(figsize=(1.9 * columns + 1.5, rows * (0.3 * len(labels) + 0.9) + 0.9), layout="constrained")
+    axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     figure.suptitle(f"{name}: accuracy on the unseen domain\n({RULE_TITLES[comparison.select]}; bars mean ± std, "
                     "points seeds)")
-    width, looks = 0.8 / len(labels), styles(labels)
-    for i, label in enumerate(labels):
-        own = cells[cells["label"] == label].set_index("target").reindex(groups)
-        places = [group + (i - (len(labels) - 1) / 2) * width for group in range(len(groups))]
-        style = looks[label]
-        axes.bar(places, 100 * own["mean"], width * 0.92, color=style.color, hatch=style.hatch, alpha=0.75, label=label,
-                 edgecolor="white", linewidth=0.5)
-        axes.errorbar(places, 100 * own["mean"], yerr=100 * own["std"].fillna(0), fmt="none", ecolor="#222222",
-                      elinewidth=1, capsize=2)
-        seeds = runs_table[runs_table["label"] == label]
-        points = [places[groups.index(target)] for target in seeds["target"]]
-        axes.scatter(points, 100 * seeds["accuracy"], s=10, color="white", edgecolors="#222222", linewidths=0.7,
-                     zorder=3)
     start = max(0, 10 * int(10 * runs_table["accuracy"].min()) - 10)
-    axes.set_ylim(bottom=start)
-    axes.set_xticks(range(len(groups)), groups, rotation=20 if len(groups) > 6 else 0)
+    looks = styles(labels)
+    for one, group in zip(axes.ravel(), groups):
+        own = cells[cells["target"] == group].set_index("label").reindex(labels)
+        seeds = runs_table[runs_table["target"] == group]
+        _bars(one, own, seeds, looks)
+        one.set_title("average" if group == "average" else f"unseen: {group}")
+    for one in axes.ravel()[len(groups):]:
+        one.set_visible(False)
+    axes[0][0].set_yticks(range(len(labels)), labels)
+    # invert_yaxis acts on all panels, which share the axis: the first method stands on top.
+    axes[0][0].invert_yaxis()
+    axes[0][0].set_xlim(left=start)
     # Bars that do not start at zero exaggerate differences: whoever looks is told.
-    axes.set_ylabel(f"target accuracy (%), axis from {start}" if start else "target accuracy (%)")
-    axes.grid(axis="x", visible=False)
-    legend_below(figure, [axes], labels)
+    figure.supxlabel(f"target accuracy (%), axis from {start}" if start else "target accuracy (%)", fontsize=9)
     return figure
+
+
+def _bars(axes: Axes, own: pd.DataFrame, seeds: pd.DataFrame, looks: dict[str, Style]) -> None:
+    places = range(len(own))
+    axes.barh(places, 100 * own["mean"], 0.75, color=[looks[label].color for label in own.index], alpha=0.75,
+              hatch=[looks[label].hatch for label in own.index], edgecolor="white", linewidth=0.5)
+    spread = own["std"].notna().to_numpy()
+    if spread.any():
+        axes.errorbar(100 * own["mean"][spread], [place for place, has in zip(places, spread) if has],
+                      xerr=100 * own["std"][spread], fmt="none", ecolor="#222222", elinewidth=1, capsize=2)
+    axes.scatter(100 * seeds["accuracy"], seeds["label"].map(list(own.index).index), s=10, color="white",
+                 edgecolors="#222222", linewidths=0.7, zorder=3)
+    axes.grid(axis="y", visible=False)
 
 
 def cost_front(comparison: Comparison, costs: pd.DataFrame, name: str) -> Figure | None:

@@ -30,6 +30,7 @@ METHODS = {
     # «FedDG» in CSAC's and FedIG-A's tables is the amplitude exchange of Liu et al. (ELCFS), not FedDG-GA.
     "FedDG": "elcfs",
 }
+SHOWN = {"FedDG": "FedDG (ELCFS)"}
 # CSAC's tables put these beside federated methods although they train on the pooled source data.
 POOLED = ("JiGen", "MASF", "DGER", "DMG", "FACT", "Epi-FCR", "MixStyle", "EISNet", "CrossGrad", "MetaReg", "FeaCri")
 PAPER_NOTES = {
@@ -98,7 +99,8 @@ def published_rows(experiment: Experiment, methods: Iterable[str], targets: Iter
     if not set(frame["target_domain"].map(_domain)) <= set(domains):
         rows = rows[rows["target"] != "average"]
     result = pd.DataFrame({
-        "label": rows["method"], "method": rows["method_name"], "source": rows["paper"], "target": rows["target"],
+        "label": rows["method"].replace(SHOWN), "method": rows["method_name"], "source": rows["paper"],
+        "target": rows["target"],
         "mean": (rows["accuracy_percent"] / 100).round(6), "std": (rows["std_percent"] / 100).round(6),
     })
     return result.reset_index(drop=True)

@@ -62,7 +62,7 @@ def test_fuller_table_of_one_paper_wins():
 def test_pooled_and_ambiguous_names():
     rows = published_rows(pacs_experiment(), ["mixstyle", "elcfs", "feddg-ga"], PACS)
     assert "CSAC Table I" not in set(rows[rows["method"] == "mixstyle"]["source"])
-    assert set(rows[rows["method"] == "elcfs"]["label"]) == {"FedDG"}
+    assert set(rows[rows["method"] == "elcfs"]["label"]) == {"FedDG (ELCFS)"}
     assert "feddg-ga" not in set(rows["method"])
 
 
