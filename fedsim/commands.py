@@ -88,3 +88,36 @@ def show_datasets(name: str) -> None:
     console.print(table)
     configs = sorted({file.stem for folder in config_folders() for file in folder.glob("*.toml")})
     console.print(f"shipped experiments: {', '.join(configs)}")
+
+
+def show_comparison(folder: Path, select: str, baseline: str, by: list[str], format: str) -> None:
+    """Print the comparison of a folder's finished runs; the CSV form also goes to FOLDER/comparison.csv."""
+    from fedsim.results import atomic_write, compare, read_runs
+
+    comparison = compare(read_runs(folder), select, baseline or None, by)
+    if format == "table":
+        comparison.show(console)
+        atomic_write(folder / "comparison.csv", comparison.render("csv"))
+    else:
+        print(comparison.render(format))
+
+
+def draw_plots(folder: Path, select: str) -> None:
+    """Draw all figures into FOLDER/plots and list them."""
+    from fedsim.results import plot_all, read_runs
+
+    files = plot_all(read_runs(folder), folder / "plots", select)
+    for file in files:
+        if file.suffix == ".png":
+            console.print(f"{file} (and .svg)", soft_wrap=True)
+
+
+def make_report(folder: Path) -> None:
+    """Write the HTML page."""
+    from fedsim.methods import METHODS, find_recipe
+    from fedsim.results import read_runs, write_report
+
+    names = {experiment.method_name for experiment in read_runs(folder).experiments.values()}
+    known = [name for name in names if all(part in METHODS for part in name.split("+"))]
+    notes = {name: {"paper": find_recipe(name).paper, "discloses": find_recipe(name).discloses} for name in known}
+    console.print(f"report: {write_report(folder, notes)}", soft_wrap=True)
