@@ -1,0 +1,190 @@
+"""Cross-client style transfer on a client's data: sizes, originals, fallbacks, labels, refusals (banks 1.9)."""
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from small_round import colour_images, small_data, small_round
+from support import run_small, small_experiment
+
+from clients.ccst import CrossClientStyle
+from clients.vgg_style import decoder, encoder
+from fedsim.data.augment import to_float
+from fedsim.errors import UserError
+from fedsim.methods import build_recipe, find_recipe
+from strategies.banks import StyleBank
+
+
+def bank_of(part: CrossClientStyle, clients: str = "abc") -> dict:
+    """What client `a` gets when clients of different brightness contribute."""
+    entries = {}
+    for index, client in enumerate(clients):
+        data = small_data(colour_images(6, seed=index, offset=60 * index), client=client)
+        entries[client] = part.collect(small_round(data))
+        assert StyleBank().accept(client, entries[client]) == ""
+    return {"style": StyleBank().hand_out(entries, "a")}
+
+
+def epoch(part: CrossClientStyle, records: dict, count: int = 5, **changes):
+    """All items of client `a` after the transfer, its data and its round."""
+    data = small_data(colour_images(count + 2), validation=2)
+    round = small_round(data, records, **changes)
+    items = np.arange(count * part.copies(round))
+    return data.batch(items, part.begin(round)), data, round
+
+
+@pytest.fixture(scope="module")
+def vgg_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Weight files of the right shapes (random: the pictures mean nothing, the plumbing is the same)."""
+    folder = tmp_path_factory.mktemp("vgg")
+    torch.manual_seed(0)
+    torch.save(encoder().state_dict(), folder / "vgg.pth")
+    torch.save(decoder().state_dict(), folder / "decoder.pth")
+    return {"encoder_weights": str(folder / "vgg.pth"), "decoder_weights": str(folder / "decoder.pth")}
+
+
+@pytest.mark.parametrize("space", ["pixel", "haar", "vgg"])
+def test_t5_every_image_l_times_and_once_untouched(space: str, vgg_files: dict[str, str]) -> None:
+    part = CrossClientStyle(encoder=space, L=3, **(vgg_files if space == "vgg" else {}))
+    batch, data, round = epoch(part, bank_of(part))
+    assert len(batch.images) == 15
+    assert batch.labels.tolist() == data.labels[:5].tolist() * 3
+    originals = to_float(data.images[:5])
+    same = [[torch.equal(image, original) for original in originals] for image in batch.raw]
+    assert sum(map(sum, same)) == 5
+    assert [sum(column) for column in zip(*same)] == [1] * 5
+    assert batch.raw.shape == (15, 3, 16, 16)
+    assert batch.raw.min() >= 0
+    assert batch.raw.max() <= 1
+    single = part.__class__(**{**part.__dict__, "L": 1})
+    assert single.copies(round) == 1
+    assert part.tag == space
+
+
+def test_pixel_transfer_reaches_the_foreign_mean() -> None:
+    part = CrossClientStyle(L=2)
+    records = bank_of(part, "ab")
+    batch, data, _ = epoch(part, records)
+    originals = to_float(data.images[:5]).repeat(2, 1, 1, 1)
+    moved = [index for index in range(10) if not torch.equal(batch.raw[index], originals[index])]
+    assert len(moved) == 5
+    reached = batch.raw[moved].mean(dim=(2, 3))
+    assert torch.allclose(reached, torch.from_numpy(records["style"]["b:mean"]).expand(5, 3), atol=1e-3)
+
+
+@pytest.mark.parametrize("clients", ["", "a"])
+def test_t10_without_foreign_styles_the_data_stay_as_they_are(clients: str, caplog: pytest.LogCaptureFixture) -> None:
+    part = CrossClientStyle(L=3)
+    with caplog.at_level(logging.WARNING):
+        batch, data, _ = epoch(part, bank_of(part, clients))
+    assert torch.equal(batch.raw, to_float(data.images[:5]))
+    assert "no foreign styles" in caplog.text
+
+
+def test_the_level_is_lowered_to_the_styles_there_are() -> None:
+    part = CrossClientStyle(L=9)
+    batch, _, _ = epoch(part, bank_of(part, "bc"))  # this client failed in phase 0 and still gets the others' styles
+    assert len(batch.images) == 15
+
+
+def test_the_same_images_every_round_unless_resampled() -> None:
+    part = CrossClientStyle(L=1)
+    records = bank_of(part)
+    first, again, later = (epoch(part, records, round=number)[0].raw for number in (1, 1, 2))
+    assert torch.equal(first, again)
+    assert torch.equal(first, later)
+    anew = CrossClientStyle(L=1, resample_each_round=True)
+    assert not all(torch.equal(epoch(anew, records, round=1)[0].raw, epoch(anew, records, round=number)[0].raw)
+                   for number in (2, 3, 4))
+
+
+def test_level_one_without_strength_is_fedavg() -> None:
+    part = CrossClientStyle(L=1, alpha=0)
+    batch, data, _ = epoch(part, bank_of(part))
+    assert torch.equal(batch.raw, to_float(data.images[:5]))
+
+
+def test_quantised_images_are_eight_bit() -> None:
+    part = CrossClientStyle(quantise=True)
+    batch, _, _ = epoch(part, bank_of(part))
+    assert torch.allclose(batch.raw * 255, (batch.raw * 255).round(), atol=1e-4)
+
+
+def test_single_styles_leave_constant_images_out() -> None:
+    images = colour_images(10)
+    images[:4] = 200
+    part = CrossClientStyle(styles="single", J=3)
+    assert part.collect(small_round(small_data(images)))["mean"].shape == (3, 3)
+    many = CrossClientStyle(styles="single").collect(small_round(small_data(images)))
+    assert many["mean"].shape == (6, 3)
+    assert (abs(many["mean"] - 200 / 255) > 0.05).all()
+    constant = part.collect(small_round(small_data(np.full_like(images, 7))))
+    assert constant["mean"].shape == (1, 3)  # nothing but constant images: their overall style
+    batch, _, _ = epoch(part, bank_of(part))
+    assert len(batch.images) == 15
+    assert "single images" in part.discloses
+    assert part.tag == "pixel, single"
+
+
+def test_styles_come_from_the_training_split_alone() -> None:
+    images = colour_images(8)
+    images[6:] = 255
+    part = CrossClientStyle()
+    split = part.collect(small_round(small_data(images, validation=2)))
+    assert np.array_equal(split["mean"], part.collect(small_round(small_data(images[:6])))["mean"])
+
+
+def test_validation_never_sees_a_style(tmp_path: Path) -> None:
+    from clients import base
+
+    seen = []
+    original = base.LocalData.evaluation
+
+    def spy(self, positions, size):
+        for images, labels in original(self, positions, size):
+            seen.append((images, to_float(self.images[torch.from_numpy(positions)]), positions, self.examples))
+            yield images, labels
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(base.LocalData, "evaluation", spy)
+        run_small(small_experiment(tmp_path, "ccst", train={"rounds": 1}))
+    assert seen
+    assert all(torch.equal(got, untouched) for got, untouched, _, _ in seen)
+    assert all(positions.min() >= examples for _, _, positions, examples in seen)
+
+
+def test_aggregation_counts_the_original_examples(tmp_path: Path) -> None:
+    folder, grid = run_small(small_experiment(tmp_path, "ccst", train={"rounds": 1}))
+    replies = [reply.content for message, reply in grid.seen if message.metadata.message_type == "train"]
+    assert [reply.metric_records["metrics"]["num-examples"] for reply in replies] == [80, 80, 80]
+    assert "ccst(pixel)" in (folder / "summary.csv").read_text()
+
+
+def test_settings_that_cannot_work_are_refused(tmp_path: Path) -> None:
+    def refusal(**method) -> str:
+        with pytest.raises(UserError) as caught:
+            build_recipe(small_experiment(tmp_path, {"name": "ccst", **method}))
+        assert "\n" not in str(caught.value)
+        return str(caught.value)
+
+    assert "colour images" in refusal(cross_client_style={"encoder": "vgg"})
+    assert "encoder" in refusal(cross_client_style={"encoder": "vgg16"})
+    assert "greater than or equal to 1" in refusal(cross_client_style={"L": 0})
+    assert "no part contributes to style_bank" in refusal(augment="none")
+    assert "all source data are pooled" in _combined("deepall+ccst")
+
+
+def _combined(name: str) -> str:
+    with pytest.raises(UserError) as caught:
+        find_recipe(name)
+    return str(caught.value)
+
+
+def test_combinations_run(tmp_path: Path) -> None:
+    for method in ("ccst+gfedavg", "ccst+elcfs"):
+        folder, _ = run_small(small_experiment(tmp_path, method, train={"rounds": 1}))
+        assert (folder / "summary.csv").is_file()
+    added = build_recipe(small_experiment(tmp_path, {"name": "fedavg", "add": ["cross_client_style"]}))
+    assert added.banks == (StyleBank(),)
