@@ -1,5 +1,6 @@
 """How figures look: a palette that colour-blind readers can tell apart, and line styles and hatches for greyscale."""
 
+import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -44,8 +45,14 @@ def panels(rows: int, columns: int, title: str, sharey: str | bool = "row") -> t
     """Figure of small multiples with room for all labels; axes as a rows × columns array."""
     figure = Figure(figsize=(max(2.5 * columns + 0.6, 5.2), 2.3 * rows + 0.9), layout="constrained")
     axes = figure.subplots(rows, columns, sharex=True, sharey=sharey, squeeze=False)
-    figure.suptitle(title)
+    set_title(figure, title)
     return figure, axes
+
+
+def set_title(figure: Figure, text: str) -> None:
+    """Title broken into lines that fit the figure's width."""
+    width = int(11 * figure.get_figwidth())
+    figure.suptitle("\n".join(line for part in text.split("\n") for line in textwrap.wrap(part, width)))
 
 
 def band(axes: Axes, frame: pd.DataFrame, column: str, style: Style, label: str, scale: float = 1.0) -> None:

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fedsim.results.compare import Comparison
-from fedsim.results.figure_style import Style, band, legend_below, legend_beside, panels, styles
+from fedsim.results.figure_style import Style, band, legend_below, legend_beside, panels, set_title, styles
 from fedsim.results.recorder import CLIENT_COLUMNS
 from fedsim.results.selection import RULE_TITLES
 
@@ -47,8 +47,8 @@ def target_bars(comparison: Comparison, runs_table: pd.DataFrame, name: str) -> 
     rows = -(-len(groups) // columns)
     figure = Figure(figsize=(1.9 * columns + 1.5, rows * (0.3 * len(labels) + 0.9) + 0.9), layout="constrained")
     axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-    figure.suptitle(f"{name}: accuracy on the unseen domain\n({RULE_TITLES[comparison.select]}; bars mean ± std, "
-                    "points seeds)")
+    set_title(figure, f"{name}: accuracy on the unseen domain\n({RULE_TITLES[comparison.select]}; bars mean ± std, "
+                      "points seeds)")
     start = max(0, 10 * int(10 * runs_table["accuracy"].min()) - 10)
     looks = styles(labels)
     for one, group in zip(axes.ravel(), groups):
@@ -93,7 +93,7 @@ def cost_front(comparison: Comparison, costs: pd.DataFrame, name: str) -> Figure
         return None
     figure = Figure(figsize=(4.3 * len(shown), 3.8), layout="constrained")
     axes = figure.subplots(1, len(shown), sharey=True, squeeze=False)[0]
-    figure.suptitle(f"{name}: cost and accuracy\n({RULE_TITLES[comparison.select]}; mean ± std over seeds)")
+    set_title(figure, f"{name}: cost and accuracy\n({RULE_TITLES[comparison.select]}; mean ± std over seeds)")
     looks = styles(comparison.methods["label"])
     for one, (column, title) in zip(axes, shown):
         points = methods.assign(cost=costs[column]).dropna(subset=["cost"])

@@ -41,10 +41,11 @@ def write_run(root: Path, experiment: Experiment, skill: float = 0.0, finish: bo
     return folder
 
 
-def write_grid(root: Path, methods: dict[str, float], seeds: int = 2, rounds: int = 12, name: str = "pacs") -> Path:
-    """Runs of all methods (name -> skill) on the four PACS domains."""
+def write_grid(root: Path, methods: dict[str, float], seeds: int = 2, rounds: int = 12, name: str = "pacs",
+               targets: tuple[str, ...] = PACS) -> Path:
+    """Runs of all methods (name -> skill) on PACS domains."""
     for method, skill in methods.items():
-        for target in PACS:
+        for target in targets:
             for seed in range(seeds):
                 write_run(root, pacs_experiment(method, target, seed, name=name, train={"rounds": rounds}), skill)
     return root / name

@@ -19,7 +19,7 @@ from .invented import pacs_experiment, write_grid, write_run
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     methods = {"fedavg": 0, "feddg-ga": 0.02, "csac": 0.03}
-    return read_runs(write_grid(tmp_path_factory.mktemp("outputs"), methods, rounds=4))
+    return read_runs(write_grid(tmp_path_factory.mktemp("outputs"), methods, rounds=4, targets=("photo", "sketch")))
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +45,9 @@ def test_pictures_are_not_blank(files):
             assert len(list(ElementTree.parse(path).iter())) > 100
 
 
-def test_nothing_is_cut_off(runs):
-    for _, figure in draw(runs, "pacs"):
+@pytest.mark.parametrize(("part", "rule"), [("", "best_validation"), ("csac/sketch/seed0", "oracle")])
+def test_nothing_is_cut_off(runs, part, rule):
+    for _, figure in draw(read_runs(runs.folder / part), "an-experiment-with-a-long-name", rule):
         figure.draw_without_rendering()
         box, page = figure.get_tightbbox(), figure.get_size_inches()
         assert box.x0 >= -0.02
