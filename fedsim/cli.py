@@ -111,6 +111,20 @@ def report(folder: Annotated[Path, typer.Argument(help="folder of one experiment
 
 
 @app.command()
+def pictures(config: Config = "digits",
+             method: Annotated[str, typer.Option(help="a method that changes images: ccst, elcfs")] = "ccst",
+             target: Annotated[str, typer.Option(help="the unseen domain, which stays unseen")] = "",
+             output: Annotated[Path, typer.Option(help="folder of the pictures")] = Path("outputs/pictures"),
+             rows: Annotated[int, typer.Option(min=1, help="images per grid")] = 6,
+             preset: Preset = "", set_: Override = []) -> None:  # noqa: B006
+    """Draw what a method makes of images: content, styles and results, or interpolations."""
+    from fedsim.commands import make_pictures
+    from fedsim.experiment import read_experiment
+
+    make_pictures(read_experiment(config, [*set_, *_short(method=method, target=target)], preset), output, rows)
+
+
+@app.command()
 def methods(name: Annotated[str, typer.Argument(help="a method, to see its parts and settings")] = "") -> None:
     """List the methods, or show one recipe with every setting."""
     from fedsim.commands import show_methods

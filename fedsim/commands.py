@@ -32,6 +32,15 @@ def run_one(experiment: Experiment) -> None:
     console.print(headline(folder))
 
 
+def make_pictures(experiment: Experiment, output: Path, rows: int) -> None:
+    """Write the picture grids of a method and print where they are."""
+    from fedsim.pictures import draw_pictures
+    from fedsim.server_app import complete
+
+    for file in draw_pictures(complete(experiment), output, rows):
+        console.print(str(file), soft_wrap=True)
+
+
 def headline(folder: Path) -> str:
     """One run's result in two lines; the oracle is not part of it."""
     row = pd.read_csv(folder / "summary.csv").iloc[0]
