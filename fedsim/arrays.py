@@ -100,6 +100,11 @@ def _header(dtype: np.dtype, shape: tuple[int, ...]) -> bytes:
     return buffer.getvalue()
 
 
+@functools.lru_cache(maxsize=64)
+def _dtype_name(dtype: np.dtype) -> str:
+    return str(dtype)
+
+
 def _encode(name: str, value: torch.Tensor | np.ndarray) -> Array:
     try:
         array = value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
@@ -110,7 +115,7 @@ def _encode(name: str, value: torch.Tensor | np.ndarray) -> Array:
     if not array.flags.c_contiguous:
         array = array.copy(order="C")
     data = b"".join((_header(array.dtype, array.shape), array.reshape(-1).view(np.uint8)))
-    return Array(dtype=str(array.dtype), shape=array.shape, stype=NUMPY_STYPE, data=data)
+    return Array(_dtype_name(array.dtype), array.shape, NUMPY_STYPE, data)
 
 
 def state_to_record(
@@ -125,7 +130,10 @@ def state_to_record(
     missing = [name for name in wanted if name not in state]
     if missing:
         raise ValueError(f"state lacks {missing[0]!r} ({len(missing)} missing)")
-    return ArrayRecord({name: _encode(name, state[name]) for name in wanted})
+    record = ArrayRecord()
+    for name in wanted:  # one by one: the constructor would build every Array a second time
+        record[name] = _encode(name, state[name])
+    return record
 
 
 # ------------------------------------------------------------------------------------------------------------- decode
@@ -164,7 +172,7 @@ def _decode(array: Array) -> np.ndarray:
     dtype, shape, fortran_order = _parse_header(header)
     if dtype.hasobject:
         raise ValueError("object arrays are refused")
-    if (str(dtype), shape) != (array.dtype, tuple(array.shape)):
+    if (_dtype_name(dtype), shape) != (array.dtype, tuple(array.shape)):
         raise ValueError(f"declared {array.dtype}{list(array.shape)} but holds {dtype}{list(shape)}")
     if any(size < 0 for size in shape):
         raise ValueError(f"negative size in shape {shape}")
@@ -256,7 +264,7 @@ def nbytes(arrays: ArrayRecord | Mapping[str, np.ndarray | torch.Tensor]) -> int
 
 def all_finite(array: np.ndarray) -> bool:
     """Whether an array holds no NaN or infinity; one BLAS pass for float32 and float64, integers always pass."""
-    if not np.issubdtype(array.dtype, np.inexact):
+    if array.dtype.kind not in "fc":
         return True
     if array.dtype in (np.float32, np.float64):
         flat = array.reshape(-1)

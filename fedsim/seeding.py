@@ -26,5 +26,11 @@ def torch_generator(seed: int, *name: str | int) -> torch.Generator:
 
 
 def seed_library(seed: int, *name: str | int) -> None:
-    """Seed torch's global generators (CPU and CUDA), for libraries that draw from them: dropout, kornia."""
-    torch.manual_seed(stream_seed(seed, *name))
+    """Seed torch's global generators (CPU and CUDA), for libraries that draw from them: dropout, kornia.
+
+    As `torch.manual_seed`, which without CUDA costs a millisecond: it queues a seeding with its stack trace each time.
+    """
+    number = stream_seed(seed, *name)
+    torch.default_generator.manual_seed(number)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(number)
