@@ -1,5 +1,6 @@
 """fedsim's command line: run, sweep, compare, plot, report, methods, datasets. Heavy imports stay inside the commands."""
 
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -19,6 +20,8 @@ Output = Annotated[str, typer.Option(help="folder of all results (default: outpu
 
 def main() -> None:
     """Console entry: bad input is one line and exit code 2, a failed client its own traceback and 1, Ctrl-C 130."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # a background shell starts commands with SIGINT ignored
+        signal.signal(number, _interrupt)
     try:
         app(standalone_mode=False)
     except UserError as error:
@@ -33,6 +36,10 @@ def main() -> None:
         if hasattr(error, "format_message"):  # click's usage errors
             sys.exit(_complain(error.format_message(), 2))
         raise
+
+
+def _interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
 
 
 def _complain(text: str, code: int) -> int:

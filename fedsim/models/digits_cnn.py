@@ -29,6 +29,8 @@ class DigitsCNN(nn.Module):
         self.resize = nn.AdaptiveAvgPool2d(4)
         self.relu = nn.ReLU()
         self.fc = nn.Linear(self.widths[1] * 4 * 4, self.feature_dim)
+        # On CPU convolution and pooling of so few channels are a third faster in this layout.
+        self.to(memory_format=torch.channels_last)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Images [B, channels, H, W] -> features [B, 50]."""
