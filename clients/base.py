@@ -15,9 +15,9 @@ from clients.parts import LocalRound
 from clients.store import ClientStore
 from fedsim.arrays import load_arrays
 from fedsim.experiment import Experiment
-from fedsim.models.infer import accuracy_and_loss
+from fedsim.models.infer import Predict, accuracy_and_loss
 from fedsim.seeding import seed_library
-from strategies.parts import Place
+from strategies.parts import MIRROR, Place
 
 
 class DomainClient(NumPyClient):
@@ -40,6 +40,7 @@ class DomainClient(NumPyClient):
         self.cache: dict[str, Any] = {}
         self.records: dict[str, dict[str, np.ndarray]] = {}
         self.outbox: dict[str, dict[str, np.ndarray]] = {}
+        self.tallied: dict[str, float] = {}
         self._after_step = [module.after_step for module in net.modules() if hasattr(module, "after_step")]
 
     def names(self, phase: str) -> list[str]:
@@ -64,6 +65,7 @@ class DomainClient(NumPyClient):
             self._train(dataclasses.replace(round, phase=self.recipe.client.prelude))
             self._load(parameters, "train")
         metrics["train_loss"] = self._train(round)
+        metrics |= self.tallied
         for report in self.recipe.reports:
             metrics |= report.after(round)
         if self.experiment.run.select_on == "local":
@@ -82,8 +84,19 @@ class DomainClient(NumPyClient):
         self.store.open_round(config["round"] + 1)
         self._restore_personal(only="local")
         self._load(parameters, "evaluate")
-        accuracy, loss = self._validate()
-        return loss, len(self.data.validation), {"accuracy": accuracy, "evaluation_seconds": time.perf_counter() - started}
+        rule = self.recipe.infer
+        accuracy, loss = self._validate(rule.begin(self.net, tuple) if rule.on_sources else None)
+        metrics = {"accuracy": accuracy}
+        if self.experiment.run.personalised:
+            metrics |= self._personalised(accuracy, loss)
+        return loss, len(self.data.validation), {**metrics, "evaluation_seconds": time.perf_counter() - started}
+
+    def _personalised(self, accuracy: float, loss: float) -> dict[str, float]:
+        """Validation of the received model with this client's own personal side (FedIG-A, Table 12), if it has one."""
+        if self.store.get("personal") is not None:
+            self._restore_personal()
+            accuracy, loss = self._validate()
+        return {"personal_accuracy": accuracy, "personal_loss": loss}
 
     def collect(self, config: dict[str, Any]) -> dict[str, np.ndarray]:
         """This client's contribution to the bank that the message names."""
@@ -95,6 +108,8 @@ class DomainClient(NumPyClient):
         seed_library(run.seed, "library", config["client"], config["phase"], config["round"])
         self.first_visit = self.store.get("personal") is None
         self._restore_personal()
+        if self.first_visit and MIRROR in self.records:
+            load_arrays(self.net, self.records[MIRROR], list(self.records[MIRROR]))
         return LocalRound(
             client=config["client"], net=self.net, train=self.experiment.train, classes=self.data.classes,
             round=config["round"], rounds=self.experiment.train.rounds, phase=config["phase"], seed=run.seed,
@@ -153,33 +168,39 @@ class DomainClient(NumPyClient):
         recipe.client.end(round)
         if work.persist_optimizer:
             self.store.put("optimizer", optimizer_tensors(round.optimizer, self.net))
-        return float(total) / max(len(plan), 1)
+        steps = max(len(plan), 1)
+        self.tallied = {name: float(value) / steps for name, value in round.sums.items()}
+        return float(total) / steps
 
-    def _validate(self) -> tuple[float, float]:
-        """(accuracy, loss) on the validation split; the pooled client's is the unweighted mean over its domains."""
+    def _validate(self, predict: Predict | None = None) -> tuple[float, float]:
+        """(accuracy, loss) on the validation split, of the network in eval mode or by an inference rule; the pooled
+        client's is the unweighted mean over its domains."""
         self.net.eval()
         data, size = self.data, self.experiment.run.evaluate_batch_size
         domains = data.domain_index[data.validation]
         groups = [data.validation[domains == domain] for domain in np.unique(domains)]
-        results = [accuracy_and_loss(self.net, data.evaluation(group, size)) for group in groups]
+        results = [accuracy_and_loss(predict or self.net, data.evaluation(group, size)) for group in groups]
         return tuple(float(np.mean([result[index] for result in results])) for index in (0, 1))
 
 
 class BestIterate:
     """Keeps the iterate with the best local validation accuracy (FedIG-A's client-level selection, baselines.md F.3).
 
-    `checks` times per round, strict improvement, first wins; 0 keeps the last iterate and costs nothing.
+    `checks` evenly spaced validations per round (every 20 of 200 steps: 10), the last one after the last step; strict
+    improvement, first wins. The whole state goes back to the best check: weights, running statistics, adapters; an
+    optimizer's buffers stay at the last step. Personal layers validate as the client's own. 0 keeps the last iterate
+    and costs nothing.
     """
 
     def __init__(self, client: DomainClient, steps: int, checks: int) -> None:
         self.client = client
-        self.every = max(steps // checks, 1) if checks else 0
+        self.due = {steps * check // checks for check in range(1, checks + 1)}
         self.accuracy = -1.0
         self.state: dict[str, Tensor] = {}
 
     def after_step(self, number: int) -> None:
         """Check after step `number` (counted from 1) when it is due."""
-        if not self.every or number % self.every:
+        if number not in self.due:
             return
         accuracy, _ = self.client._validate()
         self.client.net.train()

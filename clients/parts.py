@@ -40,6 +40,7 @@ class LocalRound:
     first_visit: bool = False
     cache: dict[str, Any] = field(default_factory=dict)  # stays warm with the client, may vanish at any time
     outbox: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)  # records sent with the trained model
+    sums: dict[str, Tensor] = field(default_factory=dict)  # what steps tallied, on the device
 
     def rng(self, purpose: str) -> np.random.Generator:
         """NumPy generator of (seed, purpose, client, phase, round)."""
@@ -48,6 +49,10 @@ class LocalRound:
     def generator(self, purpose: str) -> torch.Generator:
         """CPU torch generator of (seed, purpose, client, phase, round)."""
         return torch_generator(self.seed, purpose, self.client, self.phase, self.round)
+
+    def tally(self, name: str, value: Tensor) -> None:
+        """Add one step's value of a quantity; the client reports the mean over its steps under that name."""
+        self.sums[name] = self.sums.get(name, 0.0) + value.detach()
 
     def autocast(self) -> AbstractContextManager:
         """bf16 autocast when `train.precision` asks for it, else nothing."""

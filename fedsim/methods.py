@@ -17,17 +17,20 @@ from clients.batches import BalancedBudget, Shuffled
 from clients.calibration import SemanticCalibration
 from clients.ccst import CrossClientStyle
 from clients.elcfs import EpisodicStep
+from clients.fedig import ClientAgnostic
 from clients.generalization_gap import GeneralizationGap
 from clients.guiding_head import GuidingHead
 from clients.parts import Augment, Batches, Contributor, Report, Step, Term
 from clients.steps import SupervisedStep
 from clients.terms import LabelSmoothing, Proximal
+from fedsim.combinations import check_batch_norm
 from fedsim.data import benchmark
 from fedsim.errors import UserError
 from fedsim.experiment import Experiment, nearest
 from fedsim.models import build_model
-from fedsim.models.infer import EvalMode, Infer, Recompute
-from fedsim.models.norms import DSON, IBN, XAN, BatchNorm
+from fedsim.models.infer import RULES, EvalMode, Infer, ZeroShotAdapter
+from fedsim.models.mixstyle import MixStyle
+from fedsim.models.norms import BIN, DSON, IBN, XAN, BatchNorm, MixIG
 from strategies.banks import AmplitudeBank, StyleBank
 from strategies.divergence import SemanticDivergence
 from strategies.generalization import GeneralizationAdjustment
@@ -49,6 +52,7 @@ class Recipe:
     augment: Augment | None = None
     reports: tuple[Report, ...] = ()
     norm: Any = BatchNorm()
+    inserts: tuple[Any, ...] = ()
     infer: Infer = EvalMode()
     pooled: bool = False
     paper: str = ""
@@ -94,24 +98,32 @@ METHODS: dict[str, Recipe] = {
                    discloses="more than FedAvg once: a model trained to convergence on the client's data alone"),
     "ccst": Recipe(augment=CrossClientStyle(), banks=(StyleBank(),), paper="Chen et al., WACV 2023"),
     "elcfs": Recipe(client=EpisodicStep(), banks=(AmplitudeBank(),), paper="Liu et al., CVPR 2021 (FedDG)"),
+    "fedig": Recipe(norm=MixIG(), share=WithoutBatchNorm(mirror=True), client=ClientAgnostic(),
+                    paper="client-agnostic learning, ICLR 2023 submission: FedIG",
+                    discloses="as FedAvg: the batch-norm side goes up, its average comes down"),
+    "fedig-a": Recipe(norm=MixIG(adapter=True), share=WithoutBatchNorm(mirror=True), client=ClientAgnostic(),
+                      infer=ZeroShotAdapter(), paper="the same with zero-shot adapters: FedIG-A",
+                      discloses="as FedIG, and the adapters' weights"),
+    "mixstyle": Recipe(inserts=(MixStyle(),), paper="Zhou et al., ICLR 2021, inside FedAvg"),
     "gfedavg": Recipe(terms=(GuidingHead(0.5),), paper="gPerXAN Table 4: guiding head on FedAvg (BN)"),
     "gfedavg-ibn": Recipe(norm=IBN(), terms=(GuidingHead(0.5),), paper="gPerXAN Table 4: I-BN"),
     "gfedavg-dson": Recipe(norm=DSON(), terms=(GuidingHead(0.5),), paper="gPerXAN Table 4: DSON"),
 }
 
-LIST_SLOTS = ("terms", "banks", "reports")
+LIST_SLOTS = ("terms", "banks", "reports", "inserts")
 PARTS: dict[str, tuple[type, ...]] = {
     "share": (Everything, WithoutBatchNorm, WithoutStatistics),
     "weights": (ByExamples, Uniform, GeneralizationAdjustment),
     "fuse": (WeightedMean, SemanticDivergence),
     "banks": (StyleBank, AmplitudeBank),
-    "client": (SupervisedStep, SemanticCalibration, EpisodicStep),
+    "client": (SupervisedStep, ClientAgnostic, SemanticCalibration, EpisodicStep),
     "terms": (LabelSmoothing, Proximal, GuidingHead),
     "batches": (Shuffled, BalancedBudget),
     "augment": (CrossClientStyle,),
     "reports": (GeneralizationGap,),
-    "norm": (BatchNorm, XAN, IBN, DSON),
-    "infer": (EvalMode, Recompute),
+    "norm": (BatchNorm, XAN, IBN, DSON, BIN, MixIG),
+    "inserts": (MixStyle,),
+    "infer": RULES,
 }
 
 
@@ -242,6 +254,7 @@ def check_recipe(recipe: Recipe, name: str) -> None:
     scope = getattr(recipe.share, "scope", "all")
     if scope == "xan" and not isinstance(recipe.norm, XAN):
         raise UserError(f"{name}: without_batch_norm with scope 'xan' needs norm 'xan', not {part_name(recipe.norm)!r}")
+    check_batch_norm(recipe, name)
     contributors, banks = recipe.contributors(), {bank.name: bank for bank in recipe.banks}
     for bank in contributors.keys() - banks.keys():
         raise UserError(f"{name}: {part_name(contributors[bank])} needs the bank {bank!r}; add it to method.banks")
@@ -257,6 +270,8 @@ def build_net(experiment: Experiment, recipe: Recipe) -> nn.Module:
     bench = benchmark(experiment.data)
     net = build_model(experiment.model, len(bench.classes), bench.channels, experiment.data.image_size, recipe.norm,
                       experiment.run.seed)
+    for part in recipe.inserts:
+        part.apply(net)
     if recipe.client.needs_levels and not net.levels:
         raise UserError(f"{part_name(recipe.client)} aligns convolutional feature maps, and {experiment.model.backbone} "
                         "has none; use a ResNet, DenseNet, AlexNet or the digits CNN")

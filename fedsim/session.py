@@ -3,7 +3,7 @@
 import math
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from fedsim.results.environment import environment
 from fedsim.results.reading import rebuild_results
 from fedsim.results.recorder import Recorder
 from fedsim.results.selection import summary_row, validation_column
+from fedsim.seeding import numpy_rng
 from fedsim.workspace import Workspace
 from strategies.base import FedDG, RoundLog
 
@@ -46,6 +47,8 @@ class TargetEvaluator:
     def __init__(self, experiment: Experiment, space: Workspace) -> None:
         images, labels, indices = load_target(experiment.data, experiment.run.target)
         self.net, self.device, self.infer = space.net, space.device, space.recipe.infer
+        if self.infer.shuffled:
+            indices = numpy_rng(experiment.run.seed, "test-order").permutation(indices)
         self.normalize = make_transforms(experiment.data, benchmark(experiment.data).channels).normalize
         self.size = experiment.run.evaluate_batch_size
         self.images = torch.from_numpy(np.ascontiguousarray(images[indices])).to(self.device)
@@ -57,10 +60,12 @@ class TargetEvaluator:
             part = slice(start, start + self.size)
             yield self.normalize(to_float(self.images[part])), self.labels[part]
 
-    def __call__(self, arrays: ArrayRecord) -> tuple[float, float]:
-        """(accuracy, loss) of a global model."""
+    def __call__(self, arrays: ArrayRecord, uploads: Mapping[str, Mapping[str, np.ndarray]]) -> tuple[float, float]:
+        """(accuracy, loss) of a global model; `uploads` are the tensors of single clients that the rule asked for."""
         load_arrays(self.net, record_to_arrays(arrays))
-        predict = self.infer.begin(self.net, lambda: (images for images, _ in self.batches()))
+        own = [{name: torch.from_numpy(array).to(self.device) for name, array in uploads[client].items()}
+               for client in sorted(uploads)]
+        predict = self.infer.begin(self.net, lambda: (images for images, _ in self.batches()), own)
         return accuracy_and_loss(predict, self.batches())[:2]
 
 
@@ -85,6 +90,8 @@ class Session:
     def attach(self, strategy: FedDG) -> None:
         """Follow a strategy; a resumed one gets its banks, part states and finished rounds back."""
         self.strategy = strategy
+        personal = [name for name, place in self.space.places.items() if place != "shared"]
+        strategy.kept_uploads = self.space.recipe.infer.wanted_uploads(self.space.net, personal)
         if self.checkpoint:
             strategy.finished_rounds = self.checkpoint.round
             strategy.banks = self.checkpoint.banks
@@ -103,8 +110,11 @@ class Session:
             return
         round = strategy.log.round
         started = time.perf_counter()
-        accuracy, loss = self.evaluate_target(arrays)
+        accuracy, loss = self.evaluate_target(arrays, strategy.banks.get("uploads", {}))
         target_seconds = time.perf_counter() - started
+        strategy.log.details += [
+            {"client": self.experiment.run.target, "quantity": quantity, "name": name, "value": value}
+            for quantity, name, value in self.space.recipe.infer.details(self.space.net)]
         row = self._round_row(strategy.log, accuracy, loss, target_seconds)
         clients = [{"round": round, "domain": domain_of(name), **columns} for name, columns in strategy.log.clients.items()]
         self.recorder.append_clients(clients)

@@ -20,7 +20,7 @@ from fedsim.experiment import Experiment
 from fedsim.seeding import numpy_rng
 from strategies.banks import odd_shapes
 from strategies.handshake import Site
-from strategies.parts import Bank, Place, ServerRound, Update
+from strategies.parts import MIRROR, Bank, Place, ServerRound, Update
 from strategies.validation import (
     Expected,
     RejectedReplyError,
@@ -73,6 +73,7 @@ class FedDG(FedAvg):
         self.sites: dict[str, Site] = {}
         self.part_states: dict[str, dict[str, Any]] = {"weights": {}, "fuse": {}, "banks": {}}
         self.banks: dict[str, dict[str, dict[str, np.ndarray]]] = {}
+        self.kept_uploads: list[str] = []  # tensors of which the inference rule needs every client's own
         self.finished_rounds = 0
         self.log = RoundLog(0)
         self._global: dict[str, np.ndarray] = {}
@@ -128,6 +129,7 @@ class FedDG(FedAvg):
             row = self.log.row(client)
             row.update(validation_accuracy=metrics["accuracy"], validation_loss=metrics["loss"],
                        validation_examples=int(metrics["num-examples"]), evaluation_seconds=metrics["evaluation_seconds"])
+            row.update({name: value for name, value in metrics.items() if name.startswith("personal_")})
         return None
 
     # --- messages -----------------------------------------------------------------------------------------------
@@ -146,6 +148,9 @@ class FedDG(FedAvg):
         banks = {bank.name: {client: state_to_record(bank.hand_out(self.banks.get(bank.name, {}), client))
                              for client in clients if bank.when == "round" or client not in self._handed(bank)}
                  for bank in self.recipe.banks}
+        if getattr(self.recipe.share, "mirror", False):
+            averages = {name: arrays[name] for name, place in self.places.items() if place == "upload"}
+            banks[MIRROR] = dict.fromkeys(clients, ArrayRecord(averages))
         return self._messages(self._phase, round, down, clients, banks)
 
     def _handed(self, bank: Bank) -> list[str]:
@@ -219,6 +224,9 @@ class FedDG(FedAvg):
             self.log.row(update.client).update(examples=update.examples, **update.metrics)
         fused = self._fuse(updates) if updates else {}
         self._merge_banks(updates)
+        for update in updates if self.kept_uploads else []:
+            own = {name: np.array(update.arrays[name]) for name in self.kept_uploads}
+            self.banks.setdefault("uploads", {})[update.client] = own
         self.log.aggregation_seconds += time.perf_counter() - started
         return state_to_record({**self._global, **fused})
 

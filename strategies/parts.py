@@ -15,6 +15,7 @@ from strategies.aggregate import weighted_mean
 
 Arrays = Mapping[str, np.ndarray]
 Place = Literal["shared", "upload", "local"]
+MIRROR = "global_bn"  # record of the averages that a mirroring share rule also sends down, to be read only
 
 
 @dataclass

@@ -16,12 +16,15 @@ class WithoutBatchNorm(Share):
     FedBN (Li et al., ICLR 2021) with `scope="all"`; gPerXAN (CVPR 2024) with `scope="xan"`, where batch norm outside
     the XAN layers is shared like any layer. The original FedBN has no model for an unseen domain: with `upload`
     the batch-norm side is also sent up and averaged into the evaluation model, and still never loaded by a client
-    (`avg_bn`, the convention behind the papers' tables). `scope="none"` gives FedAvg.
+    (`avg_bn`, the convention behind the papers' tables). `scope="none"` gives FedAvg. With `mirror` the averages also
+    come down, in the record `global_bn` of their own (FedIG): clients read them beside their own batch norm, which on
+    a client's first visit starts from them.
     """
 
     scope: Literal["all", "xan", "none"] = "all"
     upload: bool = True
     share_scores: bool = False
+    mirror: bool = False
     needs_batch_norm: ClassVar[bool] = False
 
     def place(self, net: nn.Module) -> dict[str, Place]:

@@ -1,0 +1,14 @@
+"""Inference rules: how a model predicts on an unseen domain. One idea a file."""
+
+from fedsim.models.infer.alpha import FixedAlpha, RandomAlpha, ZeroShotAdapter
+from fedsim.models.infer.base import EvalMode, Infer, Predict, accuracy_and_loss
+from fedsim.models.infer.ensemble import EnsembleOfLocalBN
+from fedsim.models.infer.iabn import IABN
+from fedsim.models.infer.mixnorm import MixNorm
+from fedsim.models.infer.recompute import Recompute
+from fedsim.models.infer.tsmobn import TsmoBN
+
+RULES = (EvalMode, Recompute, FixedAlpha, RandomAlpha, IABN, MixNorm, TsmoBN, EnsembleOfLocalBN, ZeroShotAdapter)
+
+__all__ = ["IABN", "RULES", "EnsembleOfLocalBN", "EvalMode", "FixedAlpha", "Infer", "MixNorm", "Predict", "RandomAlpha",
+           "Recompute", "TsmoBN", "ZeroShotAdapter", "accuracy_and_loss"]

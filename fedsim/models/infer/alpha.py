@@ -1,0 +1,89 @@
+"""Instance and global statistics mixed by one number: fixed or random alpha, and the zero-shot adapter's."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from fedsim.errors import UserError
+from fedsim.models.infer.base import Batches, Infer, Predict, Uploads
+from fedsim.models.infer.statistics import with_rule
+from fedsim.models.norms.mixig import mixig_layers, switched
+
+
+def mix_by(alpha: Tensor | float, mean: Tensor, variance: Tensor, bn: nn.Module) -> tuple[Tensor, Tensor]:
+    """mu = alpha mu_i + (1 - alpha) mu_G,  sigma = alpha sigma_i + (1 - alpha) sigma_G; standard deviations are mixed.
+
+    sigma = sqrt(var + eps) on both sides, the instance variance biased.
+    """
+    std, std_g = torch.sqrt(variance + bn.eps), torch.sqrt(bn.running_var + bn.eps)
+    return alpha * mean + (1 - alpha) * bn.running_mean, alpha * std + (1 - alpha) * std_g
+
+
+@dataclass(frozen=True)
+class FixedAlpha(Infer):
+    """The same alpha in every layer (baselines.md D.6; FedIG-A's Table 3). `alpha = 0` gives eval mode. Inductive."""
+
+    alpha: float = 0.5
+    swaps_batch_norm: ClassVar[bool] = True
+
+    def begin(self, net: nn.Module, batches: Batches, uploads: Uploads | None = None) -> Predict:
+        """A network that mixes by alpha."""
+        return with_rule(net, lambda: lambda mean, variance, bn, positions: mix_by(self.alpha, mean, variance, bn))
+
+
+@dataclass(frozen=True)
+class RandomAlpha(Infer):
+    """alpha ~ U(low, high) per sample and layer, anew in every evaluation from `seed` (baselines.md D.6). Inductive."""
+
+    low: float = 0.0
+    high: float = 1.0
+    seed: int = 0
+    swaps_batch_norm: ClassVar[bool] = True
+
+    def begin(self, net: nn.Module, batches: Batches, uploads: Uploads | None = None) -> Predict:
+        """A network that draws its alphas."""
+        generator = torch.Generator().manual_seed(self.seed)
+
+        def rule(mean: Tensor, variance: Tensor, bn: nn.Module, positions: int) -> tuple[Tensor, Tensor]:
+            draw = torch.rand(len(mean), 1, generator=generator).to(mean.device)
+            return mix_by(self.low + (self.high - self.low) * draw, mean, variance, bn)
+
+        return with_rule(net, lambda: rule)
+
+
+@dataclass(frozen=True)
+class ZeroShotAdapter(Infer):
+    """alpha = clamp(eps, 0, 1) of each layer's adapter, per image, in one forward pass (FedIG-A; core.md 6.5).
+
+    Deterministic and independent of the other images. Records the mean alpha of every layer.
+    """
+
+    on_sources: ClassVar[bool] = True
+
+    def begin(self, net: nn.Module, batches: Batches, uploads: Uploads | None = None) -> Predict:
+        """The network with its adapters switched on; UserError when it has none."""
+        net.eval()
+        layers = mixig_layers(net)
+        if not any(layer.adapter is not None for layer in layers.values()):
+            raise UserError("infer 'zero_shot_adapter' needs the norm 'mix_ig' with adapter = true")
+        for layer in layers.values():
+            layer.alpha_sum, layer.alpha_count = 0.0, 0
+
+        def predict(images: Tensor) -> Tensor:
+            with switched(layers, "adapted"):
+                logits = net(images)
+            for layer in layers.values():
+                if layer.alpha is not None:
+                    layer.alpha_sum = layer.alpha_sum + layer.alpha.sum(dtype=torch.float64)
+                    layer.alpha_count += len(layer.alpha)
+                    layer.alpha = None
+            return logits
+
+        return predict
+
+    def details(self, net: nn.Module) -> list[tuple[str, str, float]]:
+        """Mean alpha of each layer over the images predicted since `begin`."""
+        return [("alpha", path, float(layer.alpha_sum) / layer.alpha_count)
+                for path, layer in mixig_layers(net).items() if layer.alpha_count]

@@ -1,0 +1,67 @@
+"""How a model predicts on an unseen domain. Standard: eval mode, one image at a time would do."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Predict = Callable[[Tensor], Tensor]
+Batches = Callable[[], Iterable[Tensor]]
+Uploads = Sequence[Mapping[str, Tensor]]
+
+
+class Infer:
+    """An inference rule; `transductive` ones need batches of the unseen domain and are labelled so in results.
+
+    shuffled: the rule depends on the order of the test images, so they come in a random one, fixed by the seed.
+    on_sources: source clients validate the aggregated model by this rule too, because it is part of the model; other
+        rules are compared on one and the same selected model.
+    swaps_batch_norm: the rule acts on BatchNorm2d layers, which the network must call as they are.
+    """
+
+    transductive: ClassVar[bool] = False
+    shuffled: ClassVar[bool] = False
+    on_sources: ClassVar[bool] = False
+    swaps_batch_norm: ClassVar[bool] = False
+
+    def begin(self, net: nn.Module, batches: Batches, uploads: Uploads | None = None) -> Predict:
+        """Function images -> logits (or log-probabilities).
+
+        `batches()` iterates over the unlabelled test images; `uploads` are the tensors `wanted_uploads` of each client.
+        """
+        raise NotImplementedError
+
+    def wanted_uploads(self, net: nn.Module, personal: Sequence[str]) -> list[str]:
+        """Names of uploaded tensors that the server has to keep per client; `personal` are those that clients keep."""
+        return []
+
+    def details(self, net: nn.Module) -> list[tuple[str, str, float]]:
+        """(quantity, layer, value) of the evaluation just done, for details.csv."""
+        return []
+
+
+@dataclass(frozen=True)
+class EvalMode(Infer):
+    """The model in eval mode, with the averaged batch-norm statistics (baselines.md D.1)."""
+
+    def begin(self, net: nn.Module, batches: Batches, uploads: Uploads | None = None) -> Predict:
+        """The network itself."""
+        net.eval()
+        return net
+
+
+@torch.inference_mode()
+def accuracy_and_loss(predict: Predict, batches: Iterable[tuple[Tensor, Tensor]]) -> tuple[float, float, int]:
+    """(accuracy, mean cross-entropy, examples) of labelled batches; sums stay on the device until the end."""
+    correct: Tensor | int = 0
+    loss: Tensor | float = 0.0
+    count = 0
+    for images, labels in batches:
+        logits = predict(images).float()
+        correct = correct + (logits.argmax(dim=1) == labels).sum()
+        loss = loss + F.cross_entropy(logits, labels, reduction="sum").double()
+        count += len(labels)
+    return (float(correct) / count, float(loss) / count, count) if count else (float("nan"), float("nan"), 0)

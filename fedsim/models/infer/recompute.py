@@ -1,0 +1,36 @@
+"""Batch-norm statistics estimated anew on the unseen domain."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import nn
+
+from fedsim.models.infer.base import Batches, Infer, Predict, Uploads
+
+
+@dataclass(frozen=True)
+class Recompute(Infer):
+    """Batch-norm statistics estimated anew on the unseen domain's unlabelled images, one pass with cumulative average.
+
+    SiloBN (Andreux et al. 2020), baselines.md A.4. Transductive: it sees the test images before predicting.
+    """
+
+    transductive: ClassVar[bool] = True
+
+    @torch.no_grad()
+    def begin(self, net: nn.Module, batches: Batches, uploads: Uploads | None = None) -> Predict:
+        """Resets the statistics, passes all test images once, then predicts in eval mode."""
+        norms = [module for module in net.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+        momenta = [norm.momentum for norm in norms]
+        net.eval()
+        for norm in norms:
+            norm.reset_running_stats()
+            norm.momentum = None  # cumulative average
+            norm.train()
+        for images in batches():
+            net(images)
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
+        net.eval()
+        return net

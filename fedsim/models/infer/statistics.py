@@ -1,0 +1,44 @@
+"""A network whose BatchNorm2d layers normalize by statistics that a rule makes of instance and global ones."""
+
+import copy
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from fedsim.models.norms.instance import has_positions, instance_moments, normalize_by
+from fedsim.models.norms.placement import replace
+
+# (mu_i, biased var_i, both [B, C]; the layer; positions H * W) -> (mean, std), [B, C] each
+StatisticsRule = Callable[[Tensor, Tensor, nn.BatchNorm2d, int], tuple[Tensor, Tensor]]
+
+
+class RuledNorm(nn.Module):
+    """`y = gamma (x - mu) / sigma + beta` with `(mu, sigma) = rule(instance moments, bn, positions)`.
+
+    On one-pixel maps instance statistics do not exist: the layer is then the batch norm in eval mode.
+    """
+
+    def __init__(self, bn: nn.BatchNorm2d, rule: StatisticsRule) -> None:
+        super().__init__()
+        self.bn, self.rule = bn, rule
+
+    @torch.no_grad()
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, C, H, W] -> the same shape."""
+        if not has_positions(x):
+            return self.bn(x)
+        mean, variance = instance_moments(x)
+        mu, sigma = self.rule(mean, variance, self.bn, x.shape[2] * x.shape[3])
+        return normalize_by(x, mu.expand_as(mean), sigma.expand_as(mean), self.bn)
+
+
+def with_rule(net: nn.Module, make_rule: Callable[[], StatisticsRule]) -> nn.Module:
+    """A copy of the network in eval mode in which every BatchNorm2d follows a rule of its own; `net` stays as it is.
+
+    Batch norm of vectors (the bottleneck's) stays plain.
+    """
+    net = copy.deepcopy(net).eval()
+    paths = [path for path, module in net.named_modules() if isinstance(module, nn.BatchNorm2d)]
+    replace(net, paths, lambda bn: RuledNorm(bn, make_rule()))
+    return net

@@ -1,0 +1,50 @@
+"""TsmoBN: statistics of the unseen client, tracked over its test batches."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from fedsim.models.infer.base import Batches, Infer, Predict, Uploads
+from fedsim.models.infer.statistics import StatisticsRule, with_rule
+from fedsim.models.norms.moments import batch_moments
+
+
+@dataclass(frozen=True)
+class TsmoBN(Infer):
+    """For each test batch and layer, then normalizing that batch by the updated values:
+
+        mu <- tau mu + (1 - tau) mu_batch,   sigma^2 <- tau sigma^2 + (1 - tau) sigma_batch^2   (biased)
+
+    Jiang et al., 2021 (baselines.md D.3, from a secondary description). Transductive and order-dependent: test images
+    come shuffled by a fixed seed, the state starts anew in each evaluation. `tau = 1` from the global start gives eval
+    mode, `tau = 0` the statistics of the current batch.
+
+    init: "first_batch" starts from the first batch's own statistics, "global" from the model's
+    batch: images per update, whatever the size of the evaluation batches
+    """
+
+    tau: float = 0.9
+    init: Literal["first_batch", "global"] = "first_batch"
+    batch: int = 64
+    transductive: ClassVar[bool] = True
+    shuffled: ClassVar[bool] = True
+    swaps_batch_norm: ClassVar[bool] = True
+
+    def begin(self, net: nn.Module, batches: Batches, uploads: Uploads | None = None) -> Predict:
+        """A network that tracks."""
+        ruled = with_rule(net, self._tracker)
+        return lambda images: torch.cat([ruled(part) for part in images.split(self.batch)])
+
+    def _tracker(self) -> StatisticsRule:
+        state: list[Tensor] = []
+
+        def rule(mean: Tensor, variance: Tensor, bn: nn.Module, positions: int) -> tuple[Tensor, Tensor]:
+            new = batch_moments(mean, variance)
+            if not state:
+                state[:] = new if self.init == "first_batch" else (bn.running_mean, bn.running_var)
+            state[:] = [self.tau * old + (1 - self.tau) * value for old, value in zip(state, new, strict=True)]
+            return state[0], torch.sqrt(state[1] + bn.eps)
+
+        return rule

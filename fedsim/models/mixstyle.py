@@ -1,0 +1,77 @@
+"""MixStyle: instance statistics mixed inside the batch, between the stages of a network."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fedsim.errors import UserError
+from fedsim.models.net import Net
+
+
+def mix_styles(x: Tensor, permutation: Tensor, lam: Tensor, eps: float = 1e-6) -> Tensor:
+    """Each map with its statistics moved towards those of another sample.
+
+        out = (x - m)/s (lam s + (1 - lam) s_pi) + lam m + (1 - lam) m_pi,   m, s = mean, sqrt(unbiased var + eps)
+
+    x [B, C, H, W], permutation [B], lam [B]; m and s are per sample and channel and carry no gradient.
+    """
+    variance, mean = torch.var_mean(x.detach(), dim=(2, 3), keepdim=True)
+    std = torch.sqrt(variance + eps)
+    lam = lam.to(x.dtype)[:, None, None, None]
+    mixed_mean = lam * mean + (1 - lam) * mean[permutation]
+    slope = lam + (1 - lam) * std[permutation] / std
+    return x * slope + (mixed_mean - mean * slope)
+
+
+class MixStyleLayer(nn.Module):
+    """Mixes the styles of a training batch with probability p per call; identity in eval mode and for one sample.
+
+    `second_view`: a step with a second pass turns it off for the first one; on otherwise.
+    """
+
+    def __init__(self, p: float, alpha: float, eps: float) -> None:
+        super().__init__()
+        self.p, self.alpha, self.eps = p, alpha, eps
+        self.second_view = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, C, H, W] -> the same shape. Draws from torch's generator, which is seeded per client and round."""
+        if not self.training or not self.second_view or len(x) < 2 or float(torch.rand(())) >= self.p:
+            return x
+        if x.shape[2] * x.shape[3] < 2:
+            return x
+        lam = torch.distributions.Beta(self.alpha, self.alpha).sample((len(x),))
+        return mix_styles(x, torch.randperm(len(x)).to(x.device), lam.to(x.device), self.eps)
+
+    def after(self, module: nn.Module, inputs: tuple, output: Tensor) -> Tensor:
+        """Forward hook of a stage. A bound method, so that a copy of the network calls its own copy of the layer."""
+        return self(output)
+
+
+@dataclass(frozen=True)
+class MixStyle:
+    """MixStyle layers after stages of the backbone (Zhou et al., ICLR 2021; baselines.md B.1), random permutation.
+
+    Every client sees one domain, so styles are mixed within it. On digits-cnn-bn stage 1 ends with its second norm.
+    No parameters and no state. `p = 0` gives the network without it.
+
+    p: probability per call, for the whole batch
+    alpha: lam ~ Beta(alpha, alpha) per sample
+    stages: (1, 2, 3) on PACS, (1, 2) on OfficeHome; stages that a backbone lacks are left out
+    """
+
+    p: float = 0.5
+    alpha: float = 0.1
+    eps: float = 1e-6
+    stages: tuple[int, ...] = (1, 2, 3)
+
+    def apply(self, net: Net) -> None:
+        """Hook the layers in; state names stay as they are. UserError when the backbone has none of the stages."""
+        paths = [net.stages[stage][-1] for stage in self.stages if stage in net.stages]
+        if not paths:
+            raise UserError(f"insert MixStyle: the backbone has none of the stages {list(self.stages)}; use a ResNet, "
+                            "densenet121 or digits-cnn-bn")  # fmt: skip
+        net.inserts = nn.ModuleList(MixStyleLayer(self.p, self.alpha, self.eps) for _ in paths)
+        for path, layer in zip(paths, net.inserts, strict=True):
+            net.get_submodule(path).register_forward_hook(layer.after)

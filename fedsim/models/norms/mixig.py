@@ -1,0 +1,243 @@
+"""MixIG: batch norm that can also normalize by mixtures of instance and global statistics, drawn or learned."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedsim.models.net import Net
+from fedsim.models.norms.bin import BINLayer
+from fedsim.models.norms.instance import has_positions, instance_moments, normalize_by
+from fedsim.models.norms.moments import batch_moments, instance_affine
+from fedsim.models.norms.placement import batch_norm_paths, replace, require_batch_norm
+
+Mode = Literal["local", "mixed", "adapted"]
+SMALLEST_STD = 1e-3  # extrapolation (u outside [0, 1]) can make sigma_D tiny or negative
+
+
+class Adapter(nn.Module):
+    """Linear(2C, h) - ReLU - Linear(h, 2): how far instance statistics are from the global ones -> (delta, eps).
+
+    Initialisation is not stated in the paper, and the clamp of alpha has no gradient outside [0, 1]: the last layer
+    starts as N(0, 0.01^2) with delta 0.1 and eps 0.25, so that training starts inside.
+    """
+
+    def __init__(self, channels: int, hidden: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(2 * channels, hidden)
+        self.fc2 = nn.Linear(hidden, 2)
+        nn.init.normal_(self.fc2.weight, std=0.01)
+        with torch.no_grad():
+            self.fc2.bias.copy_(torch.tensor([0.1, 0.25]))
+
+    @staticmethod
+    def alpha(shift: Tensor, z: Tensor | None, fc1: tuple[Tensor, Tensor], fc2: tuple[Tensor, Tensor]) -> Tensor:
+        """clamp(delta z + eps, 0, 1) [B, 1] of the shift [B, 2C]; without z (inference) clamp(eps, 0, 1)."""
+        delta, eps = F.linear(F.relu(F.linear(shift, *fc1)), *fc2).chunk(2, dim=1)
+        return (eps if z is None else delta * z[:, None] + eps).clamp(0, 1)
+
+    def weights(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The four tensors, in the order of `alpha`'s arguments."""
+        return self.fc1.weight, self.fc1.bias, self.fc2.weight, self.fc2.bias
+
+
+class MixIGLayer(nn.Module):
+    """The client's own norm layer `bn`, with the global statistics beside it (FedIG and FedIG-A, core.md 5 and 6).
+
+    mode "local" (standard): y = bn(x), in train or eval mode as any batch norm.
+    mode "mixed" (pass 2):   mu = u mu_i + (1 - u) mu_G,  sigma = max(u sigma_i + (1 - u) sigma_G, 1e-3),
+                             y = gamma (x - mu) / sigma + beta;  u [C] is shared by the batch and by mu and sigma.
+    mode "adapted":          the same with alpha in place of u, one number per sample from the adapter;
+                             in training (pass 3) alpha is drawn by z, in eval mode it is clamp(eps, 0, 1).
+
+    mu_i and sigma_i are each sample's mean and sqrt(biased variance + eps). In training mu_G and sigma_G are what
+    `install_global` put into the buffers `global_*`, which are no part of the state; in eval mode, on the aggregated
+    model, they are `bn`'s running statistics. No mode but "local" touches running statistics. Where instance
+    statistics do not exist (BatchNorm1d, one-pixel maps) u and alpha are 0. Global statistics that were never
+    estimated (mean 0, variance 1: a new layer in round 1) are replaced by those of the batch.
+    """
+
+    u: Tensor | None = None  # mixing weights of this iteration, drawn by `draw_u`
+    z: Tensor | None = None  # noise of this iteration, drawn by `draw_z`
+    alpha: Tensor | None = None  # [B], what the adapter said last
+    alpha_sum: Tensor | float = 0.0  # over the images of an evaluation
+    alpha_count: int = 0
+    fresh: bool = True
+    mode: Mode = "local"
+    affine: Literal["local", "global"] = "local"  # affine of pass 3
+
+    def __init__(self, bn: nn.Module, part: "MixIG") -> None:
+        super().__init__()
+        self.bn = BINLayer(bn) if part.local == "bin" and isinstance(bn, nn.BatchNorm2d) else bn
+        self.affine, self.u_range = part.adapter_affine, part.u
+        channels = bn.num_features
+        self.adapter: Adapter | None = None
+        if part.adapter and isinstance(bn, nn.BatchNorm2d):
+            self.adapter = Adapter(channels, max(channels // part.reduction, 1)).to(bn.weight.device)
+            self.adapter.requires_grad_(False)  # trained apart: no optimizer and no term of the main step may reach it
+        for name, value in (("mean", 0.0), ("std", 1.0), ("weight", 1.0), ("bias", 0.0)):
+            self.register_buffer(f"global_{name}", torch.full_like(bn.weight.detach(), value), persistent=False)
+
+    @property
+    def norm(self) -> nn.Module:
+        """The batch norm that holds affine and running statistics."""
+        return self.bn.bn if isinstance(self.bn, BINLayer) else self.bn
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, C, H, W] or [B, C] -> the same shape."""
+        if self.mode == "local" or (self.mode == "adapted" and self.adapter is None and not self.training):
+            return self.bn(x)
+        if not has_positions(x):
+            return self._globally(x)
+        if self.mode == "mixed":
+            return self._mixed(x)
+        return self._adapted(x) if self.training else self._infer(x)
+
+    def _reference(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+        """mu_G, sigma_G in training; those of the batch while there are none."""
+        if not self.fresh:
+            return self.global_mean, self.global_std
+        mean, variance = batch_moments(mean, variance)
+        return mean, torch.sqrt(variance + self.norm.eps)
+
+    def _globally(self, x: Tensor) -> Tensor:
+        """u = 0: normalization by the global statistics alone."""
+        norm = self.norm
+        if not self.training:
+            return self.bn(x)
+        weight, bias = norm.weight, norm.bias
+        if self.mode == "adapted":
+            weight, bias = self._frozen_affine()
+        if self.fresh:
+            return F.batch_norm(x, None, None, weight, bias, training=True, eps=norm.eps)
+        slope = weight / self.global_std
+        shape = (1, -1, *[1] * (x.dim() - 2))
+        return torch.addcmul((bias - self.global_mean * slope).view(shape), x, slope.view(shape)).to(x.dtype)
+
+    def _mixed(self, x: Tensor) -> Tensor:
+        norm, u = self.norm, self.u
+
+        def rule(mean, variance, gamma, beta):
+            mean_g, std_g = self._reference(mean, variance)
+            mu = u * mean + (1 - u) * mean_g
+            sigma = (u * torch.sqrt(variance + norm.eps) + (1 - u) * std_g).clamp_min(SMALLEST_STD)
+            slope = gamma / sigma
+            return slope, slope * (mean - mu) + beta
+
+        return instance_affine(x, rule, norm.weight, norm.bias)[0]
+
+    def _adapted(self, x: Tensor) -> Tensor:
+        eps = self.norm.eps
+
+        def rule(mean, variance, gamma, beta, *weights):
+            std = torch.sqrt(variance + eps)
+            mean_g, std_g = self._reference(mean, variance)
+            alpha = self._alpha(mean - mean_g, std - std_g, weights)
+            mu = alpha * mean + (1 - alpha) * mean_g
+            slope = gamma / (alpha * std + (1 - alpha) * std_g)
+            return slope, slope * (mean - mu) + beta
+
+        return instance_affine(x, rule, *self._frozen_affine(), *self.adapter.weights())[0]
+
+    @torch.no_grad()
+    def _infer(self, x: Tensor) -> Tensor:
+        norm = self.norm
+        mean, variance = instance_moments(x)
+        std, std_g = torch.sqrt(variance + norm.eps), torch.sqrt(norm.running_var + norm.eps)
+        away_mean, away_std = mean - norm.running_mean, std - std_g
+        alpha = self._alpha(away_mean, away_std, self.adapter.weights())
+        return normalize_by(x, norm.running_mean + alpha * away_mean, std_g + alpha * away_std, norm)
+
+    def _alpha(self, away_mean: Tensor, away_std: Tensor, weights: Sequence[Tensor]) -> Tensor:
+        z = self.z if self.training else None
+        alpha = Adapter.alpha(torch.cat([away_mean, away_std], dim=1), z, tuple(weights[:2]), tuple(weights[2:]))
+        self.alpha = alpha.detach().squeeze(1)
+        return alpha
+
+    def _frozen_affine(self) -> tuple[Tensor, Tensor]:
+        if self.affine == "global":
+            return self.global_weight, self.global_bias
+        return self.norm.weight.detach(), self.norm.bias.detach()
+
+    def extra_repr(self) -> str:
+        """Shown by print(net)."""
+        return f"u={self.u_range}"
+
+
+def mixig_layers(net: nn.Module) -> dict[str, MixIGLayer]:
+    """MixIG layers of a net by path, in forward order of registration."""
+    return {path: module for path, module in net.named_modules() if isinstance(module, MixIGLayer)}
+
+
+@contextmanager
+def switched(layers: Mapping[str, MixIGLayer], mode: Mode) -> Iterator[None]:
+    """The layers in another mode for the length of the block."""
+    for layer in layers.values():
+        layer.mode = mode
+    try:
+        yield
+    finally:
+        for layer in layers.values():
+            layer.mode = "local"
+
+
+@torch.no_grad()
+def install_global(net: nn.Module, arrays: Mapping[str, np.ndarray]) -> None:
+    """Fill the read-only global statistics and affine from a state's arrays by name; sigma_G = sqrt(var_G + eps)."""
+    for path, layer in mixig_layers(net).items():
+        norm = layer.norm
+        prefix = f"{path}.bn.bn" if norm is not layer.bn else f"{path}.bn"
+        mean, variance, weight, bias = (
+            torch.tensor(arrays[f"{prefix}.{name}"]) for name in ("running_mean", "running_var", "weight", "bias"))
+        layer.fresh = bool((mean == 0).all() and (variance == 1).all())
+        values = {"mean": mean, "std": torch.sqrt(variance + norm.eps), "weight": weight, "bias": bias}
+        for name, value in values.items():
+            getattr(layer, f"global_{name}").copy_(value)
+
+
+def draw_u(layers: Mapping[str, MixIGLayer], generator: torch.Generator) -> None:
+    """u ~ U(low, high)^C for every layer, in one draw and one transfer to the device."""
+    sizes = [len(layer.global_mean) for layer in layers.values()]
+    device = next(iter(layers.values())).global_mean.device
+    for layer, u in zip(layers.values(), torch.rand(sum(sizes), generator=generator).to(device).split(sizes)):
+        low, high = layer.u_range
+        layer.u = low + (high - low) * u
+
+
+def draw_z(layers: Mapping[str, MixIGLayer], batch: int, generator: torch.Generator) -> None:
+    """z ~ N(0, 1) per sample for every layer, in one draw and one transfer to the device."""
+    device = next(iter(layers.values())).global_mean.device
+    for layer, z in zip(layers.values(), torch.randn(len(layers), batch, generator=generator).to(device)):
+        layer.z = z
+
+
+@dataclass(frozen=True)
+class MixIG:
+    """Give every batch norm, the bottleneck's included, a second pass by mixed statistics (FedIG, section 3.2).
+
+    adapter: a zero-shot adapter beside every BatchNorm2d (FedIG-A)
+    u: range of the uniform draw; Table 6 has (0, 0.5), (0.5, 1) and (-0.1, 1.1); equal ends fix u (Table 1: 0 only
+        global, 1 only instance statistics, 0.5)
+    reduction: hidden width of the adapter is C / reduction, at least 1; 16 gives the paper's 0.22 M parameters
+    adapter_affine: affine while the adapter trains, the client's own or the global one of inference
+    local: the layer of pass 1 and of evaluation, batch norm or BIN ("learned alpha" of Table 3)
+
+    Without the client part that asks for pass 2 the network is the one with batch norm: FedAvg or FedBN.
+    """
+
+    adapter: bool = False
+    u: tuple[float, float] = (0.0, 1.0)
+    reduction: int = 16
+    adapter_affine: Literal["local", "global"] = "local"
+    local: Literal["bn", "bin"] = "bn"
+
+    def apply(self, net: Net) -> None:
+        """Wrap the layers in place; UserError without batch norm."""
+        require_batch_norm(net, self)
+        head = [path for path, module in net.named_modules() if isinstance(module, nn.BatchNorm1d)]
+        replace(net, [*batch_norm_paths(net), *head], lambda bn: MixIGLayer(bn, self))

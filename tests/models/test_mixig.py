@@ -1,0 +1,317 @@
+"""MixIG layers and their adapters: the numbers and properties of core.md 5.9 and 6.9."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from fedsim.arrays import Kind, bn_scope, tensor_kinds
+from fedsim.errors import UserError
+from fedsim.models.infer import EvalMode, ZeroShotAdapter
+from fedsim.models.norms import MixIG
+from fedsim.models.norms.instance import affine_map, instance_moments
+from fedsim.models.norms.mixig import (
+    Adapter,
+    MixIGLayer,
+    draw_u,
+    draw_z,
+    install_global,
+    mixig_layers,
+    switched,
+)
+
+ADAPTER = MixIG(adapter=True)
+
+
+def numpy_state(net):
+    return {name: value.numpy() for name, value in net.state_dict().items()}
+
+
+def as_installed(layer, mean, std):
+    """A layer whose global statistics are given."""
+    layer.global_mean.copy_(torch.as_tensor(mean))
+    layer.global_std.copy_(torch.as_tensor(std))
+    layer.fresh = False
+    return layer
+
+
+def one_channel(mean, std, part=ADAPTER):
+    return as_installed(MixIGLayer(nn.BatchNorm2d(1, eps=0.0), part).train(), mean, std)
+
+
+@pytest.fixture
+def layer(trained_bn):
+    layer = MixIGLayer(trained_bn, ADAPTER).train()
+    return as_installed(layer, torch.tensor([0.5, -1.0, 2.0, 0.0]), torch.tensor([1.0, 2.0, 0.5, 1.5]))
+
+
+@pytest.fixture
+def trained(build):
+    """A ResNet-18 with adapters, statistics away from their start and adapters away from theirs."""
+    net = build("resnet18", ADAPTER, size=64, bottleneck=16)
+    net.train()(torch.randn(8, 3, 64, 64))
+    for one in mixig_layers(net).values():
+        one.norm.weight.data.uniform_(0.5, 1.5)
+        if one.adapter is not None:
+            one.adapter.fc2.weight.data.normal_(std=0.1)
+    install_global(net, numpy_state(net))
+    return net
+
+
+POINTS = torch.tensor([1.0, 3.0]).view(1, 1, 1, 2)  # mean 2, biased standard deviation 1
+
+
+def test_mixed_statistics():
+    layer = one_channel(0.0, 3.0)
+    layer.u = torch.tensor([0.25])  # mu_D 0.5, sigma_D 2.5
+    with switched({"": layer}, "mixed"):
+        torch.testing.assert_close(layer(POINTS).flatten(), torch.tensor([0.2, 1.0]))
+
+
+def test_adapted_statistics():
+    layer = one_channel(0.0, 3.0)
+    layer.adapter.fc2.weight.data.zero_()
+    layer.adapter.fc2.bias.data.copy_(torch.tensor([0.0, 0.4]))  # mu_t 0.8, sigma_t 2.2
+    layer.z = torch.zeros(1)
+    with switched({"": layer}, "adapted"):
+        torch.testing.assert_close(layer(POINTS).flatten(), torch.tensor([1 / 11, 1.0]))
+    layer.norm.running_mean.fill_(0.0)
+    layer.norm.running_var.fill_(9.0)
+    with switched({"": layer.eval()}, "adapted"):
+        torch.testing.assert_close(layer(POINTS).flatten(), torch.tensor([1 / 11, 1.0]))
+
+
+@pytest.mark.parametrize(("z", "alpha"), [(-2.0, 0.0), (1.0, 0.8), (2.0, 1.0), (None, 0.3)])
+def test_alpha_is_drawn_in_training_and_eps_at_inference(z, alpha):
+    adapter = Adapter(3, 2)
+    adapter.fc2.weight.data.zero_()
+    adapter.fc2.bias.data.copy_(torch.tensor([0.5, 0.3]))
+    weights = adapter.weights()
+    found = Adapter.alpha(torch.randn(1, 6), None if z is None else torch.tensor([z]), weights[:2], weights[2:])
+    assert found.item() == pytest.approx(alpha)
+
+
+def test_u_0_is_global_and_u_1_is_instance_norm(layer, images):
+    bn = copy.deepcopy(layer.norm).eval()
+    bn.running_mean.copy_(layer.global_mean)
+    bn.running_var.copy_(layer.global_std.square() - bn.eps)
+    with switched({"": layer}, "mixed"):
+        layer.u = torch.zeros(4)
+        torch.testing.assert_close(layer(images), bn(images), atol=1e-6, rtol=1e-5)
+        layer.u = torch.ones(4)
+        expected = nn.functional.instance_norm(images, weight=bn.weight, bias=bn.bias, eps=bn.eps)
+        torch.testing.assert_close(layer(images), expected, atol=2e-6, rtol=1e-5)
+
+
+def test_mixed_and_adapted_passes_leave_no_trace_and_keep_samples_apart(layer, images):
+    before = copy.deepcopy(layer.state_dict())
+    layer.u = torch.rand(4)
+    for mode in ("mixed", "adapted"):
+        layer.z = torch.randn(6)
+        with switched({"": layer}, mode):
+            together = layer(images)
+            layer.z = layer.z[2:3]
+            torch.testing.assert_close(layer(images[2:3]), together[2:3], atol=1e-6, rtol=1e-5)
+    assert layer.mode == "local"
+    assert all(torch.equal(value, before[name]) for name, value in layer.state_dict().items())
+
+
+def test_instance_equal_to_global_makes_alpha_irrelevant(layer, images):
+    normalized = nn.functional.instance_norm(images, eps=1e-5)
+    x = normalized * layer.global_std.view(1, 4, 1, 1) + layer.global_mean.view(1, 4, 1, 1)
+    outputs = []
+    for u in (0.0, 0.3, 1.0):
+        layer.u = torch.full((4,), u)
+        with switched({"": layer}, "mixed"):
+            outputs.append(layer(x))
+    torch.testing.assert_close(outputs[0], outputs[1], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(outputs[0], outputs[2], atol=1e-4, rtol=1e-4)
+
+
+def test_extrapolation_keeps_sigma_positive():
+    layer = one_channel(0.0, 1.0)
+    layer.u = torch.tensor([1.1])
+    x = torch.full((1, 1, 2, 2), 1.0)
+    x[0, 0, 0, 0] = 1.002  # sigma_i 0.0009, so 1.1 sigma_i - 0.1 < 0
+    with switched({"": layer}, "mixed"):
+        out = layer(x)
+    torch.testing.assert_close(out, (x - 1.1 * x.mean()) / 1e-3, rtol=1e-3, atol=1e-3)
+
+
+def test_new_layers_use_the_batch_in_round_1(trained_bn, images):
+    bn1d = MixIGLayer(nn.BatchNorm1d(4), MixIG()).train()
+    vectors = torch.randn(6, 4) * 3 + 1
+    with switched({"": bn1d}, "mixed"):
+        torch.testing.assert_close(bn1d(vectors), nn.functional.batch_norm(vectors, None, None, training=True))
+        as_installed(bn1d, torch.ones(4), torch.full((4,), 2.0))
+        torch.testing.assert_close(bn1d(vectors), (vectors - 1) / 2)
+    assert bn1d.norm.num_batches_tracked == 0
+    layer = MixIGLayer(trained_bn, MixIG()).train()
+    layer.u = torch.zeros(4)
+    with switched({"": layer}, "mixed"):
+        expected = nn.functional.batch_norm(images, None, None, trained_bn.weight, trained_bn.bias, training=True)
+        torch.testing.assert_close(layer(images), expected, atol=1e-5, rtol=1e-4)
+
+
+def test_one_pixel_maps_use_global_statistics(layer):
+    x = torch.randn(3, 4, 1, 1)
+    layer.u, layer.z = torch.rand(4), torch.randn(3)
+    shape = (1, 4, 1, 1)
+    slope = layer.norm.weight / layer.global_std
+    expected = (x - layer.global_mean.view(shape)) * slope.view(shape) + layer.norm.bias.view(shape)
+    for mode in ("mixed", "adapted"):
+        with switched({"": layer}, mode):
+            torch.testing.assert_close(layer(x), expected)
+
+
+def test_global_statistics_average_variances_before_the_root(build):
+    net = build("digits-cnn-bn", MixIG(), channels=1, size=28)
+    arrays = numpy_state(net)
+    name = "backbone.norm1.bn.running_var"
+    arrays[name] = arrays[name] * 0 + (1 + 9) / 2
+    install_global(net, arrays)
+    layer = net.backbone.norm1
+    assert not layer.fresh
+    assert net.backbone.norm2.fresh
+    assert layer.global_std.unique().item() == pytest.approx(2.236068, abs=3e-6)
+
+
+def test_u_is_one_vector_per_layer_in_its_range(build):
+    for bounds in ((0.0, 1.0), (0.0, 0.5), (-0.1, 1.1), (0.5, 0.5)):
+        layers = mixig_layers(build("digits-cnn-bn", MixIG(u=bounds), channels=1, size=28))
+        draw_u(layers, torch.Generator().manual_seed(0))
+        drawn = torch.cat([layer.u for layer in layers.values()])
+        assert [len(layer.u) for layer in layers.values()] == [layer.norm.num_features for layer in layers.values()]
+        assert drawn.min() >= bounds[0]
+        assert drawn.max() <= bounds[1] + 1e-6
+        assert (drawn.std() == 0) == (bounds[0] == bounds[1])
+
+
+def test_layers_and_parameters_of_the_paper_network(build):
+    plain, net = (build("resnet18", part, bottleneck=256) for part in (MixIG(), ADAPTER))
+    layers = mixig_layers(net)
+    assert [type(layer.norm) for layer in layers.values()].count(nn.BatchNorm2d) == 20
+    assert sum(layer.norm.num_features for layer in layers.values()) == 4_800 + 256
+    assert sum(parameter.numel() for parameter in plain.parameters()) == 11_310_151
+    assert sum(parameter.numel() for parameter in net.parameters()) == 11_310_151 + 218_540
+    assert not any(layer.adapter.fc1.weight.requires_grad for layer in layers.values() if layer.adapter is not None)
+    adapters = [layer.adapter for layer in layers.values() if layer.adapter is not None]
+    sizes = [sum(parameter.numel() for parameter in adapter.parameters()) for adapter in adapters]
+    assert sorted(sizes) == [526] * 5 + [2_074] * 5 + [8_242] * 5 + [32_866] * 5
+    stem = {name: tuple(value.shape) for name, value in layers["backbone.bn1"].adapter.state_dict().items()}
+    assert stem == {"fc1.weight": (4, 128), "fc1.bias": (4,), "fc2.weight": (2, 4), "fc2.bias": (2,)}
+    kinds = tensor_kinds(net)
+    assert {kinds[name] for name in bn_scope(net)} == {Kind.BN_AFFINE, Kind.BN_STATISTICS, Kind.COUNTER}
+    assert len(bn_scope(net)) == 5 * 21
+    assert not [name for name in net.state_dict() if "global" in name]
+
+
+def test_local_mode_is_the_plain_network(build):
+    plain, net = (build("resnet18", part, size=64, bottleneck=16) for part in (None, ADAPTER))
+    x = torch.randn(4, 3, 64, 64)
+    for mode in (True, False):
+        assert torch.equal(plain.train(mode)(x), net.train(mode)(x))
+
+
+def test_learned_alpha_variant(build):
+    net = build("digits-cnn-bn", MixIG(local="bin"), channels=1, size=28)
+    assert "backbone.norm1.bn.rho" in net.state_dict()
+    install_global(net, numpy_state(net))
+    layers = mixig_layers(net)
+    draw_u(layers, torch.Generator().manual_seed(0))
+    with switched(layers, "mixed"):
+        assert net(torch.rand(4, 1, 28, 28)).isfinite().all()
+
+
+def test_forced_alpha(trained):
+    x = torch.randn(3, 3, 64, 64)
+    plain = EvalMode().begin(trained, tuple)(x)
+    for value in (0.0, 1.0):
+        for layer in mixig_layers(trained).values():
+            if layer.adapter is not None:
+                layer.adapter.fc2.weight.data.zero_()
+                layer.adapter.fc2.bias.data.copy_(torch.tensor([0.0, value]))
+        with torch.no_grad():
+            adapted = ZeroShotAdapter().begin(trained, tuple)(x)
+        if value == 0:
+            torch.testing.assert_close(adapted, plain, atol=1e-4, rtol=1e-4)
+        else:
+            by_instance = copy.deepcopy(trained)
+            for name, module in list(by_instance.named_modules()):
+                if isinstance(module, MixIGLayer) and isinstance(module.norm, nn.BatchNorm2d):
+                    parent, _, leaf = name.rpartition(".")
+                    norm = nn.InstanceNorm2d(module.norm.num_features, affine=True)
+                    norm.load_state_dict({"weight": module.norm.weight, "bias": module.norm.bias})
+                    setattr(by_instance.get_submodule(parent), leaf, norm)
+            torch.testing.assert_close(adapted, by_instance.eval()(x), atol=1e-3, rtol=1e-3)
+
+
+def test_inference_is_per_image_and_deterministic(trained):
+    x = torch.randn(5, 3, 64, 64)
+    rule = ZeroShotAdapter()
+    predict = rule.begin(trained, tuple)
+    with torch.inference_mode():
+        together, again = predict(x), predict(x)
+        apart = torch.cat([predict(image[None]) for image in x])
+    assert torch.equal(together, again)
+    torch.testing.assert_close(apart, together, atol=1e-5, rtol=1e-5)
+    recorded = rule.details(trained)
+    assert [name for _, name, _ in recorded] == [name for name, layer in mixig_layers(trained).items() if layer.adapter]
+    assert all(quantity == "alpha" and 0 <= value <= 1 for quantity, _, value in recorded)
+    assert len({value for _, _, value in recorded}) > 10
+
+
+def test_training_and_inference_form_agree(trained):
+    """With z = 0 and the installed statistics, pass 3 computes what inference computes."""
+    x = torch.randn(2, 3, 64, 64)
+    layers = mixig_layers(trained)
+    for layer in layers.values():
+        layer.z = torch.zeros(2)
+    with switched(layers, "adapted"), torch.no_grad():
+        pass_3, inference = trained.train()(x), trained.eval()(x)
+    torch.testing.assert_close(pass_3, inference, atol=1e-4, rtol=1e-4)
+
+
+def test_gradients_reach_the_first_adapter_through_the_frozen_network(trained):
+    layers = {path: layer for path, layer in mixig_layers(trained).items() if layer.adapter is not None}
+    draw_z(layers, 4, torch.Generator().manual_seed(0))
+    parameters = [parameter for layer in layers.values() for parameter in layer.adapter.parameters()]
+    for parameter in parameters:
+        parameter.requires_grad_(True)
+    with switched(mixig_layers(trained), "adapted"):
+        loss = trained.train()(torch.randn(4, 3, 64, 64)).logsumexp(1).sum()
+    first = layers["backbone.bn1"]
+    inside = (first.alpha > 0) & (first.alpha < 1)
+    assert inside.any()
+    gradients = torch.autograd.grad(loss, parameters)
+    assert all(gradient.abs().sum() > 0 for gradient in gradients[2:4])
+    assert all(parameter.grad is None for parameter in trained.parameters())
+
+
+def test_global_affine_of_pass_3(trained_bn, images):
+    layer = MixIGLayer(trained_bn, MixIG(adapter=True, adapter_affine="global")).train()
+    as_installed(layer, torch.zeros(4), torch.ones(4))
+    layer.z = torch.zeros(6)
+    with switched({"": layer}, "adapted"):
+        by_global = layer(images)
+        layer.affine = "local"
+        weight, bias = (value.view(4, 1, 1) for value in (trained_bn.weight, trained_bn.bias))
+        torch.testing.assert_close(layer(images), by_global * weight + bias)
+
+
+def test_networks_without_batch_norm_are_refused(build):
+    with pytest.raises(UserError, match="batch norm"):
+        build("digits-cnn", MixIG(), channels=1, size=28)
+
+
+def test_fast_moments_and_affine(images):
+    hard = torch.cat([images, 100 + 0.01 * images, torch.full_like(images[:1], 3.0)])  # cancelling digits, a constant
+    mean, variance = instance_moments(hard)
+    torch.testing.assert_close(mean, hard.mean((2, 3)))
+    exact = hard.double().var((2, 3), correction=0).float()
+    torch.testing.assert_close(variance, exact, rtol=2e-5, atol=1e-12)
+    a, b = torch.randn(2, 6, 4)
+    expected = a[:, :, None, None] * (images - 1.5) + b[:, :, None, None]
+    for x in (images, images.contiguous(memory_format=torch.channels_last)):
+        torch.testing.assert_close(affine_map(x, torch.full((6, 4), 1.5), a, b), expected, atol=1e-5, rtol=1e-5)
