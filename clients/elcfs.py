@@ -35,7 +35,8 @@ class EpisodicStep(Step):
     """
 
     L_w: Annotated[float, Field(ge=0, le=1)] = 0.01
-    """Half-width of the window as a share of the image's shorter side: b = floor(L_w min(H, W))."""
+    """Half-width of the window as a share of the shorter side, b = floor(L_w min(H, W)). With 0.01, images of less than
+    100 pixels have the zero frequency alone: only the brightness moves. 0.05 at 64 pixels gives b = 3."""
     beta: Annotated[float, Field(ge=0)] = 1e-3
     """Learning rate of the inner step."""
     clip: Annotated[float, Field(gt=0)] = 100.0

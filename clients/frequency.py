@@ -17,9 +17,9 @@ def half_width(share: float, height: int, width: int) -> int:
     return int(share * min(height, width))
 
 
-def window_rows(b: int, height: int) -> Tensor:
+def window_rows(b: int, height: int, device: torch.device | None = None) -> Tensor:
     """Row indices of the frequencies -b..b in an unshifted spectrum; every row once when the window is larger."""
-    return torch.arange(-min(b, height // 2), min(b, (height - 1) // 2) + 1) % height
+    return torch.arange(-min(b, height // 2), min(b, (height - 1) // 2) + 1, device=device) % height
 
 
 def window_shape(b: int, height: int, width: int) -> tuple[int, int]:
@@ -29,8 +29,7 @@ def window_shape(b: int, height: int, width: int) -> tuple[int, int]:
 
 def window_of(spectrum: Tensor, b: int) -> Tensor:
     """Window [.., rows, columns] of rfft2 values [.., H, W/2+1] (or of their amplitudes)."""
-    rows = window_rows(b, spectrum.shape[-2]).to(spectrum.device)
-    return spectrum.index_select(-2, rows)[..., : b + 1]
+    return spectrum.index_select(-2, window_rows(b, spectrum.shape[-2], spectrum.device))[..., : b + 1]
 
 
 def amplitude(images: Tensor, b: int | None = None) -> Tensor:
@@ -56,7 +55,7 @@ def interpolate(images: Tensor, foreign: Tensor, share: Tensor, b: int) -> Tenso
         keep = mean_only.expand_as(mixed).clone()
         keep[..., zero, 0] = False
         mixed = torch.where(keep, own, mixed)
-    rows = window_rows(b, height).to(images.device)
+    rows = window_rows(b, height, images.device)
     changed = spectrum.clone()
     changed[..., rows, : window.shape[-1]] = torch.polar(mixed, window.angle())
     return torch.fft.irfft2(changed, s=(height, width))

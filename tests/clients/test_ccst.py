@@ -183,7 +183,7 @@ def _combined(name: str) -> str:
 
 
 def test_combinations_run(tmp_path: Path) -> None:
-    for method in ("ccst+gfedavg", "ccst+elcfs"):
+    for method in ("ccst+gfedavg", "ccst+elcfs", "ccst+mixstyle"):
         folder, _ = run_small(small_experiment(tmp_path, method, train={"rounds": 1}))
         assert (folder / "summary.csv").is_file()
     added = build_recipe(small_experiment(tmp_path, {"name": "fedavg", "add": ["cross_client_style"]}))

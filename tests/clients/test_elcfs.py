@@ -181,7 +181,7 @@ def test_settings_are_checked(tmp_path: Path) -> None:
             build_recipe(small_experiment(tmp_path, {"name": "elcfs", "episodic_step": fields}))
 
 
-@pytest.mark.parametrize("method", ["elcfs+gfedavg", "elcfs+gperxan", "elcfs+fedprox"])
+@pytest.mark.parametrize("method", ["elcfs+gfedavg", "elcfs+gperxan", "elcfs+fedprox", "elcfs+mixstyle"])
 def test_combinations_run(method: str, tmp_path: Path) -> None:
     folder, _ = run_small(small_experiment(tmp_path, method, train={"rounds": 1}))
     assert np.isfinite(numbers(folder / "rounds.csv")["train_loss"].iloc[-1])

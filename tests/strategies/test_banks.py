@@ -201,6 +201,16 @@ def test_a_killed_run_continues_with_its_banks(method: str, tmp_path: Path) -> N
     assert not any(message.metadata.message_type == "query.collect" for message, _ in grid.seen)
 
 
+@pytest.mark.parametrize("method", ["ccst", "elcfs"])
+def test_a_single_client_has_an_empty_foreign_bank(method: str, tmp_path: Path) -> None:
+    data = {"domains": ["rot0", "rot45"]}
+    folder, _ = run_small(small_experiment(tmp_path, method, data=data))
+    plain, _ = run_small(small_experiment(tmp_path, data=data))
+    assert cells(folder, "status")[3] == ["ok"]
+    same = numbers(folder / "rounds.csv")["train_loss"].equals(numbers(plain / "rounds.csv")["train_loss"])
+    assert same == (method == "ccst")  # the episode without foreign amplitudes still takes L(theta) + L(theta^)
+
+
 def test_the_unseen_domain_is_in_no_bank(tmp_path: Path) -> None:
     _, grid = run_small(small_experiment(tmp_path, "ccst", train={"rounds": 1}))
     names = {name for message, _ in grid.seen if "style" in message.content.array_records

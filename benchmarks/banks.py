@@ -1,0 +1,156 @@
+"""What banks cost: a local step relative to FedAvg's, and images per second of collecting styles and amplitudes.
+
+    python benchmarks/banks.py --root FOLDER_OF_PACS --threads 2
+    python benchmarks/banks.py --root FOLDER_OF_PACS --rows "ccst,ccst:cross_client_style.encoder=haar,elcfs"
+
+Steps are whole ones on real PACS images: gather, transfer, augment, forward, backward, update. Each repetition takes
+every row once, in turn; the ratio is the median over repetitions of the ratio to FedAvg's step of that repetition.
+Targets: at most 1.15 for CCST in pixel space, 3.5 for first-order ELCFS.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from clients import frequency, style
+from clients.base import DomainClient
+from clients.optimizers import make_optimizer
+from fedsim.experiment import Experiment, from_table, parse_override
+from fedsim.workspace import Workspace, source_clients
+
+ROWS = ("ccst,ccst:cross_client_style.encoder=haar,elcfs,elcfs:episodic_step.L_w=0.1,"
+        "elcfs:episodic_step.second_order=true,elcfs+gfedavg,ccst+gfedavg")
+
+
+def experiment_of(row: str, args: argparse.Namespace) -> Experiment:
+    """The experiment of a row `method` or `method:part.field=value`."""
+    name, _, override = row.partition(":")
+    method: dict = {"name": name}
+    if override:
+        key, value = parse_override(override)
+        part, field = key.split(".")
+        method[part] = {field: value}
+    data = {"dataset": "pacs", "root": str(args.root), "image_size": args.size, "augment": "domainbed",
+            "normalize": "imagenet", **({"cache": str(args.cache)} if args.cache else {})}
+    return from_table({"name": "banks", "method": method, "data": data, "model": {"backbone": args.backbone},
+                       "train": {"lr": 0.01, "momentum": 0.9}, "run": {"target": args.target, "device": args.device}})
+
+
+def bank_records(space: Workspace, client: str) -> dict:
+    """What `client` gets of all banks of the recipe."""
+    names = source_clients(space.experiment)
+    records = {}
+    for bank in space.recipe.banks:
+        config = {"round": 0, "phase": "collect", "bank": bank.name}
+        entries = {name: space.client(name, "").collect({**config, "client": name}) for name in names}
+        records[bank.name] = bank.hand_out(entries, client)
+    return records
+
+
+def timed_step(row: str, args: argparse.Namespace) -> Callable[[], None]:
+    """Function that takes one whole local step of the row."""
+    experiment = experiment_of(row, args)
+    space = Workspace(experiment)
+    name = source_clients(experiment)[0]
+    client: DomainClient = space.client(name, "")
+    client.records = bank_records(space, name)
+    round = client._open({"client": name, "round": 1, "phase": "train"})
+    round.lr, round.optimizer = experiment.train.lr, make_optimizer(space.net, experiment.train, experiment.train.lr)
+    space.net.train()
+    terms = [function for term in space.recipe.terms if (function := term.begin(round)) is not None]
+    step = space.recipe.client.begin(round, terms)
+    augment = space.recipe.augment
+    transfer = augment.begin(round) if augment else None
+    rng = np.random.default_rng(0)
+    items = client.data.examples * (augment.copies(round) if augment else 1)
+    return lambda: step(client.data.batch(rng.permutation(items)[: args.batch], transfer))
+
+
+def compare_steps(rows: list[str], args: argparse.Namespace) -> None:
+    """One line per row: median milliseconds and ratio to FedAvg."""
+    takes = {row: timed_step(row, args) for row in ["fedavg", *rows]}
+    times: dict[str, list[float]] = {row: [] for row in takes}
+    for repetition in range(args.repeats + 2):  # two to warm up
+        for row, take in takes.items():
+            seconds = timed(take, args.device)
+            if repetition >= 2:
+                times[row].append(seconds)
+    print(f"local step, {args.backbone}, {args.size} px, batch {args.batch}")
+    for row, values in times.items():
+        ratio = statistics.median(value / base for value, base in zip(values, times["fedavg"], strict=True))
+        print(f"{row:48} {1e3 * statistics.median(values):9.1f} ms {ratio:7.3f}")
+
+
+def timed(take: Callable[[], object], device: str) -> float:
+    """Seconds of one call."""
+    started = time.perf_counter()
+    take()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - started
+
+
+def extraction(args: argparse.Namespace) -> None:
+    """Images per second over all of PACS: styles, amplitudes, and a forward pass of the backbone for comparison."""
+    space = Workspace(experiment_of("fedavg", args))
+    data = [space.client(name, "").data for name in source_clients(space.experiment)]
+    target = Workspace(experiment_of("fedavg", argparse.Namespace(**{**vars(args), "target": "photo"})))
+    data += [target.client(name, "").data for name in source_clients(target.experiment) if name == args.target]
+    total = sum(len(part.images) for part in data)
+
+    def batches() -> Iterator[torch.Tensor]:
+        for part in data:
+            for start in range(0, len(part.images), 256):
+                yield part.raw(np.arange(start, min(start + 256, len(part.images))))
+
+    def styles(found: style.Space) -> None:
+        pieces = [style.statistics(found.encode(images)) for images in batches()]
+        style.pool(*(torch.cat(values) for values in zip(*pieces)))
+
+    def amplitudes(share: float) -> None:
+        for images in batches():
+            frequency.amplitude(images, frequency.half_width(share, *images.shape[-2:]))
+
+    def forward() -> None:
+        space.net.eval()
+        with torch.inference_mode():
+            for images in batches():
+                space.net(images)
+
+    works = {"gathering alone": lambda: [None for _ in batches()], "styles, pixel": lambda: styles(style.Pixel()),
+             "styles, haar": lambda: styles(style.Haar()), "amplitudes, L_w = 0.01": lambda: amplitudes(0.01),
+             "amplitudes, L_w = 0.1": lambda: amplitudes(0.1), f"forward, {args.backbone}": forward}
+    print(f"collecting from all {total} images of PACS at {args.size} px (gathering included)")
+    for name, work in works.items():
+        seconds = min(timed(work, args.device) for _ in range(1 if "forward" in name else 3))
+        print(f"{name:48} {total / seconds:12.0f} images/s")
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--root", type=Path, required=True, help="folder that holds PACS")
+    parser.add_argument("--cache", type=Path, help="folder of the decoded images")
+    parser.add_argument("--rows", default=ROWS, help="comma-separated method[:part.field=value]; empty: no steps")
+    parser.add_argument("--backbone", default="resnet18")
+    parser.add_argument("--target", default="sketch")
+    parser.add_argument("--size", type=int, default=64, help="side of the images in pixels")
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--repeats", type=int, default=8)
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    print(f"{args.threads} thread(s), {args.device}, torch {torch.__version__}")
+    if args.rows:
+        compare_steps(args.rows.split(","), args)
+    extraction(args)
+
+
+if __name__ == "__main__":
+    main()
