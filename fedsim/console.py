@@ -49,6 +49,7 @@ class SweepView:
 
     def __init__(self, cells: list) -> None:
         self._cells = cells
+        self._open = [cell for cell in cells if cell.state == "waiting"]
         self._rounds = sum(cell.experiment.train.rounds for cell in cells if cell.state == "waiting")
         self._progress = Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
                                   TextColumn("rounds  left"), TimeRemainingColumn(elapsed_when_finished=True), console=errors)
@@ -66,7 +67,12 @@ class SweepView:
         errors.print(f"{done} of {len(self._cells)} cells finished" + (f", {failed} failed" if failed else ""))
 
     def update(self) -> None:
-        """Move the bar to what the cells say."""
+        """Move the bar to what the cells say; one line for each cell that has ended."""
+        for cell in self._cells:
+            if cell.state in ("finished", "failed") and cell in self._open:
+                self._open.remove(cell)
+                shown = f"{100 * cell.target_accuracy:.1f} % at the last round" if cell.target_accuracy is not None else ""
+                self._live.console.print(f"{cell.state}: {cell.title} {shown}", highlight=False)
         started = [cell for cell in self._cells if cell.round or cell.state == "failed"]
         self._progress.update(self._task, completed=sum(
             cell.experiment.train.rounds if cell.state in ("finished", "failed") else cell.round for cell in started))

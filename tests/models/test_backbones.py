@@ -154,7 +154,7 @@ def test_local_weights(build, tmp_path, suffix):
 
 def test_own_checkpoints_are_read(build, tmp_path):
     donor, file = build("digits-cnn", seed=3), tmp_path / "best.safetensors"
-    save_file(donor.state_dict(), file)
+    save_file({name: value.contiguous() for name, value in donor.state_dict().items()}, file)
     net = build("digits-cnn", weights=str(file), bottleneck=8)
     assert torch.equal(net.backbone.conv1.weight, donor.backbone.conv1.weight)
 

@@ -1,0 +1,130 @@
+"""The command line as a person meets it: one line and exit code 2 for bad input, no traceback, nothing half-written."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from support import numbers
+
+SMALL = ["--set", "train.rounds=3", "--set", "data.fraction=0.1", "--set", 'data.domains=["rot0", "rot15", "rot30"]']
+FEDSIM = [sys.executable, "-c", "from fedsim.cli import main; main()"]
+
+
+def fedsim(*words: str, **options) -> subprocess.CompletedProcess:
+    """Run the command line in a process of its own."""
+    return subprocess.run([*FEDSIM, *words], capture_output=True, text=True, timeout=300, **options)
+
+
+def test_run_then_again(tmp_path):
+    """A run leaves all files of the design, says its headline, and is not repeated."""
+    command = ["run", "digits", "--method", "fedbn", "--target", "rot0", "--output", str(tmp_path), *SMALL]
+    first = fedsim(*command)
+    assert first.returncode == 0, first.stderr
+    folder = tmp_path / "digits" / "fedbn" / "rot0" / "seed0"
+    assert {file.name for file in folder.iterdir()} == {
+        "experiment.toml", "environment.json", "rounds.csv", "clients.csv", "summary.csv", "best.safetensors",
+        "last.safetensors"}
+    assert "best source validation" in first.stdout
+    assert "already finished" in fedsim(*command).stdout
+    clients = pd.read_csv(folder / "clients.csv")
+    assert {"bytes_up_arrays", "bytes_down_arrays", "weight", "train_seconds", "validation_accuracy"} <= set(clients)
+    assert (clients["bytes_down_arrays"] == clients["bytes_down"]).all()
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (["run", "digits", "--method", "gperxn"], "did you mean 'gperxan'"),
+    (["run", "digits", "--target", "rot7"], "did you mean"),
+    (["run", "nowhere.toml"], "no experiment file"),
+    (["run", "pacs", "--set", "data.root=/nowhere", "--set", "model.weights=none"], "/nowhere"),
+    (["run", "digits", "--set", "model.backbone=digits-cnn", "--method", "gperxan"], "batch norm"),
+    (["run", "digits", "--set", "model.backbone=resnet19"], "did you mean"),
+    (["run", "digits", "--set", "run.device=cuda"], "no CUDA device"),
+    (["run", "--what"], "No such option"),
+    (["sweep", "digits", "--methods", "fedavg,nope"], "unknown method 'nope'"),
+    (["compare", "/nowhere"], "/nowhere"),
+])
+def test_bad_input_is_one_line(words, said, tmp_path):
+    """Exit code 2, one line that says what to do, nothing left behind."""
+    if "run.device=cuda" in words:
+        import torch
+
+        if torch.cuda.is_available():
+            pytest.skip("there is a CUDA device here")
+    output = ["--output", str(tmp_path / "out")] if words[0] in ("run", "sweep") else []
+    done = fedsim(*words, *output, cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert not list(tmp_path.rglob("*.csv"))
+
+
+def test_help_is_fast_and_imports_nothing_heavy():
+    """`fedsim --help` needs neither torch nor ray."""
+    code = "import sys, fedsim.cli; sys.exit(any(name in sys.modules for name in ('torch', 'ray', 'flwr', 'pandas')))"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+    started = time.perf_counter()
+    assert fedsim("--help").returncode == 0
+    assert time.perf_counter() - started < 5  # under one second on a quiet machine; the margin is for a busy one
+
+
+def kill_when(process: subprocess.Popen, file: Path, rows: int) -> None:
+    """SIGKILL a process as soon as a CSV file has that many lines."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and process.poll() is None:
+        if file.is_file() and len(file.read_text().splitlines()) >= rows:
+            break
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+@pytest.mark.parametrize("method", ["fedbn", "feddg-ga"])
+def test_killed_run_continues_to_the_same_csv(method, tmp_path):
+    """`kill -9` in the middle, the same command again: the CSV of the unbroken run."""
+    words = ["run", "digits", "--method", method, "--target", "rot0", *SMALL, "--set", "train.rounds=12"]
+    assert fedsim(*words, "--output", str(tmp_path / "whole")).returncode == 0
+    broken = tmp_path / "broken"
+    folder = broken / "digits" / method / "rot0" / "seed0"
+    for rows in (4, 8):
+        process = subprocess.Popen([*FEDSIM, *words, "--output", str(broken)], stdout=subprocess.DEVNULL,
+                                   stderr=subprocess.DEVNULL)
+        kill_when(process, folder / "rounds.csv", rows)
+    assert not (folder / "summary.csv").exists()
+    assert fedsim(*words, "--output", str(broken)).returncode == 0
+    whole = tmp_path / "whole" / "digits" / method / "rot0" / "seed0"
+    for name in ("rounds.csv", "clients.csv", "summary.csv"):
+        assert numbers(folder / name).equals(numbers(whole / name)), name
+
+
+def test_sweep_compare_plot(tmp_path):
+    """Methods x targets x seeds, a failing cell is reported and does not stop the others; then a table and figures."""
+    words = ["sweep", "digits", "--methods", "fedavg,deepall", "--targets", "rot0,rot30", "--seeds", "0,1", *SMALL,
+             "--output", str(tmp_path)]
+    assert "8 cells" in fedsim(*words, "--dry-run").stdout
+    assert not (tmp_path / "digits").exists()
+    done = fedsim(*words)
+    assert done.returncode == 0, done.stderr
+    assert len(pd.read_csv(tmp_path / "digits" / "results.csv")) == 8
+    assert "8 finished, 0 to run" in fedsim(*words).stdout
+    table = fedsim("compare", str(tmp_path / "digits"), "--baseline", "fedavg", "--format", "csv")
+    assert table.returncode == 0, table.stderr
+    assert "deepall" in table.stdout
+    assert fedsim("plot", str(tmp_path / "digits")).returncode == 0
+    assert len(list((tmp_path / "digits" / "plots").glob("*.png"))) >= 3
+    assert fedsim("report", str(tmp_path / "digits")).returncode == 0
+
+
+def test_failing_cell_is_reported(tmp_path):
+    """Exit code 1, the cell and its reason at the end; the others are finished."""
+    words = ["sweep", "digits", "--methods", "fedavg", "--targets", "rot0", "--seeds", "0", *SMALL,
+             "--grid", "train.lr=0.05,1e30", "--output", str(tmp_path), "--jobs", "1"]
+    done = fedsim(*words)
+    assert done.returncode == 1
+    assert "failed: fedavg@train.lr=1e30" in done.stderr
+    assert "1 of 2 cells finished, 1 failed" in done.stderr
