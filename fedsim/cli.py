@@ -23,13 +23,11 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):  # a background shell starts commands with SIGINT ignored
         signal.signal(number, _interrupt)
     try:
-        app(standalone_mode=False)
+        sys.exit(app(standalone_mode=False) or 0)  # without standalone mode, typer.Exit's code is returned
     except UserError as error:
         sys.exit(_complain(str(error), 2))
     except ClientFailedError as error:
         sys.exit(_complain(str(error), 1))
-    except typer.Exit as stop:
-        sys.exit(stop.exit_code)
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(_complain("interrupted; the same command continues where it stopped", 130))
     except Exception as error:
