@@ -15,7 +15,7 @@ def check_batch_norm(recipe: Any, name: str) -> None:
         raise UserError(f"{name}: mix_ig needs the averaged batch norm on the clients; use share 'without_batch_norm' "
                         "with method.without_batch_norm.mirror = true")
     if mirrored and not recipe.share.upload:
-        raise UserError(f"{name}: without_batch_norm cannot mirror averages of what never leaves a client; set its upload")
+        raise UserError(f"{name}: without_batch_norm has nothing to mirror without its upload; set upload = true")
     plain = isinstance(norm, BatchNorm | IBN) or (isinstance(norm, MixIG) and norm.local == "bn")
     if isinstance(step, ClientAgnostic) and not isinstance(norm, BatchNorm | IBN | MixIG):
         raise UserError(f"{name}: client_agnostic makes its second pass by norm 'mix_ig', or by an insert on norm "

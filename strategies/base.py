@@ -32,8 +32,6 @@ from strategies.validation import (
 )
 
 
-
-
 @dataclass
 class RoundLog:
     """What is known of one round, for the records: one row per client, totals, details."""

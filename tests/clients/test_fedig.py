@@ -1,0 +1,389 @@
+"""The client-agnostic step and its federation: the properties of core.md 5.9 and 6.9, baselines.md F.3."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from clients.base import BestIterate
+from clients.fedig import ClientAgnostic, cafl
+from clients.optimizers import make_optimizer
+from clients.parts import Batch, LocalRound
+from clients.steps import SupervisedStep
+from clients.store import ClientStore
+from fedsim.arrays import bn_scope, load_arrays
+from fedsim.errors import UserError
+from fedsim.experiment import Experiment, ModelSettings
+from fedsim.methods import build_recipe
+from fedsim.models import build_model
+from fedsim.models.digits_cnn import DigitsCNN
+from fedsim.models.mixstyle import MixStyle
+from fedsim.models.norms import MixIG
+from fedsim.models.norms.mixig import mixig_layers
+from fedsim.runtime.launch import launch
+from fedsim.workspace import Workspace
+from strategies.parts import MIRROR
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+
+
+def make_net(norm=None, *, bottleneck=8):
+    model = ModelSettings(backbone="digits-cnn-bn", bottleneck=bottleneck)
+    net = build_model(model, 10, 1, 28, norm, 0)
+    with torch.no_grad():  # running statistics that say something
+        net.train()(torch.rand(16, 1, 28, 28, generator=torch.Generator().manual_seed(4)))
+    return net
+
+
+def arrays_of(net, names=None):
+    state = net.state_dict()
+    return {name: state[name].numpy().copy() for name in names or state}
+
+
+def local_round(net, **train):
+    settings = Experiment(train={"lr": 0.05, "momentum": 0.5, **train}).train
+    round = LocalRound(client="a", net=net, train=settings, classes=10, round=2, rounds=4, phase="train", seed=0,
+                       device=torch.device("cpu"), store=ClientStore(None), data=None, records={MIRROR: arrays_of(net)})
+    round.lr, round.optimizer = settings.lr, make_optimizer(net, settings, settings.lr)
+    return round
+
+
+@pytest.fixture
+def batch():
+    generator = torch.Generator().manual_seed(3)
+    return Batch(torch.rand(12, 1, 28, 28, generator=generator), torch.arange(12) % 10)
+
+
+def changed(net, before):
+    return {name for name, value in net.state_dict().items() if not torch.equal(value, before[name])}
+
+
+def snapshot(net):
+    return {name: value.clone() for name, value in net.state_dict().items()}
+
+
+def test_cafl_numbers():
+    f, mixed = torch.tensor([[1.0, 2.0], [0.0, 0.0]]), torch.tensor([[0.0, 2.0], [3.0, 4.0]])
+    assert cafl(f, mixed).item() == 13.0
+    assert cafl(f, mixed, "mean").item() == 6.5
+
+
+def test_cacl_reaches_the_classifier_alone(batch):
+    """With lambda2 = 0 and CE taken out by a term, only the head moves, by lambda1 times the CE gradient on f_D."""
+    net = make_net(MixIG(u=(0.5, 0.5)))
+    round = local_round(net, momentum=0.0)
+    before = snapshot(net)
+    ClientAgnostic(lambda1=0.3, lambda2=0.0).begin(round, [lambda batch: -batch.loss])(batch)
+    trained = changed(net, before) - set(bn_scope(net))
+    assert trained == {"head.weight", "head.bias"}
+    affine = {name for name in bn_scope(net) if name.endswith(("weight", "bias"))}
+    assert not changed(net, before) & affine
+    net.load_state_dict(before)
+    layers = mixig_layers(net)
+    for layer in layers.values():
+        layer.mode, layer.u = "mixed", torch.full_like(layer.global_mean, 0.5)
+    loss = F.cross_entropy(net.head(net.features(batch.images).detach()), batch.labels)
+    (gradient,) = torch.autograd.grad(loss, [net.head.weight])
+    step = local_round(net, momentum=0.0)
+    for layer in layers.values():
+        layer.mode = "local"
+    ClientAgnostic(lambda1=0.3, lambda2=0.0).begin(step, [lambda batch: -batch.loss])(batch)
+    torch.testing.assert_close(net.head.weight, before["head.weight"] - 0.05 * 0.3 * gradient, atol=1e-6, rtol=1e-4)
+
+
+def test_cafl_reaches_everything_but_the_classifier(batch):
+    net = make_net(MixIG())
+    before = snapshot(net)
+    ClientAgnostic(lambda1=0.0, lambda2=1.0).begin(local_round(net), [lambda batch: -batch.loss])(batch)
+    still = set(before) - changed(net, before)
+    assert still == {"head.weight", "head.bias"}
+
+
+def test_running_statistics_are_those_of_a_plain_step(batch):
+    plain, net = make_net(), make_net(MixIG(adapter=True))
+    SupervisedStep().begin(local_round(plain), [])(batch)
+    ClientAgnostic().begin(local_round(net), [])(batch)
+    ours = {name.replace(".bn.", "."): value for name, value in net.state_dict().items()}
+    for name, value in plain.state_dict().items():
+        if "running" in name or "tracked" in name:
+            torch.testing.assert_close(ours[name], value)
+
+
+def test_lambdas_0_train_as_fedbn(batch):
+    plain, net = make_net(), make_net(MixIG())
+    for one, step in ((plain, SupervisedStep()), (net, ClientAgnostic(lambda1=0.0, lambda2=0.0))):
+        take = step.begin(local_round(one), [])
+        for _ in range(3):
+            take(batch)
+    for value, own in zip(plain.state_dict().values(), net.state_dict().values(), strict=True):
+        assert torch.equal(value, own)
+
+
+def test_two_forward_passes_and_no_mode_left_behind(batch):
+    net = make_net(MixIG(adapter=True))
+    calls = []
+    for layer in mixig_layers(net).values():
+        layer.register_forward_hook(lambda module, inputs, output: calls.append(module.mode))
+    ClientAgnostic().begin(local_round(net), [])(batch)
+    assert calls == ["local"] * 3 + ["mixed"] * 3 + ["adapted"] * 3
+    assert all(layer.mode == "local" for layer in mixig_layers(net).values())
+    assert all(norm.track_running_stats for norm in net.modules() if isinstance(norm, nn.modules.batchnorm._BatchNorm))
+
+
+def test_steps_of_main_network_and_adapter_are_apart(batch, monkeypatch):
+    net = make_net(MixIG(adapter=True))
+    adapter = {name for name in net.state_dict() if ".adapter." in name}
+    seen = []
+    tally = LocalRound.tally
+
+    def watch(round, name, value):
+        tally(round, name, value)
+        if name in ("cafl_loss", "adapter_loss"):
+            seen.append(snapshot(net))
+
+    monkeypatch.setattr(LocalRound, "tally", watch)
+    before = snapshot(net)
+    round = local_round(net, weight_decay=0.1)
+    pull = [lambda batch: sum(parameter.square().sum() for parameter in net.parameters())]  # like a proximal term
+    ClientAgnostic().begin(round, pull)(batch)
+    main, both = seen
+    assert not {name for name in adapter if not torch.equal(before[name], main[name])}
+    assert {name for name in before if not torch.equal(main[name], both[name])} <= adapter
+    assert {name for name in both if not torch.equal(main[name], both[name])}
+    assert all(not parameter.requires_grad for name, parameter in net.named_parameters() if ".adapter." in name)
+
+
+def test_what_the_step_reports(batch):
+    round = local_round(make_net(MixIG(adapter=True)))
+    ClientAgnostic().begin(round, [])(batch)
+    assert sorted(round.sums) == ["adapter_loss", "cacl_loss", "cafl_loss", "ce_loss"]
+
+
+def test_adapter_momentum_is_kept_when_asked_for(batch):
+    net = make_net(MixIG(adapter=True))
+    step = ClientAgnostic()
+    round = local_round(net, persist_optimizer=True)
+    step.begin(round, [])(batch)
+    step.end(round)
+    round.store.commit()
+    kept = round.store.get("adapter-optimizer")
+    assert len(kept) == 8  # two layers of four tensors
+    assert any(value.abs().sum() > 0 for value in kept.values())
+    round.store.open_round(3)
+    step.begin(round, [])(batch)
+    forgetful = local_round(net)
+    step.begin(forgetful, [])(batch)
+    step.end(forgetful)
+    forgetful.store.commit()
+    assert forgetful.store.get("adapter-optimizer") is None
+
+
+def test_mixstyle_inside_the_losses(batch):
+    plain, net = make_net(), make_net()
+    MixStyle(p=1.0, stages=(1,)).apply(net)
+    round = local_round(net)
+    step = ClientAgnostic(lambda1=0.1, lambda2=1.0).begin(round, [])
+    assert not net.inserts[0].second_view
+    step(batch)
+    assert float(round.sums["cafl_loss"]) > 0
+    SupervisedStep().begin(local_round(plain), [])(batch)
+    assert net.backbone.norm1.num_batches_tracked == plain.backbone.norm1.num_batches_tracked
+    torch.testing.assert_close(net.backbone.norm1.running_mean, plain.backbone.norm1.running_mean)
+
+
+def test_a_second_view_is_needed(batch):
+    with pytest.raises(UserError, match="second view"):
+        ClientAgnostic().begin(local_round(make_net()), [])
+
+
+@pytest.mark.parametrize(("method", "settings", "words"), [
+    ("fedig", {"share": "everything"}, "mirror = true"),
+    ("fedig", {"without_batch_norm": {"upload": False}}, "upload = true"),
+    ("gperxan", {"client": "client_agnostic"}, "track both passes"),
+])  # fmt: skip
+def test_combinations_that_make_no_sense(method, settings, words):
+    with pytest.raises(UserError, match=words):
+        build_recipe(Experiment(method={"name": method, **settings}))
+
+
+def test_settings_of_the_tables():
+    def recipe(name, **settings):
+        return build_recipe(Experiment(method={"name": name, **settings}))
+
+    assert recipe("fedig", mix_ig={"u": [0.5, 0.5]}).norm.u == (0.5, 0.5)
+    assert recipe("fedig-a", mix_ig={"u": [-0.1, 1.1]}).norm == MixIG(adapter=True, u=(-0.1, 1.1))
+    assert recipe("fedig", mix_ig={"local": "bin"}).norm.local == "bin"
+    assert recipe("fedig+fedprox").terms[0].mu == 0.1
+    table3 = recipe("fedbn+mixstyle", client="client_agnostic", client_agnostic={"lambda2": 2.0})
+    assert (table3.client, table3.inserts) == (ClientAgnostic(lambda2=2.0), (MixStyle(),))
+
+
+# ----------------------------------------------------------------------------------------------------- the federation
+
+DATA = {"fraction": 0.06, "domains": ["rot0", "rot15", "rot30"], "holdout": 0.3}
+
+
+def experiment(method="fedig-a", tmp_path="", train=None, run=None, **settings):
+    return Experiment(
+        data=DATA, method={"name": method, **settings},
+        train={"rounds": 2, "batch_size": 16, "lr": 0.02, **(train or {})},
+        run={"target": "rot30", "output": str(tmp_path), "threads": 1, **(run or {})})  # fmt: skip
+
+
+@pytest.fixture
+def client():
+    return make_client(experiment())
+
+
+def make_client(settings):
+    space = Workspace(settings)
+    client = space.client("rot0", "")
+    client.records = {MIRROR: arrays_of(space.net, space.initial)}
+    return client
+
+
+def fit(client, round, changes=None):
+    state = {**arrays_of(client.net), **(changes or {})}
+    config = {"round": round, "client": "rot0", "phase": "train"}
+    return client.fit([state[name] for name in client.names("train")], config)
+
+
+def test_personal_batch_norm_starts_from_the_server_and_then_stays(client):
+    name = "backbone.norm1.bn.weight"
+    averages = {key: value.copy() for key, value in client.records[MIRROR].items()}
+    averages[name] += 0.5
+    client.records[MIRROR] = averages
+    assert name not in client.names("train")
+    started = []
+    original = client._load
+    client._load = lambda *args: (original(*args), started.append(client.net.state_dict()[name].clone()))[0]
+    sent, _, metrics = fit(client, 4)  # drawn late, as with 10 of 30 clients a round
+    torch.testing.assert_close(started[0], torch.from_numpy(averages[name]))
+    uploaded = dict(zip(client.upload_names(), sent, strict=True))[name]
+    averages[name] = averages[name] + 1
+    client.net.load_state_dict({key: value * 0 for key, value in client.net.state_dict().items()})  # another client's
+    fit(client, 5, {"head.bias": np.zeros(10, np.float32)})
+    torch.testing.assert_close(started[1], torch.from_numpy(uploaded))
+    torch.testing.assert_close(client.net.backbone.norm1.global_weight, torch.from_numpy(averages[name]))
+    assert {"ce_loss", "cacl_loss", "cafl_loss", "adapter_loss"} <= metrics.keys()
+
+
+def test_best_iterate_is_whole(monkeypatch):
+    """The second of three checks is best: weights, statistics and adapters of that step are sent and kept."""
+    client = make_client(experiment(train={"iterations": 7, "local_checks": 3}))
+    accuracies, states = iter([0.2, 0.6, 0.6]), []
+
+    def validate(predict=None):
+        states.append(snapshot(client.net))
+        return next(accuracies), 0.0
+
+    monkeypatch.setattr(client, "_validate", validate)
+    sent, *_ = fit(client, 1)
+    for name, value in zip(client.upload_names(), sent, strict=True):
+        assert torch.equal(torch.from_numpy(value), states[1][name])
+    name = "backbone.norm1.adapter.fc2.bias"
+    assert not torch.equal(states[1][name], states[2][name])
+    client.store.open_round(2)
+    personal = client.store.get("personal")
+    assert all(torch.equal(value, states[1][name]) for name, value in personal.items())
+    assert int(personal["backbone.norm1.bn.num_batches_tracked"]) == 4
+
+
+@pytest.mark.parametrize(("steps", "checks", "due"), [
+    (200, 10, list(range(20, 201, 20))), (7, 3, [2, 4, 7]), (19, 10, [1, 3, 5, 7, 9, 11, 13, 15, 17, 19]),
+    (3, 10, [1, 2, 3]), (5, 0, []),
+])  # fmt: skip
+def test_when_checks_are_due(steps, checks, due):
+    assert sorted(BestIterate(None, steps, checks).due - {0}) == due
+
+
+def test_a_run_records_bytes_alpha_and_personal_accuracy(tmp_path):
+    folder = launch(experiment(tmp_path=tmp_path, run={"personalised": True}))
+    clients, details = pd.read_csv(folder / "clients.csv"), pd.read_csv(folder / "details.csv")
+    side = 4 * 4 * sum(DigitsCNN.widths) + 2 * 8  # affine and statistics in float32, two counters
+    assert set(clients["bytes_down_global_bn"]) == {side}
+    # Trained on: all but the batch-norm side; validated on: all, as much as goes up.
+    assert (clients["bytes_down_arrays"] == 2 * clients["bytes_up"] - side).all()
+    assert (clients["bytes_down"] == clients["bytes_down_arrays"] + side).all()
+    assert clients[["personal_accuracy", "personal_loss"]].notna().all().all()
+    assert (clients["personal_loss"] != clients["validation_loss"]).any()
+    alpha = details[details["quantity"] == "alpha"]
+    assert set(alpha["name"]) == {"backbone.norm1", "backbone.norm2"}
+    assert set(alpha["client"]) == {"rot30"}
+    assert alpha["value"].between(0, 1).all()
+    assert sorted(set(alpha["round"])) == [0, 1, 2]
+
+
+def test_methods_without_a_personal_side_report_the_same(tmp_path):
+    folder = launch(experiment("fedavg", tmp_path, run={"personalised": True}, train={"rounds": 1}))
+    clients = pd.read_csv(folder / "clients.csv")
+    assert (clients["personal_accuracy"] == clients["validation_accuracy"]).all()
+    folder = launch(experiment("fedbn", tmp_path, train={"rounds": 1}))
+    assert "personal_accuracy" not in pd.read_csv(folder / "clients.csv")
+
+
+def test_server_average_of_the_batch_norm_side(tmp_path):
+    """lambda1 = lambda2 = 0 is FedBN with averaged batch norm, number for number."""
+    ours = launch(experiment("fedig", tmp_path, client_agnostic={"lambda1": 0.0, "lambda2": 0.0}))
+    fedbn = launch(experiment("fedbn", tmp_path))
+    columns = ["train_loss", "mean_validation_accuracy", "mean_validation_loss", "target_accuracy", "target_loss"]
+    ours, fedbn = (pd.read_csv(folder / "rounds.csv")[columns] for folder in (ours, fedbn))
+    pd.testing.assert_frame_equal(ours, fedbn)
+
+
+def test_ensemble_of_uploads_survives_a_restart(tmp_path):
+    from fedsim.checkpoint import load_checkpoint
+    from fedsim.session import Session
+
+    saved = []
+    keep = Session._keep
+
+    def watch(session, *args):
+        keep(session, *args)
+        saved.append(load_checkpoint(session.checkpoint_file).banks)
+
+    Session._keep = watch
+    try:
+        launch(experiment("fedig", tmp_path, infer="ensemble_of_local_bn"))
+    finally:
+        Session._keep = keep
+    assert saved[0] == {}
+    first, second = saved[1]["uploads"], saved[2]["uploads"]
+    assert sorted(first) == ["rot0", "rot15"]
+    assert len(first["rot0"]) == 8
+    name = "backbone.norm1.bn.running_mean"
+    assert not np.array_equal(first["rot0"][name], first["rot15"][name])
+    assert not np.array_equal(first["rot0"][name], second["rot0"][name])
+
+
+def test_every_rule_predicts_in_a_run(tmp_path):
+    """The rules only change the target's numbers: rounds are selected by the same validation."""
+    found = {}
+    for rule in ("eval_mode", "fixed_alpha", "tsmo_bn", "mix_norm"):
+        folder = launch(experiment("fedig", tmp_path / rule, train={"rounds": 1, "iterations": 2}, infer=rule))
+        found[rule] = pd.read_csv(folder / "rounds.csv").iloc[-1]
+    assert len({row["mean_validation_loss"] for row in found.values()}) == 1
+    assert len({row["target_loss"] for row in found.values()}) == 4
+    assert pd.read_csv(folder / "summary.csv").shape[0] == 1
+
+
+def test_same_seed_same_numbers(tmp_path):
+    folders = [launch(experiment(tmp_path=tmp_path / name, train={"iterations": 3})) for name in ("a", "b")]
+    rows = [pd.read_csv(folder / "rounds.csv") for folder in folders]
+    timings = [column for column in rows[0] if column.endswith("seconds")]
+    pd.testing.assert_frame_equal(*(frame.drop(columns=timings) for frame in rows))
+
+
+def test_global_arrays_load_into_the_layers_that_infer():
+    net = make_net(MixIG(adapter=True))
+    arrays = arrays_of(net)
+    name = "backbone.norm1.bn.running_mean"
+    arrays[name] += 1
+    load_arrays(net, arrays)
+    torch.testing.assert_close(net.backbone.norm1.norm.running_mean, torch.tensor(arrays[name]))

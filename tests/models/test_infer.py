@@ -1,0 +1,279 @@
+"""Inference rules: the numbers and properties of baselines.md D.1-D.6."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from fedsim.errors import UserError
+from fedsim.experiment import Experiment
+from fedsim.methods import build_recipe
+from fedsim.models.infer import (
+    IABN,
+    RULES,
+    EnsembleOfLocalBN,
+    EvalMode,
+    FixedAlpha,
+    MixNorm,
+    RandomAlpha,
+    Recompute,
+    TsmoBN,
+    ZeroShotAdapter,
+    accuracy_and_loss,
+)
+from fedsim.models.infer.alpha import mix_by
+from fedsim.models.infer.ensemble import mean_probabilities
+from fedsim.models.infer.iabn import instance_aware
+from fedsim.models.infer.statistics import RuledNorm
+from fedsim.models.norms import MixIG
+
+
+@pytest.fixture(params=[None, MixIG()], ids=["bn", "mixig"])
+def net(build, request):
+    """A digits CNN whose statistics and affine are away from their start."""
+    net = build("digits-cnn-bn", request.param, channels=1, size=28).train()
+    for module in net.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.weight.data.uniform_(0.5, 1.5)
+            module.bias.data.uniform_(-0.5, 0.5)
+    net(torch.rand(32, 1, 28, 28) * 2)
+    return net
+
+
+@pytest.fixture
+def digits():
+    return torch.rand(7, 1, 28, 28) * torch.rand(7, 1, 1, 1)
+
+
+def predictions(rule, net, images, **more):
+    with torch.inference_mode():
+        return rule.begin(net, lambda: [images], **more)(images).clone()
+
+
+def instance_norm_network(net):
+    net = copy.deepcopy(net).eval()
+    for module in net.modules():
+        for name, child in list(module.named_children()):
+            if isinstance(child, nn.BatchNorm2d):
+                norm = nn.InstanceNorm2d(child.num_features, eps=child.eps, affine=True)
+                norm.load_state_dict({"weight": child.weight, "bias": child.bias})
+                setattr(module, name, norm)
+    return net
+
+
+def norm_of(mean, variance, eps=0.0):
+    bn = nn.BatchNorm2d(1, eps=eps).eval()
+    bn.running_mean.fill_(mean)
+    bn.running_var.fill_(variance)
+    return bn
+
+
+def test_eval_mode_is_independent_of_batch_and_order(net, digits):
+    whole = predictions(EvalMode(), net, digits)
+    apart = torch.cat([predictions(EvalMode(), net, image[None]) for image in digits])
+    torch.testing.assert_close(apart, whole, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(predictions(EvalMode(), net, digits.flip(0)).flip(0), whole, atol=1e-5, rtol=1e-5)
+
+
+NEUTRAL = [FixedAlpha(alpha=0.0), RandomAlpha(high=0.0), IABN(k=1e4), MixNorm(m=0.0), TsmoBN(tau=1.0, init="global")]
+
+
+@pytest.mark.parametrize("rule", NEUTRAL, ids=lambda rule: type(rule).__name__)
+def test_neutral_settings_give_eval_mode_and_leave_the_network_alone(net, digits, rule):
+    before = copy.deepcopy(net.state_dict())
+    expected = predictions(EvalMode(), net, digits)
+    torch.testing.assert_close(predictions(rule, net, digits), expected, atol=1e-4, rtol=1e-4)
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+    assert not any(isinstance(module, RuledNorm) for module in net.modules())
+
+
+INDUCTIVE = [FixedAlpha(), IABN(k=1.0), MixNorm(m=0.3)]
+
+
+@pytest.mark.parametrize("rule", INDUCTIVE, ids=lambda rule: type(rule).__name__)
+def test_inductive_rules_are_per_image(net, digits, rule):
+    whole = predictions(rule, net, digits)
+    apart = torch.cat([predictions(rule, net, image[None]) for image in digits])
+    torch.testing.assert_close(apart, whole, atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(whole, predictions(EvalMode(), net, digits), atol=1e-3)
+    assert not rule.transductive
+
+
+def test_only_rules_that_look_at_the_target_are_transductive():
+    assert {rule.__name__ for rule in RULES if rule.transductive} == {"Recompute", "TsmoBN"}
+    assert [rule for rule in RULES if rule.shuffled] == [TsmoBN]
+    assert [rule for rule in RULES if rule.on_sources] == [ZeroShotAdapter]
+
+
+# ---------------------------------------------------------------------------------------------------------- D.2, D.3
+
+
+def test_ensemble_averages_probabilities_not_logits():
+    sets = [torch.tensor([[0.9, 0.1]]).log(), torch.tensor([[0.3, 0.7]]).log()]
+    torch.testing.assert_close(mean_probabilities(sets).exp(), torch.tensor([[0.6, 0.4]]))
+    averaged_logits = torch.stack(sets).mean(0).softmax(1)
+    assert averaged_logits[0, 0].item() == pytest.approx(0.662614, abs=1e-6)
+
+
+def test_ensemble_of_sets(net, digits):
+    rule = EnsembleOfLocalBN()
+    names = rule.wanted_uploads(net, [])
+    assert len(names) == 4  # statistics of two layers
+    personal = [name for name in net.state_dict() if "norm" in name]
+    assert len(rule.wanted_uploads(net, personal)) == 8  # affine and statistics, no counters
+    plain = predictions(EvalMode(), net, digits).log_softmax(1)
+    own = {name: net.state_dict()[name].clone() for name in names}
+    other = {name: value * 2 + 0.1 for name, value in own.items()}
+    torch.testing.assert_close(predictions(rule, net, digits, uploads=[own, own, own]), plain)
+    mixed = predictions(rule, net, digits, uploads=[own, other])
+    torch.testing.assert_close(predictions(rule, net, digits, uploads=[other, own]), mixed)
+    alone = predictions(rule, net, digits, uploads=[other])
+    torch.testing.assert_close(mixed.exp(), (plain.exp() + alone.exp()) / 2)
+    assert not torch.allclose(mixed, plain, atol=1e-3)
+    torch.testing.assert_close(predictions(rule, net, digits, uploads=[]).log_softmax(1), plain)
+
+
+def tracked_means(rule, values, bn):
+    tracker = rule._tracker()
+    return [tracker(torch.full((4, 1), value), torch.ones(4, 1), bn, 9)[0].item() for value in values]
+
+
+def test_tsmobn_tracks():
+    bn = norm_of(0.0, 1.0)
+    assert tracked_means(TsmoBN(init="global"), [2.0, 2.0], bn) == pytest.approx([0.2, 0.38])
+    assert tracked_means(TsmoBN(), [2.0, 3.0], bn) == pytest.approx([2.0, 2.1])
+    assert tracked_means(TsmoBN(tau=0.0), [2.0, 5.0], bn) == pytest.approx([2.0, 5.0])
+
+
+def test_tsmobn_with_tau_0_is_batch_norm_of_the_current_batch(net, digits):
+    ours = predictions(TsmoBN(tau=0.0), net, digits)
+    torch.testing.assert_close(ours, copy.deepcopy(net).train()(digits), atol=1e-4, rtol=1e-4)
+
+
+def test_tsmobn_starts_anew_in_every_evaluation(net):
+    images = torch.rand(10, 1, 28, 28)
+    rule = TsmoBN(batch=4)
+    first, again = predictions(rule, net, images), predictions(rule, net, images)
+    assert torch.equal(first, again)
+    predict = rule.begin(net, tuple)
+    with torch.inference_mode():
+        assert not torch.equal(predict(images), predict(images))  # within one evaluation it goes on tracking
+
+
+# ---------------------------------------------------------------------------------------------------------- D.4, D.5
+
+
+def test_iabn_numbers():
+    one, zero = torch.ones(1), torch.zeros(1)
+    mean, variance = instance_aware(zero + 0.8, one * 2, zero, one, positions=4, k=1)
+    assert mean.item() == pytest.approx(0.3)
+    assert variance.item() == pytest.approx(2 - math.sqrt(2 / 3))
+    assert variance.item() == pytest.approx(1.183503, abs=1e-6)
+    mean, variance = instance_aware(zero + 0.8, one * 2, zero, one, positions=4, k=100)
+    assert (mean.item(), variance.item()) == (0.0, 1.0)
+    mean, variance = instance_aware(zero - 0.8, one * 2, zero, one, positions=4, k=0)
+    assert (mean.item(), variance.item()) == pytest.approx((-0.8, 2.0))
+
+
+def test_iabn_with_k_0_is_instance_norm_with_unbiased_variance(trained_bn, images):
+    layer = IABN(k=0).begin(nn.Sequential(trained_bn), tuple)[0]
+    variance, mean = torch.var_mean(images, dim=(2, 3), keepdim=True)
+    expected = (images - mean) / torch.sqrt(variance + trained_bn.eps)
+    shape = (1, 4, 1, 1)
+    expected = expected * trained_bn.weight.view(shape) + trained_bn.bias.view(shape)
+    torch.testing.assert_close(layer(images), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_mixnorm_numbers():
+    rule = MixNorm(views=2).begin(nn.Sequential(norm_of(0.0, 1.0)), tuple)
+    ruled = next(cell.cell_contents for cell in rule.__closure__ if isinstance(cell.cell_contents, nn.Module))[0].rule
+    mean, std = ruled(torch.tensor([[1.0], [3.0]]), torch.ones(2, 1), norm_of(0.0, 1.0), 4)  # two views of one image
+    assert mean.flatten().tolist() == pytest.approx([0.1, 0.1])
+    assert std[0].item() == pytest.approx(math.sqrt(0.05 * (1 + 1) + 0.95))
+
+
+def test_mixnorm_with_one_view_mixes_variances(net, digits):
+    ours = predictions(MixNorm(views=1, m=0.4), net, digits)
+    fixed = FixedAlpha(alpha=0.4).begin(net, tuple)
+    for module in fixed.modules():
+        if isinstance(module, RuledNorm):
+            module.rule = lambda mean, variance, bn, positions: (
+                0.4 * mean + 0.6 * bn.running_mean,
+                torch.sqrt(0.4 * variance + 0.6 * bn.running_var + bn.eps),
+            )
+    with torch.inference_mode():
+        torch.testing.assert_close(ours, fixed(digits), atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(ours, predictions(FixedAlpha(alpha=0.4), net, digits), atol=1e-5)
+
+
+def test_mixnorm_views():
+    images = torch.rand(3, 2, 20, 30)
+    views = MixNorm(views=5).make_views(images).view(5, 3, 2, 20, 30)
+    assert torch.equal(views[0], images)
+    assert not any(torch.equal(view, images) for view in views[1:])
+    assert torch.equal(MixNorm(views=5).make_views(images[1:2]).view(5, 2, 20, 30), views[:, 1])
+
+
+# --------------------------------------------------------------------------------------------------------------- D.6
+
+
+def test_alpha_mixes_standard_deviations():
+    bn = norm_of(0.0, 9.0)
+    mean, std = mix_by(0.5, torch.tensor([[4.0]]), torch.tensor([[1.0]]), bn)
+    assert ((6 - mean) / std).item() == pytest.approx(2.0)
+    assert ((6 - mean) / math.sqrt(0.5 * 1 + 0.5 * 9)).item() == pytest.approx(1.788854, abs=1e-6)
+
+
+def test_alpha_1_is_instance_norm(net, digits):
+    with torch.no_grad():
+        expected = instance_norm_network(net)(digits)
+    torch.testing.assert_close(predictions(FixedAlpha(alpha=1.0), net, digits), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_random_alpha_is_reproducible_and_differs_between_samples(net, digits):
+    same = digits[:1].repeat(4, 1, 1, 1)
+    first, again = predictions(RandomAlpha(), net, same), predictions(RandomAlpha(), net, same)
+    assert torch.equal(first, again)
+    assert not torch.allclose(first[0], first[1], atol=1e-4)
+    assert not torch.equal(predictions(RandomAlpha(seed=1), net, same), first)
+
+
+# ------------------------------------------------------------------------------------------------------ combinations
+
+
+def test_one_pixel_maps_stay_plain():
+    layer = RuledNorm(norm_of(1.0, 4.0), None)
+    torch.testing.assert_close(layer(torch.full((2, 1, 1, 1), 3.0)), torch.ones(2, 1, 1, 1))
+
+
+def test_recompute_equals_statistics_of_the_test_images(net, digits):
+    expected = copy.deepcopy(net).train()(digits)  # biased variances, where running ones are unbiased
+    torch.testing.assert_close(predictions(Recompute(), net, digits), expected, atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize("rule", ["fixed_alpha", "random_alpha", "iabn", "mix_norm", "tsmo_bn", "ensemble_of_local_bn"])
+def test_rules_are_settings_of_any_method_with_batch_norm(rule):
+    for method in ("fedavg", "fedbn", "fedig", "fedig-a"):
+        recipe = build_recipe(Experiment(method={"name": method, "infer": rule}))
+        assert type(recipe.infer) in RULES
+    if rule != "ensemble_of_local_bn":
+        with pytest.raises(UserError, match="XAN mixes its own"):
+            build_recipe(Experiment(method={"name": "gperxan", "infer": rule}))
+    else:
+        assert "third parties" in recipe.disclosure()
+
+
+def test_adapter_rule_needs_adapters(net):
+    with pytest.raises(UserError, match="adapter = true"):
+        ZeroShotAdapter().begin(net, tuple)
+
+
+def test_accuracy_and_loss():
+    logits = torch.tensor([[2.0, 0.0], [0.0, 2.0], [2.0, 0.0]])
+    batches = [(logits[:2], torch.tensor([0, 0])), (logits[2:], torch.tensor([0]))]
+    accuracy, loss, count = accuracy_and_loss(lambda images: images, batches)
+    assert (accuracy, count) == (pytest.approx(2 / 3), 3)
+    assert loss == pytest.approx((2 * math.log(1 + math.exp(-2)) + math.log(1 + math.exp(2))) / 3)
+    assert all(math.isnan(value) for value in accuracy_and_loss(lambda images: images, [])[:2])

@@ -1,0 +1,61 @@
+"""MixStyle: the numbers and properties of baselines.md B.1."""
+
+import copy
+
+import pytest
+import torch
+
+from fedsim.errors import UserError
+from fedsim.models.mixstyle import MixStyle, MixStyleLayer, mix_styles
+
+
+def test_numbers():
+    x = torch.tensor([[1.0, 3.0], [10.0, 14.0]]).view(2, 1, 1, 2)
+    swapped = mix_styles(x, torch.tensor([1, 0]), torch.full((2,), 0.5))
+    torch.testing.assert_close(swapped[0].flatten(), torch.tensor([5.5, 8.5]), atol=1e-5, rtol=0)
+
+
+def test_lambda_1_and_identity_permutation_change_nothing():
+    x = torch.randn(4, 3, 5, 5)
+    torch.testing.assert_close(mix_styles(x, torch.randperm(4), torch.ones(4)), x)
+    torch.testing.assert_close(mix_styles(x, torch.arange(4), torch.rand(4)), x, atol=1e-5, rtol=1e-5)
+
+
+def test_gradient_flows_through_x_alone():
+    x = torch.randn(4, 3, 5, 5, requires_grad=True)
+    permutation = torch.tensor([1, 2, 3, 0])
+    mix_styles(x, permutation, torch.zeros(4)).sum().backward()
+    std = torch.sqrt(x.detach().var((2, 3)) + 1e-6)
+    expected = (std[permutation] / std)[:, :, None, None].expand_as(x)
+    torch.testing.assert_close(x.grad, expected)
+
+
+def test_when_the_layer_acts():
+    x = torch.randn(8, 3, 5, 5)
+    layer = MixStyleLayer(p=1.0, alpha=0.1, eps=1e-6).train()
+    assert not torch.equal(layer(x), x)
+    assert layer(x[:1]) is x[:1] or torch.equal(layer(x[:1]), x[:1])
+    assert layer.eval()(x) is x
+    assert MixStyleLayer(p=0.0, alpha=0.1, eps=1e-6).train()(x) is x
+    off = layer.train()
+    off.second_view = False
+    assert off(x) is x
+    acted = [not torch.equal(MixStyleLayer(0.5, 0.1, 1e-6).train()(x), x) for _ in range(200)]
+    assert 70 < sum(acted) < 130
+
+
+def test_in_a_network(build):
+    plain, net = build("resnet18", size=32), build("resnet18", size=32)
+    MixStyle(p=1.0, stages=(1, 2)).apply(net)
+    assert list(net.state_dict()) == list(plain.state_dict())
+    assert len(net.inserts) == 2
+    x = torch.randn(4, 3, 32, 32)
+    assert torch.equal(net.eval()(x), plain.eval()(x))
+    assert not torch.allclose(net.train()(x), plain.train()(x))
+    frozen = copy.deepcopy(net).eval()  # its hooks act on its own layers, not on those of the training network
+    assert torch.equal(frozen(x), frozen(x))
+
+
+def test_networks_without_stages_are_refused(build):
+    with pytest.raises(UserError, match="none of the stages"):
+        MixStyle().apply(build("digits-cnn", channels=1, size=28))
