@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
-from fedsim.data.augment import Transforms, to_float
 from torch import Tensor
 
 from clients.parts import Batch
 from fedsim.data import ClientData
+from fedsim.data.augment import Transforms, to_float
 
 DEVICE_BYTES = 8 * 2**30  # images of one client kept on a GPU; larger sets are gathered on the host
 
