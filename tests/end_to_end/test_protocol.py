@@ -1,0 +1,198 @@
+"""The protocol end to end on real data: the target stays unseen, reductions to FedAvg hold, records add up."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from safetensors.numpy import load_file
+from support import SHARED_DATA, numbers, run_small, small_experiment
+
+import fedsim.session
+from fedsim.data import loading
+from fedsim.methods import build_net, build_recipe
+from fedsim.results import read_runs, select
+from fedsim.workspace import workspace
+
+
+def last(folder):
+    """The last global model."""
+    return load_file(folder / "last.safetensors")
+
+
+def same_model(a, b, **tolerance):
+    """All tensors equal (exactly, unless a tolerance is given)."""
+    assert a.keys() == b.keys()
+    for name in a:
+        np.testing.assert_allclose(a[name], b[name], err_msg=name, **(tolerance or {"rtol": 0, "atol": 0}))
+
+
+@pytest.mark.parametrize("method", ["fedavg", "deepall", "csac", "ccst"])
+def test_no_client_opens_the_target(method, tmp_path, monkeypatch):
+    """Only the server's evaluation opens the unseen domain, and selection does not change when it is not measured."""
+    opened = []
+    original = loading._load_domain
+    monkeypatch.setattr(loading, "_load_domain", lambda data, found, domain: opened.append(domain) or original(data, found, domain))
+    monkeypatch.setattr(fedsim.session, "load_target", lambda *words: opened.append("evaluation") or loading.load_target(*words))
+    workspace.cache_clear()
+    experiment = small_experiment(tmp_path, method)
+    folder, _ = run_small(experiment)
+    place = opened.index("evaluation")
+    assert opened[place + 1] == "rot45"
+    del opened[place : place + 2]
+    assert set(opened) == {"rot0", "rot15", "rot30"}
+    rounds = pd.read_csv(folder / "rounds.csv")
+    blind = rounds.assign(target_accuracy=np.nan, target_loss=np.nan)
+    assert select(rounds, "best_validation")["round"] == select(blind, "best_validation")["round"]
+
+
+def test_fedprox_with_mu_zero_is_fedavg(tmp_path):
+    """baselines.md A.2 test 4, bit for bit."""
+    plain, _ = run_small(small_experiment(tmp_path / "a"))
+    zero, _ = run_small(small_experiment(tmp_path / "b", {"name": "fedprox", "proximal": {"mu": 0.0}}))
+    same_model(last(plain), last(zero))
+
+
+def test_fedsb_without_smoothing_and_budget_is_fedavg(tmp_path):
+    """core.md 1.9.8 and section 7: eps 0, budget off, equal sizes."""
+    plain, _ = run_small(small_experiment(tmp_path / "a"))
+    method = {"name": "fedsb", "label_smoothing": {"eps": 0.0}, "balanced_budget": {"budget": 0}}
+    reduced, _ = run_small(small_experiment(tmp_path / "b", method))
+    same_model(last(plain), last(reduced))
+
+
+def test_generalization_adjustment_with_d_zero_is_fedavg(tmp_path):
+    """core.md section 7: d = 0 and equal sizes."""
+    plain, _ = run_small(small_experiment(tmp_path / "a"))
+    reduced, _ = run_small(small_experiment(tmp_path / "b", {"name": "feddg-ga", "generalization_adjustment": {"d": 0.0}}))
+    same_model(last(plain), last(reduced))
+
+
+def test_csac_without_its_parts_is_fedavg(tmp_path):
+    """core.md section 7: averaging fusion, lambda 0 and no stage A (its model would replace the initial one)."""
+    plain, _ = run_small(small_experiment(tmp_path / "a"))
+    method = {"name": "fedavg", "fuse": "semantic_divergence", "semantic_divergence": {"strategy": "average"}}
+    reduced, _ = run_small(small_experiment(tmp_path / "b", method))
+    same_model(last(plain), last(reduced), rtol=1e-5, atol=1e-6)
+
+
+def test_fedbn_without_batch_norm_is_fedavg(tmp_path):
+    """baselines.md A.3 test 3."""
+    backbone = {"backbone": "digits-cnn"}
+    plain, _ = run_small(small_experiment(tmp_path / "a", model=backbone))
+    fedbn, _ = run_small(small_experiment(tmp_path / "b", "fedbn", model=backbone))
+    same_model(last(plain), last(fedbn))
+
+
+def test_fedbn_and_silobn_part_after_round_one(tmp_path):
+    """baselines.md A.4 test 3: equal non-norm tensors after round 1, different ones from round 2 on."""
+    models = {}
+    for rounds in (1, 2):
+        for method in ("fedbn", "silobn"):
+            experiment = small_experiment(tmp_path / f"{method}{rounds}", method, train={"rounds": rounds})
+            models[method, rounds] = last(run_small(experiment)[0])
+    names = [name for name in models["fedbn", 1] if "norm" not in name]
+    assert all(np.array_equal(models["fedbn", 1][name], models["silobn", 1][name]) for name in names)
+    assert not all(np.array_equal(models["fedbn", 2][name], models["silobn", 2][name]) for name in names)
+
+
+def test_deepall_on_one_domain_is_fedavg_with_one_client(tmp_path):
+    """baselines.md A.11 test 1: the same number of steps on the same images; the batch order has its own stream."""
+    data = {"domains": ["rot0", "rot45"]}
+    single, _ = run_small(small_experiment(tmp_path / "a", data=data))
+    pooled, _ = run_small(small_experiment(tmp_path / "b", "deepall", data=data))
+    a, b = numbers(single / "clients.csv"), numbers(pooled / "clients.csv")
+    assert list(a["examples"].dropna()) == list(b["examples"].dropna())
+    assert list(a["validation_examples"].dropna()) == list(b["validation_examples"].dropna())
+
+
+def test_personal_state_survives_between_rounds(tmp_path):
+    """core.md 2.9.6: in round 2 a client trains on its own batch-norm side of round 1 and the server's shared tensors."""
+    from clients.base import DomainClient
+
+    starts, ends = {}, {}
+    train = DomainClient._train
+
+    def spy(self, round):
+        key = (round.client, round.round)
+        starts[key] = {name: value.clone() for name, value in self.net.state_dict().items()}
+        loss = train(self, round)
+        ends[key] = {name: value.clone() for name, value in self.net.state_dict().items()}
+        return loss
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DomainClient, "_train", spy)
+        experiment = small_experiment(tmp_path, "gperxan")
+        run_small(experiment)
+    places = workspace(experiment.toml()).places
+    personal = [name for name, place in places.items() if place == "upload"]
+    assert personal
+    for client in ("rot0", "rot15", "rot30"):
+        for name in personal:
+            assert starts[client, 2][name].equal(ends[client, 1][name]), name
+    for name, place in places.items():
+        if place == "shared":
+            assert starts["rot0", 2][name].equal(starts["rot15", 2][name]), name
+    assert any(not starts["rot0", 2][name].equal(starts["rot15", 2][name]) for name in personal)
+
+
+def test_bytes_are_counted_by_record(tmp_path):
+    """FedAvg moves the whole state each way; gPerXAN's down-link lacks the batch-norm side of its XAN layers."""
+    def per_client(method):
+        experiment = small_experiment(tmp_path / method, method)
+        clients = numbers(run_small(experiment)[0] / "clients.csv")
+        net = build_net(experiment, build_recipe(experiment))
+        size = sum(value.numel() * value.element_size() for value in net.state_dict().values())
+        row = clients[clients["round"] == 1].iloc[0]
+        return size, row["bytes_up_arrays"], row["bytes_down_arrays"]
+
+    size, up, down = per_client("fedavg")
+    assert (up, down) == (size, 2 * size)  # down: once to train, once to validate the aggregated model
+    size, up, down = per_client("gperxan")
+    side = 4 * (4 * 30 + 2) + 2 * 8  # 30 channels x 4 floats and a score for each of 2 layers, 2 counters
+    assert (up, down) == (size, 2 * size - side)
+
+
+def test_partial_participation(tmp_path):
+    """Two of three clients a round, drawn by the seed; weights over who took part."""
+    experiment = small_experiment(tmp_path, train={"clients_per_round": 2})
+    clients = numbers(run_small(experiment)[0] / "clients.csv")
+    taking_part = clients.dropna(subset=["weight"])
+    assert (taking_part.groupby("round")["weight"].sum().round(12) == 1).all()
+    assert (taking_part.groupby("round").size() == 2).all()
+    assert taking_part["client"].nunique() == 3
+
+
+@pytest.mark.parametrize("partition", ["iid", "dirichlet"])
+def test_several_clients_per_domain(partition, tmp_path):
+    """photo/0, photo/1, ...: names, domains and disjoint shares."""
+    data = {"clients_per_domain": 2, "partition": partition, "alpha": 5.0, "fraction": 0.3}
+    folder, _ = run_small(small_experiment(tmp_path, data=data, train={"rounds": 1}))
+    clients = read_runs(folder).clients
+    rows = clients[clients["round"] == 1]
+    assert list(rows["client"]) == [f"rot{angle}/{index}" for angle in (0, 15, 30) for index in (0, 1)]
+    assert list(rows["domain"]) == [name.split("/")[0] for name in rows["client"]]
+    held = rows["examples"] + rows["validation_examples"]
+    assert (held.groupby(rows["domain"]).sum() == 300).all()
+
+
+@pytest.mark.skipif(not (SHARED_DATA / "PACS").is_dir(), reason="the PACS images are not on this machine")
+def test_pacs_with_resnet(tmp_path):
+    """Two rounds of ResNet-18 on 3 % of PACS at 64 pixels with augmentation: all parts of the real path."""
+    table = {"dataset": "pacs", "root": str(SHARED_DATA), "image_size": 64, "fraction": 0.03, "augment": "domainbed",
+             "normalize": "imagenet", "domains": [], "cache": str(tmp_path / "cache")}
+    experiment = small_experiment(tmp_path / "out", "gperxan", data=table, model={"backbone": "resnet18"},
+                                  train={"rounds": 2, "batch_size": 32, "lr": 0.01}, run={"target": "sketch"})
+    folder, _ = run_small(experiment)
+    rounds = numbers(folder / "rounds.csv")
+    assert list(rounds["round"]) == [0, 1, 2]
+    assert np.isfinite(rounds["train_loss"].iloc[1:]).all()
+
+
+@pytest.mark.skipif(not (SHARED_DATA / "MNIST").is_dir(), reason="the MNIST files are not on this machine")
+def test_rotated_mnist_config(tmp_path):
+    """The shipped config on torchvision's files."""
+    from fedsim.experiment import read_experiment
+    from fedsim.server_app import complete
+
+    experiment = complete(read_experiment("rotated-mnist", [
+        f"data.root={SHARED_DATA}", "data.fraction=0.1", "train.rounds=1", "train.epochs=1", f"run.output={tmp_path}"]))
+    assert numbers(run_small(experiment)[0] / "rounds.csv")["round"].tolist() == [0, 1]
