@@ -5,7 +5,6 @@ clients of one worker in order. A dead worker is replaced; what it had not answe
 comes back from the files below the run's state folder (which all machines of a cluster must see).
 """
 
-import contextlib
 import os
 import time
 from collections.abc import Iterable
@@ -23,28 +22,30 @@ from fedsim.runtime.worker import CLIENT_APP_RAISED, Parcel, Place, Want, Worker
 
 CLIENT_APP = "fedsim.client_app:app"
 FORWARDED = ("FEDSIM_DATA", "FEDSIM_CACHE")  # the driver's folders, for workers whose machine has none of its own
-LIVES = 2  # workers that one message may cost
 
 
 @dataclass
 class Job:
-    """A message under way: what is sent, how many workers died over it, and Ray's promise of the reply."""
+    """A message under way: what is sent, and Ray's promise of the reply once it is."""
 
     message: Message
     small: Message
     wants: list[Want]
     records: list[Any]
-    deaths: int = 0
     promise: Any = None
 
 
 @dataclass
 class Slot:
-    """One worker's place: the contexts of its clients, its actor, and its unanswered jobs in order."""
+    """One worker's place: the contexts of its clients, its actor, and its unanswered jobs in order.
+
+    Careful after a death, it sends one job at a time, so that a second death has one cause.
+    """
 
     contexts: dict[int, Context]
     actor: Any = None
     jobs: list[Job] = field(default_factory=list)
+    careful: bool = False
 
 
 class Shelf:
@@ -112,7 +113,7 @@ class RayGrid(LocalGrid):
             used += job.records
             slot = self._slot_of[message.metadata.dst_node_id]
             slot.jobs.append(job)
-            self._submit(slot, job)
+            self._submit(slot)
         self._shelf.forget_all_but(used)
         return [message.metadata.message_id for message in messages]
 
@@ -157,8 +158,11 @@ class RayGrid(LocalGrid):
             wants.append((name, records.index(reference), names))
         return Job(message, without_arrays(message), wants, records)
 
-    def _submit(self, slot: Slot, job: Job) -> None:
-        job.promise = slot.actor.answer.remote(job.small, job.wants, *job.records)
+    def _submit(self, slot: Slot) -> None:
+        """Send what is not sent yet: everything, or the next job alone."""
+        for job in slot.jobs[: 1 if slot.careful else None]:
+            if job.promise is None:
+                job.promise = slot.actor.answer.remote(job.small, job.wants, *job.records)
 
     def _hire(self, slot: Slot) -> None:
         slot.actor = self._actor.remote(self._place, slot.contexts)
@@ -172,7 +176,7 @@ class RayGrid(LocalGrid):
 
     def _gather(self, timeout: float | None) -> None:
         """Take what has arrived; waits at most `timeout` seconds (None: without end) for the first."""
-        jobs = {job.promise: (slot, job) for slot in self._slots for job in slot.jobs}
+        jobs = {job.promise: (slot, job) for slot in self._slots for job in slot.jobs if job.promise is not None}
         if not jobs:
             return
         ready, _ = self._ray.wait(list(jobs), num_returns=1, timeout=timeout)
@@ -200,30 +204,31 @@ class RayGrid(LocalGrid):
     def _answer(self, slot: Slot, job: Job, reply: Message) -> None:
         self._replies[job.message.metadata.message_id] = reply
         slot.jobs.remove(job)
+        slot.careful = slot.careful and bool(slot.jobs)
+        self._submit(slot)
 
     def _replace(self, slot: Slot, error: Exception) -> None:
-        """A new worker for a lost one, which repeats what was not answered, once.
+        """A new worker for a lost one, which repeats what was not answered, once and one by one.
 
-        Clients are served in order, so the first unanswered message was at work when the worker died.
+        Who killed the first worker is uncertain: a reply may be lost with it. The second dies of the job it has.
         """
-        for job in list(slot.jobs):
-            if self._ray.wait([job.promise], timeout=0)[0]:
-                with contextlib.suppress(self._ray.exceptions.RayError):
-                    self._answer(slot, job, self._open(job))
         self._dismiss(slot)
         self._hire(slot)
-        culprit = slot.jobs[0]
-        culprit.deaths += 1
-        if culprit.deaths >= LIVES:
+        for job in slot.jobs:
+            job.promise = None
+        if slot.careful:
+            culprit = slot.jobs[0]
             reason = f"the worker of {addressee(culprit.message)} died twice (out of memory?): {essence(error)}"
             self._answer(slot, culprit, Message(Error(CLIENT_APP_RAISED, reason), reply_to=culprit.message))
-        for job in slot.jobs:
-            self._submit(slot, job)
+        else:
+            slot.careful = True
+            self._submit(slot)
 
     def _replace_late(self) -> None:
         for slot in self._slots:
             if slot.jobs:
                 slot.jobs.clear()
+                slot.careful = False
                 self._dismiss(slot)
                 self._hire(slot)
 

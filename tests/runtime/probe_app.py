@@ -1,0 +1,27 @@
+"""A client app for tests of the Ray runtime: says where it runs, sleeps, raises or dies when told to."""
+
+import os
+import signal
+import time
+
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+app = ClientApp()
+answered = 0
+
+
+@app.query()
+def probe(message: Message, context: Context) -> Message:
+    """Process id, how many messages the process has answered, and the arrays as they came."""
+    global answered
+    config = message.content.config_records["config"]
+    if config["order"] == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if config["order"] == "raise":
+        raise RuntimeError("told to raise")
+    if config["order"] == "sleep":
+        time.sleep(60)
+    answered += 1
+    where = ConfigRecord({"pid": os.getpid(), "answered": answered, "client": context.node_config["partition-id"]})
+    return Message(RecordDict({"where": where, **message.content.array_records}), reply_to=message)

@@ -1,0 +1,64 @@
+"""The same experiments inline and on Ray: same numbers, personal state included, also when a worker is killed."""
+
+import os
+import signal
+
+import pandas as pd
+import pytest
+from support import numbers, run_small, small_experiment
+
+from fedsim.server_app import serve
+
+
+class Killer:
+    """Callback that kills a worker's process after round 1, as the kernel does when memory runs out."""
+
+    def __init__(self, grid) -> None:
+        self.grid = grid
+        self.killed = 0
+
+    def on_start(self, experiment, folder) -> None:
+        """Nothing."""
+
+    def on_round(self, row, clients) -> None:
+        """Kill the first worker once."""
+        if row["round"] == 1:
+            self.killed = self.grid.workers()[0][0]
+            os.kill(self.killed, signal.SIGKILL)
+
+    def on_end(self, summary) -> None:
+        """Nothing."""
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedbn"])
+def test_ray_gives_the_numbers_of_inline(grid, tmp_path, method):
+    """With one thread per worker the rounds agree to the last bit; the promise is 1e-4."""
+    inline, _ = run_small(small_experiment(tmp_path / "inline", method, train={"rounds": 2}))
+    ray = serve(grid, small_experiment(tmp_path / "ray", method, train={"rounds": 2}))
+    for file in ("rounds.csv", "clients.csv"):
+        pd.testing.assert_frame_equal(numbers(ray / file), numbers(inline / file), rtol=0, atol=0)
+
+
+def test_a_killed_worker_is_replaced_and_changes_nothing(grid, tmp_path):
+    """Its clients go on in a new process, their personal batch norm comes back from files."""
+    inline, _ = run_small(small_experiment(tmp_path / "inline", "fedbn"))
+    killer = Killer(grid)
+    ray = serve(grid, small_experiment(tmp_path / "ray", "fedbn"), [killer])
+    assert killer.killed
+    assert killer.killed not in [pid for pid, _ in grid.workers()]
+    pd.testing.assert_frame_equal(numbers(ray / "rounds.csv"), numbers(inline / "rounds.csv"), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedbn"])
+def test_one_copy_of_the_global_model_per_round(grid, tmp_path, monkeypatch, method):
+    """A round's model goes into the object store once: evaluated by all clients, then trained on by all clients."""
+    puts = []
+    original = grid._ray.put
+    monkeypatch.setattr(grid._ray, "put", lambda value: puts.append(value) or original(value))
+    serve(grid, small_experiment(tmp_path, method, train={"rounds": 3}))
+    assert len(puts) == 1 + 3  # the initial model and one per round
+
+
+def test_clients_stick_to_workers(grid):
+    """Client k lives on worker k mod n."""
+    assert [nodes for _, nodes in grid.workers()] == [[2, 4], [3]]

@@ -1,0 +1,99 @@
+"""Ray workers one message at a time: order, death, lateness, exceptions; and what travels to them."""
+
+import pickle
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+
+from fedsim.arrays import record_to_arrays, state_to_record
+from fedsim.runtime.ray import Shelf, addressee
+from fedsim.runtime.worker import Parcel
+
+
+def ask(grid, orders, timeout=None, arrays=None):
+    """Replies by node, of one message per order to the nodes 2, 3, 4."""
+    messages = []
+    for node, order in zip(grid.node_ids, orders):
+        content = {"config": ConfigRecord({"order": order, "client": f"domain-{node}"})}
+        messages.append(Message(RecordDict({**content, **({"arrays": arrays} if arrays else {})}), node, "query"))
+    replies = grid.send_and_receive(messages, timeout=timeout)
+    by_id = {message.metadata.message_id: message.metadata.dst_node_id for message in messages}
+    return {by_id[reply.metadata.reply_to_message_id]: reply for reply in replies}
+
+
+def test_one_worker_serves_its_clients_in_order_and_stays_warm(probes):
+    """The same process answers in every round; arrays come back as they went."""
+    state = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "n": np.array(7), "none": np.empty((0, 3))}
+    first = ask(probes, ["say"] * 3, arrays=state_to_record(state))
+    second = ask(probes, ["say"] * 3)
+    where = [reply.content.config_records["where"] for reply in (*first.values(), *second.values())]
+    assert len({place["pid"] for place in where}) == 1
+    assert [(place["client"], place["answered"]) for place in where] == [(0, 1), (1, 2), (2, 3), (0, 4), (1, 5), (2, 6)]
+    for reply in first.values():
+        back = record_to_arrays(reply.content.array_records["arrays"])
+        assert list(back) == list(state)
+        for name, array in state.items():
+            np.testing.assert_array_equal(back[name], array)
+            assert back[name].dtype == array.dtype
+
+
+def test_a_worker_that_dies_twice_fails_its_client_by_name_and_no_other(probes):
+    """The message at work is blamed; the ones behind it are answered by the next worker."""
+    replies = ask(probes, ["say", "die", "say"])
+    assert sorted(replies) == [2, 3, 4]
+    assert replies[3].has_error()
+    assert "client 'domain-3' died twice (out of memory?)" in replies[3].error.reason
+    assert len(replies[3].error.reason.splitlines()) == 1
+    assert replies[2].has_content()
+    assert replies[4].has_content()
+
+
+def test_an_exception_comes_back_with_its_traceback(probes):
+    """And costs nobody else anything."""
+    replies = ask(probes, ["raise", "say", "say"])
+    assert "told to raise" in replies[2].error.reason
+    assert "Traceback" in replies[2].error.reason
+    assert replies[3].content.config_records["where"]["answered"] == 1
+
+
+def test_a_late_client_is_missing_and_its_worker_replaced(probes):
+    """The timeout bounds the wait; the next round is not held up by the late one."""
+    early = ask(probes, ["say"])
+    assert ask(probes, ["sleep"], timeout=1.0) == {}
+    again = ask(probes, ["say"], timeout=60.0)
+    assert again[2].content.config_records["where"]["pid"] != early[2].content.config_records["where"]["pid"]
+
+
+def test_a_parcel_moves_tensors_out_of_band():
+    """Pickle 5 takes the bytes aside, and the rebuilt record reads them in place."""
+    record = state_to_record({"w": np.arange(1000, dtype=np.float64), "n": np.array(3, dtype=np.int64)})
+    buffers = []
+    small = pickle.dumps(Parcel(record), protocol=5, buffer_callback=buffers.append)
+    assert len(small) < 600
+    back = pickle.loads(small, buffers=buffers)
+    assert isinstance(back, ArrayRecord)
+    assert isinstance(back["w"], Array)
+    arrays = record_to_arrays(back)
+    np.testing.assert_array_equal(arrays["w"], np.arange(1000))
+    assert np.shares_memory(arrays["w"], np.frombuffer(record["w"].data, dtype=np.uint8))
+
+
+def test_the_shelf_puts_equal_bytes_once(ray_cluster):
+    """A record of fewer tensors of the same model is a part of what is there; another model is not."""
+    state = {name: np.full(4, number, dtype=np.float32) for number, name in enumerate("abc")}
+    whole = state_to_record(state)
+    part = ArrayRecord({name: whole[name] for name in "ac"})
+    shelf = Shelf()
+    reference, names = shelf.place(whole)
+    assert names is None
+    assert shelf.place(part) == (reference, ["a", "c"])
+    other, _ = shelf.place(state_to_record(state))
+    assert other != reference
+    shelf.forget_all_but([other])
+    assert shelf.place(part)[0] != reference
+
+
+def test_a_message_without_client_is_named_by_its_node(probes):
+    """The handshake does not know the client yet."""
+    message = Message(RecordDict({"config": ConfigRecord({"client": ""})}), 3, "query")
+    assert addressee(message) == "node 3"
