@@ -260,6 +260,9 @@ def check_recipe(recipe: Recipe, name: str) -> None:
         raise UserError(f"{name}: {part_name(contributors[bank])} needs the bank {bank!r}; add it to method.banks")
     for bank in banks.keys() - contributors.keys():
         raise UserError(f"{name}: no part contributes to {part_name(banks[bank])}; take it out of method.banks")
+    if not getattr(recipe.share, "upload", True) and not recipe.infer.transductive:
+        raise UserError(f"{name}: without the upload of batch norm no model for the unseen domain exists; keep upload = "
+                        "true, or re-estimate the statistics there with method.infer = 'recompute'")
     if recipe.pooled and (recipe.banks or recipe.client.prelude or not isinstance(recipe.share, Everything)):
         raise UserError(f"{name}: all source data are pooled on one client, so parts that exchange something between "
                         "clients have no meaning; use a federated method")

@@ -90,6 +90,7 @@ def test_typos_are_one_clear_line(config, overrides, said):
     (["method.name=gperxan", "method.norm=batch_norm"], "needs norm 'xan'"),
     (["method.name=gperxan+gfedavg-ibn"], "cannot be combined"),
     (["method.name=deepall+fedbn"], "pooled"),
+    (["method.name=fedbn", "method.without_batch_norm.upload=false"], "no model for the unseen domain"),
 ])
 def test_recipes_that_cannot_work_are_refused(config, overrides, said):
     """Combinations that make no sense are refused when the experiment is read."""
