@@ -21,8 +21,10 @@ def client_states(clients: int) -> list[dict[str, np.ndarray]]:
     """States of distinct memory, as they come off the wire: read-only views on bytes."""
     net = build_model(ModelSettings(backbone="resnet50"), 7, 3, 64)
     state = {name: value.numpy() for name, value in net.state_dict().items()}
-    return [{name: np.frombuffer(array.tobytes(), array.dtype).reshape(array.shape) for name, array in state.items()}
-            for _ in range(clients)]
+    return [
+        {name: np.frombuffer(array.tobytes(), array.dtype).reshape(array.shape) for name, array in state.items()}
+        for _ in range(clients)
+    ]
 
 
 def best(function, repeats: int) -> float:
@@ -55,13 +57,18 @@ def main() -> None:
     for _ in range(3):  # pairs close in time: the machine's other load hits both sides
         ours, copy = best(lambda: weighted_mean(states, weights), options.repeats), best(copy_all, options.repeats)
         ratios.append(copy / ours)
-        print(f"copyto {options.clients * model / copy / 1e9:.1f} GB/s, weighted mean "
-              f"{options.clients * model / ours / 1e9:.1f} GB/s, ratio {copy / ours:.2f}", flush=True)
+        print(
+            f"copyto {options.clients * model / copy / 1e9:.1f} GB/s, weighted mean "
+            f"{options.clients * model / ours / 1e9:.1f} GB/s, ratio {copy / ours:.2f}",
+            flush=True,
+        )
     tracemalloc.start()
     weighted_mean(states, weights)
     peak = tracemalloc.get_traced_memory()[1]
-    print(f"{options.clients} clients of {model / 1e6:.1f} MB: best ratio {max(ratios):.2f}, "
-          f"peak extra memory {peak / model:.2f} models (the result included)")
+    print(
+        f"{options.clients} clients of {model / 1e6:.1f} MB: best ratio {max(ratios):.2f}, "
+        f"peak extra memory {peak / model:.2f} models (the result included)"
+    )
 
 
 if __name__ == "__main__":

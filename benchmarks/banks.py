@@ -23,8 +23,10 @@ from clients.optimizers import make_optimizer
 from fedsim.experiment import Experiment, from_table, parse_override
 from fedsim.workspace import Workspace, source_clients
 
-ROWS = ("ccst,ccst:cross_client_style.encoder=haar,elcfs,elcfs:episodic_step.L_w=0.1,"
-        "elcfs:episodic_step.second_order=true,elcfs+gfedavg,ccst+gfedavg")
+ROWS = (
+    "ccst,ccst:cross_client_style.encoder=haar,elcfs,elcfs:episodic_step.L_w=0.1,"
+    "elcfs:episodic_step.second_order=true,elcfs+gfedavg,ccst+gfedavg"
+)
 
 
 def experiment_of(row: str, args: argparse.Namespace) -> Experiment:
@@ -35,10 +37,24 @@ def experiment_of(row: str, args: argparse.Namespace) -> Experiment:
         key, value = parse_override(override)
         part, field = key.split(".")
         method[part] = {field: value}
-    data = {"dataset": "pacs", "root": str(args.root), "image_size": args.size, "augment": "domainbed",
-            "normalize": "imagenet", **({"cache": str(args.cache)} if args.cache else {})}
-    return from_table({"name": "banks", "method": method, "data": data, "model": {"backbone": args.backbone},
-                       "train": {"lr": 0.01, "momentum": 0.9}, "run": {"target": args.target, "device": args.device}})
+    data = {
+        "dataset": "pacs",
+        "root": str(args.root),
+        "image_size": args.size,
+        "augment": "domainbed",
+        "normalize": "imagenet",
+        **({"cache": str(args.cache)} if args.cache else {}),
+    }
+    return from_table(
+        {
+            "name": "banks",
+            "method": method,
+            "data": data,
+            "model": {"backbone": args.backbone},
+            "train": {"lr": 0.01, "momentum": 0.9},
+            "run": {"target": args.target, "device": args.device},
+        }
+    )
 
 
 def bank_records(space: Workspace, client: str) -> dict:
@@ -122,9 +138,14 @@ def extraction(args: argparse.Namespace) -> None:
             for images in batches():
                 space.net(images)
 
-    works = {"gathering alone": lambda: [None for _ in batches()], "styles, pixel": lambda: styles(style.Pixel()),
-             "styles, haar": lambda: styles(style.Haar()), "amplitudes, L_w = 0.01": lambda: amplitudes(0.01),
-             "amplitudes, L_w = 0.1": lambda: amplitudes(0.1), f"forward, {args.backbone}": forward}
+    works = {
+        "gathering alone": lambda: [None for _ in batches()],
+        "styles, pixel": lambda: styles(style.Pixel()),
+        "styles, haar": lambda: styles(style.Haar()),
+        "amplitudes, L_w = 0.01": lambda: amplitudes(0.01),
+        "amplitudes, L_w = 0.1": lambda: amplitudes(0.1),
+        f"forward, {args.backbone}": forward,
+    }
     print(f"collecting from all {total} images of PACS at {args.size} px (gathering included)")
     for name, work in works.items():
         seconds = min(timed(work, args.device) for _ in range(1 if "forward" in name else 3))

@@ -26,10 +26,16 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 def image_folder(root: Path, domain: str, size: int, batch: int, workers: int) -> float:
     """Images per second of ImageFolder + DataLoader with DomainBed's transforms."""
-    transform = transforms.Compose([
-        transforms.RandomResizedCrop(size, scale=(0.7, 1.0)), transforms.RandomHorizontalFlip(),
-        transforms.ColorJitter(0.3, 0.3, 0.3, 0.3), transforms.RandomGrayscale(), transforms.ToTensor(),
-        transforms.Normalize(MEAN, STD)])
+    transform = transforms.Compose(
+        [
+            transforms.RandomResizedCrop(size, scale=(0.7, 1.0)),
+            transforms.RandomHorizontalFlip(),
+            transforms.ColorJitter(0.3, 0.3, 0.3, 0.3),
+            transforms.RandomGrayscale(),
+            transforms.ToTensor(),
+            transforms.Normalize(MEAN, STD),
+        ]
+    )
     loader = DataLoader(datasets.ImageFolder(str(root / domain), transform), batch, shuffle=True, num_workers=workers)
     started = time.perf_counter()
     count = sum(len(labels) for _, labels in loader)
@@ -56,8 +62,14 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     with tempfile.TemporaryDirectory() as cache:
-        settings = DataSettings(dataset="pacs", root=str(options.root), image_size=options.size, augment="domainbed",
-                                normalize="imagenet", cache=cache)
+        settings = DataSettings(
+            dataset="pacs",
+            root=str(options.root),
+            image_size=options.size,
+            augment="domainbed",
+            normalize="imagenet",
+            cache=cache,
+        )
         other = next(name for name in ("sketch", "cartoon") if name != options.domain)
         assert options.domain in client_names(settings, other)
         started = time.perf_counter()
@@ -66,8 +78,10 @@ def main() -> None:
         ours = max(cached(data, options.batch) for _ in range(3))
     for workers in (0, 2):
         theirs = max(image_folder(options.root, options.domain, options.size, options.batch, workers) for _ in range(2))
-        print(f"{options.size} px, {options.threads} thread(s): cached {ours:.0f} images/s, ImageFolder with {workers} "
-              f"workers {theirs:.0f} images/s, ratio {ours / theirs:.1f}")
+        print(
+            f"{options.size} px, {options.threads} thread(s): cached {ours:.0f} images/s, ImageFolder with {workers} "
+            f"workers {theirs:.0f} images/s, ratio {ours / theirs:.1f}"
+        )
 
 
 if __name__ == "__main__":

@@ -20,10 +20,10 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
+from fedsim.assembly import build_net, build_recipe
 from fedsim.data import client_names, load_client, load_target
 from fedsim.data.augment import make_transforms, to_float
 from fedsim.experiment import Experiment, from_table
-from fedsim.methods import build_net, build_recipe
 from fedsim.runtime.launch import launch
 from fedsim.server_app import complete
 from fedsim.workspace import workspace
@@ -63,8 +63,9 @@ def average(values: list[torch.Tensor], weights: np.ndarray) -> torch.Tensor:
     return sum(weight * value for weight, value in zip(weights.tolist(), values))
 
 
-def train_locally(net: torch.nn.Module, x: torch.Tensor, y: torch.Tensor, indices: torch.Tensor, transforms: object,
-                  train: object) -> None:
+def train_locally(
+    net: torch.nn.Module, x: torch.Tensor, y: torch.Tensor, indices: torch.Tensor, transforms: object, train: object
+) -> None:
     """One client's local epochs."""
     optimizer = torch.optim.SGD(net.parameters(), train.lr, momentum=train.momentum)
     net.train()
@@ -80,7 +81,9 @@ def train_locally(net: torch.nn.Module, x: torch.Tensor, y: torch.Tensor, indice
 
 
 @torch.inference_mode()
-def evaluate(net: torch.nn.Module, x: torch.Tensor, y: torch.Tensor, indices: torch.Tensor, transforms: object) -> float:
+def evaluate(
+    net: torch.nn.Module, x: torch.Tensor, y: torch.Tensor, indices: torch.Tensor, transforms: object
+) -> float:
     """Accuracy in batches of 256."""
     net.eval()
     correct = 0
@@ -102,14 +105,25 @@ def make_folder(root: Path, size: int, images: int) -> None:
 
 def experiment_for(model: str, folder: Path, rounds: int, threads: int) -> Experiment:
     """Digits CNN on the embedded digits, or ResNet-18 at 64 pixels on random pictures."""
-    table = {"name": "overhead", "train": {"rounds": rounds, "batch_size": 64, "lr": 0.01, "momentum": 0.5},
-             "model": {"backbone": model}, "run": {"threads": threads, "device": "cpu"}, "method": {"name": "fedavg"}}
+    table = {
+        "name": "overhead",
+        "train": {"rounds": rounds, "batch_size": 64, "lr": 0.01, "momentum": 0.5},
+        "model": {"backbone": model},
+        "run": {"threads": threads, "device": "cpu"},
+        "method": {"name": "fedavg"},
+    }
     if model.startswith("digits"):
         table["data"] = {"dataset": "digits", "split": "stratified"}
     else:
         make_folder(folder / "images", 64, 280)
-        table["data"] = {"dataset": "folder", "root": str(folder / "images"), "image_size": 64, "augment": "domainbed",
-                         "normalize": "imagenet", "cache": str(folder / "cache")}
+        table["data"] = {
+            "dataset": "folder",
+            "root": str(folder / "images"),
+            "image_size": 64,
+            "augment": "domainbed",
+            "normalize": "imagenet",
+            "cache": str(folder / "cache"),
+        }
         table["train"]["batch_size"] = 32
     return complete(from_table(table))
 
@@ -140,9 +154,12 @@ def main() -> None:
             ours.append(time.perf_counter() - started)
             print(f"repeat {repeat}: bare {bare[-1]:.2f} s, fedsim {ours[-1]:.2f} s", flush=True)
     ratios = [mine / theirs for mine, theirs in zip(ours, bare)]
-    print(f"{options.model}, {rounds} rounds, {options.threads} thread(s): bare {statistics.median(bare):.2f} s, "
-          f"fedsim {statistics.median(ours):.2f} s, ratio of medians {statistics.median(ours) / statistics.median(bare):.3f}, "
-          f"median of paired ratios {statistics.median(ratios):.3f}")
+    print(
+        f"{options.model}, {rounds} rounds, {options.threads} thread(s): bare {statistics.median(bare):.2f} s, "
+        f"fedsim {statistics.median(ours):.2f} s, ratio of medians "
+        f"{statistics.median(ours) / statistics.median(bare):.3f}, "
+        f"median of paired ratios {statistics.median(ratios):.3f}"
+    )
 
 
 if __name__ == "__main__":

@@ -20,8 +20,14 @@ from rich.console import Console
 from rich.table import Table
 
 MODELS = {"tiny": ["model.backbone=digits-cnn-bn"], "resnet18": ["model.backbone=resnet18", "data.image_size=8"]}
-NO_TRAINING = ["method.name=fedsb", "method.balanced_budget.budget=1", "data.fraction=0.02", "run.threads=1",
-               "run.checkpoint_every=1000000", "run.device=cpu"]
+NO_TRAINING = [
+    "method.name=fedsb",
+    "method.balanced_budget.budget=1",
+    "data.fraction=0.02",
+    "run.threads=1",
+    "run.checkpoint_every=1000000",
+    "run.device=cpu",
+]
 TARGETS = {("tiny", "inline"): 20.0, ("tiny", "ray"): 8.0, ("resnet18", "inline"): 3.0, ("resnet18", "ray"): 1.5}
 CPUS_PER_CLIENT = 1
 POLL_SECONDS = 0.02
@@ -31,8 +37,18 @@ def measure(runtime: str, model: str, rounds: int) -> tuple[float, float]:
     """(median seconds per round, seconds from the command to the end of round 1) of one run of `fedsim run`."""
     with tempfile.TemporaryDirectory() as output:
         settings = [*NO_TRAINING, *MODELS[model], f"train.rounds={rounds}", f"run.cpus_per_worker={CPUS_PER_CLIENT}"]
-        command = [sys.executable, "-c", "from fedsim.cli import main; main()", "run", "digits", "--runtime", runtime,
-                   "--output", output, *[word for setting in settings for word in ("--set", setting)]]
+        command = [
+            sys.executable,
+            "-c",
+            "from fedsim.cli import main; main()",
+            "run",
+            "digits",
+            "--runtime",
+            runtime,
+            "--output",
+            output,
+            *[word for setting in settings for word in ("--set", setting)],
+        ]
         started = time.perf_counter()
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         first = None
@@ -84,8 +100,10 @@ def main() -> None:
             seconds, first = measure(runtime, model, wanted.rounds)
             measured.append((seconds, first))
             print(f"{model} {runtime}: {1000 * seconds:.1f} ms per round, round 1 after {first:.1f} s", flush=True)
-    results = {key: tuple(statistics.median(values) for values in zip(*measured, strict=True))
-               for key, measured in runs.items()}
+    results = {
+        key: tuple(statistics.median(values) for values in zip(*measured, strict=True))
+        for key, measured in runs.items()
+    }
     show(results, models, runtimes, wanted.rounds)
 
 

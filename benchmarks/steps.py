@@ -4,7 +4,8 @@
     python benchmarks/steps.py --methods fedig,fedig-a --inference --rules eval_mode,zero_shot_adapter
 
 The first row is the reference of the ratios. Each repetition takes every row once, in turn, so that a busy machine
-slows all of them alike; the ratio is the median over repetitions of the ratio within one repetition. Images are random.
+slows all of them alike; the ratio is the median over repetitions of the ratio within one repetition. The last column
+is the same of processor time, which other processes disturb least (with one thread). Images are random.
 Only steps that need no bank of other clients run here; a prelude (CSAC's acquisition) is done once, untimed.
 """
 
@@ -18,9 +19,10 @@ import torch
 from clients.optimizers import make_optimizer
 from clients.parts import Batch, LocalRound
 from clients.store import ClientStore
+from fedsim.assembly import build_recipe
 from fedsim.experiment import Experiment
-from fedsim.methods import Recipe, build_recipe
 from fedsim.models import Net, build_model
+from fedsim.recipe import Recipe
 from strategies.parts import MIRROR
 
 CLASSES = 7
@@ -71,8 +73,19 @@ def local_round(recipe: Recipe, experiment: Experiment, net: Net, data: RandomDa
     state = {name: value.detach().cpu().numpy() for name, value in net.state_dict().items()}
     device = data.images.device
     found = LocalRound(
-        client="bench", net=net, train=experiment.train, classes=CLASSES, round=2, rounds=40, phase=phase, seed=0,
-        device=device, store=ClientStore(None), data=data, records={MIRROR: state})
+        client="bench",
+        net=net,
+        train=experiment.train,
+        classes=CLASSES,
+        round=2,
+        rounds=40,
+        phase=phase,
+        seed=0,
+        device=device,
+        store=ClientStore(None),
+        data=data,
+        records={MIRROR: state},
+    )
     found.lr, found.optimizer = experiment.train.lr, make_optimizer(net, experiment.train, experiment.train.lr)
     return found
 
@@ -121,22 +134,31 @@ def timed_inference(method: str, rule: str, args: argparse.Namespace, device: to
 
 
 def compare(rows: dict[str, Callable[[], None]], repeats: int, device: torch.device) -> None:
-    """Print one line a row: best and median milliseconds, ratio to the first row."""
+    """Print one line a row: best and median milliseconds, ratios to the first row of wall time and processor time."""
     times: dict[str, list[float]] = {name: [] for name in rows}
+    processor: dict[str, list[float]] = {name: [] for name in rows}
     for repetition in range(repeats + 2):  # two to warm up
         for name, take in rows.items():
-            started = time.perf_counter()
+            started, busy = time.perf_counter(), time.process_time()
             take()
             if device.type == "cuda":
                 torch.cuda.synchronize()
             if repetition >= 2:
                 times[name].append(time.perf_counter() - started)
-    reference = next(iter(times.values()))
-    print(f"{'row':32} {'best ms':>9} {'median ms':>10} {'ratio':>7} {'best/best':>10}")
+                processor[name].append(time.process_time() - busy)
+    first = next(iter(times))
+    print(f"{'row':32} {'best ms':>9} {'median ms':>10} {'ratio':>7} {'best/best':>10} {'cpu ratio':>10}")
     for name, values in times.items():
-        ratio = statistics.median(value / base for value, base in zip(values, reference, strict=True))
-        print(f"{name:32} {1e3 * min(values):9.1f} {1e3 * statistics.median(values):10.1f} {ratio:7.3f} "
-              f"{min(values) / min(reference):10.3f}")
+        print(
+            f"{name:32} {1e3 * min(values):9.1f} {1e3 * statistics.median(values):10.1f} "
+            f"{paired(values, times[first]):7.3f} {min(values) / min(times[first]):10.3f} "
+            f"{paired(processor[name], processor[first]):10.3f}"
+        )
+
+
+def paired(values: list[float], reference: list[float]) -> float:
+    """Median over repetitions of the ratio within one repetition."""
+    return statistics.median(value / base for value, base in zip(values, reference, strict=True))
 
 
 def main() -> None:
@@ -158,12 +180,17 @@ def main() -> None:
     methods = args.methods.split(",")
     if args.inference:
         rows = {method: timed_inference(method, "", args, device) for method in methods}
-        rows |= {f"{methods[-1]} {rule}": timed_inference(methods[-1], rule, args, device)
-                 for rule in args.rules.split(",") if rule}
+        rows |= {
+            f"{methods[-1]} {rule}": timed_inference(methods[-1], rule, args, device)
+            for rule in args.rules.split(",")
+            if rule
+        }
     else:
         rows = {method: timed_step(method, args, device) for method in methods}
-    print(f"{args.backbone}, bottleneck {args.bottleneck}, {args.size} px, batch {args.batch}, "
-          f"{args.threads} thread(s), {args.device}, torch {torch.__version__}")
+    print(
+        f"{args.backbone}, bottleneck {args.bottleneck}, {args.size} px, batch {args.batch}, "
+        f"{args.threads} thread(s), {args.device}, torch {torch.__version__}"
+    )
     compare(rows, args.repeats, device)
 
 

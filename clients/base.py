@@ -27,8 +27,17 @@ class DomainClient(NumPyClient):
     message, personal ones (places `upload` and `local`) from the store, at first participation from the initial model.
     """
 
-    def __init__(self, experiment: Experiment, recipe: Any, net: nn.Module, places: dict[str, Place],
-                 initial: dict[str, Tensor], data: LocalData, store: ClientStore, device: torch.device) -> None:
+    def __init__(
+        self,
+        experiment: Experiment,
+        recipe: Any,
+        net: nn.Module,
+        places: dict[str, Place],
+        initial: dict[str, Tensor],
+        data: LocalData,
+        store: ClientStore,
+        device: torch.device,
+    ) -> None:
         self.experiment = experiment
         self.recipe = recipe
         self.net = net
@@ -52,7 +61,9 @@ class DomainClient(NumPyClient):
         """Names of the tensors sent after training."""
         return self.names("evaluate")
 
-    def fit(self, parameters: list[np.ndarray], config: dict[str, Any]) -> tuple[list[np.ndarray], int, dict[str, float]]:
+    def fit(
+        self, parameters: list[np.ndarray], config: dict[str, Any]
+    ) -> tuple[list[np.ndarray], int, dict[str, float]]:
         """Train on the received model; returns the tensors to send, the number of training examples and metrics."""
         started = time.perf_counter()
         round = self._open(config)
@@ -111,10 +122,21 @@ class DomainClient(NumPyClient):
         if self.first_visit and MIRROR in self.records:
             load_arrays(self.net, self.records[MIRROR], list(self.records[MIRROR]))
         return LocalRound(
-            client=config["client"], net=self.net, train=self.experiment.train, classes=self.data.classes,
-            round=config["round"], rounds=self.experiment.train.rounds, phase=config["phase"], seed=run.seed,
-            device=self.device, store=self.store, data=self.data, records=self.records, first_visit=self.first_visit,
-            cache=self.cache)
+            client=config["client"],
+            net=self.net,
+            train=self.experiment.train,
+            classes=self.data.classes,
+            round=config["round"],
+            rounds=self.experiment.train.rounds,
+            phase=config["phase"],
+            seed=run.seed,
+            device=self.device,
+            store=self.store,
+            data=self.data,
+            records=self.records,
+            first_visit=self.first_visit,
+            cache=self.cache,
+        )
 
     def _load(self, parameters: list[np.ndarray], phase: str) -> None:
         names = self.names(phase)

@@ -19,7 +19,7 @@ def chunks(order: np.ndarray, size: int) -> Iterator[np.ndarray]:
 
 @dataclass(frozen=True)
 class Shuffled(Batches):
-    """Every local epoch is a fresh permutation of the client's examples; `iterations` steps run over as many as needed."""
+    """Every local epoch is a fresh permutation of the client's examples; `iterations` steps take as many as needed."""
 
     def indices(self, examples: int, round: LocalRound, train: TrainSettings) -> Iterator[np.ndarray]:
         """`train.epochs` passes, or exactly `train.iterations` batches."""

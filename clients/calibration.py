@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clients.alignment import Projections, attention, alignment_loss
+from clients.alignment import Projections, alignment_loss, attention
 from clients.losses import mk_mmd
 from clients.parts import Batch, LocalRound, Step, StepFunction
 from clients.steps import SupervisedStep
@@ -25,8 +25,10 @@ ACQUIRED = "acquired"  # store entry of the frozen local model L^h
 def tapped(net: nn.Module) -> Iterator[list[Tensor]]:
     """Collects the outputs of `net.levels` during forward passes inside the block, shallow to deep."""
     found: list[Tensor] = []
-    handles = [net.get_submodule(path).register_forward_hook(lambda module, inputs, output: found.append(output))
-               for path in net.levels]
+    handles = [
+        net.get_submodule(path).register_forward_hook(lambda module, inputs, output: found.append(output))
+        for path in net.levels
+    ]
     try:
         yield found
     finally:
@@ -151,6 +153,8 @@ class SemanticCalibration(Step):
                     local.features(batch.images)
                 fused, frozen = of_fused(levels), of_local(local_levels)
             alpha = attention(fused, frozen, qk, position, channel)
-            return alignment_loss(fused, frozen, alpha, self.distance, "same_layer" if self.align == "same_layer" else "cross")
+            return alignment_loss(
+                fused, frozen, alpha, self.distance, "same_layer" if self.align == "same_layer" else "cross"
+            )
 
         return align

@@ -87,8 +87,10 @@ class CrossClientStyle(Augment):
         what = f"channel means and standard deviations of {self.encoder} features"
         if self.styles == "overall":
             return f"once, to all clients: {what} over all training images"
-        return (f"once, to all clients: {what} of up to {self.J} single images each (membership and coarse colour and "
-                "texture of an image can be inferred)")
+        return (
+            f"once, to all clients: {what} of up to {self.J} single images each (membership and coarse colour and "
+            "texture of an image can be inferred)"
+        )
 
     def check(self, experiment: Experiment) -> None:
         """VGG-19 needs colour images and its weight files (a deployed server need not have them, its clients do)."""
@@ -143,8 +145,10 @@ class CrossClientStyle(Augment):
         key = ("style content", self.encoder, correction)
         if key not in round.cache:
             space = self.space(round.device)
-            parts = [style.statistics(space.encode(round.data.raw(positions)), correction)
-                     for positions in _chunks(round.data.training_positions(), space)]
+            parts = [
+                style.statistics(space.encode(round.data.raw(positions)), correction)
+                for positions in _chunks(round.data.training_positions(), space)
+            ]
             round.cache[key] = tuple(torch.cat(values) for values in zip(*parts))
         return round.cache[key]
 
@@ -164,8 +168,11 @@ class CrossClientStyle(Augment):
     def _draw(self, round: LocalRound, record: Mapping[str, np.ndarray], number: int) -> StylePlan:
         """L distinct clients per image, uniformly without replacement; then one of the chosen client's styles."""
         n, device = round.data.examples, round.device
-        styles = {name.removesuffix(":mean"): (array, record[f"{name.removesuffix(':mean')}:std"])
-                  for name, array in record.items() if name.endswith(":mean")}
+        styles = {
+            name.removesuffix(":mean"): (array, record[f"{name.removesuffix(':mean')}:std"])
+            for name, array in record.items()
+            if name.endswith(":mean")
+        }
         means, variances = self.content(round, correction=int(self.content_variance == "unbiased"))
         own_style = (np.zeros((1, means.shape[1]), np.float32), np.ones((1, means.shape[1]), np.float32))
         styles = {client: styles[client] for client in sorted(styles) if client != round.client}

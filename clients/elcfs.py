@@ -86,8 +86,9 @@ class EpisodicStep(Step):
         episode = self._second_order if self.second_order else self._first_order
         return lambda batch: episode(round, inner, outer, batch)
 
-    def _losses(self, round: LocalRound, terms: list[StepFunction]
-                ) -> tuple[StepFunction, Callable[[Batch, State], Tensor]]:
+    def _losses(
+        self, round: LocalRound, terms: list[StepFunction]
+    ) -> tuple[StepFunction, Callable[[Batch, State], Tensor]]:
         """L_in(theta; batch) and L_out(theta^; batch)."""
         net, versions = round.net, self.transfer(round)
 
@@ -132,8 +133,9 @@ class EpisodicStep(Step):
         loss = inner(batch)
         gradients = torch.autograd.grad(loss, list(named.values()), create_graph=True, allow_unused=True)
         used = {name: gradient for name, gradient in zip(named, gradients) if gradient is not None}
-        stepped = {name: named[name] - self.beta * gradient.clamp(-self.clip, self.clip)
-                   for name, gradient in used.items()}
+        stepped = {
+            name: named[name] - self.beta * gradient.clamp(-self.clip, self.clip) for name, gradient in used.items()
+        }
         total = loss + outer(batch, stepped)
         round.optimizer.zero_grad(set_to_none=True)
         total.backward()
@@ -142,8 +144,11 @@ class EpisodicStep(Step):
 
     def transfer(self, round: LocalRound) -> Callable[[Tensor], list[Tensor]]:
         """Function raw images [B, C, H, W] -> m_test versions of them in foreign low-frequency amplitudes."""
-        banks = [(client, array) for client, array in sorted(round.record(self.bank, "episodic_step").items())
-                 if client != round.client]
+        banks = [
+            (client, array)
+            for client, array in sorted(round.record(self.bank, "episodic_step").items())
+            if client != round.client
+        ]
         if not banks:
             return lambda raw: [raw]
         height, width = round.data.images.shape[-2:]

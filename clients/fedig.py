@@ -102,8 +102,9 @@ class ClientAgnostic(Step):
 
         return step
 
-    def _adapter_step(self, round: LocalRound, layers: dict[str, MixIGLayer],
-                      adapted: dict[str, MixIGLayer]) -> Callable[[Batch], None]:
+    def _adapter_step(
+        self, round: LocalRound, layers: dict[str, MixIGLayer], adapted: dict[str, MixIGLayer]
+    ) -> Callable[[Batch], None]:
         net, generator = round.net, round.generator("mixig-z")
         adapters = nn.ModuleList(layer.adapter for layer in adapted.values())
         parameters = list(adapters.parameters())

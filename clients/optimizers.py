@@ -50,8 +50,13 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer, net: nn.Module) -> dict[
     """
     own = sum(parameter.requires_grad for parameter in net.parameters())
     state = optimizer.state_dict()["state"]
-    return {f"{index}.{name}": value for index, entry in state.items() if index < own
-            for name, value in entry.items() if isinstance(value, Tensor)}
+    return {
+        f"{index}.{name}": value
+        for index, entry in state.items()
+        if index < own
+        for name, value in entry.items()
+        if isinstance(value, Tensor)
+    }
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:

@@ -48,8 +48,9 @@ class ClientStore:
 
     def put(self, name: str, tensors: Mapping[str, Tensor]) -> None:
         """Stage an entry (copied to the CPU); it takes effect with `commit`."""
-        self._pending[name] = {key: tensor.detach().to("cpu", copy=True).contiguous()
-                               for key, tensor in tensors.items()}
+        self._pending[name] = {
+            key: tensor.detach().to("cpu", copy=True).contiguous() for key, tensor in tensors.items()
+        }
 
     def get_number(self, name: str) -> float | None:
         """A stored scalar, or None."""

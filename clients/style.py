@@ -113,8 +113,9 @@ def deviation(variance: Tensor) -> Tensor:
     return (variance + EPS).sqrt()
 
 
-def adain_affine(content: Statistics, style: tuple[Tensor, Tensor], alpha: float = 1.0,
-                 gain: tuple[float, float] | None = None) -> tuple[Tensor, Tensor]:
+def adain_affine(
+    content: Statistics, style: tuple[Tensor, Tensor], alpha: float = 1.0, gain: tuple[float, float] | None = None
+) -> tuple[Tensor, Tensor]:
     """AdaIN as F -> scale F + shift, per image and channel.
 
     A = sigma_s (F - mu(F)) / sigma(F) + mu_s,  result alpha A + (1 - alpha) F

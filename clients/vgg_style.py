@@ -73,8 +73,10 @@ def load_vgg(encoder_weights: str, decoder_weights: str, device: torch.device) -
     """The space of two weight files, read once per process; UserError when one is missing or does not fit."""
     for name, file in (("encoder_weights", encoder_weights), ("decoder_weights", decoder_weights)):
         if not file:
-            raise UserError(f"{SETTING}.{name} is not set: encoder 'vgg' needs the files of the normalised VGG-19 and "
-                            "the AdaIN decoder (naoto0804/pytorch-AdaIN); 'pixel' and 'haar' need none")
+            raise UserError(
+                f"{SETTING}.{name} is not set: encoder 'vgg' needs the files of the normalised VGG-19 and "
+                "the AdaIN decoder (naoto0804/pytorch-AdaIN); 'pixel' and 'haar' need none"
+            )
     phi = _fill(encoder(), encoder_weights, "encoder_weights")
     psi = _fill(decoder(), decoder_weights, "decoder_weights")
     return Vgg(phi.to(device), psi.to(device))

@@ -40,8 +40,12 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
     for bank, clients in checkpoint.banks.items():
         for client, arrays in clients.items():
             tensors |= {f"{BANK}{json.dumps([bank, client, name])}": array for name, array in arrays.items()}
-    meta = {"round": checkpoint.round, "part_states": checkpoint.part_states,
-            "order": list(checkpoint.arrays), "banks": {bank: list(clients) for bank, clients in checkpoint.banks.items()}}
+    meta = {
+        "round": checkpoint.round,
+        "part_states": checkpoint.part_states,
+        "order": list(checkpoint.arrays),
+        "banks": {bank: list(clients) for bank, clients in checkpoint.banks.items()},
+    }
     write_arrays(path, tensors, {"fedsim": json.dumps(meta)})
 
 
@@ -54,9 +58,13 @@ def load_checkpoint(path: Path) -> Checkpoint | None:
             meta = json.loads(file.metadata()["fedsim"])
             tensors = {name: file.get_tensor(name) for name in sorted(file.keys())}
     except Exception as error:
-        raise UserError(f"{path} is not a readable checkpoint ({error}); remove the run's folder to start again") from None
+        raise UserError(
+            f"{path} is not a readable checkpoint ({error}); remove the run's folder to start again"
+        ) from None
     banks: dict = {bank: {client: {} for client in clients} for bank, clients in meta["banks"].items()}
     for name in [name for name in tensors if name.startswith(BANK)]:
         bank, client, key = json.loads(name.removeprefix(BANK))
         banks[bank][client][key] = tensors[name]
-    return Checkpoint(meta["round"], {name: tensors[ARRAY + name] for name in meta["order"]}, banks, meta["part_states"])
+    return Checkpoint(
+        meta["round"], {name: tensors[ARRAY + name] for name in meta["order"]}, banks, meta["part_states"]
+    )

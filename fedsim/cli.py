@@ -1,4 +1,4 @@
-"""fedsim's command line: run, sweep, compare, plot, report, methods, datasets. Heavy imports stay inside the commands."""
+"""fedsim's command line. Heavy imports stay inside the commands, so that `fedsim --help` is quick."""
 
 import signal
 import sys
@@ -9,11 +9,17 @@ import typer
 
 from fedsim.errors import ClientFailedError, UserError
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False,
-                  help="Federated domain generalization: run, compare and deploy methods as recipes.")
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Federated domain generalization: run, compare and deploy methods as recipes.",
+)
 
 Config = Annotated[str, typer.Argument(help="experiment file, or the name of a shipped one (see `fedsim datasets`)")]
-Override = Annotated[list[str], typer.Option("--set", help="override, e.g. train.rounds=5 or method.guiding_head.weight=0.25")]
+Override = Annotated[
+    list[str] | None, typer.Option("--set", help="override, e.g. train.rounds=5 or method.guiding_head.weight=0.25")
+]
 Preset = Annotated[str, typer.Option(help="named settings of the file, e.g. a paper's protocol")]
 Output = Annotated[str, typer.Option(help="folder of all results (default: outputs)")]
 
@@ -46,13 +52,18 @@ def _complain(text: str, code: int) -> int:
 
 
 @app.command()
-def run(config: Config = "digits", method: Annotated[str, typer.Option(help="row of `fedsim methods`, or a+b")] = "",
-        target: Annotated[str, typer.Option(help="the unseen domain")] = "",
-        seed: Annotated[int, typer.Option(help="run seed")] = -1,
-        runtime: Annotated[str, typer.Option(help="inline, ray, flower or deployment")] = "",
-        output: Output = "", preset: Preset = "", set_: Override = []) -> None:  # noqa: B006
+def run(
+    config: Config = "digits",
+    method: Annotated[str, typer.Option(help="row of `fedsim methods`, or a+b")] = "",
+    target: Annotated[str, typer.Option(help="the unseen domain")] = "",
+    seed: Annotated[int, typer.Option(help="run seed")] = -1,
+    runtime: Annotated[str, typer.Option(help="inline, ray, flower or deployment")] = "",
+    output: Output = "",
+    preset: Preset = "",
+    set_: Override = None,
+) -> None:
     """Run one experiment: one method, one unseen domain, one seed. Run it again to resume it."""
-    overrides = [*set_, *_short(method=method, target=target, seed=seed, runtime=runtime, output=output)]
+    overrides = [*(set_ or ()), *_short(method=method, target=target, seed=seed, runtime=runtime, output=output)]
     from fedsim.experiment import read_experiment
 
     experiment = read_experiment(config, overrides, preset)
@@ -62,45 +73,66 @@ def run(config: Config = "digits", method: Annotated[str, typer.Option(help="row
 
 
 def _short(**options: str | int) -> list[str]:
-    names = {"method": "method.name", "target": "run.target", "seed": "run.seed", "runtime": "run.runtime",
-             "output": "run.output"}
+    names = {
+        "method": "method.name",
+        "target": "run.target",
+        "seed": "run.seed",
+        "runtime": "run.runtime",
+        "output": "run.output",
+    }
     return [f"{names[key]}={value}" for key, value in options.items() if value not in ("", -1)]
 
 
 @app.command()
-def sweep(config: Config = "digits",
-          methods: Annotated[str, typer.Option(help="comma-separated methods")] = "fedavg",
-          targets: Annotated[str, typer.Option(help="comma-separated unseen domains, or all")] = "all",
-          seeds: Annotated[str, typer.Option(help="comma-separated seeds")] = "0",
-          grid: Annotated[list[str], typer.Option(help="key=v1,v2: one more axis (repeatable)")] = [],  # noqa: B006
-          jobs: Annotated[int, typer.Option(help="runs at a time; 0: as many as there are cores")] = 0,
-          output: Output = "", preset: Preset = "",
-          dry_run: Annotated[bool, typer.Option("--dry-run", help="print the cells and an estimate, run nothing")] = False,
-          set_: Override = []) -> None:  # noqa: B006
+def sweep(
+    config: Config = "digits",
+    methods: Annotated[str, typer.Option(help="comma-separated methods")] = "fedavg",
+    targets: Annotated[str, typer.Option(help="comma-separated unseen domains, or all")] = "all",
+    seeds: Annotated[str, typer.Option(help="comma-separated seeds")] = "0",
+    grid: Annotated[list[str] | None, typer.Option(help="key=v1,v2: one more axis (repeatable)")] = None,
+    jobs: Annotated[int, typer.Option(help="runs at a time; 0: as many as there are cores")] = 0,
+    output: Output = "",
+    preset: Preset = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the cells and an estimate, run nothing")] = False,
+    set_: Override = None,
+) -> None:
     """Run methods x targets x seeds; finished cells are skipped, a failing cell is reported at the end."""
     from fedsim.sweep import run_sweep
 
-    overrides = [*set_, *_short(output=output)]
-    failed = run_sweep(config, methods.split(","), targets.split(","), [int(seed) for seed in seeds.split(",")],
-                       grid=grid, jobs=jobs, overrides=overrides, preset=preset, dry_run=dry_run)
+    overrides = [*(set_ or ()), *_short(output=output)]
+    failed = run_sweep(
+        config,
+        methods.split(","),
+        targets.split(","),
+        [int(seed) for seed in seeds.split(",")],
+        grid=grid or (),
+        jobs=jobs,
+        overrides=overrides,
+        preset=preset,
+        dry_run=dry_run,
+    )
     raise typer.Exit(1 if failed else 0)
 
 
 @app.command()
-def compare(folder: Annotated[Path, typer.Argument(help="folder of results, e.g. outputs/digits")],
-            select: Annotated[str, typer.Option(help="best_validation, last or oracle")] = "best_validation",
-            baseline: Annotated[str, typer.Option(help="method that the others are tested against")] = "",
-            by: Annotated[list[str], typer.Option(help="setting in which the runs may differ (repeatable)")] = [],  # noqa: B006
-            format: Annotated[str, typer.Option(help="table, csv, markdown or latex")] = "table") -> None:
+def compare(
+    folder: Annotated[Path, typer.Argument(help="folder of results, e.g. outputs/digits")],
+    select: Annotated[str, typer.Option(help="best_validation, last or oracle")] = "best_validation",
+    baseline: Annotated[str, typer.Option(help="method that the others are tested against")] = "",
+    by: Annotated[list[str] | None, typer.Option(help="setting in which the runs may differ (repeatable)")] = None,
+    format: Annotated[str, typer.Option(help="table, csv, markdown or latex")] = "table",
+) -> None:
     """Compare finished runs: mean ± std over seeds per unseen domain, ranks, tests, cost, published numbers."""
     from fedsim.commands import show_comparison
 
-    show_comparison(folder, select, baseline, by, format)
+    show_comparison(folder, select, baseline, by or [], format)
 
 
 @app.command()
-def plot(folder: Annotated[Path, typer.Argument(help="folder of results, e.g. outputs/digits")],
-         select: Annotated[str, typer.Option(help="best_validation, last or oracle")] = "best_validation") -> None:
+def plot(
+    folder: Annotated[Path, typer.Argument(help="folder of results, e.g. outputs/digits")],
+    select: Annotated[str, typer.Option(help="best_validation, last or oracle")] = "best_validation",
+) -> None:
     """Draw every figure that the records hold, as PNG and SVG, into FOLDER/plots."""
     from fedsim.commands import draw_plots
 
@@ -116,17 +148,20 @@ def report(folder: Annotated[Path, typer.Argument(help="folder of one experiment
 
 
 @app.command()
-def pictures(config: Config = "digits",
-             method: Annotated[str, typer.Option(help="a method that changes images: ccst, elcfs")] = "ccst",
-             target: Annotated[str, typer.Option(help="the unseen domain, which stays unseen")] = "",
-             output: Annotated[Path, typer.Option(help="folder of the pictures")] = Path("outputs/pictures"),
-             rows: Annotated[int, typer.Option(min=1, help="images per grid")] = 6,
-             preset: Preset = "", set_: Override = []) -> None:  # noqa: B006
+def pictures(
+    config: Config = "digits",
+    method: Annotated[str, typer.Option(help="a method that changes images: ccst, elcfs")] = "ccst",
+    target: Annotated[str, typer.Option(help="the unseen domain, which stays unseen")] = "",
+    output: Annotated[Path, typer.Option(help="folder of the pictures")] = Path("outputs/pictures"),
+    rows: Annotated[int, typer.Option(min=1, help="images per grid")] = 6,
+    preset: Preset = "",
+    set_: Override = None,
+) -> None:
     """Draw what a method makes of images: content, styles and results, or interpolations."""
     from fedsim.commands import make_pictures
     from fedsim.experiment import read_experiment
 
-    make_pictures(read_experiment(config, [*set_, *_short(method=method, target=target)], preset), output, rows)
+    make_pictures(read_experiment(config, [*(set_ or ()), *_short(method=method, target=target)], preset), output, rows)
 
 
 @app.command()

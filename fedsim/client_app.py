@@ -1,4 +1,4 @@
-"""Flower ClientApp: Message -> DomainClient.fit / evaluate / collect -> Message. The same in simulation and deployment."""
+"""Flower ClientApp: Message -> DomainClient.fit / evaluate / collect -> Message. The same everywhere."""
 
 import platform
 import traceback
@@ -12,7 +12,6 @@ from clients.base import DomainClient
 from fedsim.arrays import record_to_arrays, state_to_record
 from fedsim.errors import USER_ERROR, UserError
 from fedsim.workspace import source_clients, workspace
-
 
 CLIENT_APP_RAISED = 2  # Flower's error code for an exception in the client app
 

@@ -44,14 +44,17 @@ def make_pictures(experiment: Experiment, output: Path, rows: int) -> None:
 def headline(folder: Path) -> str:
     """One run's result in two lines; the oracle is not part of it."""
     row = pd.read_csv(folder / "summary.csv").iloc[0]
-    return (f"{row['method']} on unseen {row['target']!s} (seed {row['seed']}): "
-            f"{100 * row['best_validation_target_accuracy']:.1f} % at round {row['best_validation_round']:.0f} "
-            f"(best source validation), {100 * row['last_target_accuracy']:.1f} % at the last round\nrecords: {folder}")
+    return (
+        f"{row['method']} on unseen {row['target']!s} (seed {row['seed']}): "
+        f"{100 * row['best_validation_target_accuracy']:.1f} % at round {row['best_validation_round']:.0f} "
+        f"(best source validation), {100 * row['last_target_accuracy']:.1f} % at the last round\nrecords: {folder}"
+    )
 
 
 def show_methods(name: str) -> None:
     """The map of methods, or one recipe with every part, field and what it discloses."""
-    from fedsim.methods import METHODS, PARTS, Recipe, part_name, parts_of
+    from fedsim.methods import METHODS
+    from fedsim.recipe import SLOTS, Recipe, part_name, parts_of
 
     if not name:
         table = Table("method", "parts that differ from FedAvg", "source", title="fedsim methods")
@@ -59,17 +62,20 @@ def show_methods(name: str) -> None:
             standard = {repr(part) for _, part in parts_of(Recipe())}
             own = [f"{slot}: {part_name(part)}" for slot, part in parts_of(recipe) if repr(part) not in standard]
             own += ["pooled"] if recipe.pooled else []
-            table.add_row(key, ", ".join(own) or "–", recipe.paper)
+            table.add_row(key, ", ".join(own) or "-", recipe.paper)
         console.print(table)
         console.print("combine rows with +, e.g. gperxan+fedprox; details: fedsim methods NAME")
         return
-    from fedsim.methods import find_recipe
+    from fedsim.assembly import find_recipe
 
     recipe = find_recipe(name)
     table = Table("slot", "part", "settings", title=f"{name}: {recipe.paper}")
-    for slot in PARTS:
+    for slot in SLOTS:
         for part in [part for key, part in parts_of(recipe) if key == slot]:
-            fields = [f"method.{part_name(part)}.{field.name} = {getattr(part, field.name)!r}" for field in dataclasses.fields(part)]
+            fields = [
+                f"method.{part_name(part)}.{field.name} = {getattr(part, field.name)!r}"
+                for field in dataclasses.fields(part)
+            ]
             table.add_row(slot, part_name(part), "\n".join(fields))
     console.print(table)
     console.print(f"discloses: {recipe.disclosure()}")
@@ -92,7 +98,7 @@ def show_datasets(name: str) -> None:
         return
     table = Table("data set", "domains", "classes", "images", title="fedsim datasets")
     for key, bench in BENCHMARKS.items():
-        images = str(sum(bench.counts.values())) if bench.counts else "–"
+        images = str(sum(bench.counts.values())) if bench.counts else "-"
         table.add_row(key, ", ".join(bench.domains), str(len(bench.classes)), images)
     console.print(table)
     configs = sorted({file.stem for folder in config_folders() for file in folder.glob("*.toml")})
@@ -123,7 +129,8 @@ def draw_plots(folder: Path, select: str) -> None:
 
 def make_report(folder: Path) -> None:
     """Write the HTML page."""
-    from fedsim.methods import METHODS, find_recipe
+    from fedsim.assembly import find_recipe
+    from fedsim.methods import METHODS
     from fedsim.results import read_runs, write_report
 
     names = {experiment.method_name for experiment in read_runs(folder).experiments.values()}

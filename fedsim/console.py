@@ -18,8 +18,14 @@ class ProgressBar:
 
     def __init__(self) -> None:
         self._progress = Progress(
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[scores]}"),
-            TextColumn("left"), TimeRemainingColumn(elapsed_when_finished=True), console=errors)
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[scores]}"),
+            TextColumn("left"),
+            TimeRemainingColumn(elapsed_when_finished=True),
+            console=errors,
+        )
         self._task = None
 
     def on_start(self, experiment: Experiment, folder: Path) -> None:
@@ -32,8 +38,9 @@ class ProgressBar:
         """Move the bar."""
         validation = row["mean_validation_accuracy"]
         shown = "" if validation is None else f"validation {100 * validation:5.1f} %  "
-        self._progress.update(self._task, completed=row["round"],
-                              scores=f"{shown}target {100 * row['target_accuracy']:5.1f} %")
+        self._progress.update(
+            self._task, completed=row["round"], scores=f"{shown}target {100 * row['target_accuracy']:5.1f} %"
+        )
 
     def on_end(self, summary: dict) -> None:
         """Close the bar."""
@@ -51,8 +58,14 @@ class SweepView:
         self._cells = cells
         self._open = [cell for cell in cells if cell.state == "waiting"]
         self._rounds = sum(cell.experiment.train.rounds for cell in cells if cell.state == "waiting")
-        self._progress = Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
-                                  TextColumn("rounds  left"), TimeRemainingColumn(elapsed_when_finished=True), console=errors)
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("rounds  left"),
+            TimeRemainingColumn(elapsed_when_finished=True),
+            console=errors,
+        )
         self._task = self._progress.add_task("sweep", total=self._rounds)
         self._live = Live(console=errors, refresh_per_second=4, transient=True, get_renderable=self._render)
 
@@ -71,11 +84,17 @@ class SweepView:
         for cell in self._cells:
             if cell.state in ("finished", "failed") and cell in self._open:
                 self._open.remove(cell)
-                shown = f"{100 * cell.target_accuracy:.1f} % at the last round" if cell.target_accuracy is not None else ""
+                shown = (
+                    f"{100 * cell.target_accuracy:.1f} % at the last round" if cell.target_accuracy is not None else ""
+                )
                 self._live.console.print(f"{cell.state}: {cell.title} {shown}", highlight=False)
         started = [cell for cell in self._cells if cell.round or cell.state == "failed"]
-        self._progress.update(self._task, completed=sum(
-            cell.experiment.train.rounds if cell.state in ("finished", "failed") else cell.round for cell in started))
+        self._progress.update(
+            self._task,
+            completed=sum(
+                cell.experiment.train.rounds if cell.state in ("finished", "failed") else cell.round for cell in started
+            ),
+        )
 
     def _render(self) -> Group:
         table = Table("cell", "round", "target", box=None)
@@ -84,5 +103,7 @@ class SweepView:
                 accuracy = "" if cell.target_accuracy is None else f"{100 * cell.target_accuracy:.1f} %"
                 table.add_row(cell.title, f"{cell.round}/{cell.experiment.train.rounds}", accuracy)
         states = [cell.state for cell in self._cells]
-        counts = ", ".join(f"{states.count(name)} {name}" for name in ("finished", "running", "waiting", "failed") if name in states)
+        counts = ", ".join(
+            f"{states.count(name)} {name}" for name in ("finished", "running", "waiting", "failed") if name in states
+        )
         return Group(self._progress, f"cells: {counts}", table)

@@ -29,12 +29,18 @@ class Settings(BaseModel):
 class DataSettings(Settings):
     """[data]: which images, how they are split, how batches are augmented."""
 
-    dataset: str = Field("digits", description="digits, rotated-mnist, pacs, vlcs, office-home, terra-incognita, folder")
+    dataset: str = Field(
+        "digits", description="digits, rotated-mnist, pacs, vlcs, office-home, terra-incognita, folder"
+    )
     root: str = Field("", description="folder of the data set; empty: $FEDSIM_DATA, else ./data")
     domains: list[str] = Field([], description="use only these domains; empty: all of the data set")
     image_size: int = Field(28, ge=8, le=1024, description="images are decoded once to this size, in pixels")
-    variant: Literal["csac", "domainbed"] = Field("csac", description="Rotated MNIST: same images in every domain, or disjoint")
-    fraction: float = Field(1.0, gt=0, le=1, description="share of every domain's images used (per class, by split_seed)")
+    variant: Literal["csac", "domainbed"] = Field(
+        "csac", description="Rotated MNIST: same images in every domain, or disjoint"
+    )
+    fraction: float = Field(
+        1.0, gt=0, le=1, description="share of every domain's images used (per class, by split_seed)"
+    )
     holdout: float = Field(0.1, gt=0, lt=1, description="share of a client's images held out for validation")
     split: Literal["random", "stratified"] = Field("random", description="DomainBed's split, or per class (CSAC)")
     split_seed: int = Field(0, ge=0, description="seed of splits and partitions, apart from run.seed")
@@ -50,8 +56,10 @@ class DataSettings(Settings):
 class ModelSettings(Settings):
     """[model]: backbone, its initial weights and an optional bottleneck before the linear head."""
 
-    backbone: str = Field("digits-cnn-bn", description="digits-cnn, digits-cnn-bn, resnet18, resnet50, densenet121, "
-                          "alexnet, vit-b-16, vit-b-32")
+    backbone: str = Field(
+        "digits-cnn-bn",
+        description="digits-cnn, digits-cnn-bn, resnet18, resnet50, densenet121, alexnet, vit-b-16, vit-b-32",
+    )
     weights: str = Field("none", description="none (random), imagenet (torchvision), or a local weight file")
     bottleneck: int = Field(0, ge=0, description="width of Linear-BatchNorm1d-ReLU before the head; 0: none")
 
@@ -68,12 +76,16 @@ class TrainSettings(Settings):
     momentum: float = Field(0.0, ge=0, lt=1)
     weight_decay: float = Field(0.0, ge=0)
     schedule: Literal["constant", "cosine", "cosine-official", "step"] = Field(
-        "constant", description="over rounds: cosine at (t-1)/T; cosine-official at t/T (gPerXAN's code); "
-        "step: x0.1 from 80 % of the rounds on")
+        "constant",
+        description="over rounds: cosine at (t-1)/T; cosine-official at t/T (gPerXAN's code); "
+        "step: x0.1 from 80 % of the rounds on",
+    )
     persist_optimizer: bool = Field(False, description="keep momentum and Adam moments between rounds")
     clients_per_round: int = Field(0, ge=0, description="clients drawn each round; 0: all")
     precision: Literal["fp32", "bf16"] = "fp32"
-    local_checks: int = Field(0, ge=0, description="validations during local training, the best iterate is sent; 0: off")
+    local_checks: int = Field(
+        0, ge=0, description="validations during local training, the best iterate is sent; 0: off"
+    )
 
 
 class RunSettings(Settings):
@@ -83,15 +95,20 @@ class RunSettings(Settings):
     seed: int = Field(0, ge=0)
     label: str = Field("", description="told apart from other runs of the same method, e.g. by a sweep's grid")
     runtime: Literal["inline", "ray", "flower", "deployment"] = Field(
-        "inline", description="this process, Ray workers, Flower's simulation engine, or a SuperLink with SuperNodes")
+        "inline", description="this process, Ray workers, Flower's simulation engine, or a SuperLink with SuperNodes"
+    )
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: int = Field(0, ge=0, description="CPU threads per worker; 0: share the cores between the workers")
     output: str = "outputs"
     evaluate_batch_size: int = Field(256, ge=1)
     checkpoint_every: int = Field(1, ge=1, description="rounds between checkpoints")
     select_on: Literal["aggregated", "local"] = Field(
-        "aggregated", description="whose validation accuracy selects the round: the aggregated model's, or the local models' mean")
-    personalised: bool = Field(False, description="source clients also validate with their own batch norm (clients.csv)")
+        "aggregated",
+        description="whose validation accuracy selects the round: the aggregated model's, or the local models' mean",
+    )
+    personalised: bool = Field(
+        False, description="source clients also validate with their own batch norm (clients.csv)"
+    )
     on_client_failure: Literal["stop", "continue"] = "stop"
     timeout: float = Field(3600.0, gt=0, description="seconds to wait for the replies of one phase")
     ray_address: str = Field("", description="existing Ray cluster; empty: a local one is started")
@@ -109,7 +126,9 @@ class Experiment(Settings):
     model: ModelSettings = ModelSettings()
     train: TrainSettings = TrainSettings()
     method: dict[str, Any] = {"name": "fedavg"}
-    parts: dict[str, dict[str, Any]] = Field({}, description="fields of parts on this data set, for recipes that have them")
+    parts: dict[str, dict[str, Any]] = Field(
+        {}, description="fields of parts on this data set, for recipes that have them"
+    )
     run: RunSettings = RunSettings()
 
     @model_validator(mode="after")
@@ -189,7 +208,9 @@ def _resolve(table: dict, overrides: Sequence[str], preset: str, where: str) -> 
     table.setdefault("method", {}).setdefault("name", "fedavg")
     if preset:
         if preset not in presets:
-            raise UserError(f"{where}: no preset {preset!r}; {nearest(preset, presets)}known: {', '.join(presets) or 'none'}")
+            raise UserError(
+                f"{where}: no preset {preset!r}; {nearest(preset, presets)}known: {', '.join(presets) or 'none'}"
+            )
         table = _merge(table, presets[preset])
     for key, value in changes:
         _assign(table, key.split("."), value, key)

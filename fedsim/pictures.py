@@ -55,8 +55,10 @@ def style_columns(part: CrossClientStyle, name: str, data: dict[str, LocalData],
         target = [torch.from_numpy(bank[other][key]).to(content.device) for key in ("mean", "std")]
         target = [values[torch.arange(len(content)) % len(values)] for values in target]
         affine = style.adain_affine(measured, tuple(target), part.alpha, space.gain)
-        columns += [(f"one of\n{other}", example_images(data[other], rows)),
-                    (f"in the style of\n{other}", style.apply_affine(space, content, *affine))]
+        columns += [
+            (f"one of\n{other}", example_images(data[other], rows)),
+            (f"in the style of\n{other}", style.apply_affine(space, content, *affine)),
+        ]
     return columns
 
 

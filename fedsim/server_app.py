@@ -61,8 +61,11 @@ def serve(grid: Grid, experiment: Experiment, callbacks: Sequence[RunCallback] =
     space = Workspace(experiment)
     session = Session(experiment, space, callbacks)
     settings = experiment.toml()
-    run_config = {"experiment": settings, "state-dir": str((folder / "state").resolve()),
-                  "token": hashlib.sha256(f"{settings}{folder.resolve()}".encode()).hexdigest()[:16]}
+    run_config = {
+        "experiment": settings,
+        "state-dir": str((folder / "state").resolve()),
+        "token": hashlib.sha256(f"{settings}{folder.resolve()}".encode()).hexdigest()[:16],
+    }
     strategy = FedDG(space.recipe, experiment, space.places, run_config)
     session.attach(strategy)
     classes = len(benchmark(experiment.data).classes)
@@ -73,8 +76,9 @@ def serve(grid: Grid, experiment: Experiment, callbacks: Sequence[RunCallback] =
     logging.getLogger("flwr").setLevel(logging.WARNING)
     rounds = experiment.train.rounds - strategy.finished_rounds
     if rounds:
-        result = strategy.start(grid, arrays, num_rounds=rounds, timeout=experiment.run.timeout,
-                                evaluate_fn=session.end_of_round)
+        result = strategy.start(
+            grid, arrays, num_rounds=rounds, timeout=experiment.run.timeout, evaluate_fn=session.end_of_round
+        )
         arrays = result.arrays
     return session.finish(arrays)
 
@@ -84,8 +88,11 @@ class LogLines:
 
     def on_start(self, experiment: Experiment, folder: Path) -> None:
         """Says where the records go."""
-        print(f"{experiment.method_name} on {experiment.data.dataset}, target {experiment.run.target}, "
-              f"seed {experiment.run.seed}: records in {folder}", flush=True)
+        print(
+            f"{experiment.method_name} on {experiment.data.dataset}, target {experiment.run.target}, "
+            f"seed {experiment.run.seed}: records in {folder}",
+            flush=True,
+        )
 
     def on_round(self, row: dict, clients: list[dict]) -> None:
         """Round, validation and target accuracy."""
@@ -95,5 +102,8 @@ class LogLines:
 
     def on_end(self, summary: dict) -> None:
         """The headline."""
-        print(f"done: {100 * summary['best_validation_target_accuracy']:.1f} % on {summary['target']} "
-              f"(round {summary['best_validation_round']}, best source validation)", flush=True)
+        print(
+            f"done: {100 * summary['best_validation_target_accuracy']:.1f} % on {summary['target']} "
+            f"(round {summary['best_validation_round']}, best source validation)",
+            flush=True,
+        )

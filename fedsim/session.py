@@ -26,7 +26,8 @@ from fedsim.results.recorder import Recorder
 from fedsim.results.selection import summary_row, validation_column
 from fedsim.seeding import numpy_rng
 from fedsim.workspace import Workspace
-from strategies.base import FedDG, RoundLog
+from strategies.base import FedDG
+from strategies.round_log import RoundLog
 
 
 def run_folder(experiment: Experiment) -> Path:
@@ -63,8 +64,10 @@ class TargetEvaluator:
     def __call__(self, arrays: ArrayRecord, uploads: Mapping[str, Mapping[str, np.ndarray]]) -> tuple[float, float]:
         """(accuracy, loss) of a global model; `uploads` are the tensors of single clients that the rule asked for."""
         load_arrays(self.net, record_to_arrays(arrays))
-        own = [{name: torch.from_numpy(array).to(self.device) for name, array in uploads[client].items()}
-               for client in sorted(uploads)]
+        own = [
+            {name: torch.from_numpy(array).to(self.device) for name, array in uploads[client].items()}
+            for client in sorted(uploads)
+        ]
         predict = self.infer.begin(self.net, lambda: (images for images, _ in self.batches()), own)
         return accuracy_and_loss(predict, self.batches())[:2]
 
@@ -81,7 +84,9 @@ class Session:
         self.checkpoint = load_checkpoint(self.checkpoint_file)
         self.recorder.truncate(self.checkpoint.round if self.checkpoint else -1)
         self.recorder.write_experiment(experiment.toml())
-        self.recorder.write_environment(environment() | {"device": str(space.device), "threads": torch.get_num_threads()})
+        self.recorder.write_environment(
+            environment() | {"device": str(space.device), "threads": torch.get_num_threads()}
+        )
         self.evaluate_target = TargetEvaluator(experiment, space)
         self.best = self._best_so_far()
         self.strategy: FedDG | None = None
@@ -114,9 +119,12 @@ class Session:
         target_seconds = time.perf_counter() - started
         strategy.log.details += [
             {"client": self.experiment.run.target, "quantity": quantity, "name": name, "value": value}
-            for quantity, name, value in self.space.recipe.infer.details(self.space.net)]
+            for quantity, name, value in self.space.recipe.infer.details(self.space.net)
+        ]
         row = self._round_row(strategy.log, accuracy, loss, target_seconds)
-        clients = [{"round": round, "domain": domain_of(name), **columns} for name, columns in strategy.log.clients.items()]
+        clients = [
+            {"round": round, "domain": domain_of(name), **columns} for name, columns in strategy.log.clients.items()
+        ]
         self.recorder.append_clients(clients)
         self.recorder.append_details({"round": round, **detail} for detail in strategy.log.details)
         self.recorder.append_round(row)
@@ -126,7 +134,7 @@ class Session:
             callback.on_round(row, clients)
 
     def finish(self, arrays: ArrayRecord) -> Path:
-        """Write the last model and the summary (its presence marks the run as finished); tidy up what resuming needed."""
+        """Write the last model and the summary (which marks the run as finished); tidy up what resuming needed."""
         write_arrays(self.folder / "last.safetensors", record_to_arrays(arrays))
         rounds = pd.read_csv(self.folder / "rounds.csv")
         label = self.space.recipe.label(self.experiment.method_name)
@@ -147,9 +155,12 @@ class Session:
             "train_loss": mean(rows, "train_loss", "examples"),
             "mean_validation_accuracy": mean(rows, "validation_accuracy"),
             "mean_validation_loss": mean(rows, "validation_loss"),
-            "target_accuracy": accuracy, "target_loss": loss,
-            "clients": sum("weight" in row for row in rows), "failed": sum(row["status"] != "ok" for row in rows),
-            "bytes_down": sum(row["bytes_down"] for row in rows), "bytes_up": sum(row["bytes_up"] for row in rows),
+            "target_accuracy": accuracy,
+            "target_loss": loss,
+            "clients": sum("weight" in row for row in rows),
+            "failed": sum(row["status"] != "ok" for row in rows),
+            "bytes_down": sum(row["bytes_down"] for row in rows),
+            "bytes_up": sum(row["bytes_up"] for row in rows),
             "train_seconds": total(rows, "train_seconds"),
             "evaluation_seconds": total(rows, "evaluation_seconds") + target_seconds,
             "aggregation_seconds": log.aggregation_seconds,
@@ -167,7 +178,9 @@ class Session:
             self.best = score
             write_arrays(self.folder / "best.safetensors", values, {"round": str(round)})
         if round % self.experiment.run.checkpoint_every == 0 or round == self.experiment.train.rounds:
-            save_checkpoint(self.checkpoint_file, Checkpoint(round, values, self.strategy.banks, self.strategy.part_states))
+            save_checkpoint(
+                self.checkpoint_file, Checkpoint(round, values, self.strategy.banks, self.strategy.part_states)
+            )
 
     def _best_so_far(self) -> float:
         if not self.checkpoint or not (self.folder / "rounds.csv").is_file():
@@ -186,15 +199,20 @@ class Session:
         changed = differing_keys(old.model_dump(), new.model_dump())
         changed = [key for key in changed if not key.startswith("run.") or key in ("run.select_on",)]
         if changed:
-            raise UserError(f"{self.folder} holds a run with other settings ({', '.join(changed[:5])}); "
-                            "choose another --output or name, or remove the folder")
+            raise UserError(
+                f"{self.folder} holds a run with other settings ({', '.join(changed[:5])}); "
+                "choose another --output or name, or remove the folder"
+            )
 
 
 def differing_keys(a: Any, b: Any, prefix: str = "") -> list[str]:
     """Dotted names of the values in which two settings tables differ."""
     if isinstance(a, dict) and isinstance(b, dict):
-        return [name for key in sorted(a.keys() | b.keys())
-                for name in differing_keys(a.get(key), b.get(key), f"{prefix}.{key}" if prefix else key)]
+        return [
+            name
+            for key in sorted(a.keys() | b.keys())
+            for name in differing_keys(a.get(key), b.get(key), f"{prefix}.{key}" if prefix else key)
+        ]
     return [] if a == b else [prefix]
 
 

@@ -38,15 +38,26 @@ class Cell:
         return f"{self.experiment.method_name}{label} → {run.target} (seed {run.seed})"
 
 
-def run_sweep(config: str, methods: Sequence[str], targets: Sequence[str], seeds: Sequence[int], *,
-              grid: Sequence[str] = (), jobs: int = 0, overrides: Sequence[str] = (), preset: str = "",
-              dry_run: bool = False) -> list[Cell]:
+def run_sweep(
+    config: str,
+    methods: Sequence[str],
+    targets: Sequence[str],
+    seeds: Sequence[int],
+    *,
+    grid: Sequence[str] = (),
+    jobs: int = 0,
+    overrides: Sequence[str] = (),
+    preset: str = "",
+    dry_run: bool = False,
+) -> list[Cell]:
     """Run all cells that are not finished; returns the failed ones. UserError before anything starts for bad input."""
     jobs = jobs or max(os.cpu_count() or 1, 1)
     cells = plan_cells(config, methods, targets, seeds, grid, overrides, preset, jobs)
     waiting = [cell for cell in cells if cell.state == "waiting"]
     finished = len(cells) - len(waiting)
-    console.print(f"{len(cells)} cells, {finished} finished, {len(waiting)} to run, {min(jobs, len(waiting))} at a time")
+    console.print(
+        f"{len(cells)} cells, {finished} finished, {len(waiting)} to run, {min(jobs, len(waiting))} at a time"
+    )
     if dry_run:
         console.print(dry_table(cells, jobs))
         return []
@@ -59,11 +70,19 @@ def run_sweep(config: str, methods: Sequence[str], targets: Sequence[str], seeds
     return failed
 
 
-def plan_cells(config: str, methods: Sequence[str], targets: Sequence[str], seeds: Sequence[int], grid: Sequence[str],
-               overrides: Sequence[str], preset: str, jobs: int) -> list[Cell]:
+def plan_cells(
+    config: str,
+    methods: Sequence[str],
+    targets: Sequence[str],
+    seeds: Sequence[int],
+    grid: Sequence[str],
+    overrides: Sequence[str],
+    preset: str,
+    jobs: int,
+) -> list[Cell]:
     """Every cell with its settings resolved and checked; the ones with a summary are marked finished."""
+    from fedsim.assembly import build_recipe
     from fedsim.data import benchmark
-    from fedsim.methods import build_recipe
     from fedsim.server_app import complete
     from fedsim.session import is_finished, run_folder
 
@@ -73,8 +92,15 @@ def plan_cells(config: str, methods: Sequence[str], targets: Sequence[str], seed
     threads = base.run.threads or max((os.cpu_count() or 1) // jobs, 1)
     cells = []
     for method, values, target, seed in itertools.product(methods, grid_points(grid), targets, seeds):
-        words = [*overrides, f"method.name={method}", *values, f"run.target={target}", f"run.seed={seed}",
-                 f"run.threads={threads}", f"run.label={','.join(word.removeprefix('method.') for word in values)}"]
+        words = [
+            *overrides,
+            f"method.name={method}",
+            *values,
+            f"run.target={target}",
+            f"run.seed={seed}",
+            f"run.threads={threads}",
+            f"run.label={','.join(word.removeprefix('method.') for word in values)}",
+        ]
         experiment = complete(read_experiment(config, words, preset))
         build_recipe(experiment)
         folder = run_folder(experiment)
@@ -100,7 +126,9 @@ def dry_table(cells: Sequence[Cell], jobs: int) -> Table:
     if seconds is not None:
         rounds = sum(cell.experiment.train.rounds for cell in cells if cell.state == "waiting")
         minutes = seconds * rounds / jobs / 60
-        table.caption = f"about {minutes:.1f} minutes at {seconds:.2f} s per round (median of finished rounds), {jobs} at a time"
+        table.caption = (
+            f"about {minutes:.1f} minutes at {seconds:.2f} s per round (median of finished rounds), {jobs} at a time"
+        )
     else:
         table.caption = "no finished rounds to estimate the time from"
     return table
@@ -150,8 +178,9 @@ def worker(connection: Connection) -> None:
         except UserError as error:
             connection.send(("failed", str(error), None))
         except Exception as error:
-            connection.send(("failed", f"{error}".splitlines()[0] if str(error) else type(error).__name__,
-                             traceback.format_exc()))
+            connection.send(
+                ("failed", f"{error}".splitlines()[0] if str(error) else type(error).__name__, traceback.format_exc())
+            )
 
 
 @dataclass
@@ -223,5 +252,3 @@ class Pool:
             process.terminate()
             process.join(timeout=10)
             connection.close()
-
-

@@ -9,11 +9,11 @@ import torch
 from clients.base import DomainClient
 from clients.local_data import LocalData
 from clients.store import ClientStore, client_folder
+from fedsim.assembly import build_net, build_recipe
 from fedsim.data import benchmark, client_names, load_client, load_pooled
 from fedsim.data.augment import make_transforms
 from fedsim.errors import UserError
 from fedsim.experiment import Experiment, parse_experiment
-from fedsim.methods import build_net, build_recipe
 
 
 def pick_device(wanted: str) -> torch.device:
@@ -53,8 +53,9 @@ class Workspace:
             self.net = self.net.to(memory_format=torch.channels_last)
         self.places = self.recipe.share.place(self.net)
         state = self.net.state_dict()
-        self.initial = {name: state[name].detach().cpu().clone()
-                        for name, place in self.places.items() if place != "shared"}
+        self.initial = {
+            name: state[name].detach().cpu().clone() for name, place in self.places.items() if place != "shared"
+        }
         self.clients: dict[tuple[str, str], DomainClient] = {}
 
     def client(self, name: str, state_folder: str) -> DomainClient:
@@ -62,12 +63,22 @@ class Workspace:
         key = (name, state_folder)
         if key not in self.clients:
             settings = self.experiment.data
-            data = load_pooled(settings, self.experiment.run.target) if name == "pooled" else load_client(settings, name)
+            data = (
+                load_pooled(settings, self.experiment.run.target) if name == "pooled" else load_client(settings, name)
+            )
             channels = benchmark(settings).channels
             local = LocalData(data, make_transforms(settings, channels), self.device)
             folder = client_folder(state_folder, name)
-            self.clients[key] = DomainClient(self.experiment, self.recipe, self.net, self.places, self.initial, local,
-                                             ClientStore(folder and Path(folder)), self.device)
+            self.clients[key] = DomainClient(
+                self.experiment,
+                self.recipe,
+                self.net,
+                self.places,
+                self.initial,
+                local,
+                ClientStore(folder and Path(folder)),
+                self.device,
+            )
         return self.clients[key]
 
 

@@ -20,12 +20,17 @@ def odd_shapes(entries: Mapping[str, Arrays]) -> dict[str, str]:
 
     All clients follow the same settings, so an odd one is broken; on a tie the first client in domain order is right.
     """
-    layouts = {client: {name: (array.shape[1:], str(array.dtype)) for name, array in sorted(arrays.items())}
-               for client, arrays in entries.items()}
+    layouts = {
+        client: {name: (array.shape[1:], str(array.dtype)) for name, array in sorted(arrays.items())}
+        for client, arrays in entries.items()
+    }
     counted = Counter(map(repr, layouts.values()))
     usual = max(layouts.values(), key=lambda layout: counted[repr(layout)], default={})
-    return {client: f"its arrays are {layout}, the other clients' {usual}" for client, layout in layouts.items()
-            if layout != usual}
+    return {
+        client: f"its arrays are {layout}, the other clients' {usual}"
+        for client, layout in layouts.items()
+        if layout != usual
+    }
 
 
 def fault(arrays: Arrays, dimensions: Mapping[str, int]) -> str:

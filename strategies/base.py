@@ -6,7 +6,6 @@ Order of one round, as in the design: configure_train (share) -> clients -> aggr
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,13 +13,14 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 
-from fedsim.arrays import all_finite, nbytes, record_to_arrays, state_to_record
+from fedsim.arrays import all_finite, record_to_arrays, state_to_record
 from fedsim.errors import USER_ERROR, ClientFailedError, UserError
 from fedsim.experiment import Experiment
 from fedsim.seeding import numpy_rng
 from strategies.banks import odd_shapes
 from strategies.handshake import Site
 from strategies.parts import MIRROR, Bank, Place, ServerRound, Update
+from strategies.round_log import RoundLog
 from strategies.validation import (
     Expected,
     RejectedReplyError,
@@ -32,29 +32,6 @@ from strategies.validation import (
 )
 
 
-@dataclass
-class RoundLog:
-    """What is known of one round, for the records: one row per client, totals, details."""
-
-    round: int
-    started: float = field(default_factory=time.perf_counter)
-    clients: dict[str, dict[str, Any]] = field(default_factory=dict)
-    details: list[dict[str, Any]] = field(default_factory=list)
-    aggregation_seconds: float = 0.0
-
-    def row(self, client: str) -> dict[str, Any]:
-        """The client's row, made on first use."""
-        return self.clients.setdefault(client, {"client": client, "status": "ok", "bytes_down": 0, "bytes_up": 0})
-
-    def count(self, client: str, direction: str, records: Mapping[str, ArrayRecord]) -> None:
-        """Add the tensor bytes of records to the client's row, in total and by record name."""
-        row = self.row(client)
-        for name, record in records.items():
-            size = nbytes(record)
-            for column in (f"bytes_{direction}", f"bytes_{direction}_{name}"):
-                row[column] = row.get(column, 0) + size
-
-
 class FedDG(FedAvg):
     """Federated training by a recipe's server parts.
 
@@ -62,7 +39,9 @@ class FedDG(FedAvg):
     `part_states` and `banks` are all that a checkpoint needs beside the global arrays.
     """
 
-    def __init__(self, recipe: Any, experiment: Experiment, places: Mapping[str, Place], run_config: dict[str, str]) -> None:
+    def __init__(
+        self, recipe: Any, experiment: Experiment, places: Mapping[str, Place], run_config: dict[str, str]
+    ) -> None:
         super().__init__(min_train_nodes=1, min_evaluate_nodes=1, min_available_nodes=1)
         self.recipe = recipe
         self.experiment = experiment
@@ -87,19 +66,23 @@ class FedDG(FedAvg):
         """Nothing: the records say it."""
 
     def before_rounds(self, grid: Grid, arrays: ArrayRecord) -> ArrayRecord:
-        """Phase 0: collect the banks, then the step part's prelude (CSAC's acquisition). Returns the arrays of round 0."""
+        """Phase 0: the banks, then the step part's prelude (CSAC's acquisition); returns the arrays of round 0."""
         self.log = RoundLog(0)
         for bank in [bank for bank in self.recipe.banks if bank.when == "once"]:
             self._collect(bank, grid)
         if not self.recipe.client.prelude:
             return arrays
         self._phase = self.recipe.client.prelude
-        replies = grid.send_and_receive(self._train_messages(0, arrays, self.clients), timeout=self.experiment.run.timeout)
+        replies = grid.send_and_receive(
+            self._train_messages(0, arrays, self.clients), timeout=self.experiment.run.timeout
+        )
         arrays = self._aggregate(replies)
         self._phase = "train"
         return arrays
 
-    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> list[Message]:
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
         """One message per drawn client: shared tensors, bank records, config."""
         round = self.finished_rounds + 1
         self.log = RoundLog(round)
@@ -109,7 +92,9 @@ class FedDG(FedAvg):
         """Validate, weigh and fuse the replies; the global model of the round."""
         return self._aggregate(replies), None
 
-    def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> list[Message]:
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
         """Every source client validates the aggregated model, its batch-norm averages included."""
         known = [name for name, place in self.places.items() if place != "local"]
         record = arrays if len(known) == len(arrays) else ArrayRecord({name: arrays[name] for name in known})
@@ -125,8 +110,12 @@ class FedDG(FedAvg):
                 self._failed(client, f"validation refused: {error}")
                 continue
             row = self.log.row(client)
-            row.update(validation_accuracy=metrics["accuracy"], validation_loss=metrics["loss"],
-                       validation_examples=int(metrics["num-examples"]), evaluation_seconds=metrics["evaluation_seconds"])
+            row.update(
+                validation_accuracy=metrics["accuracy"],
+                validation_loss=metrics["loss"],
+                validation_examples=int(metrics["num-examples"]),
+                evaluation_seconds=metrics["evaluation_seconds"],
+            )
             row.update({name: value for name, value in metrics.items() if name.startswith("personal_")})
         return None
 
@@ -143,9 +132,14 @@ class FedDG(FedAvg):
         self._global = record_to_arrays(arrays)
         shared = [name for name, place in self.places.items() if place == "shared"]
         down = arrays if len(shared) == len(arrays) else ArrayRecord({name: arrays[name] for name in shared})
-        banks = {bank.name: {client: state_to_record(bank.hand_out(self.banks.get(bank.name, {}), client))
-                             for client in clients if bank.when == "round" or client not in self._handed(bank)}
-                 for bank in self.recipe.banks}
+        banks = {
+            bank.name: {
+                client: state_to_record(bank.hand_out(self.banks.get(bank.name, {}), client))
+                for client in clients
+                if bank.when == "round" or client not in self._handed(bank)
+            }
+            for bank in self.recipe.banks
+        }
         if getattr(self.recipe.share, "mirror", False):
             averages = {name: arrays[name] for name, place in self.places.items() if place == "upload"}
             banks[MIRROR] = dict.fromkeys(clients, ArrayRecord(averages))
@@ -155,8 +149,15 @@ class FedDG(FedAvg):
         """Clients that keep a bank which is handed out once; part of the checkpoint."""
         return self.part_states["banks"].setdefault(bank.name, [])
 
-    def _messages(self, phase: str, round: int, arrays: ArrayRecord | None, clients: Sequence[str],
-                  banks: Mapping[str, Mapping[str, ArrayRecord]], **more: str) -> list[Message]:
+    def _messages(
+        self,
+        phase: str,
+        round: int,
+        arrays: ArrayRecord | None,
+        clients: Sequence[str],
+        banks: Mapping[str, Mapping[str, ArrayRecord]],
+        **more: str,
+    ) -> list[Message]:
         self._sent = []
         kind = {"evaluate": "evaluate", "collect": "query.collect"}.get(phase, "train")
         for client in clients:
@@ -230,8 +231,10 @@ class FedDG(FedAvg):
 
     def _fuse(self, updates: list[Update]) -> dict[str, np.ndarray]:
         """Weights, then fusion; a non-finite result leaves the global model as it was (core.md R2)."""
-        servers = {part: ServerRound(self.log.round, self.experiment.train.rounds, self.clients, self._global, state)
-                   for part, state in self.part_states.items()}
+        servers = {
+            part: ServerRound(self.log.round, self.experiment.train.rounds, self.clients, self._global, state)
+            for part, state in self.part_states.items()
+        }
         weights = self.recipe.weights.weigh(updates, servers["weights"])
         fused = self.recipe.fuse.fuse(updates, weights, servers["fuse"])
         for client, weight in weights.items():
@@ -241,9 +244,9 @@ class FedDG(FedAvg):
             for client, columns in server.client_columns.items():
                 self.log.row(client).update(columns)
         broken = [name for name, array in fused.items() if not all_finite(array)]
-        if broken:
+        if broken and self.experiment.run.on_client_failure == "stop":
             raise ClientFailedError(f"round {self.log.round}: the aggregate of {broken[0]!r} is not finite")
-        return fused
+        return {} if broken else fused
 
     def _round_banks(self) -> list[Bank]:
         """Banks whose contributions come with this phase's replies."""

@@ -26,7 +26,9 @@ class SemanticDivergence(Fuse):
     granularity: Literal["tensor", "module"] = "tensor"
     uses_weights: ClassVar[bool] = False
 
-    def fuse(self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound) -> dict[str, np.ndarray]:
+    def fuse(
+        self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound
+    ) -> dict[str, np.ndarray]:
         """The fused model; every c goes to details.csv, its mean over the tensors to the client's weight column."""
         states = [update.arrays for update in updates]
         groups = {name: name.rpartition(".")[0] for name in states[0]} if self.granularity == "module" else None

@@ -114,8 +114,9 @@ class GeneralizationAdjustment(Weights):
         known = server.state.setdefault("a", {client: 1.0 / len(server.clients) for client in server.clients})
         gaps = {update.client: update.metrics["gap"] for update in updates if update.metrics.get("gap_valid")}
         if self.d > 0 and gaps:
-            known = adjust_weights(known, gaps, step_size(self.d, server.round, server.rounds, self.variant),
-                                   self.variant, self.a_min)
+            known = adjust_weights(
+                known, gaps, step_size(self.d, server.round, server.rounds, self.variant), self.variant, self.a_min
+            )
         server.state["a"] = known
         total = math.fsum(known[update.client] for update in updates)
         if total <= TINY:  # all who delivered stand at 0: nothing tells them apart

@@ -13,7 +13,6 @@ POLL_SECONDS = 1.0
 MOST_EXAMPLES = 10**9
 
 
-
 @dataclass(frozen=True)
 class Site:
     """What a node said in the handshake."""
@@ -25,7 +24,9 @@ class Site:
     versions: dict[str, str]
 
 
-def handshake(grid: Grid, expected: Sequence[str], classes: int, run_config: dict[str, str], timeout: float) -> dict[str, Site]:
+def handshake(
+    grid: Grid, expected: Sequence[str], classes: int, run_config: dict[str, str], timeout: float
+) -> dict[str, Site]:
     """Sites of all expected clients, in their order; a bounded wait that ends by naming who is missing."""
     deadline = time.monotonic() + timeout
     sites: dict[str, Site] = {}
@@ -39,7 +40,9 @@ def handshake(grid: Grid, expected: Sequence[str], classes: int, run_config: dic
         if not missing:
             return {client: _checked(sites[client], classes) for client in expected}
         if time.monotonic() > deadline:
-            raise ClientFailedError(f"no node for {', '.join(missing)} within {timeout:g} s ({len(asked)} nodes answered)")
+            raise ClientFailedError(
+                f"no node for {', '.join(missing)} within {timeout:g} s ({len(asked)} nodes answered)"
+            )
         time.sleep(POLL_SECONDS)
 
 
@@ -55,9 +58,16 @@ def _ask(grid: Grid, nodes: Sequence[int], run_config: dict[str, str], timeout: 
             raise ClientFailedError(f"a node failed in the handshake:\n{reason.rstrip()}")
         said = reply.content.config_records["site"]
         if said["client"]:
-            versions = {key.removeprefix("version-"): str(value) for key, value in said.items() if key.startswith("version-")}
-            site = Site(str(said["client"]), reply.metadata.src_node_id, int(said["examples"]),
-                        tuple(said["class-counts"]), versions)
+            versions = {
+                key.removeprefix("version-"): str(value) for key, value in said.items() if key.startswith("version-")
+            }
+            site = Site(
+                str(said["client"]),
+                reply.metadata.src_node_id,
+                int(said["examples"]),
+                tuple(said["class-counts"]),
+                versions,
+            )
             if site.client in sites:
                 raise UserError(f"two nodes say that they are {site.client!r}; every client needs one node")
             sites[site.client] = site

@@ -72,7 +72,9 @@ class Fuse:
 
     uses_weights: ClassVar[bool] = True
 
-    def fuse(self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound) -> dict[str, np.ndarray]:
+    def fuse(
+        self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound
+    ) -> dict[str, np.ndarray]:
         """The new global tensors; keys, shapes and dtypes as in every update."""
         raise NotImplementedError
 
@@ -133,6 +135,8 @@ class Uniform(Weights):
 class WeightedMean(Fuse):
     """theta = sum_k p_k theta_k in float64, cast back; integer buffers by maximum (core.md R3-R5)."""
 
-    def fuse(self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound) -> dict[str, np.ndarray]:
+    def fuse(
+        self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound
+    ) -> dict[str, np.ndarray]:
         """Weighted mean of all tensors, batch-norm statistics included."""
         return weighted_mean([update.arrays for update in updates], [weights[update.client] for update in updates])

@@ -18,9 +18,9 @@ class WithoutBatchNorm(Share):
     the XAN layers is shared like any layer. The original FedBN has no model for an unseen domain: with `upload`
     the batch-norm side is also sent up and averaged into the evaluation model, and still never loaded by a client
     (`avg_bn`, the convention behind the papers' tables). `scope="none"` gives FedAvg; `share_scores` also shares the
-    mixing score of XAN's batch-norm branch, which is personal by accident in gPerXAN's code (core.md 2.7). With `mirror` the averages also
-    come down, in the record `global_bn` of their own (FedIG): clients read them beside their own batch norm, which on
-    a client's first visit starts from them.
+    mixing score of XAN's batch-norm branch, which is personal by accident in gPerXAN's code (core.md 2.7).
+    With `mirror` the averages also come down, in the record `global_bn` of their own (FedIG): clients read them beside
+    their own batch norm, which on a client's first visit starts from them.
     """
 
     scope: Literal["all", "xan", "none"] = "all"

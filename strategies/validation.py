@@ -52,8 +52,12 @@ def check_echo(content: RecordDict, expected: Expected) -> None:
     echo = content.config_records.get("echo")
     if echo is None:
         raise RejectedReplyError("the record 'echo' is missing")
-    for key, want in (("token", expected.token), ("client", expected.client), ("round", expected.round),
-                      ("phase", expected.phase)):
+    for key, want in (
+        ("token", expected.token),
+        ("client", expected.client),
+        ("round", expected.round),
+        ("phase", expected.phase),
+    ):
         if echo.get(key) != want:
             raise RejectedReplyError(f"it answers another message: {key} is {echo.get(key)!r}, expected {want!r}")
 
@@ -97,7 +101,9 @@ def check_arrays(arrays: Mapping[str, np.ndarray], shapes: Mapping[str, tuple[tu
     for name, (shape, dtype) in shapes.items():
         array = arrays[name]
         if array.shape != shape or array.dtype != dtype:
-            raise RejectedReplyError(f"tensor {name!r} is {array.dtype}{list(array.shape)}, expected {dtype}{list(shape)}")
+            raise RejectedReplyError(
+                f"tensor {name!r} is {array.dtype}{list(array.shape)}, expected {dtype}{list(shape)}"
+            )
     check_finite("arrays", arrays)
 
 

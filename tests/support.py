@@ -19,12 +19,16 @@ def small_experiment(output: Path | str, method: dict | str = "fedavg", **sectio
     """Four rotations of 100 real digits each, the CNN with batch norm, three rounds: a second of work."""
     table = {
         "name": "small",
-        "data": {"dataset": "digits", "domains": ["rot0", "rot15", "rot30", "rot45"], "fraction": 0.1,
-                 "split": "stratified", "holdout": 0.2},
+        "data": {
+            "dataset": "digits",
+            "domains": ["rot0", "rot15", "rot30", "rot45"],
+            "fraction": 0.1,
+            "split": "stratified",
+            "holdout": 0.2,
+        },
         "train": {"rounds": 3, "batch_size": 16, "lr": 0.05, "momentum": 0.5},
         "method": {"name": method} if isinstance(method, str) else method,
-        "parts": {"balanced_budget": {"budget": 100},
-                  "semantic_calibration": {"acquire_iterations": 4}},
+        "parts": {"balanced_budget": {"budget": 100}, "semantic_calibration": {"acquire_iterations": 4}},
         "run": {"target": "rot45", "threads": 1, "output": str(output), "device": "cpu"},
     }
     for section, values in sections.items():

@@ -27,8 +27,14 @@ def test_run_then_again(tmp_path):
     assert first.returncode == 0, first.stderr
     folder = tmp_path / "digits" / "fedbn" / "rot0" / "seed0"
     assert {file.name for file in folder.iterdir()} == {
-        "experiment.toml", "environment.json", "rounds.csv", "clients.csv", "summary.csv", "best.safetensors",
-        "last.safetensors"}
+        "experiment.toml",
+        "environment.json",
+        "rounds.csv",
+        "clients.csv",
+        "summary.csv",
+        "best.safetensors",
+        "last.safetensors",
+    }
     assert "best source validation" in first.stdout
     assert "already finished" in fedsim(*command).stdout
     clients = pd.read_csv(folder / "clients.csv")
@@ -36,18 +42,21 @@ def test_run_then_again(tmp_path):
     assert (clients["bytes_down_arrays"] == clients["bytes_down"]).all()
 
 
-@pytest.mark.parametrize(("words", "said"), [
-    (["run", "digits", "--method", "gperxn"], "did you mean 'gperxan'"),
-    (["run", "digits", "--target", "rot7"], "did you mean"),
-    (["run", "nowhere.toml"], "no experiment file"),
-    (["run", "pacs", "--set", "data.root=/nowhere", "--set", "model.weights=none"], "/nowhere"),
-    (["run", "digits", "--set", "model.backbone=digits-cnn", "--method", "gperxan"], "batch norm"),
-    (["run", "digits", "--set", "model.backbone=resnet19"], "did you mean"),
-    (["run", "digits", "--set", "run.device=cuda"], "no CUDA device"),
-    (["run", "--what"], "No such option"),
-    (["sweep", "digits", "--methods", "fedavg,nope"], "unknown method 'nope'"),
-    (["compare", "/nowhere"], "/nowhere"),
-])
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["run", "digits", "--method", "gperxn"], "did you mean 'gperxan'"),
+        (["run", "digits", "--target", "rot7"], "did you mean"),
+        (["run", "nowhere.toml"], "no experiment file"),
+        (["run", "pacs", "--set", "data.root=/nowhere", "--set", "model.weights=none"], "/nowhere"),
+        (["run", "digits", "--set", "model.backbone=digits-cnn", "--method", "gperxan"], "batch norm"),
+        (["run", "digits", "--set", "model.backbone=resnet19"], "did you mean"),
+        (["run", "digits", "--set", "run.device=cuda"], "no CUDA device"),
+        (["run", "--what"], "No such option"),
+        (["sweep", "digits", "--methods", "fedavg,nope"], "unknown method 'nope'"),
+        (["compare", "/nowhere"], "/nowhere"),
+    ],
+)
 def test_bad_input_is_one_line(words, said, tmp_path):
     """Exit code 2, one line that says what to do, nothing left behind."""
     if "run.device=cuda" in words:
@@ -92,8 +101,9 @@ def test_killed_run_continues_to_the_same_csv(method, tmp_path):
     broken = tmp_path / "broken"
     folder = broken / "digits" / method / "rot0" / "seed0"
     for rows in (4, 8):
-        process = subprocess.Popen([*FEDSIM, *words, "--output", str(broken)], stdout=subprocess.DEVNULL,
-                                   stderr=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            [*FEDSIM, *words, "--output", str(broken)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
         kill_when(process, folder / "rounds.csv", rows)
     assert not (folder / "summary.csv").exists()
     assert fedsim(*words, "--output", str(broken)).returncode == 0
@@ -104,8 +114,19 @@ def test_killed_run_continues_to_the_same_csv(method, tmp_path):
 
 def test_sweep_compare_plot(tmp_path):
     """Methods x targets x seeds, a failing cell is reported and does not stop the others; then a table and figures."""
-    words = ["sweep", "digits", "--methods", "fedavg,deepall", "--targets", "rot0,rot30", "--seeds", "0,1", *SMALL,
-             "--output", str(tmp_path)]
+    words = [
+        "sweep",
+        "digits",
+        "--methods",
+        "fedavg,deepall",
+        "--targets",
+        "rot0,rot30",
+        "--seeds",
+        "0,1",
+        *SMALL,
+        "--output",
+        str(tmp_path),
+    ]
     assert "8 cells" in fedsim(*words, "--dry-run").stdout
     assert not (tmp_path / "digits").exists()
     done = fedsim(*words)
@@ -122,8 +143,23 @@ def test_sweep_compare_plot(tmp_path):
 
 def test_failing_cell_is_reported(tmp_path):
     """Exit code 1, the cell and its reason at the end; the others are finished."""
-    words = ["sweep", "digits", "--methods", "fedavg", "--targets", "rot0", "--seeds", "0", *SMALL,
-             "--grid", "train.lr=0.05,1e30", "--output", str(tmp_path), "--jobs", "1"]
+    words = [
+        "sweep",
+        "digits",
+        "--methods",
+        "fedavg",
+        "--targets",
+        "rot0",
+        "--seeds",
+        "0",
+        *SMALL,
+        "--grid",
+        "train.lr=0.05,1e30",
+        "--output",
+        str(tmp_path),
+        "--jobs",
+        "1",
+    ]
     done = fedsim(*words)
     assert done.returncode == 1
     assert "failed: fedavg@train.lr=1e30" in done.stderr

@@ -2,9 +2,9 @@
 
 import pytest
 
+from fedsim.assembly import build_recipe, find_recipe
 from fedsim.errors import UserError
 from fedsim.experiment import config_folders, parse_experiment, parse_override, read_experiment
-from fedsim.methods import build_recipe, find_recipe
 from fedsim.server_app import complete, experiment_of
 
 CONFIG = """
@@ -52,23 +52,36 @@ def test_part_values(config):
     assert build_recipe(read_experiment(config, ["method.name=fedavg"])).terms == ()
 
 
-@pytest.mark.parametrize(("text", "value"), [("a.b=3", 3), ("a.b=0.5", 0.5), ("a.b=true", True), ("a.b=x", "x"),
-                                             ("a.b='x y'", "x y"), ("a.b=[1, 2]", [1, 2]), ("a.b=", "")])
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("a.b=3", 3),
+        ("a.b=0.5", 0.5),
+        ("a.b=true", True),
+        ("a.b=x", "x"),
+        ("a.b='x y'", "x y"),
+        ("a.b=[1, 2]", [1, 2]),
+        ("a.b=", ""),
+    ],
+)
 def test_override_values(text, value):
     """TOML values, else strings."""
     assert parse_override(text) == ("a.b", value)
 
 
-@pytest.mark.parametrize(("overrides", "said"), [
-    (["train.round=3"], "did you mean 'rounds'"),
-    (["trian.rounds=3"], "did you mean 'train'"),
-    (["train.rounds=0"], "train.rounds"),
-    (["train.lr=fast"], "train.lr"),
-    (["data.split=strat"], "data.split"),
-    (["rounds"], "not of the form"),
-    (["name.x=1"], "is a value, not a section"),
-    (["preset=long"], "no preset 'long'"),
-])
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["train.round=3"], "did you mean 'rounds'"),
+        (["trian.rounds=3"], "did you mean 'train'"),
+        (["train.rounds=0"], "train.rounds"),
+        (["train.lr=fast"], "train.lr"),
+        (["data.split=strat"], "data.split"),
+        (["rounds"], "not of the form"),
+        (["name.x=1"], "is a value, not a section"),
+        (["preset=long"], "no preset 'long'"),
+    ],
+)
 def test_typos_are_one_clear_line(config, overrides, said):
     """Unknown keys by name with the nearest right one."""
     with pytest.raises(UserError) as error:
@@ -77,21 +90,24 @@ def test_typos_are_one_clear_line(config, overrides, said):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(("overrides", "said"), [
-    (["method.name=gperxn"], "did you mean 'gperxan'"),
-    (["method.guiding_head.weight=1"], "add it with method.add"),
-    (["method.guide=1"], "has no part 'guide'"),
-    (["method.proximal.nu=1"], "known: mu"),
-    (["method.proximal.mu=strong"], "method.proximal.mu"),
-    (["method.proximal=1"], "is a part"),
-    (["method.weights=unifrom"], "did you mean 'uniform'"),
-    (["parts.proxmal.mu=1"], "did you mean 'proximal'"),
-    (["method.name=csac", "method.weights=generalization_adjustment"], "use one of the two"),
-    (["method.name=gperxan", "method.norm=batch_norm"], "needs norm 'xan'"),
-    (["method.name=gperxan+gfedavg-ibn"], "cannot be combined"),
-    (["method.name=deepall+fedbn"], "pooled"),
-    (["method.name=fedbn", "method.without_batch_norm.upload=false"], "no model for the unseen domain"),
-])
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["method.name=gperxn"], "did you mean 'gperxan'"),
+        (["method.guiding_head.weight=1"], "add it with method.add"),
+        (["method.guide=1"], "has no part 'guide'"),
+        (["method.proximal.nu=1"], "known: mu"),
+        (["method.proximal.mu=strong"], "method.proximal.mu"),
+        (["method.proximal=1"], "is a part"),
+        (["method.weights=unifrom"], "did you mean 'uniform'"),
+        (["parts.proxmal.mu=1"], "did you mean 'proximal'"),
+        (["method.name=csac", "method.weights=generalization_adjustment"], "use one of the two"),
+        (["method.name=gperxan", "method.norm=batch_norm"], "needs norm 'xan'"),
+        (["method.name=gperxan+gfedavg-ibn"], "cannot be combined"),
+        (["method.name=deepall+fedbn"], "pooled"),
+        (["method.name=fedbn", "method.without_batch_norm.upload=false"], "no model for the unseen domain"),
+    ],
+)
 def test_recipes_that_cannot_work_are_refused(config, overrides, said):
     """Combinations that make no sense are refused when the experiment is read."""
     with pytest.raises(UserError) as error:
@@ -106,8 +122,16 @@ def test_combinations_and_exchange(config):
     assert type(both.norm).__name__ == "XAN"
     assert type(both.weights).__name__ == "GeneralizationAdjustment"
     assert [type(report).__name__ for report in both.reports] == ["GeneralizationGap"]
-    exchanged = build_recipe(read_experiment(config, ["method.weights=generalization_adjustment",
-                                                      'method.add=["guiding_head"]', "method.guiding_head.weight=0.25"]))
+    exchanged = build_recipe(
+        read_experiment(
+            config,
+            [
+                "method.weights=generalization_adjustment",
+                'method.add=["guiding_head"]',
+                "method.guiding_head.weight=0.25",
+            ],
+        )
+    )
     assert [type(report).__name__ for report in exchanged.reports] == ["GeneralizationGap"]
     assert exchanged.terms[1].weight == 0.25
 
@@ -117,7 +141,9 @@ def test_all_shipped_configs_are_valid():
     import tomllib
 
     files = sorted(config_folders()[0].glob("*.toml"))
-    assert {"digits", "rotated-mnist", "pacs", "vlcs", "office-home", "terra-incognita"} <= {file.stem for file in files}
+    assert {"digits", "rotated-mnist", "pacs", "vlcs", "office-home", "terra-incognita"} <= {
+        file.stem for file in files
+    }
     for file in files:
         for preset in ["", *tomllib.loads(file.read_text()).get("presets", {})]:
             experiment = complete(read_experiment(str(file), preset=preset))
@@ -126,8 +152,16 @@ def test_all_shipped_configs_are_valid():
 
 def test_flower_run_config():
     """`flwr run` passes names and one string of overrides; other runtimes pass the resolved text."""
-    named = experiment_of({"experiment": "digits", "method": "fedbn", "target": "rot0", "seed": 3, "output": "",
-                           "overrides": "train.rounds=5 data.holdout=0.2"})
+    named = experiment_of(
+        {
+            "experiment": "digits",
+            "method": "fedbn",
+            "target": "rot0",
+            "seed": 3,
+            "output": "",
+            "overrides": "train.rounds=5 data.holdout=0.2",
+        }
+    )
     assert (named.method_name, named.run.target, named.run.seed, named.train.rounds) == ("fedbn", "rot0", 3, 5)
     assert experiment_of({"experiment": named.toml()}) == named
 

@@ -11,8 +11,13 @@ from fedsim.errors import UserError
 from fedsim.pictures import draw_pictures, save_grid
 
 
-@pytest.mark.parametrize("method", [{"name": "ccst", "cross_client_style": {"encoder": "haar", "styles": "single"}},
-                                    {"name": "elcfs", "episodic_step": {"L_w": 0.1}}])
+@pytest.mark.parametrize(
+    "method",
+    [
+        {"name": "ccst", "cross_client_style": {"encoder": "haar", "styles": "single"}},
+        {"name": "elcfs", "episodic_step": {"L_w": 0.1}},
+    ],
+)
 def test_one_grid_per_source_client(method: dict, tmp_path: Path) -> None:
     files = draw_pictures(small_experiment(tmp_path, method), tmp_path, rows=2)
     assert [file.stem.rsplit("-", 1)[1] for file in files] == ["rot0", "rot15", "rot30"]

@@ -156,6 +156,8 @@ def make_transforms(data: DataSettings, channels: int) -> Transforms:
     Raises UserError for ImageNet statistics on images that have not three channels.
     """
     if data.normalize == "imagenet" and channels != 3:
-        raise UserError(f"data.normalize = 'imagenet' needs colour images, but {data.dataset} has {channels} "
-                        "channel(s); use data.normalize = 'none'")
+        raise UserError(
+            f"data.normalize = 'imagenet' needs colour images, but {data.dataset} has {channels} "
+            "channel(s); use data.normalize = 'none'"
+        )
     return Transforms(AUGMENTATIONS[data.augment], Normalization(data.normalize))

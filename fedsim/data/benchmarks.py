@@ -1,6 +1,6 @@
 """The benchmarks of domain generalization: their domains, classes and image counts (no torch, no images read).
 
-    benchmark(DataSettings(dataset="pacs")).domains  ->  ("art_painting", "cartoon", "photo", "sketch")
+benchmark(DataSettings(dataset="pacs")).domains  ->  ("art_painting", "cartoon", "photo", "sketch")
 """
 
 import re
@@ -49,55 +49,146 @@ VLCS_COUNTS = {
     "VOC2007": (330, 699, 428, 420, 1499),
 }
 OFFICE_HOME_CLASSES = (
-    "Alarm_Clock", "Backpack", "Batteries", "Bed", "Bike", "Bottle", "Bucket", "Calculator", "Calendar", "Candles",
-    "Chair", "Clipboards", "Computer", "Couch", "Curtains", "Desk_Lamp", "Drill", "Eraser", "Exit_Sign", "Fan",
-    "File_Cabinet", "Flipflops", "Flowers", "Folder", "Fork", "Glasses", "Hammer", "Helmet", "Kettle", "Keyboard",
-    "Knives", "Lamp_Shade", "Laptop", "Marker", "Monitor", "Mop", "Mouse", "Mug", "Notebook", "Oven", "Pan",
-    "Paper_Clip", "Pen", "Pencil", "Postit_Notes", "Printer", "Push_Pin", "Radio", "Refrigerator", "Ruler", "Scissors",
-    "Screwdriver", "Shelf", "Sink", "Sneakers", "Soda", "Speaker", "Spoon", "TV", "Table", "Telephone", "ToothBrush",
-    "Toys", "Trash_Can", "Webcam",
+    "Alarm_Clock",
+    "Backpack",
+    "Batteries",
+    "Bed",
+    "Bike",
+    "Bottle",
+    "Bucket",
+    "Calculator",
+    "Calendar",
+    "Candles",
+    "Chair",
+    "Clipboards",
+    "Computer",
+    "Couch",
+    "Curtains",
+    "Desk_Lamp",
+    "Drill",
+    "Eraser",
+    "Exit_Sign",
+    "Fan",
+    "File_Cabinet",
+    "Flipflops",
+    "Flowers",
+    "Folder",
+    "Fork",
+    "Glasses",
+    "Hammer",
+    "Helmet",
+    "Kettle",
+    "Keyboard",
+    "Knives",
+    "Lamp_Shade",
+    "Laptop",
+    "Marker",
+    "Monitor",
+    "Mop",
+    "Mouse",
+    "Mug",
+    "Notebook",
+    "Oven",
+    "Pan",
+    "Paper_Clip",
+    "Pen",
+    "Pencil",
+    "Postit_Notes",
+    "Printer",
+    "Push_Pin",
+    "Radio",
+    "Refrigerator",
+    "Ruler",
+    "Scissors",
+    "Screwdriver",
+    "Shelf",
+    "Sink",
+    "Sneakers",
+    "Soda",
+    "Speaker",
+    "Spoon",
+    "TV",
+    "Table",
+    "Telephone",
+    "ToothBrush",
+    "Toys",
+    "Trash_Can",
+    "Webcam",
 )
 
 BENCHMARKS: dict[str, Benchmark] = {
     "digits": Benchmark(
-        "digits", "Rotated Digits (embedded)", tuple(f"rot{angle}" for angle in ANGLES), DIGITS, 1,
+        "digits",
+        "Rotated Digits (embedded)",
+        tuple(f"rot{angle}" for angle in ANGLES),
+        DIGITS,
+        1,
         counts={f"rot{angle}": 1000 for angle in ANGLES},
         source="scikit-learn load_digits (UCI Optical Recognition of Handwritten Digits, 8x8)",
         note="needs no files; every domain shows the SAME 1,000 images, rotated clockwise, like CSAC's Rotated MNIST",
     ),
     "rotated-mnist": Benchmark(
-        "rotated-mnist", "Rotated MNIST", tuple(f"M{angle}" for angle in ANGLES), DIGITS, 1,
-        counts={f"M{angle}": 1000 for angle in ANGLES}, folder=("mnist",),
+        "rotated-mnist",
+        "Rotated MNIST",
+        tuple(f"M{angle}" for angle in ANGLES),
+        DIGITS,
+        1,
+        counts={f"M{angle}": 1000 for angle in ANGLES},
+        folder=("mnist",),
         source="LeCun et al. 1998; rotations as in CSAC (default) or DomainBed (data.variant)",
         note="csac: the same 1,000 images in every domain; domainbed: all 70,000 images dealt to disjoint domains",
     ),
     "pacs": Benchmark(
-        "pacs", "PACS", tuple(PACS_COUNTS), ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person"), 3,
-        counts={domain: sum(row) for domain, row in PACS_COUNTS.items()}, class_counts=PACS_COUNTS,
-        folder=("pacs", "kfold"), source="Li et al., Deeper, Broader and Artier Domain Generalization, ICCV 2017",
+        "pacs",
+        "PACS",
+        tuple(PACS_COUNTS),
+        ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person"),
+        3,
+        counts={domain: sum(row) for domain, row in PACS_COUNTS.items()},
+        class_counts=PACS_COUNTS,
+        folder=("pacs", "kfold"),
+        source="Li et al., Deeper, Broader and Artier Domain Generalization, ICCV 2017",
     ),
     "vlcs": Benchmark(
-        "vlcs", "VLCS", tuple(VLCS_COUNTS), ("bird", "car", "chair", "dog", "person"), 3,
-        counts={domain: sum(row) for domain, row in VLCS_COUNTS.items()}, class_counts=VLCS_COUNTS,
-        folder=("vlcs",), source="Fang et al., Unbiased Metric Learning, ICCV 2013; folders of DomainBed",
+        "vlcs",
+        "VLCS",
+        tuple(VLCS_COUNTS),
+        ("bird", "car", "chair", "dog", "person"),
+        3,
+        counts={domain: sum(row) for domain, row in VLCS_COUNTS.items()},
+        class_counts=VLCS_COUNTS,
+        folder=("vlcs",),
+        source="Fang et al., Unbiased Metric Learning, ICCV 2013; folders of DomainBed",
         note="SUN09 has 20 birds and 30 dogs: a class can be absent from a small validation split",
     ),
     "office-home": Benchmark(
-        "office-home", "Office-Home", ("Art", "Clipart", "Product", "Real_World"), OFFICE_HOME_CLASSES, 3,
+        "office-home",
+        "Office-Home",
+        ("Art", "Clipart", "Product", "Real_World"),
+        OFFICE_HOME_CLASSES,
+        3,
         counts={"Art": 2427, "Clipart": 4365, "Product": 4439, "Real_World": 4357},
         folder=("officehome", "officehomedataset10072016"),
         source="Venkateswara et al., Deep Hashing Network for Unsupervised Domain Adaptation, CVPR 2017",
         note="folders may be spelled with blanks, underscores or neither (Real World, Real_World, RealWorld)",
     ),
     "terra-incognita": Benchmark(
-        "terra-incognita", "Terra Incognita", ("location_100", "location_38", "location_43", "location_46"),
-        ("bird", "bobcat", "cat", "coyote", "dog", "empty", "opossum", "rabbit", "raccoon", "squirrel"), 3,
+        "terra-incognita",
+        "Terra Incognita",
+        ("location_100", "location_38", "location_43", "location_46"),
+        ("bird", "bobcat", "cat", "coyote", "dog", "empty", "opossum", "rabbit", "raccoon", "squirrel"),
+        3,
         folder=("terraincognita",),
         source="Beery et al., Recognition in Terra Incognita, ECCV 2018; DomainBed's locations",
         note="no reference counts: downloads differ (24,788 images in FedSB, about 24,330 later)",
     ),
     "folder": Benchmark(
-        "folder", "Any folder domain/class/image", (), (), 3, source="your own images",
+        "folder",
+        "Any folder domain/class/image",
+        (),
+        (),
+        3,
+        source="your own images",
         note="domains and classes are read from disk; a site that holds one domain only must set data.domains",
     ),
 }
@@ -123,8 +214,10 @@ def benchmark(data: DataSettings) -> Benchmark:
     Raises UserError with the nearest name for an unknown data set or domain.
     """
     if data.dataset not in BENCHMARKS:
-        raise UserError(f"data.dataset: no data set {data.dataset!r}; {nearest(data.dataset, BENCHMARKS)}"
-                        f"known: {', '.join(BENCHMARKS)}")
+        raise UserError(
+            f"data.dataset: no data set {data.dataset!r}; {nearest(data.dataset, BENCHMARKS)}"
+            f"known: {', '.join(BENCHMARKS)}"
+        )
     found = BENCHMARKS[data.dataset]
     if data.dataset == "folder":
         found = _discover(data_root(data), data.domains)
@@ -140,16 +233,16 @@ def resolve_domain(found: Benchmark, name: str) -> str:
     """A domain's name as the benchmark spells it; UserError with the nearest one when there is none."""
     domain = matching(name, found.domains)
     if domain is None:
-        raise UserError(f"{found.title} has no domain {name!r}; {nearest(name, found.domains)}"
-                        f"known: {', '.join(found.domains)}")
+        raise UserError(
+            f"{found.title} has no domain {name!r}; {nearest(name, found.domains)}known: {', '.join(found.domains)}"
+        )
     return domain
 
 
 def subfolders(folder: Path) -> list[str]:
     """Sorted names of the visible folders in a folder."""
     try:
-        return sorted(path.name for path in folder.iterdir()
-                      if path.is_dir() and not path.name.startswith((".", "__")))
+        return sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith((".", "__")))
     except OSError as error:
         raise UserError(f"cannot read the folder {folder}: {error.strerror}; set data.root or $FEDSIM_DATA") from None
 
@@ -169,8 +262,10 @@ def _discover(root: Path, asked: list[str]) -> Benchmark:
     for name in used:
         if subfolders(root / name) != classes:
             difference = sorted(set(subfolders(root / name)) ^ set(classes))
-            raise UserError(f"{root}: domains {used[0]!r} and {name!r} have different class folders "
-                            f"({', '.join(difference[:5])}); every domain needs the same classes, or set data.domains")
+            raise UserError(
+                f"{root}: domains {used[0]!r} and {name!r} have different class folders "
+                f"({', '.join(difference[:5])}); every domain needs the same classes, or set data.domains"
+            )
     if len(classes) < 2:
         raise UserError(f"{root / used[0]}: {len(classes)} class folder(s); at least 2 are needed (domain/class/image)")
     return replace(BENCHMARKS["folder"], domains=domains, classes=tuple(classes))

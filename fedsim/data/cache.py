@@ -114,8 +114,9 @@ def _build(listing: Listing, manifest: dict, entry: Path, report: Report | None)
 
 
 def _unwritable(path: Path, error: OSError) -> UserError:
-    return UserError(f"cannot write the image cache {path} ({error.strerror}); make room there, or set data.cache or "
-                     "$FEDSIM_CACHE")
+    return UserError(
+        f"cannot write the image cache {path} ({error.strerror}); make room there, or set data.cache or $FEDSIM_CACHE"
+    )
 
 
 def _publish(temporary: Path, entry: Path, manifest: dict) -> None:

@@ -11,10 +11,33 @@ from fedsim.errors import UserError
 from fedsim.experiment import DataSettings, data_root
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif"})
-SIDE_FILES = frozenset({
-    ".txt", ".csv", ".tsv", ".json", ".xml", ".yaml", ".yml", ".toml", ".md", ".html", ".pdf", ".db", ".ini", ".log",
-    ".mat", ".npy", ".npz", ".pkl", ".zip", ".tar", ".gz", ".sha256", ".md5",
-})
+SIDE_FILES = frozenset(
+    {
+        ".txt",
+        ".csv",
+        ".tsv",
+        ".json",
+        ".xml",
+        ".yaml",
+        ".yml",
+        ".toml",
+        ".md",
+        ".html",
+        ".pdf",
+        ".db",
+        ".ini",
+        ".log",
+        ".mat",
+        ".npy",
+        ".npz",
+        ".pkl",
+        ".zip",
+        ".tar",
+        ".gz",
+        ".sha256",
+        ".md5",
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -40,9 +63,11 @@ def dataset_folder(data: DataSettings, found: Benchmark) -> Path:
     for folder in (root, *below):
         if any(matching(domain, subfolders(folder)) for domain in found.all_domains or found.domains):
             return folder
-    raise UserError(f"{found.title}: no domain folder ({', '.join(found.domains)}) in {root} or in "
-                    f"{below[0] if below else root / found.title}; put the images there as domain/class/image "
-                    "or set data.root or $FEDSIM_DATA")
+    raise UserError(
+        f"{found.title}: no domain folder ({', '.join(found.domains)}) in {root} or in "
+        f"{below[0] if below else root / found.title}; put the images there as domain/class/image "
+        "or set data.root or $FEDSIM_DATA"
+    )
 
 
 def list_domain(data: DataSettings, found: Benchmark, domain: str) -> Listing:
@@ -53,8 +78,9 @@ def list_domain(data: DataSettings, found: Benchmark, domain: str) -> Listing:
     root = dataset_folder(data, found)
     name = matching(domain, subfolders(root))
     if name is None:
-        raise UserError(f"{found.title}: domain {domain!r} has no folder in {root} "
-                        f"(found: {', '.join(subfolders(root))})")
+        raise UserError(
+            f"{found.title}: domain {domain!r} has no folder in {root} (found: {', '.join(subfolders(root))})"
+        )
     folder = root / name
     class_folders = _class_folders(found, domain, folder)
     files: list[str] = []
@@ -76,12 +102,16 @@ def _class_folders(found: Benchmark, domain: str, folder: Path) -> list[str]:
     if missing:
         index = found.classes.index(missing[0])
         expected = f" (0 of {found.class_counts[domain][index]} images)" if found.class_counts else ""
-        raise UserError(f"{found.title} {domain}: {len(missing)} of {len(found.classes)} class folders are missing in "
-                        f"{folder}, first {missing[0]!r}{expected}; copy the data set again")
+        raise UserError(
+            f"{found.title} {domain}: {len(missing)} of {len(found.classes)} class folders are missing in "
+            f"{folder}, first {missing[0]!r}{expected}; copy the data set again"
+        )
     unknown = sorted(set(present) - set(by_class.values()))
     if unknown:
-        raise UserError(f"{found.title} {domain}: {unknown[0]!r} in {folder} is none of the benchmark's classes; "
-                        "remove the folder or use data.dataset = 'folder'")
+        raise UserError(
+            f"{found.title} {domain}: {unknown[0]!r} in {folder} is none of the benchmark's classes; "
+            "remove the folder or use data.dataset = 'folder'"
+        )
     return [by_class[name] for name in found.classes]
 
 
@@ -94,8 +124,9 @@ def _images(folder: Path, class_folder: str) -> list[str]:
             if suffix in IMAGE_SUFFIXES and not name.startswith("."):
                 images.append(os.path.relpath(Path(parent, name), folder))
             elif not (name.startswith(".") or suffix in SIDE_FILES):
-                raise UserError(f"{Path(parent, name)}: not an image file "
-                                f"({', '.join(sorted(IMAGE_SUFFIXES))}); remove it")
+                raise UserError(
+                    f"{Path(parent, name)}: not an image file ({', '.join(sorted(IMAGE_SUFFIXES))}); remove it"
+                )
     return images
 
 
@@ -106,11 +137,15 @@ def _check_counts(found: Benchmark, domain: str, folder: Path, counts: list[int]
     if short:
         listed = ", ".join(f"{name} has {has} of {of} images" for name, has, of in short[:3])
         more = f" and {len(short) - 3} more classes are short" if len(short) > 3 else ""
-        raise UserError(f"{found.title} {domain} is incomplete in {folder}: {listed}{more}; copy the data set again, "
-                        "or use data.dataset = 'folder' for a part of it")
+        raise UserError(
+            f"{found.title} {domain} is incomplete in {folder}: {listed}{more}; copy the data set again, "
+            "or use data.dataset = 'folder' for a part of it"
+        )
     empty = [name for name, has in zip(found.classes, counts) if has == 0]
     if empty:
         raise UserError(f"{found.title} {domain}: no image of class {empty[0]!r} in {folder}; every class needs images")
     if found.counts and sum(counts) < found.counts[domain]:
-        raise UserError(f"{found.title} {domain} is incomplete in {folder}: {sum(counts)} of {found.counts[domain]} "
-                        "images; copy the data set again, or use data.dataset = 'folder' for a part of it")
+        raise UserError(
+            f"{found.title} {domain} is incomplete in {folder}: {sum(counts)} of {found.counts[domain]} "
+            "images; copy the data set again, or use data.dataset = 'folder' for a part of it"
+        )

@@ -82,8 +82,16 @@ def load_client(data: DataSettings, client: str) -> ClientData:
     elif client != domain_of(client):
         raise UserError(f"no client {client!r}: data.clients_per_domain is 1, so the client is called {domain!r}")
     train, validation = _split(data, labels[pool], seed, client)
-    return ClientData(client, images, labels, pool[train], pool[validation], found.classes, (domain,),
-                      np.zeros(len(labels), dtype=np.int64))
+    return ClientData(
+        client,
+        images,
+        labels,
+        pool[train],
+        pool[validation],
+        found.classes,
+        (domain,),
+        np.zeros(len(labels), dtype=np.int64),
+    )
 
 
 def load_target(data: DataSettings, domain: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -144,8 +152,10 @@ def _load_domain(data: DataSettings, found: Benchmark, domain: str) -> tuple[np.
 def _client_index(data: DataSettings, client: str) -> int:
     index = client.partition("/")[2]
     if not index.isdecimal() or int(index) >= data.clients_per_domain:
-        raise UserError(f"no client {client!r}: the clients of a domain are called {domain_of(client)}/0 to "
-                        f"{domain_of(client)}/{data.clients_per_domain - 1} (data.clients_per_domain)")
+        raise UserError(
+            f"no client {client!r}: the clients of a domain are called {domain_of(client)}/0 to "
+            f"{domain_of(client)}/{data.clients_per_domain - 1} (data.clients_per_domain)"
+        )
     return int(index)
 
 
@@ -162,6 +172,8 @@ def _split(data: DataSettings, labels: np.ndarray, seed: int, client: str) -> tu
     else:
         train, validation = random_split(len(labels), data.holdout, seed)
     if len(train) < 2 or not len(validation):
-        raise UserError(f"client {client!r} has {len(train)} training and {len(validation)} validation images, at "
-                        "least 2 and 1 are needed; change data.holdout, data.fraction or data.clients_per_domain")
+        raise UserError(
+            f"client {client!r} has {len(train)} training and {len(validation)} validation images, at "
+            "least 2 and 1 are needed; change data.holdout, data.fraction or data.clients_per_domain"
+        )
     return train, validation

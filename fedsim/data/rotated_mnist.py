@@ -22,9 +22,11 @@ def _mnist(root: Path) -> tuple[np.ndarray, np.ndarray, int]:
         parts = [MNIST(str(folder), train=train, download=False) for train in (True, False)]
     except (RuntimeError, OSError, ValueError, AssertionError) as error:
         reason = str(error).partition(". ")[0]  # without torchvision's advice to download
-        raise UserError(f"Rotated MNIST: cannot read MNIST's files in {folder / 'MNIST' / 'raw'} "
-                        f"({reason}); put train-images-idx3-ubyte, train-labels-idx1-ubyte and the "
-                        "two t10k files there, or set data.root or $FEDSIM_DATA") from None
+        raise UserError(
+            f"Rotated MNIST: cannot read MNIST's files in {folder / 'MNIST' / 'raw'} "
+            f"({reason}); put train-images-idx3-ubyte, train-labels-idx1-ubyte and the "
+            "two t10k files there, or set data.root or $FEDSIM_DATA"
+        ) from None
     images = np.concatenate([part.data.numpy() for part in parts])[:, None]
     labels = np.concatenate([part.targets.numpy() for part in parts]).astype(np.int64)
     return images, labels, len(parts[0])
@@ -44,7 +46,7 @@ def mnist_domain(
     images, labels, train = _mnist(root)
     if variant == "domainbed":
         order = shuffled(len(labels), seed_hash(split_seed, "rotated-mnist"))
-        chosen, clockwise = order[ANGLES.index(angle)::len(ANGLES)], -angle
+        chosen, clockwise = order[ANGLES.index(angle) :: len(ANGLES)], -angle
     else:
         chosen, clockwise = _hundred_a_class(labels[:train], split_seed), angle
     return rotate(resize(images[chosen], image_size), clockwise), labels[chosen]
@@ -55,6 +57,8 @@ def _hundred_a_class(labels: np.ndarray, split_seed: int) -> np.ndarray:
     classes = [order[labels[order] == label][:PER_CLASS] for label in range(10)]
     short = [label for label, members in enumerate(classes) if len(members) < PER_CLASS]
     if short:
-        raise UserError(f"Rotated MNIST (csac): digit {short[0]} has {len(classes[short[0]])} of {PER_CLASS} images "
-                        "needed in MNIST's training file; use the complete file")
+        raise UserError(
+            f"Rotated MNIST (csac): digit {short[0]} has {len(classes[short[0]])} of {PER_CLASS} images "
+            "needed in MNIST's training file; use the complete file"
+        )
     return np.sort(np.concatenate(classes))

@@ -55,7 +55,7 @@ def fraction_subset(labels: np.ndarray, fraction: float, seed: int) -> np.ndarra
         return np.arange(len(labels), dtype=np.int64)
     order = shuffled(len(labels), seed)
     classes = [order[labels[order] == label] for label in np.unique(labels)]
-    return np.sort(np.concatenate([members[:max(1, round(fraction * len(members)))] for members in classes]))
+    return np.sort(np.concatenate([members[: max(1, round(fraction * len(members)))] for members in classes]))
 
 
 def iid_partition(count: int, clients: int, seed: int) -> list[np.ndarray]:
@@ -84,11 +84,15 @@ def dirichlet_partition(labels: np.ndarray, clients: int, alpha: float, seed: in
         joined = [np.sort(np.concatenate(part)) for part in parts]
         if min(map(len, joined)) >= MIN_IMAGES:
             return joined
-    raise UserError(f"a Dirichlet partition with data.alpha = {alpha} leaves one of {clients} clients with fewer than "
-                    f"{MIN_IMAGES} of {len(labels)} images; raise data.alpha or lower data.clients_per_domain")
+    raise UserError(
+        f"a Dirichlet partition with data.alpha = {alpha} leaves one of {clients} clients with fewer than "
+        f"{MIN_IMAGES} of {len(labels)} images; raise data.alpha or lower data.clients_per_domain"
+    )
 
 
 def _check_pool(count: int, clients: int) -> None:
     if count < clients * MIN_IMAGES:
-        raise UserError(f"{count} images of a domain are too few for {clients} clients (each needs 2 for training "
-                        "and 1 for validation); lower data.clients_per_domain or raise data.fraction")
+        raise UserError(
+            f"{count} images of a domain are too few for {clients} clients (each needs 2 for training "
+            "and 1 for validation); lower data.clients_per_domain or raise data.fraction"
+        )

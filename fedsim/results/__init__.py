@@ -13,8 +13,18 @@ from fedsim.results.selection import select, summary_row
 LAZY = {"plot_all": "fedsim.results.plots", "write_report": "fedsim.results.report"}
 
 __all__ = [
-    "Comparison", "Recorder", "Runs", "atomic_write", "compare", "environment", "plot_all", "read_runs",
-    "rebuild_results", "select", "summary_row", "write_report",
+    "Comparison",
+    "Recorder",
+    "Runs",
+    "atomic_write",
+    "compare",
+    "environment",
+    "plot_all",
+    "read_runs",
+    "rebuild_results",
+    "select",
+    "summary_row",
+    "write_report",
 ]
 
 

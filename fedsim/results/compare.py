@@ -59,8 +59,13 @@ class Comparison:
         print_table(self, console)
 
 
-def compare(runs: Runs, select: str = "best_validation", baseline: str | None = None, by: Sequence[str] = (),
-            published: bool = True) -> Comparison:
+def compare(
+    runs: Runs,
+    select: str = "best_validation",
+    baseline: str | None = None,
+    by: Sequence[str] = (),
+    published: bool = True,
+) -> Comparison:
     """Comparison of all finished runs under one selection rule.
 
     baseline: method or label that the others are compared with, by Wilcoxon's signed-rank test over (target, seed)
@@ -77,8 +82,15 @@ def compare(runs: Runs, select: str = "best_validation", baseline: str | None = 
     table = _rows(runs, experiments, by, f"{select}_target_accuracy")
     targets = sorted(table["target"].unique(), key=_natural)
     labels = list(dict.fromkeys(table["label"]))
-    common = [target for target in targets if table.dropna(subset="accuracy").groupby("label")["target"]
-              .agg(lambda seen, target=target: target in set(seen)).reindex(labels, fill_value=False).all()]
+    common = [
+        target
+        for target in targets
+        if table.dropna(subset="accuracy")
+        .groupby("label")["target"]
+        .agg(lambda seen, target=target: target in set(seen))
+        .reindex(labels, fill_value=False)
+        .all()
+    ]
     base = _baseline_label(table, baseline)
     cells = pd.DataFrame([cell for label in labels for cell in _cells(table, label, targets, common, by)])
     methods = pd.DataFrame([_method(table, label, common, base, by) for label in labels])
@@ -99,11 +111,19 @@ def _rows(runs: Runs, experiments: dict[str, Experiment], by: Sequence[str], col
         run, text = record["run"], variant_text(by, variants[record["run"]])
         label = f"{labels[run]} ({text})" if text else labels[run]
         costs = {name: record.get(name, math.nan) for name in COSTS}
-        rows.append({
-            "label": label, "method": record["method"], **dict(zip(by, variants[run])), "target": record["target"],
-            "seed": record["seed"], "accuracy": record.get(column, math.nan), "run": run, **costs,
-            "transductive": str(record.get("transductive")) == "True",
-        })
+        rows.append(
+            {
+                "label": label,
+                "method": record["method"],
+                **dict(zip(by, variants[run])),
+                "target": record["target"],
+                "seed": record["seed"],
+                "accuracy": record.get(column, math.nan),
+                "run": run,
+                **costs,
+                "transductive": str(record.get("transductive")) == "True",
+            }
+        )
     table = pd.DataFrame(rows)
     shared = table.groupby("label")["method"].transform("nunique") > 1
     table.loc[shared, "label"] = table["label"] + " [" + table["method"] + "]"
@@ -111,8 +131,10 @@ def _rows(runs: Runs, experiments: dict[str, Experiment], by: Sequence[str], col
     if len(twice):
         first = twice.iloc[0]
         same = twice[(twice[["label", "target", "seed"]] == first[["label", "target", "seed"]]).all(axis=1)]["run"]
-        raise UserError(f"{first['label']} on {first['target']} with seed {first['seed']} is there more than once: "
-                        f"{', '.join(same)}; compare one experiment's folder at a time")
+        raise UserError(
+            f"{first['label']} on {first['target']} with seed {first['seed']} is there more than once: "
+            f"{', '.join(same)}; compare one experiment's folder at a time"
+        )
     return table.astype({"accuracy": float})
 
 
@@ -195,18 +217,29 @@ def _with_ranks(methods: pd.DataFrame, base: str) -> pd.DataFrame:
     return methods
 
 
-def _published(experiments: list[Experiment], table: pd.DataFrame, targets: list[str],
-               common: list[str]) -> pd.DataFrame:
+def _published(
+    experiments: list[Experiment], table: pd.DataFrame, targets: list[str], common: list[str]
+) -> pd.DataFrame:
     # A table over several data sets or backbones (`by`) has no one setting that a paper's row could stand beside.
     alike = len({setting(experiment) for experiment in experiments}) == 1
     rows = published_rows(experiments[0], table["method"].unique() if alike else [], targets)
     return rows if len(common) == len(targets) else rows[rows["target"] != "average"]
 
 
-def _notes(select: str, table: pd.DataFrame, targets: list[str], common: list[str], methods: pd.DataFrame, base: str,
-           elsewhere: pd.DataFrame, unfinished: list[str]) -> list[str]:
-    notes = ["Accuracy on the unseen domain in %, mean ± sample standard deviation over seeds; "
-             "averages are taken per seed first."]
+def _notes(
+    select: str,
+    table: pd.DataFrame,
+    targets: list[str],
+    common: list[str],
+    methods: pd.DataFrame,
+    base: str,
+    elsewhere: pd.DataFrame,
+    unfinished: list[str],
+) -> list[str]:
+    notes = [
+        "Accuracy on the unseen domain in %, mean ± sample standard deviation over seeds; "
+        "averages are taken per seed first."
+    ]
     if select == "oracle":
         notes.append("ORACLE: the round was chosen on the target's labels. An upper bound, not a result.")
     seeds = table["seed"].nunique()
@@ -234,12 +267,16 @@ def _notes(select: str, table: pd.DataFrame, targets: list[str], common: list[st
 
 
 def _test_notes(others: pd.DataFrame, base: str) -> list[str]:
-    notes = [f"p: two-sided Wilcoxon signed-rank test against {base} over (target, seed) cells. Cells share source "
-             "data and targets, so they are not independent: read p as a description, not as proof. No correction "
-             "for testing several methods."]
+    notes = [
+        f"p: two-sided Wilcoxon signed-rank test against {base} over (target, seed) cells. Cells share source "
+        "data and targets, so they are not independent: read p as a description, not as proof. No correction "
+        "for testing several methods."
+    ]
     few = others[others["pairs"] < FEWEST_PAIRS]
     if len(few):
         named = ", ".join(few["label"]) if len(few) < len(others) else "every method"
-        notes.append(f"Fewer than {FEWEST_PAIRS} differing pairs for {named}: "
-                     "too few cells for any p < .05, whatever the difference.")
+        notes.append(
+            f"Fewer than {FEWEST_PAIRS} differing pairs for {named}: "
+            "too few cells for any p < .05, whatever the difference."
+        )
     return notes

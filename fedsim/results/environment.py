@@ -8,8 +8,20 @@ from pathlib import Path
 from typing import Any
 
 PACKAGES = (
-    "fedsim", "torch", "torchvision", "flwr", "ray", "numpy", "pandas", "scipy", "scikit-learn", "kornia", "pydantic",
-    "safetensors", "pillow", "matplotlib",
+    "fedsim",
+    "torch",
+    "torchvision",
+    "flwr",
+    "ray",
+    "numpy",
+    "pandas",
+    "scipy",
+    "scikit-learn",
+    "kornia",
+    "pydantic",
+    "safetensors",
+    "pillow",
+    "matplotlib",
 )
 
 

@@ -17,9 +17,19 @@ LINES = ("-", "--", "-.", ":", (0, (4, 1, 1, 1, 1, 1)), (0, (7, 2)), (0, (1, 2.5
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "h")
 HATCHES = ("", "///", "...", "xxx", "\\\\\\", "ooo", "---", "+++", "**")
 SETTINGS = {
-    "font.size": 9, "axes.titlesize": 9.5, "axes.labelsize": 9, "figure.titlesize": 11, "legend.fontsize": 8.5,
-    "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25, "grid.linewidth": 0.6,
-    "lines.linewidth": 1.7, "hatch.linewidth": 0.6, "axes.axisbelow": True,
+    "font.size": 9,
+    "axes.titlesize": 9.5,
+    "axes.labelsize": 9,
+    "figure.titlesize": 11,
+    "legend.fontsize": 8.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.25,
+    "grid.linewidth": 0.6,
+    "lines.linewidth": 1.7,
+    "hatch.linewidth": 0.6,
+    "axes.axisbelow": True,
     # Fixed ids and no date: the same records give the same SVG bytes.
     "svg.hashsalt": "fedsim",
 }
@@ -61,12 +71,21 @@ def band(axes: Axes, frame: pd.DataFrame, column: str, style: Style, label: str,
     if values.empty:
         return
     every = max(1, len(values) // 6)
-    axes.plot(values.index, values["mean"], color=style.color, linestyle=style.line, marker=style.marker,
-              markevery=every, markersize=3.5, label=label)
+    axes.plot(
+        values.index,
+        values["mean"],
+        color=style.color,
+        linestyle=style.line,
+        marker=style.marker,
+        markevery=every,
+        markersize=3.5,
+        label=label,
+    )
     spread = values["std"].fillna(0.0)
     if (spread > 0).any():
-        axes.fill_between(values.index, values["mean"] - spread, values["mean"] + spread, color=style.color, alpha=0.15,
-                          linewidth=0)
+        axes.fill_between(
+            values.index, values["mean"] - spread, values["mean"] + spread, color=style.color, alpha=0.15, linewidth=0
+        )
     axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
 
 
@@ -77,15 +96,17 @@ def legend_below(figure: Figure, axes: Sequence[Axes], names: Iterable[str]) -> 
         columns = max(1, min(len(found), int(figure.get_figwidth() // (0.75 + 0.08 * max(map(len, found))))))
         # The panels keep their height whatever the number of entries: the page grows by the lines of the legend.
         figure.set_figheight(figure.get_figheight() + 0.19 * (-(-len(found) // columns) - 1))
-        figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=columns, frameon=False,
-                      handlelength=3.2)
+        figure.legend(
+            found.values(), found.keys(), loc="outside lower center", ncols=columns, frameon=False, handlelength=3.2
+        )
 
 
 def legend_beside(row: Sequence[Axes], names: Iterable[str]) -> None:
     """Legend of one row of panels right of its last panel, for figures whose rows have different keys."""
     found = _entries(row, names)
-    row[-1].legend(found.values(), found.keys(), loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False,
-                   handlelength=3.0)
+    row[-1].legend(
+        found.values(), found.keys(), loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False, handlelength=3.0
+    )
 
 
 def _entries(axes: Sequence[Axes], names: Iterable[str]) -> dict[str, Any]:

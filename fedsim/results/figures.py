@@ -47,8 +47,10 @@ def target_bars(comparison: Comparison, runs_table: pd.DataFrame, name: str) -> 
     rows = -(-len(groups) // columns)
     figure = Figure(figsize=(1.9 * columns + 1.5, rows * (0.3 * len(labels) + 0.9) + 0.9), layout="constrained")
     axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-    set_title(figure, f"{name}: accuracy on the unseen domain\n({RULE_TITLES[comparison.select]}; bars mean ± std, "
-                      "points seeds)")
+    set_title(
+        figure,
+        f"{name}: accuracy on the unseen domain\n({RULE_TITLES[comparison.select]}; bars mean ± std, points seeds)",
+    )
     start = max(0, 10 * int(10 * runs_table["accuracy"].min()) - 10)
     looks = styles(labels)
     for one, group in zip(axes.ravel(), groups):
@@ -56,7 +58,7 @@ def target_bars(comparison: Comparison, runs_table: pd.DataFrame, name: str) -> 
         seeds = runs_table[runs_table["target"] == group]
         _bars(one, own, seeds, looks)
         one.set_title("average" if group == "average" else f"unseen: {group}")
-    for one in axes.ravel()[len(groups):]:
+    for one in axes.ravel()[len(groups) :]:
         one.set_visible(False)
     axes[0][0].set_yticks(range(len(labels)), labels)
     # invert_yaxis acts on all panels, which share the axis: the first method stands on top.
@@ -69,14 +71,36 @@ def target_bars(comparison: Comparison, runs_table: pd.DataFrame, name: str) -> 
 
 def _bars(axes: Axes, own: pd.DataFrame, seeds: pd.DataFrame, looks: dict[str, Style]) -> None:
     places = range(len(own))
-    axes.barh(places, 100 * own["mean"], 0.75, color=[looks[label].color for label in own.index], alpha=0.75,
-              hatch=[looks[label].hatch for label in own.index], edgecolor="white", linewidth=0.5)
+    axes.barh(
+        places,
+        100 * own["mean"],
+        0.75,
+        color=[looks[label].color for label in own.index],
+        alpha=0.75,
+        hatch=[looks[label].hatch for label in own.index],
+        edgecolor="white",
+        linewidth=0.5,
+    )
     spread = own["std"].notna().to_numpy()
     if spread.any():
-        axes.errorbar(100 * own["mean"][spread], [place for place, has in zip(places, spread) if has],
-                      xerr=100 * own["std"][spread], fmt="none", ecolor="#222222", elinewidth=1, capsize=2)
-    axes.scatter(100 * seeds["accuracy"], seeds["label"].map(list(own.index).index), s=10, color="white",
-                 edgecolors="#222222", linewidths=0.7, zorder=3)
+        axes.errorbar(
+            100 * own["mean"][spread],
+            [place for place, has in zip(places, spread) if has],
+            xerr=100 * own["std"][spread],
+            fmt="none",
+            ecolor="#222222",
+            elinewidth=1,
+            capsize=2,
+        )
+    axes.scatter(
+        100 * seeds["accuracy"],
+        seeds["label"].map(list(own.index).index),
+        s=10,
+        color="white",
+        edgecolors="#222222",
+        linewidths=0.7,
+        zorder=3,
+    )
     axes.grid(axis="y", visible=False)
 
 
@@ -85,9 +109,14 @@ def cost_front(comparison: Comparison, costs: pd.DataFrame, name: str) -> Figure
 
     costs: index label; columns gigabytes and minutes.
     """
-    shown = [(column, title) for column, title in (("gigabytes", "exchanged in one run, up and down (GB)"),
-                                                  ("minutes", "wall time of one run (min)"))
-             if costs[column].notna().any()]
+    shown = [
+        (column, title)
+        for column, title in (
+            ("gigabytes", "exchanged in one run, up and down (GB)"),
+            ("minutes", "wall time of one run (min)"),
+        )
+        if costs[column].notna().any()
+    ]
     methods = comparison.methods.dropna(subset=["average"]).set_index("label")
     if not shown or methods.empty:
         return None
@@ -98,13 +127,23 @@ def cost_front(comparison: Comparison, costs: pd.DataFrame, name: str) -> Figure
     for one, (column, title) in zip(axes, shown):
         points = methods.assign(cost=costs[column]).dropna(subset=["cost"])
         front = _front(points)
-        one.step(front["cost"], 100 * front["average"], where="post", color="#999999", linewidth=1, zorder=1,
-                 label=FRONT)
+        one.step(
+            front["cost"], 100 * front["average"], where="post", color="#999999", linewidth=1, zorder=1, label=FRONT
+        )
         for label, row in points.iterrows():
             style = looks[label]
             spread = 0 if pd.isna(row["average_std"]) else 100 * row["average_std"]
-            one.errorbar(row["cost"], 100 * row["average"], yerr=spread, color=style.color, marker=style.marker,
-                         markersize=7, capsize=2, linestyle="none", label=label)
+            one.errorbar(
+                row["cost"],
+                100 * row["average"],
+                yerr=spread,
+                color=style.color,
+                marker=style.marker,
+                markersize=7,
+                capsize=2,
+                linestyle="none",
+                label=label,
+            )
         if len(points) and points["cost"].max() > 10 * points["cost"].min() > 0:
             one.set_xscale("log")
         else:
@@ -123,8 +162,14 @@ def _front(points: pd.DataFrame) -> pd.DataFrame:
 def client_metrics(clients: pd.DataFrame) -> list[str]:
     """Columns of clients.csv worth a figure: the aggregation weight and whatever metrics the methods added."""
     known = {*CLIENT_COLUMNS, "run", "experiment", "method", "target", "seed", "label"} - {"weight"}
-    return [column for column in clients if column not in known and not column.startswith("bytes_")
-            and pd.api.types.is_numeric_dtype(clients[column]) and clients[column].notna().any()]
+    return [
+        column
+        for column in clients
+        if column not in known
+        and not column.startswith("bytes_")
+        and pd.api.types.is_numeric_dtype(clients[column])
+        and clients[column].notna().any()
+    ]
 
 
 def metric_over_rounds(clients: pd.DataFrame, column: str, name: str) -> Figure | None:
@@ -189,8 +234,16 @@ def detail_histogram(details: pd.DataFrame, name: str, label: str, quantity: str
         for round_ in shown:
             style = looks[f"round {round_}"]
             values = own.loc[own["round"] == round_, "value"]
-            one.hist(values, bins=10 if len(values) < 200 else 25, range=bounds, histtype="step", linewidth=1.6,
-                     color=style.color, linestyle=style.line, label=f"round {round_}")
+            one.hist(
+                values,
+                bins=10 if len(values) < 200 else 25,
+                range=bounds,
+                histtype="step",
+                linewidth=1.6,
+                color=style.color,
+                linestyle=style.line,
+                label=f"round {round_}",
+            )
         one.set_title(f"unseen: {target}")
         one.set_xlabel(quantity.replace("_", " "))
         one.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
@@ -210,4 +263,3 @@ def layer_group(name: str) -> str:
 def _round_axis(axes: Iterable[Axes]) -> None:
     for one in axes:
         one.set_xlabel("round")
-

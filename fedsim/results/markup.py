@@ -56,8 +56,10 @@ def key_values(settings: Mapping[str, object], heads: Sequence[str] = ("setting"
 def picture(svg: bytes, caption: str) -> str:
     """Figure with an SVG as data URI; the caption is the alternative text, too."""
     data = base64.b64encode(svg).decode()
-    return (f'<figure><div><img alt="{escape(caption)}" src="data:image/svg+xml;base64,{data}"></div>'
-            f"<figcaption>{escape(caption)}</figcaption></figure>")
+    return (
+        f'<figure><div><img alt="{escape(caption)}" src="data:image/svg+xml;base64,{data}"></div>'
+        f"<figcaption>{escape(caption)}</figcaption></figure>"
+    )
 
 
 def bullets(notes: Iterable[str]) -> str:

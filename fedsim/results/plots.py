@@ -79,8 +79,9 @@ def _costs(rounds: pd.DataFrame) -> pd.DataFrame:
     columns = [column for column in ("bytes_down", "bytes_up", "round_seconds") if column in rounds]
     totals = rounds.groupby(["label", "run"])[columns].sum(min_count=1).groupby("label").mean()
     totals = totals.reindex(columns=["bytes_down", "bytes_up", "round_seconds"])
-    return pd.DataFrame({
-        "gigabytes": (totals["bytes_down"] + totals["bytes_up"]) / 1e9, "minutes": totals["round_seconds"] / 60})
+    return pd.DataFrame(
+        {"gigabytes": (totals["bytes_down"] + totals["bytes_up"]) / 1e9, "minutes": totals["round_seconds"] / 60}
+    )
 
 
 def _details(details: pd.DataFrame, name: str) -> list[tuple[str, Figure]]:

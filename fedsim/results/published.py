@@ -16,17 +16,25 @@ from fedsim.experiment import Experiment
 
 FILE = Path(__file__).with_name("published.csv")
 DATASETS = {
-    "pacs": "PACS", "vlcs": "VLCS", "office-home": "OfficeHome", "rotated-mnist": "RotatedMNIST",
+    "pacs": "PACS",
+    "vlcs": "VLCS",
+    "office-home": "OfficeHome",
+    "rotated-mnist": "RotatedMNIST",
     "camelyon17": "Camelyon17",
 }
 BACKBONES = {
-    "resnet18": "ResNet-18", "resnet50": "ResNet-50", "densenet121": "DenseNet-121", "alexnet": "AlexNet",
+    "resnet18": "ResNet-18",
+    "resnet50": "ResNet-50",
+    "densenet121": "DenseNet-121",
+    "alexnet": "AlexNet",
     "digits-cnn": "MNIST-CNN",
 }
 IMAGE_SIZES = {"RotatedMNIST": 28, "Camelyon17": 96}
 # Printed name -> ours. Names not listed here are compared after dropping case and punctuation.
 METHODS = {
-    "FedAvg w/ MixStyle": "mixstyle", "FedAvg w/ RSC": "rsc", "RandAug": "randaugment",
+    "FedAvg w/ MixStyle": "mixstyle",
+    "FedAvg w/ RSC": "rsc",
+    "RandAug": "randaugment",
     # «FedDG» in CSAC's and FedIG-A's tables is the amplitude exchange of Liu et al. (ELCFS), not FedDG-GA.
     "FedDG": "elcfs",
 }
@@ -36,7 +44,7 @@ POOLED = ("JiGen", "MASF", "DGER", "DMG", "FACT", "Epi-FCR", "MixStyle", "EISNet
 PAPER_NOTES = {
     "gPerXAN": "gPerXAN: mean of 3 runs, no spread printed",
     "CSAC": "CSAC: ± is the standard error of 5 runs; its released code picks the best round on the target, "
-            "take its own row as an upper estimate",
+    "take its own row as an upper estimate",
     "FedIG-A": "FedIG-A: ± is the standard deviation of 4 runs",
 }
 
@@ -98,11 +106,16 @@ def published_rows(experiment: Experiment, methods: Iterable[str], targets: Iter
     # A printed average is over all of the data set's domains: it stands beside ours only where ours is, too.
     if not set(frame["target_domain"].map(_domain)) <= set(domains):
         rows = rows[rows["target"] != "average"]
-    result = pd.DataFrame({
-        "label": rows["method"].replace(SHOWN), "method": rows["method_name"], "source": rows["paper"],
-        "target": rows["target"],
-        "mean": (rows["accuracy_percent"] / 100).round(6), "std": (rows["std_percent"] / 100).round(6),
-    })
+    result = pd.DataFrame(
+        {
+            "label": rows["method"].replace(SHOWN),
+            "method": rows["method_name"],
+            "source": rows["paper"],
+            "target": rows["target"],
+            "mean": (rows["accuracy_percent"] / 100).round(6),
+            "std": (rows["std_percent"] / 100).round(6),
+        }
+    )
     return result.reset_index(drop=True)
 
 

@@ -14,8 +14,20 @@ from fedsim.results.recorder import atomic_write, csv_text
 
 KEYS = ["run", "experiment", "method", "target", "seed"]
 # Names stay text even where they look like numbers: the domains of Rotated MNIST may be called 0, 15, 30.
-TEXT_COLUMNS = ("experiment", "dataset", "backbone", "method", "label", "target", "settings",
-                "client", "domain", "status", "quantity", "name")
+TEXT_COLUMNS = (
+    "experiment",
+    "dataset",
+    "backbone",
+    "method",
+    "label",
+    "target",
+    "settings",
+    "client",
+    "domain",
+    "status",
+    "quantity",
+    "name",
+)
 
 
 @dataclass
@@ -64,8 +76,12 @@ def of_experiment(runs: Runs, name: str) -> Runs:
     experiments = {run: experiment for run, experiment in runs.experiments.items() if experiment.name == name}
     frames = {
         part: frame[frame["run"].isin(list(experiments))].reset_index(drop=True)
-        for part, frame in (("summary", runs.summary), ("rounds", runs.rounds), ("clients", runs.clients),
-                            ("details", runs.details))
+        for part, frame in (
+            ("summary", runs.summary),
+            ("rounds", runs.rounds),
+            ("clients", runs.clients),
+            ("details", runs.details),
+        )
     }
     return Runs(**frames, experiments=experiments, unfinished=runs.unfinished, folder=runs.folder)
 
@@ -120,8 +136,9 @@ def parse_csv(text: str, where: str) -> pd.DataFrame:
     header = next(csv.reader([whole.splitlines()[0]]))
     kinds = {column: str for column in header if column in TEXT_COLUMNS}
     try:
-        return pd.read_csv(io.StringIO(whole), dtype=kinds, keep_default_na=False, na_values=["", "nan"],
-                           float_precision="round_trip")
+        return pd.read_csv(
+            io.StringIO(whole), dtype=kinds, keep_default_na=False, na_values=["", "nan"], float_precision="round_trip"
+        )
     except ValueError as error:
         raise UserError(f"{where}: not a readable record: {' '.join(str(error).split())}") from None
 
@@ -141,8 +158,11 @@ def _joined(paths: list[tuple[Path, str]], name: str, experiments: dict[str, Exp
         frame = parse_csv(file.read_text(encoding="utf-8"), str(file))
         experiment = experiments[key]
         keys = {
-            "run": key, "experiment": experiment.name, "method": experiment.method_name,
-            "target": experiment.run.target or path.parent.name, "seed": experiment.run.seed,
+            "run": key,
+            "experiment": experiment.name,
+            "method": experiment.method_name,
+            "target": experiment.run.target or path.parent.name,
+            "seed": experiment.run.seed,
         }
         rest = [column for column in frame if column not in keys]
         frames.append(frame[rest].assign(**keys)[[*keys, *rest]])

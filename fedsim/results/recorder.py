@@ -15,13 +15,36 @@ from pathlib import Path
 from typing import Any
 
 ROUND_COLUMNS = (
-    "round", "train_loss", "mean_validation_accuracy", "mean_validation_loss", "target_accuracy", "target_loss",
-    "clients", "failed", "bytes_down", "bytes_up",
-    "train_seconds", "evaluation_seconds", "aggregation_seconds", "round_seconds",
+    "round",
+    "train_loss",
+    "mean_validation_accuracy",
+    "mean_validation_loss",
+    "target_accuracy",
+    "target_loss",
+    "clients",
+    "failed",
+    "bytes_down",
+    "bytes_up",
+    "train_seconds",
+    "evaluation_seconds",
+    "aggregation_seconds",
+    "round_seconds",
 )
 CLIENT_COLUMNS = (
-    "round", "client", "domain", "status", "examples", "weight", "train_loss", "validation_accuracy", "validation_loss",
-    "validation_examples", "bytes_down", "bytes_up", "train_seconds", "evaluation_seconds",
+    "round",
+    "client",
+    "domain",
+    "status",
+    "examples",
+    "weight",
+    "train_loss",
+    "validation_accuracy",
+    "validation_loss",
+    "validation_examples",
+    "bytes_down",
+    "bytes_up",
+    "train_seconds",
+    "evaluation_seconds",
 )
 DETAIL_COLUMNS = ("round", "client", "quantity", "name", "value")
 

@@ -37,8 +37,9 @@ Notes = Mapping[str, Mapping[str, str]]
 RULE_HEADS = {"best_validation": "best validation", "last": "last round", "oracle": "ORACLE (upper bound)"}
 
 
-def write_report(folder: Path | str, notes: Notes | None = None,
-                 select: str = "best_validation", baseline: str | None = None) -> Path:
+def write_report(
+    folder: Path | str, notes: Notes | None = None, select: str = "best_validation", baseline: str | None = None
+) -> Path:
     """Write `report.html` into `folder` (outputs/, an experiment's or a run's) and return its path.
 
     notes: texts per method, e.g. {"ccst": {"discloses": "channel statistics", "paper": "..."}}; each key is a column.
@@ -48,9 +49,11 @@ def write_report(folder: Path | str, notes: Notes | None = None,
     runs = read_runs(folder)
     names = sorted({experiment.name for experiment in runs.experiments.values()})
     links = "".join(f'<a href="#{escape(name)}">{escape(name)}</a>' for name in names)
-    head = [f"<h1>fedsim: {escape(', '.join(names))}</h1>",
-            '<p class="soft">Domain generalization: every number is an accuracy on a domain that no client held.</p>',
-            f"<nav>{links}</nav>" if len(names) > 1 else ""]
+    head = [
+        f"<h1>fedsim: {escape(', '.join(names))}</h1>",
+        '<p class="soft">Domain generalization: every number is an accuracy on a domain that no client held.</p>',
+        f"<nav>{links}</nav>" if len(names) > 1 else "",
+    ]
     sections = [_experiment(of_experiment(runs, name), name, notes or {}, select, baseline) for name in names]
     path = Path(folder) / "report.html"
     atomic_write(path, markup.page(f"fedsim report: {', '.join(names)}", "\n".join([*head, *sections])))
@@ -63,11 +66,22 @@ def _experiment(runs: Runs, name: str, notes: Notes, select: str, baseline: str 
         baseline = "fedavg" if "fedavg" in run_labels(runs).values() else ""
     comparison = compare(runs, select, baseline, by)
     parts = [
-        f'<section id="{escape(name)}"><h2>{escape(comparison.title)}</h2>', _results(comparison),
-        markup.bullets(comparison.notes), "<h3>Figures</h3>", _figures(runs, name, select),
-        "<h3>Cost and disclosure</h3>", _costs(runs, comparison, notes),
-        "<h3>Every run</h3>", _every_run(runs), "<h3>Settings</h3>", _settings(runs, by),
-        "<h3>Environment</h3>", _environments(runs), "<h3>Run it again</h3>", _commands(runs), "</section>",
+        f'<section id="{escape(name)}"><h2>{escape(comparison.title)}</h2>',
+        _results(comparison),
+        markup.bullets(comparison.notes),
+        "<h3>Figures</h3>",
+        _figures(runs, name, select),
+        "<h3>Cost and disclosure</h3>",
+        _costs(runs, comparison, notes),
+        "<h3>Every run</h3>",
+        _every_run(runs),
+        "<h3>Settings</h3>",
+        _settings(runs, by),
+        "<h3>Environment</h3>",
+        _environments(runs),
+        "<h3>Run it again</h3>",
+        _commands(runs),
+        "</section>",
     ]
     return "\n".join(parts)
 
@@ -78,10 +92,15 @@ def _results(comparison: Comparison) -> str:
     rows = []
     for _, row in comparison.methods.iterrows():
         own = cells[row["label"]]
-        rows.append([shown_label(row), *(_accuracy(own[target]) for target in columns),
-                     *_further(comparison, row)])
-    below = [[f"{label} ({source}, published)", *(_accuracy(values.get(target, Cell(MISSING))) for target in columns),
-              *[""] * len(further_columns(comparison))] for label, source, values in published_cells(comparison)]
+        rows.append([shown_label(row), *(_accuracy(own[target]) for target in columns), *_further(comparison, row)])
+    below = [
+        [
+            f"{label} ({source}, published)",
+            *(_accuracy(values.get(target, Cell(MISSING))) for target in columns),
+            *[""] * len(further_columns(comparison)),
+        ]
+        for label, source, values in published_cells(comparison)
+    ]
     return markup.table(heads, rows, below)
 
 
@@ -112,17 +131,31 @@ def _costs(runs: Runs, comparison: Comparison, notes: Notes) -> str:
     """Bytes per round by record, seconds per round, and the given texts per method."""
     records = [column for column in runs.clients if column.startswith(("bytes_down_", "bytes_up_"))]
     texts = list(dict.fromkeys(key for method in comparison.methods["method"] for key in notes.get(method, {})))
-    heads = ["Method", "down/round", "up/round", *(_record_head(column) for column in records), "s/round",
-             *(text.replace("_", " ") for text in texts)]
+    heads = [
+        "Method",
+        "down/round",
+        "up/round",
+        *(_record_head(column) for column in records),
+        "s/round",
+        *(text.replace("_", " ") for text in texts),
+    ]
     by_record = _record_bytes(runs, records)
     rows = []
     for _, row in comparison.methods.iterrows():
-        sizes = [row["bytes_down_per_round"], row["bytes_up_per_round"],
-                 *(by_record.get((row["label"], column), float("nan")) for column in records)]
+        sizes = [
+            row["bytes_down_per_round"],
+            row["bytes_up_per_round"],
+            *(by_record.get((row["label"], column), float("nan")) for column in records),
+        ]
         seconds, own = row["seconds_per_round"], notes.get(row["method"], {})
-        rows.append([shown_label(row), *(Data(amount(size), size) for size in sizes),
-                     Data(MISSING if pd.isna(seconds) else f"{seconds:.1f}", seconds),
-                     *(own.get(text, "") for text in texts)])
+        rows.append(
+            [
+                shown_label(row),
+                *(Data(amount(size), size) for size in sizes),
+                Data(MISSING if pd.isna(seconds) else f"{seconds:.1f}", seconds),
+                *(own.get(text, "") for text in texts),
+            ]
+        )
     return markup.table(heads, rows) + markup.bullets(["Bytes per round are sums over the clients of a round."])
 
 
@@ -159,12 +192,17 @@ def _settings(runs: Runs, by: list[str]) -> str:
     """What all runs share, and what tells them apart."""
     everyone: list[Experiment] = list(runs.experiments.values())
     own = {key for experiment in everyone for key in comparable_settings(experiment) if key.startswith("method.")}
-    shared = {key: value_text(value) for key, value in comparable_settings(everyone[0]).items()
-              if key not in own and key not in by}
+    shared = {
+        key: value_text(value)
+        for key, value in comparable_settings(everyone[0]).items()
+        if key not in own and key not in by
+    }
     apart = {key: " | ".join(values) for key, values in differing_settings(everyone).items()}
     methods = {
-        f"{experiment.method_name}: {key}": value_text(value) for experiment in everyone
-        for key, value in comparable_settings(experiment).items() if key in own and key not in by
+        f"{experiment.method_name}: {key}": value_text(value)
+        for experiment in everyone
+        for key, value in comparable_settings(experiment).items()
+        if key in own and key not in by
     }
     text = markup.key_values(apart | methods, ("setting that differs", "values")) if apart or methods else ""
     return text + markup.folded("Settings that all runs share", markup.key_values(shared))
@@ -181,14 +219,23 @@ def _environments(runs: Runs) -> str:
     for text, count in found.items():
         table: dict[str, Any] = json.loads(text)
         packages = table.pop("packages", {})
-        parts.append(markup.folded(f"{count} of {len(runs.experiments)} runs: {table.get('platform', 'not recorded')}",
-                                   markup.key_values(table | packages, ("what", "value")), is_open=len(found) == 1))
+        parts.append(
+            markup.folded(
+                f"{count} of {len(runs.experiments)} runs: {table.get('platform', 'not recorded')}",
+                markup.key_values(table | packages, ("what", "value")),
+                is_open=len(found) == 1,
+            )
+        )
     return "\n".join(parts)
 
 
 def _commands(runs: Runs) -> str:
-    lines = [command_line(experiment, run_folder(runs, run) / "experiment.toml")
-             for run, experiment in runs.experiments.items()]
-    hint = ('<p class="soft">One line per run. Set FEDSIM_DATA (or data.root) to where the data sets lie; '
-            "the numbers are the same on the same machine and runtime.</p>")
+    lines = [
+        command_line(experiment, run_folder(runs, run) / "experiment.toml")
+        for run, experiment in runs.experiments.items()
+    ]
+    hint = (
+        '<p class="soft">One line per run. Set FEDSIM_DATA (or data.root) to where the data sets lie; '
+        "the numbers are the same on the same machine and runtime.</p>"
+    )
     return hint + f"<pre>{escape(chr(10).join(lines))}</pre>"

@@ -66,14 +66,21 @@ def mean_validation_accuracy(clients: pd.DataFrame, weighted: bool = False) -> p
     return pooled if weighted else pooled.groupby("round").mean()
 
 
-def summary_row(experiment: Experiment, rounds: pd.DataFrame, label: str = "", transductive: bool = False,
-                target: str = "") -> dict[str, Any]:
+def summary_row(
+    experiment: Experiment, rounds: pd.DataFrame, label: str = "", transductive: bool = False, target: str = ""
+) -> dict[str, Any]:
     """The row of summary.csv: the run's results under every selection rule, and what a round cost."""
     row = {
-        "experiment": experiment.name, "dataset": experiment.data.dataset, "backbone": experiment.model.backbone,
-        "method": experiment.method_name, "label": label or experiment.method_name,
-        "target": target or experiment.run.target, "seed": experiment.run.seed, "rounds": int(rounds["round"].max()),
-        "settings": experiment.settings_hash(), "transductive": transductive,
+        "experiment": experiment.name,
+        "dataset": experiment.data.dataset,
+        "backbone": experiment.model.backbone,
+        "method": experiment.method_name,
+        "label": label or experiment.method_name,
+        "target": target or experiment.run.target,
+        "seed": experiment.run.seed,
+        "rounds": int(rounds["round"].max()),
+        "settings": experiment.settings_hash(),
+        "transductive": transductive,
     }
     column = validation_column(experiment)
     for rule in RULES:

@@ -15,8 +15,18 @@ from fedsim.results.compare import Comparison
 from fedsim.results.recorder import csv_text
 
 MISSING = "\N{EN DASH}"
-SPECIAL = {"&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
-           "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\\": r"\textbackslash{}"}
+SPECIAL = {
+    "&": r"\&",
+    "%": r"\%",
+    "$": r"\$",
+    "#": r"\#",
+    "_": r"\_",
+    "{": r"\{",
+    "}": r"\}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "\\": r"\textbackslash{}",
+}
 
 
 @dataclass(frozen=True)
@@ -47,7 +57,8 @@ def amount(size: float) -> str:
 def accuracy_cells(comparison: Comparison) -> dict[str, dict[str, Cell]]:
     """{label: {target or `average`: Cell}} with the first and second place of each column by the printed number."""
     texts = comparison.cells.assign(
-        text=comparison.cells["mean"].map(percent), spread=comparison.cells["std"].map(percent))
+        text=comparison.cells["mean"].map(percent), spread=comparison.cells["std"].map(percent)
+    )
     cells: dict[str, dict[str, Cell]] = {}
     for target, column in texts.groupby("target", sort=False):
         # By the printed number: two equal texts of which only one is bold would puzzle a reader.
@@ -70,12 +81,19 @@ def further_cells(comparison: Comparison, row: pd.Series) -> list[str]:
     tests = []
     if comparison.baseline:
         difference, p_value = row["difference"], row["p_value"]
-        tests = [MISSING if pd.isna(difference) else f"{100 * difference:+.1f}",
-                 MISSING if pd.isna(p_value) else ("<.001" if p_value < 0.001 else f"{p_value:.3f}".lstrip("0"))]
+        tests = [
+            MISSING if pd.isna(difference) else f"{100 * difference:+.1f}",
+            MISSING if pd.isna(p_value) else ("<.001" if p_value < 0.001 else f"{p_value:.3f}".lstrip("0")),
+        ]
     seconds = row["seconds_per_round"]
-    return [str(row["seeds"]), MISSING if pd.isna(row["rank"]) else str(row["rank"]), *tests,
-            amount(row["bytes_down_per_round"]), amount(row["bytes_up_per_round"]),
-            MISSING if pd.isna(seconds) else f"{seconds:.1f}"]
+    return [
+        str(row["seeds"]),
+        MISSING if pd.isna(row["rank"]) else str(row["rank"]),
+        *tests,
+        amount(row["bytes_down_per_round"]),
+        amount(row["bytes_up_per_round"]),
+        MISSING if pd.isna(seconds) else f"{seconds:.1f}",
+    ]
 
 
 def published_cells(comparison: Comparison) -> list[tuple[str, str, dict[str, Cell]]]:
@@ -180,8 +198,10 @@ def markdown_table(comparison: Comparison) -> str:
     cells = accuracy_cells(comparison)
     for _, row in comparison.methods.iterrows():
         values = [cells[row["label"]][target] for target in (*comparison.targets, "average")]
-        texts = [_plain(cell).replace(cell.mean, f"**{cell.mean}**", 1) if cell.place == 1 else _plain(cell)
-                 for cell in values]
+        texts = [
+            _plain(cell).replace(cell.mean, f"**{cell.mean}**", 1) if cell.place == 1 else _plain(cell)
+            for cell in values
+        ]
         lines.append(_markdown_row([shown_label(row), *texts, *further_cells(comparison, row)]))
     for label, source, values in published_cells(comparison):
         texts = [_plain(values.get(target, Cell(MISSING))) for target in (*comparison.targets, "average")]
@@ -197,8 +217,14 @@ def _markdown_row(texts: list[str]) -> str:
 def escape_latex(text: str) -> str:
     """Text with TeX's special characters escaped, Greek and typographic signs as commands."""
     escaped = "".join(SPECIAL.get(sign, sign) for sign in text)
-    for sign, command in ((MISSING, "--"), ("±", r"$\pm$"), ("Δ", r"$\Delta$"), ("†", r"$^\dagger$"),
-                          ("<", "$<$"), (">", "$>$")):
+    for sign, command in (
+        (MISSING, "--"),
+        ("±", r"$\pm$"),
+        ("Δ", r"$\Delta$"),
+        ("†", r"$^\dagger$"),
+        ("<", "$<$"),
+        (">", "$>$"),
+    ):
         escaped = escaped.replace(sign, command)
     return escaped
 
@@ -206,8 +232,13 @@ def escape_latex(text: str) -> str:
 def latex_table(comparison: Comparison) -> str:
     """booktabs table, best of each column bold, second underlined; the notes follow as comments."""
     heads = [*_head(comparison), *further_columns(comparison)]
-    lines = ["% needs \\usepackage{booktabs}", "\\begin{tabular}{l" + "r" * (len(heads) - 1) + "}", "\\toprule",
-             _latex_row([escape_latex(head) for head in heads]), "\\midrule"]
+    lines = [
+        "% needs \\usepackage{booktabs}",
+        "\\begin{tabular}{l" + "r" * (len(heads) - 1) + "}",
+        "\\toprule",
+        _latex_row([escape_latex(head) for head in heads]),
+        "\\midrule",
+    ]
     cells = accuracy_cells(comparison)
     for _, row in comparison.methods.iterrows():
         texts = [_latex_cell(cells[row["label"]][target]) for target in (*comparison.targets, "average")]

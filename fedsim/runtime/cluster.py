@@ -45,8 +45,10 @@ def open_cluster(run: RunSettings) -> bool:
             ray.init(address=run.ray_address, **quiet)
         except (ConnectionError, ValueError, RuntimeError) as error:
             reason = str(error).strip().splitlines()[0]
-            raise UserError(f"no Ray cluster at {run.ray_address!r} ({reason}); start one with `ray start --head`, "
-                            "or leave run.ray_address empty") from None
+            raise UserError(
+                f"no Ray cluster at {run.ray_address!r} ({reason}); start one with `ray start --head`, "
+                "or leave run.ray_address empty"
+            ) from None
         return True
     asked = math.ceil(run.workers * run.cpus_per_worker)  # more workers than cores is the user's choice
     ray.init(num_cpus=max(os.cpu_count() or 1, asked), **quiet)
@@ -69,15 +71,18 @@ def plan_workers(run: RunSettings, clients: int) -> Plan:
     if gpus and not share:
         workers = min(wanted, max(cpu_room, 1))
         share = math.floor(1e4 / math.ceil(workers / gpus)) / 1e4  # what one GPU can hold of them, as Ray counts
-    fits = sum(min(room(machine.get("CPU", 0), run.cpus_per_worker), gpu_room(machine.get("GPU", 0), share))
-               for machine in machines)
+    fits = sum(
+        min(room(machine.get("CPU", 0), run.cpus_per_worker), gpu_room(machine.get("GPU", 0), share))
+        for machine in machines
+    )
     if not fits or (run.workers and fits < wanted):
-        raise UserError(f"the Ray cluster carries {fits} workers of {run.cpus_per_worker:g} CPUs and {share:g} GPUs, "
-                        f"wanted: {wanted}; lower run.workers, run.cpus_per_worker or run.gpus_per_worker")
+        raise UserError(
+            f"the Ray cluster carries {fits} workers of {run.cpus_per_worker:g} CPUs and {share:g} GPUs, "
+            f"wanted: {wanted}; lower run.workers, run.cpus_per_worker or run.gpus_per_worker"
+        )
     workers = min(wanted, fits)
     cores = 0 if run.ray_address else os.cpu_count() or 1  # of a shared cluster only what is reserved
-    return Plan(workers, run.cpus_per_worker, share,
-                run.threads or max(int(run.cpus_per_worker), cores // workers, 1))
+    return Plan(workers, run.cpus_per_worker, share, run.threads or max(int(run.cpus_per_worker), cores // workers, 1))
 
 
 def room(have: float, need: float) -> int:

@@ -28,15 +28,26 @@ from fedsim.experiment import Experiment, cache_root, data_root
 
 START_SECONDS = 60.0
 STOP_SECONDS = 15.0
-QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_DEDUP_LOGS": "0",
-         "RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1", "PYTHONUNBUFFERED": "1"}
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "RAY_DEDUP_LOGS": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "PYTHONUNBUFFERED": "1",
+}
 APP = {  # an app without files of its own: its components come from the installed package
     "project": {"name": "fedsim-run", "version": "0.1.0", "description": "A run of fedsim", "license": "Apache-2.0"},
-    "tool": {"flwr": {"app": {
-        "publisher": "fedsim",
-        "components": {"serverapp": "fedsim.server_app:app", "clientapp": "fedsim.client_app:app"},
-        "config": {"experiment": ""}}}},
+    "tool": {
+        "flwr": {
+            "app": {
+                "publisher": "fedsim",
+                "components": {"serverapp": "fedsim.server_app:app", "clientapp": "fedsim.client_app:app"},
+                "config": {"experiment": ""},
+            }
+        }
+    },
 }
 
 
@@ -44,8 +55,10 @@ def run_with_flower(experiment: Experiment, clients: int) -> None:
     """Run one complete experiment in Flower's engine, its log on stdout; ClientFailedError when it did not complete."""
     experiment = with_absolute_paths(experiment)
     run = experiment.run
-    federation = (f"num-supernodes={clients} client-resources-num-cpus={max(round(run.cpus_per_worker), 1)} "
-                  f"client-resources-num-gpus={run.gpus_per_worker}")
+    federation = (
+        f"num-supernodes={clients} client-resources-num-cpus={max(round(run.cpus_per_worker), 1)} "
+        f"client-resources-num-gpus={run.gpus_per_worker}"
+    )
     with tempfile.TemporaryDirectory(prefix="fedsim-flower-") as folder:
         settings = Path(folder) / "settings.toml"
         settings.write_text(tomli_w.dumps({"experiment": experiment.toml()}))
@@ -67,15 +80,20 @@ def write_app(folder: Path) -> Path:
 
 def with_absolute_paths(experiment: Experiment) -> Experiment:
     """Paths that mean the same in the SuperLink's working folder; defaults stay as they are."""
-    data = {key: str(path(experiment.data).resolve()) for key, path in (("root", data_root), ("cache", cache_root))
-            if getattr(experiment.data, key)}
+    data = {
+        key: str(path(experiment.data).resolve())
+        for key, path in (("root", data_root), ("cache", cache_root))
+        if getattr(experiment.data, key)
+    }
     return experiment.replace(data=data, run={"output": str(Path(experiment.run.output).resolve())})
 
 
 def folders(experiment: Experiment) -> dict[str, str]:
     """Environment variables for the data folders that the settings leave open."""
-    return {"FEDSIM_DATA": str(data_root(experiment.data).resolve()),
-            "FEDSIM_CACHE": str(cache_root(experiment.data).resolve())}
+    return {
+        "FEDSIM_DATA": str(data_root(experiment.data).resolve()),
+        "FEDSIM_CACHE": str(cache_root(experiment.data).resolve()),
+    }
 
 
 class SuperLink:
@@ -93,11 +111,20 @@ class SuperLink:
         home.mkdir()
         connection = {"default": "here", "here": {"address": f"127.0.0.1:{self.port}", "insecure": True}}
         (home / "config.toml").write_text(tomli_w.dumps({"superlink": connection}))
-        command = [self._tool("flower-superlink"), "--insecure", "--simulation", "--host", "127.0.0.1",
-                   "--port", str(self.port), "--disable-runtime-dependency-installation"]
+        command = [
+            self._tool("flower-superlink"),
+            "--insecure",
+            "--simulation",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(self.port),
+            "--disable-runtime-dependency-installation",
+        ]
         with (self.folder / "superlink.log").open("w") as log:
-            self._process = subprocess.Popen(command, cwd=self.folder, env=self.environment, stdout=log, stderr=log,
-                                             start_new_session=True)
+            self._process = subprocess.Popen(
+                command, cwd=self.folder, env=self.environment, stdout=log, stderr=log, start_new_session=True
+            )
         try:
             self._wait_until_healthy()
         except BaseException:
@@ -110,8 +137,9 @@ class SuperLink:
 
     def submit(self, app: Path, settings: Path, federation: str) -> str:
         """Hand in a run; its id."""
-        answer = self._flwr("run", str(app), "--run-config", str(settings), "--federation-config", federation,
-                            "--format", "json")
+        answer = self._flwr(
+            "run", str(app), "--run-config", str(settings), "--federation-config", federation, "--format", "json"
+        )
         if "run-id" not in answer:
             reason = answer.get("error-message", answer)
             raise ClientFailedError(f"Flower refused the run: {reason}\n{self._last_lines()}")
@@ -120,8 +148,15 @@ class SuperLink:
     def log(self, run_id: str) -> Iterator[str]:
         """Lines of the run's log, until it ends."""
         command = [self._tool("flwr"), "log", run_id, "--stream"]
-        process = subprocess.Popen(command, cwd=self.folder, env=self.environment, text=True, stdout=subprocess.PIPE,
-                                   stderr=subprocess.STDOUT, start_new_session=True)
+        process = subprocess.Popen(
+            command,
+            cwd=self.folder,
+            env=self.environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
         try:
             yield from process.stdout
         finally:
@@ -163,8 +198,14 @@ class SuperLink:
         raise ClientFailedError(f"Flower's SuperLink did not start:\n{self._last_lines()}")
 
     def _flwr(self, *words: str) -> dict:
-        done = subprocess.run([self._tool("flwr"), *words], cwd=self.folder, env=self.environment, text=True,
-                              capture_output=True, start_new_session=True)
+        done = subprocess.run(
+            [self._tool("flwr"), *words],
+            cwd=self.folder,
+            env=self.environment,
+            text=True,
+            capture_output=True,
+            start_new_session=True,
+        )
         try:
             return json.loads(done.stdout)
         except json.JSONDecodeError:

@@ -19,8 +19,10 @@ class LocalGrid(Grid):
         self._ids = itertools.count(1)
         self._replies: dict[str, Message] = {}
         self.node_ids = list(range(2, nodes + 2))  # node 1 is the server
-        self.contexts = {node: Context(run_id, node, {"partition-id": index, "num-partitions": nodes}, RecordDict(), {})
-                         for index, node in enumerate(self.node_ids)}
+        self.contexts = {
+            node: Context(run_id, node, {"partition-id": index, "num-partitions": nodes}, RecordDict(), {})
+            for index, node in enumerate(self.node_ids)
+        }
 
     def deliver(self, messages: list[Message]) -> Iterable[Message]:
         """Replies of the clients, one per message, in order."""
@@ -39,8 +41,9 @@ class LocalGrid(Grid):
         """Ids of the clients' nodes."""
         return self.node_ids
 
-    def create_message(self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str,
-                       ttl: float | None = None) -> Message:
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
         """A message to a node."""
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 

@@ -86,7 +86,8 @@ class RayGrid(LocalGrid):
             variables = {name: os.environ[name] for name in FORWARDED if os.environ.get(name)}
             self._place = Place(app, plan.threads, str(Path.cwd()), variables)
             self._actor = self._ray.remote(Worker).options(
-                num_cpus=plan.cpus, num_gpus=plan.gpus, max_restarts=0, scheduling_strategy="SPREAD")
+                num_cpus=plan.cpus, num_gpus=plan.gpus, max_restarts=0, scheduling_strategy="SPREAD"
+            )
             for index in range(plan.workers):
                 contexts = {node: self.contexts[node] for node in self.node_ids[index :: plan.workers]}
                 self._slots.append(Slot(contexts))

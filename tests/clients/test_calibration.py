@@ -111,9 +111,7 @@ def test_alignment_equals_the_double_loop_with_gradients(batch):
     L = [3 * b.requires_grad_() for b in features(batch=batch, seed=2, shift=0.5)]
     alpha = attention(M, L)
     fast = alignment_loss(M, L, alpha)
-    slow = sum(
-        alpha[i, j] * naive_mmd(m.flatten(1), b.flatten(1)) for i, m in enumerate(M) for j, b in enumerate(L)
-    )
+    slow = sum(alpha[i, j] * naive_mmd(m.flatten(1), b.flatten(1)) for i, m in enumerate(M) for j, b in enumerate(L))
     torch.testing.assert_close(fast, slow)
     fast_gradients = torch.autograd.grad(fast, [*M, *L], retain_graph=True)
     for a, b in zip(fast_gradients, torch.autograd.grad(slow, [*M, *L])):
@@ -156,8 +154,7 @@ def test_degenerate_pair_leaves_the_others_alone():
     M = [constant.clone().requires_grad_(), other.clone().requires_grad_()]
     loss = alignment_loss(M, [constant, other + 1], torch.ones(2, 2))
     expected = sum(
-        naive_mmd(m.flatten(1), b.flatten(1))
-        for m, b in [(constant, other + 1), (other, constant), (other, other + 1)]
+        naive_mmd(m.flatten(1), b.flatten(1)) for m, b in [(constant, other + 1), (other, constant), (other, other + 1)]
     )
     loss.backward()
     assert loss.item() == pytest.approx(expected.item(), abs=1e-4)

@@ -11,9 +11,9 @@ from support import run_small, small_experiment
 
 from clients.ccst import CrossClientStyle
 from clients.vgg_style import decoder, encoder
+from fedsim.assembly import build_recipe, find_recipe
 from fedsim.data.augment import to_float
 from fedsim.errors import UserError
-from fedsim.methods import build_recipe, find_recipe
 from strategies.banks import StyleBank
 
 
@@ -96,8 +96,10 @@ def test_the_same_images_every_round_unless_resampled() -> None:
     assert torch.equal(first, again)
     assert torch.equal(first, later)
     anew = CrossClientStyle(L=1, resample_each_round=True)
-    assert not all(torch.equal(epoch(anew, records, round=1)[0].raw, epoch(anew, records, round=number)[0].raw)
-                   for number in (2, 3, 4))
+    assert not all(
+        torch.equal(epoch(anew, records, round=1)[0].raw, epoch(anew, records, round=number)[0].raw)
+        for number in (2, 3, 4)
+    )
 
 
 def test_level_one_without_strength_is_fedavg() -> None:

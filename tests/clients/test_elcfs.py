@@ -12,9 +12,9 @@ from torch import nn
 
 from clients.elcfs import EpisodicStep
 from clients.parts import Batch
+from fedsim.assembly import build_recipe
 from fedsim.data.augment import AUGMENTATIONS
 from fedsim.errors import UserError
-from fedsim.methods import build_recipe
 from fedsim.models.net import Net
 from strategies.banks import AmplitudeBank
 
@@ -36,8 +36,10 @@ def small_net(seed: int = 0) -> Net:
 
 def amplitudes(part: EpisodicStep, clients: str = "bc") -> dict:
     """What client `a` gets of clients with different images."""
-    entries = {client: part.collect(small_round(small_data(colour_images(20, seed=5, offset=100), client=client)))
-               for client in clients}
+    entries = {
+        client: part.collect(small_round(small_data(colour_images(20, seed=5, offset=100), client=client)))
+        for client in clients
+    }
     assert not any(AmplitudeBank().accept(client, arrays) for client, arrays in entries.items())
     return {"amplitude": AmplitudeBank().hand_out(entries, "a")}
 
@@ -54,16 +56,22 @@ def one_step(part: EpisodicStep, records: dict, net: Net, lr: float = 1.0, terms
     return {name: value.detach() - before[name] for name, value in net.named_parameters()}, batch, loss
 
 
-@pytest.mark.parametrize(("second_order", "clip", "gradient", "loss"), [
-    (False, 100, 3.2, 1.18), (True, 100, 2.96, 1.18), (False, 1, 3.6, 1.32), (True, 1, 3.6, 1.32)])
+@pytest.mark.parametrize(
+    ("second_order", "clip", "gradient", "loss"),
+    [(False, 100, 3.2, 1.18), (True, 100, 2.96, 1.18), (False, 1, 3.6, 1.32), (True, 1, 3.6, 1.32)],
+)
 def test_t7_meta_gradient(second_order: bool, clip: float, gradient: float, loss: float) -> None:
     net = Scalar()
     part = EpisodicStep(beta=0.1, clip=clip, second_order=second_order)
     round = small_round(small_data(colour_images(3)), net=net)
     round.optimizer = torch.optim.SGD(net.parameters(), 1.0)
     episode = part._second_order if second_order else part._first_order
-    total = episode(round, lambda batch: net.theta**2, lambda batch, stepped: 2 * (stepped["theta"] - 0.5) ** 2,
-                    Batch(torch.zeros(1), torch.zeros(1)))
+    total = episode(
+        round,
+        lambda batch: net.theta**2,
+        lambda batch, stepped: 2 * (stepped["theta"] - 0.5) ** 2,
+        Batch(torch.zeros(1), torch.zeros(1)),
+    )
     assert 1 - net.theta.item() == pytest.approx(gradient, abs=1e-5)
     assert total.item() == pytest.approx(loss, abs=1e-5)
 
@@ -188,6 +196,7 @@ def test_combinations_run(method: str, tmp_path: Path) -> None:
 
 
 def test_second_order_runs_and_is_labelled(tmp_path: Path) -> None:
-    experiment = small_experiment(tmp_path, {"name": "elcfs", "episodic_step": {"second_order": True, "m_test": "all"}},
-                                  train={"rounds": 1})
+    experiment = small_experiment(
+        tmp_path, {"name": "elcfs", "episodic_step": {"second_order": True, "m_test": "all"}}, train={"rounds": 1}
+    )
     assert "elcfs(second order)" in (run_small(experiment)[0] / "summary.csv").read_text()

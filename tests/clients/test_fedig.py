@@ -14,9 +14,9 @@ from clients.parts import Batch, LocalRound
 from clients.steps import SupervisedStep
 from clients.store import ClientStore
 from fedsim.arrays import bn_scope, load_arrays
+from fedsim.assembly import build_recipe
 from fedsim.errors import UserError
 from fedsim.experiment import Experiment, ModelSettings
-from fedsim.methods import build_recipe
 from fedsim.models import build_model
 from fedsim.models.digits_cnn import DigitsCNN
 from fedsim.models.mixstyle import MixStyle
@@ -48,8 +48,20 @@ def arrays_of(net, names=None):
 
 def local_round(net, **train):
     settings = Experiment(train={"lr": 0.05, "momentum": 0.5, **train}).train
-    round = LocalRound(client="a", net=net, train=settings, classes=10, round=2, rounds=4, phase="train", seed=0,
-                       device=torch.device("cpu"), store=ClientStore(None), data=None, records={MIRROR: arrays_of(net)})
+    round = LocalRound(
+        client="a",
+        net=net,
+        train=settings,
+        classes=10,
+        round=2,
+        rounds=4,
+        phase="train",
+        seed=0,
+        device=torch.device("cpu"),
+        store=ClientStore(None),
+        data=None,
+        records={MIRROR: arrays_of(net)},
+    )
     round.lr, round.optimizer = settings.lr, make_optimizer(net, settings, settings.lr)
     return round
 

@@ -21,8 +21,19 @@ from fedsim.experiment import TrainSettings
 
 def local_round(net=None, number=1, **train):
     """A local round without data."""
-    return LocalRound(client="a", net=net, train=TrainSettings(**train), classes=3, round=number, rounds=10,
-                      phase="train", seed=0, device=torch.device("cpu"), store=ClientStore(None), data=None)
+    return LocalRound(
+        client="a",
+        net=net,
+        train=TrainSettings(**train),
+        classes=3,
+        round=number,
+        rounds=10,
+        phase="train",
+        seed=0,
+        device=torch.device("cpu"),
+        store=ClientStore(None),
+        data=None,
+    )
 
 
 @pytest.mark.parametrize("examples", [1000, 100, 5000, 2880])
@@ -34,12 +45,14 @@ def test_budget_is_the_same_number_of_steps_everywhere(examples):
 
 
 def test_budget_draws():
-    """core.md 1.9.6: every index 2 or 3 times, exactly 880 of them 3 times; a large client sees new images each round."""
+    """core.md 1.9.6: every index 2 or 3 times, exactly 880 3 times; a large client sees new images each round."""
     counts = np.bincount(BalancedBudget.draw(1000, 2880, np.random.default_rng(0)))
     assert set(counts) == {2, 3}
     assert (counts == 3).sum() == 880
-    rounds = [np.concatenate(list(BalancedBudget(2880).indices(5000, local_round(number=number), TrainSettings())))
-              for number in (1, 2)]
+    rounds = [
+        np.concatenate(list(BalancedBudget(2880).indices(5000, local_round(number=number), TrainSettings())))
+        for number in (1, 2)
+    ]
     assert all(len(np.unique(drawn)) == 2880 for drawn in rounds)
     assert set(rounds[0]) != set(rounds[1])
 
@@ -48,8 +61,9 @@ def test_budget_in_batches_and_off():
     """45 batches of 64 are 2,880 examples; budget 0 gives back the standard batches."""
     train = TrainSettings(batch_size=64)
     assert sum(map(len, BalancedBudget(45, "batches").indices(100, local_round(), train))) == 2880
-    for ours, standard in zip(BalancedBudget(0).indices(100, local_round(), train),
-                              Shuffled().indices(100, local_round(), train), strict=True):
+    for ours, standard in zip(
+        BalancedBudget(0).indices(100, local_round(), train), Shuffled().indices(100, local_round(), train), strict=True
+    ):
         np.testing.assert_array_equal(ours, standard)
 
 
@@ -190,4 +204,3 @@ def test_uncommitted_state_is_forgotten(tmp_path):
     store.put_number("risk", 1.0)
     store.open_round(1)
     assert store.get_number("risk") is None
-

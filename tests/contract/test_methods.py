@@ -31,7 +31,9 @@ def test_contract(method, tmp_path):
     assert list(rounds["round"]) == [0, 1, 2, 3]
     assert np.isfinite(rounds["train_loss"].iloc[1:]).all()
     last = load_file(folder / "last.safetensors")
-    moved = [key for key, value in last.items() if value.dtype == np.float32 and not np.array_equal(value, initial[key])]
+    moved = [
+        key for key, value in last.items() if value.dtype == np.float32 and not np.array_equal(value, initial[key])
+    ]
     assert len(moved) > len(last) / 2
     check_share_rule(experiment, grid)
 

@@ -24,12 +24,15 @@ def batch() -> torch.Tensor:
     return x
 
 
-@pytest.mark.parametrize(("operation", "reference", "values"), [
-    (brightness, TF.adjust_brightness, (0.0, 0.6, 0.9, 1.0, 1.2, 1.4)),
-    (contrast, TF.adjust_contrast, (0.0, 0.6, 0.9, 1.0, 1.2, 1.4)),
-    (saturation, TF.adjust_saturation, (0.0, 0.6, 0.9, 1.0, 1.2, 1.4)),
-    (hue, TF.adjust_hue, (-0.5, -0.3, -0.1, 0.0, 0.2, 0.5)),
-])
+@pytest.mark.parametrize(
+    ("operation", "reference", "values"),
+    [
+        (brightness, TF.adjust_brightness, (0.0, 0.6, 0.9, 1.0, 1.2, 1.4)),
+        (contrast, TF.adjust_contrast, (0.0, 0.6, 0.9, 1.0, 1.2, 1.4)),
+        (saturation, TF.adjust_saturation, (0.0, 0.6, 0.9, 1.0, 1.2, 1.4)),
+        (hue, TF.adjust_hue, (-0.5, -0.3, -0.1, 0.0, 0.2, 0.5)),
+    ],
+)
 def test_jitter_equals_torchvision(batch, operation, reference, values):
     before = batch.clone()
     ours = operation(batch, torch.tensor(values)[:, None, None, None])
@@ -44,7 +47,8 @@ def test_grey_equals_torchvision(batch):
 
 def test_crop_and_flip_equal_torchvision(batch):
     boxes = torch.tensor(
-        [[0, 0, 20, 20], [2, 3, 15, 16], [5, 0, 15, 20], [1, 1, 17, 13], [0, 4, 20, 16], [6, 6, 14, 14]])
+        [[0, 0, 20, 20], [2, 3, 15, 16], [5, 0, 15, 20], [1, 1, 17, 13], [0, 4, 20, 16], [6, 6, 14, 14]]
+    )
     flipped = torch.tensor([False, True, False, True, False, True])
     ours = resized_crop(batch, boxes.float(), flipped)
     for image, out, box, flip in zip(batch, ours, boxes.tolist(), flipped.tolist()):

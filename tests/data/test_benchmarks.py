@@ -15,9 +15,13 @@ def test_published_totals():
     assert {name: sum(BENCHMARKS[name].counts.values()) for name in totals} == totals
 
 
-@pytest.mark.parametrize(("name", "columns"), [
-    ("pacs", (1729, 1654, 1566, 1113, 1540, 943, 1446)), ("vlcs", (667, 2963, 1670, 559, 4870)),
-])
+@pytest.mark.parametrize(
+    ("name", "columns"),
+    [
+        ("pacs", (1729, 1654, 1566, 1113, 1540, 943, 1446)),
+        ("vlcs", (667, 2963, 1670, 559, 4870)),
+    ],
+)
 def test_class_totals(name, columns):
     assert tuple(map(sum, zip(*BENCHMARKS[name].class_counts.values()))) == columns
 

@@ -81,11 +81,13 @@ def test_rebuilt_when_source_or_size_changes(tree_settings, write_image, tmp_pat
 
 def test_two_processes_build_the_same_entry(tree_settings, make_tree, tmp_path):
     make_tree(per_class=40)
-    code = ("import sys, time; from fedsim.data import load_client; from fedsim.experiment import DataSettings\n"
-            "import fedsim.data.cache\n"
-            "data = DataSettings(dataset='folder', root=sys.argv[1], cache=sys.argv[2], image_size=32)\n"
-            "time.sleep(max(0, float(sys.argv[3]) - time.time()))\n"
-            "print(int(load_client(data, 'photo').images.astype('int64').sum()))")
+    code = (
+        "import sys, time; from fedsim.data import load_client; from fedsim.experiment import DataSettings\n"
+        "import fedsim.data.cache\n"
+        "data = DataSettings(dataset='folder', root=sys.argv[1], cache=sys.argv[2], image_size=32)\n"
+        "time.sleep(max(0, float(sys.argv[3]) - time.time()))\n"
+        "print(int(load_client(data, 'photo').images.astype('int64').sum()))"
+    )
     start = str(time.time() + 1.5)
     command = [sys.executable, "-c", code, str(tmp_path / "images"), str(tmp_path / "cache"), start]
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]

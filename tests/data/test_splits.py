@@ -20,10 +20,17 @@ quick = settings(max_examples=30, deadline=None)
 labellings = st.lists(st.integers(0, 4), min_size=12, max_size=200).map(np.array)
 
 
-@pytest.mark.parametrize(("name", "seed"), [
-    ((0, 0), 894182419), ((0, 1), 1514274641), ((0, 2), 1325548499), ((0, 3), 1796103049),
-    ((1, 0), 785910682), ((2, 0), 472130416),
-])
+@pytest.mark.parametrize(
+    ("name", "seed"),
+    [
+        ((0, 0), 894182419),
+        ((0, 1), 1514274641),
+        ((0, 2), 1325548499),
+        ((0, 3), 1796103049),
+        ((1, 0), 785910682),
+        ((2, 0), 472130416),
+    ],
+)
 def test_seed_is_domainbeds(name, seed):
     assert seed_hash(*name) == seed
 
@@ -39,10 +46,18 @@ def test_first_validation_indices_of_art_painting():
 
 
 SIZES = {  # images: (validation, training) at holdout 0.1, at 0.2
-    2048: ((204, 1844), (409, 1639)), 2344: ((234, 2110), (468, 1876)), 1670: ((167, 1503), (334, 1336)),
-    3929: ((392, 3537), (785, 3144)), 1415: ((141, 1274), (283, 1132)), 2656: ((265, 2391), (531, 2125)),
-    3282: ((328, 2954), (656, 2626)), 3376: ((337, 3039), (675, 2701)), 2427: ((242, 2185), (485, 1942)),
-    4365: ((436, 3929), (873, 3492)), 4439: ((443, 3996), (887, 3552)), 4357: ((435, 3922), (871, 3486)),
+    2048: ((204, 1844), (409, 1639)),
+    2344: ((234, 2110), (468, 1876)),
+    1670: ((167, 1503), (334, 1336)),
+    3929: ((392, 3537), (785, 3144)),
+    1415: ((141, 1274), (283, 1132)),
+    2656: ((265, 2391), (531, 2125)),
+    3282: ((328, 2954), (656, 2626)),
+    3376: ((337, 3039), (675, 2701)),
+    2427: ((242, 2185), (485, 1942)),
+    4365: ((436, 3929), (873, 3492)),
+    4439: ((443, 3996), (887, 3552)),
+    4357: ((435, 3922), (871, 3486)),
 }
 
 
@@ -59,7 +74,7 @@ def test_random_split_is_a_partition_and_a_prefix(count, holdout, seed):
     train, validation = random_split(count, holdout, seed)
     assert sorted([*train, *validation]) == list(range(count))
     smaller = random_split(count, holdout / 2, seed)[1]
-    assert smaller.tolist() == validation[:len(smaller)].tolist()
+    assert smaller.tolist() == validation[: len(smaller)].tolist()
 
 
 @quick

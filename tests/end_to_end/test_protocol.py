@@ -7,8 +7,8 @@ from safetensors.numpy import load_file
 from support import SHARED_DATA, numbers, run_small, small_experiment
 
 import fedsim.session
+from fedsim.assembly import build_net, build_recipe
 from fedsim.data import loading
-from fedsim.methods import build_net, build_recipe
 from fedsim.results import read_runs, select
 from fedsim.workspace import workspace
 
@@ -30,8 +30,12 @@ def test_no_client_opens_the_target(method, tmp_path, monkeypatch):
     """Only the server's evaluation opens the unseen domain, and selection does not change when it is not measured."""
     opened = []
     original = loading._load_domain
-    monkeypatch.setattr(loading, "_load_domain", lambda data, found, domain: opened.append(domain) or original(data, found, domain))
-    monkeypatch.setattr(fedsim.session, "load_target", lambda *words: opened.append("evaluation") or loading.load_target(*words))
+    monkeypatch.setattr(
+        loading, "_load_domain", lambda data, found, domain: opened.append(domain) or original(data, found, domain)
+    )
+    monkeypatch.setattr(
+        fedsim.session, "load_target", lambda *words: opened.append("evaluation") or loading.load_target(*words)
+    )
     workspace.cache_clear()
     experiment = small_experiment(tmp_path, method)
     folder, _ = run_small(experiment)
@@ -62,7 +66,9 @@ def test_fedsb_without_smoothing_and_budget_is_fedavg(tmp_path):
 def test_generalization_adjustment_with_d_zero_is_fedavg(tmp_path):
     """core.md section 7: d = 0 and equal sizes."""
     plain, _ = run_small(small_experiment(tmp_path / "a"))
-    reduced, _ = run_small(small_experiment(tmp_path / "b", {"name": "feddg-ga", "generalization_adjustment": {"d": 0.0}}))
+    reduced, _ = run_small(
+        small_experiment(tmp_path / "b", {"name": "feddg-ga", "generalization_adjustment": {"d": 0.0}})
+    )
     same_model(last(plain), last(reduced))
 
 
@@ -105,7 +111,7 @@ def test_deepall_on_one_domain_is_fedavg_with_one_client(tmp_path):
 
 
 def test_personal_state_survives_between_rounds(tmp_path):
-    """core.md 2.9.6: in round 2 a client trains on its own batch-norm side of round 1 and the server's shared tensors."""
+    """core.md 2.9.6: in round 2 a client trains on its own norm side of round 1 and the server's shared tensors."""
     from clients.base import DomainClient
 
     starts, ends = {}, {}
@@ -136,6 +142,7 @@ def test_personal_state_survives_between_rounds(tmp_path):
 
 def test_bytes_are_counted_by_record(tmp_path):
     """FedAvg moves the whole state each way; gPerXAN's down-link lacks the batch-norm side of its XAN layers."""
+
     def per_client(method):
         experiment = small_experiment(tmp_path / method, method)
         clients = numbers(run_small(experiment)[0] / "clients.csv")
@@ -177,10 +184,24 @@ def test_several_clients_per_domain(partition, tmp_path):
 @pytest.mark.skipif(not (SHARED_DATA / "PACS").is_dir(), reason="the PACS images are not on this machine")
 def test_pacs_with_resnet(tmp_path):
     """Two rounds of ResNet-18 on 3 % of PACS at 64 pixels with augmentation: all parts of the real path."""
-    table = {"dataset": "pacs", "root": str(SHARED_DATA), "image_size": 64, "fraction": 0.03, "augment": "domainbed",
-             "normalize": "imagenet", "domains": [], "cache": str(tmp_path / "cache")}
-    experiment = small_experiment(tmp_path / "out", "gperxan", data=table, model={"backbone": "resnet18"},
-                                  train={"rounds": 2, "batch_size": 32, "lr": 0.01}, run={"target": "sketch"})
+    table = {
+        "dataset": "pacs",
+        "root": str(SHARED_DATA),
+        "image_size": 64,
+        "fraction": 0.03,
+        "augment": "domainbed",
+        "normalize": "imagenet",
+        "domains": [],
+        "cache": str(tmp_path / "cache"),
+    }
+    experiment = small_experiment(
+        tmp_path / "out",
+        "gperxan",
+        data=table,
+        model={"backbone": "resnet18"},
+        train={"rounds": 2, "batch_size": 32, "lr": 0.01},
+        run={"target": "sketch"},
+    )
     folder, _ = run_small(experiment)
     rounds = numbers(folder / "rounds.csv")
     assert list(rounds["round"]) == [0, 1, 2]
@@ -193,6 +214,16 @@ def test_rotated_mnist_config(tmp_path):
     from fedsim.experiment import read_experiment
     from fedsim.server_app import complete
 
-    experiment = complete(read_experiment("rotated-mnist", [
-        f"data.root={SHARED_DATA}", "data.fraction=0.1", "train.rounds=1", "train.epochs=1", f"run.output={tmp_path}"]))
+    experiment = complete(
+        read_experiment(
+            "rotated-mnist",
+            [
+                f"data.root={SHARED_DATA}",
+                "data.fraction=0.1",
+                "train.rounds=1",
+                "train.epochs=1",
+                f"run.output={tmp_path}",
+            ],
+        )
+    )
     assert numbers(run_small(experiment)[0] / "rounds.csv")["round"].tolist() == [0, 1]

@@ -86,7 +86,7 @@ def test_levels_are_feature_maps(build, backbone, size, shapes):
     with torch.inference_mode():
         net(torch.randn(1, 3, size, size))
     widths = [module.out_channels for module in net.modules() if isinstance(module, nn.Conv2d)]
-    assert found == [(channels or width, *size) for (channels, *size), width in zip(shapes, widths[-len(shapes):])]
+    assert found == [(channels or width, *size) for (channels, *size), width in zip(shapes, widths[-len(shapes) :])]
 
 
 def test_same_seed_same_model_and_untouched_generator(build):

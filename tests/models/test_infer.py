@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
+from fedsim.assembly import build_recipe
 from fedsim.errors import UserError
 from fedsim.experiment import Experiment
-from fedsim.methods import build_recipe
 from fedsim.models.infer import (
     IABN,
     RULES,

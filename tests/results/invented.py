@@ -14,8 +14,9 @@ LAYERS = ("conv1", "layer1", "layer2", "layer3", "layer4", "fc")
 MODEL_BYTES = 44_800_000
 
 
-def pacs_experiment(method: str = "fedavg", target: str = "photo", seed: int = 0, /,
-                    name: str = "pacs", **sections: dict) -> Experiment:
+def pacs_experiment(
+    method: str = "fedavg", target: str = "photo", seed: int = 0, /, name: str = "pacs", **sections: dict
+) -> Experiment:
     """Settings of one PACS run at the papers' size; `sections` change single settings."""
     table = {
         "name": name,
@@ -41,8 +42,14 @@ def write_run(root: Path, experiment: Experiment, skill: float = 0.0, finish: bo
     return folder
 
 
-def write_grid(root: Path, methods: dict[str, float], seeds: int = 2, rounds: int = 12, name: str = "pacs",
-               targets: tuple[str, ...] = PACS) -> Path:
+def write_grid(
+    root: Path,
+    methods: dict[str, float],
+    seeds: int = 2,
+    rounds: int = 12,
+    name: str = "pacs",
+    targets: tuple[str, ...] = PACS,
+) -> Path:
     """Runs of all methods (name -> skill) on PACS domains."""
     for method, skill in methods.items():
         for target in targets:
@@ -57,15 +64,27 @@ def _round(recorder: Recorder, experiment: Experiment, round_: int, skill: float
     grown = 1 - math.exp(-round_ / 4)
     target = float(np.clip(0.14 + (level + skill - 0.14) * grown + 0.012 * rng.standard_normal(), 0, 1))
     validation = float(0.14 + 0.80 * grown + 0.006 * rng.standard_normal())
-    row = {"round": round_, "mean_validation_accuracy": validation, "mean_validation_loss": 2 - 1.7 * grown,
-           "target_accuracy": target, "target_loss": 2 - 1.3 * grown, "evaluation_seconds": 1.5}
+    row = {
+        "round": round_,
+        "mean_validation_accuracy": validation,
+        "mean_validation_loss": 2 - 1.7 * grown,
+        "target_accuracy": target,
+        "target_loss": 2 - 1.3 * grown,
+        "evaluation_seconds": 1.5,
+    }
     if round_ == 0:
         recorder.append_round(row)
         return row
-    row |= {"train_loss": 1.9 * (1 - grown) + 0.2, "clients": 3, "failed": 0,
-            "bytes_down": 3 * MODEL_BYTES * (2 if experiment.method_name == "csac" else 1),
-            "bytes_up": 3 * MODEL_BYTES, "train_seconds": 20 + rng.random(), "aggregation_seconds": 0.1,
-            "round_seconds": 22 + 400 * max(skill, 0) + rng.random()}
+    row |= {
+        "train_loss": 1.9 * (1 - grown) + 0.2,
+        "clients": 3,
+        "failed": 0,
+        "bytes_down": 3 * MODEL_BYTES * (2 if experiment.method_name == "csac" else 1),
+        "bytes_up": 3 * MODEL_BYTES,
+        "train_seconds": 20 + rng.random(),
+        "aggregation_seconds": 0.1,
+        "round_seconds": 22 + 400 * max(skill, 0) + rng.random(),
+    }
     recorder.append_clients([_client(experiment, round_, domain, validation, rng) for domain in sources])
     if experiment.method_name == "csac":
         recorder.append_details(_details(round_, sources, rng))
@@ -75,12 +94,24 @@ def _round(recorder: Recorder, experiment: Experiment, round_: int, skill: float
 
 def _client(experiment: Experiment, round_: int, domain: str, validation: float, rng: np.random.Generator) -> dict:
     examples = {"art_painting": 1844, "cartoon": 2110, "photo": 1503, "sketch": 3537}[domain]
-    row = {"round": round_, "client": domain, "domain": domain, "status": "ok", "examples": examples,
-           "weight": examples / 7500, "train_loss": 0.5,
-           "validation_accuracy": validation + 0.02 * rng.standard_normal(), "validation_loss": 0.4,
-           "validation_examples": examples // 9, "bytes_down": MODEL_BYTES,
-           "bytes_up": MODEL_BYTES, "bytes_down_arrays": MODEL_BYTES, "bytes_up_arrays": MODEL_BYTES,
-           "train_seconds": 6.5 + rng.random(), "evaluation_seconds": 0.4}
+    row = {
+        "round": round_,
+        "client": domain,
+        "domain": domain,
+        "status": "ok",
+        "examples": examples,
+        "weight": examples / 7500,
+        "train_loss": 0.5,
+        "validation_accuracy": validation + 0.02 * rng.standard_normal(),
+        "validation_loss": 0.4,
+        "validation_examples": examples // 9,
+        "bytes_down": MODEL_BYTES,
+        "bytes_up": MODEL_BYTES,
+        "bytes_down_arrays": MODEL_BYTES,
+        "bytes_up_arrays": MODEL_BYTES,
+        "train_seconds": 6.5 + rng.random(),
+        "evaluation_seconds": 0.4,
+    }
     if experiment.method_name == "feddg-ga":
         weight = 1 / 3 + 0.1 * math.sin(round_ / 3 + PACS.index(domain))
         row |= {"weight": weight, "gap": 0.5 / round_ + 0.05 * rng.random()}
@@ -90,7 +121,8 @@ def _client(experiment: Experiment, round_: int, domain: str, validation: float,
 def _details(round_: int, sources: list[str], rng: np.random.Generator) -> list[dict]:
     return [
         {"round": round_, "client": client, "quantity": quantity, "name": f"{layer}.weight", "value": value}
-        for client in sources for depth, layer in enumerate(LAYERS)
+        for client in sources
+        for depth, layer in enumerate(LAYERS)
         for quantity, value in (
             ("divergence_weight", float(1 / 3 + 0.02 * depth * rng.standard_normal())),
             ("alpha", float(rng.beta(2 + depth, 3))),

@@ -35,8 +35,14 @@ def test_scalars_are_written(tmp_path, monkeypatch):
     clients = [{"round": 4, "client": "photo/0", "status": "ok", "gap": 0.25}]
     callback.on_round({"round": 4, "target_accuracy": 0.5, "train_loss": math.nan, "failed": 0}, clients)
     callback.on_end({})
-    assert written == [(str(tmp_path / "tensorboard"), 4), ("round/target_accuracy", 0.5, 4), ("round/failed", 0.0, 4),
-                       ("photo/0/gap", 0.25, 4), "flush", "close"]
+    assert written == [
+        (str(tmp_path / "tensorboard"), 4),
+        ("round/target_accuracy", 0.5, 4),
+        ("round/failed", 0.0, 4),
+        ("photo/0/gap", 0.25, 4),
+        "flush",
+        "close",
+    ]
 
 
 def test_missing_tensorboard_is_said(monkeypatch):

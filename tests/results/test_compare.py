@@ -23,22 +23,35 @@ def table_of_runs(accuracies, experiments=None, labels=None):
     for (method, target, seed), accuracy in accuracies.items():
         run = f"{method}/{target}/seed{seed}"
         known[run] = (experiments or {}).get((method, target, seed)) or pacs_experiment(method, target, seed)
-        rows.append({
-            "run": run, "experiment": "pacs", "method": known[run].method_name, "target": target, "seed": seed,
-            "label": (labels or {}).get(method, known[run].method_name), "best_validation_target_accuracy": accuracy,
-            "oracle_target_accuracy": accuracy + 0.01, "bytes_down_per_round": 3_000_000, "bytes_up_per_round": 1500,
-            "seconds_per_round": 2.0 + seed, "transductive": method == "fedig-a",
-        })
+        rows.append(
+            {
+                "run": run,
+                "experiment": "pacs",
+                "method": known[run].method_name,
+                "target": target,
+                "seed": seed,
+                "label": (labels or {}).get(method, known[run].method_name),
+                "best_validation_target_accuracy": accuracy,
+                "oracle_target_accuracy": accuracy + 0.01,
+                "bytes_down_per_round": 3_000_000,
+                "bytes_up_per_round": 1500,
+                "seconds_per_round": 2.0 + seed,
+                "transductive": method == "fedig-a",
+            }
+        )
     empty = pd.DataFrame()
     return Runs(pd.DataFrame(rows), empty, empty, empty, known)
 
 
 def two_methods():
-    return table_of_runs({
-        (method, target, seed): accuracy
-        for method, table in (("fedavg", FEDAVG), ("csac", CSAC))
-        for target, values in table.items() for seed, accuracy in enumerate(values)
-    })
+    return table_of_runs(
+        {
+            (method, target, seed): accuracy
+            for method, table in (("fedavg", FEDAVG), ("csac", CSAC))
+            for target, values in table.items()
+            for seed, accuracy in enumerate(values)
+        }
+    )
 
 
 def cell(comparison, label, target):
@@ -108,8 +121,13 @@ def test_few_pairs_are_admitted():
 
 
 def test_missing_cells_are_counted_and_left_out_of_averages():
-    accuracies = {("fedavg", "photo", 0): 0.9, ("fedavg", "photo", 1): 0.8, ("fedavg", "sketch", 0): 0.6,
-                  ("csac", "photo", 0): 0.95, ("csac", "photo", 1): math.nan}
+    accuracies = {
+        ("fedavg", "photo", 0): 0.9,
+        ("fedavg", "photo", 1): 0.8,
+        ("fedavg", "sketch", 0): 0.6,
+        ("csac", "photo", 0): 0.95,
+        ("csac", "photo", 1): math.nan,
+    }
     comparison = compare(table_of_runs(accuracies))
     assert any(note.startswith("4 of 8 cells") for note in comparison.notes)
     assert any(note.endswith("present in all methods: photo.") for note in comparison.notes)
@@ -134,8 +152,10 @@ def test_oracle_is_labelled():
 
 
 def mixed(first, second):
-    return table_of_runs({("fedavg", "photo", 0): 0.5, ("csac", "photo", 0): 0.6},
-                         {("fedavg", "photo", 0): first, ("csac", "photo", 0): second})
+    return table_of_runs(
+        {("fedavg", "photo", 0): 0.5, ("csac", "photo", 0): 0.6},
+        {("fedavg", "photo", 0): first, ("csac", "photo", 0): second},
+    )
 
 
 def test_runs_with_different_settings_are_not_mixed():
@@ -150,8 +170,15 @@ def test_runs_with_different_settings_are_not_mixed():
     assert list(comparison.methods["train.lr"]) == ["0.01", "0.1"]
 
 
-@pytest.mark.parametrize("change", [{"run": {"device": "cpu"}}, {"run": {"runtime": "ray", "threads": 2}},
-                                    {"data": {"root": "elsewhere", "cache": "there"}}, {"name": "other"}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"run": {"device": "cpu"}},
+        {"run": {"runtime": "ray", "threads": 2}},
+        {"data": {"root": "elsewhere", "cache": "there"}},
+        {"name": "other"},
+    ],
+)
 def test_where_it_ran_is_no_difference(change):
     other = pacs_experiment("csac", **change)
     assert len(compare(mixed(pacs_experiment("fedavg"), other)).methods) == 2
@@ -166,7 +193,8 @@ def test_method_settings_count_within_one_method_only():
     weight = {"guiding_head": {"weight": 0.25}}
     runs = table_of_runs(
         {("fedavg", "photo", 0): 0.5, ("a", "photo", 0): 0.6, ("b", "photo", 0): 0.7},
-        {("a", "photo", 0): pacs_experiment("gperxan"), ("b", "photo", 0): pacs_experiment("gperxan", method=weight)})
+        {("a", "photo", 0): pacs_experiment("gperxan"), ("b", "photo", 0): pacs_experiment("gperxan", method=weight)},
+    )
     with pytest.raises(UserError, match=r"method\.guiding_head\.weight \(default \| 0\.25\)"):
         compare(runs)
     labels = list(compare(runs, by=["method.guiding_head.weight"]).methods["label"])

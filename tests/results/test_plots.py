@@ -27,8 +27,16 @@ def files(runs, tmp_path_factory):
     return plot_all(runs, tmp_path_factory.mktemp("plots"))
 
 
-NAMES = {"learning-curves", "target-accuracy", "cost", "client-weight", "client-gap", "divergence_weight-csac",
-         "alpha-csac", "alpha-csac-histogram"}
+NAMES = {
+    "learning-curves",
+    "target-accuracy",
+    "cost",
+    "client-weight",
+    "client-gap",
+    "divergence_weight-csac",
+    "alpha-csac",
+    "alpha-csac-histogram",
+}
 
 
 def test_every_record_has_its_figure_in_both_formats(files):
@@ -116,7 +124,14 @@ def test_styles_differ_without_colour():
     assert len({(str(look.line), look.marker) for look in looks}) == 20
 
 
-@pytest.mark.parametrize(("name", "group"), [("features.layer1.0.bn1.weight", "layer1"), ("fc.bias", "fc"),
-                                             ("blocks.3.attention", "blocks.3"), ("features", "features")])
+@pytest.mark.parametrize(
+    ("name", "group"),
+    [
+        ("features.layer1.0.bn1.weight", "layer1"),
+        ("fc.bias", "fc"),
+        ("blocks.3.attention", "blocks.3"),
+        ("features", "features"),
+    ],
+)
 def test_layer_groups(name, group):
     assert layer_group(name) == group

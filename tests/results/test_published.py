@@ -17,11 +17,19 @@ def test_rows_of_the_same_setting_carry_their_paper():
     assert set(fedavg.index) == {*PACS, "average"}
 
 
-@pytest.mark.parametrize("change", [
-    {"data": {"image_size": 64}}, {"model": {"weights": "none"}}, {"model": {"backbone": "vit-b-16"}},
-    {"data": {"dataset": "terra-incognita"}}, {"data": {"fraction": 0.1}}, {"data": {"domains": ["photo", "sketch"]}},
-    {"data": {"clients_per_domain": 10}}, {"model": {"weights": "mine.safetensors"}},
-])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"data": {"image_size": 64}},
+        {"model": {"weights": "none"}},
+        {"model": {"backbone": "vit-b-16"}},
+        {"data": {"dataset": "terra-incognita"}},
+        {"data": {"fraction": 0.1}},
+        {"data": {"domains": ["photo", "sketch"]}},
+        {"data": {"clients_per_domain": 10}},
+        {"model": {"weights": "mine.safetensors"}},
+    ],
+)
 def test_other_settings_match_nothing(change):
     experiment = pacs_experiment(**change)
     assert setting(experiment) is None
@@ -35,8 +43,9 @@ def test_resnet50_has_other_rows_than_resnet18():
 
 
 def rotated(**data):
-    return pacs_experiment(data={"dataset": "rotated-mnist", "image_size": 28} | data,
-                           model={"backbone": "digits-cnn", "weights": "none"})
+    return pacs_experiment(
+        data={"dataset": "rotated-mnist", "image_size": 28} | data, model={"backbone": "digits-cnn", "weights": "none"}
+    )
 
 
 def test_rotated_mnist_is_csacs_variant_at_28_pixels():
@@ -53,8 +62,9 @@ def test_domain_names_are_matched_across_spellings():
 
 
 def test_fuller_table_of_one_paper_wins():
-    rows = published_rows(pacs_experiment(data={"dataset": "vlcs"}), ["fedprox"],
-                          ["Caltech101", "LabelMe", "SUN09", "VOC2007"])
+    rows = published_rows(
+        pacs_experiment(data={"dataset": "vlcs"}), ["fedprox"], ["Caltech101", "LabelMe", "SUN09", "VOC2007"]
+    )
     assert set(rows["source"]) == {"FedIG-A Table 7"}
     assert len(rows) == 5
 

@@ -77,8 +77,18 @@ def test_nothing_is_fetched(page):
 
 def test_content_is_complete(page):
     text = " ".join(page.texts)
-    for part in ("± ", "Wilcoxon", "ORACLE (upper bound)", "feature statistics <per layer>", "2.12.0", "train.rounds",
-                 "CSAC Table I, published", "arrays up", "prefers-color-scheme", "aria-sort"):
+    for part in (
+        "± ",
+        "Wilcoxon",
+        "ORACLE (upper bound)",
+        "feature statistics <per layer>",
+        "2.12.0",
+        "train.rounds",
+        "CSAC Table I, published",
+        "arrays up",
+        "prefers-color-scheme",
+        "aria-sort",
+    ):
         assert part in text, part
     assert text.count("fedsim run ") == 16
 
@@ -106,8 +116,26 @@ def test_cells_are_escaped_and_sort_by_their_value():
     assert '<td data-value="">-</td>' in text
 
 
-@pytest.mark.parametrize("value", ["domainbed", "true", "nan", "two words", "5", "", "a=b", 0.1, 1e-5, 3, True,
-                                   ["a", "b"], "quote'\"", "nan-but-text", "-x"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        "domainbed",
+        "true",
+        "nan",
+        "two words",
+        "5",
+        "",
+        "a=b",
+        0.1,
+        1e-5,
+        3,
+        True,
+        ["a", "b"],
+        "quote'\"",
+        "nan-but-text",
+        "-x",
+    ],
+)
 def test_override_texts_read_back(value):
     assert parse_override(f"key={override_text(value)}")[1] == value
 
@@ -133,11 +161,14 @@ def test_command_with_a_shipped_experiment_sets_what_differs(tmp_path, monkeypat
     monkeypatch.setattr("fedsim.experiment.config_folders", lambda: [tmp_path])
     shipped = pacs_experiment("fedavg", "photo", 0)
     (tmp_path / "pacs.toml").write_text(shipped.toml())
-    wanted = pacs_experiment("gperxan", "sketch", 2, train={"rounds": 5, "lr": 1e-5},
-                             method={"guiding_head": {"weight": 0.25}})
+    wanted = pacs_experiment(
+        "gperxan", "sketch", 2, train={"rounds": 5, "lr": 1e-5}, method={"guiding_head": {"weight": 0.25}}
+    )
     line = command_line(wanted, tmp_path / "experiment.toml")
-    assert line == ("fedsim run pacs --method gperxan --target sketch --seed 2 "
-                    "--set train.rounds=5 --set train.lr=1e-05 --set method.guiding_head.weight=0.25")
+    assert line == (
+        "fedsim run pacs --method gperxan --target sketch --seed 2 "
+        "--set train.rounds=5 --set train.lr=1e-05 --set method.guiding_head.weight=0.25"
+    )
     _, overrides = parsed_command(line)
     assert parse_experiment((tmp_path / "pacs.toml").read_text(), overrides) == wanted
     assert "--set" not in command_line(shipped, tmp_path)

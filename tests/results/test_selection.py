@@ -65,10 +65,13 @@ def test_unknown_rule_and_missing_column():
 
 def protocol_example():
     accuracies = {1: (0.9, 0.8, 0.7), 2: (0.7, 0.7, 0.75)}
-    return pd.DataFrame([
-        {"round": round_, "domain": domain, "validation_accuracy": accuracy, "validation_examples": size}
-        for round_, row in accuracies.items() for domain, accuracy, size in zip("abc", row, (100, 100, 800))
-    ])
+    return pd.DataFrame(
+        [
+            {"round": round_, "domain": domain, "validation_accuracy": accuracy, "validation_examples": size}
+            for round_, row in accuracies.items()
+            for domain, accuracy, size in zip("abc", row, (100, 100, 800))
+        ]
+    )
 
 
 def test_weighted_and_unweighted_means_choose_different_rounds():
@@ -82,8 +85,14 @@ def test_weighted_and_unweighted_means_choose_different_rounds():
 
 
 def test_clients_of_one_domain_are_pooled():
-    clients = pd.DataFrame({"round": 1, "domain": ["a", "a", "b"], "validation_accuracy": [1.0, 0.0, 0.5],
-                            "validation_examples": [30, 10, 5]})
+    clients = pd.DataFrame(
+        {
+            "round": 1,
+            "domain": ["a", "a", "b"],
+            "validation_accuracy": [1.0, 0.0, 0.5],
+            "validation_examples": [30, 10, 5],
+        }
+    )
     assert mean_validation_accuracy(clients)[1] == pytest.approx((0.75 + 0.5) / 2)
 
 
@@ -96,8 +105,11 @@ def test_summary_of_a_diverged_run_has_empty_cells():
 
 def test_summary_costs():
     table = rounds_table([0.1, 0.2, 0.3, 0.4]).assign(
-        bytes_down=[None, 10, 10, 10], bytes_up=[None, 4, 4, 5], round_seconds=[9.0, 1.0, 2.0, 6.0],
-        train_seconds=[None, 0.5, 0.5, 0.5])
+        bytes_down=[None, 10, 10, 10],
+        bytes_up=[None, 4, 4, 5],
+        round_seconds=[9.0, 1.0, 2.0, 6.0],
+        train_seconds=[None, 0.5, 0.5, 0.5],
+    )
     row = summary_row(pacs_experiment(), table, label="FedAvg")
     assert (row["bytes_down_per_round"], row["seconds_per_round"], row["train_seconds"]) == (10, 2.0, 1.5)
     assert row["bytes_up_per_round"] == pytest.approx(13 / 3)

@@ -14,9 +14,16 @@ from .test_compare import table_of_runs
 
 @pytest.fixture
 def comparison():
-    accuracies = {("fedavg", "photo", 0): 0.9, ("fedavg", "photo", 1): 0.92, ("fedavg", "art_painting", 0): 0.6,
-                  ("fedavg", "art_painting", 1): 0.7, ("csac", "photo", 0): 0.95, ("csac", "photo", 1): 0.97,
-                  ("csac", "art_painting", 0): 0.7, ("csac", "art_painting", 1): 0.6}
+    accuracies = {
+        ("fedavg", "photo", 0): 0.9,
+        ("fedavg", "photo", 1): 0.92,
+        ("fedavg", "art_painting", 0): 0.6,
+        ("fedavg", "art_painting", 1): 0.7,
+        ("csac", "photo", 0): 0.95,
+        ("csac", "photo", 1): 0.97,
+        ("csac", "art_painting", 0): 0.7,
+        ("csac", "art_painting", 1): 0.6,
+    }
     small = {key: pacs_experiment(*key, data={"image_size": 64}) for key in accuracies}
     return compare(table_of_runs(accuracies, small, {"csac": "CSAC_50%"}), baseline="fedavg")
 
@@ -73,12 +80,22 @@ def test_labels_with_brackets_are_not_markup():
     assert "CCST[bold]x" in compare(runs).render("table")
 
 
-@pytest.mark.parametrize(("size", "text"), [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (134_400_000, "134.4 MB"),
-                                            (5e12, "5000.0 GB"), (float("nan"), "\N{EN DASH}")])
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1500, "1.5 kB"),
+        (134_400_000, "134.4 MB"),
+        (5e12, "5000.0 GB"),
+        (float("nan"), "\N{EN DASH}"),
+    ],
+)
 def test_amounts(size, text):
     assert amount(size) == text
 
 
 def test_latex_escapes():
     assert escape_latex(r"a_b & 5% #1 {x} ~ ^ \y <z>") == (
-        r"a\_b \& 5\% \#1 \{x\} \textasciitilde{} \textasciicircum{} \textbackslash{}y $<$z$>$")
+        r"a\_b \& 5\% \#1 \{x\} \textasciitilde{} \textasciicircum{} \textbackslash{}y $<$z$>$"
+    )

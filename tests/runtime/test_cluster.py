@@ -24,20 +24,23 @@ def machines(monkeypatch):
     return pretend
 
 
-@pytest.mark.parametrize(("settings", "resources", "workers", "gpus", "threads"), [
-    ({}, [{"CPU": 8.0}], 5, 0.0, 1),  # one per client at most
-    ({}, [{"CPU": 2.0}], 2, 0.0, 4),  # what is left of the cores is shared
-    ({"cpus_per_worker": 2.0}, [{"CPU": 3.0}, {"CPU": 5.0}], 3, 0.0, 2),  # whole workers per machine
-    ({"threads": 3}, [{"CPU": 8.0}], 5, 0.0, 3),
-    ({"workers": 2}, [{"CPU": 8.0}], 2, 0.0, 4),
-    ({"ray_address": "somewhere", "workers": 2}, [{"CPU": 8.0}], 2, 0.0, 1),  # only what is reserved
-    ({"cpus_per_worker": 0.5}, [{"CPU": 1.0}], 2, 0.0, 4),
-    ({"gpus_per_worker": 0.25}, [{"CPU": 8.0, "GPU": 1.0}], 4, 0.25, 2),
-    ({"gpus_per_worker": 0.6}, [{"CPU": 8.0, "GPU": 2.0}], 2, 0.6, 4),  # a fraction does not span two GPUs
-    ({}, [{"CPU": 8.0, "GPU": 1.0}], 5, 0.2, 1),  # without a wish the GPUs are shared
-    ({}, [{"CPU": 8.0, "GPU": 2.0}], 5, 0.3333, 1),
-    ({"device": "cpu"}, [{"CPU": 8.0, "GPU": 1.0}], 5, 0.0, 1),
-])
+@pytest.mark.parametrize(
+    ("settings", "resources", "workers", "gpus", "threads"),
+    [
+        ({}, [{"CPU": 8.0}], 5, 0.0, 1),  # one per client at most
+        ({}, [{"CPU": 2.0}], 2, 0.0, 4),  # what is left of the cores is shared
+        ({"cpus_per_worker": 2.0}, [{"CPU": 3.0}, {"CPU": 5.0}], 3, 0.0, 2),  # whole workers per machine
+        ({"threads": 3}, [{"CPU": 8.0}], 5, 0.0, 3),
+        ({"workers": 2}, [{"CPU": 8.0}], 2, 0.0, 4),
+        ({"ray_address": "somewhere", "workers": 2}, [{"CPU": 8.0}], 2, 0.0, 1),  # only what is reserved
+        ({"cpus_per_worker": 0.5}, [{"CPU": 1.0}], 2, 0.0, 4),
+        ({"gpus_per_worker": 0.25}, [{"CPU": 8.0, "GPU": 1.0}], 4, 0.25, 2),
+        ({"gpus_per_worker": 0.6}, [{"CPU": 8.0, "GPU": 2.0}], 2, 0.6, 4),  # a fraction does not span two GPUs
+        ({}, [{"CPU": 8.0, "GPU": 1.0}], 5, 0.2, 1),  # without a wish the GPUs are shared
+        ({}, [{"CPU": 8.0, "GPU": 2.0}], 5, 0.3333, 1),
+        ({"device": "cpu"}, [{"CPU": 8.0, "GPU": 1.0}], 5, 0.0, 1),
+    ],
+)
 def test_workers_fill_the_cluster(machines, settings, resources, workers, gpus, threads):
     """As many workers as fit, one per client at most; threads and GPU shares follow."""
     machines(*resources)
@@ -45,12 +48,15 @@ def test_workers_fill_the_cluster(machines, settings, resources, workers, gpus, 
     assert (plan.workers, plan.gpus, plan.threads) == (workers, gpus, threads)
 
 
-@pytest.mark.parametrize(("settings", "said"), [
-    ({"cpus_per_worker": 16.0}, "carries 0 workers of 16 CPUs"),
-    ({"ray_address": "somewhere", "workers": 5, "cpus_per_worker": 4.0}, "carries 2 workers of 4 CPUs"),
-    ({"device": "cuda"}, "no GPU"),
-    ({"gpus_per_worker": 0.5}, "carries 0 workers"),
-])
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"cpus_per_worker": 16.0}, "carries 0 workers of 16 CPUs"),
+        ({"ray_address": "somewhere", "workers": 5, "cpus_per_worker": 4.0}, "carries 2 workers of 4 CPUs"),
+        ({"device": "cuda"}, "no GPU"),
+        ({"gpus_per_worker": 0.5}, "carries 0 workers"),
+    ],
+)
 def test_what_does_not_fit_is_said(machines, settings, said):
     """One line with the way out, before anything starts."""
     machines({"CPU": 8.0})
@@ -69,9 +75,11 @@ def test_inline_needs_no_ray(tmp_path):
     """A whole run imports neither Ray nor Flower's simulation."""
     import subprocess
 
-    code = ("import sys\nsys.modules['ray'] = None\nfrom fedsim.experiment import read_experiment\n"
-            "from fedsim.runtime.launch import launch\n"
-            "launch(read_experiment('digits', ['train.rounds=1', 'data.fraction=0.05', "
-            f"'run.output={tmp_path}']))\n")
+    code = (
+        "import sys\nsys.modules['ray'] = None\nfrom fedsim.experiment import read_experiment\n"
+        "from fedsim.runtime.launch import launch\n"
+        "launch(read_experiment('digits', ['train.rounds=1', 'data.fraction=0.05', "
+        f"'run.output={tmp_path}']))\n"
+    )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -15,14 +15,14 @@ from support import Interrupt, numbers, run_small, small_experiment
 from clients.parts import LocalRound, StepFunction, Term
 from fedsim import methods
 from fedsim.arrays import record_to_arrays, state_to_record
+from fedsim.assembly import find_recipe
 from fedsim.errors import ClientFailedError
-from fedsim.methods import Recipe, find_recipe
+from fedsim.recipe import Recipe
 from fedsim.workspace import workspace
 from strategies.banks import AmplitudeBank, StyleBank, odd_shapes
 from strategies.parts import Arrays, Bank
 
 noted: list[tuple[str, int, dict]] = []
-
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,11 @@ def cells(folder: Path, column: str) -> dict[int, list]:
 def test_a_bank_of_every_round_is_merged_and_handed_out(toy_method: str, tmp_path: Path) -> None:
     folder, _ = run_small(small_experiment(tmp_path, toy_method))
     clients = ["rot0", "rot15", "rot30"]
-    assert noted == [(client, number, dict.fromkeys(clients, number - 1.0) if number > 1 else {})
-                    for number in (1, 2, 3) for client in clients]
+    assert noted == [
+        (client, number, dict.fromkeys(clients, number - 1.0) if number > 1 else {})
+        for number in (1, 2, 3)
+        for client in clients
+    ]
     assert cells(folder, "bytes_up_tally")[1] == [8, 8, 8]
     assert cells(folder, "bytes_down_tally")[3] == [24, 24, 24]
     plain, _ = run_small(small_experiment(tmp_path))
@@ -124,8 +127,9 @@ def test_a_reply_without_its_contribution_is_refused_as_a_whole(toy_method: str,
     assert "tally: it holds ['wrong']" in cells(folder, "status")[1][1]
 
 
-@pytest.mark.parametrize(("method", "bank", "up", "down"), [
-    ("ccst", "style", 8, [24, 24, 24]), ("elcfs", "amplitude", 40, [80, 80, 80])])
+@pytest.mark.parametrize(
+    ("method", "bank", "up", "down"), [("ccst", "style", 8, [24, 24, 24]), ("elcfs", "amplitude", 40, [80, 80, 80])]
+)
 def test_a_bank_comes_once_up_and_once_down(method: str, bank: str, up: int, down: list, tmp_path: Path) -> None:
     folder, grid = run_small(small_experiment(tmp_path, method))
     assert cells(folder, f"bytes_up_{bank}")[0] == [up] * 3  # two floats a style; ceil(80/8) images of one bin
@@ -134,18 +138,25 @@ def test_a_bank_comes_once_up_and_once_down(method: str, bank: str, up: int, dow
     assert cells(folder, "bytes_up")[0] == [up] * 3
     total, model = cells(folder, "bytes_down")[1], cells(folder, "bytes_down_arrays")[1]
     assert [a - b for a, b in zip(total, model)] == down
-    assert not any(bank in message.content.array_records for message, _ in grid.seen
-                   if message.metadata.message_type == "evaluate")
+    assert not any(
+        bank in message.content.array_records for message, _ in grid.seen if message.metadata.message_type == "evaluate"
+    )
 
 
 @pytest.mark.parametrize("method", ["ccst", "elcfs"])
 def test_who_is_drawn_late_gets_the_bank_then(method: str, tmp_path: Path) -> None:
     _, grid = run_small(small_experiment(tmp_path, method, train={"rounds": 6, "clients_per_round": 1}))
     bank = "style" if method == "ccst" else "amplitude"
-    sent = [message.content.config_records["config"]["client"] for message, _ in grid.seen
-            if bank in message.content.array_records]
-    trained = {message.content.config_records["config"]["client"] for message, _ in grid.seen
-               if message.metadata.message_type == "train"}
+    sent = [
+        message.content.config_records["config"]["client"]
+        for message, _ in grid.seen
+        if bank in message.content.array_records
+    ]
+    trained = {
+        message.content.config_records["config"]["client"]
+        for message, _ in grid.seen
+        if message.metadata.message_type == "train"
+    }
     assert sorted(sent) == sorted(trained)
     assert len(sent) > 1
 
@@ -171,8 +182,11 @@ def test_a_client_that_failed_to_contribute_trains_on_the_others(method: str, tm
     assert "out of paint" in cells(folder, "status")[0][1]
     assert cells(folder, "status")[1] == ["ok"] * 3
     bank = "style" if method == "ccst" else "amplitude"
-    handed = {message.content.config_records["config"]["client"]: set(message.content.array_records[bank])
-              for message, _ in grid.seen if bank in message.content.array_records}
+    handed = {
+        message.content.config_records["config"]["client"]: set(message.content.array_records[bank])
+        for message, _ in grid.seen
+        if bank in message.content.array_records
+    }
     assert not any("rot15" in name for names in handed.values() for name in names)
     assert handed["rot15"]
 
@@ -213,8 +227,12 @@ def test_a_single_client_has_an_empty_foreign_bank(method: str, tmp_path: Path) 
 
 def test_the_unseen_domain_is_in_no_bank(tmp_path: Path) -> None:
     _, grid = run_small(small_experiment(tmp_path, "ccst", train={"rounds": 1}))
-    names = {name for message, _ in grid.seen if "style" in message.content.array_records
-             for name in record_to_arrays(message.content.array_records["style"])}
+    names = {
+        name
+        for message, _ in grid.seen
+        if "style" in message.content.array_records
+        for name in record_to_arrays(message.content.array_records["style"])
+    }
     assert names == {f"rot{angle}:{kind}" for angle in (0, 15, 30) for kind in ("mean", "std")}
 
 

@@ -86,10 +86,18 @@ def other_run(arrays, metrics, echo):
 
 
 CHANGES = {
-    set_nan: "NaN or infinite", set_infinite_bias: "NaN or infinite", drop_key: "missing tensors ['head.bias']",
-    add_key: "unexpected tensors ['extra']", wrong_shape: "'head.weight' is", wrong_dtype: "float64",
-    huge_count: "the handshake said", negative_count: "not a positive integer", fractional_count: "not a positive integer",
-    nan_loss: "not a finite number", other_round: "another message: round", other_client: "another message: client",
+    set_nan: "NaN or infinite",
+    set_infinite_bias: "NaN or infinite",
+    drop_key: "missing tensors ['head.bias']",
+    add_key: "unexpected tensors ['extra']",
+    wrong_shape: "'head.weight' is",
+    wrong_dtype: "float64",
+    huge_count: "the handshake said",
+    negative_count: "not a positive integer",
+    fractional_count: "not a positive integer",
+    nan_loss: "not a finite number",
+    other_round: "another message: round",
+    other_client: "another message: client",
     other_run: "another message: token",
 }
 
@@ -104,7 +112,7 @@ def test_bad_reply_stops_the_run_by_name(change, tmp_path):
 
 @pytest.mark.parametrize("change", [set_nan, wrong_shape, huge_count], ids=lambda change: change.__name__)
 def test_bad_reply_is_left_out_when_asked(change, tmp_path):
-    """With `continue` the round goes on with the rest: the model equals that of a round in which the client is absent."""
+    """With `continue` the round goes on with the rest: the model equals that of a federation without the client."""
     experiment = small_experiment(tmp_path / "bad", run={"on_client_failure": "continue"})
     folder, _ = run_small(experiment, tamper=tamper_with(change, rounds=(1, 2, 3)))
     clients = numbers(folder / "clients.csv")

@@ -10,5 +10,18 @@ from fedsim.models.infer.tsmobn import TsmoBN
 
 RULES = (EvalMode, Recompute, FixedAlpha, RandomAlpha, IABN, MixNorm, TsmoBN, EnsembleOfLocalBN, ZeroShotAdapter)
 
-__all__ = ["IABN", "RULES", "EnsembleOfLocalBN", "EvalMode", "FixedAlpha", "Infer", "MixNorm", "Predict", "RandomAlpha",
-           "Recompute", "TsmoBN", "ZeroShotAdapter", "accuracy_and_loss"]
+__all__ = [
+    "IABN",
+    "RULES",
+    "EnsembleOfLocalBN",
+    "EvalMode",
+    "FixedAlpha",
+    "Infer",
+    "MixNorm",
+    "Predict",
+    "RandomAlpha",
+    "Recompute",
+    "TsmoBN",
+    "ZeroShotAdapter",
+    "accuracy_and_loss",
+]

@@ -85,5 +85,8 @@ class ZeroShotAdapter(Infer):
 
     def details(self, net: nn.Module) -> list[tuple[str, str, float]]:
         """Mean alpha of each layer over the images predicted since `begin`."""
-        return [("alpha", path, float(layer.alpha_sum) / layer.alpha_count)
-                for path, layer in mixig_layers(net).items() if layer.alpha_count]
+        return [
+            ("alpha", path, float(layer.alpha_sum) / layer.alpha_count)
+            for path, layer in mixig_layers(net).items()
+            if layer.alpha_count
+        ]

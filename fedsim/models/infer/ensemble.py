@@ -27,8 +27,10 @@ class EnsembleOfLocalBN(Infer):
     client, else the statistics alone. Until a client has sent a set (the initial model) the averaged one is used.
     """
 
-    discloses: ClassVar[str] = ("every client's own batch norm is kept by the server and shipped to the "
-                                "unseen client, which reveals its activation moments to third parties")
+    discloses: ClassVar[str] = (
+        "every client's own batch norm is kept by the server and shipped to the "
+        "unseen client, which reveals its activation moments to third parties"
+    )
 
     def wanted_uploads(self, net: nn.Module, personal: Sequence[str]) -> list[str]:
         """The personal batch-norm side, or the statistics."""

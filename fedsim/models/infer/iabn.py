@@ -16,12 +16,13 @@ def soft_shrink(x: Tensor, threshold: Tensor) -> Tensor:
     return torch.sign(x) * (x.abs() - threshold).clamp_min(0)
 
 
-def instance_aware(mean: Tensor, variance: Tensor, mean_g: Tensor, variance_g: Tensor, positions: int, k: float
-                   ) -> tuple[Tensor, Tensor]:
+def instance_aware(
+    mean: Tensor, variance: Tensor, mean_g: Tensor, variance_g: Tensor, positions: int, k: float
+) -> tuple[Tensor, Tensor]:
     """(mu, sigma^2) with L positions; variance is unbiased, variance_g includes eps in its spread:
 
-        s_mu = sqrt(var_G / L),  s_var = var_G sqrt(2 / (L - 1))
-        mu = mu_G + psi(mu_i - mu_G; k s_mu),  sigma^2 = max(0, var_G + psi(var_i - var_G; k s_var))
+    s_mu = sqrt(var_G / L),  s_var = var_G sqrt(2 / (L - 1))
+    mu = mu_G + psi(mu_i - mu_G; k s_mu),  sigma^2 = max(0, var_G + psi(var_i - var_G; k s_var))
     """
     s_mean, s_variance = torch.sqrt(variance_g / positions), variance_g * math.sqrt(2 / (positions - 1))
     mu = mean_g + soft_shrink(mean - mean_g, k * s_mean)

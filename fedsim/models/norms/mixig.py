@@ -193,7 +193,8 @@ def install_global(net: nn.Module, arrays: Mapping[str, np.ndarray]) -> None:
         norm = layer.norm
         prefix = f"{path}.bn.bn" if norm is not layer.bn else f"{path}.bn"
         mean, variance, weight, bias = (
-            torch.tensor(arrays[f"{prefix}.{name}"]) for name in ("running_mean", "running_var", "weight", "bias"))
+            torch.tensor(arrays[f"{prefix}.{name}"]) for name in ("running_mean", "running_var", "weight", "bias")
+        )
         layer.fresh = bool((mean == 0).all() and (variance == 1).all())
         values = {"mean": mean, "std": torch.sqrt(variance + norm.eps), "weight": weight, "bias": bias}
         for name, value in values.items():

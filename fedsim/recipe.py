@@ -1,0 +1,82 @@
+"""A method as a row of exchangeable parts: one part per question of the design's table."""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from clients.batches import Shuffled
+from clients.parts import Augment, Batches, Contributor, Report, Step, Term
+from clients.steps import SupervisedStep
+from fedsim.models.infer import EvalMode, Infer
+from fedsim.models.norms import BatchNorm
+from strategies.parts import Bank, ByExamples, Everything, Fuse, Share, WeightedMean, Weights
+
+SLOTS = (
+    "share",
+    "weights",
+    "fuse",
+    "banks",
+    "client",
+    "terms",
+    "batches",
+    "augment",
+    "reports",
+    "norm",
+    "inserts",
+    "infer",
+)
+LIST_SLOTS = ("banks", "terms", "reports", "inserts")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A method: one part per question (see the design's table); every default is FedAvg's."""
+
+    share: Share = Everything()
+    weights: Weights = ByExamples()
+    fuse: Fuse = WeightedMean()
+    banks: tuple[Bank, ...] = ()
+    client: Step = SupervisedStep()
+    terms: tuple[Term, ...] = ()
+    batches: Batches = Shuffled()
+    augment: Augment | None = None
+    reports: tuple[Report, ...] = ()
+    norm: Any = BatchNorm()
+    inserts: tuple[Any, ...] = ()
+    infer: Infer = EvalMode()
+    pooled: bool = False
+    paper: str = ""
+    discloses: str = "model updates"
+
+    def label(self, method: str) -> str:
+        """Name of the method in results; a part with `tag` shows it, as in `ccst(pixel)`."""
+        tags = [part.tag for _, part in parts_of(self) if getattr(part, "tag", "")]
+        return f"{method}({', '.join(tags)})" if tags else method
+
+    def contributors(self) -> dict[str, Contributor]:
+        """Client parts that contribute to a bank, by the bank's name."""
+        return {part.bank: part for _, part in parts_of(self) if isinstance(part, Contributor) and part.bank}
+
+    def contributor(self, bank: str) -> Contributor:
+        """The client part that contributes to a bank."""
+        return self.contributors()[bank]
+
+    def disclosure(self) -> str:
+        """What leaves the clients: the row's own text and what each part with `discloses` adds."""
+        parts = [part.discloses for _, part in parts_of(self) if getattr(part, "discloses", "")]
+        return "; ".join([self.discloses, *parts])
+
+
+def part_name(part: Any) -> str:
+    """Settings name of a part (or its class): `GuidingHead` -> `guiding_head`, `XAN` -> `xan`."""
+    name = (part if isinstance(part, type) else type(part)).__name__
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
+
+
+def parts_of(recipe: Recipe) -> list[tuple[str, Any]]:
+    """(slot, part) of everything in a recipe."""
+    pairs: list[tuple[str, Any]] = []
+    for slot in SLOTS:
+        value = getattr(recipe, slot)
+        pairs += [(slot, part) for part in (value if slot in LIST_SLOTS else (value,)) if part is not None]
+    return pairs

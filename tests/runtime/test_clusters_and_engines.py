@@ -1,0 +1,226 @@
+"""Slow trials with real processes: a two-node Ray cluster, Ctrl-C, Flower's own engine with its exit code."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from support import numbers, run_small, small_experiment
+
+FEDSIM = [sys.executable, "-c", "from fedsim.cli import main; main()"]
+ROOT = Path(__file__).parents[2]
+BIN = Path(sys.executable).parent
+
+
+def free_ports(count: int) -> list[int]:
+    """Loopback ports that nothing listens on, all different."""
+    with ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]
+
+
+def settings_of(experiment) -> list[str]:
+    """The command line's words for `small_experiment`."""
+    words = [
+        "data.domains=" + str(experiment.data.domains).replace("'", '"'),
+        "data.fraction=0.1",
+        "data.holdout=0.2",
+        f"train.rounds={experiment.train.rounds}",
+        "train.batch_size=16",
+        "train.momentum=0.5",
+        "run.device=cpu",
+        "name=small",
+    ]
+    return [part for word in words for part in ("--set", word)]
+
+
+def command(experiment, output: Path, runtime: str, *more: str) -> list[str]:
+    """`fedsim run` of a small experiment."""
+    return [
+        *FEDSIM,
+        "run",
+        "digits",
+        "--method",
+        experiment.method_name,
+        "--target",
+        "rot45",
+        "--output",
+        str(output),
+        "--runtime",
+        runtime,
+        *settings_of(experiment),
+        *more,
+    ]
+
+
+def processes_with(word: str) -> list[str]:
+    """Command lines of living processes that contain a word."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            line = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if word in line and int(folder.name) != os.getpid():
+            found.append(line)
+    return found
+
+
+@pytest.fixture
+def two_nodes(tmp_path_factory):
+    """Two Ray nodes of one CPU each on loopback, with ports and a temporary folder of their own; their address."""
+    pytest.importorskip("ray")
+    gcs, *ports = free_ports(5)
+    folder = Path("/tmp") / f"fs{os.getpid()}"  # short: Ray's sockets live below it
+    environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
+    common = ["--num-cpus", "1", "--disable-usage-stats", "--block", "--node-ip-address", "127.0.0.1"]
+    nodes = []
+    try:
+        for number, place in enumerate(
+            (
+                ["--head", "--port", str(gcs), "--temp-dir", str(folder), "--include-dashboard", "false"],
+                ["--address", f"127.0.0.1:{gcs}"],
+            )
+        ):
+            own = ["--node-manager-port", str(ports[2 * number]), "--object-manager-port", str(ports[2 * number + 1])]
+            nodes.append(
+                subprocess.Popen(
+                    [BIN / "ray", "start", *place, *common, *own],
+                    env=environment,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            )
+            wait_for_port(gcs if number == 0 else ports[2])
+        yield f"127.0.0.1:{gcs}"
+    finally:
+        for node in reversed(nodes):
+            node.terminate()
+        for node in nodes:
+            node.wait(30)
+        subprocess.run(["rm", "-rf", str(folder)], check=True)
+    assert not processes_with(str(gcs))
+
+
+def wait_for_port(port: int) -> None:
+    """Until something listens there."""
+    for _ in range(300):
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.2)
+    raise TimeoutError(f"nothing listens on port {port}")
+
+
+@pytest.mark.slow
+def test_a_run_spans_the_machines_of_an_existing_cluster(two_nodes, tmp_path):
+    """Two nodes of one CPU carry two workers, one each; the numbers are those of inline."""
+    experiment = small_experiment(tmp_path / "inline", "fedbn")
+    inline, _ = run_small(experiment)
+    words = ["--set", f'run.ray_address="{two_nodes}"', "--set", "run.workers=2"]
+    done = subprocess.run(
+        command(experiment, tmp_path / "ray", "ray", *words), cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    ray = tmp_path / "ray" / "small" / "fedbn" / "rot45" / "seed0"
+    pd.testing.assert_frame_equal(numbers(ray / "rounds.csv"), numbers(inline / "rounds.csv"), rtol=0, atol=0)
+
+
+@pytest.mark.slow
+def test_no_cluster_at_the_address_is_one_line(tmp_path):
+    """Exit code 2, no traceback."""
+    (port,) = free_ports(1)
+    words = ["--set", f'run.ray_address="127.0.0.1:{port}"']
+    done = subprocess.run(
+        command(small_experiment(tmp_path), tmp_path, "ray", *words), cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert "no Ray cluster at" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_ctrl_c_leaves_nothing_behind(tmp_path):
+    """Interrupted in a round: exit code 130, no Ray process left; the same command finishes the run."""
+    experiment = small_experiment(tmp_path, train={"rounds": 300})
+    before = len(processes_with("raylet"))
+    process = subprocess.Popen(
+        command(experiment, tmp_path, "ray"),
+        cwd=tmp_path,
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    rounds = tmp_path / "small" / "fedavg" / "rot45" / "seed0" / "rounds.csv"
+    while process.poll() is None and not (rounds.is_file() and len(rounds.read_text().splitlines()) > 3):
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    assert "interrupted" in said
+    assert len(processes_with("raylet")) <= before
+
+
+@pytest.mark.flower
+def test_flowers_engine_gives_the_numbers_of_inline(tmp_path):
+    """`fedsim run --runtime flower`: exit code 0, the same rounds, no SuperLink left."""
+    experiment = small_experiment(tmp_path / "inline", "fedbn")
+    inline, _ = run_small(experiment)
+    done = subprocess.run(
+        command(experiment, tmp_path / "flower", "flower"), cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    flower = tmp_path / "flower" / "small" / "fedbn" / "rot45" / "seed0"
+    pd.testing.assert_frame_equal(numbers(flower / "rounds.csv"), numbers(inline / "rounds.csv"), rtol=1e-4)
+    assert not processes_with("fedsim-flower-")
+
+
+@pytest.mark.flower
+def test_a_failing_run_in_flowers_engine_exits_1(tmp_path):
+    """`flwr run` itself would say 0."""
+    experiment = small_experiment(tmp_path)
+    words = ["--set", "run.timeout=0.001"]  # no reply is that quick
+    done = subprocess.run(command(experiment, tmp_path, "flower", *words), cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "Flower's run ended as finished:failed" in done.stderr
+    assert not processes_with("fedsim-flower-")
+
+
+@pytest.mark.flower
+def test_flwr_run_from_the_repository(tmp_path):
+    """`flwr run . --stream` with pyproject's settings and overrides of the run config."""
+    from fedsim.runtime.flower import SuperLink
+
+    experiment = small_experiment(tmp_path / "inline")
+    inline, _ = run_small(experiment)
+    overrides = " ".join(word.replace('"', '\\"').replace(", ", ",") for word in settings_of(experiment)[1::2])
+    config = f'experiment="digits" target="rot45" output="{tmp_path / "flwr"}" overrides="{overrides}"'
+    with SuperLink(tmp_path, {}) as link:
+        subprocess.run(
+            [
+                BIN / "flwr",
+                "run",
+                ".",
+                "--stream",
+                "--run-config",
+                config.replace("domains=", "domains="),
+                "--federation-config",
+                "num-supernodes=3 client-resources-num-cpus=1",
+            ],
+            cwd=ROOT,
+            env=link.environment,
+            check=True,
+            capture_output=True,
+        )
+    flwr = tmp_path / "flwr" / "small" / "fedavg" / "rot45" / "seed0"
+    pd.testing.assert_frame_equal(numbers(flwr / "rounds.csv"), numbers(inline / "rounds.csv"), rtol=1e-4)
