@@ -2,11 +2,14 @@
 
 import math
 import os
+import socket
 from dataclasses import dataclass
 from typing import Any
 
 from fedsim.errors import UserError
 from fedsim.experiment import RunSettings
+
+CONNECT_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -42,8 +45,9 @@ def open_cluster(run: RunSettings) -> bool:
     if run.ray_address:
         del quiet["include_dashboard"]
         try:
+            check_address(run.ray_address)
             ray.init(address=run.ray_address, **quiet)
-        except (ConnectionError, ValueError, RuntimeError) as error:
+        except (OSError, ValueError, RuntimeError) as error:
             reason = str(error).strip().splitlines()[0]
             raise UserError(
                 f"no Ray cluster at {run.ray_address!r} ({reason}); start one with `ray start --head`, "
@@ -53,6 +57,13 @@ def open_cluster(run: RunSettings) -> bool:
     asked = math.ceil(run.workers * run.cpus_per_worker)  # more workers than cores is the user's choice
     ray.init(num_cpus=max(os.cpu_count() or 1, asked), **quiet)
     return True
+
+
+def check_address(address: str) -> None:
+    """OSError when nothing listens at `host:port`; Ray itself would try for minutes."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
 
 
 def plan_workers(run: RunSettings, clients: int) -> Plan:

@@ -26,7 +26,7 @@ import tomli_w
 from fedsim.errors import ClientFailedError, UserError
 from fedsim.experiment import Experiment, cache_root, data_root
 
-START_SECONDS = 60.0
+START_SECONDS = 180.0
 STOP_SECONDS = 15.0
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",

@@ -162,12 +162,16 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path):
         text=True,
     )
     rounds = tmp_path / "small" / "fedavg" / "rot45" / "seed0" / "rounds.csv"
-    while process.poll() is None and not (rounds.is_file() and len(rounds.read_text().splitlines()) > 3):
+    deadline = time.monotonic() + 300
+    while process.poll() is None and time.monotonic() < deadline:
+        if rounds.is_file() and len(rounds.read_text().splitlines()) > 3:
+            break
         time.sleep(0.1)
     os.killpg(process.pid, signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=120)
     assert process.returncode == 130, said
-    assert "interrupted" in said
+    assert "Traceback" not in said
+    assert len(rounds.read_text().splitlines()) > 3
     assert len(processes_with("raylet")) <= before
 
 
@@ -213,7 +217,7 @@ def test_flwr_run_from_the_repository(tmp_path):
                 ".",
                 "--stream",
                 "--run-config",
-                config.replace("domains=", "domains="),
+                config,
                 "--federation-config",
                 "num-supernodes=3 client-resources-num-cpus=1",
             ],
