@@ -13,6 +13,9 @@ import pandas as pd
 import pytest
 from support import numbers, run_small, small_experiment
 
+from fedsim.experiment import read_experiment
+from fedsim.server_app import complete
+
 FEDSIM = [sys.executable, "-c", "from fedsim.cli import main; main()"]
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
@@ -202,29 +205,15 @@ def test_a_failing_run_in_flowers_engine_exits_1(tmp_path):
 
 @pytest.mark.flower
 def test_flwr_run_from_the_repository(tmp_path):
-    """`flwr run . --stream` with pyproject's settings and overrides of the run config."""
+    """`flwr run . --stream`, as in the README: pyproject's settings, overridden by the run config."""
     from fedsim.runtime.flower import SuperLink
 
-    experiment = small_experiment(tmp_path / "inline")
-    inline, _ = run_small(experiment)
-    overrides = " ".join(word.replace('"', '\\"').replace(", ", ",") for word in settings_of(experiment)[1::2])
-    config = f'experiment="digits" target="rot45" output="{tmp_path / "flwr"}" overrides="{overrides}"'
+    words = ["train.rounds=2", "data.fraction=0.1", "run.device=cpu"]
+    inline, _ = run_small(complete(read_experiment("digits", [*words, f"run.output={tmp_path / 'inline'}"])))
+    config = f"experiment='digits' method='fedavg' seed=0 output='{tmp_path / 'flwr'}' overrides='{' '.join(words)}'"
+    run = [BIN / "flwr", "run", ".", "--stream", "--run-config", config]
+    nodes = ["--federation-config", "num-supernodes=5 client-resources-num-cpus=1"]
     with SuperLink(tmp_path, {}) as link:
-        subprocess.run(
-            [
-                BIN / "flwr",
-                "run",
-                ".",
-                "--stream",
-                "--run-config",
-                config,
-                "--federation-config",
-                "num-supernodes=3 client-resources-num-cpus=1",
-            ],
-            cwd=ROOT,
-            env=link.environment,
-            check=True,
-            capture_output=True,
-        )
-    flwr = tmp_path / "flwr" / "small" / "fedavg" / "rot45" / "seed0"
+        subprocess.run([*run, *nodes], cwd=ROOT, env=link.environment, check=True, capture_output=True)
+    flwr = tmp_path / "flwr" / "digits" / "fedavg" / "rot75" / "seed0"
     pd.testing.assert_frame_equal(numbers(flwr / "rounds.csv"), numbers(inline / "rounds.csv"), rtol=1e-4)
