@@ -30,6 +30,11 @@ from fedsim.models.infer.statistics import RuledNorm
 from fedsim.models.norms import MixIG
 
 
+@pytest.fixture(autouse=True)
+def _one_thread():
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(params=[None, MixIG()], ids=["bn", "mixig"])
 def net(build, request):
     """A digits CNN whose statistics and affine are away from their start."""

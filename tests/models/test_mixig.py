@@ -21,6 +21,11 @@ from fedsim.models.norms.mixig import (
     switched,
 )
 
+@pytest.fixture(autouse=True)
+def _one_thread():
+    torch.set_num_threads(1)
+
+
 ADAPTER = MixIG(adapter=True)
 
 

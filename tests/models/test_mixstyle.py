@@ -9,6 +9,11 @@ from fedsim.errors import UserError
 from fedsim.models.mixstyle import MixStyle, MixStyleLayer, mix_styles
 
 
+@pytest.fixture(autouse=True)
+def _one_thread():
+    torch.set_num_threads(1)
+
+
 def test_numbers():
     x = torch.tensor([[1.0, 3.0], [10.0, 14.0]]).view(2, 1, 1, 2)
     swapped = mix_styles(x, torch.tensor([1, 0]), torch.full((2,), 0.5))

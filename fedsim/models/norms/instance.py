@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+SMALL_MAP = 64  # positions
 CANCELLED = 0.02  # share of E[x^2] below which a variance has lost two of its seven digits
 
 
@@ -18,15 +19,26 @@ def instance_moments(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     if x.device.type != "cpu":
         variance, mean = torch.var_mean(x, dim=(2, 3), correction=0)
         return mean, variance
-    # E[x^2] - mean^2 reads the map twice and writes none: 20 times faster on the CPU than var_mean. Where its digits
-    # cancel, which every instance decides for itself, the centred form takes over.
-    maps = x.contiguous().flatten(2)
-    mean = maps.sum(dim=2) / maps.shape[2]
-    square = torch.linalg.vector_norm(maps, dim=2).square() / maps.shape[2]
+    with torch.autocast(x.device.type, enabled=False):  # the product below must stay in float32
+        mean, variance = _moments(x.contiguous().view(-1, x.shape[2] * x.shape[3]))
+    return mean.view(x.shape[:2]), variance.view(x.shape[:2])
+
+
+def _moments(maps: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean and biased variance of each row; on the CPU 10 to 20 times faster than var_mean."""
+    size = maps.shape[1]
+    if size <= SMALL_MAP:  # sums of short rows are fastest as a product with ones
+        ones = maps.new_ones(size)
+        mean = (maps @ ones) / size
+        return mean, ((maps - mean[:, None]).square_() @ ones) / size
+    # E[x^2] - mean^2 reads a map twice and writes none. Where its digits cancel, which every row decides for itself,
+    # the centred form takes over.
+    mean = maps.sum(dim=1) / size
+    square = torch.linalg.vector_norm(maps, dim=1).square() / size
     variance = square - mean.square()
-    doubtful = variance < CANCELLED * square
-    if doubtful.any():
-        variance[doubtful] = (maps[doubtful] - mean[doubtful][:, None]).square().mean(dim=1)
+    doubtful = (variance < CANCELLED * square).nonzero().squeeze(1)
+    if len(doubtful):
+        variance[doubtful] = (maps[doubtful] - mean[doubtful, None]).square().mean(dim=1)
     return mean, variance
 
 
