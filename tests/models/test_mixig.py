@@ -21,6 +21,7 @@ from fedsim.models.norms.mixig import (
     switched,
 )
 
+
 @pytest.fixture(autouse=True)
 def _one_thread():
     torch.set_num_threads(1)
