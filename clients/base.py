@@ -152,8 +152,10 @@ class DomainClient(NumPyClient):
                 self.records[bank.name] = {key: value.numpy() for key, value in kept.items()}
 
     def _restore_personal(self, only: str = "") -> None:
-        state = self.net.state_dict()
         personal = self.store.get("personal") or self.initial
+        if not personal:
+            return
+        state = self.net.state_dict()
         with torch.no_grad():
             for name, value in personal.items():
                 if not only or self.places[name] == only:

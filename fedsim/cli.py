@@ -178,3 +178,15 @@ def datasets(name: Annotated[str, typer.Argument(help="a data set, to see its do
     from fedsim.commands import show_datasets
 
     show_datasets(name)
+
+
+@app.command()
+def features(
+    run: Annotated[Path, typer.Argument(help="folder of one run, e.g. outputs/digits/fedavg/rot75/seed0")],
+    output: Annotated[Path | None, typer.Option(help="folder of the pictures (default: RUN/plots)")] = None,
+    per_domain: Annotated[int, typer.Option(min=5, help="images of each domain")] = 200,
+) -> None:
+    """Draw the t-SNE of a run's features by class and by domain."""
+    from fedsim.commands import draw_features
+
+    draw_features(run, output or run / "plots", per_domain)

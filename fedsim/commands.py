@@ -137,3 +137,11 @@ def make_report(folder: Path) -> None:
     known = [name for name in names if all(part in METHODS for part in name.split("+"))]
     notes = {name: {"paper": find_recipe(name).paper, "discloses": find_recipe(name).discloses} for name in known}
     console.print(f"report: {write_report(folder, notes)}", soft_wrap=True)
+
+
+def draw_features(run: Path, output: Path, per_domain: int) -> None:
+    """t-SNE of a run's best model."""
+    from fedsim.features import plot_features
+
+    png, _ = plot_features(run, output, per_domain)
+    console.print(f"{png} (and .svg)", soft_wrap=True)

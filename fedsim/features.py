@@ -1,0 +1,87 @@
+"""t-SNE of a saved model's features by class and by domain (as gPerXAN's Figure 3 and CSAC's Figure 8)."""
+
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from safetensors.numpy import load_file
+from sklearn.manifold import TSNE
+
+from fedsim.arrays import load_arrays
+from fedsim.assembly import build_net, build_recipe
+from fedsim.data import benchmark, load_target
+from fedsim.data.augment import make_transforms
+from fedsim.errors import UserError
+from fedsim.experiment import Experiment
+from fedsim.results.figure_style import COLORS, MARKERS, SETTINGS
+from fedsim.results.reading import read_settings
+from fedsim.seeding import numpy_rng
+
+
+@torch.inference_mode()
+def domain_features(
+    experiment: Experiment, weights: Path, per_domain: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(features, class index, domain index) of a random subset of every domain, the unseen one included."""
+    net = build_net(experiment, build_recipe(experiment))
+    load_arrays(net, load_file(weights))
+    net.eval()
+    found = benchmark(experiment.data)
+    transforms = make_transforms(experiment.data, found.channels)
+    features, classes, domains = [], [], []
+    for index, domain in enumerate(found.domains):
+        images, labels, _ = load_target(experiment.data, domain)
+        chosen = numpy_rng(experiment.run.seed, "features", domain).permutation(len(labels))[:per_domain]
+        for part in np.array_split(np.sort(chosen), max(len(chosen) // 256, 1)):
+            features.append(net.features(transforms.evaluate(torch.from_numpy(images[part]))).numpy())
+            classes.append(labels[part])
+            domains.append(np.full(len(part), index))
+    return np.concatenate(features), np.concatenate(classes), np.concatenate(domains)
+
+
+def plot_features(run: Path, out: Path, per_domain: int = 200) -> list[Path]:
+    """Draw the t-SNE of a finished run's best model; the PNG and SVG files. UserError for a folder without one."""
+    weights = run / "best.safetensors"
+    if not weights.is_file():
+        raise UserError(
+            f"{run} holds no best.safetensors; name the folder of one run, e.g. outputs/digits/fedavg/rot75/seed0"
+        )
+    experiment = read_settings(run)
+    features, classes, domains = domain_features(experiment, weights, per_domain)
+    perplexity = min(30.0, (len(features) - 1) / 3)
+    points = TSNE(perplexity=perplexity, random_state=experiment.run.seed, init="pca").fit_transform(features)
+    found = benchmark(experiment.data)
+    domain_names = [f"{name} (unseen)" if name == experiment.run.target else name for name in found.domains]
+    with mpl.rc_context(SETTINGS):
+        figure = Figure(figsize=(11, 5), layout="constrained")
+        left, right = figure.subplots(1, 2)
+        scatter(left, points, classes, list(found.classes), "by class")
+        scatter(right, points, domains, domain_names, "by domain")
+        run_name = f"{experiment.method_name}, unseen {experiment.run.target}, seed {experiment.run.seed}"
+        figure.suptitle(f"t-SNE of the best model's features: {run_name}")
+        out.mkdir(parents=True, exist_ok=True)
+        files = [out / f"features-{experiment.method_name}-{experiment.run.target}.{kind}" for kind in ("png", "svg")]
+        for file in files:
+            figure.savefig(file, dpi=150)
+    return files
+
+
+def scatter(axes: mpl.axes.Axes, points: np.ndarray, groups: np.ndarray, names: list[str], title: str) -> None:
+    """Points coloured and marked by group; up to 20 groups get a legend."""
+    for index in np.unique(groups):
+        own = points[groups == index]
+        axes.scatter(
+            *own.T,
+            s=10,
+            alpha=0.8,
+            color=COLORS[index % len(COLORS)],
+            marker=MARKERS[index % len(MARKERS)],
+            label=names[index],
+            linewidths=0,
+        )
+    axes.set(title=title, xticks=[], yticks=[])
+    axes.grid(visible=False)
+    if len(names) <= 20:
+        axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, markerscale=1.8)

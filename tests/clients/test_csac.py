@@ -1,0 +1,163 @@
+"""CSAC's client and fusion as parts: core.md 4.9 items 6 and 7, the ablations, and what the server records."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+from support import numbers, run_small, small_experiment
+
+from clients.calibration import ACQUIRED, SemanticCalibration
+from clients.parts import Batch
+from fedsim.results import read_runs
+from fedsim.workspace import Workspace
+
+
+def opened(tmp_path, **fields):
+    """A client that has acquired its local model, and its round 1."""
+    method = {"name": "csac", "semantic_calibration": fields}
+    experiment = small_experiment(tmp_path, method, model={"bottleneck": 8})
+    client = Workspace(experiment).client("rot0", "")
+    client.store.open_round(0)
+    acquire = client._open({"round": 0, "phase": "acquire", "client": "rot0"})
+    client._train(acquire)
+    client.store.commit()
+    round = client._open({"round": 1, "phase": "train", "client": "rot0"})
+    return client, round
+
+
+def one_step(client, round):
+    """Gradients by name after one calibration step with learning rate 0."""
+    from clients.optimizers import make_optimizer
+
+    round.optimizer = make_optimizer(client.net, round.train, 0.0)
+    client.net.train()
+    step = client.recipe.client.begin(round, [])
+    batch = client.data.batch(np.arange(16))
+    step(Batch(batch.images, batch.labels))
+    return {name: parameter.grad for name, parameter in client.net.named_parameters()}
+
+
+def test_alignment_alone_leaves_bottleneck_and_head_alone(tmp_path):
+    """4.9.6: L_AL reaches the backbone up to its levels, and neither bottleneck nor classifier."""
+    client, round = opened(tmp_path, cross_entropy=False)
+    with torch.no_grad():  # a model apart from L^h, or there is nothing to align
+        for parameter in client.net.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    gradients = one_step(client, round)
+    assert all(gradients[name] is None for name in gradients if name.startswith(("bottleneck", "head", "backbone.fc")))
+    assert gradients["backbone.conv1.weight"].abs().sum() > 0
+
+
+def test_local_model_is_frozen(tmp_path):
+    """4.9.6: parameters and running statistics of L^h are bitwise equal before and after calibration."""
+    client, round = opened(tmp_path)
+    local = client.recipe.client._local_model(round)
+    before = {name: value.clone() for name, value in local.state_dict().items()}
+    one_step(client, round)
+    client._train(round)
+    assert client.recipe.client._local_model(round) is local
+    assert all(value.equal(before[name]) for name, value in local.state_dict().items())
+    assert not any(parameter.requires_grad for parameter in local.parameters())
+
+
+def test_lambda_zero_is_local_cross_entropy(tmp_path):
+    """4.9.7: calibration with lambda 0 is local CE training from M, bit for bit."""
+    client, _ = opened(tmp_path / "a", weight=0.0)
+    plain = Workspace(small_experiment(tmp_path / "b", model={"bottleneck": 8})).client("rot0", "")
+    start = {name: value.clone() for name, value in client.net.state_dict().items()}
+    models = []
+    for trainer in (client, plain):
+        opened_round = trainer._open({"round": 1, "phase": "train", "client": "rot0"})
+        trainer.net.load_state_dict(start)
+        trainer._train(opened_round)
+        models.append({name: value.clone() for name, value in trainer.net.state_dict().items()})
+    assert all(models[0][name].equal(models[1][name]) for name in start)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"align": "same_layer"},
+        {"align": "logits"},
+        {"align": "none"},
+        {"attention": "position"},
+        {"attention": "channel"},
+        {"attention": "uniform"},
+        {"distance": "mse"},
+        {"proj": "pool1x1"},
+        {"qk_conv": True},
+        {"freeze_proj": True},
+        {"smoothing": 0.0},
+    ],
+    ids=str,
+)
+def test_ablations_change_the_result(fields, tmp_path):
+    """Every ablation of the paper is a setting that takes effect, and stays finite."""
+    short = {"acquire_iterations": 4}
+    standard, _ = run_small(small_experiment(tmp_path / "a", {"name": "csac", "semantic_calibration": short}))
+    method = {"name": "csac", "semantic_calibration": {**short, **fields}}
+    ablated, _ = run_small(small_experiment(tmp_path / "b", method))
+    a, b = (load_file(folder / "last.safetensors") for folder in (standard, ablated))
+    assert all(np.isfinite(value).all() for value in b.values())
+    assert any(not np.array_equal(a[name], b[name]) for name in a)
+
+
+def test_late_client_acquires_first(tmp_path):
+    """A client that holds no L^h and is asked to calibrate runs stage A first, then calibrates the received model."""
+    experiment = small_experiment(tmp_path, {"name": "csac", "semantic_calibration": {"acquire_iterations": 3}})
+    client = Workspace(experiment).client("rot0", "")
+    state = {name: value.numpy().copy() for name, value in client.net.state_dict().items()}
+    config = {"round": 2, "phase": "train", "client": "rot0"}
+    client.fit([state[name] for name in client.names("train")], config)
+    client.store.open_round(3)
+    assert client.store.get(ACQUIRED).keys() == state.keys()
+
+
+def test_stage_a_has_its_own_amount_of_work():
+    """1,800 iterations by default, full passes when 0, a constant learning rate."""
+    part = SemanticCalibration()
+    assert (part.acquire_iterations, part.weight, part.smoothing) == (1800, 0.6, 0.1)
+    assert dataclasses.replace(part, acquire_iterations=0).acquire_epochs == 30
+
+
+def test_divergence_weights_are_recorded(tmp_path):
+    """Every coefficient is in details.csv, sums to one per tensor and round, and its mean is the client's weight."""
+    folder, _ = run_small(small_experiment(tmp_path, "csac"))
+    details = read_runs(folder).details
+    details = details[details["quantity"] == "divergence_weight"]
+    sums = details.groupby(["round", "name"])["value"].sum()
+    np.testing.assert_allclose(sums, 1.0, atol=1e-12)
+    clients = numbers(folder / "clients.csv").dropna(subset=["weight"]).set_index(["round", "client"])
+    means = details.groupby(["round", "client"])["value"].mean()
+    np.testing.assert_allclose(clients["weight"].sort_index(), means.sort_index(), atol=1e-12)
+    assert sorted(details["round"].unique()) == [0, 1, 2, 3]
+
+
+def test_gap_of_generalization_adjustment(tmp_path, monkeypatch):
+    """core.md 3.3: the gap is the received model's training loss minus that of the client's own last model."""
+    from clients.generalization_gap import GeneralizationGap
+
+    risks = []
+    original = GeneralizationGap._risk
+    monkeypatch.setattr(
+        GeneralizationGap, "_risk", lambda self, round: risks.append(original(self, round)) or risks[-1]
+    )
+    folder, _ = run_small(small_experiment(tmp_path, "feddg-ga", train={"rounds": 2}))
+    clients = numbers(folder / "clients.csv").set_index(["round", "client"])
+    assert (clients.loc[1, "gap_valid"] == 0).all()
+    first_after, second = risks[:3], risks[3:]
+    expected = [second[2 * index] - first_after[index] for index in range(3)]
+    np.testing.assert_allclose(clients.loc[2, "gap"], expected, rtol=1e-12)
+    np.testing.assert_allclose(clients.loc[1, "weight"], 1 / 3)
+    assert clients.loc[2, "weight"].nunique() == 3
+
+
+def test_gap_on_validation_accuracy_and_subset(tmp_path):
+    """The other metric, and a fixed subset of the training examples, give other weights that still sum to one."""
+    for index, fields in enumerate(({"metric": "validation_accuracy"}, {"max_samples": 20})):
+        method = {"name": "feddg-ga", "generalization_gap": fields}
+        folder, _ = run_small(small_experiment(tmp_path / str(index), method))
+        clients = numbers(folder / "clients.csv").dropna(subset=["weight"])
+        np.testing.assert_allclose(clients.groupby("round")["weight"].sum(), 1.0)
