@@ -57,7 +57,7 @@ def run(
     method: Annotated[str, typer.Option(help="row of `fedsim methods`, or a+b")] = "",
     target: Annotated[str, typer.Option(help="the unseen domain")] = "",
     seed: Annotated[int, typer.Option(help="run seed")] = -1,
-    runtime: Annotated[str, typer.Option(help="inline, ray, flower or deployment")] = "",
+    runtime: Annotated[str, typer.Option(help="inline, ray or flower")] = "",
     output: Output = "",
     preset: Preset = "",
     set_: Override = None,

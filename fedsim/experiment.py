@@ -94,7 +94,7 @@ class RunSettings(Settings):
     target: str = Field("", description="the unseen domain; empty: the last one")
     seed: int = Field(0, ge=0)
     label: str = Field("", description="told apart from other runs of the same method, e.g. by a sweep's grid")
-    runtime: Literal["inline", "ray", "flower", "deployment"] = Field(
+    runtime: Literal["inline", "ray", "flower"] = Field(
         "inline", description="this process, Ray workers, Flower's simulation engine, or a SuperLink with SuperNodes"
     )
     device: Literal["auto", "cpu", "cuda"] = "auto"

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedsim.errors import UserError
 from fedsim.experiment import Experiment
 from fedsim.results.callbacks import RunCallback
 from fedsim.runtime.inline import InlineGrid, LocalGrid
@@ -34,8 +33,6 @@ def make_grid(experiment: Experiment) -> LocalGrid:
         from fedsim.runtime.ray import RayGrid
 
         return RayGrid(nodes, experiment.run)
-    if experiment.run.runtime == "deployment":
-        raise UserError("run.runtime 'deployment' needs a SuperLink: use `flwr run`, see the README")
     from fedsim.client_app import app
 
     return InlineGrid(app, nodes)
