@@ -93,14 +93,13 @@ class CrossClientStyle(Augment):
         )
 
     def check(self, experiment: Experiment) -> None:
-        """VGG-19 needs colour images and its weight files (a deployed server need not have them, its clients do)."""
+        """VGG-19 needs colour images and its weight files."""
         if self.encoder != "vgg":
             return
         found = benchmark(experiment.data)
         if found.channels != 3 or experiment.data.image_size < SMALLEST:
             raise UserError(f"encoder 'vgg' needs colour images of at least {SMALLEST} pixels; use 'pixel' or 'haar'")
-        if experiment.run.runtime != "deployment" or not (self.encoder_weights and self.decoder_weights):
-            self.space(torch.device("cpu"))
+        self.space(torch.device("cpu"))
 
     def space(self, device: torch.device) -> style.Space:
         """Phi and Psi."""

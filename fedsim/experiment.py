@@ -95,7 +95,7 @@ class RunSettings(Settings):
     seed: int = Field(0, ge=0)
     label: str = Field("", description="told apart from other runs of the same method, e.g. by a sweep's grid")
     runtime: Literal["inline", "ray", "flower"] = Field(
-        "inline", description="this process, Ray workers, Flower's simulation engine, or a SuperLink with SuperNodes"
+        "inline", description="this process, Ray workers, or Flower's own simulation engine"
     )
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: int = Field(0, ge=0, description="CPU threads per worker; 0: share the cores between the workers")
