@@ -6,7 +6,7 @@ import socket
 from dataclasses import dataclass
 from typing import Any
 
-from fedsim.errors import UserError
+from fedsim.errors import ClientFailedError, UserError
 from fedsim.experiment import RunSettings
 
 CONNECT_SECONDS = 10.0
@@ -55,7 +55,13 @@ def open_cluster(run: RunSettings) -> bool:
             ) from None
         return True
     asked = math.ceil(run.workers * run.cpus_per_worker)  # more workers than cores is the user's choice
-    ray.init(num_cpus=max(os.cpu_count() or 1, asked), **quiet)
+    try:
+        ray.init(num_cpus=max(os.cpu_count() or 1, asked), **quiet)
+    except Exception as error:  # Ray's own words: a bare Exception after 30 s on a busy machine
+        ray.shutdown()
+        raise ClientFailedError(
+            f"Ray did not start ({str(error).strip()}); try again, or use run.runtime 'inline'"
+        ) from None
     return True
 
 

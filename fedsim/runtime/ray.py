@@ -26,18 +26,16 @@ FORWARDED = ("FEDSIM_DATA", "FEDSIM_CACHE")  # the driver's folders, for workers
 
 @dataclass
 class Job:
-    """A message under way: what is sent, and Ray's promise of the reply once it is."""
+    """A message under way: itself without its tensors, and where the object store has them by record name."""
 
     message: Message
     small: Message
-    wants: list[Want]
-    records: list[Any]
-    promise: Any = None
+    records: dict[str, tuple[Any, list[str] | None]]
 
 
 @dataclass
 class Slot:
-    """One worker's place: the contexts of its clients, its actor, and its unanswered jobs in order.
+    """One worker's place: the contexts of its clients, its actor, its unanswered jobs in order and the call under way.
 
     Careful after a death, it sends one job at a time, so that a second death has one cause.
     """
@@ -45,6 +43,7 @@ class Slot:
     contexts: dict[int, Context]
     actor: Any = None
     jobs: list[Job] = field(default_factory=list)
+    call: Any = None
     careful: bool = False
 
 
@@ -107,15 +106,13 @@ class RayGrid(LocalGrid):
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Send messages to their workers; their ids. Workers start at once."""
         messages = list(messages)
-        used: list[Any] = []
         for message in messages:
             stamp(message, f"m{next(self._ids)}")
-            job = self._pack(message)
-            used += job.records
-            slot = self._slot_of[message.metadata.dst_node_id]
-            slot.jobs.append(job)
+            self._slot_of[message.metadata.dst_node_id].jobs.append(self._pack(message))
+        for slot in self._slots:
             self._submit(slot)
-        self._shelf.forget_all_but(used)
+        jobs = [job for slot in self._slots for job in slot.jobs]
+        self._shelf.forget_all_but(reference for job in jobs for reference, _ in job.records.values())
         return [message.metadata.message_id for message in messages]
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
@@ -150,20 +147,23 @@ class RayGrid(LocalGrid):
 
     def _pack(self, message: Message) -> Job:
         """The message apart from its tensors, which the object store holds."""
-        wants: list[Want] = []
-        records: list[Any] = []
-        for name, record in message.content.array_records.items():
-            reference, names = self._shelf.place(record)
-            if reference not in records:
-                records.append(reference)
-            wants.append((name, records.index(reference), names))
-        return Job(message, without_arrays(message), wants, records)
+        records = {name: self._shelf.place(record) for name, record in message.content.array_records.items()}
+        return Job(message, without_arrays(message), records)
 
     def _submit(self, slot: Slot) -> None:
-        """Send what is not sent yet: everything, or the next job alone."""
+        """Call the worker with its jobs (or the next one alone) unless it is at work; it answers some of them."""
+        if slot.call is not None or not slot.jobs:
+            return
+        references: list[Any] = []
+        orders = []
         for job in slot.jobs[: 1 if slot.careful else None]:
-            if job.promise is None:
-                job.promise = slot.actor.answer.remote(job.small, job.wants, *job.records)
+            wants: list[Want] = []
+            for name, (reference, names) in job.records.items():
+                if reference not in references:
+                    references.append(reference)
+                wants.append((name, references.index(reference), names))
+            orders.append((job.small, wants))
+        slot.call = slot.actor.answer.remote(orders, *references)
 
     def _hire(self, slot: Slot) -> None:
         slot.actor = self._actor.remote(self._place, slot.contexts)
@@ -177,59 +177,54 @@ class RayGrid(LocalGrid):
 
     def _gather(self, timeout: float | None) -> None:
         """Take what has arrived; waits at most `timeout` seconds (None: without end) for the first."""
-        jobs = {job.promise: (slot, job) for slot in self._slots for job in slot.jobs if job.promise is not None}
-        if not jobs:
+        slots = {slot.call: slot for slot in self._slots if slot.call is not None}
+        if not slots:
             return
-        ready, _ = self._ray.wait(list(jobs), num_returns=1, timeout=timeout)
-        for promise in ready:
-            slot, job = jobs[promise]
-            self._take(slot, job)
+        ready, _ = self._ray.wait(list(slots), num_returns=1, timeout=timeout)
+        for call in ready:
+            self._take(slots[call])
 
-    def _take(self, slot: Slot, job: Job) -> None:
-        """The reply of a finished job, or another try when its worker is lost."""
+    def _take(self, slot: Slot) -> None:
+        """The replies to a worker's first jobs, or another try when it is lost; then its other jobs."""
         try:
-            reply = self._open(job)
+            answered = self._ray.get(slot.call)
+        except self._ray.exceptions.RayTaskError as error:  # not the app: its exceptions come as error replies
+            self._fail_first(slot, str(error))
         except self._ray.exceptions.RayError as error:
             self._replace(slot, error)
         else:
-            self._answer(slot, job, reply)
-
-    def _open(self, job: Job) -> Message:
-        """The reply that Ray promised; raises RayError when the worker is lost."""
-        try:
-            reply, parcels = self._ray.get(job.promise)
-        except self._ray.exceptions.RayTaskError as error:  # not the app: its exceptions come as error replies
-            return Message(Error(CLIENT_APP_RAISED, str(error)), reply_to=job.message)
-        return with_content(reply, RecordDict({**parcels, **reply.content})) if parcels else reply
+            for job, (reply, parcels) in zip(list(slot.jobs), answered):
+                whole = with_content(reply, RecordDict({**parcels, **reply.content})) if parcels else reply
+                self._answer(slot, job, whole)
+        slot.call = None
+        slot.careful = slot.careful and bool(slot.jobs)
+        self._submit(slot)
 
     def _answer(self, slot: Slot, job: Job, reply: Message) -> None:
         self._replies[job.message.metadata.message_id] = reply
         slot.jobs.remove(job)
-        slot.careful = slot.careful and bool(slot.jobs)
-        self._submit(slot)
+
+    def _fail_first(self, slot: Slot, reason: str) -> None:
+        job = slot.jobs[0]
+        self._answer(slot, job, Message(Error(CLIENT_APP_RAISED, reason), reply_to=job.message))
 
     def _replace(self, slot: Slot, error: Exception) -> None:
         """A new worker for a lost one, which repeats what was not answered, once and one by one.
 
-        Who killed the first worker is uncertain: a reply may be lost with it. The second dies of the job it has.
+        Who killed the first worker is uncertain: it had several jobs. The second dies of the one it has.
         """
         self._dismiss(slot)
         self._hire(slot)
-        for job in slot.jobs:
-            job.promise = None
         if slot.careful:
-            culprit = slot.jobs[0]
-            reason = f"the worker of {addressee(culprit.message)} died twice (out of memory?): {essence(error)}"
-            self._answer(slot, culprit, Message(Error(CLIENT_APP_RAISED, reason), reply_to=culprit.message))
-        else:
-            slot.careful = True
-            self._submit(slot)
+            who = addressee(slot.jobs[0].message)
+            self._fail_first(slot, f"the worker of {who} died twice (out of memory?): {essence(error)}")
+        slot.careful = True
 
     def _replace_late(self) -> None:
         for slot in self._slots:
             if slot.jobs:
                 slot.jobs.clear()
-                slot.careful = False
+                slot.call, slot.careful = None, False
                 self._dismiss(slot)
                 self._hire(slot)
 

@@ -6,6 +6,7 @@ Pickle 5 hands the tensors' bytes to Ray as they are: one copy into the object s
 import importlib
 import os
 import pickle
+import time
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,11 +14,16 @@ from pathlib import Path
 
 from flwr.app import Array, ArrayRecord, Context, Error, Message, RecordDict
 
+from fedsim.arrays import nbytes
 from fedsim.runtime.identity import with_content
 
 CLIENT_APP_RAISED = 2  # Flower's error code for an exception in the client app
 
+BUNDLE_BYTES = 4 * 2**20  # of replies that travel together
+BUNDLE_SECONDS = 0.5  # of work whose replies travel together
+
 Want = tuple[str, int, list[str] | None]  # record name, which of the sent records, which of its tensors (None: all)
+Order = tuple[Message, list[Want]]  # a message without its array records, and where they are
 
 
 class Parcel:
@@ -72,8 +78,23 @@ class Worker:
         self.app = getattr(importlib.import_module(module), attribute)
         self.contexts = contexts
 
-    def answer(self, message: Message, wants: list[Want], *records: ArrayRecord) -> tuple[Message, dict[str, Parcel]]:
-        """The client app's reply, its array records apart."""
+    def answer(self, orders: Sequence[Order], *records: ArrayRecord) -> list[tuple[Message, dict[str, Parcel]]]:
+        """The client app's replies to the first orders, their array records apart; at least one.
+
+        Quick replies travel together, because a call costs more than they do; slow or large ones alone.
+        """
+        started, size, replies = time.monotonic(), 0, []
+        for message, wants in orders:
+            reply, parcels = self._reply(message, wants, records)
+            replies.append((reply, parcels))
+            size += sum(nbytes(parcel.record) for parcel in parcels.values())
+            if size > BUNDLE_BYTES or time.monotonic() - started > BUNDLE_SECONDS:
+                break
+        return replies
+
+    def _reply(
+        self, message: Message, wants: list[Want], records: Sequence[ArrayRecord]
+    ) -> tuple[Message, dict[str, Parcel]]:
         content = dict(message.content.items())
         for name, position, names in wants:
             content[name] = records[position] if names is None else select(records[position], names)
