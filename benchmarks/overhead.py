@@ -41,7 +41,8 @@ def bare_loop(experiment: Experiment) -> float:
     target = torch.from_numpy(np.array(images[indices])), torch.from_numpy(labels[indices])
     weights = np.array([client.examples for client in clients]) / sum(client.examples for client in clients)
     state = {name: value.clone() for name, value in net.state_dict().items()}
-    accuracy = 0.0
+    everything = torch.arange(len(target[1]))
+    accuracy = evaluate(net, *target, everything, transforms)
     for _ in range(train.rounds):
         states = []
         for client, (x, y) in zip(clients, tensors):
@@ -52,7 +53,7 @@ def bare_loop(experiment: Experiment) -> float:
         net.load_state_dict(state)
         for client, (x, y) in zip(clients, tensors):
             evaluate(net, x, y, torch.from_numpy(client.validation), transforms)
-        accuracy = evaluate(net, *target, torch.arange(len(target[1])), transforms)
+        accuracy = evaluate(net, *target, everything, transforms)
     return accuracy
 
 
@@ -115,7 +116,7 @@ def experiment_for(model: str, folder: Path, rounds: int, threads: int) -> Exper
     if model.startswith("digits"):
         table["data"] = {"dataset": "digits", "split": "stratified"}
     else:
-        make_folder(folder / "images", 64, 280)
+        make_folder(folder / "images", 64, 560)
         table["data"] = {
             "dataset": "folder",
             "root": str(folder / "images"),

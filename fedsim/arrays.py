@@ -249,7 +249,10 @@ def load_arrays(
             raise ValueError(f"{name!r}: dtype {array.dtype}, the model has {tensor.dtype}")
     with torch.no_grad():
         for name, array in arrays.items():
-            state[name].copy_(_as_tensor(array))
+            if state[name].device.type == "cpu":
+                np.copyto(state[name].numpy(), array)
+            else:
+                state[name].copy_(_as_tensor(array))
 
 
 # ------------------------------------------------------------------------------------------------------------ measures

@@ -1,7 +1,8 @@
-"""One atomic file that a killed run resumes from: global arrays, banks and the parts' states of a finished round."""
+"""What a killed run resumes from: global arrays, banks and the parts' states of a finished round."""
 
 import json
 import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,11 +10,11 @@ from typing import Any
 
 import numpy as np
 from safetensors import safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from fedsim.errors import UserError
 
-ARRAY, BANK = "array:", "bank:"
+STATE = "checkpoint.safetensors"
 
 
 @dataclass
@@ -34,37 +35,62 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray], metadata: dict[st
     temporary.replace(path)
 
 
-def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
-    """Write a checkpoint atomically."""
-    tensors = {ARRAY + name: array for name, array in checkpoint.arrays.items()}
-    for bank, clients in checkpoint.banks.items():
-        for client, arrays in clients.items():
-            tensors |= {f"{BANK}{json.dumps([bank, client, name])}": array for name, array in arrays.items()}
+def arrays_file(folder: Path, round: int) -> Path:
+    """File of a checkpoint's global arrays."""
+    return folder / f"arrays-{round:06d}.safetensors"
+
+
+def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
+    """Write the arrays into a file of their round (returned), then atomically the file that names the round.
+
+    The arrays' file is an ordinary model file, so that `best.safetensors` can be a link to it, not a second write.
+    """
+    file = arrays_file(folder, checkpoint.round)
+    write_arrays(file, checkpoint.arrays, {"round": str(checkpoint.round)})
+    banks = {
+        json.dumps([bank, client, name]): array
+        for bank, clients in checkpoint.banks.items()
+        for client, arrays in clients.items()
+        for name, array in arrays.items()
+    }
     meta = {
         "round": checkpoint.round,
         "part_states": checkpoint.part_states,
         "order": list(checkpoint.arrays),
         "banks": {bank: list(clients) for bank, clients in checkpoint.banks.items()},
     }
-    write_arrays(path, tensors, {"fedsim": json.dumps(meta)})
+    write_arrays(folder / STATE, banks, {"fedsim": json.dumps(meta)})
+    for old in folder.glob("arrays-*.safetensors"):
+        if old != file:
+            old.unlink()
+    return file
 
 
-def load_checkpoint(path: Path) -> Checkpoint | None:
-    """The checkpoint, or None when there is none; UserError when the file is not one of ours."""
+def link_file(source: Path, target: Path) -> None:
+    """Give a file a second name atomically; a copy where the file system has no links."""
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    temporary.unlink(missing_ok=True)
+    try:
+        temporary.hardlink_to(source)
+    except OSError:
+        shutil.copyfile(source, temporary)
+    temporary.replace(target)
+
+
+def load_checkpoint(folder: Path) -> Checkpoint | None:
+    """The checkpoint, or None when there is none; UserError when the files are not ours."""
+    path = folder / STATE
     if not path.is_file():
         return None
     try:
         with safe_open(path, framework="numpy") as file:
             meta = json.loads(file.metadata()["fedsim"])
             tensors = {name: file.get_tensor(name) for name in sorted(file.keys())}
+        arrays = load_file(arrays_file(folder, meta["round"]))
+        banks: dict = {bank: {client: {} for client in clients} for bank, clients in meta["banks"].items()}
+        for name, tensor in tensors.items():
+            bank, client, key = json.loads(name)
+            banks[bank][client][key] = tensor
+        return Checkpoint(meta["round"], {name: arrays[name] for name in meta["order"]}, banks, meta["part_states"])
     except Exception as error:
-        raise UserError(
-            f"{path} is not a readable checkpoint ({error}); remove the run's folder to start again"
-        ) from None
-    banks: dict = {bank: {client: {} for client in clients} for bank, clients in meta["banks"].items()}
-    for name in [name for name in tensors if name.startswith(BANK)]:
-        bank, client, key = json.loads(name.removeprefix(BANK))
-        banks[bank][client][key] = tensors[name]
-    return Checkpoint(
-        meta["round"], {name: tensors[ARRAY + name] for name in meta["order"]}, banks, meta["part_states"]
-    )
+        raise UserError(f"{path} is not a readable checkpoint ({error}); remove the run's folder") from None

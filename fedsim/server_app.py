@@ -76,11 +76,10 @@ def serve(grid: Grid, experiment: Experiment, callbacks: Sequence[RunCallback] =
     logging.getLogger("flwr").setLevel(logging.WARNING)
     rounds = experiment.train.rounds - strategy.finished_rounds
     if rounds:
-        result = strategy.start(
+        strategy.start(
             grid, arrays, num_rounds=rounds, timeout=experiment.run.timeout, evaluate_fn=session.end_of_round
         )
-        arrays = result.arrays
-    return session.finish(arrays)
+    return session.finish()
 
 
 class LogLines:

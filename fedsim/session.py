@@ -13,7 +13,7 @@ import torch
 from flwr.app import ArrayRecord
 
 from fedsim.arrays import load_arrays, record_to_arrays, state_to_record
-from fedsim.checkpoint import Checkpoint, load_checkpoint, save_checkpoint, write_arrays
+from fedsim.checkpoint import Checkpoint, arrays_file, link_file, load_checkpoint, save_checkpoint, write_arrays
 from fedsim.data import benchmark, domain_of, load_target
 from fedsim.data.augment import make_transforms, to_float
 from fedsim.errors import UserError
@@ -78,10 +78,10 @@ class Session:
     def __init__(self, experiment: Experiment, space: Workspace, callbacks: Sequence[RunCallback] = ()) -> None:
         self.experiment, self.space, self.callbacks = experiment, space, callbacks
         self.folder = run_folder(experiment)
-        self.checkpoint_file = self.folder / "checkpoint" / "checkpoint.safetensors"
+        self.checkpoint_folder = self.folder / "checkpoint"
         self._refuse_foreign_folder()
         self.recorder = Recorder(self.folder)
-        self.checkpoint = load_checkpoint(self.checkpoint_file)
+        self.checkpoint = load_checkpoint(self.checkpoint_folder)
         self.recorder.truncate(self.checkpoint.round if self.checkpoint else -1)
         self.recorder.write_experiment(experiment.toml())
         self.recorder.write_environment(
@@ -133,9 +133,9 @@ class Session:
         for callback in self.callbacks:
             callback.on_round(row, clients)
 
-    def finish(self, arrays: ArrayRecord) -> Path:
+    def finish(self) -> Path:
         """Write the last model and the summary (which marks the run as finished); tidy up what resuming needed."""
-        write_arrays(self.folder / "last.safetensors", record_to_arrays(arrays))
+        link_file(arrays_file(self.checkpoint_folder, self.experiment.train.rounds), self.folder / "last.safetensors")
         rounds = pd.read_csv(self.folder / "rounds.csv")
         label = self.space.recipe.label(self.experiment.method_name)
         summary = summary_row(self.experiment, rounds, label, self.space.recipe.infer.transductive)
@@ -171,24 +171,32 @@ class Session:
         return row
 
     def _keep(self, round: int, row: dict[str, Any], arrays: ArrayRecord) -> None:
-        """best.safetensors on strict improvement of the source validation, then the checkpoint."""
+        """The checkpoint, and best.safetensors on strict improvement of the source validation."""
         values = record_to_arrays(arrays)
+        saved = None
+        if round % self.experiment.run.checkpoint_every == 0 or round == self.experiment.train.rounds:
+            state = Checkpoint(round, values, self.strategy.banks, self.strategy.part_states)
+            saved = save_checkpoint(self.checkpoint_folder, state)
         score = row.get(validation_column(self.experiment))
         if round and score is not None and score > self.best:
             self.best = score
-            write_arrays(self.folder / "best.safetensors", values, {"round": str(round)})
-        if round % self.experiment.run.checkpoint_every == 0 or round == self.experiment.train.rounds:
-            save_checkpoint(
-                self.checkpoint_file, Checkpoint(round, values, self.strategy.banks, self.strategy.part_states)
-            )
+            if saved:
+                link_file(saved, self.folder / "best.safetensors")
+            else:
+                write_arrays(self.folder / "best.safetensors", values, {"round": str(round)})
 
     def _best_so_far(self) -> float:
+        """Best score up to the checkpoint; its model is linked again, in case the kill came between the two."""
         if not self.checkpoint or not (self.folder / "rounds.csv").is_file():
             return -math.inf
         rounds = pd.read_csv(self.folder / "rounds.csv")
         column = validation_column(self.experiment)
-        values = rounds.loc[rounds["round"] >= 1, column].dropna() if column in rounds else []
-        return float(values.max()) if len(values) else -math.inf
+        scores = rounds.loc[rounds["round"] >= 1].set_index("round")[column].dropna() if column in rounds else []
+        if not len(scores):
+            return -math.inf
+        if scores.idxmax() == self.checkpoint.round:
+            link_file(arrays_file(self.checkpoint_folder, self.checkpoint.round), self.folder / "best.safetensors")
+        return float(scores.max())
 
     def _refuse_foreign_folder(self) -> None:
         """A folder that holds another experiment's run is never mixed with this one."""
