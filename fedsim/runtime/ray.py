@@ -14,6 +14,7 @@ from typing import Any
 
 from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
 
+from fedsim.arrays import nbytes
 from fedsim.experiment import RunSettings
 from fedsim.runtime.cluster import import_ray, open_cluster, plan_workers
 from fedsim.runtime.identity import stamp, with_content
@@ -22,6 +23,8 @@ from fedsim.runtime.worker import CLIENT_APP_RAISED, Parcel, Place, Want, Worker
 
 CLIENT_APP = "fedsim.client_app:app"
 FORWARDED = ("FEDSIM_DATA", "FEDSIM_CACHE")  # the driver's folders, for workers whose machine has none of its own
+
+SMALL_BYTES = 2**19  # below, a trip through the object store takes longer than the bytes themselves
 
 
 @dataclass
@@ -56,12 +59,14 @@ class Shelf:
     def place(self, record: ArrayRecord) -> tuple[Any, list[str] | None]:
         """Reference to an object that holds the record's tensors, and which of them are meant (None: all).
 
-        Training after an evaluation sends the same bytes again, perhaps fewer tensors: they are not put twice.
+        Training after an evaluation sends the same bytes again, perhaps fewer tensors: they are not put twice. A small
+        record stands for itself and travels within the call.
         """
         for kept, reference in self._kept:
             if len(record) and all(name in kept and kept[name].data is array.data for name, array in record.items()):
                 return reference, None if len(kept) == len(record) else list(record)
-        reference = import_ray().put(Parcel(record))
+        parcel = Parcel(record)
+        reference = parcel if nbytes(record) < SMALL_BYTES else import_ray().put(parcel)
         self._kept.append((record, reference))
         return reference, None
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from flwr.app import Array, ArrayRecord, Context, Error, Message, RecordDict
 
-from fedsim.arrays import nbytes
+from fedsim.arrays import nbytes, record_of
 from fedsim.runtime.identity import with_content
 
 CLIENT_APP_RAISED = 2  # Flower's error code for an exception in the client app
@@ -39,12 +39,13 @@ class Parcel:
 
 def unpack(heads: Sequence[tuple[str, str, tuple[int, ...], str]], buffers: Sequence) -> ArrayRecord:
     """ArrayRecord whose arrays are read-only views of the buffers; nothing is copied."""
-    record = ArrayRecord()
+    arrays = {}
     for (name, dtype, shape, stype), buffer in zip(heads, buffers, strict=True):
-        array = Array(dtype, shape, stype, b"")  # the constructor insists on bytes, the attribute does not
+        arrays[name] = array = Array(
+            dtype, shape, stype, b""
+        )  # the constructor insists on bytes, the attribute does not
         array.data = buffer if isinstance(buffer, bytes) else memoryview(buffer)
-        record[name] = array
-    return record
+    return record_of(arrays)
 
 
 def without_arrays(message: Message) -> Message:
@@ -114,7 +115,4 @@ class Worker:
 
 def select(record: ArrayRecord, names: Sequence[str]) -> ArrayRecord:
     """Some tensors of a record, without a copy."""
-    chosen = ArrayRecord()
-    for name in names:
-        chosen[name] = record[name]
-    return chosen
+    return record_of({name: record[name] for name in names})

@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 from support import numbers, run_small, small_experiment
 
+import fedsim.runtime.ray
 from fedsim.server_app import serve
 
 
@@ -52,6 +53,7 @@ def test_a_killed_worker_is_replaced_and_changes_nothing(grid, tmp_path):
 @pytest.mark.parametrize("method", ["fedavg", "fedbn"])
 def test_one_copy_of_the_global_model_per_round(grid, tmp_path, monkeypatch, method):
     """A round's model goes into the object store once: evaluated by all clients, then trained on by all clients."""
+    monkeypatch.setattr(fedsim.runtime.ray, "SMALL_BYTES", 0)  # the test's model would travel within the calls
     puts = []
     original = grid._ray.put
     monkeypatch.setattr(grid._ray, "put", lambda value: puts.append(value) or original(value))

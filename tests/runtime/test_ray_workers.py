@@ -3,6 +3,7 @@
 import pickle
 
 import numpy as np
+import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from fedsim.arrays import record_to_arrays, state_to_record
@@ -78,14 +79,16 @@ def test_a_parcel_moves_tensors_out_of_band():
     assert np.shares_memory(arrays["w"], np.frombuffer(record["w"].data, dtype=np.uint8))
 
 
-def test_the_shelf_puts_equal_bytes_once(ray_cluster):
+@pytest.mark.parametrize("size", [4, 100_000])
+def test_the_shelf_puts_equal_bytes_once(ray_cluster, size):
     """A record of fewer tensors of the same model is a part of what is there; another model is not."""
-    state = {name: np.full(4, number, dtype=np.float32) for number, name in enumerate("abc")}
+    state = {name: np.full(size, number, dtype=np.float32) for number, name in enumerate("abc")}
     whole = state_to_record(state)
     part = ArrayRecord({name: whole[name] for name in "ac"})
     shelf = Shelf()
     reference, names = shelf.place(whole)
     assert names is None
+    assert isinstance(reference, Parcel) == (size == 4)
     assert shelf.place(part) == (reference, ["a", "c"])
     other, _ = shelf.place(state_to_record(state))
     assert other != reference
