@@ -26,7 +26,7 @@ def torch_generator(seed: int, *name: str | int) -> torch.Generator:
 
 
 def seed_library(seed: int, *name: str | int) -> None:
-    """Seed torch's global generators (CPU and CUDA), for libraries that draw from them: dropout, kornia.
+    """Seed torch's global generators (CPU and CUDA), for whatever draws from them: dropout, augmentation.
 
     As `torch.manual_seed`, which without CUDA costs a millisecond: it queues a seeding with its stack trace each time.
     """

@@ -17,7 +17,6 @@ PACKAGES = (
     "pandas",
     "scipy",
     "scikit-learn",
-    "kornia",
     "pydantic",
     "safetensors",
     "pillow",
