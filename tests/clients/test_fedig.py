@@ -358,7 +358,7 @@ def test_ensemble_of_uploads_survives_a_restart(tmp_path):
 
     def watch(session, *args):
         keep(session, *args)
-        saved.append(load_checkpoint(session.checkpoint_file).banks)
+        saved.append(load_checkpoint(session.checkpoint_folder).banks)
 
     Session._keep = watch
     try:
