@@ -1,0 +1,224 @@
+"""A federation on separate machines, described by one TOML file, and where its kits and keys lie.
+
+    federation = read_federation("federation.toml")
+    federation.kit("hospital-a") / "start.sh"
+
+Relative paths mean relative to the TOML file's folder.
+"""
+
+import ipaddress
+import re
+import tomllib
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from fedsim.errors import UserError
+from fedsim.experiment import Settings, nearest
+
+CONNECTION = "federation"  # name of the SuperLink connection in the server kit's config.toml
+RESERVED = ("server", "operator")  # kits that are no site's
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+DOMAIN = re.compile(r"[^'\"\\\n/]+(/[0-9]+)?")
+HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
+
+
+class Site(Settings):
+    """[[sites]]: one machine with the data of one client."""
+
+    name: str = Field(description="the site's own name: its kit's folder, its key's name")
+    domain: str = Field(description="the domain that it holds; with several clients per domain, e.g. photo/1")
+    role: Literal["source", "target"] = Field(
+        "source", description="source: trains; target: evaluates the unseen domain and never trains"
+    )
+    data_dir: str = Field("", description="absolute path of the data set on the site; empty: embedded data")
+    state_dir: str = Field("", description="absolute path of the client's state; empty: `state` in the kit's folder")
+    port: int = Field(9094, ge=1, le=65535, description="loopback port of the SuperNode; differs for sites on one host")
+
+    @field_validator("name")
+    @classmethod
+    def _plain_name(cls, name: str) -> str:
+        if not NAME.fullmatch(name) or name in RESERVED:
+            raise ValueError(f"a site's name is letters, digits, '.', '_' or '-', and not {' or '.join(RESERVED)}")
+        return name
+
+    @field_validator("domain")
+    @classmethod
+    def _plain_domain(cls, domain: str) -> str:
+        if not DOMAIN.fullmatch(domain):
+            raise ValueError("a domain is a name without quotes, or name/k for one of its clients")
+        return domain
+
+    @field_validator("data_dir", "state_dir")
+    @classmethod
+    def _absolute_path(cls, path: str) -> str:
+        if path and (not path.startswith("/") or re.search(r"['\"\\\n]", path)):
+            raise ValueError("a path on a site is absolute and has no quotes or backslashes")
+        return path
+
+
+class Federation(Settings):
+    """One server, its sites, and the operator who starts runs."""
+
+    name: str = Field("federation", description="the federation's name, in its certificates")
+    address: str = Field(description="host name or IP address by which the sites reach the server")
+    port: int = Field(9092, ge=1, le=65535, description="the server's port that the sites reach")
+    proxy: Literal["nginx", "none"] = Field(
+        "nginx",
+        description="nginx: only the sites' paths are reachable from outside, the SuperLink listens on loopback; "
+        "none: the SuperLink itself listens on the port, and whoever reaches it can start runs",
+    )
+    listen: str = Field("", description="IP address of the port; empty: all (loopback for a loopback address)")
+    control: str = Field(
+        "", description="host:port of the SuperLink itself, where the operator starts runs; empty: 127.0.0.1:9093"
+    )
+    names: list[str] = Field([], description="further host names and IP addresses in the server's certificate")
+    days: int = Field(365, ge=1, le=3650, description="validity of the certificates")
+    kits: Path = Field(Path(), description="folder of the kits; empty: <name>-kits beside the TOML file")
+    retry_seconds: int = Field(10, ge=1, description="a site's first wait before it starts its SuperNode again")
+    longest_retry_seconds: int = Field(300, ge=1, description="a site's longest wait, reached by doubling")
+    tries: int = Field(12, ge=1, description="refused starts in a row after which a site gives up")
+    sites: list[Site] = Field(min_length=1)
+
+    @field_validator("name")
+    @classmethod
+    def _plain_name(cls, name: str) -> str:
+        if not NAME.fullmatch(name):
+            raise ValueError("a federation's name is letters, digits, '.', '_' or '-'")
+        return name
+
+    @field_validator("address", "names")
+    @classmethod
+    def _hosts(cls, value: str | list[str]) -> str | list[str]:
+        for host in [value] if isinstance(value, str) else value:
+            if not is_ip(host) and not HOST.fullmatch(host):
+                raise ValueError("a host is a name or an IP address, without scheme and port")
+        return value
+
+    @field_validator("listen")
+    @classmethod
+    def _ip(cls, value: str) -> str:
+        if value and not is_ip(value):
+            raise ValueError("an IP address is needed, e.g. 0.0.0.0")
+        return value
+
+    @field_validator("control")
+    @classmethod
+    def _host_and_port(cls, value: str) -> str:
+        if value and not re.fullmatch(r".+:[0-9]{1,5}", value):
+            raise ValueError("host:port is needed, e.g. 127.0.0.1:9093")
+        return value
+
+    @model_validator(mode="after")
+    def _distinct(self) -> "Federation":
+        for what, values in (("name", [site.name for site in self.sites]), ("domain", self.clients("source"))):
+            twice = sorted({value for value in values if values.count(value) > 1})
+            if twice:
+                hint = "; several clients of one domain are called name/0, name/1, ..." if what == "domain" else ""
+                raise ValueError(f"two sites have the {what} {twice[0]!r}{hint}")
+        if self.proxy == "nginx" and self.control_port == self.port:
+            raise ValueError("port and the control port are the same; behind a proxy they must differ")
+        return self
+
+    def clients(self, role: str) -> list[str]:
+        """Client names (domains) of the sites with that role, in the file's order."""
+        return [site.domain for site in self.sites if site.role == role]
+
+    def site(self, name: str) -> Site:
+        """The site of that name; UserError with the nearest one."""
+        known = {site.name: site for site in self.sites}
+        if name not in known:
+            raise UserError(f"no site {name!r} in the federation; {nearest(name, known)}known: {', '.join(known)}")
+        return known[name]
+
+    @property
+    def control_address(self) -> str:
+        """host:port at which the operator reaches the SuperLink."""
+        return self.control or f"127.0.0.1:{9093 if self.proxy == 'nginx' else self.port}"
+
+    @property
+    def control_host(self) -> str:
+        """Host of `control_address`, without brackets."""
+        return self.control_address.rpartition(":")[0].strip("[]")
+
+    @property
+    def control_port(self) -> int:
+        """Port of `control_address`."""
+        return int(self.control_address.rpartition(":")[2])
+
+    @property
+    def public_address(self) -> str:
+        """host:port at which the sites reach the server."""
+        return f"[{self.address}]:{self.port}" if ":" in self.address else f"{self.address}:{self.port}"
+
+    @property
+    def listen_host(self) -> str:
+        """IP address on which the public port listens."""
+        loopback = {"localhost": "127.0.0.1", "127.0.0.1": "127.0.0.1", "::1": "::1"}
+        return self.listen or loopback.get(self.address, "0.0.0.0")
+
+    @property
+    def server_names(self) -> list[str]:
+        """Every host name and IP address by which the server is reached, for its certificate."""
+        hosts = [self.address, *self.names, self.control_host, "localhost", "127.0.0.1"]
+        return list(dict.fromkeys(hosts + ([] if self.listen_host == "0.0.0.0" else [self.listen_host])))
+
+    def kit(self, name: str) -> Path:
+        """Folder of a kit: "server", "operator" or a site's name."""
+        return self.kits / (name if name in RESERVED else self.site(name).name)
+
+    @property
+    def ca_certificate(self) -> Path:
+        """The federation's CA certificate, as the operator and the SuperLink read it."""
+        return self.kit("server") / "ca.crt"
+
+    @property
+    def flwr_home(self) -> Path:
+        """FLWR_HOME of the operator's `flwr`, whose config.toml has the connection CONNECTION."""
+        return self.kit("server") / "flwr"
+
+
+def is_ip(host: str) -> bool:
+    """Is it an IPv4 or IPv6 address?"""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def read_federation(path: str | Path) -> Federation:
+    """Federation of a TOML file; UserError names the wrong key and the nearest right one."""
+    path = Path(path)
+    try:
+        table = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise UserError(f"cannot read the federation file {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: not valid TOML: {error}") from None
+    kits = table.get("kits") or f"{table.get('name', 'federation')}-kits"
+    try:
+        return Federation.model_validate({**table, "kits": (path.resolve().parent / str(kits))})
+    except ValidationError as error:
+        raise UserError(f"{path}: {_explain(error, table)}") from None
+
+
+def _explain(error: ValidationError, table: dict[str, Any]) -> str:
+    """First problem of a validation error in one line, with the site's name where it is in a site."""
+    problems = error.errors()
+    problem = next((found for found in problems if found["type"] == "extra_forbidden"), problems[0])  # often the typo
+    place = list(problem["loc"])
+    section, where = Federation, ""
+    if len(place) > 1 and place[0] == "sites" and isinstance(place[1], int):
+        entry = table["sites"][place[1]]
+        where = f"site {entry.get('name', place[1] + 1)!r}: " if isinstance(entry, dict) else f"sites[{place[1]}]: "
+        section, place = Site, place[2:]
+    key = ".".join(str(part) for part in place)
+    known = list(section.model_fields)
+    if problem["type"] == "extra_forbidden":
+        return f"{where}unknown setting {key!r}; {nearest(key, known)}known here: {', '.join(known)}"
+    if problem["type"] == "missing":
+        return f"{where}{key} is missing"
+    message = problem["msg"].removeprefix("Value error, ")
+    return f"{where}{key}: {message} (got {problem.get('input')!r})" if key else f"{where}{message}"
