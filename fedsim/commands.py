@@ -13,7 +13,6 @@ from fedsim.experiment import Experiment, nearest
 
 def run_one(experiment: Experiment) -> None:
     """Run (or resume) one experiment with a progress bar; prints the headline and where the records are."""
-    from fedsim.results.callbacks import TensorBoardCallback
     from fedsim.runtime.launch import launch
     from fedsim.server_app import complete
     from fedsim.session import is_finished, run_folder
@@ -24,9 +23,8 @@ def run_one(experiment: Experiment) -> None:
         console.print(f"already finished: {folder}")
     else:
         bar = ProgressBar()
-        trackers = [TensorBoardCallback()] if experiment.run.tensorboard else []
         try:
-            launch(experiment, [bar, *trackers])
+            launch(experiment, [bar])
         finally:
             bar.close()
     console.print(headline(folder))

@@ -116,6 +116,7 @@ class RunSettings(Settings):
     cpus_per_worker: float = Field(1.0, gt=0)
     gpus_per_worker: float = Field(0.0, ge=0, description="fraction of a GPU; 0: Ray workers share what GPUs there are")
     tensorboard: bool = Field(False, description="also write TensorBoard scalars into the run's folder")
+    callbacks: list[str] = Field([], description="trackers of your own, package.module:Class (see RunCallback)")
 
 
 class Experiment(Settings):

@@ -9,10 +9,11 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from fedsim.claim import claim
 from fedsim.data import benchmark, resolve_domain
 from fedsim.errors import UserError
 from fedsim.experiment import Experiment, parse_experiment, read_experiment
-from fedsim.results.callbacks import RunCallback
+from fedsim.results.callbacks import RunCallback, tell_failure, trackers
 from fedsim.session import Session, is_finished, run_folder
 from fedsim.workspace import Workspace, set_threads, source_clients
 from strategies.base import FedDG
@@ -57,10 +58,20 @@ def serve(grid: Grid, experiment: Experiment, callbacks: Sequence[RunCallback] =
     folder = run_folder(experiment)
     if is_finished(folder):
         return folder
+    everyone = [*callbacks, *trackers(experiment.run)]
     set_threads(experiment.run.threads)
     space = Workspace(experiment)
+    try:
+        with claim(folder):
+            return folder if is_finished(folder) else _serve(grid, experiment, space, everyone)
+    except BaseException as error:
+        tell_failure(everyone, error)
+        raise
+
+
+def _serve(grid: Grid, experiment: Experiment, space: Workspace, callbacks: Sequence[RunCallback]) -> Path:
     session = Session(experiment, space, callbacks)
-    settings = experiment.toml()
+    settings, folder = experiment.toml(), session.folder
     run_config = {
         "experiment": settings,
         "state-dir": str((folder / "state").resolve()),

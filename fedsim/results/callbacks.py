@@ -1,16 +1,24 @@
-"""What may follow a run while it goes on: progress bars, trackers, TensorBoard."""
+"""What may follow a run while it goes on: progress bars, TensorBoard, and whatever a user names as `module:name`."""
 
+import importlib
 import math
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from fedsim.errors import UserError
-from fedsim.experiment import Experiment
+from fedsim.experiment import Experiment, RunSettings, nearest
+
+
+HOOKS = ("on_start", "on_round", "on_end")
 
 
 class RunCallback(Protocol):
-    """Told about a run as it happens; must not change what it is given."""
+    """Told about a run as it happens; must not change what it is given.
+
+    A callback may also have `on_failure(error)`: the run stops before its end, by Ctrl-C too.
+    """
 
     def on_start(self, experiment: Experiment, folder: Path) -> None:
         """Before the first (or, resumed, the next) round; the folder exists."""
@@ -20,6 +28,43 @@ class RunCallback(Protocol):
 
     def on_end(self, summary: dict[str, Any]) -> None:
         """After the summary was written."""
+
+
+def trackers(run: RunSettings) -> list[RunCallback]:
+    """What `run.tensorboard` and `run.callbacks` ask for, new for one run; UserError for what is not there."""
+    named = [find_callback(name) for name in run.callbacks]
+    return [*([TensorBoardCallback()] if run.tensorboard else []), *(make() for make in named)]
+
+
+def find_callback(name: str) -> Callable[[], RunCallback]:
+    """The class (or function without arguments) that `package.module:name` names; the working folder is searched too.
+
+    Raises UserError when there is no such module or name in it.
+    """
+    module, colon, attribute = name.partition(":")
+    if not (module and colon and attribute):
+        raise UserError(f"callback {name!r} is not of the form package.module:name")
+    if str(Path.cwd()) not in sys.path:  # the console script's path starts at its own folder
+        sys.path.append(str(Path.cwd()))
+    try:
+        found = getattr(importlib.import_module(module), attribute, None)
+    except ImportError as error:
+        raise UserError(f"callback {name!r}: {error}; install it, or start in the folder that holds it") from None
+    if found is None:
+        known = [key for key, value in vars(sys.modules[module]).items() if callable(value)]
+        raise UserError(f"callback {name!r}: {module} has no {attribute!r}; {nearest(attribute, known)}".rstrip("; "))
+    lacks = [hook for hook in HOOKS if isinstance(found, type) and not hasattr(found, hook)]
+    if not callable(found) or lacks:
+        what = f"has no {', '.join(lacks)}" if lacks else "is neither a class nor a function"
+        raise UserError(f"callback {name!r} {what}; see RunCallback in {__name__}")
+    return found
+
+
+def tell_failure(callbacks: Iterable[RunCallback], error: BaseException) -> None:
+    """Tell those callbacks that want to know that the run stopped before its end."""
+    for callback in callbacks:
+        if hasattr(callback, "on_failure"):
+            callback.on_failure(error)
 
 
 class TensorBoardCallback:

@@ -1,0 +1,63 @@
+"""One process per run folder, so that no run's files have two writers.
+
+The kernel lets go of the lock when its holder dies, however it dies: nothing is ever left to be unlocked by hand.
+"""
+
+import fcntl
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from fedsim.errors import UserError
+
+FILE = ".lock"
+PATIENCE_SECONDS = 5.0  # a killed sweep's workers need a moment to notice
+
+
+@contextmanager
+def claim(folder: Path, patience: float = PATIENCE_SECONDS) -> Iterator[None]:
+    """Hold a run's folder; UserError when another process still holds it after `patience` seconds."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / FILE
+    deadline = time.monotonic() + patience
+    while (handle := _lock(file)) is None:
+        if time.monotonic() >= deadline:
+            raise UserError(
+                f"{folder} is being written by another process ({_holder(file)}); wait for its end, or stop it"
+            )
+        time.sleep(0.1)
+    with handle:
+        handle.truncate(0)
+        handle.write(f"process {os.getpid()} on {socket.gethostname()}")
+        handle.flush()
+        try:
+            yield
+        finally:
+            file.unlink(missing_ok=True)
+
+
+def _lock(file: Path) -> IO[str] | None:
+    """The locked file; None while another process holds it."""
+    handle = file.open("a+", encoding="utf-8")
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # A holder that ended between our open and our lock has removed this file: another may hold the new one.
+        if file.exists() and os.path.samestat(os.fstat(handle.fileno()), file.stat()):
+            return handle
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    except OSError:  # a file system without locks
+        return handle
+    handle.close()
+    return None
+
+
+def _holder(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8") or "unknown"
+    except OSError:
+        return "unknown"
