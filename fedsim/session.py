@@ -20,6 +20,7 @@ from fedsim.errors import UserError
 from fedsim.experiment import Experiment, parse_experiment
 from fedsim.models.infer import accuracy_and_loss
 from fedsim.results.callbacks import RunCallback
+from fedsim.results.differences import MACHINE_KEYS
 from fedsim.results.environment import environment
 from fedsim.results.reading import rebuild_results
 from fedsim.results.recorder import Recorder
@@ -79,7 +80,7 @@ class Session:
         self.experiment, self.space, self.callbacks = experiment, space, callbacks
         self.folder = run_folder(experiment)
         self.checkpoint_folder = self.folder / "checkpoint"
-        self._refuse_foreign_folder()
+        refuse_other_settings(self.folder, experiment)
         self.recorder = Recorder(self.folder)
         self.checkpoint = load_checkpoint(self.checkpoint_folder)
         self.recorder.truncate(self.checkpoint.round if self.checkpoint else -1)
@@ -198,19 +199,21 @@ class Session:
             link_file(arrays_file(self.checkpoint_folder, self.checkpoint.round), self.folder / "best.safetensors")
         return float(scores.max())
 
-    def _refuse_foreign_folder(self) -> None:
-        """A folder that holds another experiment's run is never mixed with this one."""
-        file = self.folder / "experiment.toml"
-        if not file.is_file():
-            return
-        old, new = parse_experiment(file.read_text()), self.experiment
-        changed = differing_keys(old.model_dump(), new.model_dump())
-        changed = [key for key in changed if not key.startswith("run.") or key in ("run.select_on",)]
-        if changed:
-            raise UserError(
-                f"{self.folder} holds a run with other settings ({', '.join(changed[:5])}); "
-                "choose another --output or name, or remove the folder"
-            )
+
+def refuse_other_settings(folder: Path, experiment: Experiment) -> None:
+    """UserError when the folder holds a run with other settings: it is never continued, nor taken for this one."""
+    file = folder / "experiment.toml"
+    if not file.is_file():
+        return
+    changed = differing_keys(parse_experiment(file.read_text()).model_dump(), experiment.model_dump())
+    changed = [
+        key for key in changed if key not in MACHINE_KEYS and (not key.startswith("run.") or key == "run.select_on")
+    ]
+    if changed:
+        raise UserError(
+            f"{folder} holds a run with other settings ({', '.join(changed[:5])}); "
+            "choose another --output or name, or remove the folder"
+        )
 
 
 def differing_keys(a: Any, b: Any, prefix: str = "") -> list[str]:

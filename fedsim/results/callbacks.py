@@ -10,7 +10,6 @@ from typing import Any, Protocol
 from fedsim.errors import UserError
 from fedsim.experiment import Experiment, RunSettings, nearest
 
-
 HOOKS = ("on_start", "on_round", "on_end")
 
 
