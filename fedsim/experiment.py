@@ -94,9 +94,16 @@ class RunSettings(Settings):
     target: str = Field("", description="the unseen domain; empty: the last one")
     seed: int = Field(0, ge=0)
     label: str = Field("", description="told apart from other runs of the same method, e.g. by a sweep's grid")
-    runtime: Literal["inline", "ray", "flower"] = Field(
-        "inline", description="this process, Ray workers, or Flower's own simulation engine"
+    runtime: Literal["inline", "ray", "flower", "deployment"] = Field(
+        "inline", description="this process, Ray workers, Flower's own simulation engine, or a federation's own machines"
     )
+    federation: str = Field("", description="the deployment's federation file")
+    evaluate_target: Literal["auto", "server", "site"] = Field(
+        "auto",
+        description="who holds the unseen domain's images: the server, or a site with role = target; "
+        "auto: the site when the federation file has one, else the server",
+    )
+    wait_for_sites: float = Field(300.0, gt=0, description="seconds to wait for sites that are not online")
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: int = Field(0, ge=0, description="CPU threads per worker; 0: share the cores between the workers")
     output: str = "outputs"
