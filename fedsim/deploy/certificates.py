@@ -1,0 +1,135 @@
+"""The federation's own CA, the server's certificate and the sites' keys, all on NIST curves.
+
+Private keys never exist with another mode than 0600: they are created with it.
+"""
+
+import ipaddress
+import os
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+)
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from fedsim.deploy.federation import is_ip
+from fedsim.errors import UserError
+
+CLOCK_SKEW = timedelta(hours=1)  # a site's clock may be behind
+
+
+def write_ca(name: str, days: int, key_file: Path, certificate_file: Path) -> None:
+    """A new CA that may sign certificates but no further CAs; its key with mode 0600."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    subject = _subject(name, "CA")
+    certificate = (
+        _builder(subject, subject, key, days)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_key_usage(signs_certificates=True), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA384())
+    )
+    write_private(key_file, _pem(key))
+    certificate_file.write_bytes(certificate.public_bytes(Encoding.PEM))
+
+
+def write_server_certificate(
+    name: str, hosts: Sequence[str], days: int, ca: tuple[Path, Path], files: tuple[Path, Path]
+) -> None:
+    """The server's key (0600) and certificate for all its host names and IP addresses.
+
+    `ca` and `files` are (key file, certificate file); the certificate ends with the CA's at the latest.
+    """
+    ca_key, issuer = read_ca(*ca)
+    key = ec.generate_private_key(ec.SECP256R1())
+    names = [x509.IPAddress(ipaddress.ip_address(host)) if is_ip(host) else x509.DNSName(host) for host in hosts]
+    certificate = (
+        _builder(_subject(name, "server"), issuer.subject, key, days, issuer.not_valid_after_utc)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_key_usage(signs_certificates=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
+        .sign(ca_key, hashes.SHA384())
+    )
+    write_private(files[0], _pem(key))
+    files[1].write_bytes(certificate.public_bytes(Encoding.PEM))
+
+
+def write_site_key(site: str, key_file: Path, public_file: Path) -> None:
+    """A site's own P-384 key in OpenSSH format (0600), by which the SuperLink knows it, and its public half."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    write_private(key_file, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    public_file.write_bytes(public + b" " + site.encode() + b"\n")
+
+
+def read_ca(key_file: Path, certificate_file: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
+    """The CA's key and certificate; UserError when they cannot be read or do not belong together."""
+    try:
+        key = load_pem_private_key(key_file.read_bytes(), None)
+        certificate = x509.load_pem_x509_certificate(certificate_file.read_bytes())
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(f"cannot read the CA in {key_file} and {certificate_file}: {error}") from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
+        raise UserError(f"{key_file} is not the key of {certificate_file}; renew all kits with --force")
+    return key, certificate
+
+
+def write_private(file: Path, content: bytes) -> None:
+    """Write a new file that only its owner can read, from its first moment on."""
+    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
+        stream.write(content)
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days: int, latest: datetime | None = None
+) -> x509.CertificateBuilder:
+    now = datetime.now(UTC)
+    end = now + timedelta(days=days)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - CLOCK_SKEW)
+        .not_valid_after(min(end, latest) if latest else end)
+    )
+
+
+def _subject(name: str, role: str) -> x509.Name:
+    return x509.Name(
+        [
+            x509.NameAttribute(NameOID.ORGANIZATION_NAME, f"fedsim {name}"[:64]),
+            x509.NameAttribute(NameOID.COMMON_NAME, f"{name} {role}"[-64:]),
+        ]
+    )
+
+
+def _key_usage(signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())

@@ -1,0 +1,123 @@
+"""The operator's side of a SuperLink: `flwr` on its control path, and the registration of the sites' keys."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from fedsim.deploy.federation import CONNECTION, Federation
+from fedsim.deploy.kits import write_connection
+from fedsim.errors import UserError
+from fedsim.runtime.flower import QUIET
+
+CALL_SECONDS = 60.0  # one flwr command
+START_SECONDS = 90.0  # a SuperLink that has just been started
+
+
+class Control:
+    """Calls `flwr` on the control path of a federation's SuperLink."""
+
+    def __init__(self, federation: Federation) -> None:
+        if not federation.ca_certificate.is_file():
+            raise UserError(
+                f"no kit of the server in {federation.kit('server')}; call `fedsim deploy init`, "
+                "or give the federation.toml that lies in the server's kit"
+            )
+        self.federation = federation
+        write_connection(federation)
+        local = ",".join(["127.0.0.1", "localhost", federation.control_host, os.environ.get("NO_PROXY", "")])
+        self.environment = {
+            **os.environ,
+            **QUIET,
+            "FLWR_HOME": str(federation.flwr_home),
+            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
+            "NO_PROXY": local,
+            "no_proxy": local,
+        }
+
+    def flwr(self, *words: str) -> dict[str, Any]:
+        """What a `flwr ... --format json` answers; {"success": False, "error-message": ...} when it fails."""
+        tool = shutil.which("flwr", path=self.environment["PATH"])
+        try:
+            done = subprocess.run(
+                [tool or "flwr", *words, "--format", "json"],
+                cwd=self.federation.flwr_home,
+                env=self.environment,
+                text=True,
+                capture_output=True,
+                timeout=CALL_SECONDS,
+                start_new_session=True,
+            )
+        except subprocess.TimeoutExpired:
+            return {"success": False, "error-message": f"no answer within {CALL_SECONDS:g} s"}
+        try:
+            return json.loads(done.stdout)
+        except json.JSONDecodeError:
+            return {"success": False, "error-message": (done.stderr or done.stdout).strip()}
+
+    def online(self, wait: float = 0.0) -> dict[int, bool]:
+        """Node ids known to the SuperLink, and whether each is online; UserError when it does not answer within `wait`
+        seconds (it is asked once at least)."""
+        deadline = time.monotonic() + wait
+        while True:
+            answer = self.flwr("supernode", "list", CONNECTION)
+            if "nodes" in answer:
+                known = [node for node in answer["nodes"] if node["status"] not in ("unregistered", "deleted")]
+                return {int(node["node-id"]): node["status"] == "online" for node in known}
+            if time.monotonic() > deadline:
+                raise UserError(
+                    f"the SuperLink at {self.federation.control_address} does not answer "
+                    f"({_last_line(answer)}); start it with {self.federation.kit('server') / 'start.sh'}"
+                )
+            time.sleep(0.5)
+
+
+def register(federation: Federation, wait: float = START_SECONDS) -> dict[str, int]:
+    """Make the SuperLink's list of keys that of the server kit's `sites/*.pub`; node ids by site.
+
+    Known keys are left alone, changed and removed ones are unregistered. Node ids are kept in `state/nodes/`.
+    """
+    control = Control(federation)
+    records = federation.kit("server") / "state" / "nodes"
+    records.mkdir(parents=True, exist_ok=True)
+    registered = control.online(wait)
+    wanted = {file.stem: file.read_text() for file in sorted((federation.kit("server") / "sites").glob("*.pub"))}
+    for file in sorted(records.glob("*.json")):
+        record = json.loads(file.read_text())
+        if record["node"] not in registered:
+            file.unlink()
+        elif wanted.get(file.stem) != record["key"]:
+            _checked(control.flwr("supernode", "unregister", str(record["node"]), CONNECTION), file.stem)
+            file.unlink()
+    for site, key in wanted.items():
+        if not (records / f"{site}.json").is_file():
+            public = federation.kit("server") / "sites" / f"{site}.pub"
+            answer = _checked(control.flwr("supernode", "register", str(public), CONNECTION, "--name", site), site)
+            record = json.dumps({"node": int(answer["node-id"]), "key": key})
+            temporary = records / f"{site}.new"
+            temporary.write_text(record)
+            temporary.replace(records / f"{site}.json")
+    return registered_nodes(federation)
+
+
+def registered_nodes(federation: Federation) -> dict[str, int]:
+    """Node ids by site, as `register` has noted them."""
+    files = sorted((federation.kit("server") / "state" / "nodes").glob("*.json"))
+    return {file.stem: int(json.loads(file.read_text())["node"]) for file in files}
+
+
+def _checked(answer: dict[str, Any], site: str) -> dict[str, Any]:
+    if not answer.get("success"):
+        raise UserError(
+            f"site {site!r}: {_last_line(answer)}; with `state/` of the server's kit removed, all register anew"
+        )
+    return answer
+
+
+def _last_line(answer: dict[str, Any]) -> str:
+    lines = [line.strip() for line in str(answer.get("error-message", answer)).splitlines() if line.strip()]
+    return lines[-1] if lines else "no reason given"

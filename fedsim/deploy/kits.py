@@ -1,0 +1,244 @@
+"""`fedsim deploy init`: one kit per machine, written whole or not at all.
+
+    <kits>/operator/    ca.key                                                stays with the operator
+    <kits>/server/      CA and server certificate, scripts, nginx.conf, sites/*.pub, connection of the operator's flwr
+    <kits>/<site>/      ca.crt, the site's own key, site.env, scripts
+
+Everything is written into a new folder beside the kits first; existing kits are then left alone, completed or replaced.
+"""
+
+import fcntl
+import shlex
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import tomli_w
+
+from fedsim.deploy.certificates import write_ca, write_server_certificate, write_site_key
+from fedsim.deploy.federation import CONNECTION, Federation, Site, read_federation
+from fedsim.errors import UserError
+
+TEMPLATES = Path(__file__).parent / "kit"
+
+
+def init(federation: Federation, force: bool = False, add: bool = False) -> list[Path]:
+    """Write the kits that are missing, or all anew with `force`; the folders written.
+
+    Raises UserError, with nothing written, when kits exist and neither `force` nor `add` says what to do with them.
+    """
+    if force and add:
+        raise UserError("--force renews all kits, --add writes the missing ones only: choose one")
+    names = [site.name for site in federation.sites]
+    existing = [name for name in ("operator", "server", *names) if federation.kit(name).exists()]
+    if not existing:
+        return _write_all(federation)
+    if force:
+        return _replace_all(federation)
+    missing = [name for name in names if name not in existing]
+    if not add:
+        raise UserError(
+            f"{federation.kits} has kits already ({', '.join(existing)}); "
+            f"--add writes what is missing ({', '.join(missing) or 'nothing'}), --force renews all keys"
+        )
+    return _add(federation, missing)
+
+
+def _write_all(federation: Federation) -> list[Path]:
+    with _new_folder(federation) as folder:
+        _build(federation, folder)
+        try:
+            folder.rename(federation.kits)  # over an empty folder, if there is one
+        except OSError:
+            raise UserError(f"{federation.kits} holds something else than kits; set another `kits` folder") from None
+    return _folders(federation, [site.name for site in federation.sites])
+
+
+def _replace_all(federation: Federation) -> list[Path]:
+    replaced = federation.kits.with_name(f"{federation.kits.name}.replaced")
+    if replaced.exists():
+        raise UserError(f"{replaced} is left from an interrupted --force: move what you need out of it and remove it")
+    running = [kit.name for kit in sorted(federation.kits.iterdir()) if any(map(is_locked, kit.glob("run/*lock")))]
+    if running:
+        raise UserError(f"{', '.join(running)} runs from {federation.kits}: call its stop.sh before --force")
+    with _new_folder(federation) as folder:
+        _build(federation, folder)
+        federation.kits.rename(replaced)
+        folder.rename(federation.kits)
+    for old in replaced.iterdir():
+        _move_missing(old, federation.kits / old.name)
+    shutil.rmtree(replaced)
+    return _folders(federation, [site.name for site in federation.sites])
+
+
+def _move_missing(old: Path, new: Path) -> None:
+    """Keep what a renewed kit does not bring: state, cache, virtual environment, and kits of former sites."""
+    if not new.exists():
+        old.rename(new)
+    elif old.is_dir():
+        for path in old.iterdir():
+            if not (new / path.name).exists():
+                path.rename(new / path.name)
+
+
+def _add(federation: Federation, missing: Sequence[str]) -> list[Path]:
+    if not federation.kit("server").exists() or not federation.kit("operator").exists():
+        raise UserError(f"{federation.kits} lacks the operator's or the server's kit; --force renews all")
+    server = federation.kit("server")
+    _refuse_changes(read_federation(server / "federation.toml"), federation)
+    with _new_folder(federation) as folder:
+        (folder / "sites").mkdir()
+        for name in missing:
+            _site_kit(federation, federation.site(name), folder / name, folder / "sites", federation.ca_certificate)
+        for name in missing:
+            (folder / "sites" / f"{name}.pub").rename(server / "sites" / f"{name}.pub")
+            (folder / name).rename(federation.kits / name)
+        _write_federation(federation, folder / "federation.toml")
+        (folder / "federation.toml").rename(server / "federation.toml")
+    return [federation.kit(name) for name in missing]
+
+
+def _refuse_changes(old: Federation, new: Federation) -> None:
+    """What is written in existing kits cannot be changed by adding sites."""
+    before, after = (federation.model_dump(exclude={"sites", "kits"}) for federation in (old, new))
+    changed = [key for key in after if before[key] != after[key]]
+    sites = {site.name: site for site in old.sites}
+    changed += [f"site {site.name!r}" for site in new.sites if site.name in sites and sites[site.name] != site]
+    if changed:
+        raise UserError(
+            f"--add only adds sites, but the kits were written with another {', '.join(changed)}; "
+            "set that back, or renew all with --force"
+        )
+
+
+def _build(federation: Federation, folder: Path) -> None:
+    (folder / "operator").mkdir(mode=0o700)
+    server = folder / "server"
+    server.mkdir(mode=0o700)
+    ca = (folder / "operator" / "ca.key", server / "ca.crt")
+    write_ca(federation.name, federation.days, *ca)
+    files = (server / "server.key", server / "server.pem")
+    write_server_certificate(federation.name, federation.server_names, federation.days, ca, files)
+    (server / "sites").mkdir()
+    for site in federation.sites:
+        _site_kit(federation, site, folder / site.name, server / "sites", ca[1])
+    _copy(
+        "server",
+        server,
+        {
+            "NAME": federation.name,
+            "PUBLIC": federation.public_address,
+            "CONTROL": federation.control_address,
+            "LISTEN": f"{_bracketed(federation.listen_host)}:{federation.port}",
+            "NGINX": " and nginx" if federation.proxy == "nginx" else "",
+            "KIT": str(federation.kit("server")),
+        },
+    )
+    if federation.proxy == "none":
+        (server / "nginx.conf").unlink()
+    host, port = (
+        (federation.control_host, federation.control_port)
+        if federation.proxy == "nginx"
+        else (federation.listen_host, federation.port)
+    )
+    _write_env(server / "server.env", HOST=host, PORT=port, PROXY=federation.proxy, PUBLIC=federation.public_address)
+    _write_federation(federation, server / "federation.toml")
+    (server / "flwr").mkdir()
+
+
+def _site_kit(federation: Federation, site: Site, kit: Path, public_keys: Path, ca_certificate: Path) -> None:
+    kit.mkdir(mode=0o700)
+    shutil.copyfile(ca_certificate, kit / "ca.crt")
+    write_site_key(site.name, kit / "key", public_keys / f"{site.name}.pub")
+    _write_env(
+        kit / "site.env",
+        SITE=site.name,
+        DOMAIN=site.domain,
+        ROLE=site.role,
+        SUPERLINK=federation.public_address,
+        DATA_DIR=site.data_dir,
+        STATE_DIR=site.state_dir,
+        PORT=site.port,
+        RETRY_SECONDS=federation.retry_seconds,
+        LONGEST_RETRY_SECONDS=federation.longest_retry_seconds,
+        TRIES=federation.tries,
+    )
+    role = "it trains" if site.role == "source" else "it evaluates the unseen domain and never trains"
+    _copy(
+        "site",
+        kit,
+        {
+            "SITE": site.name,
+            "NAME": federation.name,
+            "DOMAIN": site.domain,
+            "ROLE": role,
+            "PUBLIC": federation.public_address,
+            "DATA": f"`{site.data_dir}`" if site.data_dir else "empty: an embedded data set needs none",
+        },
+    )
+
+
+def write_connection(federation: Federation) -> None:
+    """Write the operator's `flwr` connection, whose certificate path must be absolute: again wherever the kit lies."""
+    table = {
+        "default": CONNECTION,
+        CONNECTION: {
+            "address": federation.control_address,
+            "root-certificates": str(federation.ca_certificate.resolve()),
+        },
+    }
+    federation.flwr_home.mkdir(mode=0o700, exist_ok=True)
+    (federation.flwr_home / "config.toml").write_text(tomli_w.dumps({"superlink": table}))
+
+
+def is_locked(file: Path) -> bool:
+    """Does a process hold the lock file (the kit's scripts run under it)?"""
+    with file.open() as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def _write_federation(federation: Federation, file: Path) -> None:
+    """The federation as the server's kit holds it: the kits are its neighbours."""
+    file.write_text(tomli_w.dumps({**federation.model_dump(), "kits": ".."}))
+
+
+def _write_env(file: Path, **values: str | int) -> None:
+    file.write_text("".join(f"{name}={shlex.quote(str(value))}\n" for name, value in values.items()))
+
+
+def _copy(kind: str, kit: Path, values: dict[str, str]) -> None:
+    """Copy a kit's fixed files; texts get their @NAME@ words filled in, scripts have none."""
+    for template in sorted((TEMPLATES / kind).iterdir()):
+        text = template.read_text()
+        if template.suffix == ".sh":
+            (kit / template.name).write_text(text)
+            (kit / template.name).chmod(0o755)
+            continue
+        for name, value in values.items():
+            text = text.replace(f"@{name}@", value)
+        (kit / template.name).write_text(text)
+
+
+@contextmanager
+def _new_folder(federation: Federation) -> Iterator[Path]:
+    """A folder (0700) beside the kits; gone afterwards unless it was renamed."""
+    federation.kits.parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=f".{federation.kits.name}-", dir=federation.kits.parent))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _folders(federation: Federation, sites: Sequence[str]) -> list[Path]:
+    return [federation.kit(name) for name in ("operator", "server", *sites)]
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
