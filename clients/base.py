@@ -41,6 +41,7 @@ class DomainClient(NumPyClient):
         self.experiment = experiment
         self.recipe = recipe
         self.net = net
+        self.state = dict(net.state_dict())  # views of the network's tensors, which are only ever written in place
         self.places = places
         self.initial = initial
         self.data = data
@@ -49,6 +50,7 @@ class DomainClient(NumPyClient):
         self.cache: dict[str, Any] = {}
         self.records: dict[str, dict[str, np.ndarray]] = {}
         self.outbox: dict[str, dict[str, np.ndarray]] = {}
+        self.stored = 0  # entries of state kept with the last reply
         self.tallied: dict[str, float] = {}
         self._after_step = [module.after_step for module in net.modules() if hasattr(module, "after_step")]
 
@@ -82,9 +84,8 @@ class DomainClient(NumPyClient):
         if self.experiment.run.select_on == "local":
             metrics["local_validation_accuracy"] = self._validate()[0]
         self._keep_personal()
-        self.store.commit()
-        state = self.net.state_dict()
-        arrays = [state[name].detach().cpu().numpy().copy() for name in self.upload_names()]
+        self.stored = self.store.commit()
+        arrays = [self.state[name].cpu().numpy().copy() for name in self.upload_names()]
         metrics["train_seconds"] = time.perf_counter() - started
         self.outbox = round.outbox
         return arrays, self.data.examples, metrics
@@ -92,7 +93,7 @@ class DomainClient(NumPyClient):
     def evaluate(self, parameters: list[np.ndarray], config: dict[str, Any]) -> tuple[float, int, dict[str, float]]:
         """Validate the received model; the personal state is neither used (unless never uploaded) nor changed."""
         started = time.perf_counter()
-        self.store.open_round(config["round"] + 1)
+        self.store.open_round(config["round"] + 1, config.get("state-round", -1), config.get("saved-round"))
         self._restore_personal(only="local")
         self._load(parameters, "evaluate")
         rule = self.recipe.infer
@@ -115,12 +116,12 @@ class DomainClient(NumPyClient):
 
     def _open(self, config: dict[str, Any]) -> LocalRound:
         run = self.experiment.run
-        self.store.open_round(config["round"])
+        self.store.open_round(config["round"], config.get("state-round", -1), config.get("saved-round"))
         seed_library(run.seed, "library", config["client"], config["phase"], config["round"])
         self.first_visit = self.store.get("personal") is None
         self._restore_personal()
         if self.first_visit and MIRROR in self.records:
-            load_arrays(self.net, self.records[MIRROR], list(self.records[MIRROR]))
+            load_arrays(self.state, self.records[MIRROR], list(self.records[MIRROR]))
         return LocalRound(
             client=config["client"],
             net=self.net,
@@ -140,7 +141,7 @@ class DomainClient(NumPyClient):
 
     def _load(self, parameters: list[np.ndarray], phase: str) -> None:
         names = self.names(phase)
-        load_arrays(self.net, dict(zip(names, parameters, strict=True)), names)
+        load_arrays(self.state, dict(zip(names, parameters, strict=True)), names)
 
     def _keep_banks(self) -> None:
         """Store a bank that comes only once, and fill `records` with those that came in an earlier round."""
@@ -155,16 +156,14 @@ class DomainClient(NumPyClient):
         personal = self.store.get("personal") or self.initial
         if not personal:
             return
-        state = self.net.state_dict()
         with torch.no_grad():
             for name, value in personal.items():
                 if not only or self.places[name] == only:
-                    state[name].copy_(value)
+                    self.state[name].copy_(value)
 
     def _keep_personal(self) -> None:
         if self.initial:
-            state = self.net.state_dict()
-            self.store.put("personal", {name: state[name] for name in self.initial})
+            self.store.put("personal", {name: self.state[name] for name in self.initial})
 
     def _train(self, round: LocalRound) -> float:
         """Local training; mean loss over the steps. Losses stay on the device until the end."""
@@ -201,8 +200,7 @@ class DomainClient(NumPyClient):
         client's is the unweighted mean over its domains."""
         self.net.eval()
         data, size = self.data, self.experiment.run.evaluate_batch_size
-        domains = data.domain_index[data.validation]
-        groups = [data.validation[domains == domain] for domain in np.unique(domains)]
+        groups = data.validation_by_domain
         results = [accuracy_and_loss(predict or self.net, data.evaluation(group, size)) for group in groups]
         return tuple(float(np.mean([result[index] for result in results])) for index in (0, 1))
 
@@ -230,7 +228,7 @@ class BestIterate:
         self.client.net.train()
         if accuracy > self.accuracy:
             self.accuracy = accuracy
-            self.state = {name: value.clone() for name, value in self.client.net.state_dict().items()}
+            self.state = {name: value.clone() for name, value in self.client.state.items()}
 
     def restore(self) -> None:
         """Put the best iterate back."""

@@ -25,7 +25,8 @@ class LocalData:
         own = np.concatenate([data.train, data.validation])
         self.examples = len(data.train)
         self.validation = np.arange(len(data.train), len(own))
-        self.domain_index = data.domain_index[own]
+        domains = data.domain_index[data.validation]
+        self.validation_by_domain = [self.validation[domains == domain] for domain in np.unique(domains)]
         images = torch.from_numpy(np.ascontiguousarray(data.images[own]))
         self.images = images.to(device) if images.nbytes <= DEVICE_BYTES else images
         self.labels = torch.from_numpy(np.ascontiguousarray(data.labels[own])).to(device)

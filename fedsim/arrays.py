@@ -83,6 +83,16 @@ def bn_scope(model: nn.Module, scope: Literal["all", "xan"] = "all") -> list[str
     return [name for name in model.state_dict() if name in names]
 
 
+def nonnegative_names(model: nn.Module) -> list[str]:
+    """Names of the variances and counters of normalization layers: a negative one is no model's."""
+    return [
+        _join(prefix, name)
+        for prefix, module in model.named_modules(remove_duplicate=False)
+        for name, kind in _own_kinds(module)
+        if kind is Kind.COUNTER or (kind is Kind.BN_STATISTICS and name == "running_var")
+    ]
+
+
 def trainable_names(model: nn.Module) -> list[str]:
     """Names of the parameters that require gradients."""
     return [name for name, parameter in model.named_parameters() if parameter.requires_grad]
@@ -234,14 +244,17 @@ def _numpy_dtype(dtype: torch.dtype) -> np.dtype | None:
 
 
 def load_arrays(
-    model: nn.Module, arrays: Mapping[str, np.ndarray], strict_names: Collection[str] | None = None
+    model: nn.Module | Mapping[str, torch.Tensor],
+    arrays: Mapping[str, np.ndarray],
+    strict_names: Collection[str] | None = None,
 ) -> None:
     """Copy arrays into the model's parameters and buffers of the same names, in place.
 
+    `model` may be its `state_dict` instead, which takes longer to collect than a small model takes to fill.
     `strict_names` are the names that must be there, no more and no fewer (None: the whole `state_dict`). Everything
     is checked before anything is written. Raises ValueError naming the first missing, unexpected or misfitting key.
     """
-    state = model.state_dict()
+    state = model.state_dict() if isinstance(model, nn.Module) else model
     wanted = set(state if strict_names is None else strict_names)
     for name in sorted(wanted - state.keys()):
         raise ValueError(f"the model has no tensor {name!r}")

@@ -1,10 +1,11 @@
 """Rotated Digits: scikit-learn's real handwritten digits, embedded in the package it comes with (no download)."""
 
+import importlib.util
 from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
 import torch
-from sklearn.datasets import load_digits
 from torch.nn import functional as F
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as TF
@@ -32,10 +33,13 @@ def resize(images: np.ndarray, image_size: int) -> np.ndarray:
 @lru_cache(maxsize=1)
 def _first_hundred() -> tuple[np.ndarray, np.ndarray]:
     """The first 100 images of every class in file order: uint8 [1000,1,8,8] and labels int64 [1000]."""
-    digits = load_digits()
-    chosen = np.sort(np.concatenate([np.flatnonzero(digits.target == label)[:PER_CLASS] for label in range(10)]))
-    grey = np.round(digits.images[chosen] * (255 / 16)).astype(np.uint8)  # the file's grey values are 0..16
-    return grey[:, None], digits.target[chosen].astype(np.int64)
+    # The package's file, read without importing the package, which would cost every process a second.
+    package = Path(importlib.util.find_spec("sklearn").origin).parent
+    table = np.loadtxt(package / "datasets" / "data" / "digits.csv.gz", delimiter=",")
+    images, labels = table[:, :-1].reshape(-1, 1, 8, 8), table[:, -1].astype(np.int64)
+    chosen = np.sort(np.concatenate([np.flatnonzero(labels == label)[:PER_CLASS] for label in range(10)]))
+    grey = np.round(images[chosen] * (255 / 16)).astype(np.uint8)  # the file's grey values are 0..16
+    return grey, labels[chosen]
 
 
 @lru_cache(maxsize=12)
