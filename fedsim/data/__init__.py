@@ -8,7 +8,15 @@ Batched augmentation lives in `fedsim.data.augment` (it needs torch).
 """
 
 from fedsim.data.benchmarks import BENCHMARKS, Benchmark, benchmark, resolve_domain
-from fedsim.data.loading import ClientData, client_names, domain_of, load_client, load_pooled, load_target
+from fedsim.data.loading import (
+    ClientData,
+    client_names,
+    count_classes,
+    domain_of,
+    load_client,
+    load_pooled,
+    load_target,
+)
 
 __all__ = [
     "BENCHMARKS",
@@ -16,6 +24,7 @@ __all__ = [
     "ClientData",
     "benchmark",
     "client_names",
+    "count_classes",
     "domain_of",
     "load_client",
     "load_pooled",

@@ -109,6 +109,20 @@ def load_target(data: DataSettings, domain: str) -> tuple[np.ndarray, np.ndarray
     return images, labels, indices
 
 
+def count_classes(data: DataSettings, client: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Classes, and images of each, in the client's whole domain; image trees are listed and checked, not read."""
+    found = benchmark(data)
+    domain = resolve_domain(found, domain_of(client))
+    if found.name in ("digits", "rotated-mnist"):
+        labels = _load_domain(data, found, domain)[1]
+    else:
+        from fedsim.data.folders import list_domain
+
+        labels = list_domain(data, found, domain).labels
+    counts = np.bincount(labels, minlength=len(found.classes))
+    return found.classes, tuple(int(count) for count in counts)
+
+
 def load_pooled(data: DataSettings, target: str) -> ClientData:
     """All source clients' data as one client named "pooled" (DeepAll, the centralised reference).
 

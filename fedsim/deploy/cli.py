@@ -34,3 +34,32 @@ def register(federation: FederationFile = Path("federation.toml")) -> None:
 
     nodes = register_keys(read_federation(federation))
     console.print(f"registered: {', '.join(nodes) or 'no site'}", soft_wrap=True, highlight=False)
+
+
+@app.command()
+def check(
+    config: Annotated[
+        str, typer.Argument(help="experiment that the sites' data must fit; empty: data is not looked at")
+    ] = "",
+    federation: Annotated[Path, typer.Option(help="the federation's TOML file")] = Path("federation.toml"),
+    target: Annotated[str, typer.Option(help="the unseen domain")] = "",
+    preset: Annotated[str, typer.Option(help="named settings of the experiment file")] = "",
+    wait: Annotated[float, typer.Option(min=1, help="seconds that a site has to answer")] = 120.0,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="override, e.g. data.image_size=64")] = None,
+) -> None:
+    """Tell which sites are online, their versions, and whether their data fits the experiment. Exit code 2 if not."""
+    from fedsim.console import console
+    from fedsim.deploy.check import check as check_sites
+    from fedsim.deploy.check import table
+    from fedsim.deploy.federation import read_federation
+    from fedsim.experiment import read_experiment
+
+    description = read_federation(federation)
+    overrides = [*(set_ or ()), *([f"run.target={target}"] if target else [])]
+    experiment = read_experiment(config, overrides, preset) if config else None
+    findings, missing = check_sites(description, experiment, wait)
+    console.print(table(description, findings, experiment.name if experiment else "sites"))
+    bad = [f"{finding.site.name}: {finding.problems[0]}" for finding in findings if finding.problems]
+    for line in [*bad, *missing]:
+        console.print(line, style="red", soft_wrap=True, markup=False, highlight=False)
+    raise typer.Exit(2 if bad or missing else 0)

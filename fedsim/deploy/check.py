@@ -1,0 +1,226 @@
+"""`fedsim deploy check`: which sites are online, with which versions, and whether their data fits an experiment."""
+
+import json
+import platform
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from pydantic import ConfigDict, ValidationError
+from rich.markup import escape
+from rich.table import Table
+
+from fedsim.data import benchmark, client_names, domain_of, resolve_domain
+from fedsim.deploy.check_app import installed_versions
+from fedsim.deploy.control import Control, registered_nodes
+from fedsim.deploy.federation import CONNECTION, Federation, Site
+from fedsim.errors import UserError
+from fedsim.experiment import Experiment, Settings
+
+START_SECONDS = 90.0  # from submitting to the ServerApp's first message, on a busy machine
+POLL_SECONDS = 0.5
+STATUS_SECONDS = 10.0
+APP = {
+    "project": {"name": "fedsim-check", "version": "0.1.0", "description": "Asks the sites", "license": "Apache-2.0"},
+    "tool": {
+        "flwr": {
+            "app": {
+                "publisher": "fedsim",
+                "components": {
+                    "serverapp": "fedsim.deploy.check_app:server",
+                    "clientapp": "fedsim.deploy.check_app:client",
+                },
+                "config": {"experiment": "", "report": "", "wait": 0.0},
+            }
+        }
+    },
+}
+
+
+class Answer(Settings):
+    """What a node said about itself; a node that failed says `problem` only."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    node: int
+    site: str = ""
+    domain: str = ""
+    role: str = ""
+    fedsim: str = ""
+    flwr: str = ""
+    torch: str = ""
+    python: str = ""
+    device: str = ""
+    problem: str = ""
+    classes: tuple[str, ...] = ()
+    counts: tuple[int, ...] = ()
+
+
+@dataclass
+class Finding:
+    """One site with what is wrong (`problems`: the run would not work) and what is worth knowing (`notes`)."""
+
+    site: Site
+    online: bool
+    answer: Answer | None = None
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def check(federation: Federation, experiment: Experiment | None, wait: float) -> tuple[list[Finding], list[str]]:
+    """One finding per site, and the problems that belong to no site; takes at most `wait` and two minutes."""
+    control = Control(federation)
+    online = control.online()
+    if experiment:
+        experiment = with_names(experiment, federation)
+    answers = ask_sites(control, experiment, wait) if any(online.values()) else []
+    return judge(federation, experiment, registered_nodes(federation), online, answers)
+
+
+def with_names(experiment: Experiment, federation: Federation) -> Experiment:
+    """The experiment with what the operator's machine cannot see: a folder data set's domains, the target."""
+    targets = federation.clients("target")
+    if experiment.data.dataset == "folder" and not experiment.data.domains:
+        domains = sorted({domain_of(site.domain) for site in federation.sites})
+        experiment = experiment.replace(data={"domains": domains})
+    folder = experiment.data.dataset == "folder"
+    target = experiment.run.target or (targets[0] if len(targets) == 1 else "")
+    if not folder:
+        found = benchmark(experiment.data)
+        target = resolve_domain(found, target) if target else found.domains[-1]
+    return experiment.replace(run={"target": target or sorted(experiment.data.domains)[-1]})
+
+
+def ask_sites(control: Control, experiment: Experiment | None, wait: float) -> list[dict[str, Any]]:
+    """Answers of the connected nodes, by a run of the check app; UserError when it does not come to an end."""
+    with tempfile.TemporaryDirectory(prefix="fedsim-check-") as name:
+        folder = Path(name)
+        (folder / "app").mkdir()
+        (folder / "app" / "pyproject.toml").write_text(tomli_w.dumps(APP))
+        report = folder / "report.json"
+        config = {"experiment": experiment.toml() if experiment else "", "report": str(report), "wait": float(wait)}
+        (folder / "settings.toml").write_text(tomli_w.dumps(config))
+        words = ["run", str(folder / "app"), CONNECTION, "--run-config", str(folder / "settings.toml")]
+        started = control.flwr(*words)
+        if "run-id" not in started:
+            raise UserError(f"the SuperLink refused the check: {started.get('error-message', started)}")
+        return _await_report(control, report, str(started["run-id"]), wait + START_SECONDS)
+
+
+def _await_report(control: Control, report: Path, run_id: str, seconds: float) -> list[dict[str, Any]]:
+    now = time.monotonic()
+    deadline, look = now + seconds, now + STATUS_SECONDS
+    while not report.is_file():
+        if time.monotonic() > deadline:
+            control.flwr("stop", run_id, CONNECTION)
+            raise UserError(f"the check (run {run_id}) did not end within {seconds:g} s; is the server overloaded?")
+        if time.monotonic() > look:
+            look = time.monotonic() + STATUS_SECONDS
+            run = next(iter(control.flwr("list", CONNECTION, "--run-id", run_id).get("runs", [])), {})
+            if str(run.get("status", "")).startswith("finished") and not report.is_file():
+                raise UserError(f"the check (run {run_id}) failed on the server: {run.get('status-details')}")
+        time.sleep(POLL_SECONDS)
+    return json.loads(report.read_text())
+
+
+def judge(
+    federation: Federation,
+    experiment: Experiment | None,
+    nodes: dict[str, int],
+    online: dict[int, bool],
+    answers: list[dict[str, Any]],
+) -> tuple[list[Finding], list[str]]:
+    """Compare what nodes said with the federation and the experiment: (a finding per site, problems of no site)."""
+    said = {answer["node"]: answer for answer in answers}
+    findings = []
+    for site in federation.sites:
+        node = nodes.get(site.name, -1)
+        finding = Finding(site, online.get(node, False))
+        findings.append(finding)
+        if node not in online:
+            finding.problems.append("its key is not registered: call the server's start.sh")
+        elif not finding.online:
+            finding.problems.append("offline: call its start.sh")
+        elif node not in said:
+            finding.problems.append("it came online during the check: check again")
+        else:
+            _read_answer(finding, said[node])
+    if not experiment:
+        return findings, []
+    return findings, _compare_with(experiment, findings)
+
+
+def _read_answer(finding: Finding, raw: dict[str, Any]) -> None:
+    try:
+        answer = Answer.model_validate(raw)
+    except ValidationError as error:
+        finding.problems.append(f"it answers nonsense: {error.errors()[0]['loc'][0]}: {error.errors()[0]['msg']}")
+        return
+    finding.answer = answer
+    if answer.problem:
+        finding.problems.append(answer.problem.strip().splitlines()[-1])
+    if not answer.site:
+        return
+    for key in ("domain", "role"):
+        if getattr(answer, key) != getattr(finding.site, key):
+            finding.problems.append(
+                f"its site.env says {key} {getattr(answer, key)!r}, the federation {getattr(finding.site, key)!r}"
+            )
+    own = {**installed_versions(), "python": platform.python_version()}
+    for package in ("fedsim", "flwr"):
+        if getattr(answer, package) != own[package]:
+            finding.problems.append(
+                f"{package} {getattr(answer, package)} there, {own[package]} here: install the same"
+            )
+    for package in ("torch", "python"):
+        if getattr(answer, package) != own[package]:
+            finding.notes.append(f"{package} differs from {own[package]} here: numbers may differ in the last digits")
+
+
+def _compare_with(experiment: Experiment, findings: list[Finding]) -> list[str]:
+    """Add to each finding what the experiment expects; returns the clients that no site provides."""
+    named = experiment.data.dataset != "folder"
+    target = experiment.run.target
+    expected = client_names(experiment.data, target) if named else _folder_clients(experiment)
+    classes = benchmark(experiment.data).classes if named else ()
+    for finding in findings:
+        takes_part = finding.site.domain == target if finding.site.role == "target" else finding.site.domain in expected
+        if not takes_part:
+            finding.notes.append(f"takes no part: the unseen domain is {target!r}")
+            finding.notes += finding.problems  # they do not keep this experiment from running
+            finding.problems.clear()
+            continue
+        found = finding.answer.classes if finding.answer else ()
+        classes = classes or found
+        if found and found != classes:
+            different = sorted(set(found) ^ set(classes))
+            finding.problems.append(f"its classes differ: {', '.join(different[:5]) or 'another order'}")
+    provided = {finding.site.domain for finding in findings if finding.site.role == "source"}
+    return [
+        f"no site holds {client!r}, which the experiment trains on" for client in expected if client not in provided
+    ]
+
+
+def _folder_clients(experiment: Experiment) -> list[str]:
+    domains = [domain for domain in sorted(experiment.data.domains) if domain != experiment.run.target]
+    count = experiment.data.clients_per_domain
+    return domains if count == 1 else [f"{domain}/{index}" for domain in domains for index in range(count)]
+
+
+def table(federation: Federation, findings: list[Finding], title: str) -> Table:
+    """What people read."""
+    shown = Table("site", "domain", "state", "fedsim", "flwr", "torch", "python", "device", "images", "verdict")
+    shown.title = f"{federation.name}: {title}"
+    for finding in findings:
+        answer = finding.answer or Answer(node=0)
+        images = f"{sum(answer.counts)} in {len(answer.classes)} classes" if answer.classes else "-"
+        red = [f"[red]{escape(text)}[/]" for text in finding.problems]
+        verdict = "\n".join([*red, *map(escape, finding.notes)]) or "[green]ok[/]"
+        versions = [getattr(answer, key) or "-" for key in ("fedsim", "flwr", "torch", "python", "device")]
+        role = " (target)" if finding.site.role == "target" else ""
+        state = "online" if finding.online else "offline"
+        shown.add_row(finding.site.name, finding.site.domain + role, state, *versions, images, verdict)
+    return shown

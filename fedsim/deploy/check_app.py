@@ -1,0 +1,91 @@
+"""A Flower app that only asks: who is there, with which versions and which data. Nothing is trained.
+
+The server's half writes a JSON report to the path that the operator gave; the sites' half describes its machine.
+"""
+
+import json
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from fedsim.data import count_classes
+from fedsim.errors import UserError
+from fedsim.experiment import parse_experiment
+
+VERSIONS = ("fedsim", "flwr", "torch")
+LONGEST_REASON = 500  # characters
+
+server = ServerApp()
+client = ClientApp()
+
+
+@server.main()
+def ask(grid: Grid, context: Context) -> None:
+    """Ask every connected node, wait for at most `wait` seconds, write the report."""
+    config = context.run_config
+    nodes = list(grid.get_node_ids())
+    content = RecordDict({"config": ConfigRecord({"experiment": str(config["experiment"])})})
+    messages = [Message(content, node, "query.check") for node in nodes]
+    replies = list(grid.send_and_receive(messages, timeout=float(config["wait"])))
+    asked = {message.metadata.message_id: message.metadata.dst_node_id for message in messages}
+    said: dict[int, dict[str, Any]] = {}
+    for reply in replies:  # a lost node's error comes from the server's own node id
+        node = asked.get(reply.metadata.reply_to_message_id, reply.metadata.src_node_id)
+        if reply.has_error():
+            said[node] = {"problem": str(reply.error.reason)[-LONGEST_REASON:]}
+        else:
+            said[node] = dict(reply.content.config_records.get("site", {}))
+    silent = {"problem": f"no answer within {float(config['wait']):g} s"}
+    report = Path(str(config["report"]))
+    temporary = report.with_suffix(".new")
+    temporary.write_text(json.dumps([{**said.get(node, silent), "node": node} for node in nodes], default=str))
+    temporary.replace(report)
+
+
+@client.query("check")
+def answer(message: Message, context: Context) -> Message:
+    """This site's name, versions, device and, for an experiment, its data: classes and images of each."""
+    node = context.node_config
+    said: dict[str, Any] = {key: str(node.get(key, "")) for key in ("site", "domain", "role")}
+    said |= {"python": platform.python_version(), **installed_versions(), "problem": "", "classes": [], "counts": []}
+    settings = str(message.content.config_records["config"]["experiment"])
+    try:
+        said["device"] = device()
+        if settings:
+            classes, counts = site_data(settings, said["domain"], str(node.get("data-dir", "")))
+            said |= {"classes": list(classes), "counts": list(counts)}
+    except UserError as error:
+        said["problem"] = str(error)[:LONGEST_REASON]
+    except Exception as error:  # whatever is broken on a site is what the operator wants to read
+        said["problem"] = f"{type(error).__name__}: {error}"[:LONGEST_REASON]
+    return Message(RecordDict({"site": ConfigRecord(said)}), reply_to=message)
+
+
+def installed_versions() -> dict[str, str]:
+    """Versions of the packages that must fit together; "missing" for one that is not installed."""
+    found = {}
+    for package in VERSIONS:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "missing"
+    return found
+
+
+def device() -> str:
+    """What training would run on; imports PyTorch, and so shows that it can be imported."""
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+
+
+def site_data(settings: str, client_name: str, root: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Classes and counts of a site's domain in the experiment; `root` is the site's own data folder, if it has one."""
+    experiment = parse_experiment(settings)
+    data = experiment.replace(data={"root": root}).data if root else experiment.data
+    return count_classes(data, client_name)
