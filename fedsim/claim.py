@@ -19,11 +19,11 @@ PATIENCE_SECONDS = 5.0  # a killed sweep's workers need a moment to notice
 
 
 @contextmanager
-def claim(folder: Path, patience: float = PATIENCE_SECONDS) -> Iterator[None]:
-    """Hold a run's folder; UserError when another process still holds it after `patience` seconds."""
+def claim(folder: Path) -> Iterator[None]:
+    """Hold a run's folder; UserError when another process still holds it after some seconds."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / FILE
-    deadline = time.monotonic() + patience
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while (handle := _lock(file)) is None:
         if time.monotonic() >= deadline:
             raise UserError(
@@ -61,3 +61,15 @@ def _holder(file: Path) -> str:
         return file.read_text(encoding="utf-8") or "unknown"
     except OSError:
         return "unknown"
+
+
+def is_claimed(folder: Path) -> bool:
+    """Does a living process hold the folder? Looks without touching anything."""
+    try:
+        with (folder / FILE).open(encoding="utf-8") as handle:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # no such file, or a file system without locks
+        return False
+    return False

@@ -1,5 +1,6 @@
 """fedsim's command line. Heavy imports stay inside the commands, so that `fedsim --help` is quick."""
 
+import json
 import signal
 import sys
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from fedsim.deploy.cli import app as deploy
 from fedsim.errors import ClientFailedError, UserError
 
 app = typer.Typer(
@@ -15,12 +17,16 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Federated domain generalization: run, compare and deploy methods as recipes.",
 )
+app.add_typer(deploy, name="deploy")
 
 Config = Annotated[str, typer.Argument(help="experiment file, or the name of a shipped one (see `fedsim datasets`)")]
 Override = Annotated[
     list[str] | None, typer.Option("--set", help="override, e.g. train.rounds=5 or method.guiding_head.weight=0.25")
 ]
 Preset = Annotated[str, typer.Option(help="named settings of the file, e.g. a paper's protocol")]
+Callbacks = Annotated[
+    list[str] | None, typer.Option("--callback", help="tracker of your own, package.module:Class (repeatable)")
+]
 Output = Annotated[str, typer.Option(help="folder of all results (default: outputs)")]
 
 
@@ -57,13 +63,17 @@ def run(
     method: Annotated[str, typer.Option(help="row of `fedsim methods`, or a+b")] = "",
     target: Annotated[str, typer.Option(help="the unseen domain")] = "",
     seed: Annotated[int, typer.Option(help="run seed")] = -1,
-    runtime: Annotated[str, typer.Option(help="inline, ray or flower")] = "",
+    runtime: Annotated[str, typer.Option(help="inline, ray, flower or deployment")] = "",
+    federation: Annotated[str, typer.Option(help="the deployment's federation file")] = "",
     output: Output = "",
     preset: Preset = "",
+    callback: Callbacks = None,
     set_: Override = None,
 ) -> None:
     """Run one experiment: one method, one unseen domain, one seed. Run it again to resume it."""
-    overrides = [*(set_ or ()), *_short(method=method, target=target, seed=seed, runtime=runtime, output=output)]
+    runtime = runtime or ("deployment" if federation else "")
+    short = _short(method=method, target=target, seed=seed, runtime=runtime, federation=federation, output=output)
+    overrides = [*(set_ or ()), *short, *_callbacks(callback)]
     from fedsim.experiment import read_experiment
 
     experiment = read_experiment(config, overrides, preset)
@@ -78,9 +88,14 @@ def _short(**options: str | int) -> list[str]:
         "target": "run.target",
         "seed": "run.seed",
         "runtime": "run.runtime",
+        "federation": "run.federation",
         "output": "run.output",
     }
     return [f"{names[key]}={value}" for key, value in options.items() if value not in ("", -1)]
+
+
+def _callbacks(names: list[str] | None) -> list[str]:
+    return [f"run.callbacks={json.dumps(names)}"] if names else []
 
 
 @app.command()
@@ -90,27 +105,28 @@ def sweep(
     targets: Annotated[str, typer.Option(help="comma-separated unseen domains, or all")] = "all",
     seeds: Annotated[str, typer.Option(help="comma-separated seeds")] = "0",
     grid: Annotated[list[str] | None, typer.Option(help="key=v1,v2: one more axis (repeatable)")] = None,
-    jobs: Annotated[int, typer.Option(help="runs at a time; 0: as many as there are cores")] = 0,
+    jobs: Annotated[int, typer.Option(min=0, help="runs at a time; 0: as many as cores and GPUs carry")] = 0,
+    cores_per_cell: Annotated[int, typer.Option(min=0, help="cores (and CPU threads) of one run; 0: one")] = 0,
+    gpus_per_cell: Annotated[float, typer.Option(min=0, help="GPUs of one run, e.g. 0.25; 0: shared evenly")] = 0,
+    ray: Annotated[
+        str, typer.Option(help="run as Ray tasks: local, auto, or a cluster's address (shared --output)")
+    ] = "",
     output: Output = "",
     preset: Preset = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the cells and an estimate, run nothing")] = False,
+    callback: Callbacks = None,
     set_: Override = None,
 ) -> None:
     """Run methods x targets x seeds; finished cells are skipped, a failing cell is reported at the end."""
-    from fedsim.sweep import run_sweep
+    from fedsim.sweep import Axes, Budget, run_sweep
 
-    overrides = [*(set_ or ()), *_short(output=output)]
-    failed = run_sweep(
-        config,
-        methods.split(","),
-        targets.split(","),
-        [int(seed) for seed in seeds.split(",")],
-        grid=grid or (),
-        jobs=jobs,
-        overrides=overrides,
-        preset=preset,
-        dry_run=dry_run,
-    )
+    words = seeds.split(",")
+    if not all(word.strip().isdigit() for word in words):
+        raise UserError(f"--seeds {seeds!r}: give whole numbers separated by commas, e.g. 0,1,2")
+    axes = Axes(methods.split(","), targets.split(","), [int(word) for word in words], grid or ())
+    budget = Budget(jobs, cores_per_cell, gpus_per_cell, ray)
+    overrides = [*(set_ or ()), *_short(output=output), *_callbacks(callback)]
+    failed = run_sweep(config, axes, budget, overrides=overrides, preset=preset, dry_run=dry_run)
     raise typer.Exit(1 if failed else 0)
 
 

@@ -1,6 +1,8 @@
 """What the command line's verbs do, one function each."""
 
+import contextlib
 import dataclasses
+from collections.abc import Iterable
 from pathlib import Path
 
 import pandas as pd
@@ -128,14 +130,26 @@ def draw_plots(folder: Path, select: str) -> None:
 
 def make_report(folder: Path) -> None:
     """Write the HTML page."""
-    from fedsim.assembly import find_recipe
-    from fedsim.methods import METHODS
     from fedsim.results import read_runs, write_report
 
-    names = {experiment.method_name for experiment in read_runs(folder).experiments.values()}
-    known = [name for name in names if all(part in METHODS for part in name.split("+"))]
-    notes = {name: {"paper": find_recipe(name).paper, "discloses": find_recipe(name).discloses} for name in known}
+    notes = method_notes(read_runs(folder).experiments.values())
     console.print(f"report: {write_report(folder, notes)}", soft_wrap=True)
+
+
+def method_notes(experiments: Iterable[Experiment]) -> dict[str, dict[str, str]]:
+    """Each method's paper and what its runs disclose, with the parts that they really had."""
+    from fedsim.assembly import build_recipe
+
+    texts: dict[str, dict[str, list[str]]] = {}
+    for experiment in experiments:
+        with contextlib.suppress(UserError):  # a method that is no longer there, or files that are not here
+            recipe = build_recipe(experiment)
+            own = texts.setdefault(experiment.method_name, {"paper": [], "discloses": []})
+            own["paper"].append(recipe.paper)
+            own["discloses"].append(recipe.disclosure())
+    return {
+        method: {key: " | ".join(dict.fromkeys(values)) for key, values in own.items()} for method, own in texts.items()
+    }
 
 
 def draw_features(run: Path, output: Path, per_domain: int) -> None:

@@ -16,7 +16,7 @@ HOOKS = ("on_start", "on_round", "on_end")
 class RunCallback(Protocol):
     """Told about a run as it happens; must not change what it is given.
 
-    A callback may also have `on_failure(error)`: the run stops before its end, by Ctrl-C too.
+    A callback may also have `on_failure(error)`: the run stops before its end, perhaps before its start; Ctrl-C counts.
     """
 
     def on_start(self, experiment: Experiment, folder: Path) -> None:

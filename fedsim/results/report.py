@@ -235,7 +235,8 @@ def _commands(runs: Runs) -> str:
         for run, experiment in runs.experiments.items()
     ]
     hint = (
-        '<p class="soft">One line per run. Set FEDSIM_DATA (or data.root) to where the data sets lie; '
-        "the numbers are the same on the same machine and runtime.</p>"
+        '<p class="soft">One line per run. Set FEDSIM_DATA (or data.root) to where the data sets lie. Finished runs are'
+        " not repeated: add --output FOLDER where these are still in outputs/. "
+        "The numbers are the same on the same machine and runtime.</p>"
     )
     return hint + f"<pre>{escape(chr(10).join(lines))}</pre>"

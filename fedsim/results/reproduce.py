@@ -10,7 +10,7 @@ from fedsim.errors import UserError
 from fedsim.experiment import Experiment, read_experiment
 from fedsim.results.differences import MACHINE_KEYS, flatten
 
-SHORT = ("method.name", "run.target", "run.seed", "run.output", "name")
+SHORT = ("method.name", "run.target", "run.seed", "run.output", "run.callbacks", "run.tensorboard", "name")
 
 
 def command_line(experiment: Experiment, file: Path) -> str:

@@ -1,12 +1,14 @@
-"""TensorBoard callback: scalars land in the run's folder; a missing package is one clear line."""
+"""Callbacks: TensorBoard's scalars land in the run's folder, others are found by name; what is missing is one line."""
 
 import math
+import re
 import sys
 
 import pytest
 
 from fedsim.errors import UserError
-from fedsim.results.callbacks import TensorBoardCallback
+from fedsim.experiment import RunSettings
+from fedsim.results.callbacks import TensorBoardCallback, find_callback, tell_failure, trackers
 
 from .invented import pacs_experiment
 
@@ -49,3 +51,41 @@ def test_missing_tensorboard_is_said(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(UserError, match="pip install"):
         TensorBoardCallback()
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("nocolon", "not of the form package.module:name"),
+        (":Name", "not of the form"),
+        ("no_such_module:Name", "No module named 'no_such_module'; install it"),
+        ("json:Encoder", "json has no 'Encoder'; did you mean 'JSONEncoder'"),
+        ("pathlib:Path", "has no on_start, on_round, on_end; see RunCallback in fedsim.results.callbacks"),
+        ("math:pi", "neither a class nor a function"),
+    ],
+)
+def test_a_callback_that_is_not_there_is_said_in_one_line(name, said):
+    with pytest.raises(UserError, match=re.escape(said)) as error:
+        find_callback(name)
+    assert "\n" not in str(error.value)
+    assert repr(name) in str(error.value)
+
+
+def test_callbacks_come_from_the_working_folder_and_may_be_functions(tmp_path, monkeypatch):
+    (tmp_path / "my_own_trackers.py").write_text(
+        "class Tracker:\n    on_start = on_round = on_end = None\n\ndef make():\n    return Tracker()\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    run = RunSettings(callbacks=["my_own_trackers:Tracker", "my_own_trackers:make"])
+    made = trackers(run)
+    assert [type(each).__name__ for each in made] == ["Tracker", "Tracker"]
+    assert made[0] is not trackers(run)[0]
+
+
+def test_failure_is_told_to_those_who_want_to_know():
+    told = []
+    deaf, listening = object(), type("Listening", (), {"on_failure": lambda self, error: told.append(error)})()
+    error = KeyboardInterrupt()
+    tell_failure([deaf, listening], error)
+    assert told == [error]

@@ -7,6 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from fedsim.commands import method_notes
 from fedsim.errors import UserError
 from fedsim.experiment import parse_experiment, parse_override
 from fedsim.results import rebuild_results, write_report
@@ -101,6 +102,17 @@ def test_one_run_and_many_experiments(tmp_path):
     page = Page(write_report(tmp_path).read_text(encoding="utf-8"))
     assert page.tags.count("section") == 2
     assert any("Unfinished" in text and "sketch" in text for text in page.texts)
+
+
+def test_notes_say_what_the_runs_parts_disclose():
+    """Not only the row's text: a bank's own, and that of a part that was added."""
+    added = pacs_experiment("fedavg", name="added", method={"add": ["style_bank"], "augment": "cross_client_style"})
+    notes = method_notes([pacs_experiment("ccst"), pacs_experiment("deepall"), added, pacs_experiment("no-such")])
+    assert set(notes) == {"ccst", "deepall", "fedavg"}
+    assert notes["deepall"]["discloses"] == "all raw data"
+    assert "style" in notes["ccst"]["discloses"]
+    assert "style" in notes["fedavg"]["discloses"]
+    assert notes["ccst"]["paper"] == "Chen et al., WACV 2023"
 
 
 def test_report_of_nothing(tmp_path):

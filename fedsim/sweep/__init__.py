@@ -1,0 +1,70 @@
+"""Methods x targets x seeds x grid values: every cell is one run, finished ones are skipped, several run at a time."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedsim.console import console, errors
+from fedsim.results.reading import rebuild_results
+from fedsim.sweep.budget import Budget, Slot, local_slots
+from fedsim.sweep.plan import Axes, Cell, dry_table, plan_cells
+from fedsim.sweep.view import SweepView
+
+__all__ = ["Axes", "Budget", "Cell", "run_sweep"]
+
+
+def run_sweep(
+    config: str,
+    axes: Axes,
+    budget: Budget,
+    *,
+    overrides: Sequence[str] = (),
+    preset: str = "",
+    dry_run: bool = False,
+) -> list[Cell]:
+    """Run all cells that are not finished; returns the failed ones. UserError before anything starts for bad input."""
+    cells = plan_cells(config, axes, overrides, preset)
+    waiting = [cell for cell in cells if cell.state == "waiting"]
+    device = cells[0].experiment.run.device
+    slots = [] if budget.ray else local_slots(budget, device, cells[0].experiment.run.threads)[: len(waiting)]
+    console.print(
+        f"{len(cells)} cells, {len(cells) - len(waiting)} finished, {len(waiting)} to run, {manner(budget, slots)}"
+    )
+    if dry_run:
+        console.print(dry_table(cells, len(slots) or budget.jobs))
+        return []
+    try:
+        if waiting:
+            run_cells(cells, waiting, slots, budget)
+    finally:
+        # A kill between a run's summary and this file leaves it behind: whoever comes next completes it.
+        if any((cell.folder / "summary.csv").is_file() for cell in cells):
+            rebuild_results(Path(cells[0].experiment.run.output) / cells[0].experiment.name)
+    failed = [cell for cell in cells if cell.state == "failed"]
+    for cell in failed:
+        errors.print(f"failed: {cell.title}: {cell.reason}", style="red", highlight=False, soft_wrap=True)
+    return failed
+
+
+def run_cells(cells: list[Cell], waiting: list[Cell], slots: list[Slot], budget: Budget) -> None:
+    """Run the waiting cells on this machine's slots or on a Ray cluster, under the live view."""
+    if budget.ray:
+        from fedsim.sweep.on_ray import RayPool
+
+        with RayPool(waiting, budget) as pool, SweepView(cells, pool.width) as view:
+            pool.run(view)
+        return
+    from fedsim.sweep.pool import LocalPool
+
+    with SweepView(cells, len(slots)) as view:
+        LocalPool(waiting, slots).run(view)
+
+
+def manner(budget: Budget, slots: Sequence[Slot]) -> str:
+    """How the cells run, in words: `2 at a time with 1 core each`."""
+    if budget.ray:
+        return f"as Ray tasks ({budget.ray}), {budget.jobs or 'as many as fit'} at a time"
+    if not slots:
+        return "nothing to start"
+    text = f"{len(slots)} at a time with {slots[0].threads} {'core' if slots[0].threads == 1 else 'cores'} each"
+    gpus = sorted({name for slot in slots for name in slot.gpus})
+    return text + (f", on GPU {', '.join(gpus)}" if gpus else "")

@@ -1,0 +1,81 @@
+"""What a sweep may use: how many cells run at a time, and what each of them gets of this machine."""
+
+import math
+import os
+from dataclasses import dataclass
+
+from fedsim.errors import UserError
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Limits of a sweep as the user gives them; 0 leaves a choice to the machine.
+
+    jobs: cells at a time. cores, gpus: what one cell reserves (gpus may be a fraction). ray: empty for processes on
+    this machine, `local` for a Ray cluster of its own, else the address of a cluster (`auto` finds a running one).
+    """
+
+    jobs: int = 0
+    cores: int = 0
+    gpus: float = 0.0
+    ray: str = ""
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A place for one cell at a time: its CPU threads and the CUDA devices that it sees (none named: all)."""
+
+    threads: int
+    gpus: tuple[str, ...] = ()
+
+
+def local_slots(budget: Budget, device: str = "auto", threads: int = 0) -> list[Slot]:
+    """One slot for each cell that this machine runs at a time; UserError when not even one fits.
+
+    Without a wish a cell gets one core, or its part of all cores when `jobs` is given. GPUs are shared evenly unless
+    `gpus` says how much of one a cell needs.
+    """
+    have = cores()
+    need = budget.cores or max(have // budget.jobs, 1) if budget.jobs else budget.cores or 1
+    if need > have:
+        raise UserError(f"--cores-per-cell {need}: this machine has {have} cores")
+    room = have // need if budget.cores or not budget.jobs else budget.jobs
+    count = min(room, budget.jobs or room)
+    names = [] if device == "cpu" else visible_gpus()
+    if budget.gpus and not names:
+        why = "run.device is 'cpu'" if device == "cpu" else "PyTorch sees no CUDA device here"
+        raise UserError(f"--gpus-per-cell {budget.gpus:g}: {why}")
+    places = gpu_places(names, budget.gpus)
+    if budget.gpus:
+        count = min(count, len(places))
+    return [Slot(threads or need, places[index % len(places)] if places else ()) for index in range(count)]
+
+
+def gpu_places(names: list[str], share: float) -> list[tuple[str, ...]]:
+    """The devices of each cell that the GPUs hold, spread over the GPUs first; without a share each GPU once.
+
+    UserError for a share that no GPU holds, or one above 1 that is not whole.
+    """
+    if not names or not share:
+        return [(name,) for name in names]
+    if share > 1:
+        if share != int(share) or share > len(names):
+            raise UserError(
+                f"--gpus-per-cell {share:g}: give a fraction of one GPU, or a whole number up to {len(names)}"
+            )
+        return [tuple(names[start : start + int(share)]) for start in range(0, len(names) - int(share) + 1, int(share))]
+    return [(name,) for _ in range(math.floor(1 / share + 1e-9)) for name in names]
+
+
+def visible_gpus() -> list[str]:
+    """Names of this machine's CUDA devices, as CUDA_VISIBLE_DEVICES takes them."""
+    import torch
+
+    count = torch.cuda.device_count()
+    named = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    return [name.strip() for name in named.split(",")][:count] if named else [str(index) for index in range(count)]
+
+
+def cores() -> int:
+    """CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,65 @@
+"""What a person sees of a sweep: a bar over all rounds with time left, and the cells that are running."""
+
+from rich.console import Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
+
+from fedsim.console import errors
+from fedsim.sweep.plan import Cell, duration, measured_rates, observed_rates, time_left
+
+
+class SweepView:
+    """Live table of the running cells; one line for each cell that has ended."""
+
+    def __init__(self, cells: list[Cell], width: int) -> None:
+        self._cells, self._width = cells, width
+        self._open = [cell for cell in cells if cell.state == "waiting"]
+        self._rates = measured_rates(self._open)
+        self._progress = Progress(
+            TextColumn("sweep"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("rounds  {task.fields[left]}"),
+            console=errors,
+        )
+        rounds = sum(cell.experiment.train.rounds for cell in self._open)
+        self._task = self._progress.add_task("sweep", total=rounds, left="")
+        self._todo = list(self._open)
+        self._live = Live(console=errors, refresh_per_second=4, transient=True, get_renderable=self._render)
+
+    def __enter__(self) -> "SweepView":
+        self._live.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._live.stop()
+        done = sum(cell.state == "finished" for cell in self._cells)
+        failed = sum(cell.state == "failed" for cell in self._cells)
+        errors.print(f"{done} of {len(self._cells)} cells finished" + (f", {failed} failed" if failed else ""))
+
+    def update(self) -> None:
+        """Move the bar to what the cells say."""
+        for cell in [cell for cell in self._open if cell.state in ("finished", "failed")]:
+            self._open.remove(cell)
+            accuracy = cell.target_accuracy
+            shown = f"{100 * accuracy:.1f} % at the last round" if accuracy is not None else ""
+            self._live.console.print(f"{cell.state}: {cell.title} {shown}", highlight=False)
+        self._rates |= observed_rates(self._todo)
+        seconds = time_left(self._todo, self._rates, self._width)
+        done = sum(cell.experiment.train.rounds - cell.rounds_left for cell in self._todo)
+        self._progress.update(self._task, completed=done, left="" if seconds is None else f"{duration(seconds)} left")
+
+    def _render(self) -> Group:
+        table = Table("cell", "round", "target", "left", "", box=None)
+        for cell in self._cells:
+            if cell.state == "running":
+                accuracy = "" if cell.target_accuracy is None else f"{100 * cell.target_accuracy:.1f} %"
+                seconds = time_left([cell], observed_rates([cell]), 1)
+                left = "" if seconds is None else duration(seconds)
+                table.add_row(cell.title, f"{cell.round}/{cell.experiment.train.rounds}", accuracy, left, cell.place)
+        states = [cell.state for cell in self._cells]
+        counts = ", ".join(
+            f"{states.count(name)} {name}" for name in ("finished", "running", "waiting", "failed") if name in states
+        )
+        return Group(self._progress, f"cells: {counts}", table)

@@ -1,0 +1,118 @@
+"""README.md's examples of reading records and of a tracker are run as they stand; its columns are the records'."""
+
+import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from support import Interrupt, run_small, small_experiment
+
+from fedsim.results import read_runs
+from fedsim.results.reading import KEYS
+from fedsim.results.recorder import CLIENT_COLUMNS, DETAIL_COLUMNS, ROUND_COLUMNS
+from fedsim.results.selection import RULES
+
+from .invented import write_grid
+
+README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+SUMMARY_COLUMNS = (
+    "label",
+    "dataset",
+    "backbone",
+    "rounds",
+    "settings",
+    "transductive",
+    "R_round",
+    "R_target_accuracy",
+    "R_mean_validation_accuracy",
+    "bytes_down_per_round",
+    "bytes_up_per_round",
+    "seconds_per_round",
+    "train_seconds",
+)
+
+
+def block(words: str) -> str:
+    """The README's Python block that holds these words."""
+    (found,) = (text for text in BLOCKS if words in text)
+    return found
+
+
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory):
+    """Invented runs in outputs/digits."""
+    root = tmp_path_factory.mktemp("work")
+    write_grid(root / "outputs", {"fedavg": 0, "csac": 0.03}, rounds=3, name="digits")
+    return root
+
+
+def test_reading_records_as_in_the_readme(outputs, monkeypatch, capsys):
+    """The script runs and prints a mean accuracy that is computed here once more."""
+    monkeypatch.chdir(outputs)
+    names = {}
+    exec(compile(block("pivot_table"), "README.md", "exec"), names)
+    printed = capsys.readouterr().out
+    summary = read_runs("outputs/digits").summary
+    own = summary[(summary["method"] == "csac") & (summary["target"] == "sketch")]["best_validation_target_accuracy"]
+    assert f"{100 * own.mean():.1f}" in printed
+    assert "| csac |" in printed
+    assert len(names["weights"]) == 2 * 4 * 2 * 3
+    assert names["curves"].loc[("fedavg", 0), "mean"] < names["curves"].loc[("fedavg", 3), "mean"]
+
+
+@pytest.mark.parametrize(
+    ("frame", "columns"),
+    [
+        ("summary", SUMMARY_COLUMNS),
+        ("rounds", ROUND_COLUMNS),
+        ("clients", CLIENT_COLUMNS),
+        ("details", DETAIL_COLUMNS),
+    ],
+)
+def test_columns_are_as_in_the_readme(outputs, frame, columns):
+    """The table of the README, the recorder and the frames agree."""
+    (row,) = re.findall(rf"^\| `{frame}` \|[^|]*\|(.*)\|$", README, re.MULTILINE)
+    shown = re.findall(r"`([^`]+)`", row.partition("; then")[0])
+    assert [name for name in shown if name not in RULES] == list(columns)
+    spread = [name.replace("R_", f"{rule}_", 1) for name in columns for rule in RULES if name.startswith("R_")]
+    expected = {*KEYS, *(name for name in columns if not name.startswith("R_")), *spread}
+    found = set(getattr(read_runs(outputs / "outputs"), frame))
+    assert expected <= found
+    if frame != "clients":
+        assert found == expected
+
+
+class FakeRun(SimpleNamespace):
+    """Stands for wandb's run: keeps what it is told."""
+
+    def log(self, row, step):
+        """Keep the row."""
+        self.rows[step] = row
+
+    def finish(self, exit_code=0):
+        """Keep the code."""
+        self.code = exit_code
+
+
+def test_tracker_of_the_readme_follows_a_run(tmp_path, monkeypatch):
+    """Named in the settings, without a change of the core: start, rounds, end; an interruption is told, too."""
+    opened = []
+    wandb = SimpleNamespace(init=lambda **words: opened.append(FakeRun(rows={}, summary={}, **words)) or opened[-1])
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    (tmp_path / "trackers.py").write_text(block("import wandb"))
+    monkeypatch.chdir(tmp_path)
+    experiment = small_experiment("outputs", run={"callbacks": ["trackers:WandB"]})
+    with pytest.raises(KeyboardInterrupt):
+        run_small(experiment, Interrupt(1))
+    run_small(experiment)
+    first, second = opened
+    assert (list(first.rows), first.code, first.summary) == ([0], 1, {})
+    assert (list(second.rows), second.code) == ([2, 3], 0)
+    assert second.summary["last_round"] == 3
+    assert first.id == second.id == "small-fedavg-rot45-seed0"
+    assert "train_loss" not in first.rows[0]
+    assert first.config["train"]["rounds"] == 3
+    sys.modules.pop("trackers")

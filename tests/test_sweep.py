@@ -1,0 +1,217 @@
+"""A sweep's plan and budget: which cells there are, what each gets of the machine, how long they will take."""
+
+import json
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from support import run_small, small_experiment
+from typer.testing import CliRunner
+
+from fedsim.cli import app
+from fedsim.errors import UserError
+from fedsim.experiment import read_experiment
+from fedsim.sweep import Axes, Budget, budget
+from fedsim.sweep.plan import Cell, duration, grid_points, observed_rates, plan_cells, split_values, time_left
+from fedsim.sweep.pool import LocalPool, cause
+
+SMALL = ("data.fraction=0.1", 'data.domains=["rot0", "rot15", "rot30"]', "train.rounds=2")
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """Pretend that this machine has these cores and GPUs."""
+
+    def pretend(cores, gpus=()):
+        monkeypatch.setattr(budget, "cores", lambda: cores)
+        monkeypatch.setattr(budget, "visible_gpus", lambda: list(gpus))
+
+    return pretend
+
+
+@pytest.mark.parametrize(
+    ("wish", "cores", "gpus", "threads", "devices"),
+    [
+        (Budget(), 4, "", [1, 1, 1, 1], ""),
+        (Budget(jobs=2), 4, "", [2, 2], ""),
+        (Budget(jobs=8), 4, "", [1] * 8, ""),  # more cells than cores is the user's choice
+        (Budget(cores=2), 5, "", [2, 2], ""),
+        (Budget(jobs=8, cores=2), 4, "", [2, 2], ""),  # but not more cores than there are
+        (Budget(jobs=1, cores=2), 8, "", [2], ""),
+        (Budget(), 4, "ab", [1, 1, 1, 1], "abab"),  # GPUs are shared evenly
+        (Budget(gpus=0.5), 8, "ab", [1, 1, 1, 1], "abab"),
+        (Budget(gpus=1), 8, "ab", [1, 1], "ab"),
+        (Budget(gpus=0.3, cores=2), 4, "a", [2, 2], "aa"),
+    ],
+)
+def test_slots_keep_the_budget(machine, wish, cores, gpus, threads, devices):
+    """As many cells as cores and GPUs carry; each knows its threads and its device."""
+    machine(cores, gpus)
+    slots = budget.local_slots(wish)
+    assert [slot.threads for slot in slots] == threads
+    assert "".join("".join(slot.gpus) for slot in slots) == devices
+
+
+def test_several_gpus_for_one_cell(machine):
+    """Whole numbers of devices, never the same one twice."""
+    machine(8, "abcde")
+    assert [slot.gpus for slot in budget.local_slots(Budget(gpus=2))] == [("a", "b"), ("c", "d")]
+    assert budget.local_slots(Budget(), device="cpu")[0].gpus == ()
+    assert budget.local_slots(Budget(), threads=3)[0].threads == 3
+
+
+@pytest.mark.parametrize(
+    ("wish", "device", "gpus", "said"),
+    [
+        (Budget(cores=9), "auto", "", "has 8 cores"),
+        (Budget(gpus=0.5), "auto", "", "no CUDA device"),
+        (Budget(gpus=0.5), "cpu", "a", "run.device is 'cpu'"),
+        (Budget(gpus=1.5), "auto", "ab", "whole number up to 2"),
+        (Budget(gpus=3), "auto", "ab", "whole number up to 2"),
+    ],
+)
+def test_what_does_not_fit_is_said(machine, wish, device, gpus, said):
+    """One line before anything starts."""
+    machine(8, gpus)
+    with pytest.raises(UserError, match=said):
+        budget.local_slots(wish, device)
+
+
+def test_devices_are_the_visible_ones(monkeypatch):
+    """CUDA_VISIBLE_DEVICES of the sweep is divided, not overruled."""
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5, GPU-abc")
+    assert budget.visible_gpus() == ["5", "GPU-abc"]
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert budget.visible_gpus() == ["0", "1"]
+
+
+def test_grid_is_a_product_and_values_may_hold_commas():
+    """Lists and quoted texts stay whole."""
+    assert split_values('0, 0.25 ,["a","b"],"x,y"') == ["0", "0.25", '["a","b"]', '"x,y"']
+    assert grid_points(["a=1,2", "b=x"]) == [("a=1", "b=x"), ("a=2", "b=x")]
+    assert grid_points([]) == [()]
+
+
+def test_cells_are_planned_once_each(tmp_path):
+    """The product of the axes, repeated values once, labels from the grid."""
+    axes = Axes(["fedavg", "fedavg"], ["rot0", "rot30"], [0, 0], ["train.lr=0.1,0.2"])
+    cells = plan_cells("digits", axes, [*SMALL, f"run.output={tmp_path}"], "")
+    assert [cell.title for cell in cells] == [
+        f"fedavg@train.lr={rate} → {target} (seed 0)" for rate in (0.1, 0.2) for target in ("rot0", "rot30")
+    ]
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(UserError, match="two values share the folder"):
+        plan_cells("digits", Axes(["fedavg"], ["rot0"], [0], ["data.root=/a/b,/a_b"]), SMALL, "")
+
+
+def test_a_finished_run_with_other_settings_is_not_taken_for_a_cell(tmp_path):
+    """Its results would answer another question."""
+    run_small(small_experiment(tmp_path, train={"rounds": 1}, run={"target": "rot15"}))
+    folder = tmp_path / "small"
+    config = next(folder.rglob("experiment.toml"))
+    axes = Axes(["fedavg"], ["rot15"], [0])
+    assert plan_cells(str(config), axes, [], "")[0].state == "finished"
+    with pytest.raises(UserError, match=r"holds a run with other settings \(train.lr\)"):
+        plan_cells(str(config), axes, ["train.lr=0.5"], "")
+
+
+def cell(method="fedavg", rounds=10, **state):
+    """A cell without a folder."""
+    experiment = read_experiment("digits", [f"method.name={method}", f"train.rounds={rounds}"])
+    return Cell(experiment, Path("/nowhere"), **state)
+
+
+def test_time_left_by_hand():
+    """Rounds left times the method's pace, divided by the width, but never less than the longest cell."""
+    cells = [cell(state="running", round=4), cell("fedbn"), cell(state="finished"), cell(state="failed")]
+    rates = {"fedavg": 2.0, "fedbn": 4.0}
+    assert time_left(cells, rates, 1) == 6 * 2 + 10 * 4
+    assert time_left(cells, rates, 2) == 40
+    assert time_left(cells, {"fedavg": 2.0}, 1) == 6 * 2 + 10 * 2  # unknown pace: the mean of the others
+    assert time_left(cells, {}, 1) is None
+    assert [duration(seconds) for seconds in (45, 600, 9000)] == ["45 s", "10 min", "2 h 30 min"]
+
+
+def test_a_resumed_cell_does_not_count_old_rounds_into_the_pace():
+    """Rounds of an earlier sweep took no time now."""
+    one = cell()
+    one.begin()
+    one.started -= 10
+    one.hear("round", 7, 0.5)
+    one.hear("round", 8, 0.6)
+    assert one.rounds_left == 2
+    assert observed_rates([one])["fedavg"] == pytest.approx(5, abs=0.5)
+    one.hear("finished", "", None)
+    assert (one.state, one.rounds_left) == ("finished", 0)
+
+
+def test_dry_run_estimates_from_finished_rounds(tmp_path):
+    """Cells with their state, and the time that the others will take."""
+    words = ["sweep", "digits", "--targets", "rot0,rot15", "--seeds", "0", "--jobs", "1", "--output", str(tmp_path)]
+    words += [part for word in SMALL for part in ("--set", word)]
+    assert "no finished rounds" in CliRunner().invoke(app, [*words, "--dry-run"]).output
+    axes = Axes(["fedavg"], ["rot0"], [0])
+    run_small(plan_cells("digits", axes, [*SMALL, f"run.output={tmp_path}"], "")[0].experiment)
+    shown = CliRunner().invoke(app, [*words, "--dry-run"]).output
+    assert "2 cells, 1 finished, 1 to run, 1 at a time" in shown
+    assert " s from finished rounds" in " ".join(shown.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--seeds", "0,x"], "--seeds"),
+        (["--cores-per-cell", "9999"], "cores"),
+        (["--callback", "nowhere.at:All"], "nowhere"),
+        (["--callback", "json"], "package.module:name"),
+        (["--ray", "local", "--set", "run.runtime=ray"], "run inline"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_starts(words, said, tmp_path):
+    """UserError, which the command line prints as one line with exit code 2."""
+    options = [*words, "--output", str(tmp_path / "out"), "--targets", "rot0"]
+    result = CliRunner().invoke(app, ["sweep", "digits", *options])
+    assert isinstance(result.exception, UserError)
+    assert said in str(result.exception)
+    assert not (tmp_path / "out").exists()
+
+
+class Witness:
+    """Callback that writes what its process sees into the run's folder."""
+
+    def on_start(self, experiment, folder):
+        """Remember the folder."""
+        import os
+
+        self.file, self.seen = folder / "witness.json", [os.environ.get("CUDA_VISIBLE_DEVICES")]
+
+    def on_round(self, row, clients):
+        """Keep the number of the round."""
+        self.seen.append(row["round"])
+
+    def on_end(self, summary):
+        """Write."""
+        self.file.write_text(json.dumps(self.seen))
+
+
+def test_local_cells_have_their_device_and_callbacks(tmp_path):
+    """A worker process sees the GPU of its slot; named callbacks follow each cell; a broken one fails by name."""
+    words = [*SMALL, f"run.output={tmp_path}", "run.device=cpu", "run.callbacks=['test_sweep:Witness']"]
+    cells = plan_cells("digits", Axes(["fedavg"], ["rot0", "rot15"], [0]), words, "")
+    (cells[1].folder).parent.mkdir(parents=True)
+    cells[1].folder.write_text("a file where the run's folder should be")
+    LocalPool(cells, [budget.Slot(1, ("7",))]).run(SimpleNamespace(update=lambda: time.sleep(0)))
+    assert json.loads((cells[0].folder / "witness.json").read_text()) == ["7", 0, 1, 2]
+    assert (cells[0].state, cells[1].state) == ("finished", "failed")
+    assert "File exists" in cells[1].reason
+
+
+def test_causes_of_death():
+    """Signals by name."""
+    assert cause(-9) == "SIGKILL, out of memory?"
+    assert cause(-15) == "SIGTERM"
+    assert cause(3) == "exit code 3"
