@@ -3,6 +3,9 @@
 The state at the start of round t is what was stored before t. An interrupted round leaves a newer version behind
 that is ignored when the round is taken again, so that a resumed run equals the unbroken one. The files are the truth,
 memory their cache: Flower's engine serves a client now from this process, now from that.
+
+A folder belongs to one client of one run (`owner.json`), and the server says up to which round it has counted on this
+state: a foreign state or one that is older than that (a backup, an emptied folder) is refused in one line.
 """
 
 import json
@@ -15,29 +18,49 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from fedsim.errors import UserError
+
 State = dict[str, Tensor]
+OWNER = "owner.json"
 
 
 class ClientStore:
-    """Entries {name: {tensor name: tensor}} of one client; `folder=None` keeps them in memory only."""
+    """Entries {name: {tensor name: tensor}} of one client; `folder=None` keeps them in memory only.
 
-    def __init__(self, folder: Path | None) -> None:
+    `client` and `run` (the run's token) say whose state it is; a folder that belongs to others is a UserError.
+    """
+
+    def __init__(self, folder: Path | None, client: str = "", run: str = "") -> None:
         self._folder = folder
+        self._owner = {"client": client, "run": run}
         self._entries: dict[str, list[tuple[int, State]]] = {}
         self._pending: dict[str, State] = {}
         self._round = 0
+        self._saved = -1
         self._stamps: dict[tuple[str, int], int] = {}  # of the files that memory holds, by entry and version
         self._catch_up()
 
-    def open_round(self, round: int) -> None:
-        """Make what was stored before `round` visible; later versions (of an interrupted attempt) are dropped."""
+    def open_round(self, round: int, counted: int = -1, saved: int | None = None) -> None:
+        """Make what was stored before `round` visible; later versions (of an interrupted attempt) are dropped.
+
+        counted: newest round whose state the server counts on; UserError when what is here is older.
+        saved: newest round from which the server could resume (default: the one before).
+        """
         self._pending.clear()
         self._round = round
+        self._saved = round - 1 if saved is None else saved
         self._catch_up()
         for name, versions in self._entries.items():
             for version, _ in [entry for entry in versions if entry[0] >= round]:
                 self._remove(name, version)
             self._entries[name] = [entry for entry in versions if entry[0] < round]
+        newest = max((versions[-1][0] for versions in self._entries.values() if versions), default=-1)
+        if newest < counted:
+            found = f"is of round {newest}" if newest >= 0 else "is missing"
+            raise UserError(
+                f"the state of client {self._owner['client']!r} {found}{self._where()}, but the server counts on that "
+                f"of round {counted}; put the newer state back, or start the run anew in another output folder"
+            )
 
     def get(self, name: str) -> State | None:
         """Entry staged in this round, else the newest stored before it; None on the first participation."""
@@ -61,22 +84,29 @@ class ClientStore:
         """Stage a scalar."""
         self.put(name, {"value": torch.tensor(value, dtype=torch.float64)})
 
-    def commit(self) -> None:
-        """Write the staged entries as versions of the open round; the two newest versions are kept."""
+    def commit(self) -> int:
+        """Write the staged entries as versions of the open round; their number.
+
+        Versions that no resumed run can need any more are removed: those before the newest of a saved round.
+        """
+        count = len(self._pending)
         for name, tensors in self._pending.items():
             if self._folder is not None:
                 self._write(name, tensors)
             versions = self._entries.setdefault(name, [])
             versions.append((self._round, tensors))
-            for version, _ in versions[:-2]:
+            oldest = max((version for version, _ in versions if version <= self._saved), default=-1)
+            for version in [version for version, _ in versions if version < oldest]:
                 self._remove(name, version)
-            del versions[:-2]
+            self._entries[name] = [entry for entry in versions if entry[0] >= oldest]
         self._pending.clear()
+        return count
 
     def _catch_up(self) -> None:
         """Take over what another process has stored or removed since."""
         if self._folder is None:
             return
+        self._check_owner()
         files = {(name, version): path for name, version, path in self._files()}
         for name, versions in self._entries.items():
             self._entries[name] = [entry for entry in versions if (name, entry[0]) in files]
@@ -84,7 +114,7 @@ class ClientStore:
             stamp = path.stat().st_mtime_ns
             if self._stamps.get((name, version)) != stamp:
                 others = [entry for entry in self._entries.get(name, []) if entry[0] != version]
-                self._entries[name] = sorted([*others, (version, load_file(path))], key=lambda entry: entry[0])
+                self._entries[name] = sorted([*others, (version, read_state(path))], key=lambda entry: entry[0])
                 self._stamps[name, version] = stamp
 
     def _path(self, name: str, version: int) -> Path:
@@ -98,7 +128,7 @@ class ClientStore:
         return [(match[1], int(match[2]), path) for match, path in found]
 
     def _write(self, name: str, tensors: State) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self._claim()
         temporary = self._folder / f".{name}.{os.getpid()}.tmp"
         save_file(tensors, temporary, metadata={"entry": json.dumps(name)})
         path = temporary.replace(self._path(name, self._round))
@@ -108,6 +138,41 @@ class ClientStore:
         self._stamps.pop((name, version), None)
         if self._folder is not None:
             self._path(name, version).unlink(missing_ok=True)
+
+    def _claim(self) -> None:
+        """Write down whose folder this is, before anything else is in it."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        if not (self._folder / OWNER).is_file():
+            temporary = self._folder / f".{OWNER}.{os.getpid()}.tmp"
+            temporary.write_text(json.dumps(self._owner))
+            temporary.replace(self._folder / OWNER)
+
+    def _check_owner(self) -> None:
+        try:
+            owner = json.loads((self._folder / OWNER).read_text())
+        except FileNotFoundError:
+            owner = {"client": "an unknown client", "run": "unknown"} if self._files() else self._owner
+        except ValueError:
+            owner = {"client": "an unreadable owner", "run": "unknown"}
+        if owner != self._owner:
+            raise UserError(
+                f"{self._folder} holds the state of {owner.get('client')!r} in run {owner.get('run')!r}, not that of "
+                f"{self._owner['client']!r} in run {self._owner['run']!r}; use another state folder, or remove this "
+                "one if its run is over"
+            )
+
+    def _where(self) -> str:
+        return f" in {self._folder}" if self._folder else ""
+
+
+def read_state(path: Path) -> State:
+    """Tensors of a state file; UserError when it is damaged."""
+    try:
+        return load_file(path)
+    except Exception as error:  # safetensors raises its own errors and OSError
+        raise UserError(
+            f"{path} is not a readable state file ({error}); put a copy of it back, or start anew"
+        ) from None
 
 
 def client_folder(state: str, client: str) -> Path | None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import secrets
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from safetensors.numpy import load_file, save_file
 from fedsim.errors import UserError
 
 STATE = "checkpoint.safetensors"
+TOKEN = "token"
 
 
 @dataclass
@@ -64,6 +66,17 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
         if old != file:
             old.unlink()
     return file
+
+
+def run_token(folder: Path) -> str:
+    """What tells this run's messages and client states from all others': made up at its start, kept for resuming."""
+    file = folder / TOKEN
+    if not file.is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        temporary = file.with_name(f".{TOKEN}.{os.getpid()}.tmp")
+        temporary.write_text(secrets.token_hex(8))
+        temporary.replace(file)
+    return file.read_text()
 
 
 def link_file(source: Path, target: Path) -> None:

@@ -10,10 +10,16 @@ from flwr.clientapp import ClientApp
 
 from clients.base import DomainClient
 from fedsim.arrays import record_to_arrays, state_to_record
+from fedsim.data.benchmarks import matching
 from fedsim.errors import USER_ERROR, UserError
-from fedsim.workspace import source_clients, workspace
+from fedsim.experiment import Experiment
+from fedsim.runtime.site import state_folder, time_limit
+from fedsim.workspace import Workspace, set_threads, source_clients, workspace
+from strategies.target_site import UPLOADS, score_records
 
 CLIENT_APP_RAISED = 2  # Flower's error code for an exception in the client app
+
+PACKAGES = ("fedsim", "torch", "flwr", "numpy")
 
 app = ClientApp()
 
@@ -23,7 +29,8 @@ def guarded(handler: Callable[[Message, Context], RecordDict]) -> Callable[[Mess
 
     def handle(message: Message, context: Context) -> Message:
         try:
-            content = handler(message, context)
+            with time_limit(message, context):
+                content = handler(message, context)
         except UserError as error:
             return Message(Error(CLIENT_APP_RAISED, f"{USER_ERROR}{error}"), reply_to=message)
         except Exception:
@@ -35,36 +42,89 @@ def guarded(handler: Callable[[Message, Context], RecordDict]) -> Callable[[Mess
     return handle
 
 
+def space_of(message: Message, context: Context) -> tuple[Workspace, dict]:
+    """The workspace of the message's experiment, with this site's own folders, and the message's config."""
+    config, node = dict(message.content.config_records["config"]), context.node_config
+    if not is_site(context):
+        return workspace(str(config["experiment"])), config
+    config["state-dir"] = state_folder(str(node.get("state-dir", "")), str(config["token"]))
+    space = workspace(str(config["experiment"]), str(node.get("data-dir", "")))
+    set_threads(space.experiment.run.threads)
+    return space, config
+
+
 def client_of(message: Message, context: Context) -> tuple[DomainClient, dict]:
     """The warm client that the message addresses, with the message's config."""
-    config = dict(message.content.config_records["config"])
-    node = context.node_config
-    space = workspace(str(config["experiment"]), str(node.get("data-dir", "")))
-    return space.client(str(config["client"]), str(node.get("state-dir", config["state-dir"]))), config
+    space, config = space_of(message, context)
+    if is_site(context) and node_client(context, space.experiment) != config["client"]:
+        raise UserError(f"this site is {holds(context)} and does not train or validate as {config['client']!r}")
+    return space.client(str(config["client"]), str(config["state-dir"]), str(config["token"])), config
 
 
 @app.query("handshake")
 @guarded
 def handshake(message: Message, context: Context) -> RecordDict:
     """Which client this node is, how much it holds, with which versions."""
-    config = dict(message.content.config_records["config"])
-    space = workspace(str(config["experiment"]), str(context.node_config.get("data-dir", "")))
-    name = node_client(context, space.experiment)
-    site: dict = {"client": name, "examples": 0, "class-counts": []}
-    if name:
-        data = space.client(name, str(context.node_config.get("state-dir", config["state-dir"]))).data
-        site |= {"examples": data.examples, "class-counts": [int(count) for count in data.class_counts]}
-    versions = {f"version-{package}": version(package) for package in ("torch", "flwr", "numpy")}
-    return RecordDict({"site": ConfigRecord({**site, **versions, "version-python": platform.python_version()})})
+    space, config = space_of(message, context)
+    name, target = node_client(context, space.experiment), is_target(context, space.experiment)
+    counts: list[int] = []
+    if target:
+        counts = space.target.class_counts()
+    elif name:
+        client = space.client(name, str(config["state-dir"]), str(config["token"]))
+        counts = [int(count) for count in client.data.class_counts]
+    site = {
+        "client": space.experiment.run.target if target else name,
+        "role": "target" if target else "source",
+        "holds": holds(context),
+        "examples": sum(counts),
+        "class-counts": counts,
+        "version-python": platform.python_version(),
+    }
+    return RecordDict({"site": ConfigRecord(site | {f"version-{package}": version(package) for package in PACKAGES})})
 
 
-def node_client(context: Context, experiment) -> str:
-    """Client name of a node: its configured domain, else the partition-id'th source client; empty for a spare node."""
-    if "domain" in context.node_config:
-        return str(context.node_config["domain"])
+def node_client(context: Context, experiment: Experiment) -> str:
+    """Client name of a node: its configured domain, else the partition-id'th source client; empty for a spare node, and
+    for a site whose domain does not train in this experiment."""
     clients = source_clients(experiment)
+    if is_site(context):
+        name = matching(str(context.node_config["domain"]), clients)
+        return name if name and context.node_config.get("role", "source") == "source" else ""
     index = int(context.node_config.get("partition-id", 0))
     return clients[index] if index < len(clients) else ""
+
+
+def is_site(context: Context) -> bool:
+    """Is this node a machine of its own (its SuperNode's configuration names its domain), not a simulated client?"""
+    return "domain" in context.node_config
+
+
+def is_target(context: Context, experiment: Experiment) -> bool:
+    """Does this site hold the unseen domain in order to evaluate it?"""
+    if not is_site(context) or context.node_config.get("role") != "target":
+        return False
+    return matching(str(context.node_config["domain"]), [experiment.run.target]) is not None
+
+
+def holds(context: Context) -> str:
+    """A site in words: its name, its domain and, for a target, its role."""
+    node = context.node_config
+    role = ", target" if node.get("role") == "target" else ""
+    return f"{node.get('site', 'a site')} ({node['domain']}{role})" if is_site(context) else ""
+
+
+@app.query("target")
+@guarded
+def evaluate_target(message: Message, context: Context) -> RecordDict:
+    """Evaluation of the global model on the unseen domain, by the site that holds it."""
+    space, _ = space_of(message, context)
+    if not is_target(context, space.experiment):
+        raise UserError(f"this site is {holds(context)}, not the target site of {space.experiment.run.target!r}")
+    records = {name: record_to_arrays(record) for name, record in message.content.array_records.items()}
+    arrays = records.pop("arrays")
+    uploads = {name.removeprefix(UPLOADS): own for name, own in records.items()}
+    return score_records(space.target(arrays, uploads), len(space.target.labels))
 
 
 @app.query("collect")
@@ -86,7 +146,9 @@ def train(message: Message, context: Context) -> RecordDict:
     arrays, examples, metrics = client.fit(parameters, config)
     sent = state_to_record(dict(zip(client.upload_names(), arrays, strict=True)))
     extra: dict[str, ArrayRecord] = {name: state_to_record(values) for name, values in client.outbox.items()}
-    return RecordDict({"arrays": sent, **extra, "metrics": MetricRecord({"num-examples": examples, **metrics})})
+    counted = MetricRecord({"num-examples": examples, **metrics})
+    state = ConfigRecord({"entries": client.stored})
+    return RecordDict({"arrays": sent, **extra, "metrics": counted, "state": state})
 
 
 @app.evaluate()

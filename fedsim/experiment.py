@@ -34,6 +34,9 @@ class DataSettings(Settings):
     )
     root: str = Field("", description="folder of the data set; empty: $FEDSIM_DATA, else ./data")
     domains: list[str] = Field([], description="use only these domains; empty: all of the data set")
+    classes: list[str] = Field(
+        [], description="a `folder` data set's classes, where its images are on other machines (a deployment's server)"
+    )
     image_size: int = Field(28, ge=8, le=1024, description="images are decoded once to this size, in pixels")
     variant: Literal["csac", "domainbed"] = Field(
         "csac", description="Rotated MNIST: same images in every domain, or disjoint"
@@ -83,6 +86,11 @@ class TrainSettings(Settings):
     persist_optimizer: bool = Field(False, description="keep momentum and Adam moments between rounds")
     clients_per_round: int = Field(0, ge=0, description="clients drawn each round; 0: all")
     precision: Literal["fp32", "bf16"] = "fp32"
+    dp_clip: float = Field(
+        0.0, ge=0, description="local differential privacy: largest L2 norm of a client's update, 0: off"
+    )
+    dp_epsilon: float = Field(1.0, gt=0, description="its epsilon in each round; above 1 without a guarantee")
+    dp_delta: float = Field(1e-5, gt=0, lt=1, description="its delta in each round")
     local_checks: int = Field(
         0, ge=0, description="validations during local training, the best iterate is sent; 0: off"
     )
@@ -95,7 +103,8 @@ class RunSettings(Settings):
     seed: int = Field(0, ge=0)
     label: str = Field("", description="told apart from other runs of the same method, e.g. by a sweep's grid")
     runtime: Literal["inline", "ray", "flower", "deployment"] = Field(
-        "inline", description="this process, Ray workers, Flower's own simulation engine, or a federation's own machines"
+        "inline",
+        description="this process, Ray workers, Flower's own simulation engine, or a federation's own machines",
     )
     federation: str = Field("", description="the deployment's federation file")
     evaluate_target: Literal["auto", "server", "site"] = Field(

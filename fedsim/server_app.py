@@ -1,31 +1,43 @@
 """Flower ServerApp: settings -> strategy -> rounds -> records. The same in simulation and deployment."""
 
-import hashlib
 import logging
 import shlex
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from flwr.app import Context
+from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
+from fedsim.arrays import record_to_arrays
+from fedsim.checkpoint import run_token
 from fedsim.claim import claim
 from fedsim.data import benchmark, resolve_domain
-from fedsim.errors import UserError
+from fedsim.errors import USER_ERROR, UserError
 from fedsim.experiment import Experiment, parse_experiment, read_experiment
 from fedsim.results.callbacks import RunCallback, tell_failure, trackers
+from fedsim.runtime.polling import QuickGrid
 from fedsim.session import Session, is_finished, run_folder
+from fedsim.target import TargetEvaluator
 from fedsim.workspace import Workspace, set_threads, source_clients
 from strategies.base import FedDG
-from strategies.handshake import handshake
+from strategies.handshake import Roster
+from strategies.target_site import TargetScore
+
+LOG = "run.log"
+SHOWN = (("validation", "mean_validation_accuracy"), ("target", "target_accuracy"))
 
 app = ServerApp()
+logger = logging.getLogger("fedsim")
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Entry point of `flwr run` and of a SuperLink."""
-    serve(grid, experiment_of(dict(context.run_config)), [LogLines()])
+    try:
+        serve(QuickGrid(grid), experiment_of(dict(context.run_config)), [LogLines()])
+    except UserError as error:  # Flower keeps the text alone; the mark tells whoever reads it that the user can mend it
+        raise UserError(f"{USER_ERROR}{error}") from None
 
 
 def experiment_of(run_config: dict) -> Experiment:
@@ -70,17 +82,25 @@ def serve(grid: Grid, experiment: Experiment, callbacks: Sequence[RunCallback] =
 
 
 def _serve(grid: Grid, experiment: Experiment, space: Workspace, callbacks: Sequence[RunCallback]) -> Path:
+    on_site = experiment.run.evaluate_target == "site"
+    evaluator = None if on_site else TargetEvaluator(space)
     session = Session(experiment, space, callbacks)
-    settings, folder = experiment.toml(), session.folder
     run_config = {
-        "experiment": settings,
-        "state-dir": str((folder / "state").resolve()),
-        "token": hashlib.sha256(f"{settings}{folder.resolve()}".encode()).hexdigest()[:16],
+        "experiment": experiment.toml(),
+        "state-dir": str((session.folder / "state").resolve()),
+        "token": run_token(session.checkpoint_folder),
     }
     strategy = FedDG(space.recipe, experiment, space.places, run_config)
-    session.attach(strategy)
+
+    def evaluate(arrays: ArrayRecord) -> TargetScore:
+        if evaluator is not None:
+            return evaluator(record_to_arrays(arrays), strategy.banks.get("uploads", {}))
+        return strategy.target_site.score if strategy.log.round else strategy.target_site.ask(grid, 0, arrays)
+
+    session.attach(strategy, evaluate)
     classes = len(benchmark(experiment.data).classes)
-    strategy.sites = handshake(grid, source_clients(experiment), classes, run_config, experiment.run.timeout)
+    target = experiment.run.target if on_site else ""
+    strategy.join(Roster(grid, source_clients(experiment), classes, run_config, target))
     arrays = session.initial_arrays()
     if not session.checkpoint:
         arrays = strategy.before_rounds(grid, arrays)
@@ -94,26 +114,31 @@ def _serve(grid: Grid, experiment: Experiment, space: Workspace, callbacks: Sequ
 
 
 class LogLines:
-    """One log line per round, for runs without a terminal of their own."""
+    """One log line per round and trouble, to the standard output and into the run's `run.log`."""
 
     def on_start(self, experiment: Experiment, folder: Path) -> None:
         """Says where the records go."""
-        print(
-            f"{experiment.method_name} on {experiment.data.dataset}, target {experiment.run.target}, "
-            f"seed {experiment.run.seed}: records in {folder}",
-            flush=True,
+        logger.setLevel(logging.INFO)
+        for handler in (logging.StreamHandler(sys.stdout), logging.FileHandler(folder / LOG, encoding="utf-8")):
+            handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+            logger.addHandler(handler)
+        logger.info(
+            "%s on %s, target %s, seed %d: records in %s",
+            *(experiment.method_name, experiment.data.dataset, experiment.run.target, experiment.run.seed, folder),
         )
 
     def on_round(self, row: dict, clients: list[dict]) -> None:
         """Round, validation and target accuracy."""
-        validation = row["mean_validation_accuracy"]
-        text = "" if validation is None else f"  validation {100 * validation:.1f} %"
-        print(f"round {row['round']}:{text}  target {100 * row['target_accuracy']:.1f} %", flush=True)
+        shown = [(name, row[column]) for name, column in SHOWN if row[column] is not None]
+        logger.info("round %d: %s", row["round"], "  ".join(f"{name} {100 * value:.1f} %" for name, value in shown))
 
     def on_end(self, summary: dict) -> None:
         """The headline."""
-        print(
-            f"done: {100 * summary['best_validation_target_accuracy']:.1f} % on {summary['target']} "
-            f"(round {summary['best_validation_round']}, best source validation)",
-            flush=True,
+        logger.info(
+            "done: %.1f %% on %s (round %d, best source validation)",
+            *(100 * summary["best_validation_target_accuracy"], summary["target"], summary["best_validation_round"]),
         )
+
+    def on_failure(self, error: BaseException) -> None:
+        """Why the run stopped."""
+        logger.error("stopped: %s", error or type(error).__name__)

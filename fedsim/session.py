@@ -3,32 +3,29 @@
 import math
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import torch
 from flwr.app import ArrayRecord
 
-from fedsim.arrays import load_arrays, record_to_arrays, state_to_record
+from fedsim.arrays import nonnegative_names, record_to_arrays, state_to_record
 from fedsim.checkpoint import Checkpoint, arrays_file, link_file, load_checkpoint, save_checkpoint, write_arrays
-from fedsim.data import benchmark, domain_of, load_target
-from fedsim.data.augment import make_transforms, to_float
+from fedsim.data import domain_of
 from fedsim.errors import UserError
 from fedsim.experiment import Experiment, parse_experiment
-from fedsim.models.infer import accuracy_and_loss
 from fedsim.results.callbacks import RunCallback
 from fedsim.results.differences import MACHINE_KEYS
 from fedsim.results.environment import environment
 from fedsim.results.reading import rebuild_results
 from fedsim.results.recorder import Recorder
 from fedsim.results.selection import summary_row, validation_column
-from fedsim.seeding import numpy_rng
 from fedsim.workspace import Workspace
 from strategies.base import FedDG
 from strategies.round_log import RoundLog
+from strategies.target_site import TargetScore
 
 
 def run_folder(experiment: Experiment) -> Path:
@@ -43,34 +40,7 @@ def is_finished(folder: Path) -> bool:
     return (folder / "summary.csv").is_file()
 
 
-class TargetEvaluator:
-    """Accuracy on the unseen domain; the only place that opens its images, and no client ever does."""
-
-    def __init__(self, experiment: Experiment, space: Workspace) -> None:
-        images, labels, indices = load_target(experiment.data, experiment.run.target)
-        self.net, self.device, self.infer = space.net, space.device, space.recipe.infer
-        if self.infer.shuffled:
-            indices = numpy_rng(experiment.run.seed, "test-order").permutation(indices)
-        self.normalize = make_transforms(experiment.data, benchmark(experiment.data).channels).normalize
-        self.size = experiment.run.evaluate_batch_size
-        self.images = torch.from_numpy(np.ascontiguousarray(images[indices])).to(self.device)
-        self.labels = torch.from_numpy(np.ascontiguousarray(labels[indices])).to(self.device)
-
-    def batches(self) -> Any:
-        """Normalised (images, labels) in large batches."""
-        for start in range(0, len(self.labels), self.size):
-            part = slice(start, start + self.size)
-            yield self.normalize(to_float(self.images[part])), self.labels[part]
-
-    def __call__(self, arrays: ArrayRecord, uploads: Mapping[str, Mapping[str, np.ndarray]]) -> tuple[float, float]:
-        """(accuracy, loss) of a global model; `uploads` are the tensors of single clients that the rule asked for."""
-        load_arrays(self.net, record_to_arrays(arrays))
-        own = [
-            {name: torch.from_numpy(array).to(self.device) for name, array in uploads[client].items()}
-            for client in sorted(uploads)
-        ]
-        predict = self.infer.begin(self.net, lambda: (images for images, _ in self.batches()), own)
-        return accuracy_and_loss(predict, self.batches())[:2]
+EvaluateTarget = Callable[[ArrayRecord], TargetScore]
 
 
 class Session:
@@ -88,18 +58,19 @@ class Session:
         self.recorder.write_environment(
             environment() | {"device": str(space.device), "threads": torch.get_num_threads()}
         )
-        self.evaluate_target = TargetEvaluator(experiment, space)
+        self.evaluate_target: EvaluateTarget | None = None
         self.best = self._best_so_far()
         self.strategy: FedDG | None = None
         self._round_ended = time.perf_counter()
 
-    def attach(self, strategy: FedDG) -> None:
+    def attach(self, strategy: FedDG, evaluate_target: EvaluateTarget) -> None:
         """Follow a strategy; a resumed one gets its banks, part states and finished rounds back."""
-        self.strategy = strategy
+        self.strategy, self.evaluate_target = strategy, evaluate_target
         personal = [name for name, place in self.space.places.items() if place != "shared"]
         strategy.kept_uploads = self.space.recipe.infer.wanted_uploads(self.space.net, personal)
+        strategy.nonnegative = nonnegative_names(self.space.net)
         if self.checkpoint:
-            strategy.finished_rounds = self.checkpoint.round
+            strategy.finished_rounds = strategy.saved_round = self.checkpoint.round
             strategy.banks = self.checkpoint.banks
             strategy.part_states |= self.checkpoint.part_states
         for callback in self.callbacks:
@@ -115,14 +86,12 @@ class Session:
         if server_round == 0 and self.checkpoint:
             return
         round = strategy.log.round
-        started = time.perf_counter()
-        accuracy, loss = self.evaluate_target(arrays, strategy.banks.get("uploads", {}))
-        target_seconds = time.perf_counter() - started
+        score = self.evaluate_target(arrays)
         strategy.log.details += [
             {"client": self.experiment.run.target, "quantity": quantity, "name": name, "value": value}
-            for quantity, name, value in self.space.recipe.infer.details(self.space.net)
+            for quantity, name, value in score.details
         ]
-        row = self._round_row(strategy.log, accuracy, loss, target_seconds)
+        row = self._round_row(strategy.log, score)
         clients = [
             {"round": round, "domain": domain_of(name), **columns} for name, columns in strategy.log.clients.items()
         ]
@@ -148,7 +117,7 @@ class Session:
             callback.on_end(summary)
         return self.folder
 
-    def _round_row(self, log: RoundLog, accuracy: float, loss: float, target_seconds: float) -> dict[str, Any]:
+    def _round_row(self, log: RoundLog, score: TargetScore) -> dict[str, Any]:
         rows = list(log.clients.values())
         now = time.perf_counter()
         row = {
@@ -156,14 +125,14 @@ class Session:
             "train_loss": mean(rows, "train_loss", "examples"),
             "mean_validation_accuracy": mean(rows, "validation_accuracy"),
             "mean_validation_loss": mean(rows, "validation_loss"),
-            "target_accuracy": accuracy,
-            "target_loss": loss,
+            "target_accuracy": score.accuracy,
+            "target_loss": score.loss,
             "clients": sum("weight" in row for row in rows),
             "failed": sum(row["status"] != "ok" for row in rows),
             "bytes_down": sum(row["bytes_down"] for row in rows),
             "bytes_up": sum(row["bytes_up"] for row in rows),
             "train_seconds": total(rows, "train_seconds"),
-            "evaluation_seconds": total(rows, "evaluation_seconds") + target_seconds,
+            "evaluation_seconds": total(rows, "evaluation_seconds") + score.seconds,
             "aggregation_seconds": log.aggregation_seconds,
             "round_seconds": now - (log.started if log.round else self._round_ended),
         }
@@ -178,6 +147,7 @@ class Session:
         if round % self.experiment.run.checkpoint_every == 0 or round == self.experiment.train.rounds:
             state = Checkpoint(round, values, self.strategy.banks, self.strategy.part_states)
             saved = save_checkpoint(self.checkpoint_folder, state)
+            self.strategy.saved_round = round
         score = row.get(validation_column(self.experiment))
         if round and score is not None and score > self.best:
             self.best = score

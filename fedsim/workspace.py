@@ -2,7 +2,7 @@
 
 import functools
 import os
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -14,6 +14,9 @@ from fedsim.data import benchmark, client_names, load_client, load_pooled
 from fedsim.data.augment import make_transforms
 from fedsim.errors import UserError
 from fedsim.experiment import Experiment, parse_experiment
+
+if TYPE_CHECKING:
+    from fedsim.target import TargetEvaluator
 
 
 def pick_device(wanted: str) -> torch.device:
@@ -56,11 +59,18 @@ class Workspace:
         self.initial = {
             name: state[name].detach().cpu().clone() for name, place in self.places.items() if place != "shared"
         }
-        self.clients: dict[tuple[str, str], DomainClient] = {}
+        self.clients: dict[tuple[str, str, str], DomainClient] = {}
 
-    def client(self, name: str, state_folder: str) -> DomainClient:
-        """The warm client of that name, with its state below `state_folder`."""
-        key = (name, state_folder)
+    @functools.cached_property
+    def target(self) -> "TargetEvaluator":
+        """The evaluation on the unseen domain; its images are opened here, on first use."""
+        from fedsim.target import TargetEvaluator
+
+        return TargetEvaluator(self)
+
+    def client(self, name: str, state_folder: str, run: str = "") -> DomainClient:
+        """The warm client of that name in a run (its token), with its state below `state_folder`."""
+        key = (name, state_folder, run)
         if key not in self.clients:
             settings = self.experiment.data
             data = (
@@ -76,15 +86,17 @@ class Workspace:
                 self.places,
                 self.initial,
                 local,
-                ClientStore(folder and Path(folder)),
+                ClientStore(folder, name, run),
                 self.device,
             )
         return self.clients[key]
 
 
 @functools.lru_cache(maxsize=2)
-def workspace(settings: str, root: str = "") -> Workspace:
-    """The process's workspace of an experiment, given as the TOML text that the server sends; `root` is the node's own
-    data folder, when it has one."""
+def workspace(settings: str, root: str | None = None) -> Workspace:
+    """The process's workspace of an experiment, given as the TOML text that the server sends.
+
+    `root` is the data folder of a machine of its own (empty: its $FEDSIM_DATA): the server's paths mean nothing there.
+    """
     experiment = parse_experiment(settings)
-    return Workspace(experiment.replace(data={"root": root}) if root else experiment)
+    return Workspace(experiment if root is None else experiment.replace(data={"root": root, "cache": ""}))

@@ -5,8 +5,8 @@ Order of one round, as in the design: configure_train (share) -> clients -> aggr
 """
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -18,18 +18,25 @@ from fedsim.errors import USER_ERROR, ClientFailedError, UserError
 from fedsim.experiment import Experiment
 from fedsim.seeding import numpy_rng
 from strategies.banks import odd_shapes
-from strategies.handshake import Site
+from strategies.handshake import NOT_ONLINE, Roster, Site
 from strategies.parts import MIRROR, Bank, Place, ServerRound, Update
+from strategies.replies import match
 from strategies.round_log import RoundLog
+from strategies.target_site import TargetSite
 from strategies.validation import (
     Expected,
     RejectedReplyError,
-    check_echo,
+    check_collected,
     check_update,
+    check_validation,
     failure_reason,
+    judged,
     manifest,
-    read_metrics,
+    one_line,
 )
+
+MOST_TRACEBACK = 20_000  # characters of a client's own words that are shown
+T = TypeVar("T")
 
 
 class FedDG(FedAvg):
@@ -48,12 +55,17 @@ class FedDG(FedAvg):
         self.places = places
         self.run_config = run_config
         self.sites: dict[str, Site] = {}
-        self.part_states: dict[str, dict[str, Any]] = {"weights": {}, "fuse": {}, "banks": {}}
+        self.roster: Roster | None = None
+        self.target_site: TargetSite | None = None  # the unseen domain's, when the server does not evaluate itself
+        self.part_states: dict[str, dict[str, Any]] = {"weights": {}, "fuse": {}, "banks": {}, "stored": {}}
         self.banks: dict[str, dict[str, dict[str, np.ndarray]]] = {}
         self.kept_uploads: list[str] = []  # tensors of which the inference rule needs every client's own
+        self.nonnegative: list[str] = []  # tensors that count or are variances
         self.finished_rounds = 0
+        self.saved_round = -1  # newest round from which the run could be resumed
         self.log = RoundLog(0)
         self._global: dict[str, np.ndarray] = {}
+        self._shapes: dict[str, tuple[tuple[int, ...], np.dtype]] = {}  # of the tensors that come back
         self._sent: list[tuple[str, Message]] = []
         self._phase = "train"
 
@@ -61,6 +73,12 @@ class FedDG(FedAvg):
     def clients(self) -> list[str]:
         """Source clients in domain order."""
         return list(self.sites)
+
+    def join(self, roster: Roster) -> None:
+        """Wait for the sites (`run.wait_for_sites`); ClientFailedError names those without which there is no run."""
+        roster.gather(self.experiment.run)
+        self.roster, self.sites = roster, roster.sites
+        self.target_site = TargetSite(self, roster) if roster.target else None
 
     def summary(self) -> None:
         """Nothing: the records say it."""
@@ -86,7 +104,10 @@ class FedDG(FedAvg):
         """One message per drawn client: shared tensors, bank records, config."""
         round = self.finished_rounds + 1
         self.log = RoundLog(round)
-        return self._train_messages(round, arrays, self._draw(round))
+        drawn = self._draw(round)
+        if self.roster is not None:
+            self.roster.gather(self.experiment.run, drawn)
+        return self._train_messages(round, arrays, drawn)
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord, MetricRecord | None]:
         """Validate, weigh and fuse the replies; the global model of the round."""
@@ -98,22 +119,19 @@ class FedDG(FedAvg):
         """Every source client validates the aggregated model, its batch-norm averages included."""
         known = [name for name, place in self.places.items() if place != "local"]
         record = arrays if len(known) == len(arrays) else ArrayRecord({name: arrays[name] for name in known})
-        return self._messages("evaluate", self.log.round, record, self.clients, {})
+        messages = self._messages("evaluate", self.log.round, record, self.clients, {})
+        return messages + (self.target_site.messages(self.log.round, arrays) if self.target_site else [])
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Unweighted mean over the clients (selection never sees the target; core.md R7)."""
-        for client, content in self._match(replies):
-            try:
-                check_echo(content, self._expected(client, self.log.round, "evaluate"))
-                metrics = read_metrics(content)
-            except RejectedReplyError as error:
-                self._failed(client, f"validation refused: {error}")
-                continue
+        if self.target_site:
+            replies = self.target_site.take(replies)
+        for client, metrics in self._judge(check_validation, replies, "validation refused").items():
             row = self.log.row(client)
             row.update(
                 validation_accuracy=metrics["accuracy"],
                 validation_loss=metrics["loss"],
-                validation_examples=int(metrics["num-examples"]),
+                validation_examples=metrics["num-examples"],
                 evaluation_seconds=metrics["evaluation_seconds"],
             )
             row.update({name: value for name, value in metrics.items() if name.startswith("personal_")})
@@ -130,6 +148,7 @@ class FedDG(FedAvg):
 
     def _train_messages(self, round: int, arrays: ArrayRecord, clients: Sequence[str]) -> list[Message]:
         self._global = record_to_arrays(arrays)
+        self._shapes = manifest({name: array for name, array in self._global.items() if self.places[name] != "local"})
         shared = [name for name, place in self.places.items() if place == "shared"]
         down = arrays if len(shared) == len(arrays) else ArrayRecord({name: arrays[name] for name in shared})
         banks = {
@@ -161,67 +180,86 @@ class FedDG(FedAvg):
         self._sent = []
         kind = {"evaluate": "evaluate", "collect": "query.collect"}.get(phase, "train")
         for client in clients:
+            if self.roster is not None and self.roster.missing([client]):
+                self._failed(client, NOT_ONLINE)
+                continue
             records = {} if arrays is None else {"arrays": arrays}
             records |= {name: handed[client] for name, handed in banks.items() if client in handed}
-            config = ConfigRecord({**self.run_config, "round": round, "phase": phase, "client": client, **more})
-            self.log.count(client, "down", records)
-            message = Message(RecordDict({**records, "config": config}), self.sites[client].node_id, kind)
+            config = {**self.run_config, "round": round, "phase": phase, "client": client, **more}
+            config |= {"state-round": self.part_states["stored"].get(client, -1), "saved-round": self.saved_round}
+            self.log.count(client, "down", records, records)
+            message = Message(RecordDict({**records, "config": ConfigRecord(config)}), self.sites[client].node_id, kind)
             self._sent.append((client, message))
         return [message for _, message in self._sent]
 
     # --- replies ------------------------------------------------------------------------------------------------
 
-    def _match(self, replies: Iterable[Message]) -> list[tuple[str, RecordDict]]:
-        """Contents by client in domain order; errors and missing replies are handled as failures."""
-        by_message = {message.metadata.message_id: client for client, message in self._sent}
-        found: dict[str, Message] = {}
-        for reply in replies:
-            client = by_message.get(reply.metadata.reply_to_message_id)
-            if client is not None:  # a reply to no message of this phase is nobody's: dropped
-                found.setdefault(client, reply)
-        contents = []
-        for client, _ in self._sent:
+    def _judge(
+        self,
+        check: Callable[[RecordDict, Expected], T],
+        replies: Iterable[Message],
+        refusal: str,
+        banks: tuple[Bank, ...] = (),
+    ) -> dict[str, T]:
+        """What the check makes of the replies, by client in domain order; what is missing or refused is a failure."""
+        found, strays = match(self._sent, replies)
+        for line in strays:
+            self.log.note(line)
+        results = {}
+        for client, message in self._sent:
             reply = found.get(client)
             if reply is None:
                 self._failed(client, f"no reply within {self.experiment.run.timeout:g} s")
-            elif reply.has_error():
+                continue
+            if reply.has_error():
                 self._failed(client, failure_reason(reply), str(reply.error.reason))
-            else:
-                self.log.count(client, "up", reply.content.array_records)
-                contents.append((client, reply.content))
-        return contents
+                continue
+            expected = self._expected(client, message, banks)
+            self.log.count(client, "up", reply.content.array_records, {"arrays", *(bank.name for bank in banks)})
+            try:
+                results[client] = judged(check, reply.content, expected)
+            except RejectedReplyError as error:
+                self._failed(client, f"{refusal}: {error}")
+        return results
 
     def _failed(self, client: str, reason: str, traceback: str = "") -> None:
         """Record a failure; with `on_client_failure = "stop"` it ends the run with the client's own traceback."""
-        self.log.row(client)["status"] = reason
+        self.log.fail(client, reason)
         for handed in self.part_states["banks"].values():  # it may come back without what it kept
             if client in handed:
                 handed.remove(client)
         if self.experiment.run.on_client_failure == "continue":
             return
         if USER_ERROR in traceback:
-            raise UserError(f"client {client}: {traceback.split(USER_ERROR, 1)[1].strip()}")
-        detail = f"\n{traceback.rstrip()}" if traceback else ""
+            raise UserError(f"client {client}: {one_line(traceback.split(USER_ERROR, 1)[1])}")
+        detail = f"\n{traceback[-MOST_TRACEBACK:].rstrip()}" if traceback else ""
         raise ClientFailedError(f"client {client!r} failed in round {self.log.round}: {reason}{detail}")
 
-    def _expected(self, client: str, round: int, phase: str) -> Expected:
-        shapes = {name: shape for name, shape in manifest(self._global).items() if self.places[name] != "local"}
-        return Expected(client, self.run_config["token"], round, phase, self.sites[client].examples, shapes)
+    def _expected(self, client: str, message: Message, banks: tuple[Bank, ...]) -> Expected:
+        config = message.content.config_records["config"]
+        return Expected(
+            client=client,
+            token=self.run_config["token"],
+            round=config["round"],
+            phase=config["phase"],
+            examples=self.sites[client].examples,
+            shapes=self._shapes,
+            nonnegative=self.nonnegative,
+            banks=banks,
+            metrics=self.recipe.weights.needs if config["phase"] == "train" else (),
+        )
 
     def _aggregate(self, replies: Iterable[Message]) -> ArrayRecord:
-        contents = self._match(replies)
         started = time.perf_counter()
-        updates = []
-        for client, content in contents:
-            try:
-                update = check_update(content, self._expected(client, self.log.round, self._phase))
-                self._check_banks(update)
-                updates.append(update)
-            except RejectedReplyError as error:
-                self._failed(client, f"reply refused: {error}")
+        updates = list(self._judge(check_update, replies, "reply refused", self._round_banks()).values())
         for update in updates:
             self.log.row(update.client).update(examples=update.examples, **update.metrics)
-        fused = self._fuse(updates) if updates else {}
+            if update.stored:
+                self.part_states["stored"][update.client] = self.log.round
+        if not updates:
+            reasons = "; ".join(f"{row['client']}: {row['status']}" for row in self.log.clients.values())
+            raise ClientFailedError(f"round {self.log.round}: no client delivered ({reasons})")
+        fused = self._fuse(updates)
         self._merge_banks(updates)
         for update in updates if self.kept_uploads else []:
             own = {name: np.array(update.arrays[name]) for name in self.kept_uploads}
@@ -244,22 +282,17 @@ class FedDG(FedAvg):
             for client, columns in server.client_columns.items():
                 self.log.row(client).update(columns)
         broken = [name for name, array in fused.items() if not all_finite(array)]
-        if broken and self.experiment.run.on_client_failure == "stop":
-            raise ClientFailedError(f"round {self.log.round}: the aggregate of {broken[0]!r} is not finite")
-        return {} if broken else fused
+        if not broken:
+            return fused
+        reason = f"the aggregate of {broken[0]!r} is not finite"
+        if self.experiment.run.on_client_failure == "stop":
+            raise ClientFailedError(f"round {self.log.round}: {reason}")
+        self.log.note(f"{reason}; the model stays as it was")
+        return {}
 
-    def _round_banks(self) -> list[Bank]:
+    def _round_banks(self) -> tuple[Bank, ...]:
         """Banks whose contributions come with this phase's replies."""
-        return [bank for bank in self.recipe.banks if bank.when == "round" and self._phase == "train"]
-
-    def _check_banks(self, update: Update) -> None:
-        """A reply whose contribution to a bank is missing or wrong is refused as a whole."""
-        for bank in self._round_banks():
-            if bank.name not in update.records:
-                raise RejectedReplyError(f"the record {bank.name!r} is missing")
-            reason = bank.accept(update.client, update.records[bank.name])
-            if reason:
-                raise RejectedReplyError(f"{bank.name}: {reason}")
+        return tuple(bank for bank in self.recipe.banks if bank.when == "round" and self._phase == "train")
 
     def _merge_banks(self, updates: Sequence[Update]) -> None:
         """Merge the round's contributions; who delivered keeps what was handed out once."""
@@ -273,20 +306,9 @@ class FedDG(FedAvg):
     def _collect(self, bank: Bank, grid: Grid) -> None:
         """Ask every client for its contribution to a bank, once."""
         messages = self._messages("collect", 0, None, self.clients, {}, bank=bank.name)
-        entries: dict[str, dict[str, np.ndarray]] = {}
-        for client, content in self._match(grid.send_and_receive(messages, timeout=self.experiment.run.timeout)):
-            record = content.array_records.get(bank.name)
-            try:
-                check_echo(content, self._expected(client, 0, "collect"))
-                arrays = record_to_arrays(record) if record is not None else {}
-            except (RejectedReplyError, ValueError) as error:
-                self._failed(client, f"{bank.name} refused: {error}")
-                continue
-            reason = bank.accept(client, arrays)
-            if reason:
-                self._failed(client, f"{bank.name} refused: {reason}")
-            else:
-                entries[client] = owned(arrays)
+        replies = grid.send_and_receive(messages, timeout=self.experiment.run.timeout)
+        collected = self._judge(check_collected, replies, f"{bank.name} refused", (bank,))
+        entries = {client: owned(arrays) for client, arrays in collected.items()}
         for client, reason in odd_shapes(entries).items():
             self._failed(client, f"{bank.name} refused: {reason}")
             del entries[client]

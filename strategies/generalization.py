@@ -108,11 +108,12 @@ class GeneralizationAdjustment(Weights):
     variant: Literal["centred", "paper", "official"] = "centred"
     a_min: float = 0.0
     requires: ClassVar[dict[str, str]] = {"reports": "generalization_gap"}
+    needs: ClassVar[tuple[str, ...]] = ("gap", "gap_valid")
 
     def weigh(self, updates: Sequence[Update], server: ServerRound) -> dict[str, float]:
         """Adjusts a by this round's gaps (invalid ones do not count), then renormalises over the updates."""
         known = server.state.setdefault("a", {client: 1.0 / len(server.clients) for client in server.clients})
-        gaps = {update.client: update.metrics["gap"] for update in updates if update.metrics.get("gap_valid")}
+        gaps = {update.client: update.metrics["gap"] for update in updates if update.metrics["gap_valid"]}
         if self.d > 0 and gaps:
             known = adjust_weights(
                 known, gaps, step_size(self.d, server.round, server.rounds, self.variant), self.variant, self.a_min

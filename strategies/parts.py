@@ -27,6 +27,7 @@ class Update:
     arrays: Arrays
     metrics: dict[str, float] = field(default_factory=dict)
     records: dict[str, Arrays] = field(default_factory=dict)
+    stored: int = 0  # entries of client state that it keeps on its side
 
 
 @dataclass
@@ -61,6 +62,7 @@ class Weights:
     """How much each client counts this round."""
 
     requires: ClassVar[dict[str, str]] = {}
+    needs: ClassVar[tuple[str, ...]] = ()  # metrics without which a reply is refused
 
     def weigh(self, updates: Sequence[Update], server: ServerRound) -> dict[str, float]:
         """Convex weights of the clients that delivered, by client name."""
@@ -71,6 +73,7 @@ class Fuse:
     """How tensors of several clients become one."""
 
     uses_weights: ClassVar[bool] = True
+    perturbs: ClassVar[bool] = False  # adds noise to every tensor, which batch norm does not survive
 
     def fuse(
         self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound

@@ -1,13 +1,16 @@
 """What the strategy notes down during a round, for the records."""
 
+import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from flwr.app import ArrayRecord
 
 from fedsim.arrays import nbytes
+
+logger = logging.getLogger("fedsim")
 
 
 @dataclass
@@ -19,15 +22,37 @@ class RoundLog:
     clients: dict[str, dict[str, Any]] = field(default_factory=dict)
     details: list[dict[str, Any]] = field(default_factory=list)
     aggregation_seconds: float = 0.0
+    notes: list[str] = field(default_factory=list)
 
     def row(self, client: str) -> dict[str, Any]:
         """The client's row, made on first use."""
         return self.clients.setdefault(client, {"client": client, "status": "ok", "bytes_down": 0, "bytes_up": 0})
 
-    def count(self, client: str, direction: str, records: Mapping[str, ArrayRecord]) -> None:
-        """Add the tensor bytes of records to the client's row, in total and by record name."""
+    def count(self, client: str, direction: str, records: Mapping[str, ArrayRecord], known: Collection[str]) -> None:
+        """Add the tensor bytes of records to the client's row, in total and by the record names that are known."""
         row = self.row(client)
         for name, record in records.items():
-            size = nbytes(record)
-            for column in (f"bytes_{direction}", f"bytes_{direction}_{name}"):
+            size = payload(record)
+            for column in [f"bytes_{direction}", *([f"bytes_{direction}_{name}"] if name in known else [])]:
                 row[column] = row.get(column, 0) + size
+
+    def fail(self, client: str, reason: str) -> None:
+        """Note in the client's row, and in the log, why something of it was not used."""
+        row = self.row(client)
+        row["status"] = reason if row["status"] == "ok" else f"{row['status']}; {reason}"
+        self.note(f"client {client!r}: {reason}")
+
+    def note(self, text: str) -> None:
+        """A line that no client's row can hold: kept here and written to the log."""
+        self.notes.append(text)
+        logger.warning("round %d: %s", self.round, text)
+
+
+def payload(record: ArrayRecord) -> int:
+    """Bytes of a record's tensors; of one that declares nonsense, the bytes that it holds."""
+    held = sum(len(array.data) for array in record.values())
+    try:
+        declared = nbytes(record)
+    except (TypeError, ValueError, OverflowError):
+        return held
+    return declared if 0 <= declared <= held else held

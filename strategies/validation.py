@@ -1,86 +1,183 @@
 """A reply touches the global model only after it was checked; what is wrong is said in one line."""
 
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+import re
+import reprlib
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import numpy as np
 from flwr.app import Message, MetricRecord, RecordDict
 
 from fedsim.arrays import all_finite, record_to_arrays
-from strategies.parts import Update
+from strategies.parts import Arrays, Bank, Update
+
+MOST_EXAMPLES = 10**9
+MOST_STEPS = 2**40  # what a batch-norm counter may say
+MOST_METRICS = 64
+LARGEST_METRIC = 1e30  # sums and means of such numbers stay finite
+REASON_CHARACTERS = 300
+METRIC_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
+# Columns of clients.csv that only the server writes: a metric of that name would forge them.
+RESERVED = {"round", "client", "domain", "status", "examples", "weight", "bytes_down", "bytes_up"} | {
+    f"validation_{name}" for name in ("accuracy", "loss", "examples")
+}
+VALIDATION_METRICS = {"num-examples", "accuracy", "loss", "evaluation_seconds"}
+PERSONAL_METRICS = {"personal_accuracy", "personal_loss"}
+ECHOED = ("token", "client", "round", "phase")
+
+T = TypeVar("T")
 
 
 class RejectedReplyError(Exception):
     """Why a reply is refused, in one line."""
 
+    def __init__(self, reason: str) -> None:
+        super().__init__(one_line(reason))
+
 
 @dataclass(frozen=True)
 class Expected:
-    """What the reply to one message must look like."""
+    """What the reply to one message must look like.
+
+    `shapes` are the tensors of the record `arrays`, and `nonnegative` those of them that count or are variances.
+    `banks` are the records that come with it, `metrics` what a server part needs to know beside `train_loss`.
+    """
 
     client: str
     token: str
     round: int
     phase: str
-    examples: int | None
-    shapes: Mapping[str, tuple[tuple[int, ...], np.dtype]]
+    examples: int = 0
+    shapes: Mapping[str, tuple[tuple[int, ...], np.dtype]] = field(default_factory=dict)
+    nonnegative: Collection[str] = ()
+    banks: tuple[Bank, ...] = ()
+    metrics: Collection[str] = ()
 
 
-def manifest(arrays: Mapping[str, np.ndarray]) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
+def manifest(arrays: Arrays) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
     """Shape and dtype of every tensor by name."""
     return {name: (array.shape, array.dtype) for name, array in arrays.items()}
 
 
+def one_line(text: str) -> str:
+    """Text of strangers for logs and CSV cells: one line, printable, not longer than REASON_CHARACTERS."""
+    line = "".join(letter if letter.isprintable() else " " for letter in text[: 4 * REASON_CHARACTERS])
+    line = " ".join(line.split())
+    return line if len(line) <= REASON_CHARACTERS else f"{line[: REASON_CHARACTERS - 3]}..."
+
+
+def judged(check: Callable[[RecordDict, Expected], T], content: RecordDict, expected: Expected) -> T:
+    """The check's result; what it did not foresee is a refusal too, never the end of the server."""
+    try:
+        return check(content, expected)
+    except RejectedReplyError:
+        raise
+    except Exception as error:
+        raise RejectedReplyError(f"it cannot be judged ({type(error).__name__}: {error})") from error
+
+
 def check_update(content: RecordDict, expected: Expected) -> Update:
     """The reply of a train message as an Update; raises RejectedReplyError."""
+    names = {bank.name for bank in expected.banks}
+    check_records(content, {"arrays", *names}, {"metrics"}, {"echo", "state"})
     check_echo(content, expected)
     metrics = read_metrics(content)
-    examples = check_examples(metrics, expected)
+    examples = check_examples(metrics, expected.examples)
+    check_metrics(metrics, {"train_loss", "train_seconds", *expected.metrics})
     records = {name: read_arrays(name, record) for name, record in content.array_records.items()}
-    if "arrays" not in records:
-        raise RejectedReplyError("the record 'arrays' is missing")
     arrays = records.pop("arrays")
     check_arrays(arrays, expected.shapes)
-    for name, extra in records.items():
-        check_finite(name, extra)
-    return Update(expected.client, examples, arrays, metrics, records)
+    check_nonnegative(arrays, expected.nonnegative)
+    for bank in expected.banks:
+        check_contribution(bank, expected.client, records[bank.name])
+    return Update(expected.client, examples, arrays, metrics, records, stored_entries(content))
+
+
+def check_validation(content: RecordDict, expected: Expected) -> dict[str, float]:
+    """The metrics of an evaluate message's reply; raises RejectedReplyError."""
+    check_records(content, set(), {"metrics"}, {"echo"})
+    check_echo(content, expected)
+    metrics = read_metrics(content)
+    missing = sorted(VALIDATION_METRICS - metrics.keys())
+    extra = sorted(metrics.keys() - VALIDATION_METRICS - PERSONAL_METRICS)
+    if missing or extra:
+        raise RejectedReplyError(f"missing metrics {missing[:3]}, unexpected metrics {extra[:3]}")
+    examples = check_examples(metrics)
+    for name in ("accuracy", "personal_accuracy"):
+        if not 0 <= metrics.get(name, 0) <= 1:
+            raise RejectedReplyError(f"{name} is {metrics[name]!r}, not between 0 and 1")
+    return {**metrics, "num-examples": examples}
+
+
+def check_collected(content: RecordDict, expected: Expected) -> Arrays:
+    """The contribution to the one bank that a collect message asks for; raises RejectedReplyError."""
+    (bank,) = expected.banks
+    check_records(content, {bank.name}, set(), {"echo"})
+    check_echo(content, expected)
+    arrays = read_arrays(bank.name, content.array_records[bank.name])
+    check_contribution(bank, expected.client, arrays)
+    return arrays
+
+
+def check_records(content: RecordDict, arrays: set[str], metrics: set[str], configs: set[str]) -> None:
+    """Exactly the records of these names and kinds; only `state` may be missing."""
+    found = {"array": content.array_records, "metric": content.metric_records, "config": content.config_records}
+    for kind, names in (("array", arrays), ("metric", metrics), ("config", configs)):
+        missing = sorted(names - found[kind].keys() - {"state"})
+        extra = sorted(found[kind].keys() - names)
+        if missing or extra:
+            raise RejectedReplyError(f"missing {kind} records {missing[:3]}, unexpected {kind} records {extra[:3]}")
 
 
 def check_echo(content: RecordDict, expected: Expected) -> None:
-    """The reply names the run, client, round and phase of the message that it answers."""
-    echo = content.config_records.get("echo")
-    if echo is None:
-        raise RejectedReplyError("the record 'echo' is missing")
-    for key, want in (
-        ("token", expected.token),
-        ("client", expected.client),
-        ("round", expected.round),
-        ("phase", expected.phase),
-    ):
-        if echo.get(key) != want:
-            raise RejectedReplyError(f"it answers another message: {key} is {echo.get(key)!r}, expected {want!r}")
+    """The reply repeats what it answers: token of the run, client, round and phase."""
+    echo = content.config_records["echo"]
+    for key in ECHOED:
+        said, want = echo.get(key), getattr(expected, key)
+        if type(said) is not type(want) or said != want:
+            raise RejectedReplyError(f"it answers another message: {key} is {reprlib.repr(said)}, expected {want!r}")
+
+
+def stored_entries(content: RecordDict) -> int:
+    """How many entries of client state were stored with this reply, as the client says; 0 when it keeps none."""
+    entries = content.config_records.get("state", {"entries": 0}).get("entries")
+    if type(entries) is not int or not 0 <= entries <= MOST_EXAMPLES:
+        raise RejectedReplyError(f"state entries are {reprlib.repr(entries)}, not a count")
+    return entries
 
 
 def read_metrics(content: RecordDict) -> dict[str, float]:
-    """The record 'metrics' as finite numbers."""
-    record = content.metric_records.get("metrics")
-    if not isinstance(record, MetricRecord):
-        raise RejectedReplyError("the record 'metrics' is missing")
+    """The record 'metrics' as finite numbers of sane size."""
+    record = content.metric_records["metrics"]
+    if not isinstance(record, MetricRecord) or len(record) > MOST_METRICS:
+        raise RejectedReplyError(f"the record 'metrics' holds more than {MOST_METRICS} metrics")
     metrics = dict(record)
     for name, value in metrics.items():
-        if isinstance(value, list) or not math.isfinite(value):
-            raise RejectedReplyError(f"metric {name!r} is not a finite number: {value!r}")
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not abs(value) <= LARGEST_METRIC:  # NaN compares false
+            raise RejectedReplyError(f"metric {name!r} is not a finite number: {reprlib.repr(value)}")
     return metrics
 
 
-def check_examples(metrics: dict[str, float], expected: Expected) -> int:
-    """Takes 'num-examples' out of the metrics; it must be the count of the handshake."""
-    examples = metrics.pop("num-examples", None)
-    if not isinstance(examples, int) or isinstance(examples, bool) or examples <= 0:
-        raise RejectedReplyError(f"num-examples is {examples!r}, not a positive integer")
-    if expected.examples is not None and examples != expected.examples:
-        raise RejectedReplyError(f"num-examples is {examples}, the handshake said {expected.examples}")
+def check_metrics(metrics: Mapping[str, float], needed: Collection[str]) -> None:
+    """The needed metrics are there; the method's own have plain names that forge no other column."""
+    missing = sorted(needed - metrics.keys())
+    if missing:
+        raise RejectedReplyError(f"missing metrics {missing[:3]}")
+    for name in metrics:
+        if name in RESERVED or name.startswith("bytes_") or not METRIC_NAME.fullmatch(name):
+            raise RejectedReplyError(f"a metric may not be called {reprlib.repr(name)}")
+
+
+def check_examples(metrics: dict[str, float], expected: int = 0) -> int:
+    """Takes 'num-examples' out of the metrics; it must be a count, and that of the handshake when one is expected."""
+    examples: Any = metrics.pop("num-examples", None)
+    if type(examples) is not int or not 0 < examples <= MOST_EXAMPLES:
+        expectation = f", the handshake said {expected}" if expected else ""
+        raise RejectedReplyError(f"num-examples is {examples!r}, not a positive integer{expectation}")
+    if expected and examples != expected:
+        raise RejectedReplyError(f"num-examples is {examples}, the handshake said {expected}")
     return examples
 
 
@@ -92,8 +189,8 @@ def read_arrays(name: str, record: Mapping) -> dict[str, np.ndarray]:
         raise RejectedReplyError(f"record {name!r} cannot be read: {error}") from None
 
 
-def check_arrays(arrays: Mapping[str, np.ndarray], shapes: Mapping[str, tuple[tuple[int, ...], np.dtype]]) -> None:
-    """Same keys, shapes and dtypes as expected, all values finite, no negative variance or counter."""
+def check_arrays(arrays: Arrays, shapes: Mapping[str, tuple[tuple[int, ...], np.dtype]]) -> None:
+    """Same keys, shapes and dtypes as expected, all values finite."""
     missing = [name for name in shapes if name not in arrays]
     extra = [name for name in arrays if name not in shapes]
     if missing or extra:
@@ -107,7 +204,25 @@ def check_arrays(arrays: Mapping[str, np.ndarray], shapes: Mapping[str, tuple[tu
     check_finite("arrays", arrays)
 
 
-def check_finite(record: str, arrays: Mapping[str, np.ndarray]) -> None:
+def check_nonnegative(arrays: Arrays, names: Collection[str]) -> None:
+    """No negative variance, no negative or absurd counter."""
+    for name in names:
+        array = arrays.get(name)
+        if array is None or not array.size:
+            continue
+        if (array < 0).any() or (array.dtype.kind in "iu" and array.max() > MOST_STEPS):
+            raise RejectedReplyError(f"tensor {name!r} is negative somewhere, or counts more than anyone can")
+
+
+def check_contribution(bank: Bank, client: str, arrays: Arrays) -> None:
+    """Finite values, and whatever the bank itself asks for."""
+    check_finite(bank.name, arrays)
+    reason = bank.accept(client, arrays)
+    if reason:
+        raise RejectedReplyError(f"{bank.name}: {reason}")
+
+
+def check_finite(record: str, arrays: Arrays) -> None:
     """No NaN and no infinity."""
     for name, array in arrays.items():
         if not all_finite(array):
@@ -115,6 +230,6 @@ def check_finite(record: str, arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def failure_reason(reply: Message) -> str:
-    """First line of a failed reply's error, for records; the full text is in `reply.error.reason`."""
-    lines = [line for line in str(reply.error.reason).strip().splitlines() if line.strip()]
-    return lines[-1].strip() if lines else f"error code {reply.error.code}"
+    """Last line of a failed reply's error, for records; the full text is in `reply.error.reason`."""
+    lines = [line for line in str(reply.error.reason)[-100_000:].splitlines() if line.strip()]
+    return one_line(lines[-1]) if lines else f"error code {reply.error.code}"

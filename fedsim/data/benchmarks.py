@@ -220,7 +220,10 @@ def benchmark(data: DataSettings) -> Benchmark:
         )
     found = BENCHMARKS[data.dataset]
     if data.dataset == "folder":
-        found = _discover(data_root(data), data.domains)
+        found = _named(data) or _discover(data_root(data), data.domains)
+        if data.classes and found.classes != tuple(sorted(data.classes)):
+            different = sorted({*found.classes} ^ {*data.classes})
+            raise UserError(f"{data_root(data)}: the class folders are not data.classes ({', '.join(different[:5])})")
     elif data.dataset == "rotated-mnist" and data.variant == "domainbed":
         found = replace(found, counts=None)
     if not data.domains:
@@ -245,6 +248,13 @@ def subfolders(folder: Path) -> list[str]:
         return sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith((".", "__")))
     except OSError as error:
         raise UserError(f"cannot read the folder {folder}: {error.strerror}; set data.root or $FEDSIM_DATA") from None
+
+
+def _named(data: DataSettings) -> Benchmark | None:
+    """The benchmark of a machine without images, by the names that the settings give; None when they give none."""
+    if not (data.domains and len(data.classes) > 1) or any((data_root(data) / name).is_dir() for name in data.domains):
+        return None
+    return replace(BENCHMARKS["folder"], domains=tuple(sorted(data.domains)), classes=tuple(sorted(data.classes)))
 
 
 def _discover(root: Path, asked: list[str]) -> Benchmark:

@@ -19,6 +19,10 @@ def launch(experiment: Experiment, callbacks: Sequence[RunCallback] = ()) -> Pat
 
         run_with_flower(experiment, len(source_clients(experiment)))
         return run_folder(experiment)
+    if experiment.run.runtime == "deployment":
+        from fedsim.runtime.deployment import run_deployed
+
+        return run_deployed(experiment, callbacks)
     grid = make_grid(experiment)
     try:
         return serve(grid, experiment, callbacks)

@@ -93,3 +93,15 @@ def test_listing_benchmarks_needs_no_torch():
     code = "import sys, fedsim.data.benchmarks; print({'torch', 'torchvision', 'PIL', 'sklearn'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+def test_a_server_without_images_knows_a_folder_data_set_by_its_settings(tmp_path):
+    """The sites have the images, and their class folders are checked against the settings."""
+    settings = DataSettings(dataset="folder", root=str(tmp_path / "absent"), domains=["b", "a"], classes=["y", "x"])
+    assert benchmark(settings).domains == ("a", "b")
+    assert benchmark(settings).classes == ("x", "y")
+    for name in ("a", "b"):
+        for label in ("x", "z"):
+            (tmp_path / "site" / name / label).mkdir(parents=True)
+    with pytest.raises(UserError, match=r"not data.classes \(y, z\)"):
+        benchmark(settings.model_copy(update={"root": str(tmp_path / "site")}))

@@ -1,0 +1,222 @@
+"""A run on a federation's own machines: handed to the operator's SuperLink, followed by its records, ended with its
+verdict.
+
+The server app runs beside the SuperLink, on this machine, and holds the run's folder (`claim`) while it lives. The same
+command therefore follows a run that goes on, and continues one that stopped.
+"""
+
+import io
+import json
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import tomli_w
+
+from fedsim.claim import is_claimed
+from fedsim.data.benchmarks import matching
+from fedsim.deploy.control import Control
+from fedsim.deploy.federation import CONNECTION, Federation, read_federation
+from fedsim.errors import USER_ERROR, ClientFailedError, UserError
+from fedsim.experiment import Experiment
+from fedsim.results.callbacks import RunCallback
+from fedsim.results.recorder import atomic_write
+from fedsim.runtime.flower import with_absolute_paths, write_app
+from fedsim.server_app import LOG
+from fedsim.session import is_finished, refuse_other_settings, run_folder
+from fedsim.workspace import source_clients
+
+RUN = "deployment.json"
+POLL_SECONDS = 0.5
+STATUS_SECONDS = 15.0  # between questions to the SuperLink while no server app holds the folder
+PATIENCE_SECONDS = 150.0  # a server app that died counts as running until its heartbeat is missed
+SILENCE_SECONDS = 60.0  # a SuperLink that is being restarted
+
+
+def run_deployed(experiment: Experiment, callbacks: Sequence[RunCallback] = ()) -> Path:
+    """Run (or follow, or continue) one experiment on a federation; the run's folder.
+
+    UserError for what a user can mend, ClientFailedError for a run that failed, with its reason. Ctrl-C stops the run.
+    """
+    if not experiment.run.federation:
+        raise UserError("run.runtime 'deployment' needs the federation's file: --federation federation.toml")
+    federation = read_federation(experiment.run.federation)
+    experiment = settle(with_absolute_paths(experiment), federation)
+    folder = run_folder(experiment)
+    refuse_other_settings(folder, experiment)
+    control = Control(federation)
+    control.online()
+    run_id = running(control, folder) or submit(control, experiment, folder)
+    try:
+        follow(control, run_id, experiment, folder, callbacks)
+    except KeyboardInterrupt:
+        stop(control, run_id, folder)
+        raise
+    return folder
+
+
+def settle(experiment: Experiment, federation: Federation) -> Experiment:
+    """The experiment with its target's place decided; UserError names a domain without a site."""
+    run, clients = experiment.run, source_clients(experiment)
+    if clients == ["pooled"]:
+        raise UserError(f"{experiment.method_name} pools all source data on one machine; it cannot be deployed")
+    missing = [client for client in clients if matching(client, federation.clients("source")) is None]
+    if missing:
+        raise UserError(
+            f"{run.federation}: no site holds {', '.join(missing)}; add a [[sites]] table with domain = {missing[0]!r}"
+        )
+    there = matching(run.target, federation.clients("target")) is not None
+    if run.evaluate_target == "site" and not there:
+        raise UserError(
+            f"{run.federation}: no site has role = 'target' and domain = {run.target!r}; add one, or set "
+            "run.evaluate_target = 'server'"
+        )
+    place = ("site" if there else "server") if run.evaluate_target == "auto" else run.evaluate_target
+    return experiment.replace(run={"evaluate_target": place, "federation": str(Path(run.federation).resolve())})
+
+
+def submit(control: Control, experiment: Experiment, folder: Path) -> str:
+    """Hand in the run; its id, noted in its folder."""
+    with tempfile.TemporaryDirectory(prefix="fedsim-submit-") as name:
+        settings = Path(name) / "settings.toml"
+        settings.write_text(tomli_w.dumps({"experiment": experiment.toml()}))
+        app = write_app(Path(name) / "app")
+        answer = control.flwr("run", str(app), CONNECTION, "--run-config", str(settings))
+    if "run-id" not in answer:
+        raise ClientFailedError(f"Flower refused the run: {answer.get('error-message', answer)}")
+    atomic_write(folder / RUN, json.dumps({"run": str(answer["run-id"]), "federation": control.federation.name}) + "\n")
+    return str(answer["run-id"])
+
+
+def running(control: Control, folder: Path) -> str:
+    """Id of a run that goes on in the folder, or empty; one whose server app is gone is stopped."""
+    if not (folder / RUN).is_file():
+        return ""
+    run_id = str(json.loads((folder / RUN).read_text())["run"])
+    deadline = time.monotonic() + STATUS_SECONDS
+    while not is_claimed(folder):
+        if status(control, run_id)[0].startswith(("finished", "unknown")):
+            return ""
+        if time.monotonic() > deadline:  # its server app has died, which Flower notices later
+            control.flwr("stop", run_id, CONNECTION)
+            return ""
+        time.sleep(POLL_SECONDS)
+    return run_id
+
+
+def status(control: Control, run_id: str) -> tuple[str, str]:
+    """A run's status and details; "silent" when the SuperLink does not answer, "unknown" when it has no such run."""
+    answer = control.flwr("list", CONNECTION, "--run-id", run_id)
+    if "runs" not in answer:
+        known = "not found" not in str(answer.get("error-message", "")).lower()
+        return ("silent" if known else "unknown"), str(answer.get("error-message", answer))
+    rows = answer["runs"]
+    return (str(rows[0]["status"]), str(rows[0].get("status-details", ""))) if rows else ("unknown", "")
+
+
+def follow(
+    control: Control, run_id: str, experiment: Experiment, folder: Path, callbacks: Sequence[RunCallback]
+) -> None:
+    """Tell the callbacks what the records say until the run has ended; ClientFailedError or UserError if it failed."""
+    for callback in callbacks:
+        callback.on_start(experiment, folder)
+    rounds, notes = new_rounds(folder), new_notes(folder)
+    asked = time.monotonic()
+    while not is_finished(folder):
+        tell(callbacks, next(rounds), next(notes))
+        time.sleep(POLL_SECONDS)
+        if is_claimed(folder):
+            asked = time.monotonic() - STATUS_SECONDS  # once it lets go, ask at once
+        elif time.monotonic() - asked >= STATUS_SECONDS:
+            asked = time.monotonic()
+            if verdict(control, run_id, folder):
+                break
+    tell(callbacks, next(rounds), next(notes))
+    summary = pd.read_csv(folder / "summary.csv").iloc[0].to_dict()
+    for callback in callbacks:
+        callback.on_end(summary)
+
+
+def verdict(control: Control, run_id: str, folder: Path) -> bool:
+    """Has the run ended well? False while it goes on; ClientFailedError or UserError when it failed."""
+    deadline, silent = time.monotonic() + PATIENCE_SECONDS, time.monotonic() + SILENCE_SECONDS
+    while True:
+        state, details = status(control, run_id)
+        if is_finished(folder):
+            return True
+        if state != "silent":
+            silent = time.monotonic() + SILENCE_SECONDS
+        if is_claimed(folder) or (state != "silent" and state in ("pending", "starting")):
+            return False
+        if state.startswith("finished") or state == "unknown":
+            raise failure(state, details)
+        if time.monotonic() > silent:
+            start = control.federation.kit("server") / "start.sh"
+            raise ClientFailedError(f"the SuperLink does not answer any more; call {start}, then the same command")
+        if time.monotonic() > deadline:
+            raise ClientFailedError(f"run {run_id} is {state}, but nothing writes {folder}; see the SuperLink's log")
+        time.sleep(2.0)
+
+
+def failure(state: str, details: str) -> Exception:
+    """The error of a run that did not complete."""
+    if USER_ERROR in details:
+        return UserError(details.split(USER_ERROR, 1)[1].strip())
+    reason = details.removeprefix("ServerApp failed with exception: ")
+    return ClientFailedError(f"the run ended as {state}: {reason or 'no reason given'}")
+
+
+def stop(control: Control, run_id: str, folder: Path) -> None:
+    """Stop a run and wait until its server app has let go of the folder."""
+    control.flwr("stop", run_id, CONNECTION)
+    deadline = time.monotonic() + SILENCE_SECONDS
+    while is_claimed(folder) and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+
+
+def tell(callbacks: Sequence[RunCallback], rows: list[dict[str, Any]], notes: list[str]) -> None:
+    """Hand rounds and notes to the callbacks that take them."""
+    for callback in callbacks:
+        for row in rows:
+            callback.on_round(row, [])
+        for note in notes if hasattr(callback, "note") else []:
+            callback.note(note)
+
+
+def new_rounds(folder: Path) -> Iterator[list[dict[str, Any]]]:
+    """Rows of rounds.csv that have been added since the last look."""
+    file, seen, size = folder / "rounds.csv", -1, -1
+    while True:
+        rows: list[dict[str, Any]] = []
+        if file.is_file() and file.stat().st_size != size:
+            size = file.stat().st_size
+            table = complete_rows(file)
+            table = table[table["round"] > seen].astype(object)
+            rows = table.where(table.notna(), None).to_dict("records")
+            seen = max([seen, *(int(row["round"]) for row in rows)])
+        yield rows
+
+
+def complete_rows(file: Path) -> pd.DataFrame:
+    """A table that is being written, without its last line when that is not whole."""
+    text = file.read_text()
+    return pd.read_csv(io.StringIO(text[: text.rfind("\n") + 1] or "round\n"))
+
+
+def new_notes(folder: Path) -> Iterator[list[str]]:
+    """Warnings and errors that run.log got since the last look, from now on."""
+    file = folder / LOG
+    place = file.stat().st_size if file.is_file() else 0
+    while True:
+        lines: list[str] = []
+        if file.is_file():
+            with file.open(encoding="utf-8", errors="replace") as stream:
+                stream.seek(place)
+                text = stream.read()
+                whole = text[: text.rfind("\n") + 1]
+                place += len(whole.encode())
+            lines = [line.split(" WARNING ", 1)[1] for line in whole.splitlines() if " WARNING " in line]
+        yield lines

@@ -1,0 +1,62 @@
+"""What a client app does on a machine of its own: folders for its state, and an end to work that nobody waits for."""
+
+import contextlib
+import faulthandler
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+from flwr.app import Context, Message
+
+from fedsim.experiment import parse_experiment
+
+KEPT_SECONDS = 30 * 86_400.0  # a run's client state is removed when it was not used for so long
+GRACE_SECONDS = 30.0
+
+
+def state_folder(root: str, token: str) -> str:
+    """Folder of this site's client state in the run of that token; empty (in memory) without a state folder.
+
+    Folders of runs that were not continued for KEPT_SECONDS are removed.
+    """
+    if not root:
+        return ""
+    runs = Path(root) / "runs"
+    runs.mkdir(parents=True, exist_ok=True)
+    own = runs / token
+    for folder in runs.iterdir():
+        if folder != own and time.time() - folder.stat().st_mtime > KEPT_SECONDS:
+            shutil.rmtree(folder, ignore_errors=True)
+    own.mkdir(exist_ok=True)
+    own.touch()
+    return str(own)
+
+
+@contextlib.contextmanager
+def time_limit(message: Message, context: Context) -> Iterator[None]:
+    """On a site, raise TimeoutError in work that takes longer than `run.timeout`: the server has stopped waiting, and a
+    SuperNode takes its next message only after this one. Work that cannot be interrupted ends with its process.
+
+    Elsewhere clients share a process, which this leaves alone.
+    """
+    if "domain" not in context.node_config or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    seconds = parse_experiment(str(message.content.config_records["config"]["experiment"])).run.timeout
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise TimeoutError(f"the work took longer than run.timeout ({seconds:g} s)")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    faulthandler.dump_traceback_later(seconds + GRACE_SECONDS, exit=True)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

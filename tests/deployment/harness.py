@@ -1,0 +1,206 @@
+"""A real federation on this machine: kits as `fedsim deploy init` writes them, started by their own scripts."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import tomli_w
+
+from fedsim.deploy.federation import Federation, read_federation
+from fedsim.deploy.kits import init
+
+FEDSIM = [sys.executable, "-c", "from fedsim.cli import main; main()"]
+BIN = Path(sys.executable).parent
+ENVIRONMENT = {
+    **os.environ,
+    "PATH": os.pathsep.join([str(BIN), os.environ.get("PATH", "")]),
+    "OMP_NUM_THREADS": "1",
+    "NO_PROXY": "127.0.0.1,localhost",
+    "no_proxy": "127.0.0.1,localhost",
+}
+SMALL = {  # the settings of `support.small_experiment` as overrides of the shipped digits experiment
+    "name": "small",
+    "data.domains": '["rot0", "rot15", "rot30", "rot45"]',
+    "data.fraction": 0.1,
+    "data.split": "stratified",
+    "data.holdout": 0.2,
+    "train.rounds": 2,
+    "train.batch_size": 16,
+    "train.momentum": 0.5,
+    "run.target": "rot45",
+    "run.device": "cpu",
+    "run.threads": 1,
+    "run.wait_for_sites": 90,
+    "run.timeout": 60,
+}
+SOURCES, TARGET = ("rot0", "rot15", "rot30"), "rot45"
+
+
+def free_ports(count: int) -> list[int]:
+    """Loopback ports that nothing listens on, all different."""
+    with ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]
+
+
+def until(condition, seconds: float, what: str):
+    """The first true value of a condition; TimeoutError says what was waited for."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"no {what} within {seconds:g} s")
+        time.sleep(0.2)
+    return value
+
+
+def is_alive(pid: int) -> bool:
+    """Does the process live (a zombie does not)?"""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@dataclass
+class Loopback:
+    """A federation of three source sites and (unless `target=False`) one target site on loopback, TLS and keys."""
+
+    folder: Path
+    target: bool = True
+    settings: dict = field(default_factory=dict)
+    environment: dict = field(default_factory=dict)  # of the sites, by site's name
+    federation: Federation | None = None
+
+    def __post_init__(self) -> None:
+        names = [*SOURCES, *([TARGET] if self.target else [])]
+        server, *ports = free_ports(1 + len(names))
+        sites = [
+            {"name": f"site-{name}", "domain": name, "role": "target" if name == TARGET else "source", "port": port}
+            for name, port in zip(names, ports, strict=True)
+        ]
+        table = {"address": "127.0.0.1", "port": server, "proxy": "none", "retry_seconds": 3, "sites": sites}
+        self.file.write_text(tomli_w.dumps({**table, **self.settings}))
+        self.federation = read_federation(self.file)
+        init(self.federation)
+
+    @property
+    def file(self) -> Path:
+        """The federation file."""
+        return self.folder / "federation.toml"
+
+    @property
+    def sites(self) -> list[str]:
+        """Names of the sites."""
+        return [site.name for site in self.federation.sites]
+
+    def __enter__(self) -> "Loopback":
+        try:
+            self.start("server")
+            for site in self.sites:
+                self.start(site)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for name in [*self.sites, "server"]:
+            self.stop(name)
+
+    def start(self, name: str, expect: int | None = 0) -> subprocess.CompletedProcess:
+        """Run a kit's start.sh."""
+        own = self.environment.get(name, {})
+        return self._script(name, "start.sh", {**ENVIRONMENT, **own}, expect)
+
+    def stop(self, name: str) -> None:
+        """Run a kit's stop.sh."""
+        self._script(name, "stop.sh", ENVIRONMENT, None)
+
+    def pid(self, name: str) -> int:
+        """Process id of a site's SuperNode, or of the SuperLink."""
+        run = self.federation.kit(name) / "run"
+        return int((run / ("superlink.pid" if name == "server" else "supernode.pid")).read_text())
+
+    def kill(self, name: str) -> None:
+        """kill -9 a SuperNode, or the SuperLink with all that it started."""
+        pid = self.pid(name)
+        for child in [*descendants(pid), pid]:
+            try:
+                os.kill(child, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        until(lambda: not is_alive(pid), 10, f"end of {name}")
+
+    def log(self, name: str) -> str:
+        """A kit's log."""
+        run = self.federation.kit(name) / "run"
+        return (run / ("superlink.log" if name == "server" else "supernode.log")).read_text(errors="replace")
+
+    def command(self, output: Path, method: str = "fedavg", **settings: object) -> list[str]:
+        """`fedsim run` of the small experiment on this federation."""
+        return command(output, method, **{"run.runtime": "deployment", "run.federation": self.file, **settings})
+
+    def run(self, output: Path, method: str = "fedavg", **settings: object) -> subprocess.CompletedProcess:
+        """Run the small experiment to its end."""
+        return subprocess.run(
+            self.command(output, method, **settings),
+            cwd=self.folder,
+            env=ENVIRONMENT,
+            text=True,
+            capture_output=True,
+            timeout=900,
+        )
+
+    def _script(self, name: str, script: str, environment: dict, expect: int | None) -> subprocess.CompletedProcess:
+        kit = self.federation.kit(name)
+        done = subprocess.run(
+            [kit / script],
+            cwd=kit,
+            env=environment,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=240,
+        )
+        if expect is not None and done.returncode != expect:
+            raise RuntimeError(f"{name}/{script}: {done.returncode}: {done.stdout}{done.stderr}")
+        return done
+
+
+def command(output: Path, method: str, **settings: object) -> list[str]:
+    """`fedsim run` of the small experiment."""
+    words = [f"{key}={value}" for key, value in {**SMALL, **settings}.items()]
+    options = [part for word in words for part in ("--set", word)]
+    return [*FEDSIM, "run", "digits", "--method", method, "--output", str(output), *options]
+
+
+def run_folder(output: Path, method: str = "fedavg") -> Path:
+    """Where the small experiment leaves its records."""
+    return output / "small" / method / TARGET / "seed0"
+
+
+def run_inline(output: Path, method: str = "fedavg", **settings: object) -> Path:
+    """The same experiment in one process; its folder."""
+    subprocess.run(
+        command(output, method, **settings), cwd=output.parent, env=ENVIRONMENT, check=True, capture_output=True
+    )
+    return run_folder(output, method)
+
+
+def descendants(pid: int) -> list[int]:
+    """Processes that a process has started, and theirs."""
+    children = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            children += [int(word) for word in task.read_text().split()]
+        except OSError:
+            continue
+    return [each for child in children for each in (child, *descendants(child))]

@@ -1,0 +1,28 @@
+"""Sites in this process: an inline grid whose nodes are configured as SuperNodes of machines of their own are."""
+
+from pathlib import Path
+
+from flwr.app import Context, RecordDict
+from support import SpyGrid
+
+from fedsim.experiment import Experiment
+from fedsim.server_app import serve
+from fedsim.workspace import source_clients
+
+
+def site_grid(experiment: Experiment, state: Path, tamper=None, spare: tuple[str, ...] = ()) -> SpyGrid:
+    """One node per source client, one for the target, and nodes of `spare` source domains."""
+    sources = [*source_clients(experiment), *spare]
+    roles = [(name, "source") for name in sources] + [(experiment.run.target, "target")]
+    grid = SpyGrid(len(roles), tamper)
+    for node, (domain, role) in zip(grid.node_ids, roles, strict=True):
+        folder = state / f"{role}-{domain.replace('/', '-')}"
+        config = {"site": f"site-{domain}", "domain": domain, "role": role, "state-dir": str(folder)}
+        grid.contexts[node] = Context(1, node, config, RecordDict(), {})
+    return grid
+
+
+def run_on_sites(experiment: Experiment, state: Path, *callbacks: object, **grid_words) -> tuple[Path, SpyGrid]:
+    """Run an experiment over such sites; its folder and the grid with all messages."""
+    grid = site_grid(experiment, state, **grid_words)
+    return serve(grid, experiment, callbacks), grid

@@ -1,0 +1,178 @@
+"""Clients are known by name: nodes come late, go, come back as others; each wait is bounded and names who lacks."""
+
+import itertools
+import time
+
+import pytest
+from flwr.app import ConfigRecord, Error, Message, RecordDict
+
+from fedsim.errors import USER_ERROR, ClientFailedError, UserError
+from fedsim.experiment import RunSettings
+from fedsim.runtime.identity import assume_identity, stamp
+from strategies import handshake
+from strategies.handshake import NOBODY, Roster
+
+
+class Nodes:
+    """A grid of nodes that say what they are told to; `nodes` maps node ids to what they say (None: nothing)."""
+
+    def __init__(self, nodes):
+        assume_identity(1)
+        self.nodes, self.asked = nodes, []
+        self._ids, self._pending = itertools.count(1), {}
+
+    def get_node_ids(self):
+        return list(self.nodes)
+
+    def push_messages(self, messages):
+        for message in messages:
+            stamp(message, f"m{next(self._ids)}")
+            self._pending[message.metadata.message_id] = message
+            self.asked.append(message.metadata.dst_node_id)
+        return [message.metadata.message_id for message in messages]
+
+    def pull_messages(self, ids):
+        replies = []
+        for key in ids:
+            message = self._pending[key]
+            said = self.nodes.get(message.metadata.dst_node_id)
+            if said is not None:
+                del self._pending[key]
+                content = said if isinstance(said, Error) else RecordDict({"site": ConfigRecord(said)})
+                replies.append(Message(content, reply_to=message))
+        return replies
+
+
+def site(client, role="source", counts=(3, 4)):
+    return {"client": client, "role": role, "holds": client, "examples": sum(counts), "class-counts": list(counts)}
+
+
+def roster(nodes, target=""):
+    grid = Nodes(nodes)
+    return Roster(grid, ["a", "b"], 2, {"token": "t"}, target), grid
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    monkeypatch.setattr(handshake, "POLL_SECONDS", 0.01)
+
+
+def settings(**words):
+    return RunSettings(**{"wait_for_sites": 0.1, **words})
+
+
+def test_all_are_found_once():
+    roster_, grid = roster({11: site("b"), 12: site("a"), 13: site("c")})
+    roster_.gather(settings())
+    assert {client: found.node_id for client, found in roster_.sites.items()} == {"a": 12, "b": 11}
+    assert list(roster_.sites) == ["a", "b"]
+    roster_.gather(settings(), ["a", "b"])
+    assert sorted(grid.asked) == [11, 12, 13]
+
+
+def test_who_is_missing_is_named_after_a_bounded_wait():
+    roster_, _ = roster({12: site("a"), 13: site("c")})
+    started = time.monotonic()
+    with pytest.raises(ClientFailedError, match=r"no node for b within 0.1 s; online: a; .* does not need: c"):
+        roster_.gather(settings())
+    assert time.monotonic() - started < 2
+
+
+def test_the_first_of_two_waits_ends_with_the_last_site():
+    roster_, grid = roster({12: site("a")})
+    grid.nodes[11] = None  # connected, and its answer takes longer
+    assert roster_.call(0.05) == ["b"]
+    grid.nodes[11] = site("b")
+    assert roster_.call(5.0) == []
+    assert grid.asked.count(11) == 1
+
+
+def test_a_site_that_comes_back_as_another_node_is_found_by_name():
+    roster_, grid = roster({11: site("a"), 12: site("b")})
+    roster_.gather(settings())
+    del grid.nodes[12]
+    assert roster_.missing() == []
+    assert roster_.call(0.0) == ["b"]
+    grid.nodes[99] = site("b")
+    roster_.gather(settings(wait_for_sites=5.0), ["a", "b"])
+    assert roster_.sites["b"].node_id == 99
+
+
+def test_a_node_that_was_away_is_asked_again():
+    """The machine may have changed meanwhile."""
+    roster_, grid = roster({11: site("a"), 12: site("b")})
+    roster_.gather(settings())
+    away = grid.nodes.pop(12)
+    roster_.call(0.0)
+    grid.nodes[12] = away
+    roster_.call(0.0)
+    assert grid.asked.count(12) == 2
+
+
+def test_continue_goes_on_with_the_rest():
+    """At the start the others are waited for, in a round they are not; without anyone there is no run."""
+    roster_, grid = roster({11: site("a")})
+    run = settings(on_client_failure="continue", wait_for_sites=0.2)
+    started = time.monotonic()
+    roster_.gather(run)
+    assert time.monotonic() - started >= 0.2
+    assert roster_.sites["b"].node_id == NOBODY
+    started = time.monotonic()
+    roster_.gather(run, ["a", "b"])
+    assert time.monotonic() - started < 0.2
+    del grid.nodes[11]
+    with pytest.raises(ClientFailedError, match="no node for a, b"):
+        roster_.gather(run, ["a", "b"])
+
+
+def test_a_site_that_comes_back_broken_is_missing_when_others_may_go_on():
+    roster_, grid = roster({11: site("a"), 12: site("b")})
+    roster_.gather(settings(on_client_failure="continue"))
+    del grid.nodes[12]
+    roster_.call(0.0)
+    grid.nodes[12] = Error(2, f"{USER_ERROR}no folder photo")
+    roster_.call(0.0)
+    assert roster_.missing() == ["b"]
+
+
+def test_the_target_has_a_role():
+    """A source site of that domain is not taken for it."""
+    roster_, grid = roster({11: site("a"), 12: site("b"), 13: site("z")}, target="z")
+    with pytest.raises(ClientFailedError, match="no node for z"):
+        roster_.gather(settings())
+    grid.nodes[14] = site("z", "target")
+    roster_.gather(settings())
+    assert roster_.target.node_id == 14
+
+
+def test_two_nodes_of_one_client_are_refused():
+    roster_, _ = roster({11: site("a"), 12: site("a"), 13: site("b")})
+    with pytest.raises(UserError, match="two nodes say that they are 'a'"):
+        roster_.gather(settings())
+
+
+def test_a_node_that_goes_before_it_answers_is_asked_again():
+    roster_, grid = roster({11: site("a"), 12: Error(5, "Node Unavailable")})
+    assert roster_.call(0.05) == ["b"]
+    grid.nodes[12] = site("b")
+    assert roster_.call(1.0) == []
+
+
+@pytest.mark.parametrize(
+    ("said", "kind", "reason"),
+    [
+        (Error(2, f"Trace\n{USER_ERROR}no folder photo"), UserError, "^no folder photo$"),
+        (Error(2, "Traceback\nKeyError: 'x'"), ClientFailedError, "KeyError: 'x'"),
+        (site("a", counts=(3, 4, 5)), UserError, "has 3 classes, the experiment 2"),
+        ({**site("a"), "examples": 10**12}, UserError, "1000000000000 examples"),
+        ({**site("a"), "examples": 8}, UserError, "8 examples and 7 labels"),
+        ({**site("a"), "class-counts": [-1, 8]}, ClientFailedError, "nonsense"),
+        ({**site("a"), "examples": "many"}, ClientFailedError, "nonsense"),
+        ({"client": "a"}, ClientFailedError, "nonsense"),
+    ],
+    ids=str,
+)
+def test_what_a_broken_node_says_ends_the_handshake_with_its_reason(said, kind, reason):
+    roster_, _ = roster({11: said, 12: site("b")})
+    with pytest.raises(kind, match=reason):
+        roster_.gather(settings())
