@@ -95,6 +95,9 @@ def _add(federation: Federation, missing: Sequence[str]) -> list[Path]:
         for name in missing:
             (folder / "sites" / f"{name}.pub").rename(server / "sites" / f"{name}.pub")
             (folder / name).rename(federation.kits / name)
+        for public in (server / "sites").glob("*.pub"):
+            if public.stem not in {site.name for site in federation.sites}:
+                public.unlink()  # `register` then shuts that site out
         _write_federation(federation, folder / "federation.toml")
         (folder / "federation.toml").rename(server / "federation.toml")
     return [federation.kit(name) for name in missing]

@@ -14,16 +14,16 @@ mkdir -p run state/flwr
 fail() { echo "start.sh: $*" >&2; exit 2; }
 
 # launch NAME COMMAND...: in the background, in a session of its own; whoever holds run/NAME.lock is the one that runs.
+# The log leaves out uvicorn's line per request: every site asks for work every three seconds.
 launch() {
   local name=$1
   shift
-  if ! flock -n "run/$name.lock" true; then
-    echo "$name is running"
-    return
-  fi
-  setsid flock -n -F "run/$name.lock" bash -c 'echo $$ >"$0"; exec "$@"' "run/$name.pid" "$@" \
-    >>"run/$name.log" 2>&1 </dev/null &
-  echo "$name started"
+  (
+    flock -n 9 || { echo "$name is running"; exit 0; }
+    setsid bash -c 'echo $$ >"run/$0.pid"
+      exec "$@" > >(exec grep --line-buffered -v uvicorn.access >>"run/$0.log" 9>&-) 2>&1 </dev/null' "$name" "$@" &
+    echo "$name started"
+  ) 9>"run/$name.lock"
 }
 
 for tool in flower-superlink fedsim flock; do

@@ -19,7 +19,7 @@ fi
 touch run/supernode.log
 before=$(stat -c %s run/supernode.log)
 setsid flock -n -F run/lock ./supervise.sh >>run/supernode.log 2>&1 </dev/null &
-for _ in $(seq 30); do # tells how the first attempt went; the attempts go on behind it
+for _ in $(seq 90); do # tells how the first attempt went; the attempts go on behind it
   sleep 1
   said=$(tail -c "+$((before + 1))" run/supernode.log)
   case $said in
