@@ -7,6 +7,7 @@ from typing import Any
 import pydantic
 from torch import nn
 
+from fedsim.arrays import nonnegative_names
 from fedsim.combinations import check_recipe
 from fedsim.data import benchmark
 from fedsim.errors import UserError
@@ -153,6 +154,11 @@ def build_net(experiment: Experiment, recipe: Recipe) -> nn.Module:
         raise UserError(
             f"{part_name(recipe.client)} aligns convolutional feature maps, and {experiment.model.backbone} "
             "has none; use a ResNet, DenseNet, AlexNet or the digits CNN"
+        )
+    if (recipe.fuse.perturbs or experiment.train.dp_clip) and nonnegative_names(net):
+        raise UserError(
+            f"differential privacy perturbs every tensor, and the batch-norm statistics of {experiment.model.backbone} "
+            "do not survive it; use a backbone without batch norm (digits-cnn, alexnet, vit-b-16)"
         )
     return net
 

@@ -22,6 +22,8 @@ from strategies.banks import AmplitudeBank, StyleBank
 from strategies.divergence import SemanticDivergence
 from strategies.generalization import GeneralizationAdjustment
 from strategies.parts import ByExamples, Everything, Uniform, WeightedMean
+from strategies.privacy import PrivateMean
+from strategies.robust import CoordinateMedian, TrimmedMean
 from strategies.sharing import WithoutBatchNorm, WithoutStatistics
 
 METHODS: dict[str, Recipe] = {
@@ -92,7 +94,7 @@ METHODS: dict[str, Recipe] = {
 PARTS: dict[str, tuple[type, ...]] = {
     "share": (Everything, WithoutBatchNorm, WithoutStatistics),
     "weights": (ByExamples, Uniform, GeneralizationAdjustment),
-    "fuse": (WeightedMean, SemanticDivergence),
+    "fuse": (WeightedMean, SemanticDivergence, CoordinateMedian, TrimmedMean, PrivateMean),
     "banks": (StyleBank, AmplitudeBank),
     "client": (SupervisedStep, ClientAgnostic, SemanticCalibration, EpisodicStep),
     "terms": (LabelSmoothing, Proximal, GuidingHead),

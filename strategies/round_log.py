@@ -48,11 +48,12 @@ class RoundLog:
         logger.warning("round %d: %s", self.round, text)
 
 
-def payload(record: ArrayRecord) -> int:
+def payload(record: Mapping[str, Any]) -> int:
     """Bytes of a record's tensors; of one that declares nonsense, the bytes that it holds."""
-    held = sum(len(array.data) for array in record.values())
+    buffers = [getattr(array, "data", None) for array in record.values()]
+    held = sum(len(buffer) for buffer in buffers if isinstance(buffer, bytes | memoryview))
     try:
         declared = nbytes(record)
-    except (TypeError, ValueError, OverflowError):
+    except Exception:  # no tensors, no types, no shapes: whatever it is, it came over the wire
         return held
     return declared if 0 <= declared <= held else held

@@ -230,6 +230,6 @@ def check_finite(record: str, arrays: Arrays) -> None:
 
 
 def failure_reason(reply: Message) -> str:
-    """Last line of a failed reply's error, for records; the full text is in `reply.error.reason`."""
+    """Code and last line of a failed reply's error, for records; the full text is in `reply.error.reason`."""
     lines = [line for line in str(reply.error.reason)[-100_000:].splitlines() if line.strip()]
-    return one_line(lines[-1]) if lines else f"error code {reply.error.code}"
+    return one_line(f"error {reply.error.code}: {lines[-1] if lines else 'without a reason'}")

@@ -194,7 +194,7 @@ def test_store_versions_survive_an_interrupted_round(tmp_path):
     reopened.open_round(3)
     assert ClientStore(tmp_path / "a").get("risk")["value"] == 5.0
     assert reopened.get("unknown") is None
-    assert len(list((tmp_path / "a").iterdir())) == 2
+    assert len(list((tmp_path / "a").glob("*.safetensors"))) == 2
 
 
 def test_uncommitted_state_is_forgotten(tmp_path):

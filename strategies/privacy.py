@@ -1,0 +1,80 @@
+"""Differential privacy of clients: what one client's participation can change in the global model is bounded, and
+drowned in noise. Flower's own strategy wrappers do the same around a recipe, behind `CheckedGrid`."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from flwr.app import Message
+
+from fedsim.errors import UserError
+from fedsim.experiment import Experiment
+from strategies.aggregate import State, weighted_mean
+from strategies.parts import Fuse, ServerRound, Update
+from strategies.robust import equal_columns
+
+
+def clipped(state: State, reference: State, bound: float) -> dict[str, np.ndarray]:
+    """The state moved towards the reference until its update's L2 norm over all tensors is at most `bound`.
+
+    delta = theta_k - theta ;  theta + delta min(1, C / ||delta||_2)     (float64 inside, dtypes stay)
+    """
+    delta = {name: array.astype(np.float64) - reference[name] for name, array in state.items()}
+    norm = float(np.sqrt(sum(float(np.vdot(part, part)) for part in delta.values())))
+    scale = min(1.0, bound / norm) if norm > 0 else 1.0
+    return {name: np.asarray(reference[name] + scale * part, dtype=state[name].dtype) for name, part in delta.items()}
+
+
+@dataclass(frozen=True)
+class PrivateMean(Fuse):
+    """theta <- theta + 1/K sum_k delta_k min(1, C / ||delta_k||) + N(0, (z C / K)^2)   with delta_k = theta_k - theta
+
+    Client-level central differential privacy with fixed clipping (Geyer et al. 2017; McMahan et al., ICLR 2018), the
+    mechanism of Flower's DifferentialPrivacyServerSideFixedClipping, on replies that were checked before. Weights are
+    not used: the bound on one client's influence needs equal ones. The noise does not come from the run's seed, or
+    whoever knows the seed could take it off again: two runs differ. `noise=0` with a large `clip` gives the uniform
+    mean. Models with batch norm are refused: clipping and noise make counters and variances meaningless.
+
+    clip: C, largest L2 norm of a client's update. noise: z, the noise multiplier (1 or more for strong privacy).
+    """
+
+    clip: float = 1.0
+    noise: float = 1.0
+    uses_weights: ClassVar[bool] = False
+    perturbs: ClassVar[bool] = True
+
+    def check(self, experiment: Experiment) -> None:
+        """UserError for a bound or a noise that is none."""
+        if not self.clip > 0 or self.noise < 0:
+            raise UserError("method.private_mean needs clip above 0 and noise of at least 0")
+
+    def fuse(
+        self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound
+    ) -> dict[str, np.ndarray]:
+        """The noisy mean of the clipped updates."""
+        equal_columns(updates, server)
+        states = [clipped(update.arrays, server.previous, self.clip) for update in updates]
+        mean = weighted_mean(states, [1.0] * len(states))
+        spread, rng = self.noise * self.clip / len(states), np.random.default_rng()
+        return {
+            name: np.asarray(array + rng.normal(0.0, spread, array.shape), dtype=array.dtype) if spread else array
+            for name, array in mean.items()
+        }
+
+
+class CheckedGrid:
+    """A grid whose replies have passed the strategy's checks: what a wrapper around the strategy may open unseen.
+
+    Flower's wrappers decode replies before the strategy sees them, and skip a round in silence when one is an error.
+    """
+
+    def __init__(self, grid: Any, strategy: Any) -> None:
+        self._grid, self._strategy = grid, strategy
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._grid, name)
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        """The good replies; the others were handled as failures."""
+        return self._strategy.sift(self._grid.send_and_receive(messages, timeout=timeout))

@@ -1,0 +1,166 @@
+"""Runs that are killed by SIGKILL, at a moment in time or at a write; what must be equal once they were resumed."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from safetensors.numpy import load_file
+from support import numbers
+
+from fedsim.experiment import Experiment
+from fedsim.session import run_folder
+
+FILES = ("rounds.csv", "clients.csv", "details.csv", "summary.csv")
+
+# A process that has imported everything and run nothing: its forks start a run at once, as a new process would.
+NURSERY = """
+import json, os, signal, sys, time
+from pathlib import Path
+import fedsim.client_app
+from fedsim.experiment import parse_experiment
+from fedsim.runtime.launch import launch
+
+def die_at_write(number):
+    plain, count = Path.replace, iter(range(1, 10**6))
+    def replace(path, target):
+        place = next(count)
+        if place == abs(number) and number < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        done = plain(path, target)
+        if place == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return done
+    Path.replace = replace
+
+for line in sys.stdin:
+    order = json.loads(line)
+    child = os.fork()
+    if not child:
+        os.setsid()
+        if order["write"]:
+            die_at_write(order["write"])
+        code = 1
+        try:
+            launch(parse_experiment(order["experiment"]))
+            code = 0
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+    started, status = time.monotonic(), None
+    while status is None:
+        pid, found = os.waitpid(child, os.WNOHANG)
+        if pid:
+            status = found
+        elif order["seconds"] is not None and time.monotonic() - started >= order["seconds"]:
+            os.kill(child, signal.SIGKILL)
+            _, status = os.waitpid(child, 0)
+        else:
+            time.sleep(0.001)
+    print(json.dumps({"code": os.waitstatus_to_exitcode(status), "seconds": time.monotonic() - started}), flush=True)
+"""
+
+
+class Nursery:
+    """Inline runs in processes of their own that start quickly."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", NURSERY], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def run(self, experiment: Experiment, seconds: float | None = None, write: int = 0) -> dict[str, Any]:
+        """Run until its end, until `seconds` have passed, or until the `write`-th file is put in its place (negative:
+        just before). The exit code, -9 when killed, and the seconds that it took."""
+        order = {"experiment": experiment.toml(), "seconds": seconds, "write": write}
+        self._process.stdin.write(json.dumps(order) + "\n")
+        self._process.stdin.flush()
+        return json.loads(self._process.stdout.readline())
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.stdin.close()
+        self._process.wait(60)
+
+
+class CommandLine:
+    """Runs of any runtime by the command line; a kill takes every process that the run has started."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def run(self, experiment: Experiment, seconds: float | None = None, rounds: bool = False) -> dict[str, Any]:
+        """Run until its end or until `seconds` have passed, with `rounds` counted from the first recorded round."""
+        config = self.folder / "experiment.toml"
+        config.write_text(experiment.toml())
+        code = "import sys; from fedsim.cli import main; sys.argv[1:] = ['run', sys.argv[1]]; main()"
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, str(config)],
+            stdout=(self.folder / "log").open("w"),
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        started = begun = time.monotonic()
+        waiting = rounds
+        first = None
+        while process.poll() is None:
+            now = time.monotonic()
+            if first is None and (run_folder(experiment) / "rounds.csv").exists():
+                first = now - started
+                begun, waiting = (now, False) if waiting else (begun, waiting)
+            if seconds is not None and not waiting and now - begun >= seconds:
+                kill_tree(process)
+            time.sleep(0.005)
+        taken = time.monotonic() - started
+        return {"code": process.returncode, "seconds": taken, "training": taken - (first or 0.0)}
+
+
+def kill_tree(process: subprocess.Popen) -> None:
+    """SIGKILL a process and all that descend from it, until none is left."""
+    while found := descendants(process.pid):
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if found == [process.pid]:
+            break
+        time.sleep(0.01)
+    process.wait()
+
+
+def descendants(root: int) -> list[int]:
+    """Live processes below a process, itself last."""
+    parents = {}
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError):
+            state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+            if state != "Z":
+                parents[int(entry.name)] = int(parent)
+    found = [root]
+    for pid in found:
+        found += [child for child, parent in parents.items() if parent == pid]
+    return found[::-1]
+
+
+def differences(folder: Path, other: Path) -> list[str]:
+    """Record files in which two finished runs differ, the clock's columns aside, and `last.safetensors`."""
+    found = []
+    for name in FILES:
+        paths = (folder / name, other / name)
+        if paths[0].exists() != paths[1].exists() or (paths[0].exists() and not same_table(*map(numbers, paths))):
+            found.append(name)
+    models = [load_file(path / "last.safetensors") for path in (folder, other)]
+    equal = models[0].keys() == models[1].keys() and all(
+        models[0][name].tobytes() == models[1][name].tobytes() for name in models[0]
+    )
+    return found + ([] if equal else ["last.safetensors"])
+
+
+def same_table(a: pd.DataFrame, b: pd.DataFrame) -> bool:
+    """Same columns in the same order, same cells."""
+    return list(a) == list(b) and a.equals(b)

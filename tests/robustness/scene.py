@@ -1,0 +1,152 @@
+"""A federation in the middle of round 2 with its real messages and replies, to be replayed with other replies."""
+
+import copy
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from support import small_experiment
+
+from fedsim.arrays import nonnegative_names, record_to_arrays, state_to_record
+from fedsim.client_app import app
+from fedsim.runtime.identity import assume_identity, stamp
+from fedsim.workspace import Workspace, source_clients
+from strategies.base import FedDG
+from strategies.handshake import Site
+from strategies.round_log import RoundLog
+
+TOKEN = "0123456789abcdef"
+
+
+class CannedGrid:
+    """A grid that answers with replies made beforehand."""
+
+    def __init__(self, replies: list[Message]) -> None:
+        self.replies = replies
+
+    def send_and_receive(self, messages: list[Message], *, timeout: float | None = None) -> list[Message]:
+        """The replies, whatever was sent; messages get the ids that the replies answer."""
+        number(messages)
+        return self.replies
+
+
+@dataclass
+class Outcome:
+    """What the server has after a phase: everything that a malformed reply must not change."""
+
+    arrays: dict[str, np.ndarray]
+    part_states: dict[str, Any]
+    banks: dict[str, Any]
+    rows: dict[str, dict[str, Any]]
+    details: list[dict[str, Any]]
+    notes: list[str]
+
+    def differences(self, other: "Outcome", victim: str) -> str:
+        """First thing in which two outcomes differ, the victim's own row and the notes aside."""
+        mine, theirs = ({name: row for name, row in rows.items() if name != victim} for rows in (self.rows, other.rows))
+        for what, a, b in (
+            ("the global model", self.arrays, other.arrays),
+            ("a part's state", self.part_states, other.part_states),
+            ("a bank", self.banks, other.banks),
+            ("another client's row", timeless(mine), timeless(theirs)),
+            ("the details", self.details, other.details),
+        ):
+            if not same(a, b):
+                return what
+        return ""
+
+
+@dataclass
+class Scene:
+    """One method's federation: real replies of every phase by client."""
+
+    method: str
+    strategy: FedDG
+    arrays: ArrayRecord
+    messages: dict[str, list[Message]] = field(default_factory=dict)
+    replies: dict[str, dict[str, Message]] = field(default_factory=dict)
+
+    def play(self, phase: str, replies: list[Message]) -> Outcome:
+        """Let a copy of the server take the replies of a phase."""
+        strategy = copy.copy(self.strategy)
+        strategy.part_states = copy.deepcopy(self.strategy.part_states)
+        strategy.banks = copy.deepcopy(self.strategy.banks)
+        arrays = self.arrays
+        if phase == "collect":
+            strategy.banks, strategy.log = {}, RoundLog(0)
+            strategy._collect(strategy.recipe.banks[0], CannedGrid(replies))
+        else:
+            number(strategy.configure_train(2, self.arrays, ConfigRecord(), None))
+            if phase == "train":
+                arrays, _ = strategy.aggregate_train(2, replies)
+            else:
+                number(strategy.configure_evaluate(2, self.arrays, ConfigRecord(), None))
+                strategy.aggregate_evaluate(2, replies)
+        log = strategy.log
+        model = {name: np.array(array) for name, array in record_to_arrays(arrays).items()}
+        return Outcome(model, strategy.part_states, strategy.banks, log.clients, log.details, log.notes)
+
+
+def build(method: str, folder: Path, recipe: Any = None, extra: Any = None) -> Scene:
+    """The scene of a method: round 1 really taken, the replies of round 2 really given.
+
+    `recipe` changes the server's recipe, and `extra(client)` gives records that the replies then hold.
+    """
+    assume_identity(1)
+    experiment = small_experiment(folder, method, run={"on_client_failure": "continue", "timeout": 5.0})
+    space = Workspace(experiment)
+    run_config = {"experiment": experiment.toml(), "state-dir": "", "token": TOKEN}
+    strategy = FedDG(recipe(space.recipe) if recipe else space.recipe, experiment, space.places, run_config)
+    strategy.nonnegative = nonnegative_names(space.net)
+    strategy.sites = {
+        name: Site(name, node, space.client(name, "").data.examples)
+        for node, name in enumerate(source_clients(experiment), start=2)
+    }
+    scene = Scene(method, strategy, state_to_record(space.net.state_dict()))
+
+    def answers(messages: list[Message]) -> dict[str, Message]:
+        number(messages)
+        replies = {}
+        for message in messages:
+            client = message.content.config_records["config"]["client"]
+            reply = app(message, Context(1, message.metadata.dst_node_id, {}, RecordDict(), {}))
+            if extra and message.metadata.message_type == "train":
+                reply.content.update(extra(client))
+            replies[client] = reply
+        return replies
+
+    for bank in [bank for bank in strategy.recipe.banks if bank.when == "once"]:
+        scene.messages["collect"] = strategy._messages("collect", 0, None, strategy.clients, {}, bank=bank.name)
+        scene.replies["collect"] = answers(scene.messages["collect"])
+        strategy._collect(bank, CannedGrid(list(scene.replies["collect"].values())))
+    for round in (1, 2):
+        scene.messages["train"] = strategy.configure_train(round, scene.arrays, ConfigRecord(), None)
+        scene.replies["train"] = answers(scene.messages["train"])
+        if round == 1:
+            scene.arrays, _ = strategy.aggregate_train(1, scene.replies["train"].values())
+            strategy.finished_rounds = 1
+    scene.messages["evaluate"] = strategy.configure_evaluate(2, scene.arrays, ConfigRecord(), None)
+    scene.replies["evaluate"] = answers(scene.messages["evaluate"])
+    return scene
+
+
+def number(messages: list[Message]) -> None:
+    """Ids by place, the same each time."""
+    for place, message in enumerate(messages):
+        stamp(message, f"m{place}")
+
+
+def timeless(rows: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Rows without what the clock says."""
+    return {name: {key: value for key, value in row.items() if "seconds" not in key} for name, row in rows.items()}
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether nested tables and arrays are equal to the last bit."""
+    if isinstance(a, dict):
+        return isinstance(b, dict) and list(a) == list(b) and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, np.ndarray):
+        return isinstance(b, np.ndarray) and a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+    return a == b

@@ -1,0 +1,109 @@
+"""`kill -9` at random moments: the same command finishes the run, and its records equal the unbroken run's."""
+
+import random
+import signal
+from collections.abc import Iterator
+
+import pytest
+from killing import CommandLine, Nursery, differences
+from support import small_experiment
+
+from fedsim.session import run_folder
+
+LONGER = {"rounds": 6}
+METHODS = {
+    "fedbn": "fedbn",
+    "gperxan": "gperxan",
+    "feddg-ga": "feddg-ga",
+    "feddg-ga-accuracy": {"name": "feddg-ga", "generalization_gap": {"metric": "validation_accuracy"}},
+    "csac": "csac",
+    "ccst": "ccst",
+}
+INLINE = [(method, trial) for trial in range(2) for method in METHODS]
+WRITES = [("gperxan", 14), ("csac", -9), ("feddg-ga", 31)]  # in the middle of a round's writes, before or after one
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    """One for all inline trials."""
+    nursery = Nursery()
+    yield nursery
+    nursery.close()
+
+
+@pytest.fixture(scope="module")
+def whole(nursery, tmp_path_factory):
+    """The unbroken inline run of a method and its length, made once."""
+    made = {}
+
+    def unbroken(name):
+        if name not in made:
+            experiment = small_experiment(tmp_path_factory.mktemp("whole"), METHODS[name], train=LONGER)
+            done = nursery.run(experiment)
+            assert done["code"] == 0
+            made[name] = run_folder(experiment), done["seconds"]
+        return made[name]
+
+    return unbroken
+
+
+@pytest.mark.parametrize(("name", "write"), WRITES, ids=lambda value: str(value))
+def test_killed_at_a_write(name, write, nursery, whole, tmp_path):
+    """Between the files of one round: what is there of it is not taken for the whole."""
+    experiment = small_experiment(tmp_path, METHODS[name], train=LONGER)
+    assert nursery.run(experiment, write=write)["code"] == -signal.SIGKILL
+    assert nursery.run(experiment)["code"] == 0
+    assert differences(run_folder(experiment), whole(name)[0]) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "trial"), INLINE)
+def test_inline_run_killed_at_a_random_moment(name, trial, nursery, whole, tmp_path):
+    """Any moment from the start to the end."""
+    folder, length = whole(name)
+    moments = random.Random(f"{name} {trial}")
+    experiment = small_experiment(tmp_path, METHODS[name], train=LONGER)
+    while nursery.run(experiment, seconds=moments.uniform(0.0, length))["code"] == 0:
+        experiment = small_experiment(tmp_path / "again", METHODS[name], train=LONGER)
+    assert nursery.run(experiment)["code"] == 0
+    assert differences(run_folder(experiment), folder) == []
+
+
+@pytest.mark.slow
+def test_killed_at_every_write(nursery, tmp_path):
+    """Each place in which a file appears, before and after it."""
+
+    def experiment(folder):
+        return small_experiment(tmp_path / folder, "gperxan", train={"rounds": 2})
+
+    assert nursery.run(experiment("whole"))["code"] == 0
+    for place in range(1, 1000):
+        before, after = experiment(f"before{place}"), experiment(f"after{place}")
+        if nursery.run(before, write=-place)["code"] == 0:
+            break
+        nursery.run(after, write=place)
+        for cut in (before, after):
+            assert nursery.run(cut)["code"] == 0
+            assert differences(run_folder(cut), run_folder(experiment("whole"))) == []
+    assert place > 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["fedbn", "gperxan", "feddg-ga", "csac"])
+def test_ray_run_killed_at_random_moments(name, tmp_path):
+    """The driver, Ray's own processes and its workers at once; while it starts, and while it trains."""
+    pytest.importorskip("ray")
+    line = CommandLine(tmp_path)
+
+    def experiment(folder):
+        return small_experiment(tmp_path / folder, METHODS[name], train={"rounds": 12}, run={"runtime": "ray"})
+
+    whole = line.run(experiment("whole"))
+    assert whole["code"] == 0, (tmp_path / "log").read_text()
+    moments = random.Random(name)
+    for trial, rounds in enumerate((False, True)):
+        cut = experiment(f"cut{trial}")
+        seconds = moments.uniform(0.0, whole["training"] if rounds else whole["seconds"])
+        assert line.run(cut, seconds=seconds, rounds=rounds)["code"] == -signal.SIGKILL
+        assert line.run(cut)["code"] == 0, (tmp_path / "log").read_text()
+        assert differences(run_folder(cut), run_folder(experiment("whole"))) == []
