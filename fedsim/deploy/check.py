@@ -20,7 +20,7 @@ from fedsim.deploy.federation import CONNECTION, Federation, Site
 from fedsim.errors import UserError
 from fedsim.experiment import Experiment, Settings
 
-START_SECONDS = 90.0  # from submitting to the ServerApp's first message, on a busy machine
+START_SECONDS = 180.0  # from submitting to the ServerApp asking, on a busy machine
 POLL_SECONDS = 0.5
 STATUS_SECONDS = 10.0
 APP = {
@@ -71,7 +71,7 @@ class Finding:
 
 
 def check(federation: Federation, experiment: Experiment | None, wait: float) -> tuple[list[Finding], list[str]]:
-    """One finding per site, and the problems that belong to no site; takes at most `wait` and two minutes."""
+    """One finding per site, and the problems that belong to no site; takes at most `wait` and a few minutes."""
     control = Control(federation)
     online = control.online()
     if experiment:

@@ -21,7 +21,8 @@ launch() {
   (
     flock -n 9 || { echo "$name is running"; exit 0; }
     setsid bash -c 'echo $$ >"run/$0.pid"
-      exec "$@" > >(exec grep --line-buffered -v uvicorn.access >>"run/$0.log" 9>&-) 2>&1 </dev/null' "$name" "$@" &
+      exec "$@" > >(exec grep --line-buffered -v uvicorn.access 9>&-) 2>&1' "$name" "$@" \
+      >>"run/$name.log" 2>&1 </dev/null &
     echo "$name started"
   ) 9>"run/$name.lock"
 }
