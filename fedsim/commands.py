@@ -17,12 +17,13 @@ def run_one(experiment: Experiment) -> None:
     """Run (or resume) one experiment with a progress bar; prints the headline and where the records are."""
     from fedsim.runtime.launch import launch
     from fedsim.server_app import complete
-    from fedsim.session import is_finished, refuse_other_settings, run_folder
+    from fedsim.session import complete_finish, is_finished, refuse_other_settings, run_folder
 
     experiment = complete(experiment)
     folder = run_folder(experiment)
     if is_finished(folder):
         refuse_other_settings(folder, experiment)
+        complete_finish(experiment)
         console.print(f"already finished: {folder}")
     else:
         bar = ProgressBar()

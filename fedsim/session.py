@@ -110,9 +110,7 @@ class Session:
         label = self.space.recipe.label(self.experiment.method_name)
         summary = summary_row(self.experiment, rounds, label, self.space.recipe.infer.transductive)
         self.recorder.write_summary(summary)
-        for folder in ("checkpoint", "state"):
-            shutil.rmtree(self.folder / folder, ignore_errors=True)
-        rebuild_results(Path(self.experiment.run.output) / self.experiment.name)
+        complete_finish(self.experiment)
         for callback in self.callbacks:
             callback.on_end(summary)
         return self.folder
@@ -168,6 +166,18 @@ class Session:
         if scores.idxmax() == self.checkpoint.round:
             link_file(arrays_file(self.checkpoint_folder, self.checkpoint.round), self.folder / "best.safetensors")
         return float(scores.max())
+
+
+def complete_finish(*experiments: Experiment) -> None:
+    """What follows a summary, and what a kill just after one left undone: no more checkpoints, results.csv up to date.
+
+    For finished runs of one experiment's folder.
+    """
+    for experiment in experiments:
+        for name in ("checkpoint", "state"):
+            shutil.rmtree(run_folder(experiment) / name, ignore_errors=True)
+    if experiments:
+        rebuild_results(Path(experiments[0].run.output) / experiments[0].name)
 
 
 def refuse_other_settings(folder: Path, experiment: Experiment) -> None:

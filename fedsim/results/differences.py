@@ -62,9 +62,10 @@ def require_alike(experiments: Sequence[Experiment], by: Sequence[str] = ()) -> 
     extra = {key: values for key, values in differing_settings(experiments).items() if key not in by}
     if extra:
         named = ", ".join(f"{key} ({' | '.join(values)})" for key, values in extra.items())
+        wanted = " ".join(f"--by {key}" for key in extra)
         raise UserError(
             f"these runs differ in more than method, target and seed: {named}; "
-            f"name what is meant, by={list(extra)}, or compare one experiment's folder at a time"
+            f"say which difference is meant with {wanted}, or compare one experiment's folder at a time"
         )
 
 

@@ -1,10 +1,8 @@
 """Methods x targets x seeds x grid values: every cell is one run, finished ones are skipped, several run at a time."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from fedsim.console import console, errors
-from fedsim.results.reading import rebuild_results
 from fedsim.sweep.budget import Budget, Slot, local_slots
 from fedsim.sweep.plan import Axes, Cell, dry_table, plan_cells
 from fedsim.sweep.view import SweepView
@@ -22,6 +20,8 @@ def run_sweep(
     dry_run: bool = False,
 ) -> list[Cell]:
     """Run all cells that are not finished; returns the failed ones. UserError before anything starts for bad input."""
+    from fedsim.session import complete_finish, is_finished
+
     cells = plan_cells(config, axes, overrides, preset)
     waiting = [cell for cell in cells if cell.state == "waiting"]
     device = cells[0].experiment.run.device
@@ -36,9 +36,7 @@ def run_sweep(
         if waiting:
             run_cells(cells, waiting, slots, budget)
     finally:
-        # A kill between a run's summary and this file leaves it behind: whoever comes next completes it.
-        if any((cell.folder / "summary.csv").is_file() for cell in cells):
-            rebuild_results(Path(cells[0].experiment.run.output) / cells[0].experiment.name)
+        complete_finish(*(cell.experiment for cell in cells if is_finished(cell.folder)))
     failed = [cell for cell in cells if cell.state == "failed"]
     for cell in failed:
         errors.print(f"failed: {cell.title}: {cell.reason}", style="red", highlight=False, soft_wrap=True)

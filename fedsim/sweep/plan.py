@@ -63,11 +63,13 @@ class Cell:
             self.round, self.target_accuracy, self.heard = value, extra, time.monotonic()
             return
         self.state, self.reason = kind, value
-        if extra:
-            with contextlib.suppress(OSError):  # the folder may be what is broken
-                self.folder.mkdir(parents=True, exist_ok=True)
-                (self.folder / "error.txt").write_text(extra)
-                self.reason += f" (traceback in {self.folder / 'error.txt'})"
+        file = self.folder / "error.txt"
+        with contextlib.suppress(OSError):  # the folder may be what is broken
+            file.unlink(missing_ok=True)
+            if extra:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text(extra)
+                self.reason += f" (traceback in {file})"
 
 
 def plan_cells(config: str, axes: Axes, overrides: Sequence[str], preset: str) -> list[Cell]:

@@ -54,9 +54,9 @@ return [of(document.body).color, of(document.documentElement).backgroundColor, o
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The report of four methods on four targets with two seeds."""
+    """The report of four methods on two targets with two seeds."""
     methods = {"fedavg": 0, "feddg-ga": 0.02, "csac": 0.03, "gperxan": 0.11}
-    folder = write_grid(tmp_path_factory.mktemp("outputs"), methods, rounds=4)
+    folder = write_grid(tmp_path_factory.mktemp("outputs"), methods, rounds=3, targets=("photo", "sketch"))
     rebuild_results(folder)
     return write_report(folder, {name: {"paper": f"paper of {name}", "discloses": "model updates"} for name in methods})
 
@@ -125,8 +125,8 @@ def test_every_table_sorts_by_every_column(page):
                 assert_sorted(page, page.execute_script(KEYS, table, column), seen[-1] == "descending")
             assert sorted(seen) == ["ascending", "descending"]
             clicked += 2
-    assert len(tables) >= 6
-    assert clicked > 60
+    assert len(tables) == 5  # results, costs, runs, settings, environment
+    assert clicked > 50
     assert page.get_log("browser") == []
 
 
