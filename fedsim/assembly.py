@@ -155,12 +155,23 @@ def build_net(experiment: Experiment, recipe: Recipe) -> nn.Module:
             f"{part_name(recipe.client)} aligns convolutional feature maps, and {experiment.model.backbone} "
             "has none; use a ResNet, DenseNet, AlexNet or the digits CNN"
         )
-    if (recipe.fuse.perturbs or experiment.train.dp_clip) and nonnegative_names(net):
+    _check_privacy(experiment, recipe, net)
+    return net
+
+
+def _check_privacy(experiment: Experiment, recipe: Recipe, net: nn.Module) -> None:
+    """Noise needs tensors that survive it, and a client must not send anything beside its perturbed model."""
+    local = experiment.train.dp_clip > 0
+    if (recipe.fuse.perturbs or local) and nonnegative_names(net):
         raise UserError(
             f"differential privacy perturbs every tensor, and the batch-norm statistics of {experiment.model.backbone} "
             "do not survive it; use a backbone without batch norm (digits-cnn, alexnet, vit-b-16)"
         )
-    return net
+    if local and recipe.banks:
+        raise UserError(
+            f"train.dp_clip perturbs the model alone, and a {part_name(recipe.banks[0])} would leave the client as it "
+            "is; use a method without banks"
+        )
 
 
 def find_recipe(name: str) -> Recipe:

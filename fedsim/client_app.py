@@ -13,6 +13,7 @@ from fedsim.arrays import record_to_arrays, state_to_record
 from fedsim.data.benchmarks import matching
 from fedsim.errors import USER_ERROR, UserError
 from fedsim.experiment import Experiment
+from fedsim.local_privacy import perturbed
 from fedsim.runtime.site import state_folder, time_limit
 from fedsim.workspace import Workspace, set_threads, source_clients, workspace
 from strategies.target_site import UPLOADS, score_records
@@ -148,7 +149,8 @@ def train(message: Message, context: Context) -> RecordDict:
     extra: dict[str, ArrayRecord] = {name: state_to_record(values) for name, values in client.outbox.items()}
     counted = MetricRecord({"num-examples": examples, **metrics})
     state = ConfigRecord({"entries": client.stored})
-    return RecordDict({"arrays": sent, **extra, "metrics": counted, "state": state})
+    content = RecordDict({"arrays": sent, **extra, "metrics": counted, "state": state})
+    return perturbed(content, message, context, client.experiment.train)
 
 
 @app.evaluate()

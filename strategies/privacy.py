@@ -1,12 +1,10 @@
-"""Differential privacy of clients: what one client's participation can change in the global model is bounded, and
-drowned in noise. Flower's own strategy wrappers do the same around a recipe, behind `CheckedGrid`."""
+"""Central differential privacy: what one client can change in the global model is bounded, and drowned in noise."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
-from flwr.app import Message
 
 from fedsim.errors import UserError
 from fedsim.experiment import Experiment
@@ -61,20 +59,3 @@ class PrivateMean(Fuse):
             name: np.asarray(array + rng.normal(0.0, spread, array.shape), dtype=array.dtype) if spread else array
             for name, array in mean.items()
         }
-
-
-class CheckedGrid:
-    """A grid whose replies have passed the strategy's checks: what a wrapper around the strategy may open unseen.
-
-    Flower's wrappers decode replies before the strategy sees them, and skip a round in silence when one is an error.
-    """
-
-    def __init__(self, grid: Any, strategy: Any) -> None:
-        self._grid, self._strategy = grid, strategy
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._grid, name)
-
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-        """The good replies; the others were handled as failures."""
-        return self._strategy.sift(self._grid.send_and_receive(messages, timeout=timeout))

@@ -39,7 +39,10 @@ class RoundLog:
     def fail(self, client: str, reason: str) -> None:
         """Note in the client's row, and in the log, why something of it was not used."""
         row = self.row(client)
-        row["status"] = reason if row["status"] == "ok" else f"{row['status']}; {reason}"
+        if row["status"] == "ok":
+            row["status"] = reason
+        elif reason not in row["status"]:  # training and validation may fail alike
+            row["status"] += f"; {reason}"
         self.note(f"client {client!r}: {reason}")
 
     def note(self, text: str) -> None:

@@ -89,13 +89,13 @@ class Scene:
         return Outcome(model, strategy.part_states, strategy.banks, log.clients, log.details, log.notes)
 
 
-def build(method: str, folder: Path, recipe: Any = None, extra: Any = None) -> Scene:
+def build(method: str | dict, folder: Path, recipe: Any = None, extra: Any = None, **sections: dict) -> Scene:
     """The scene of a method: round 1 really taken, the replies of round 2 really given.
 
     `recipe` changes the server's recipe, and `extra(client)` gives records that the replies then hold.
     """
     assume_identity(1)
-    experiment = small_experiment(folder, method, run={"on_client_failure": "continue", "timeout": 5.0})
+    experiment = small_experiment(folder, method, run={"on_client_failure": "continue", "timeout": 5.0}, **sections)
     space = Workspace(experiment)
     run_config = {"experiment": experiment.toml(), "state-dir": "", "token": TOKEN}
     strategy = FedDG(recipe(space.recipe) if recipe else space.recipe, experiment, space.places, run_config)
@@ -104,7 +104,7 @@ def build(method: str, folder: Path, recipe: Any = None, extra: Any = None) -> S
         name: Site(name, node, space.client(name, "").data.examples)
         for node, name in enumerate(source_clients(experiment), start=2)
     }
-    scene = Scene(method, strategy, state_to_record(space.net.state_dict()))
+    scene = Scene(experiment.method_name, strategy, state_to_record(space.net.state_dict()))
 
     def answers(messages: list[Message]) -> dict[str, Message]:
         number(messages)

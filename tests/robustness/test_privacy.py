@@ -1,0 +1,112 @@
+"""Central and local differential privacy around a recipe: what is sent and aggregated is clipped and noisy."""
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
+from scene import build, number
+from support import run_small, small_experiment
+
+from fedsim.arrays import record_to_arrays, state_to_record
+from fedsim.errors import UserError
+from fedsim.experiment import TrainSettings
+from fedsim.local_privacy import perturbed
+from fedsim.runtime.identity import assume_identity, with_content
+from strategies.parts import ServerRound, Uniform, Update
+from strategies.privacy import PrivateMean
+
+NO_NORM = {"backbone": "digits-cnn"}
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory):
+    """FedAvg with equal weights on a network without batch norm, in the middle of round 2."""
+    method = {"name": "fedavg", "weights": "uniform"}
+    return build(method, tmp_path_factory.mktemp("scene"), model=NO_NORM)
+
+
+@pytest.mark.parametrize("clip", [0.05, 1e6])
+def test_private_mean_is_flowers_wrapper_around_the_recipe(scene, clip):
+    """The same real replies through Flower's wrapper for central privacy around FedDG, and by our part."""
+    assert isinstance(scene.strategy.recipe.weights, Uniform)
+    wrapper = DifferentialPrivacyServerSideFixedClipping(scene.strategy, 0.0, clip, len(scene.replies["train"]))
+    before = record_to_arrays(scene.arrays)
+    updates = [
+        Update(client, 1, record_to_arrays(reply.content.array_records["arrays"]))
+        for client, reply in scene.replies["train"].items()
+    ]
+    ours = PrivateMean(clip, 0.0).fuse(updates, {}, ServerRound(2, 3, [], before, {}))
+    number(wrapper.configure_train(2, scene.arrays, ConfigRecord(), None))
+    replies = [
+        with_content(reply, RecordDict(dict(reply.content.items()))) for reply in scene.replies["train"].values()
+    ]
+    theirs = record_to_arrays(wrapper.aggregate_train(2, replies)[0])
+    for name, array in theirs.items():
+        np.testing.assert_allclose(ours[name], array, rtol=1e-4, atol=1e-6, err_msg=name)
+    moved = np.sqrt(sum(float(((ours[name] - before[name]) ** 2).sum()) for name in before))
+    assert 0 < moved < (clip * 1.001 if clip < 1 else 100)
+
+
+def reply_content(scale: float) -> tuple[RecordDict, RecordDict]:
+    """What a message brings and what a reply takes back: an update of L2 norm `scale`."""
+    before = {"w": np.zeros(50_000, np.float32), "b": np.float32(0)}
+    after = {"w": np.full(50_000, scale / np.sqrt(50_000), np.float32), "b": np.float32(0)}
+    config = ConfigRecord({"experiment": ""})
+    sent = RecordDict({"arrays": state_to_record(before), "config": config})
+    return sent, RecordDict({"arrays": state_to_record(after), "metrics": MetricRecord({"num-examples": 3})})
+
+
+def sent_model(train: dict, node: dict | None = None, extra: dict | None = None) -> np.ndarray:
+    """The tensor that leaves a client whose update has norm 3."""
+    assume_identity(1)
+    down, up = reply_content(3.0)
+    content = RecordDict({**up, **(extra or {})})
+    message = Message(down, 2, "train")
+    result = perturbed(content, message, Context(1, 2, node or {}, RecordDict(), {}), TrainSettings(**train))
+    assert result.metric_records["metrics"]["num-examples"] == 3
+    return record_to_arrays(result.array_records["arrays"])["w"]
+
+
+def test_local_noise_has_the_size_of_the_gaussian_mechanism():
+    """sigma = 2C sqrt(2 ln(1.25/delta)) / epsilon around an update of norm C."""
+    model = sent_model({"dp_clip": 1.0, "dp_epsilon": 0.5, "dp_delta": 1e-5})
+    sigma = 2 * np.sqrt(2 * np.log(1.25 / 1e-5)) / 0.5
+    assert abs(model.std() / sigma - 1) < 0.02
+    assert not np.array_equal(model, sent_model({"dp_clip": 1.0, "dp_epsilon": 0.5}))
+    quiet = sent_model({"dp_clip": 1.0, "dp_epsilon": 1e9})
+    assert abs(np.linalg.norm(quiet) - 1.0) < 1e-3  # clipped from 3
+    assert abs(np.linalg.norm(sent_model({})) - 3.0) < 1e-5  # off
+
+
+def test_a_site_decides_for_itself():
+    """Its node config wins over the server's settings, also when the server asks for nothing."""
+    assert abs(np.linalg.norm(sent_model({}, {"dp-clip": 0.5, "dp-epsilon": 1e9})) - 0.5) < 1e-3
+    with pytest.raises(UserError, match="dp-epsilon must be above 0"):
+        sent_model({}, {"dp-clip": 0.5, "dp-epsilon": 0.0})
+    with pytest.raises(UserError, match="one record of shared tensors"):
+        sent_model({}, {"dp-clip": 0.5}, {"style": ArrayRecord()})
+
+
+def test_a_run_with_local_privacy(tmp_path):
+    """No client's model as it was trained reaches the server; with next to no noise the run is the plain one."""
+    kept = {}
+    for name, train in {"plain": {}, "open": {"dp_clip": 1e6, "dp_epsilon": 1e15}, "private": {"dp_clip": 0.1}}.items():
+        experiment = small_experiment(tmp_path / name, model=NO_NORM, train={"rounds": 1, **train})
+        _, grid = run_small(experiment)
+        (kept[name], *_) = [
+            record_to_arrays(reply.content.array_records["arrays"])["head.weight"]
+            for message, reply in grid.seen
+            if message.metadata.message_type == "train"
+        ]
+    np.testing.assert_allclose(kept["open"], kept["plain"], atol=1e-4)
+    assert np.abs(kept["private"] - kept["plain"]).mean() > 0.1
+
+
+@pytest.mark.parametrize(
+    ("method", "model", "said"),
+    [("fedavg", {}, "batch-norm statistics of digits-cnn-bn"), ("ccst", NO_NORM, "style_bank would leave the client")],
+)
+def test_what_noise_cannot_protect_is_refused(method, model, said, tmp_path):
+    """Before the run starts, in one line."""
+    with pytest.raises(UserError, match=said):
+        run_small(small_experiment(tmp_path, method, model=model, train={"dp_clip": 1.0}))
