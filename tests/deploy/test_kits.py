@@ -212,6 +212,14 @@ def test_add_writes_new_sites_with_the_same_authority(federation, federation_fil
     assert init(larger, add=True) == []
 
 
+def test_a_site_that_left_the_file_loses_its_registration(federation, federation_file):
+    """Its public key goes; its kit stays for whoever owns it."""
+    federation_file.write_text(federation_file.read_text().partition('[[sites]]\nname = "delta"')[0])
+    assert init(read_federation(federation_file), add=True) == []
+    assert {file.stem for file in (federation.kit("server") / "sites").iterdir()} == {"alpha", "beta", "gamma"}
+    assert federation.kit("delta").is_dir()
+
+
 @pytest.mark.parametrize(
     ("old", "new", "named"),
     [

@@ -43,7 +43,8 @@ while [ -z "$stopping" ]; do
     reason="the server refuses this site's key: it is not registered, or another SuperNode with it counts as online (for 60 s)"
     pause=$RETRY_SECONDS
   elif grep -q CERTIFICATE_VERIFY_FAILED run/attempt.log; then
-    reason="the certificate of $SUPERLINK does not fit ca.crt or that name" limit=3
+    reason="the certificate of $SUPERLINK does not fit ca.crt or that name"
+    limit=$((TRIES < 3 ? TRIES : 3))
   else
     reason="the SuperNode ended: $(grep -v '^ *$' run/attempt.log | tail -n 1)"
   fi
