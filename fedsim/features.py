@@ -62,7 +62,9 @@ def plot_features(run: Path, out: Path, per_domain: int = 200) -> list[Path]:
         run_name = f"{experiment.method_name}, unseen {experiment.run.target}, seed {experiment.run.seed}"
         figure.suptitle(f"t-SNE of the best model's features: {run_name}")
         out.mkdir(parents=True, exist_ok=True)
-        files = [out / f"features-{experiment.method_name}-{experiment.run.target}.{kind}" for kind in ("png", "svg")]
+        method = "@".join(filter(None, (experiment.method_name, experiment.run.label)))
+        stem = f"features-{method}-{experiment.run.target}-seed{experiment.run.seed}"
+        files = [out / f"{stem}.{kind}" for kind in ("png", "svg")]
         for file in files:
             figure.savefig(file, dpi=150)
     return files

@@ -58,8 +58,8 @@ def rows(output: Path) -> int:
 
 
 def wait_until(done: Callable[[], bool], process: subprocess.Popen) -> None:
-    """Until it is so, the process has ended, or a minute has passed."""
-    deadline = time.monotonic() + 60
+    """Until it is so, the process has ended, or some minutes have passed."""
+    deadline = time.monotonic() + 300
     while not done() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.01)
 
@@ -91,7 +91,7 @@ def test_orphans_die_and_a_dead_worker_fails_its_cell_only(tmp_path):
     orphans = list(workers(broken).values())
     os.kill(sweep.pid, signal.SIGKILL)
     assert sweep.wait() == -signal.SIGKILL
-    deadline = time.monotonic() + 2
+    deadline = time.monotonic() + 10
     while any(alive(pid) for pid in orphans) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert len(orphans) == 2
@@ -104,14 +104,14 @@ def test_orphans_die_and_a_dead_worker_fails_its_cell_only(tmp_path):
     wait_until(lambda: rows(broken) >= written + 2 and len(workers(broken)) == 2, sweep)
     folder, pid = next(iter(workers(broken).items()))
     os.kill(pid, signal.SIGKILL)
-    said = sweep.communicate(timeout=120)[1]
+    said = sweep.communicate(timeout=300)[1]
     target = folder.parent.name
     assert sweep.returncode == 1
     assert f"failed: fedbn → {target} (seed 0): the worker process died (SIGKILL" in said
     assert "1 of 2 cells finished, 1 failed" in said
 
     sweep = start(broken, "fedbn", "rot0,rot15", 30, "--jobs", "1")
-    assert sweep.wait(timeout=120) == 0, sweep.communicate()[1]
+    assert sweep.wait(timeout=300) == 0, sweep.communicate()[1]
     assert_same_records(broken / "digits", whole)
 
 
@@ -147,7 +147,7 @@ def test_interrupted_sweep_says_so(tmp_path):
     wait_until(lambda: rows(tmp_path) >= 4 and len(workers(tmp_path)) == 2, sweep)
     pids = workers(tmp_path).values()
     os.killpg(sweep.pid, signal.SIGINT)  # as a terminal does: to the workers, too
-    said = sweep.communicate(timeout=60)[1]
+    said = sweep.communicate(timeout=300)[1]
     assert sweep.returncode == 130
     assert "Traceback" not in said
     assert "the same command continues" in said

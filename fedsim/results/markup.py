@@ -8,6 +8,7 @@ from html import escape
 from pathlib import Path
 
 HERE = Path(__file__).parent
+PIXELS_PER_INCH = 120
 # The browser itself refuses whatever is not in the file.
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 
@@ -53,11 +54,15 @@ def key_values(settings: Mapping[str, object], heads: Sequence[str] = ("setting"
     return table(heads, ([key, str(value)] for key, value in settings.items()), style="text")
 
 
-def picture(svg: bytes, caption: str) -> str:
-    """Figure with an SVG as data URI; the caption is the alternative text, too."""
-    data = base64.b64encode(svg).decode()
+def picture(content: bytes, caption: str, inches: float, kind: str = "svg+xml") -> str:
+    """Figure with an SVG (or `png`) as data URI; the caption is the alternative text, too.
+
+    However wide the screen is, a figure of that many inches is not blown up beyond the size of the page's text.
+    """
+    data = base64.b64encode(content).decode()
+    width = f"width:{round(PIXELS_PER_INCH * inches)}px"
     return (
-        f'<figure><div><img alt="{escape(caption)}" src="data:image/svg+xml;base64,{data}"></div>'
+        f'<figure><div><img alt="{escape(caption)}" style="{width}" src="data:image/{kind};base64,{data}"></div>'
         f"<figcaption>{escape(caption)}</figcaption></figure>"
     )
 

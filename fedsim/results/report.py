@@ -123,8 +123,18 @@ def _figures(runs: Runs, name: str, select: str) -> str:
         for _, figure in draw(runs, name, select):
             buffer = io.BytesIO()
             figure.savefig(buffer, format="svg", facecolor="white", metadata={"Date": None})
-            pictures.append(markup.picture(buffer.getvalue(), figure.get_suptitle().replace("\n", " ")))
-    return "\n".join(pictures)
+            title = figure.get_suptitle().replace("\n", " ")
+            pictures.append(markup.picture(buffer.getvalue(), title, figure.get_figwidth()))
+    return "\n".join([*pictures, *_feature_pictures(runs)])
+
+
+def _feature_pictures(runs: Runs) -> list[str]:
+    """What `fedsim features` has drawn of the runs' models, as pixels: thousands of points are no vectors to embed."""
+    files = [(run, file) for run in runs.experiments for file in run_folder(runs, run).glob("plots/features-*.png")]
+    return [
+        markup.picture(file.read_bytes(), f"t-SNE of features by class and by domain: {run}", 11, "png")
+        for run, file in files
+    ]
 
 
 def _costs(runs: Runs, comparison: Comparison, notes: Notes) -> str:
@@ -153,7 +163,7 @@ def _costs(runs: Runs, comparison: Comparison, notes: Notes) -> str:
                 shown_label(row),
                 *(Data(amount(size), size) for size in sizes),
                 Data(MISSING if pd.isna(seconds) else f"{seconds:.1f}", seconds),
-                *(own.get(text, "") for text in texts),
+                *(Data(own.get(text, ""), style="long") for text in texts),
             ]
         )
     return markup.table(heads, rows) + markup.bullets(["Bytes per round are sums over the clients of a round."])
