@@ -4,16 +4,26 @@ A client is known by name. Its node may change: a site that restarts can come ba
 """
 
 import logging
+import reprlib
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedsim.errors import USER_ERROR, ClientFailedError, UserError
 from fedsim.experiment import RunSettings
-from strategies.validation import MOST_EXAMPLES, one_line
+from strategies.validation import (
+    MOST_EXAMPLES,
+    Expected,
+    RejectedReplyError,
+    check_echo,
+    check_records,
+    judged,
+    one_line,
+)
 
 POLL_SECONDS = 1.0
 SAY_SECONDS = 30.0
@@ -134,9 +144,20 @@ class Roster:
                 self._asked.discard(node)  # it went away before it could answer: asked again when it is back
             return
         try:
-            site, holds = read_site(node, reply.content)
-        except Exception as error:
-            raise ClientFailedError(f"node {node} answers the handshake with nonsense ({error!r})") from None
+            self._admit(node, reply)
+        except RejectedReplyError as error:
+            self._refuse(node, f"its answer is refused: {error}")
+        except UserError as error:
+            if not self.tolerant:
+                raise
+            self._refuse(node, str(error))
+
+    def _admit(self, node: int, reply: Message) -> None:
+        """Take a node's word for who it is, or raise RejectedReplyError or UserError."""
+        expected = Expected("", self.run_config["token"], 0, "handshake")
+        if reply.metadata.src_node_id != node:
+            raise RejectedReplyError(f"it comes from node {reply.metadata.src_node_id}")
+        site, holds = judged(partial(read_site, node), reply.content, expected)
         wanted = self.target if site.role == "target" and self.target else self.sites.get(site.client)
         if wanted is None or (wanted.client, wanted.role) != (site.client, site.role):
             self._others[node] = holds
@@ -156,25 +177,31 @@ class Roster:
             logger.warning("client %r came back and fails: %s", known[0], one_line(reason[-MOST_REASON:]))
             self.sites[known[0]] = Site(known[0])
         elif self.tolerant:
+            logger.warning("node %d fails in the handshake: %s", node, one_line(reason[-MOST_REASON:]))
             self._others[node] = "a node that fails"
         elif USER_ERROR in reason:
             raise UserError(one_line(reason.split(USER_ERROR, 1)[1]))
         else:
-            raise ClientFailedError(f"a node failed in the handshake:\n{reason[-MOST_REASON:].rstrip()}")
+            raise ClientFailedError(f"node {node} failed in the handshake:\n{reason[-MOST_REASON:].rstrip()}")
 
 
-def read_site(node: int, content: RecordDict) -> tuple[Site, str]:
-    """What a node says it is, and what it calls its data; raises anything when it says nonsense."""
-    said = content.config_records["site"]
+def read_site(node: int, content: RecordDict, expected: Expected) -> tuple[Site, str]:
+    """What a node says it is, and what it calls its data; raises RejectedReplyError when it says nonsense."""
+    check_records(content, set(), set(), {"echo", "site"})
+    check_echo(content, expected)
+    said = dict(content.config_records["site"])
+    client, role, examples, counts = (said.get(key) for key in ("client", "role", "examples", "class-counts"))
+    if not isinstance(client, str) or role not in ("source", "target"):
+        raise RejectedReplyError(f"it is {reprlib.repr(client)} with the role {reprlib.repr(role)}")
+    if not isinstance(counts, list) or any(type(count) is not int or count < 0 for count in [examples, *counts]):
+        raise RejectedReplyError(f"client {client!r} does not count its examples in whole numbers")
     versions = {
-        key.removeprefix("version-"): one_line(str(said[key])) for key in list(said)[:20] if key.startswith("version-")
+        one_line(key.removeprefix("version-")): one_line(str(said[key]))
+        for key in list(said)[:20]
+        if key.startswith("version-")
     }
-    counts = tuple(said["class-counts"])
-    if type(said["examples"]) is not int or not all(type(count) is int and count >= 0 for count in counts):
-        raise TypeError("counts are not whole numbers")
-    role = str(said.get("role", "source"))
-    site = Site(str(said["client"]), node, said["examples"], counts, versions, role)
-    return site, one_line(str(said.get("holds") or said["client"] or "nameless"))
+    site = Site(client, node, examples, tuple(counts), versions, role)
+    return site, one_line(str(said.get("holds") or client)) or "nameless"
 
 
 def _check(site: Site, classes: int) -> None:

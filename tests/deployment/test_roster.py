@@ -12,6 +12,8 @@ from fedsim.runtime.identity import assume_identity, stamp
 from strategies import handshake
 from strategies.handshake import NOBODY, Roster
 
+ECHO = ConfigRecord({"token": "t", "client": "", "round": 0, "phase": "handshake"})
+
 
 class Nodes:
     """A grid of nodes that say what they are told to; `nodes` maps node ids to what they say (None: nothing)."""
@@ -38,7 +40,7 @@ class Nodes:
             said = self.nodes.get(message.metadata.dst_node_id)
             if said is not None:
                 del self._pending[key]
-                content = said if isinstance(said, Error) else RecordDict({"site": ConfigRecord(said)})
+                content = said if isinstance(said, Error) else RecordDict({"site": ConfigRecord(said), "echo": ECHO})
                 replies.append(Message(content, reply_to=message))
         return replies
 
@@ -166,9 +168,9 @@ def test_a_node_that_goes_before_it_answers_is_asked_again():
         (site("a", counts=(3, 4, 5)), UserError, "has 3 classes, the experiment 2"),
         ({**site("a"), "examples": 10**12}, UserError, "1000000000000 examples"),
         ({**site("a"), "examples": 8}, UserError, "8 examples and 7 labels"),
-        ({**site("a"), "class-counts": [-1, 8]}, ClientFailedError, "nonsense"),
-        ({**site("a"), "examples": "many"}, ClientFailedError, "nonsense"),
-        ({"client": "a"}, ClientFailedError, "nonsense"),
+        ({**site("a"), "class-counts": [-1, 8]}, ClientFailedError, "in whole numbers"),
+        ({**site("a"), "examples": "many"}, ClientFailedError, "in whole numbers"),
+        ({"client": "a"}, ClientFailedError, "node 11 .*\\n.*with the role None"),
     ],
     ids=str,
 )

@@ -1,0 +1,128 @@
+"""300 malformed answers to the handshake: at the start each ends the run with a reason, later none does."""
+
+import random
+
+from flwr.app import ConfigRecord, Error, Message, RecordDict
+from hypothesis import HealthCheck, Phase, assume, given, settings
+from hypothesis import strategies as st
+from malformed import Draft, extra_record, missing_record, wrong_echo, wrong_kind
+from scene import TOKEN
+from test_malformed_replies import odd_values
+
+from fedsim.errors import ClientFailedError, UserError
+from fedsim.runtime.identity import assume_identity, stamp
+from strategies.handshake import Roster
+
+MANY = 300
+CLIENTS = ("photo", "sketch")
+SITE = {
+    "client": "sketch",
+    "role": "source",
+    "holds": "a site",
+    "examples": 5,
+    "class-counts": [2, 3],
+    "version-x": "1",
+}
+
+
+class TwoNodes:
+    """A grid on which node 2 answers well and node 3 as it is told."""
+
+    def __init__(self, answer) -> None:
+        self.answer = answer
+        self.replies: dict[str, Message] = {}
+
+    def get_node_ids(self):
+        """Both."""
+        return [2, 3]
+
+    def push_messages(self, messages):
+        """Answer at once."""
+        for message in messages:
+            node = message.metadata.dst_node_id
+            stamp(message, f"m{node}")
+            echo = ConfigRecord({"token": TOKEN, "client": "", "round": 0, "phase": "handshake"})
+            site = ConfigRecord({**SITE, "client": CLIENTS[node - 2]})
+            reply = Message(RecordDict({"echo": echo, "site": site}), reply_to=message)
+            self.replies[f"m{node}"] = self.answer(message, reply) if node == 3 else reply
+        return list(self.replies)
+
+    def pull_messages(self, ids):
+        """Each once."""
+        return [self.replies.pop(key) for key in ids if key in self.replies]
+
+
+def wrong_site(draft, rng, odd):
+    """A site that is nobody, counts in something else than whole numbers, or contradicts itself."""
+    site = draft.configs["site"]
+    key = rng.choice(["client", "role", "examples", "class-counts"])
+    wrong = {
+        "client": [odd, None, 3, ["sketch"], "", "s" * 10_000, "photo"],
+        "role": [odd, None, "server", ["source"], True],
+        "examples": [odd, None, -5, 0, 5.0, True, 10**12, "5", [5], 6],
+        "class-counts": [odd, None, [2, -3], [2.0, 3.0], [True, 4], 5, [], [2, 3, 0], ["2", 3], [2, 4]],
+    }[key]
+    if rng.random() < 0.2:
+        del site[key]
+        return True
+    site[key] = rng.choice(wrong)
+    return type(site[key]) is not type(SITE[key]) or site[key] != SITE[key]
+
+
+def error_reply(draft, rng, odd):
+    """The site's app raised."""
+    draft.error = Error(2, rng.choice(["user error: the folder is empty", "Traceback\nValueError: odd", f"{odd}", ""]))
+    return True
+
+
+MUTATIONS = {"site": wrong_site, "error": error_reply, "echo": wrong_echo, "missing": missing_record}
+MUTATIONS |= {"extra": extra_record, "kind": wrong_kind}
+
+
+def roster_with(answer) -> Roster:
+    """A roster that waits for two clients of two classes."""
+    return Roster(TwoNodes(answer), CLIENTS, 2, {"token": TOKEN})
+
+
+def test_a_good_answer_is_taken():
+    """What the others are malformed versions of."""
+    assume_identity(1)
+    roster = roster_with(lambda message, reply: reply)
+    assert roster.call(0.0) == []
+    assert [site.examples for site in roster.sites.values()] == [5, 5]
+
+
+def test_malformed_handshakes():
+    """A reason in one line that names the node or the client; `sketch` is missing, `photo` is there."""
+    assume_identity(1)
+    tried = []
+
+    @settings(max_examples=MANY, derandomize=True, database=None, deadline=None, phases=[Phase.generate],
+              report_multiple_bugs=False, suppress_health_check=list(HealthCheck))  # fmt: skip
+    @given(st.sampled_from(sorted(MUTATIONS)), st.integers(0, 2**32), odd_values, st.booleans())
+    def attack(kind: str, seed: int, odd: object, tolerant: bool) -> None:
+        def answer(message: Message, reply: Message) -> Message:
+            draft = Draft.of(reply)
+            assume(MUTATIONS[kind](draft, random.Random(seed), odd))
+            return draft.reply(message)
+
+        roster = roster_with(answer)
+        roster.tolerant = tolerant
+        said, missing = "", []
+        try:
+            missing = roster.call(0.0)
+        except (ClientFailedError, UserError) as error:
+            said = str(error)
+        if missing:
+            assert missing == ["sketch"]
+            assert roster.sites["photo"].examples == 5
+            assert roster.sites["sketch"].examples == 0
+        else:
+            assert not tolerant
+            assert said.strip()
+            assert kind == "error" or len(said.splitlines()) <= 2
+        tried.append(kind)
+
+    attack()
+    assert len(tried) >= MANY
+    assert set(tried) == set(MUTATIONS)
