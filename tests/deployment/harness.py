@@ -5,7 +5,9 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +17,10 @@ import tomli_w
 from fedsim.deploy.federation import Federation, read_federation
 from fedsim.deploy.kits import init
 
+HERE = Path(__file__).parent
+WARM = HERE / "warm.py"
+FLOWER = ("flwr", "flwr-clientapp", "flwr-serverapp", "flower-superlink", "flower-supernode", "flower-superexec")
+FAULTY = HERE / "faulty"
 FEDSIM = [sys.executable, "-c", "from fedsim.cli import main; main()"]
 BIN = Path(sys.executable).parent
 ENVIRONMENT = {
@@ -36,8 +42,8 @@ SMALL = {  # the settings of `support.small_experiment` as overrides of the ship
     "run.target": "rot45",
     "run.device": "cpu",
     "run.threads": 1,
-    "run.wait_for_sites": 90,
-    "run.timeout": 60,
+    "run.wait_for_sites": 300,
+    "run.timeout": 300,
 }
 SOURCES, TARGET = ("rot0", "rot15", "rot30"), "rot45"
 
@@ -76,8 +82,9 @@ class Loopback:
     folder: Path
     target: bool = True
     settings: dict = field(default_factory=dict)
-    environment: dict = field(default_factory=dict)  # of the sites, by site's name
+    warm: bool = True  # Flower's programs are forked (warm.py): for tests of something else than their start
     federation: Federation | None = None
+    _nursery: subprocess.Popen | None = None
 
     def __post_init__(self) -> None:
         names = [*SOURCES, *([TARGET] if self.target else [])]
@@ -103,26 +110,60 @@ class Loopback:
 
     def __enter__(self) -> "Loopback":
         try:
+            if self.warm:
+                self._prepare_warm()
             self.start("server")
-            for site in self.sites:
-                self.start(site)
+            with ThreadPoolExecutor(len(self.sites)) as pool:
+                list(pool.map(lambda site: self.start(site, expect=None), self.sites))  # a busy machine takes its time
         except BaseException:
             self.__exit__()
             raise
         return self
 
     def __exit__(self, *error: object) -> None:
-        for name in [*self.sites, "server"]:
-            self.stop(name)
+        with ThreadPoolExecutor(len(self.sites)) as pool:
+            list(pool.map(self.stop, self.sites))
+        self.stop("server")
+        if self._nursery is not None:
+            self._nursery.terminate()
+            self._nursery.wait(20)
+
+    def fault_file(self, site: str) -> Path:
+        """What faulty/sitecustomize.py reads on that site."""
+        return self.folder / f"{site}.fault"
 
     def start(self, name: str, expect: int | None = 0) -> subprocess.CompletedProcess:
         """Run a kit's start.sh."""
-        own = self.environment.get(name, {})
-        return self._script(name, "start.sh", {**ENVIRONMENT, **own}, expect)
+        own = {"FEDSIM_FAULT": str(self.fault_file(name)), "FEDSIM_FAULTY": str(FAULTY / "sitecustomize.py")}
+        own |= {} if self.warm else {"PYTHONPATH": str(FAULTY)}
+        return self._script(name, "start.sh", {**self.environment, **(own if name != "server" else {})}, expect)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Of everything that is started."""
+        if not self.warm:
+            return ENVIRONMENT
+        path = f"{self._programs}{os.pathsep}{ENVIRONMENT['PATH']}"
+        return {**ENVIRONMENT, "PATH": path, "WARM_SOCKET": str(self._programs / "socket")}
+
+    @property
+    def _programs(self) -> Path:
+        return self.folder / "programs"
+
+    def _prepare_warm(self) -> None:
+        self._programs.mkdir(exist_ok=True)
+        for name in ("fedsim", *FLOWER):
+            script = self._programs / name
+            script.write_text(f'#!/bin/sh\nexec {sys.executable} -S -E {WARM} call {name} "$@"\n')
+            script.chmod(0o755)
+        (self._programs / "python").symlink_to(sys.executable)
+        socket_ = self._programs / "socket"
+        self._nursery = subprocess.Popen([sys.executable, WARM, "serve", socket_], env=ENVIRONMENT)
+        until(socket_.exists, 300, "warm programs")
 
     def stop(self, name: str) -> None:
         """Run a kit's stop.sh."""
-        self._script(name, "stop.sh", ENVIRONMENT, None)
+        self._script(name, "stop.sh", self.environment, None)
 
     def pid(self, name: str) -> int:
         """Process id of a site's SuperNode, or of the SuperLink."""
@@ -146,32 +187,37 @@ class Loopback:
 
     def command(self, output: Path, method: str = "fedavg", **settings: object) -> list[str]:
         """`fedsim run` of the small experiment on this federation."""
-        return command(output, method, **{"run.runtime": "deployment", "run.federation": self.file, **settings})
+        words = command(output, method, **{"run.runtime": "deployment", "run.federation": self.file, **settings})
+        return [str(self._programs / "fedsim"), *words[len(FEDSIM) :]] if self.warm else words
 
     def run(self, output: Path, method: str = "fedavg", **settings: object) -> subprocess.CompletedProcess:
         """Run the small experiment to its end."""
         return subprocess.run(
             self.command(output, method, **settings),
             cwd=self.folder,
-            env=ENVIRONMENT,
+            env=self.environment,
             text=True,
             capture_output=True,
-            timeout=900,
+            timeout=1800,
         )
 
     def _script(self, name: str, script: str, environment: dict, expect: int | None) -> subprocess.CompletedProcess:
         kit = self.federation.kit(name)
-        done = subprocess.run(
-            [kit / script],
-            cwd=kit,
-            env=environment,
-            text=True,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=240,
-        )
+        with tempfile.TemporaryFile("w+") as said:  # a pipe would stay open as long as what the script starts
+            done = subprocess.run(
+                [kit / script],
+                cwd=kit,
+                env=environment,
+                text=True,
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=subprocess.STDOUT,
+                timeout=400,
+            )
+            said.seek(0)
+            done.stdout = said.read()
         if expect is not None and done.returncode != expect:
-            raise RuntimeError(f"{name}/{script}: {done.returncode}: {done.stdout}{done.stderr}")
+            raise RuntimeError(f"{name}/{script}: {done.returncode}: {done.stdout}")
         return done
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import tomli_w
-from harness import ENVIRONMENT, SMALL, SOURCES, Loopback, run_folder, run_inline, until
+from harness import SMALL, SOURCES, Loopback, run_folder, run_inline, until
 from support import numbers
 
 from fedsim.deploy.control import Control
@@ -72,7 +72,7 @@ def begin(federation, output, method="fedavg", after=2, **settings):
     process = subprocess.Popen(
         federation.command(output, method, **settings),
         cwd=federation.folder,
-        env=ENVIRONMENT,
+        env=federation.environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -1,4 +1,4 @@
-"""Loaded by every Python process of a site under test (PYTHONPATH): breaks its client app as $FEDSIM_FAULT's file says.
+"""Breaks a site's client app as $FEDSIM_FAULT's file says; loaded by its Python processes (PYTHONPATH) or by warm.py.
 
 The file holds {"kind": ..., "round": ..., "seconds": ...}; without it the site is sound.
 """
@@ -88,5 +88,5 @@ def install() -> None:
     ClientApp.__call__ = spoiling(ClientApp.__call__)
 
 
-if "FEDSIM_FAULT" in os.environ and any("flwr-clientapp" in word for word in sys.orig_argv):
+if "FEDSIM_FAULT" in os.environ and (__name__ == "faulty" or any("flwr-clientapp" in word for word in sys.orig_argv)):
     install()

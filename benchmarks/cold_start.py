@@ -1,0 +1,107 @@
+"""How long a site's client app takes from its process's start to its first optimizer step, and what of that is ours.
+
+    python benchmarks/cold_start.py [--set key=value ...] [--config digits] [--repeats 5]
+
+Every message of a deployed run is a new process. Each repeat starts `python` afresh, imports what Flower's client
+process imports, loads the app, opens cached data and takes one step; PyTorch's own import is measured the same way.
+Processor seconds are printed beside wall seconds: on a busy machine only they mean anything.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+STAGES = ("import torch", "import flwr", "import fedsim", "open data and model", "first step")
+
+
+def child(settings: str, state: str) -> None:
+    """One cold client app; prints what each stage took: (wall, processor) seconds."""
+    marks = [(float(os.environ["COLD_STARTED"]), 0.0), mark()]
+    import torch
+
+    marks.append(mark())
+    import flwr.supernode.cli.flwr_clientapp  # noqa: F401
+
+    marks.append(mark())
+    import fedsim.client_app as client_app
+
+    marks.append(mark())
+    message, context = order(settings, state)
+    stepped: list[tuple[float, float]] = []
+    torch.optim.optimizer.register_optimizer_step_post_hook(lambda *words: stepped or stepped.append(mark()))
+    client_app.space_of(message, context)
+    client, _ = client_app.client_of(message, context)
+    marks.append(mark())
+    message.content["arrays"] = client_app.state_to_record({name: client.state[name] for name in client.names("train")})
+    prepared = mark()
+    reply = client_app.train(message, context)
+    if reply.has_error():
+        raise RuntimeError(reply.error.reason)
+    spans = [(b[0] - a[0], b[1] - a[1]) for a, b in itertools.pairwise(marks)]
+    spans.append((stepped[0][0] - prepared[0], stepped[0][1] - prepared[1]))
+    print(json.dumps(spans))
+
+
+def mark() -> tuple[float, float]:
+    """Now, as (wall, processor) seconds."""
+    return time.time(), time.process_time()
+
+
+def order(settings: str, state: str) -> tuple:
+    """A train message of round 1 for the first source client, and the site's context."""
+    from flwr.app import ConfigRecord, Context, Message, RecordDict
+
+    from fedsim.experiment import parse_experiment
+    from fedsim.runtime.identity import assume_identity
+    from fedsim.workspace import source_clients
+
+    assume_identity(1)
+    name = source_clients(parse_experiment(settings))[0]
+    config = {"experiment": settings, "token": "cold", "round": 1, "phase": "train", "client": name, "state-dir": ""}
+    node = {"site": "cold", "domain": name, "role": "source", "state-dir": state}
+    root = parse_experiment(settings).data.root
+    context = Context(1, 2, {**node, **({"data-dir": root} if root else {})}, RecordDict(), {})
+    return Message(RecordDict({"config": ConfigRecord(config)}), 2, "train"), context
+
+
+def main() -> None:
+    """Repeat cold starts and print the medians of their stages."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", default="digits")
+    parser.add_argument("--set", action="append", default=[])
+    parser.add_argument("--repeats", type=int, default=5)
+    words = parser.parse_args()
+    from fedsim.experiment import read_experiment
+    from fedsim.server_app import complete
+
+    settings = complete(read_experiment(words.config, ["run.device=cpu", *words.set])).toml()
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "settings.toml").write_text(settings)
+        for number in range(words.repeats + 1):  # the first fills the caches
+            environment = {**os.environ, "COLD_STARTED": repr(time.time())}
+            command = [sys.executable, __file__, "child", f"{folder}/settings.toml", f"{folder}/state{number}"]
+            done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+            rows.append(json.loads(done.stdout.splitlines()[-1]))
+    print(f"{words.config} {' '.join(words.set)}: median of {words.repeats}, seconds (wall / processor)")
+    medians = [
+        [statistics.median(row[stage][kind] for row in rows[1:]) for kind in (0, 1)] for stage in range(len(rows[0]))
+    ]
+    for name, (wall, processor) in zip(("start Python", *STAGES), medians):
+        print(f"  {name:22}{wall:7.2f} /{processor:6.2f}")
+    above = [sum(row[kind] for row in medians) - medians[1][kind] for kind in (0, 1)]
+    print(f"  {'above import torch':22}{above[0]:7.2f} /{above[1]:6.2f}")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["child"]:
+        child(Path(sys.argv[2]).read_text(), sys.argv[3])
+    else:
+        main()

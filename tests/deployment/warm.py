@@ -1,0 +1,112 @@
+"""Flower's programs forked from a process that has imported PyTorch and Flower: a busy machine's tests take a tenth.
+
+    warm.py serve SOCKET        the parent of all programs, until SIGTERM
+    warm.py call NAME WORDS...  in place of the console script `NAME WORDS...`; the socket is $WARM_SOCKET
+
+Each program is a process of its own with the caller's environment, folder and outputs; it gets its caller's SIGTERM and
+SIGINT, and SIGKILL when its caller is gone.
+"""
+
+import contextlib
+import importlib
+import json
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+
+FORWARDED = (signal.SIGTERM, signal.SIGINT)
+
+
+def call(name: str, words: list[str]) -> int:
+    """Have the program run; its exit code."""
+    with socket.socket(socket.AF_UNIX) as line:
+        line.connect(os.environ["WARM_SOCKET"])
+        for number in FORWARDED:
+            signal.signal(number, lambda number, frame: line.send(bytes([number])))
+        here = {"name": name, "words": words, "environment": dict(os.environ), "folder": os.path.realpath(".")}
+        order = json.dumps(here).encode()
+        socket.send_fds(line, [len(order).to_bytes(8, "big")], [1, 2])
+        line.sendall(order)
+        answer = line.recv(1)
+    return answer[0] if answer else 137
+
+
+def serve(path: str) -> None:
+    """Fork a program for every order."""
+    from importlib.metadata import entry_points
+
+    programs = {point.name: point for point in entry_points(group="console_scripts")}
+    for module in ("flwr.supernode.cli", "flwr.superlink.cli", "flwr.cli.app", "fedsim.client_app", "fedsim.cli"):
+        importlib.import_module(module)
+    importlib.import_module("fedsim.runtime.deployment")
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    with socket.socket(socket.AF_UNIX) as door:
+        door.bind(path)
+        door.listen(64)
+        while True:
+            line, _ = door.accept()
+            if os.fork() == 0:
+                door.close()
+                os._exit(adopt(line, programs))
+            line.close()
+
+
+def adopt(line: socket.socket, programs: dict) -> int:
+    """Watch over one program: tell its exit code, pass signals on, and end it when its caller is gone."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.setsid()
+    head, outputs, *_ = socket.recv_fds(line, 8, 2)
+    order = bytearray()
+    while len(order) < int.from_bytes(head, "big"):
+        order += line.recv(1 << 16)
+    child = os.fork()
+    if child == 0:
+        become(json.loads(order), outputs, programs)
+    if (watcher := os.fork()) == 0:
+        watch(line, child)
+    _, status = os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    os.kill(watcher, signal.SIGKILL)
+    os.waitpid(watcher, 0)
+    with contextlib.suppress(OSError):
+        line.sendall(bytes([code if code >= 0 else 128 - code]))
+    return 0
+
+
+def watch(line: socket.socket, child: int) -> None:
+    """Pass the caller's signals on; its end is the child's."""
+    with contextlib.suppress(ProcessLookupError):
+        while number := line.recv(1):
+            os.kill(child, number[0])
+        os.kill(child, signal.SIGKILL)
+    os._exit(0)
+
+
+def become(order: dict, outputs: list[int], programs: dict) -> None:
+    """Turn into the program."""
+    import runpy
+
+    for number, descriptor in enumerate(outputs, start=1):
+        os.dup2(descriptor, number)
+    for number in (*FORWARDED, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_DFL if number != signal.SIGINT else signal.default_int_handler)
+    os.environ.clear()
+    os.environ.update(order["environment"])
+    os.chdir(order["folder"])
+    sys.argv = [order["name"], *order["words"]]
+    sys.executable = str(Path(os.environ["WARM_SOCKET"]).with_name("python"))  # programs are looked for beside it
+    if "FEDSIM_FAULT" in os.environ and order["name"] == "flwr-clientapp":
+        runpy.run_path(os.environ["FEDSIM_FAULTY"], run_name="faulty")
+    try:
+        sys.exit(programs[order["name"]].load()())
+    finally:
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "serve":
+        serve(sys.argv[2])
+    sys.exit(call(sys.argv[2], sys.argv[3:]))
