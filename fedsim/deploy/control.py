@@ -111,11 +111,15 @@ def registered_nodes(federation: Federation) -> dict[str, int]:
 
 
 def _checked(answer: dict[str, Any], site: str) -> dict[str, Any]:
-    if not answer.get("success"):
-        raise UserError(
-            f"site {site!r}: {_last_line(answer)}; with `state/` of the server's kit removed, all register anew"
+    if answer.get("success"):
+        return answer
+    reason = _last_line(answer)
+    if "[code: 23]" in reason:  # Flower never takes an unregistered key again
+        reason = (
+            "its key was registered before and shut out; to come back it needs a new one: "
+            "remove its kit and call `fedsim deploy init --add`"
         )
-    return answer
+    raise UserError(f"site {site!r}: {reason}")
 
 
 def _last_line(answer: dict[str, Any]) -> str:

@@ -19,9 +19,13 @@ trap 'stopping=yes; [ -z "$child" ] || kill -TERM "$child" 2>/dev/null' TERM INT
 
 say() { echo "$(date '+%F %T') supervise: $*"; }
 
-# await: until the child has ended, whatever signals come in between.
+# await: until the child has ended, whatever signals come in between; its exit code in $code.
 await() {
-  while kill -0 "$child" 2>/dev/null; do wait "$child"; done
+  while :; do
+    wait "$child"
+    code=$?
+    kill -0 "$child" 2>/dev/null || break
+  done
   child=""
 }
 
@@ -45,6 +49,8 @@ while [ -z "$stopping" ]; do
   elif grep -q CERTIFICATE_VERIFY_FAILED run/attempt.log; then
     reason="the certificate of $SUPERLINK does not fit ca.crt or that name"
     limit=$((TRIES < 3 ? TRIES : 3))
+  elif [ "$code" -gt 128 ]; then
+    reason="the SuperNode was killed (signal $((code - 128)))"
   else
     reason="the SuperNode ended: $(grep -v '^ *$' run/attempt.log | tail -n 1)"
   fi
