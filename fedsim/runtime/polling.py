@@ -7,11 +7,12 @@ from typing import Any
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
-POLL_SECONDS = 0.3
+FIRST_SECONDS, LAST_SECONDS = 0.3, 3.0  # between two looks
+SHARE = 20  # a look is late by at most this fraction of the wait
 
 
 class QuickGrid(Grid):
-    """Flower's own grid, asked for replies every POLL_SECONDS."""
+    """Flower's own grid, asked for replies often at first, and the less often the longer the wait has been."""
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
@@ -47,13 +48,15 @@ class QuickGrid(Grid):
         """Send messages and wait for all replies, or what has come after `timeout` seconds."""
         messages = list(messages)
         waiting = {key for key in self.push_messages(messages) if key} if messages else set()
-        deadline = None if timeout is None else time.monotonic() + timeout
+        started = time.monotonic()
         replies: list[Message] = []
         while waiting:
             arrived = list(self.pull_messages(list(waiting)))
             replies += arrived
             waiting -= {reply.metadata.reply_to_message_id for reply in arrived}
-            if not waiting or (deadline is not None and time.monotonic() >= deadline):
+            waited = time.monotonic() - started
+            if not waiting or (timeout is not None and waited >= timeout):
                 break
-            time.sleep(POLL_SECONDS)
+            pause = min(max(FIRST_SECONDS, waited / SHARE), LAST_SECONDS)
+            time.sleep(pause if timeout is None else min(pause, timeout - waited))
         return replies

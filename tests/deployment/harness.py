@@ -201,11 +201,15 @@ class Loopback:
             timeout=1800,
         )
 
+    def inside(self, name: str) -> list[str]:
+        """Words before a command that is to run on the machine of that kit."""
+        return []
+
     def _script(self, name: str, script: str, environment: dict, expect: int | None) -> subprocess.CompletedProcess:
         kit = self.federation.kit(name)
         with tempfile.TemporaryFile("w+") as said:  # a pipe would stay open as long as what the script starts
             done = subprocess.run(
-                [kit / script],
+                [*self.inside(name), kit / script],
                 cwd=kit,
                 env=environment,
                 text=True,
