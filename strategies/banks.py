@@ -15,6 +15,11 @@ from fedsim.arrays import all_finite
 from strategies.parts import Arrays, Bank
 
 
+def owned(arrays: Arrays) -> dict[str, np.ndarray]:
+    """Copies of a record's arrays, which are views of a message otherwise."""
+    return {name: np.array(array) for name, array in arrays.items()}
+
+
 def odd_shapes(entries: Mapping[str, Arrays]) -> dict[str, str]:
     """Clients whose arrays differ in shape (the first axis aside) or type from most others', with the reason.
 

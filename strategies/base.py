@@ -14,10 +14,10 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 
 from fedsim.arrays import all_finite, record_to_arrays, state_to_record
-from fedsim.errors import USER_ERROR, ClientFailedError, UserError
+from fedsim.errors import ClientFailedError
 from fedsim.experiment import Experiment
 from fedsim.seeding import numpy_rng
-from strategies.banks import odd_shapes
+from strategies.banks import odd_shapes, owned
 from strategies.handshake import NOT_ONLINE, Roster, Site
 from strategies.parts import MIRROR, Bank, Place, ServerRound, Update
 from strategies.replies import match
@@ -29,13 +29,12 @@ from strategies.validation import (
     check_collected,
     check_update,
     check_validation,
+    client_failure,
     failure_reason,
     judged,
     manifest,
-    one_line,
 )
 
-MOST_TRACEBACK = 20_000  # characters of a client's own words that are shown
 T = TypeVar("T")
 
 
@@ -104,10 +103,7 @@ class FedDG(FedAvg):
         """One message per drawn client: shared tensors, bank records, config."""
         round = self.finished_rounds + 1
         self.log = RoundLog(round)
-        drawn = self._draw(round)
-        if self.roster is not None:
-            self.roster.gather(self.experiment.run, drawn)
-        return self._train_messages(round, arrays, drawn)
+        return self._train_messages(round, arrays, self._draw(round))
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord, MetricRecord | None]:
         """Validate, weigh and fuse the replies; the global model of the round."""
@@ -126,15 +122,8 @@ class FedDG(FedAvg):
         """Unweighted mean over the clients (selection never sees the target; core.md R7)."""
         if self.target_site:
             replies = self.target_site.take(replies)
-        for client, metrics in self._judge(check_validation, replies, "validation refused").items():
-            row = self.log.row(client)
-            row.update(
-                validation_accuracy=metrics["accuracy"],
-                validation_loss=metrics["loss"],
-                validation_examples=metrics["num-examples"],
-                evaluation_seconds=metrics["evaluation_seconds"],
-            )
-            row.update({name: value for name, value in metrics.items() if name.startswith("personal_")})
+        for client, columns in self._judge(check_validation, replies, "validation refused").items():
+            self.log.row(client).update(columns)
         return None
 
     # --- messages -----------------------------------------------------------------------------------------------
@@ -151,14 +140,11 @@ class FedDG(FedAvg):
         self._shapes = manifest({name: array for name, array in self._global.items() if self.places[name] != "local"})
         shared = [name for name, place in self.places.items() if place == "shared"]
         down = arrays if len(shared) == len(arrays) else ArrayRecord({name: arrays[name] for name in shared})
-        banks = {
-            bank.name: {
-                client: state_to_record(bank.hand_out(self.banks.get(bank.name, {}), client))
-                for client in clients
-                if bank.when == "round" or client not in self._handed(bank)
-            }
-            for bank in self.recipe.banks
-        }
+        banks: dict[str, dict[str, ArrayRecord]] = {}
+        for bank in self.recipe.banks:
+            entries, kept = self.banks.get(bank.name, {}), self._handed(bank) if bank.when == "once" else []
+            wanting = [client for client in clients if client not in kept]
+            banks[bank.name] = {client: state_to_record(bank.hand_out(entries, client)) for client in wanting}
         if getattr(self.recipe.share, "mirror", False):
             averages = {name: arrays[name] for name, place in self.places.items() if place == "upload"}
             banks[MIRROR] = dict.fromkeys(clients, ArrayRecord(averages))
@@ -177,6 +163,8 @@ class FedDG(FedAvg):
         banks: Mapping[str, Mapping[str, ArrayRecord]],
         **more: str,
     ) -> list[Message]:
+        if self.roster is not None:  # sites may come and go between two phases
+            self.roster.gather(self.experiment.run, clients)
         self._sent = []
         kind = {"evaluate": "evaluate", "collect": "query.collect"}.get(phase, "train")
         for client in clients:
@@ -210,16 +198,14 @@ class FedDG(FedAvg):
             reply = found.get(client)
             if reply is None:
                 self._failed(client, f"no reply within {self.experiment.run.timeout:g} s")
-                continue
-            if reply.has_error():
+            elif reply.has_error():
                 self._failed(client, failure_reason(reply), str(reply.error.reason))
-                continue
-            expected = self._expected(client, message, banks)
-            self.log.count(client, "up", reply.content.array_records, {"arrays", *(bank.name for bank in banks)})
-            try:
-                results[client] = judged(check, reply.content, expected)
-            except RejectedReplyError as error:
-                self._failed(client, f"{refusal}: {error}")
+            else:
+                self.log.count(client, "up", reply.content.array_records, {"arrays", *(bank.name for bank in banks)})
+                try:
+                    results[client] = judged(check, reply.content, self._expected(client, message, banks))
+                except RejectedReplyError as error:
+                    self._failed(client, f"{refusal}: {error}")
         return results
 
     def _failed(self, client: str, reason: str, traceback: str = "") -> None:
@@ -230,10 +216,7 @@ class FedDG(FedAvg):
                 handed.remove(client)
         if self.experiment.run.on_client_failure == "continue":
             return
-        if USER_ERROR in traceback:
-            raise UserError(f"client {client}: {one_line(traceback.split(USER_ERROR, 1)[1])}")
-        detail = f"\n{traceback[-MOST_TRACEBACK:].rstrip()}" if traceback else ""
-        raise ClientFailedError(f"client {client!r} failed in round {self.log.round}: {reason}{detail}")
+        raise client_failure(client, self.log.round, reason, traceback)
 
     def _expected(self, client: str, message: Message, banks: tuple[Bank, ...]) -> Expected:
         config = message.content.config_records["config"]
@@ -256,10 +239,9 @@ class FedDG(FedAvg):
             self.log.row(update.client).update(examples=update.examples, **update.metrics)
             if update.stored:
                 self.part_states["stored"][update.client] = self.log.round
-        if not updates:
-            reasons = "; ".join(f"{row['client']}: {row['status']}" for row in self.log.clients.values())
-            raise ClientFailedError(f"round {self.log.round}: no client delivered ({reasons})")
-        fused = self._fuse(updates)
+        if not updates:  # core.md R1: the round counts for schedules, everything stays as it was
+            self.log.note("no client delivered; the model stays as it was")
+        fused = self._fuse(updates) if updates else {}
         self._merge_banks(updates)
         for update in updates if self.kept_uploads else []:
             own = {name: np.array(update.arrays[name]) for name in self.kept_uploads}
@@ -269,9 +251,10 @@ class FedDG(FedAvg):
 
     def _fuse(self, updates: list[Update]) -> dict[str, np.ndarray]:
         """Weights, then fusion; a non-finite result leaves the global model as it was (core.md R2)."""
+        round, rounds = self.log.round, self.experiment.train.rounds
         servers = {
-            part: ServerRound(self.log.round, self.experiment.train.rounds, self.clients, self._global, state)
-            for part, state in self.part_states.items()
+            part: ServerRound(round, rounds, self.clients, self._global, self.part_states[part])
+            for part in ("weights", "fuse")
         }
         weights = self.recipe.weights.weigh(updates, servers["weights"])
         fused = self.recipe.fuse.fuse(updates, weights, servers["fuse"])
@@ -313,8 +296,3 @@ class FedDG(FedAvg):
             self._failed(client, f"{bank.name} refused: {reason}")
             del entries[client]
         self.banks[bank.name] = entries
-
-
-def owned(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Copies of a record's arrays, which are views of a message otherwise."""
-    return {name: np.array(array) for name, array in arrays.items()}

@@ -89,7 +89,7 @@ class Roster:
         """Wait for the clients (at first for all, and the target's site), for at most `run.wait_for_sites` seconds.
 
         ClientFailedError names who is missing. With `run.on_client_failure = "continue"` one client is enough: at the
-        start the others are waited for, in a round (`clients` given) they are not.
+        start the others are waited for, in a phase (`clients` given) they are not.
         """
         wait, here = run.wait_for_sites, [] if clients is None else clients
         if run.on_client_failure == "stop":
@@ -102,7 +102,7 @@ class Roster:
         wanted = here or list(self.sites)
         if missing and (not self.tolerant or set(wanted) <= set(missing)):
             raise ClientFailedError(f"no node for {', '.join(missing)} within {wait:g} s{self._who_else()}")
-        for client in missing:
+        for client in missing if clients is None else []:
             logger.warning("going on without client %r: %s", client, NOT_ONLINE)
 
     def missing(self, clients: Collection[str] | None = None) -> list[str]:

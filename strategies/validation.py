@@ -10,6 +10,7 @@ import numpy as np
 from flwr.app import Message, MetricRecord, RecordDict
 
 from fedsim.arrays import all_finite, record_to_arrays
+from fedsim.errors import USER_ERROR, ClientFailedError, UserError
 from strategies.parts import Arrays, Bank, Update
 
 MOST_EXAMPLES = 10**9
@@ -17,11 +18,13 @@ MOST_STEPS = 2**40  # what a batch-norm counter may say
 MOST_METRICS = 64
 LARGEST_METRIC = 1e30  # sums and means of such numbers stay finite
 REASON_CHARACTERS = 300
+MOST_TRACEBACK = 20_000  # characters of a client's own words that are shown
 METRIC_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 # Columns of clients.csv that only the server writes: a metric of that name would forge them.
 RESERVED = {"round", "client", "domain", "status", "examples", "weight", "bytes_down", "bytes_up"} | {
     f"validation_{name}" for name in ("accuracy", "loss", "examples")
 }
+VALIDATION_COLUMNS = {"accuracy": "validation_accuracy", "loss": "validation_loss"}
 VALIDATION_METRICS = {"num-examples", "accuracy", "loss", "evaluation_seconds"}
 PERSONAL_METRICS = {"personal_accuracy", "personal_loss"}
 ECHOED = ("token", "client", "round", "phase")
@@ -60,11 +63,11 @@ def manifest(arrays: Arrays) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
     return {name: (array.shape, array.dtype) for name, array in arrays.items()}
 
 
-def one_line(text: str) -> str:
-    """Text of strangers for logs and CSV cells: one line, printable, not longer than REASON_CHARACTERS."""
-    line = "".join(letter if letter.isprintable() else " " for letter in text[: 4 * REASON_CHARACTERS])
+def one_line(text: str, most: int = REASON_CHARACTERS) -> str:
+    """Text of strangers for logs and CSV cells: one line, printable, not longer than `most` characters."""
+    line = "".join(letter if letter.isprintable() else " " for letter in text[: 4 * most])
     line = " ".join(line.split())
-    return line if len(line) <= REASON_CHARACTERS else f"{line[: REASON_CHARACTERS - 3]}..."
+    return line if len(line) <= most else f"{line[: most - 3]}..."
 
 
 def judged(check: Callable[[RecordDict, Expected], T], content: RecordDict, expected: Expected) -> T:
@@ -95,7 +98,7 @@ def check_update(content: RecordDict, expected: Expected) -> Update:
 
 
 def check_validation(content: RecordDict, expected: Expected) -> dict[str, float]:
-    """The metrics of an evaluate message's reply; raises RejectedReplyError."""
+    """The metrics of an evaluate message's reply as columns of clients.csv; raises RejectedReplyError."""
     check_records(content, set(), {"metrics"}, {"echo"})
     check_echo(content, expected)
     metrics = read_metrics(content)
@@ -107,7 +110,8 @@ def check_validation(content: RecordDict, expected: Expected) -> dict[str, float
     for name in ("accuracy", "personal_accuracy"):
         if not 0 <= metrics.get(name, 0) <= 1:
             raise RejectedReplyError(f"{name} is {metrics[name]!r}, not between 0 and 1")
-    return {**metrics, "num-examples": examples}
+    columns = {VALIDATION_COLUMNS.get(name, name): value for name, value in metrics.items()}
+    return {**columns, "validation_examples": examples}
 
 
 def check_collected(content: RecordDict, expected: Expected) -> Arrays:
@@ -233,3 +237,11 @@ def failure_reason(reply: Message) -> str:
     """Code and last line of a failed reply's error, for records; the full text is in `reply.error.reason`."""
     lines = [line for line in str(reply.error.reason)[-100_000:].splitlines() if line.strip()]
     return one_line(f"error {reply.error.code}: {lines[-1] if lines else 'without a reason'}")
+
+
+def client_failure(client: str, round: int, reason: str, traceback: str) -> UserError | ClientFailedError:
+    """What ends a run that stops when a client fails: what its user can mend in one line, else its own traceback."""
+    if USER_ERROR in traceback:
+        return UserError(f"client {client}: {one_line(traceback.split(USER_ERROR, 1)[1], MOST_TRACEBACK)}")
+    detail = f"\n{traceback[-MOST_TRACEBACK:].rstrip()}" if traceback else ""
+    return ClientFailedError(f"client {client!r} failed in round {round}: {reason}{detail}")

@@ -10,6 +10,9 @@ from fedsim.errors import ClientFailedError, UserError
 from fedsim.experiment import RunSettings
 
 CONNECT_SECONDS = 10.0
+START_ATTEMPTS = (
+    3  # a busy machine needs longer than the 30 s that Ray gives itself, and finds more in memory next time
+)
 ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # as Ray will do; silences its warning
@@ -61,13 +64,16 @@ def open_cluster(run: RunSettings) -> bool:
             ) from None
         return True
     asked = math.ceil(run.workers * run.cpus_per_worker)  # more workers than cores is the user's choice
-    try:
-        ray.init(num_cpus=max(os.cpu_count() or 1, asked), **quiet)
-    except Exception as error:  # Ray's own words: a bare Exception after 30 s on a busy machine
-        ray.shutdown()
-        raise ClientFailedError(
-            f"Ray did not start ({str(error).strip()}); try again, or use run.runtime 'inline'"
-        ) from None
+    for attempt in range(START_ATTEMPTS):
+        try:
+            ray.init(num_cpus=max(os.cpu_count() or 1, asked), **quiet)
+            break
+        except Exception as error:  # Ray's own words: a bare Exception after 30 s on a busy machine
+            ray.shutdown()
+            if attempt == START_ATTEMPTS - 1:
+                raise ClientFailedError(
+                    f"Ray did not start ({str(error).strip()}); try again, or use run.runtime 'inline'"
+                ) from None
     return True
 
 

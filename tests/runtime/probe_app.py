@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from pathlib import Path
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -18,6 +19,11 @@ def probe(message: Message, context: Context) -> Message:
     config = message.content.config_records["config"]
     if config["order"] == "die":
         os.kill(os.getpid(), signal.SIGKILL)
+    if config["order"].startswith("die once "):
+        note = Path(config["order"].removeprefix("die once "))
+        if not note.exists():
+            note.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
     if config["order"] == "raise":
         raise RuntimeError("told to raise")
     if config["order"] == "sleep":

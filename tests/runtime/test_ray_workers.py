@@ -49,6 +49,21 @@ def test_a_worker_that_dies_twice_fails_its_client_by_name_and_no_other(probes):
     assert replies[4].has_content()
 
 
+def test_a_worker_that_dies_once_is_replaced_and_its_work_repeated(probes, tmp_path):
+    """All three messages are answered by the new process; nobody notices but the clock."""
+    before = {pid for pid, _ in probes.workers()}
+    replies = ask(probes, ["say", f"die once {tmp_path / 'note'}", "say"])
+    assert sorted(replies) == [2, 3, 4]
+    assert all(reply.has_content() for reply in replies.values())
+    where = {node: reply.content.config_records["where"]["pid"] for node, reply in replies.items()}
+    assert where[3] == where[4] == probes.workers()[0][0]
+    assert where[3] not in before
+    again = ask(probes, ["say", "say", "die"])
+    assert again[4].has_error()  # the next death is counted anew: repeated once, then failed by name
+    assert "client 'domain-4' died twice" in again[4].error.reason
+    assert again[2].has_content()
+
+
 def test_an_exception_comes_back_with_its_traceback(probes):
     """And costs nobody else anything."""
     replies = ask(probes, ["raise", "say", "say"])

@@ -1,0 +1,79 @@
+"""Clients that fail in this process: raising, diverging, sending other shapes; named in the log and in clients.csv."""
+
+import logging
+
+import numpy as np
+import pytest
+from support import numbers, run_small, small_experiment
+
+from clients.base import DomainClient
+from fedsim.errors import ClientFailedError
+
+VICTIM = "rot15"
+
+
+def raising(fit, *words):
+    """An exception in the middle of training."""
+    raise OSError("the disk is full")
+
+
+def diverging(fit, *words):
+    """A model that is not finite any more, as a learning rate too large leaves it."""
+    arrays, examples, metrics = fit(*words)
+    return [np.full_like(array, np.nan) if array.dtype.kind == "f" else array for array in arrays], examples, metrics
+
+
+def reshaping(fit, *words):
+    """Another architecture."""
+    arrays, examples, metrics = fit(*words)
+    return [array[..., None] for array in arrays], examples, metrics
+
+
+def counting_wrong(fit, *words):
+    """More examples than the handshake said."""
+    arrays, examples, metrics = fit(*words)
+    return arrays, examples + 1, metrics
+
+
+FAULTS = {
+    raising: r"error 2: OSError: the disk is full",
+    diverging: r"reply refused: tensor '\S+' of record 'arrays' has NaN or infinite values",
+    reshaping: r"reply refused: tensor '\S+' is float32\[.*\], expected float32\[.*\]",
+    counting_wrong: r"reply refused: num-examples is 81, the handshake said 80",
+}
+
+
+@pytest.fixture(params=FAULTS, ids=lambda fault: fault.__name__)
+def fault(request, monkeypatch):
+    """The victim's training fails in round 2."""
+    plain = DomainClient.fit
+
+    def fit(self, parameters, config):
+        def whole(*words):
+            return plain(self, *words)
+
+        hit = (config["client"], config["round"]) == (VICTIM, 2)
+        return request.param(whole, parameters, config) if hit else whole(parameters, config)
+
+    monkeypatch.setattr(DomainClient, "fit", fit)
+    return request.param
+
+
+def test_the_run_stops_by_name(fault, tmp_path):
+    """The default, with the round and the reason."""
+    with pytest.raises(ClientFailedError, match=f"client '{VICTIM}' failed in round 2: {FAULTS[fault]}"):
+        run_small(small_experiment(tmp_path))
+
+
+def test_the_run_goes_on_by_name(fault, tmp_path, caplog):
+    """With `continue` the round is the others' and the client is back in the next; log and CSV say who and why."""
+    with caplog.at_level(logging.WARNING, logger="fedsim"):
+        folder, _ = run_small(small_experiment(tmp_path, run={"on_client_failure": "continue"}))
+    (warning,) = [record.getMessage() for record in caplog.records if record.name == "fedsim"]
+    assert warning.startswith(f"round 2: client '{VICTIM}': ")
+    rows = numbers(folder / "clients.csv").set_index(["client", "round"])
+    assert list(rows.loc[VICTIM]["status"] == "ok") == [True, False, True]
+    assert rows["status"].str.fullmatch(FAULTS[fault]).sum() == 1
+    assert np.isnan(rows.loc[(VICTIM, 2), "weight"])
+    assert rows.loc[(VICTIM, 3), "weight"] == pytest.approx(1 / 3)
+    assert list(numbers(folder / "rounds.csv")["failed"]) == [0, 0, 1, 0]
