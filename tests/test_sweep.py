@@ -1,11 +1,13 @@
 """A sweep's plan and budget: which cells there are, what each gets of the machine, how long they will take."""
 
+import io
 import json
 import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from rich.console import Console
 from support import run_small, small_experiment
 from typer.testing import CliRunner
 
@@ -15,6 +17,7 @@ from fedsim.experiment import read_experiment
 from fedsim.sweep import Axes, Budget, budget
 from fedsim.sweep.plan import Cell, duration, grid_points, observed_rates, plan_cells, split_values, time_left
 from fedsim.sweep.pool import LocalPool, cause
+from fedsim.sweep.view import SweepView
 
 SMALL = ("data.fraction=0.1", 'data.domains=["rot0", "rot15", "rot30"]', "train.rounds=2")
 
@@ -134,6 +137,25 @@ def test_time_left_by_hand():
     assert time_left(cells, {"fedavg": 2.0}, 1) == 6 * 2 + 10 * 2  # unknown pace: the mean of the others
     assert time_left(cells, {}, 1) is None
     assert [duration(seconds) for seconds in (45, 600, 9000)] == ["45 s", "10 min", "2 h 30 min"]
+
+
+def test_view_shows_the_running_cells_and_the_time_left():
+    """Round, accuracy, machine and time left of a running cell; time left of the whole sweep."""
+    cells = [cell(), cell("fedbn"), cell(state="finished")]
+    view = SweepView(cells, 1)
+    cells[0].begin("node7")
+    cells[0].started -= 20
+    cells[0].hear("round", 1, 0.25)
+    cells[0].hear("round", 2, 0.5)
+    view.update()
+    shown = Console(width=120, file=io.StringIO(), record=True)
+    shown.print(view.render())
+    text = shown.export_text()
+    assert "2/20" in text
+    assert "3 min left" in text  # 18 rounds of 10 s
+    assert "cells: 1 finished, 1 running, 1 waiting" in text
+    (line,) = (line for line in text.splitlines() if "fedavg" in line)
+    assert line.split()[-6:] == ["2/10", "50.0", "%", "80", "s", "node7"]
 
 
 def test_a_resumed_cell_does_not_count_old_rounds_into_the_pace():

@@ -65,9 +65,10 @@ def wait_until(done: Callable[[], bool], process: subprocess.Popen) -> None:
 
 
 def workers(output: Path) -> dict[Path, int]:
-    """Process ids of those that hold a run's folder."""
+    """Process ids of those that hold a run's folder; a killed one's lock file names a process that is no more."""
     texts = {file.parent: file.read_text() for file in output.rglob(".lock")}
-    return {folder: int(found[1]) for folder, text in texts.items() if (found := re.match(r"process (\d+) on", text))}
+    named = {folder: re.match(r"process (\d+) on", text) for folder, text in texts.items()}
+    return {folder: int(found[1]) for folder, found in named.items() if found and alive(int(found[1]))}
 
 
 def alive(pid: int) -> bool:

@@ -14,6 +14,7 @@ from fedsim.results.selection import RULE_TITLES
 
 MOST_ROWS = 6
 FRONT = "cost-quality front"
+COSTS = {"gigabytes": "exchanged in one run, up and down", "minutes": "wall time of one run"}
 CURVES = (("target_accuracy", "target accuracy (%)"), ("mean_validation_accuracy", "validation accuracy (%)"))
 
 
@@ -109,14 +110,7 @@ def cost_front(comparison: Comparison, costs: pd.DataFrame, name: str) -> Figure
 
     costs: index label; columns gigabytes and minutes.
     """
-    shown = [
-        (column, title)
-        for column, title in (
-            ("gigabytes", "exchanged in one run, up and down (GB)"),
-            ("minutes", "wall time of one run (min)"),
-        )
-        if costs[column].notna().any()
-    ]
+    shown = [(column, title) for column, title in COSTS.items() if costs[column].notna().any()]
     methods = comparison.methods.dropna(subset=["average"]).set_index("label")
     if not shown or methods.empty:
         return None
@@ -125,7 +119,8 @@ def cost_front(comparison: Comparison, costs: pd.DataFrame, name: str) -> Figure
     set_title(figure, f"{name}: cost and accuracy\n({RULE_TITLES[comparison.select]}; mean ± std over seeds)")
     looks = styles(comparison.methods["label"])
     for one, (column, title) in zip(axes, shown):
-        points = methods.assign(cost=costs[column]).dropna(subset=["cost"])
+        factor, unit = readable(float(costs[column].max()), column)
+        points = methods.assign(cost=factor * costs[column]).dropna(subset=["cost"])
         front = _front(points)
         one.step(
             front["cost"], 100 * front["average"], where="post", color="#999999", linewidth=1, zorder=1, label=FRONT
@@ -148,10 +143,17 @@ def cost_front(comparison: Comparison, costs: pd.DataFrame, name: str) -> Figure
             one.set_xscale("log")
         else:
             one.set_xlim(0, 1.1 * points["cost"].max() or 1)
-        one.set_xlabel(title)
+        one.set_xlabel(f"{title} ({unit})")
     axes[0].set_ylabel("average target accuracy (%)")
     legend_below(figure, axes, [*looks, FRONT])
     return figure
+
+
+def readable(most: float, column: str) -> tuple[float, str]:
+    """Factor and unit in which the greatest cost has no more than three digits before or zeros after the point."""
+    if column == "gigabytes":
+        return (1.0, "GB") if most >= 1 else (1e3, "MB") if most >= 1e-3 else (1e6, "kB")
+    return (1 / 60, "h") if most >= 120 else (1.0, "min") if most >= 2 else (60.0, "s")
 
 
 def _front(points: pd.DataFrame) -> pd.DataFrame:
@@ -167,6 +169,7 @@ def client_metrics(clients: pd.DataFrame) -> list[str]:
         for column in clients
         if column not in known
         and not column.startswith("bytes_")
+        and not column.endswith("_valid")  # flags beside a metric
         and pd.api.types.is_numeric_dtype(clients[column])
         and clients[column].notna().any()
     ]
@@ -200,18 +203,27 @@ def metric_over_rounds(clients: pd.DataFrame, column: str, name: str) -> Figure 
 
 
 def detail_over_rounds(details: pd.DataFrame, name: str, label: str, quantity: str) -> Figure:
-    """One layer-wise quantity of one method over rounds: mean per client above, mean per layer group below."""
+    """One layer-wise quantity of one method over rounds: mean per domain above, per layer group below.
+
+    Shares of the clients, which sum to one, have the same mean in every layer: below is their spread between clients.
+    """
     frame = details.assign(group=details["name"].map(layer_group))
     targets = sorted(frame["target"].unique())
     title = quantity.replace("_", " ")
     figure, axes = panels(2, len(targets), f"{name}, {label}: {title} over rounds (mean ± std over seeds)")
-    for row, key, text in zip(axes, ("client", "group"), ("per client", "per layer group")):
-        row[0].set_ylabel(f"{title}\n{text}")
-        # Clients in the order of their names as in every other figure, layers in the order of the network.
+    spread = are_shares(frame)
+    below = f"{title}\nspread between clients" if spread else f"{title}\nper layer group"
+    for row, key, text in zip(axes, ("client", "group"), (f"{title}\nper domain", below)):
+        row[0].set_ylabel(text)
+        # Domains in the order of their names as in every other figure, layers in the order of the network.
         looks = styles(sorted(frame[key].unique()) if key == "client" else frame[key].unique())
         for one, target in zip(row, targets):
-            own = frame[frame["target"] == target].groupby([key, "seed", "round"], as_index=False, sort=False)
-            for part, values in own["value"].mean().groupby(key, sort=False):
+            own = frame[frame["target"] == target]
+            if key == "group" and spread:
+                keys = ["group", "name", "seed", "round"]
+                own = own.groupby(keys, as_index=False, sort=False)["value"].std()
+            own = own.groupby([key, "seed", "round"], as_index=False, sort=False)["value"].mean()
+            for part, values in own.groupby(key, sort=False):
                 band(one, values, "value", looks[part], str(part))
         legend_beside(row, looks)
     for one, target in zip(axes[0], targets):
@@ -220,17 +232,23 @@ def detail_over_rounds(details: pd.DataFrame, name: str, label: str, quantity: s
     return figure
 
 
+def are_shares(details: pd.DataFrame) -> bool:
+    """Whether the values of all clients sum to one for every tensor."""
+    sums = details.groupby(["target", "seed", "round", "name"])["value"].sum()
+    return details["client"].nunique() > 1 and bool((sums - 1).abs().max() < 1e-3)
+
+
 def detail_histogram(details: pd.DataFrame, name: str, label: str, quantity: str) -> Figure:
     """Distribution of one layer-wise quantity at the first, middle and last recorded round."""
     rounds = sorted(details["round"].unique())
     shown = list(dict.fromkeys([rounds[0], rounds[len(rounds) // 2], rounds[-1]]))
     targets = sorted(details["target"].unique())
     figure, axes = panels(1, len(targets), f"{name}, {label}: distribution of {quantity.replace('_', ' ')}")
-    low, high = float(details["value"].min()), float(details["value"].max())
-    bounds = (0.0, 1.0) if low >= 0 and high <= 1 else (low, high)
+    chosen = details[details["round"].isin(shown)]
+    bounds = histogram_bounds(float(chosen["value"].min()), float(chosen["value"].max()))
     looks = styles([f"round {round_}" for round_ in shown])
     for one, target in zip(axes[0], targets):
-        own = details[details["target"] == target]
+        own = chosen[chosen["target"] == target]
         for round_ in shown:
             style = looks[f"round {round_}"]
             values = own.loc[own["round"] == round_, "value"]
@@ -246,10 +264,19 @@ def detail_histogram(details: pd.DataFrame, name: str, label: str, quantity: str
             )
         one.set_title(f"unseen: {target}")
         one.set_xlabel(quantity.replace("_", " "))
+        one.xaxis.set_major_locator(MaxNLocator(nbins=5))
         one.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
-    axes[0][0].set_ylabel("layers and clients")
+    axes[0][0].set_ylabel("layers (of all clients, seeds)")
     legend_below(figure, axes.ravel(), looks)
     return figure
+
+
+def histogram_bounds(low: float, high: float) -> tuple[float, float]:
+    """All of [0, 1] for fractions that use much of it; else what the values span, with a margin."""
+    if low >= 0 and high <= 1 and high - low > 0.25:
+        return 0.0, 1.0
+    margin = 0.1 * (high - low) or 0.05
+    return low - margin, high + margin
 
 
 def layer_group(name: str) -> str:

@@ -176,7 +176,7 @@ def csv_table(comparison: Comparison) -> str:
     rows: list[dict[str, Any]] = []
     for _, method in comparison.methods.iterrows():
         cells = comparison.cells[comparison.cells["label"] == method["label"]]
-        row = {"label": method["label"], "method": method["method"], "source": "ours"}
+        row = {"label": method["label"], "method": method["method"], "source": "ours", "select": comparison.select}
         rest = {key: value for key, value in method.items() if key not in (*row, "average", "average_std", "seeds")}
         rows.append(row | _wide(cells) | rest)
     for (label, source), cells in comparison.published.groupby(["label", "source"], sort=False):
@@ -242,7 +242,7 @@ def latex_table(comparison: Comparison) -> str:
     cells = accuracy_cells(comparison)
     for _, row in comparison.methods.iterrows():
         texts = [_latex_cell(cells[row["label"]][target]) for target in (*comparison.targets, "average")]
-        further = [escape_latex(text) for text in further_cells(comparison, row)]
+        further = [_latex_number(text) for text in further_cells(comparison, row)]
         lines.append(_latex_row([escape_latex(shown_label(row)), *texts, *further]))
     published = published_cells(comparison)
     if published:
@@ -252,6 +252,11 @@ def latex_table(comparison: Comparison) -> str:
         empty = [""] * len(further_columns(comparison))
         lines.append(_latex_row([escape_latex(f"{label} ({source}, published)"), *texts, *empty]))
     return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", *(f"% {note}" for note in comparison.notes)]) + "\n"
+
+
+def _latex_number(text: str) -> str:
+    """A text that may begin with a minus, which TeX sets as one only in mathematics."""
+    return f"$-${text[1:]}" if text.startswith("-") else escape_latex(text)
 
 
 def _latex_cell(cell: Cell) -> str:

@@ -26,7 +26,7 @@ class SweepView:
         rounds = sum(cell.experiment.train.rounds for cell in self._open)
         self._task = self._progress.add_task("sweep", total=rounds, left="")
         self._todo = list(self._open)
-        self._live = Live(console=errors, refresh_per_second=4, transient=True, get_renderable=self._render)
+        self._live = Live(console=errors, refresh_per_second=4, transient=True, get_renderable=self.render)
 
     def __enter__(self) -> "SweepView":
         self._live.start()
@@ -50,7 +50,8 @@ class SweepView:
         done = sum(cell.experiment.train.rounds - cell.rounds_left for cell in self._todo)
         self._progress.update(self._task, completed=done, left="" if seconds is None else f"{duration(seconds)} left")
 
-    def _render(self) -> Group:
+    def render(self) -> Group:
+        """The bar, the number of cells in each state, and a line for each running cell."""
         table = Table("cell", "round", "target", "left", "", box=None)
         for cell in self._cells:
             if cell.state == "running":

@@ -10,7 +10,7 @@ from matplotlib.image import imread
 from fedsim.errors import UserError
 from fedsim.results import plot_all, read_runs
 from fedsim.results.figure_style import styles
-from fedsim.results.figures import layer_group
+from fedsim.results.figures import are_shares, detail_over_rounds, histogram_bounds, layer_group, readable
 from fedsim.results.plots import draw
 
 from .invented import pacs_experiment, write_grid, write_run
@@ -122,6 +122,44 @@ def test_styles_differ_without_colour():
     looks = styles([f"method {i}" for i in range(20)]).values()
     assert len({(look.color, str(look.line)) for look in looks}) == 20
     assert len({(str(look.line), look.marker) for look in looks}) == 20
+
+
+def test_shares_are_drawn_by_their_spread(runs):
+    details = runs.details
+    alpha = details[details["quantity"] == "alpha"]
+    shares = alpha.assign(value=alpha["value"] / alpha.groupby(["run", "round", "name"])["value"].transform("sum"))
+    assert not are_shares(alpha)
+    assert are_shares(shares)
+    assert not are_shares(shares[shares["client"] == "cartoon"])
+    drawn = detail_over_rounds(shares.assign(group="x"), "pacs", "csac", "share")
+    assert drawn.axes[2].get_ylabel() == "share\nspread between clients"
+    own = shares[(shares["target"] == "photo") & (shares["round"] == 2) & shares["name"].str.startswith("conv1")]
+    expected = own.groupby("seed")["value"].std().mean()
+    line = next(line for line in drawn.axes[2].get_lines() if line.get_label() == "conv1")
+    assert line.get_ydata()[list(line.get_xdata()).index(2)] == pytest.approx(expected)
+
+
+def test_histograms_zoom_into_narrow_values():
+    assert histogram_bounds(0.1, 0.9) == (0.0, 1.0)
+    assert histogram_bounds(0.25, 0.26) == pytest.approx((0.249, 0.261))
+    assert histogram_bounds(0.5, 0.5) == pytest.approx((0.45, 0.55))
+    assert histogram_bounds(-1.0, 3.0) == pytest.approx((-1.4, 3.4))
+
+
+@pytest.mark.parametrize(
+    ("most", "column", "shown"),
+    [
+        (0.005, "gigabytes", "5 MB"),
+        (2e-5, "gigabytes", "20 kB"),
+        (134.4, "gigabytes", "134.4 GB"),
+        (0.6, "minutes", "36 s"),
+        (45, "minutes", "45 min"),
+        (300, "minutes", "5 h"),
+    ],
+)
+def test_costs_are_in_readable_units(most, column, shown):
+    factor, unit = readable(most, column)
+    assert f"{factor * most:g} {unit}" == shown
 
 
 @pytest.mark.parametrize(

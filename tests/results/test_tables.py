@@ -67,6 +67,12 @@ def test_csv_holds_fractions_in_full(comparison):
     assert float(rows[1]["difference"]) == pytest.approx(0.025)
     assert rows[0]["difference"] == ""
     assert rows[1]["average_seeds"] == "2"
+    assert rows[0]["select"] == "best_validation"
+
+
+def test_latex_sets_a_minus(comparison):
+    comparison.methods.loc[1, "difference"] = -0.025
+    assert "& $-$2.5 &" in comparison.render("latex")
 
 
 def test_terminal_table_is_never_wrapped(comparison):
