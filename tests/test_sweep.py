@@ -61,7 +61,8 @@ def test_several_gpus_for_one_cell(machine):
     machine(8, "abcde")
     assert [slot.gpus for slot in budget.local_slots(Budget(gpus=2))] == [("a", "b"), ("c", "d")]
     assert budget.local_slots(Budget(), device="cpu")[0].gpus == ()
-    assert budget.local_slots(Budget(), threads=3)[0].threads == 3
+    assert [slot.threads for slot in budget.local_slots(Budget(), threads=3)] == [3, 3]
+    assert [slot.threads for slot in budget.local_slots(Budget(jobs=4), threads=3)] == [3] * 4
 
 
 @pytest.mark.parametrize(

@@ -32,14 +32,14 @@ class Slot:
 def local_slots(budget: Budget, device: str = "auto", threads: int = 0) -> list[Slot]:
     """One slot for each cell that this machine runs at a time; UserError when not even one fits.
 
-    Without a wish a cell gets one core, or its part of all cores when `jobs` is given. GPUs are shared evenly unless
-    `gpus` says how much of one a cell needs.
+    Without a wish a cell gets `threads` cores (`run.threads`) or one, or its part of all cores when `jobs` is given.
+    GPUs are shared evenly unless `gpus` says how much of one a cell needs.
     """
     have = cores()
-    need = budget.cores or max(have // budget.jobs, 1) if budget.jobs else budget.cores or 1
-    if need > have:
-        raise UserError(f"--cores-per-cell {need}: this machine has {have} cores")
-    room = have // need if budget.cores or not budget.jobs else budget.jobs
+    if budget.cores > have:
+        raise UserError(f"--cores-per-cell {budget.cores}: this machine has {have} cores")
+    need = budget.cores or threads or (max(have // budget.jobs, 1) if budget.jobs else 1)
+    room = budget.jobs if budget.jobs and not budget.cores else max(have // need, 1)
     count = min(room, budget.jobs or room)
     names = [] if device == "cpu" else visible_gpus()
     if budget.gpus and not names:
