@@ -10,7 +10,6 @@ from fedsim.errors import ClientFailedError, UserError
 from fedsim.experiment import RunSettings
 
 CONNECT_SECONDS = 10.0
-START_ATTEMPTS = (
     3  # a busy machine needs longer than the 30 s that Ray gives itself, and finds more in memory next time
 )
 ENVIRONMENT = {
@@ -64,16 +63,13 @@ def open_cluster(run: RunSettings) -> bool:
             ) from None
         return True
     asked = math.ceil(run.workers * run.cpus_per_worker)  # more workers than cores is the user's choice
-    for attempt in range(START_ATTEMPTS):
-        try:
-            ray.init(num_cpus=max(os.cpu_count() or 1, asked), **quiet)
-            break
-        except Exception as error:  # Ray's own words: a bare Exception after 30 s on a busy machine
-            ray.shutdown()
-            if attempt == START_ATTEMPTS - 1:
-                raise ClientFailedError(
-                    f"Ray did not start ({str(error).strip()}); try again, or use run.runtime 'inline'"
-                ) from None
+    try:
+        ray.init(num_cpus=max(os.cpu_count() or 1, asked), **quiet)
+    except Exception as error:  # Ray's own words: a bare Exception after 30 s on a busy machine
+        ray.shutdown()
+        raise ClientFailedError(
+            f"Ray did not start ({str(error).strip()}); try again, or use run.runtime 'inline'"
+        ) from None
     return True
 
 

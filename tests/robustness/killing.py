@@ -21,7 +21,7 @@ FILES = ("rounds.csv", "clients.csv", "details.csv", "summary.csv")
 
 # A process that has imported everything and run nothing: its forks start a run at once, as a new process would.
 NURSERY = """
-import json, os, signal, sys, time
+import contextlib, json, os, signal, sys, time
 from pathlib import Path
 import fedsim.client_app
 from fedsim.experiment import parse_experiment
@@ -39,6 +39,10 @@ def die_at_write(number):
         return done
     Path.replace = replace
 
+def kill(pid):
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
 for line in sys.stdin:
     order = json.loads(line)
     child = os.fork()
@@ -53,16 +57,12 @@ for line in sys.stdin:
         finally:
             sys.stderr.flush()
             os._exit(code)
-    started, status = time.monotonic(), None
-    while status is None:
-        pid, found = os.waitpid(child, os.WNOHANG)
-        if pid:
-            status = found
-        elif order["seconds"] is not None and time.monotonic() - started >= order["seconds"]:
-            os.kill(child, signal.SIGKILL)
-            _, status = os.waitpid(child, 0)
-        else:
-            time.sleep(0.001)
+    started = time.monotonic()
+    if order["seconds"] is not None:
+        signal.signal(signal.SIGALRM, lambda number, frame: kill(child))
+        signal.setitimer(signal.ITIMER_REAL, max(order["seconds"], 1e-4))
+    _, status = os.waitpid(child, 0)
+    signal.setitimer(signal.ITIMER_REAL, 0)
     print(json.dumps({"code": os.waitstatus_to_exitcode(status), "seconds": time.monotonic() - started}), flush=True)
 """
 
