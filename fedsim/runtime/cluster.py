@@ -10,8 +10,6 @@ from fedsim.errors import ClientFailedError, UserError
 from fedsim.experiment import RunSettings
 
 CONNECT_SECONDS = 10.0
-    3  # a busy machine needs longer than the 30 s that Ray gives itself, and finds more in memory next time
-)
 ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # as Ray will do; silences its warning
