@@ -62,7 +62,7 @@ def test_inline_run_killed_at_a_random_moment(name, trial, nursery, whole, tmp_p
     """Any moment from the start to the end."""
     folder, length = whole(name)
     moments = random.Random(f"{name} {trial}")
-    for attempt in range(20):  # a run that is quicker than the unbroken one may be over before its end comes
+    for attempt in range(20):  # a run that is quicker than the unbroken one was is over before the kill
         experiment = small_experiment(tmp_path / str(attempt), METHODS[name], train=LONGER)
         if nursery.run(experiment, seconds=moments.uniform(0.0, length))["code"] == -signal.SIGKILL:
             break
