@@ -19,6 +19,9 @@ from fedsim.results.figure_style import COLORS, MARKERS, SETTINGS
 from fedsim.results.reading import read_settings
 from fedsim.seeding import numpy_rng
 
+# Ten classes are common: three more colours before they come again with other markers; black is the unseen domain's.
+HUES = (*(color for color in COLORS if color != "#000000"), "#882255", "#999933", "#888888", "#332288")
+
 
 @torch.inference_mode()
 def domain_features(
@@ -58,7 +61,7 @@ def plot_features(run: Path, out: Path, per_domain: int = 200) -> list[Path]:
         figure = Figure(figsize=(11, 5), layout="constrained")
         left, right = figure.subplots(1, 2)
         scatter(left, points, classes, list(found.classes), "by class")
-        scatter(right, points, domains, domain_names, "by domain")
+        scatter(right, points, domains, domain_names, "by domain", found.domains.index(experiment.run.target))
         run_name = f"{experiment.method_name}, unseen {experiment.run.target}, seed {experiment.run.seed}"
         figure.suptitle(f"t-SNE of the best model's features: {run_name}")
         out.mkdir(parents=True, exist_ok=True)
@@ -70,18 +73,22 @@ def plot_features(run: Path, out: Path, per_domain: int = 200) -> list[Path]:
     return files
 
 
-def scatter(axes: mpl.axes.Axes, points: np.ndarray, groups: np.ndarray, names: list[str], title: str) -> None:
-    """Points coloured and marked by group; up to 20 groups get a legend."""
+def scatter(
+    axes: mpl.axes.Axes, points: np.ndarray, groups: np.ndarray, names: list[str], title: str, unseen: int = -1
+) -> None:
+    """Points coloured and marked by group, the unseen one in black on top; up to 20 groups get a legend."""
     for index in np.unique(groups):
         own = points[groups == index]
+        color, marker = HUES[index % len(HUES)], MARKERS[index % len(MARKERS)]
         axes.scatter(
             *own.T,
-            s=10,
+            s=14 if index == unseen else 10,
             alpha=0.8,
-            color=COLORS[index % len(COLORS)],
-            marker=MARKERS[index % len(MARKERS)],
+            color="#000000" if index == unseen else color,
+            marker="X" if index == unseen else marker,
             label=names[index],
             linewidths=0,
+            zorder=3 if index == unseen else 2,
         )
     axes.set(title=title, xticks=[], yticks=[])
     axes.grid(visible=False)
