@@ -24,7 +24,7 @@ STAGES = ("import torch", "import flwr", "import fedsim", "open data and model",
 def child(settings: str, state: str) -> None:
     """One cold client app; prints what each stage took: (wall, processor) seconds."""
     marks = [(float(os.environ["COLD_STARTED"]), 0.0), mark()]
-    import torch
+    import torch  # noqa: F401
 
     marks.append(mark())
     import flwr.supernode.cli.flwr_clientapp  # noqa: F401
@@ -33,9 +33,11 @@ def child(settings: str, state: str) -> None:
     import fedsim.client_app as client_app
 
     marks.append(mark())
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
     message, context = order(settings, state)
     stepped: list[tuple[float, float]] = []
-    torch.optim.optimizer.register_optimizer_step_post_hook(lambda *words: stepped or stepped.append(mark()))
+    register_optimizer_step_post_hook(lambda *words: stepped or stepped.append(mark()))
     client_app.space_of(message, context)
     client, _ = client_app.client_of(message, context)
     marks.append(mark())
@@ -88,7 +90,7 @@ def main() -> None:
         for number in range(words.repeats + 1):  # the first fills the caches
             environment = {**os.environ, "COLD_STARTED": repr(time.time())}
             command = [sys.executable, __file__, "child", f"{folder}/settings.toml", f"{folder}/state{number}"]
-            done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+            done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
             rows.append(json.loads(done.stdout.splitlines()[-1]))
     print(f"{words.config} {' '.join(words.set)}: median of {words.repeats}, seconds (wall / processor)")
     medians = [

@@ -141,4 +141,4 @@ class LogLines:
 
     def on_failure(self, error: BaseException) -> None:
         """Why the run stopped."""
-        logger.error("stopped: %s", error or type(error).__name__)
+        logger.error("stopped: %s", error if isinstance(error, Exception) else "from outside")  # a signal

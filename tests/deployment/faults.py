@@ -37,7 +37,8 @@ def failing(kind: str, reason: str, stop: bool = False, **more: float) -> Callab
         output = lane.fresh()
         seconds = lane.timeout + more["late"] if "late" in more else more.get("seconds", 0)
         lane.break_site(kind, seconds=seconds)
-        done = lane.run(output, **(STOP if stop else CONTINUE))
+        timeout = {"run.timeout": more["timeout"]} if "timeout" in more else {}
+        done = lane.run(output, **(STOP if stop else CONTINUE), **timeout)
         folder = run_folder(output)
         if not stop:
             need(done.returncode == 0, f"exit {done.returncode}: {done.stderr[-300:]}")
@@ -289,7 +290,7 @@ FAULTS: dict[str, Callable[[Lane], Outcome]] = {
     "client hangs (continue)": failing("hang", "no reply within", seconds=10**6),
     "client hangs in C, holding the lock (continue)": failing("hang-in-c", "no reply within", seconds=10**6),
     "reply comes late (continue)": failing("late", "no reply within", late=8),
-    "out of memory: client process killed (continue)": failing("killed", "stopped responding"),
+    "out of memory: client process killed (continue)": failing("killed", "stopped responding", timeout=200),
     "site killed in a round (continue)": site_killed(stop=False),
     "site killed in a round (stop)": site_killed(stop=True),
     "site restarted between rounds (FedAvg)": site_restarted("fedavg"),

@@ -159,7 +159,7 @@ class Loopback:
         (self._programs / "python").symlink_to(sys.executable)
         socket_ = self._programs / "socket"
         self._nursery = subprocess.Popen([sys.executable, WARM, "serve", socket_], env=ENVIRONMENT)
-        until(socket_.exists, 300, "warm programs")
+        until(socket_.exists, 900, "warm programs")
 
     def stop(self, name: str) -> None:
         """Run a kit's stop.sh."""
