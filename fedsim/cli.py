@@ -35,7 +35,10 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):  # a background shell starts commands with SIGINT ignored
         signal.signal(number, _interrupt)
     try:
-        sys.exit(app(standalone_mode=False) or 0)  # without standalone mode, typer.Exit's code is returned
+        code = app(standalone_mode=False) or 0  # without standalone mode, typer.Exit's code is returned
+        if code == 130:  # Typer's own answer to Ctrl-C
+            raise KeyboardInterrupt
+        sys.exit(code)
     except UserError as error:
         sys.exit(_complain(str(error), 2))
     except ClientFailedError as error:

@@ -11,6 +11,8 @@ import pandas as pd
 import pytest
 from support import numbers
 
+from fedsim.cli import main
+
 SMALL = ["--set", "train.rounds=3", "--set", "data.fraction=0.1", "--set", 'data.domains=["rot0", "rot15", "rot30"]']
 FEDSIM = [sys.executable, "-c", "from fedsim.cli import main; main()"]
 
@@ -71,6 +73,21 @@ def test_bad_input_is_one_line(words, said, tmp_path):
     assert "Traceback" not in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
     assert not list(tmp_path.rglob("*.csv"))
+
+
+def test_interruption_is_said(monkeypatch, capsys):
+    """Ctrl-C is no silence: one line, exit code 130."""
+
+    def interrupted(name):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedsim.commands.show_datasets", interrupted)
+    monkeypatch.setattr(signal, "signal", lambda number, answer: None)
+    monkeypatch.setattr(sys, "argv", ["fedsim", "datasets"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 130
+    assert capsys.readouterr().err.strip() == "fedsim: interrupted; the same command continues where it stopped"
 
 
 def test_help_is_fast_and_imports_nothing_heavy():
