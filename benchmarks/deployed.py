@@ -1,0 +1,140 @@
+"""Seconds per round of a deployed run beside those of an empty Flower app on the same federation.
+
+    python benchmarks/deployed.py [--rounds 4] [--set key=value ...]
+
+Starts a federation of three source sites and a target site on loopback (kits, TLS, keys), then: an app whose server
+sends every site an empty message twice a round and whose client answers at once (the floor: polling, processes,
+Flower's imports), and `fedsim run digits`. The first round is left out; medians of the others.
+"""
+
+import argparse
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pandas as pd
+import tomli_w
+
+from fedsim.deploy.control import Control
+from fedsim.deploy.federation import CONNECTION, Federation, read_federation
+from fedsim.deploy.kits import init
+
+DOMAINS = {"rot0": "source", "rot15": "source", "rot30": "source", "rot45": "target"}
+EMPTY_APP = {
+    "project": {"name": "empty", "version": "0.1.0", "description": "The floor", "license": "Apache-2.0"},
+    "tool": {
+        "flwr": {
+            "app": {
+                "publisher": "fedsim",
+                "components": {"serverapp": "emptyapp.both:server", "clientapp": "emptyapp.both:client"},
+                "config": {"rounds": 0, "report": ""},
+            }
+        }
+    },
+}
+EMPTY_CODE = """
+import json, pathlib, time
+from flwr.app import Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+
+server, client = ServerApp(), ClientApp()
+
+@client.query("empty")
+def answer(message, context):
+    return Message(RecordDict(), reply_to=message)
+
+@server.main()
+def main(grid, context):
+    seconds = []
+    while len(list(grid.get_node_ids())) < 4:
+        time.sleep(0.5)
+    for _ in range(int(context.run_config["rounds"])):
+        started = time.perf_counter()
+        for _ in ("train", "evaluate"):
+            nodes = list(grid.get_node_ids())
+            list(grid.send_and_receive([Message(RecordDict(), node, "query.empty") for node in nodes]))
+        seconds.append(time.perf_counter() - started)
+    pathlib.Path(context.run_config["report"]).write_text(json.dumps(seconds))
+"""
+
+
+@contextmanager
+def loopback(folder: Path):
+    """A running federation of DOMAINS on this machine."""
+    with ExitStack() as stack:
+        probes = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(len(DOMAINS) + 1)]
+        server, *ports = [probe.getsockname()[1] for probe in probes]
+    sites = [
+        {"name": name, "domain": name, "role": role, "port": port} for (name, role), port in zip(DOMAINS.items(), ports)
+    ]
+    file = folder / "federation.toml"
+    file.write_text(tomli_w.dumps({"address": "127.0.0.1", "port": server, "proxy": "none", "sites": sites}))
+    federation = read_federation(file)
+    init(federation)
+    try:
+        for name in ("server", *DOMAINS):
+            script(federation, name, "start.sh")
+        yield federation, file
+    finally:
+        for name in (*DOMAINS, "server"):
+            script(federation, name, "stop.sh")
+
+
+def script(federation: Federation, name: str, which: str) -> None:
+    """Run a kit's script with this Python's programs."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    kit = federation.kit(name)
+    with (kit / "script.log").open("w") as log:
+        subprocess.run([kit / which], cwd=kit, env={**os.environ, "PATH": path}, stdout=log, stderr=log, check=False)
+
+
+def empty_rounds(federation: Federation, folder: Path, rounds: int) -> list[float]:
+    """Seconds of each round of the empty app."""
+    app = folder / "empty"
+    (app / "emptyapp").mkdir(parents=True)
+    (app / "pyproject.toml").write_text(tomli_w.dumps(EMPTY_APP))
+    (app / "emptyapp" / "__init__.py").write_text("")
+    (app / "emptyapp" / "both.py").write_text(EMPTY_CODE)
+    report, settings = folder / "report.json", folder / "settings.toml"
+    settings.write_text(tomli_w.dumps({"rounds": rounds, "report": str(report)}))
+    answer = Control(federation).flwr("run", str(app), CONNECTION, "--run-config", str(settings))
+    if not answer.get("success"):
+        raise RuntimeError(f"the empty app was refused: {answer}")
+    while not report.is_file():
+        time.sleep(0.5)
+    return json.loads(report.read_text())
+
+
+def fedsim_rounds(file: Path, folder: Path, rounds: int, words: list[str]) -> list[float]:
+    """Seconds of each round of `fedsim run digits`."""
+    settings = ["run.target=rot45", f"data.domains={json.dumps(list(DOMAINS))}", f"train.rounds={rounds}", *words]
+    options = [part for word in settings for part in ("--set", word)]
+    command = [sys.executable, "-c", "from fedsim.cli import main; main()", "run", "digits", "--federation", str(file)]
+    subprocess.run([*command, "--output", str(folder / "out"), *options], check=True)
+    table = pd.read_csv(folder / "out" / "digits" / "fedavg" / "rot45" / "seed0" / "rounds.csv")
+    return table.loc[table["round"] >= 1, "round_seconds"].tolist()
+
+
+def main() -> None:
+    """Measure both and print them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--set", action="append", default=[])
+    words = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="deployed-") as name, loopback(Path(name)) as (federation, file):
+        floor = empty_rounds(federation, Path(name), words.rounds)
+        ours = fedsim_rounds(file, Path(name), words.rounds, words.set)
+    for title, seconds in (("empty app, two messages a round", floor), ("fedsim run digits", ours)):
+        print(f"{title:34}{statistics.median(seconds[1:]):7.1f} s a round   {[round(each, 1) for each in seconds]}")
+
+
+if __name__ == "__main__":
+    main()
