@@ -5,7 +5,8 @@ import random
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
-from malformed import Draft, extra_record, missing_record, wrong_echo, wrong_kind
+from malformed import Draft
+from malformed_records import extra_record, missing_record, wrong_echo, wrong_kind
 from scene import TOKEN
 from test_malformed_replies import odd_values
 

@@ -5,6 +5,7 @@ import random
 from collections import Counter
 from typing import ClassVar, Literal
 
+import malformed_records  # noqa: F401  registers its mutations
 import numpy as np
 import pytest
 from flwr.app import Message
