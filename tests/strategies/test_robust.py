@@ -16,7 +16,9 @@ from strategies.robust import CoordinateMedian, TrimmedMean, trimmed_mean
 
 def states(*columns):
     """One state per column of numbers, with a counter beside the weights."""
-    return [{"w": np.array(column, np.float32), "n": np.array(min(int(max(column)), 10**6), np.int64)} for column in columns]
+    return [
+        {"w": np.array(column, np.float32), "n": np.array(min(int(max(column)), 10**6), np.int64)} for column in columns
+    ]
 
 
 def updates(*columns):
