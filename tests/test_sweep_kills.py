@@ -82,6 +82,7 @@ def alive(pid: int) -> bool:
 needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads process states from /proc")
 
 
+@pytest.mark.slow
 @needs_proc
 def test_orphans_die_and_a_dead_worker_fails_its_cell_only(tmp_path):
     """The sweep is killed in mid-round, then a worker; each time the same command carries on, to the same results."""

@@ -47,6 +47,7 @@ def whole(nursery, tmp_path_factory):
     return unbroken
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "write"), WRITES, ids=lambda value: str(value))
 def test_killed_at_a_write(name, write, nursery, whole, tmp_path):
     """Between the files of one round: what is there of it is not taken for the whole."""
