@@ -117,7 +117,9 @@ class Roster:
     def _who_else(self) -> str:
         here = [client for client in self.sites if self.sites[client].node_id in self._online]
         others = [name for node, name in self._others.items() if node in self._online]
+        silent = len(self._online & set(self._waiting.values()))
         text = f"; online: {', '.join(here)}" if here else f"; {len(self._online)} nodes online"
+        text += f"; {silent} of the nodes online have not answered yet" if silent else ""
         return text + (f"; nodes that this run does not need: {', '.join(others)}" if others else "")
 
     def _listen(self) -> None:

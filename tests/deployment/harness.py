@@ -42,8 +42,8 @@ SMALL = {  # the settings of `support.small_experiment` as overrides of the ship
     "run.target": "rot45",
     "run.device": "cpu",
     "run.threads": 1,
-    "run.wait_for_sites": 300,
-    "run.timeout": 300,
+    "run.wait_for_sites": 900,
+    "run.timeout": 900,
 }
 SOURCES, TARGET = ("rot0", "rot15", "rot30"), "rot45"
 
