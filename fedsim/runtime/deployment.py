@@ -33,6 +33,7 @@ RUN = "deployment.json"
 POLL_SECONDS = 0.5
 STATUS_SECONDS = 15.0  # between questions to the SuperLink while no server app holds the folder
 PATIENCE_SECONDS = 150.0  # a server app that died counts as running until its heartbeat is missed
+START_SECONDS = 300.0  # from handing a run in to its server app's hold on the folder
 SILENCE_SECONDS = 60.0  # a SuperLink that is being restarted
 
 
@@ -124,16 +125,25 @@ def follow(
     for callback in callbacks:
         callback.on_start(experiment, folder)
     rounds, notes = new_rounds(folder), new_notes(folder)
-    asked = time.monotonic()
+    asked = began = time.monotonic()
+    started = False
     while not is_finished(folder):
         tell(callbacks, next(rounds), next(notes))
         time.sleep(POLL_SECONDS)
         if is_claimed(folder):
+            started = True
             asked = time.monotonic() - STATUS_SECONDS  # once it lets go, ask at once
         elif time.monotonic() - asked >= STATUS_SECONDS:
             asked = time.monotonic()
             if verdict(control, run_id, folder):
                 break
+            if not started and asked - began > START_SECONDS:
+                control.flwr("stop", run_id, CONNECTION)
+                kit = control.federation.kit("server")
+                raise ClientFailedError(
+                    f"run {run_id} has not started within {START_SECONDS:g} s; call stop.sh and start.sh in {kit}, "
+                    "then the same command"
+                )
     tell(callbacks, next(rounds), next(notes))
     summary = pd.read_csv(folder / "summary.csv").iloc[0].to_dict()
     for callback in callbacks:

@@ -7,7 +7,7 @@ from typing import Any
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
-FIRST_SECONDS, LAST_SECONDS = 0.3, 3.0  # between two looks
+FIRST_SECONDS, LAST_SECONDS = 1.0, 3.0  # between two looks; each is a write to the SuperLink's database
 SHARE = 20  # a look is late by at most this fraction of the wait
 
 
