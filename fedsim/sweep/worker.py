@@ -15,6 +15,7 @@ from fedsim.experiment import Experiment, parse_experiment
 
 Message = tuple[str, Any, Any]  # what Cell.hear takes
 ORPHANED = 3
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Progress:
@@ -51,7 +52,8 @@ def run_cell(settings: str, tell: Callable[[Message], Any]) -> Message:
 def worker(connection: Connection, gpus: tuple[str, ...]) -> None:
     """A worker process: takes settings, runs them, and tells how far it is."""
     threading.Thread(target=die_with_parent, daemon=True).start()
-    signal.signal(signal.SIGTERM, _interrupt)
+    for number in STOP_SIGNALS:
+        signal.signal(number, _interrupt)
     if gpus:  # read when CUDA is first used, which is later than this
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     try:
@@ -62,6 +64,9 @@ def worker(connection: Connection, gpus: tuple[str, ...]) -> None:
 
 
 def _interrupt(number: int, frame: object) -> None:
+    """The first signal ends the work; the next one (the sweep's, after the terminal's) must not disturb that."""
+    for other in STOP_SIGNALS:
+        signal.signal(other, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 
