@@ -27,6 +27,7 @@ from strategies.validation import (
 
 POLL_SECONDS = 1.0
 SAY_SECONDS = 30.0
+ASK_AGAIN_SECONDS = 120.0
 CLIENT_APP_RAISED = 2  # Flower's code for an error that the client app itself reports
 MOST_REASON = 20_000  # characters of a node's own words that are shown
 NOT_ONLINE = "its site is not online"
@@ -63,6 +64,7 @@ class Roster:
         self._online: set[int] = set()
         self._asked: set[int] = set()
         self._waiting: dict[str, int] = {}  # node by id of the question that it has not answered yet
+        self._since: dict[int, float] = {}  # when a node was asked
         self._others: dict[int, str] = {}  # nodes that are nobody whom this run needs
 
     def call(self, wait: float, clients: Collection[str] | None = None, enough: int | None = None) -> list[str]:
@@ -126,6 +128,11 @@ class Roster:
         """Ask nodes that are new, and take the answers that have come."""
         self._online = set(self.grid.get_node_ids())
         self._asked &= self._online | set(self._waiting.values())
+        now = time.monotonic()
+        for key, node in list(self._waiting.items()):  # a busy SuperLink loses messages
+            if now - self._since[node] > ASK_AGAIN_SECONDS:
+                del self._waiting[key]
+                self._asked.discard(node)
         fresh = sorted(self._online - self._asked)
         if fresh:
             config = {**self.run_config, "round": 0, "phase": "handshake", "client": ""}
@@ -133,6 +140,7 @@ class Roster:
             ids = self.grid.push_messages([Message(content, node, "query.handshake") for node in fresh])
             self._waiting.update({key: node for key, node in zip(ids, fresh) if key})
             self._asked.update(fresh)
+            self._since.update(dict.fromkeys(fresh, now))
         for reply in self.grid.pull_messages(list(self._waiting)) if self._waiting else []:
             node = self._waiting.pop(reply.metadata.reply_to_message_id, None)
             if node is not None:

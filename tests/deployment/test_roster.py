@@ -90,6 +90,17 @@ def test_the_first_of_two_waits_ends_with_the_last_site():
     assert grid.asked.count(11) == 1
 
 
+def test_a_question_that_was_lost_is_asked_again(monkeypatch):
+    monkeypatch.setattr(handshake, "ASK_AGAIN_SECONDS", 0.05)
+    roster_, grid = roster({11: None, 12: site("a")})
+    assert roster_.call(0.02) == ["b"]
+    lost = dict(grid._pending)
+    grid.nodes[11] = site("b")
+    grid.pull_messages = lambda ids, pull=grid.pull_messages: pull([key for key in ids if key not in lost])
+    assert roster_.call(5.0) == []
+    assert grid.asked.count(11) == 2
+
+
 def test_a_site_that_comes_back_as_another_node_is_found_by_name():
     roster_, grid = roster({11: site("a"), 12: site("b")})
     roster_.gather(settings())
