@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from support import numbers
 
+from fedsim.claim import is_claimed
 from fedsim.results import rebuild_results
 from fedsim.runtime.launch import launch
 from fedsim.sweep import Axes
@@ -148,11 +149,12 @@ def test_interrupted_sweep_says_so(tmp_path):
     """Ctrl-C: one line, exit code 130, no worker left and no folder claimed."""
     sweep = start(tmp_path, "fedavg", "rot0,rot15", 40, "--jobs", "2")
     wait_until(lambda: rows(tmp_path) >= 4 and len(workers(tmp_path)) == 2, sweep)
-    pids = workers(tmp_path).values()
+    held = workers(tmp_path)
     os.killpg(sweep.pid, signal.SIGINT)  # as a terminal does: to the workers, too
     said = sweep.communicate(timeout=300)[1]
     assert sweep.returncode == 130
     assert "Traceback" not in said
     assert "the same command continues" in said
-    assert not any(alive(pid) for pid in pids)
-    assert not list(tmp_path.rglob(".lock"))
+    assert len(held) == 2
+    assert not any(alive(pid) for pid in held.values())
+    assert not any(is_claimed(folder) for folder in held)

@@ -1,7 +1,6 @@
 """What runs inside a sweep's worker process: one cell after the other, until told to stop or the sweep is gone."""
 
 import os
-import signal
 import threading
 import traceback
 from collections.abc import Callable
@@ -15,7 +14,6 @@ from fedsim.experiment import Experiment, parse_experiment
 
 Message = tuple[str, Any, Any]  # what Cell.hear takes
 ORPHANED = 3
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Progress:
@@ -50,24 +48,19 @@ def run_cell(settings: str, tell: Callable[[Message], Any]) -> Message:
 
 
 def worker(connection: Connection, gpus: tuple[str, ...]) -> None:
-    """A worker process: takes settings, runs them, and tells how far it is."""
+    """A worker process: takes settings, runs them, and tells how far it is.
+
+    It ends at once on SIGTERM, as it may on SIGKILL: every write is atomic, and an exception raised by a signal could
+    surface in a library's callback, where it is printed and lost.
+    """
     threading.Thread(target=die_with_parent, daemon=True).start()
-    for number in STOP_SIGNALS:
-        signal.signal(number, _interrupt)
     if gpus:  # read when CUDA is first used, which is later than this
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     try:
         while (settings := connection.recv()) is not None:
             connection.send(run_cell(settings, connection.send))
-    except (EOFError, OSError, KeyboardInterrupt):
+    except (EOFError, OSError):
         return
-
-
-def _interrupt(number: int, frame: object) -> None:
-    """The first signal ends the work; the next one (the sweep's, after the terminal's) must not disturb that."""
-    for other in STOP_SIGNALS:
-        signal.signal(other, signal.SIG_IGN)
-    raise KeyboardInterrupt
 
 
 def die_with_parent() -> None:
