@@ -1,7 +1,6 @@
 """What a killed run resumes from: global arrays, banks and the parts' states of a finished round."""
 
 import json
-import os
 import secrets
 import shutil
 from collections.abc import Mapping
@@ -29,10 +28,18 @@ class Checkpoint:
     part_states: dict[str, dict[str, Any]]
 
 
+def unfinished(path: Path) -> Path:
+    """Where a file is written before it takes its place.
+
+    The name is always the same, so that what a killed process left is overwritten; a run's folder has one writer.
+    """
+    return path.with_name(f".{path.name}.tmp")
+
+
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray], metadata: dict[str, str] | None = None) -> None:
     """Write a safetensors file atomically: a reader sees the old file or the new one, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = unfinished(path)
     save_file({name: np.asarray(array, order="C") for name, array in arrays.items()}, temporary, metadata=metadata)
     temporary.replace(path)
 
@@ -73,7 +80,7 @@ def run_token(folder: Path) -> str:
     file = folder / TOKEN
     if not file.is_file():
         folder.mkdir(parents=True, exist_ok=True)
-        temporary = file.with_name(f".{TOKEN}.{os.getpid()}.tmp")
+        temporary = unfinished(file)
         temporary.write_text(secrets.token_hex(8))
         temporary.replace(file)
     return file.read_text()
@@ -81,13 +88,14 @@ def run_token(folder: Path) -> str:
 
 def link_file(source: Path, target: Path) -> None:
     """Give a file a second name atomically; a copy where the file system has no links."""
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    temporary = unfinished(target)
     temporary.unlink(missing_ok=True)
     try:
         temporary.hardlink_to(source)
     except OSError:
         shutil.copyfile(source, temporary)
     temporary.replace(target)
+    temporary.unlink(missing_ok=True)  # POSIX: renaming one of a file's names to another of them changes nothing
 
 
 def load_checkpoint(folder: Path) -> Checkpoint | None:
