@@ -127,7 +127,8 @@ def test_killed_twice_at_random(trial, tmp_path):
     whole = unbroken(tmp_path / "whole", *plan)
     broken = tmp_path / "broken"
     started = time.monotonic()
-    assert start(tmp_path / "timed", *plan).wait(timeout=300) == 0
+    timed = start(tmp_path / "timed", *plan)
+    assert timed.wait(timeout=300) == 0, timed.communicate()[1]
     seconds = time.monotonic() - started
     chance = random.Random(trial)
     for _ in range(2):

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import os
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -95,10 +96,14 @@ def find_runs(folder: Path | str) -> list[Path]:
     folder = Path(folder)
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; give outputs/, an experiment's folder in it, or one run's folder")
-    paths = sorted(path.parent for path in folder.rglob("experiment.toml"))
+    paths = []
+    for place, below, files in os.walk(folder):  # unlike rglob, it allows for folders that other runs just now remove
+        if "experiment.toml" in files:
+            paths.append(Path(place))
+            below.clear()
     if not paths:
         raise UserError(f"{folder}: no run in it (a run's folder holds an experiment.toml)")
-    return paths
+    return sorted(paths)
 
 
 def run_folder(runs: Runs, run: str) -> Path:

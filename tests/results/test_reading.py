@@ -1,5 +1,9 @@
 """Reading runs back, and the collected results.csv."""
 
+import os
+import shutil
+from pathlib import Path
+
 import pytest
 
 from fedsim.errors import UserError
@@ -66,6 +70,23 @@ def test_results_are_rebuilt_sorted_and_byte_stable(outputs):
     assert (outputs / "pacs" / "results.csv").read_bytes() == first
     summary = (outputs / "pacs" / "csac" / "photo" / "seed0" / "summary.csv").read_text().splitlines()
     assert first.decode().splitlines()[:2] == summary
+
+
+def test_results_are_rebuilt_while_other_runs_tidy_up(outputs, monkeypatch):
+    """Cells of a sweep end at the same time: folders that were seen a moment ago are gone when they are entered."""
+    doomed = [str(outputs / "pacs" / "csac" / "sketch" / "seed0" / "checkpoint"), str(outputs / "pacs" / "leaving")]
+    for folder in doomed:
+        Path(folder, "state").mkdir(parents=True)
+    scan = os.scandir
+
+    def scan_late(path="."):
+        if str(path) in doomed:
+            doomed.remove(str(path))
+            shutil.rmtree(path)
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", scan_late)
+    assert len(rebuild_results(outputs / "pacs")) == 8
 
 
 @pytest.mark.parametrize("read", [read_runs, rebuild_results])
