@@ -1,6 +1,8 @@
 """The local optimizer and its learning rate, a function of the round alone (core.md R8b)."""
 
+import inspect
 import math
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -38,9 +40,21 @@ def make_optimizer(net: nn.Module, train: TrainSettings, lr: float) -> torch.opt
                 groups.setdefault(scales.get(name, 1.0), []).append(parameter)
     parameters = [{"params": members, "lr": lr * scale} for scale, members in groups.items()]
     if train.optimizer == "sgd":
-        return torch.optim.SGD(parameters, lr, momentum=train.momentum, weight_decay=train.weight_decay, fused=True)
-    kind = torch.optim.Adam if train.optimizer == "adam" else torch.optim.AdamW
+        kind = eager(torch.optim.SGD)
+        return kind(parameters, lr, momentum=train.momentum, weight_decay=train.weight_decay, fused=True)
+    kind = eager(torch.optim.Adam if train.optimizer == "adam" else torch.optim.AdamW)
     return kind(parameters, lr, weight_decay=train.weight_decay, fused=True)
+
+
+@cache
+def eager(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
+    """The same optimizer without the decorators that keep PyTorch's compiler away from it.
+
+    They import the compiler for that: 1.2 s in every client process of a deployed round. Nothing here compiles.
+    """
+    names = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
+    plain = {name: inspect.unwrap(getattr(kind, name)) for name in names}
+    return type(kind.__name__, (kind,), {**plain, "step": torch.no_grad()(inspect.unwrap(kind.step))})
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer, net: nn.Module) -> dict[str, Tensor]:

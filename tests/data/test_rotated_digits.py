@@ -1,7 +1,13 @@
 """Rotated Digits and Rotated MNIST: sizes, direction, what the domains share."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
+import torch
+from torchvision.transforms import InterpolationMode
+from torchvision.transforms import functional as TF
 
 from fedsim.data import benchmark, load_client, load_target
 from fedsim.data.digits import digits_domain, resize, rotate
@@ -37,6 +43,19 @@ def test_clockwise_means_that_the_top_goes_right():
     assert turned.sum() == 255
     assert rotate(image, -90)[0, 0, 4, 0] == 255
     assert rotate(image, 0) is image
+
+
+@pytest.mark.parametrize("angle", [15, 30, 45, 60, 75, -30])
+def test_rotation_is_torchvisions(angle):
+    images, _ = digits_domain(0, 28)
+    theirs = TF.rotate(torch.from_numpy(images), -angle, InterpolationMode.BILINEAR, fill=[0.0])
+    assert (rotate(images, angle) == theirs.numpy()).all()
+
+
+def test_a_client_of_digits_does_not_wait_for_torchvision():
+    """Its import takes two seconds, in each client process of a deployed round."""
+    code = "import sys, fedsim.client_app, fedsim.data.digits; sys.exit('torchvision' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_resize_keeps_constants_and_range():

@@ -1,0 +1,49 @@
+"""The local optimizer: PyTorch's own numbers, without PyTorch's compiler."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from clients.optimizers import eager
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (torch.optim.SGD, {"momentum": 0.9, "weight_decay": 0.01}),
+        (torch.optim.Adam, {"weight_decay": 0.01}),
+        (torch.optim.AdamW, {}),
+    ],
+)
+def test_steps_are_pytorchs(kind, words):
+    """Bit for bit over three steps, and again from the saved buffers."""
+    torch.manual_seed(0)
+    nets = [torch.nn.Linear(5, 3) for _ in range(2)]
+    nets[1].load_state_dict(nets[0].state_dict())
+    kinds = (kind, eager(kind))
+    optimizers = [kind_(net.parameters(), 0.1, fused=True, **words) for kind_, net in zip(kinds, nets)]
+    for number in range(3):
+        images = torch.randn(4, 5)
+        for net, optimizer in zip(nets, optimizers):
+            optimizer.zero_grad(set_to_none=True)
+            net(images).square().sum().backward()
+            optimizer.step()
+        assert all((a == b).all() for a, b in zip(*(net.parameters() for net in nets)))
+        if number == 1:
+            saved = optimizers[1].state_dict()
+            optimizers[1] = eager(kind)(nets[1].parameters(), 0.1, fused=True, **words)
+            optimizers[1].load_state_dict(saved)
+    assert torch.is_grad_enabled()
+
+
+def test_a_step_does_not_import_the_compiler():
+    """It would take a second in each client process of a deployed round."""
+    code = (
+        "import sys, torch; from torch import nn; from clients.optimizers import make_optimizer;"
+        "from fedsim.experiment import TrainSettings; net = nn.Linear(2, 2);"
+        "optimizer = make_optimizer(net, TrainSettings(), 0.1); net(torch.zeros(1, 2)).sum().backward();"
+        "optimizer.step(); optimizer.zero_grad(); sys.exit('torch._dynamo' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
