@@ -4,19 +4,22 @@
 
 Three source sites on loopback, over TLS with keys, three rounds of FedAvg (FedBN where client state matters); the fault
 strikes site-rot15 in round 2. "equal" means: last.safetensors and the accuracies and losses of rounds.csv are those of
-the unbroken run, or of the federation reduced by the failed replies (both computed inline), to 1e-5.
+the unbroken run, or of the federation reduced by the failed replies (both computed inline), to 1e-5. Ctrl-C or SIGTERM
+ends it after the faults under way, with the table of those that were tried.
 """
 
 import argparse
+import contextlib
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 
 from breakdowns import link_cut, operator_dies, operator_stops, server_dies, site_killed, site_missing, site_restarted
 from cable import Cable
@@ -127,8 +130,11 @@ def main() -> int:
             (Path(root) / f"lane{number}").mkdir()
             lane = open_lane(Path(root) / f"lane{number}", words.timeout)
             with lane.federation:
-                while not waiting.empty():
-                    name = waiting.get()
+                while True:
+                    try:
+                        name = waiting.get_nowait()
+                    except Empty:
+                        break
                     started = time.monotonic()
                     try:
                         outcome = FAULTS[name](lane)
@@ -142,7 +148,17 @@ def main() -> int:
                     )
             lane.cable.close()
 
-        list(pool.map(work, range(words.lanes)))
+        lanes = [pool.submit(work, number) for number in range(words.lanes)]
+
+        def finish_early(number: int, frame: object) -> None:  # each lane ends its fault and its federation
+            with contextlib.suppress(Empty):
+                while True:
+                    waiting.get_nowait()
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, finish_early)
+        for lane in lanes:
+            lane.result()
     print("\n| fault | what happened | seconds | as it must |\n|---|---|---|---|")
     for name in [name for name in FAULTS if name in rows]:
         happened, seconds, holds = rows[name]
