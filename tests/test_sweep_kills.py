@@ -144,7 +144,6 @@ def test_killed_twice_at_random(trial, tmp_path):
     assert_same_records(broken / "digits", whole)
 
 
-@pytest.mark.slow
 @needs_proc
 def test_interrupted_sweep_says_so(tmp_path):
     """Ctrl-C: one line, exit code 130, no worker left and no folder claimed."""
