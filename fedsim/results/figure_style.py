@@ -11,9 +11,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-# Okabe and Ito's palette without its yellow, which vanishes on white.
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-LINES = ("-", "--", "-.", ":", (0, (4, 1, 1, 1, 1, 1)), (0, (7, 2)), (0, (1, 2.5)), (0, (6, 1.5, 2, 1.5)))
+# Okabe and Ito's palette with grey for its yellow, which vanishes on white.
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#808080")
+LINES = ("-", "--", "-.", ":", (0, (4, 1, 1, 1, 1, 1)), (0, (7, 2)), (0, (1, 2.5)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "h")
 HATCHES = ("", "///", "...", "xxx", "\\\\\\", "ooo", "---", "+++", "**")
 SETTINGS = {

@@ -44,8 +44,8 @@ def target_bars(comparison: Comparison, runs_table: pd.DataFrame, name: str) -> 
     if cells["mean"].isna().all():
         return None
     groups, labels = [*comparison.targets, "average"], list(comparison.methods["label"])
-    columns = min(len(groups), 5)
-    rows = -(-len(groups) // columns)
+    rows = -(-len(groups) // 5)
+    columns = -(-len(groups) // rows)
     figure = Figure(figsize=(1.9 * columns + 1.5, rows * (0.3 * len(labels) + 0.9) + 0.9), layout="constrained")
     axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     set_title(
@@ -188,7 +188,8 @@ def metric_over_rounds(clients: pd.DataFrame, column: str, name: str) -> Figure 
     title = column.replace("_", " ")
     heading = f"{name}: {title} of each client (mean ± std over seeds{left_out})"
     figure, axes = panels(len(chosen), len(targets), heading)
-    looks = styles(sorted(frame["client"].unique()))
+    # The same client looks the same in every figure, whichever methods have a row there.
+    looks = styles(sorted(clients["client"].unique(), key=lambda client: (client == "pooled", client)))
     for row, label in zip(axes, chosen):
         row[0].set_ylabel(f"{label}\n{title}")
         for one, target in zip(row, targets):

@@ -35,13 +35,21 @@ Cells = Sequence[Data | str]
 
 def table(heads: Sequence[str], rows: Iterable[Cells], below: Iterable[Cells] = (), style: str = "") -> str:
     """Sortable table in a container of its own that scrolls; `below` are rows that stay below and are never sorted."""
-    head = "".join(f'<th scope="col"><button type="button">{escape(name)}</button></th>' for name in heads)
+    rows = [list(row) for row in rows]
+    head = "".join(_head(name, [row[column] for row in rows]) for column, name in enumerate(heads))
     bodies = f"<tbody>{_rows(rows)}</tbody>"
     published = _rows(below)
     if published:
         bodies += f'<tbody class="published">{published}</tbody>'
     kind = f"sortable {style}".strip()
     return f'<div class="scroll"><table class="{kind}"><thead><tr>{head}</tr></thead>{bodies}</table></div>'
+
+
+def _head(name: str, column: Cells) -> str:
+    """A column's head stands where its texts stand."""
+    long = any(isinstance(cell, Data) and cell.style == "long" for cell in column)
+    style = ' class="long"' if long else ""
+    return f'<th scope="col"{style}><button type="button">{escape(name)}</button></th>'
 
 
 def _rows(rows: Iterable[Cells]) -> str:
