@@ -1,6 +1,6 @@
 """Faults injected for real into federations on this machine, and a table of what became of them.
 
-    PYTHONPATH=tests python tests/deployment/faults.py [--only WORD] [--lanes 3] [--timeout 40]
+    PYTHONPATH=tests python tests/deployment/faults.py [--only WORD,WORD] [--lanes 3] [--timeout 40]
 
 Three source sites on loopback, over TLS with keys, three rounds of FedAvg (FedBN where client state matters); the fault
 strikes site-rot15 in round 2. "equal" means: last.safetensors and the accuracies and losses of rounds.csv are those of
@@ -124,12 +124,12 @@ def print_table(rows: dict[str, tuple[str, float, bool]]) -> None:
 def main() -> int:
     """Inject the faults, several federations at a time, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="faults whose name contains this")
+    parser.add_argument("--only", default="", help="faults whose name contains one of these words")
     parser.add_argument("--lanes", type=int, default=3, help="federations at a time")
     parser.add_argument("--timeout", type=float, default=40, help="run.timeout; a busy machine needs more")
     words = parser.parse_args()
     waiting: SimpleQueue[str] = SimpleQueue()
-    for name in [name for name in FAULTS if words.only in name]:
+    for name in [name for name in FAULTS if any(word in name for word in words.only.split(","))]:
         waiting.put(name)
     rows: dict[str, tuple[str, float, bool]] = {}
     with tempfile.TemporaryDirectory(prefix="faults-") as root, ThreadPoolExecutor(words.lanes) as pool:
