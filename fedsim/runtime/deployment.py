@@ -176,7 +176,7 @@ def failure(state: str, details: str) -> Exception:
     if USER_ERROR in details:
         return UserError(details.split(USER_ERROR, 1)[1].strip())
     reason = details.removeprefix("ServerApp failed with exception: ")
-    return ClientFailedError(f"the run ended as {state}: {reason or 'no reason given'}")
+    return ClientFailedError(reason or f"the run ended as {state}; see the SuperLink's log")
 
 
 def stop(control: Control, run_id: str, folder: Path) -> None:

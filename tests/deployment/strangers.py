@@ -1,5 +1,6 @@
 """Who must not get in: SuperNodes without the right key or certificate, sites that reach for more than theirs."""
 
+import re
 import subprocess
 import tempfile
 from collections.abc import Callable
@@ -37,6 +38,7 @@ def stranger(kind: str) -> Callable[[Lane], Outcome]:
                 return Outcome("still trying, never connected", kind == "plaintext")
         said = done.stdout + done.stderr
         need(done.returncode != 0 and "SuperNode ID" not in said, said[-400:])
+        said = re.sub(r"\x1b\[\d+m", "", said)  # Flower's colours
         lines = [line.strip() for line in said.splitlines() if "code" in line.lower() or "VERIFY" in line]
         return Outcome(f"refused, exit {done.returncode}: {' '.join(lines)[:90]}", True)
 
@@ -72,4 +74,4 @@ def impostor(lane: Lane) -> Outcome:
         env.write_text(honest)
         lane.federation.start("site-rot30", expect=None)
     need(done.returncode == 2 and "two nodes say that they are 'rot0'" in done.stderr, done.stderr)
-    return Outcome(f"exit 2: {done.stderr.strip()[-70:]}", True)
+    return Outcome(f"exit 2: {done.stderr.strip().splitlines()[-1][:90]}", True)
