@@ -4,6 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from fedsim.deploy.federation import Federation, read_federation
+from fedsim.deploy.kits import init
+
 TOML = """
 name = "demo"
 address = "127.0.0.1"
@@ -38,3 +41,11 @@ def federation_file(tmp_path: Path) -> Path:
     file = tmp_path / "federation.toml"
     file.write_text(TOML)
     return file
+
+
+@pytest.fixture
+def federation(federation_file: Path) -> Federation:
+    """A federation with its kits."""
+    federation = read_federation(federation_file)
+    init(federation)
+    return federation

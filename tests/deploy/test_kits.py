@@ -21,14 +21,6 @@ SITE = {"README.md", "ca.crt", "key", "site.env", "start.sh", "stop.sh", "superv
 PRIVATE = {"ca.key", "server.key", "key"}
 
 
-@pytest.fixture
-def federation(federation_file):
-    """A federation with its kits."""
-    federation = read_federation(federation_file)
-    init(federation)
-    return federation
-
-
 def contents(folder):
     """Bytes of every file below a folder."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

@@ -29,6 +29,22 @@ await() {
   child=""
 }
 
+# watch PID: Flower's SuperNode (1.42) ends its work when a connection breaks inside the TLS handshake, as when the server
+# restarts, but its process stays. A moment after it said so it is ended, so that it is started again.
+watch() {
+  trap 'kill "$!" 2>/dev/null; exit' TERM
+  moment() { sleep "${WATCH_SECONDS:-10}" & wait "$!"; }
+  while moment && kill -0 "$1" 2>/dev/null; do
+    if grep -q "SSL/TLS handshake error" run/attempt.log; then
+      moment
+      kill -TERM "$1" 2>/dev/null
+      moment
+      kill -KILL "$1" 2>/dev/null
+      return
+    fi
+  done
+}
+
 failures=0 pause=$RETRY_SECONDS
 while [ -z "$stopping" ]; do
   begin=$SECONDS
@@ -36,7 +52,10 @@ while [ -z "$stopping" ]; do
     --port "$PORT" --node-config "$config" > >(exec tee -i run/attempt.log) 2>&1 &
   child=$!
   echo "$child" >run/supernode.pid
+  watch "$child" &
+  watcher=$!
   await
+  kill "$watcher" 2>/dev/null
   [ -z "$stopping" ] || break
   sleep 0.5 # tee may still be writing
   if [ $((SECONDS - begin)) -ge 60 ]; then
