@@ -118,11 +118,13 @@ def test_a_killed_command_leaves_the_run_going_and_follows_it_when_called_again(
 
 @pytest.mark.deployment
 def test_a_failed_run_exits_1_with_its_reason(federation, tmp_path):
-    """The reason is the client's, by name."""
-    done = federation.run(tmp_path, **{"run.timeout": 0.001})
+    """The reason is the client's, by name, with its own traceback."""
+    fault = {"kind": "raise", "round": 1, "once": True, "seconds": 0}
+    federation.fault_file("site-rot15").write_text(json.dumps(fault))
+    done = federation.run(tmp_path, **{"run.on_client_failure": "stop"})
     assert done.returncode == 1
-    assert "client 'rot45' failed in round 0: no reply within 0.001 s" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert "client 'rot15' failed in round 1" in done.stderr
+    assert "told to raise" in done.stderr
 
 
 @pytest.mark.deployment
