@@ -109,7 +109,10 @@ def empty_rounds(federation: Federation, folder: Path, rounds: int) -> list[floa
     answer = Control(federation).flwr("run", str(app), CONNECTION, "--run-config", str(settings))
     if not answer.get("success"):
         raise RuntimeError(f"the empty app was refused: {answer}")
+    deadline = time.monotonic() + 60 * (1 + rounds)
     while not report.is_file():
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"the empty app wrote no {report}; see the SuperLink's log")
         time.sleep(0.5)
     return json.loads(report.read_text())
 
