@@ -94,11 +94,14 @@ def cause(code: int | None) -> str:
 
 
 def stop(seats: Sequence[Seat]) -> None:
-    """End the workers: idle ones by a word, busy ones by a signal, as atomic writes allow at any moment."""
+    """End the workers: idle ones by a word, busy ones by SIGKILL, as atomic writes allow at any moment.
+
+    An exception raised by a signal could surface in a library's callback, where it is printed and lost.
+    """
     running = [seat for seat in seats if seat.process is not None]
     for seat in running:
         if seat.cell is not None:
-            seat.process.terminate()
+            seat.process.kill()
         else:
             with contextlib.suppress(OSError):
                 seat.connection.send(None)

@@ -48,11 +48,7 @@ def run_cell(settings: str, tell: Callable[[Message], Any]) -> Message:
 
 
 def worker(connection: Connection, gpus: tuple[str, ...]) -> None:
-    """A worker process: takes settings, runs them, and tells how far it is.
-
-    It ends at once on SIGTERM, as it may on SIGKILL: every write is atomic, and an exception raised by a signal could
-    surface in a library's callback, where it is printed and lost.
-    """
+    """A worker process: takes settings, runs them, and tells how far it is."""
     threading.Thread(target=die_with_parent, daemon=True).start()
     if gpus:  # read when CUDA is first used, which is later than this
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
