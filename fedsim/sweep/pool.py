@@ -2,6 +2,7 @@
 
 import contextlib
 import multiprocessing
+import os
 import signal
 from collections import deque
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from multiprocessing.process import BaseProcess
 from fedsim.sweep.budget import Slot
 from fedsim.sweep.plan import Cell
 from fedsim.sweep.view import SweepView
-from fedsim.sweep.worker import worker
+from fedsim.sweep.worker import END, worker
 
 STOP_SECONDS = 10.0
 
@@ -94,14 +95,12 @@ def cause(code: int | None) -> str:
 
 
 def stop(seats: Sequence[Seat]) -> None:
-    """End the workers: idle ones by a word, busy ones by SIGKILL, as atomic writes allow at any moment.
-
-    An exception raised by a signal could surface in a library's callback, where it is printed and lost.
-    """
+    """End the workers: idle ones by a word, busy ones by a signal, as atomic writes allow at any moment."""
     running = [seat for seat in seats if seat.process is not None]
     for seat in running:
         if seat.cell is not None:
-            seat.process.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(seat.process.pid, END)
         else:
             with contextlib.suppress(OSError):
                 seat.connection.send(None)

@@ -1,6 +1,8 @@
 """What runs inside a sweep's worker process: one cell after the other, until told to stop or the sweep is gone."""
 
 import os
+import signal
+import sys
 import threading
 import traceback
 from collections.abc import Callable
@@ -14,6 +16,7 @@ from fedsim.experiment import Experiment, parse_experiment
 
 Message = tuple[str, Any, Any]  # what Cell.hear takes
 ORPHANED = 3
+END = signal.SIGUSR1  # SIGINT is the sweep's, and Ray has its own word on SIGTERM
 
 
 class Progress:
@@ -48,7 +51,8 @@ def run_cell(settings: str, tell: Callable[[Message], Any]) -> Message:
 
 
 def worker(connection: Connection, gpus: tuple[str, ...]) -> None:
-    """A worker process: takes settings, runs them, and tells how far it is."""
+    """A worker process: takes settings, runs them, and tells how far it is, until told to stop or the signal END."""
+    signal.signal(END, end)
     threading.Thread(target=die_with_parent, daemon=True).start()
     if gpus:  # read when CUDA is first used, which is later than this
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
@@ -57,6 +61,16 @@ def worker(connection: Connection, gpus: tuple[str, ...]) -> None:
             connection.send(run_cell(settings, connection.send))
     except (EOFError, OSError):
         return
+
+
+def end(number: int, frame: object) -> None:
+    """End at once, with the Ray processes of a cell that has some.
+
+    No exception is raised for it: in a library's callback it would be printed and lost.
+    """
+    if "ray" in sys.modules:
+        sys.modules["ray"].shutdown()
+    os._exit(128 + number)
 
 
 def die_with_parent() -> None:

@@ -153,12 +153,15 @@ def test_no_cluster_at_the_address_is_one_line(tmp_path):
 
 
 @pytest.mark.slow
-def test_ctrl_c_leaves_nothing_behind(tmp_path):
-    """Interrupted in a round: exit code 130, no Ray process left; the same command finishes the run."""
+@pytest.mark.parametrize("verb", ["run", "sweep"])
+def test_ctrl_c_leaves_nothing_behind(verb, tmp_path):
+    """Interrupted in a round: exit code 130, nothing said but that, no Ray process left."""
     experiment = small_experiment(tmp_path, train={"rounds": 300})
+    sweep = [*FEDSIM, "sweep", "digits", "--methods", "fedavg", "--targets", "rot45", "--seeds", "0", "--jobs", "1"]
+    sweep += ["--output", str(tmp_path), "--set", "run.runtime=ray", *settings_of(experiment)]
     folder = Path("/tmp") / f"fc{os.getpid()}"  # its name is in the command lines of Ray's processes
     process = subprocess.Popen(
-        command(experiment, tmp_path, "ray"),
+        command(experiment, tmp_path, "ray") if verb == "run" else sweep,
         cwd=tmp_path,
         env={**os.environ, "RAY_TMPDIR": str(folder)},
         start_new_session=True,
@@ -177,6 +180,7 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path):
     _, said = process.communicate(timeout=120)
     assert process.returncode == 130, said
     assert "Traceback" not in said
+    assert "SIGTERM" not in said
     assert len(rounds.read_text().splitlines()) > 3
     for _ in range(100):
         if not processes_with(str(folder)):
