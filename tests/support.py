@@ -1,6 +1,8 @@
 """What several test folders use: a small experiment on real digits, an instrumented inline run, table comparison."""
 
+import socket
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from pathlib import Path
 
 import pandas as pd
@@ -80,3 +82,12 @@ def numbers(file: Path) -> pd.DataFrame:
     """A record file without its timing columns."""
     table = pd.read_csv(file)
     return table[[column for column in table if "seconds" not in column]]
+
+
+def free_ports(count: int) -> list[int]:
+    """Loopback ports that nothing listens on, all different."""
+    with ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]

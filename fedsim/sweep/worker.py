@@ -68,9 +68,11 @@ def end(number: int, frame: object) -> None:
 
     No exception is raised for it: in a library's callback it would be printed and lost.
     """
-    if "ray" in sys.modules:
-        sys.modules["ray"].shutdown()
-    os._exit(128 + number)
+    try:
+        if "ray" in sys.modules:
+            sys.modules["ray"].shutdown()
+    finally:
+        os._exit(128 + number)
 
 
 def die_with_parent() -> None:

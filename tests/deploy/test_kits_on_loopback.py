@@ -4,16 +4,15 @@ import http.client
 import os
 import shutil
 import signal
-import socket
 import ssl
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from support import free_ports
 
 from fedsim.deploy.control import Control, register, registered_nodes
 from fedsim.deploy.federation import Federation, read_federation
@@ -24,15 +23,6 @@ NGINX = shutil.which("nginx", path=os.environ.get("PATH", "") + ":/usr/sbin")
 BIN = Path(sys.executable).parent
 DOMAINS = 'data.domains=["rot0", "rot45"]'
 pytestmark = pytest.mark.deployment
-
-
-def free_ports(count: int) -> list[int]:
-    """Loopback ports that nothing listens on, all different."""
-    with ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
 
 
 def script(kit: Path, name: str) -> subprocess.CompletedProcess:

@@ -15,9 +15,7 @@ def site_killed(stop: bool) -> Callable[[Lane], Outcome]:
 
     def fault(lane: Lane) -> Outcome:
         output = lane.fresh()
-        started = lane.break_site("slow", seconds=30)
-        process = lane.begin(output, **{**(STOP if stop else CONTINUE), "run.timeout": 200})
-        until(lambda: not started.exists(), 400, "round 2")
+        process = lane.begin_and_slow(output, 30, **{**(STOP if stop else CONTINUE), "run.timeout": 200})
         lane.federation.kill(SITE)
         _, said = process.communicate(timeout=1500)
         folder = run_folder(output)
@@ -58,9 +56,7 @@ def link_cut(seconds: float) -> Callable[[Lane], Outcome]:
 
     def fault(lane: Lane) -> Outcome:
         output = lane.fresh()
-        started = lane.break_site("slow", seconds=10)
-        process = lane.begin(output, **{**CONTINUE, "run.timeout": 300})
-        until(lambda: not started.exists(), 400, "round 2")
+        process = lane.begin_and_slow(output, 10, **{**CONTINUE, "run.timeout": 300})
         lane.cable.cut()
         time.sleep(seconds)
         lane.cable.mend()
@@ -79,9 +75,7 @@ def server_dies(how: str) -> Callable[[Lane], Outcome]:
 
     def fault(lane: Lane) -> Outcome:
         output = lane.fresh()
-        started = lane.break_site("slow", seconds=10)
-        process = lane.begin(output, **STOP)
-        until(lambda: not started.exists(), 400, "round 2")
+        process = lane.begin_and_slow(output, 10, **STOP)
         folder = run_folder(output)
         if how == "server app":
             os.kill(int((folder / ".lock").read_text().split()[1]), signal.SIGKILL)
@@ -126,9 +120,7 @@ def operator_dies(lane: Lane) -> Outcome:
 def operator_stops(lane: Lane) -> Outcome:
     """Ctrl-C."""
     output = lane.fresh()
-    started = lane.break_site("slow", seconds=5)
-    process = lane.begin(output, **STOP)
-    until(lambda: not started.exists(), 400, "round 2")
+    process = lane.begin_and_slow(output, 5, **STOP)
     os.killpg(process.pid, signal.SIGINT)
     _, said = process.communicate(timeout=200)
     need(process.returncode == 130, f"{process.returncode}: {said}")

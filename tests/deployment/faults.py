@@ -23,9 +23,10 @@ from queue import Empty, SimpleQueue
 
 from breakdowns import link_cut, operator_dies, operator_stops, server_dies, site_killed, site_missing, site_restarted
 from cable import Cable
-from harness import Loopback, free_ports, run_folder
+from harness import Loopback, run_folder
 from lanes import CONTINUE, SITE, STOP, VICTIM, Lane, Outcome, check_equal, need, status
 from strangers import control_path, impostor, stranger
+from support import free_ports
 
 
 def failing(kind: str, reason: str, stop: bool = False, **more: float) -> Callable[[Lane], Outcome]:

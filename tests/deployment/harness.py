@@ -2,17 +2,16 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import tomli_w
+from support import free_ports
 
 from fedsim.deploy.federation import Federation, read_federation
 from fedsim.deploy.kits import init
@@ -46,15 +45,6 @@ SMALL = {  # the settings of `support.small_experiment` as overrides of the ship
     "run.timeout": 900,
 }
 SOURCES, TARGET = ("rot0", "rot15", "rot30"), "rot45"
-
-
-def free_ports(count: int) -> list[int]:
-    """Loopback ports that nothing listens on, all different."""
-    with ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
 
 
 def until(condition, seconds: float, what: str):

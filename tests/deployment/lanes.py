@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from cable import Cable
 from flwr.app import Error, Message
-from harness import SMALL, TARGET, Loopback
+from harness import SMALL, TARGET, Loopback, until
 from safetensors.numpy import load_file
 from support import run_small
 
@@ -62,6 +62,13 @@ class Lane:
             text=True,
             start_new_session=True,
         )
+
+    def begin_and_slow(self, output: Path, seconds: float, **settings: object) -> subprocess.Popen:
+        """Start a run; the victim is now training in round 2 and takes that long."""
+        started = self.break_site("slow", seconds=seconds)
+        process = self.begin(output, **settings)
+        until(lambda: not started.exists(), 400, "round 2")
+        return process
 
 
 @dataclass

@@ -6,8 +6,8 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from harness import free_ports
 from lanes import SITE, STOP, Lane, Outcome, need
+from support import free_ports
 
 from fedsim.deploy.certificates import write_site_key
 

@@ -7,12 +7,11 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
 from pathlib import Path
 
 import pandas as pd
 import pytest
-from support import numbers, run_small, small_experiment
+from support import free_ports, numbers, run_small, small_experiment
 
 from fedsim.experiment import read_experiment
 from fedsim.server_app import complete
@@ -20,15 +19,6 @@ from fedsim.server_app import complete
 FEDSIM = [sys.executable, "-c", "from fedsim.cli import main; main()"]
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
-
-
-def free_ports(count: int) -> list[int]:
-    """Loopback ports that nothing listens on, all different."""
-    with ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
 
 
 def settings_of(experiment) -> list[str]:

@@ -29,7 +29,7 @@ await() {
   child=""
 }
 
-# watch PID: Flower's SuperNode (1.42) ends its work when a connection breaks inside the TLS handshake, as when the server
+# watch PID: Flower's SuperNode (1.41) ends its work when a connection breaks inside the TLS handshake, as when the server
 # restarts, but its process stays. A moment after it said so it is ended, so that it is started again.
 watch() {
   trap 'kill "$!" 2>/dev/null; exit' TERM
