@@ -17,11 +17,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from clients import frequency, style
+from clients.augment import frequency, style
 from clients.base import DomainClient
 from clients.optimizers import make_optimizer
 from fedsim.experiment import Experiment, from_table, parse_override
-from fedsim.workspace import Workspace, source_clients
+from fedsim.run.workspace import Workspace, source_clients
 
 ROWS = (
     "ccst,ccst:cross_client_style.encoder=haar,elcfs,elcfs:episodic_step.L_w=0.1,"

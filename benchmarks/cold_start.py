@@ -61,8 +61,8 @@ def order(settings: str, state: str) -> tuple:
     from flwr.app import ConfigRecord, Context, Message, RecordDict
 
     from fedsim.experiment import parse_experiment
+    from fedsim.run.workspace import source_clients
     from fedsim.runtime.identity import assume_identity
-    from fedsim.workspace import source_clients
 
     assume_identity(1)
     name = source_clients(parse_experiment(settings))[0]

@@ -13,10 +13,10 @@ from fedsim.arrays import record_to_arrays, state_to_record
 from fedsim.data.benchmarks import matching
 from fedsim.errors import USER_ERROR, UserError
 from fedsim.experiment import Experiment
-from fedsim.local_privacy import perturbed
+from fedsim.run.local_privacy import perturbed
+from fedsim.run.workspace import Workspace, set_threads, source_clients, workspace
 from fedsim.runtime.site import state_folder, time_limit
-from fedsim.workspace import Workspace, set_threads, source_clients, workspace
-from strategies.target_site import UPLOADS, score_records
+from strategies.wire.target_site import UPLOADS, score_records
 
 CLIENT_APP_RAISED = 2  # Flower's error code for an exception in the client app
 

@@ -1,10 +1,12 @@
 """Which parts make no sense together; refused in one line when the experiment is read."""
 
-from clients.fedig import ClientAgnostic
+from clients.step.client_agnostic import ClientAgnostic
 from fedsim.errors import UserError
 from fedsim.models.norms import IBN, XAN, BatchNorm, MixIG
 from fedsim.recipe import Recipe, part_name
-from strategies.parts import ByExamples, Everything, Uniform
+from strategies.share.everything import Everything
+from strategies.weights.by_examples import ByExamples
+from strategies.weights.uniform import Uniform
 
 
 def check_recipe(recipe: Recipe, name: str) -> None:

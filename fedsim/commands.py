@@ -15,9 +15,9 @@ from fedsim.experiment import Experiment, nearest
 
 def run_one(experiment: Experiment) -> None:
     """Run (or resume) one experiment with a progress bar; prints the headline and where the records are."""
+    from fedsim.run.session import complete_finish, is_finished, refuse_other_settings, run_folder
     from fedsim.runtime.launch import launch
     from fedsim.server_app import complete
-    from fedsim.session import complete_finish, is_finished, refuse_other_settings, run_folder
 
     experiment = complete(experiment)
     folder = run_folder(experiment)
@@ -36,7 +36,7 @@ def run_one(experiment: Experiment) -> None:
 
 def make_pictures(experiment: Experiment, output: Path, rows: int) -> None:
     """Write the picture grids of a method and print where they are."""
-    from fedsim.pictures import draw_pictures
+    from fedsim.results.pictures import draw_pictures
     from fedsim.server_app import complete
 
     for file in draw_pictures(complete(experiment), output, rows):
@@ -155,7 +155,7 @@ def method_notes(experiments: Iterable[Experiment]) -> dict[str, dict[str, str]]
 
 def draw_features(run: Path, output: Path, per_domain: int) -> None:
     """t-SNE of a run's best model."""
-    from fedsim.features import plot_features
+    from fedsim.results.features import plot_features
 
     png, _ = plot_features(run, output, per_domain)
     console.print(f"{png} (and .svg)", soft_wrap=True)

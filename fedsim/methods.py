@@ -5,26 +5,34 @@ A row names the parts in which the method differs from FedAvg. On the command li
 `method.add=["guiding_head"]` adds one (fedsim/assembly.py).
 """
 
-from clients.batches import BalancedBudget, Shuffled
-from clients.calibration import SemanticCalibration
-from clients.ccst import CrossClientStyle
-from clients.elcfs import EpisodicStep
-from clients.fedig import ClientAgnostic
-from clients.generalization_gap import GeneralizationGap
-from clients.guiding_head import GuidingHead
-from clients.steps import SupervisedStep
-from clients.terms import LabelSmoothing, Proximal
+from clients.augment.cross_client_style import CrossClientStyle
+from clients.batches.balanced_budget import BalancedBudget
+from clients.batches.shuffled import Shuffled
+from clients.reports.generalization_gap import GeneralizationGap
+from clients.step.calibration import SemanticCalibration
+from clients.step.client_agnostic import ClientAgnostic
+from clients.step.episodic import EpisodicStep
+from clients.step.supervised import SupervisedStep
+from clients.terms.guiding_head import GuidingHead
+from clients.terms.label_smoothing import LabelSmoothing
+from clients.terms.proximal import Proximal
 from fedsim.models.infer import RULES, ZeroShotAdapter
-from fedsim.models.mixstyle import MixStyle
+from fedsim.models.inserts.mixstyle import MixStyle
 from fedsim.models.norms import BIN, DSON, IBN, XAN, BatchNorm, MixIG
 from fedsim.recipe import Recipe
-from strategies.banks import AmplitudeBank, StyleBank
-from strategies.divergence import SemanticDivergence
-from strategies.generalization import GeneralizationAdjustment
-from strategies.parts import ByExamples, Everything, Uniform, WeightedMean
-from strategies.privacy import PrivateMean
-from strategies.robust import CoordinateMedian, TrimmedMean
-from strategies.sharing import WithoutBatchNorm, WithoutStatistics
+from strategies.banks.amplitude import AmplitudeBank
+from strategies.banks.style import StyleBank
+from strategies.fuse.coordinate_median import CoordinateMedian
+from strategies.fuse.private_mean import PrivateMean
+from strategies.fuse.semantic_divergence import SemanticDivergence
+from strategies.fuse.trimmed_mean import TrimmedMean
+from strategies.fuse.weighted_mean import WeightedMean
+from strategies.share.everything import Everything
+from strategies.share.without_batch_norm import WithoutBatchNorm
+from strategies.share.without_statistics import WithoutStatistics
+from strategies.weights.by_examples import ByExamples
+from strategies.weights.generalization_adjustment import GeneralizationAdjustment
+from strategies.weights.uniform import Uniform
 
 METHODS: dict[str, Recipe] = {
     "fedavg": Recipe(paper="McMahan et al., AISTATS 2017"),

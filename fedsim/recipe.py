@@ -4,12 +4,15 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from clients.batches import Shuffled
+from clients.batches.shuffled import Shuffled
 from clients.parts import Augment, Batches, Contributor, Report, Step, Term
-from clients.steps import SupervisedStep
+from clients.step.supervised import SupervisedStep
 from fedsim.models.infer import EvalMode, Infer
 from fedsim.models.norms import BatchNorm
-from strategies.parts import Bank, ByExamples, Everything, Fuse, Share, WeightedMean, Weights
+from strategies.fuse.weighted_mean import WeightedMean
+from strategies.parts import Bank, Fuse, Share, Weights
+from strategies.share.everything import Everything
+from strategies.weights.by_examples import ByExamples
 
 SLOTS = (
     "share",

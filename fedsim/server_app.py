@@ -10,19 +10,19 @@ from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedsim.arrays import record_to_arrays
-from fedsim.checkpoint import run_token
-from fedsim.claim import claim
 from fedsim.data import benchmark, resolve_domain
 from fedsim.errors import USER_ERROR, UserError
 from fedsim.experiment import Experiment, parse_experiment, read_experiment
 from fedsim.results.callbacks import RunCallback, tell_failure, trackers
+from fedsim.run.checkpoint import run_token
+from fedsim.run.claim import claim
+from fedsim.run.session import Session, is_finished, run_folder
+from fedsim.run.target import TargetEvaluator
+from fedsim.run.workspace import Workspace, set_threads, source_clients
 from fedsim.runtime.polling import QuickGrid
-from fedsim.session import Session, is_finished, run_folder
-from fedsim.target import TargetEvaluator
-from fedsim.workspace import Workspace, set_threads, source_clients
 from strategies.base import FedDG
-from strategies.handshake import Roster
-from strategies.target_site import TargetScore
+from strategies.wire.handshake import Roster
+from strategies.wire.target_site import TargetScore
 
 LOG = "run.log"
 SHOWN = (("validation", "mean_validation_accuracy"), ("target", "target_accuracy"))

@@ -17,13 +17,11 @@ from fedsim.arrays import all_finite, record_to_arrays, state_to_record
 from fedsim.errors import ClientFailedError
 from fedsim.experiment import Experiment
 from fedsim.seeding import numpy_rng
-from strategies.banks import odd_shapes, owned
-from strategies.handshake import NOT_ONLINE, Roster, Site
+from strategies.banks.checks import odd_shapes, owned
 from strategies.parts import MIRROR, Bank, Place, ServerRound, Update
-from strategies.replies import match
-from strategies.round_log import RoundLog
-from strategies.target_site import TargetSite
-from strategies.validation import (
+from strategies.wire.handshake import NOT_ONLINE, Roster, Site
+from strategies.wire.matching import match
+from strategies.wire.reply_checks import (
     Expected,
     RejectedReplyError,
     check_collected,
@@ -34,6 +32,8 @@ from strategies.validation import (
     judged,
     manifest,
 )
+from strategies.wire.round_log import RoundLog
+from strategies.wire.target_site import TargetSite
 
 T = TypeVar("T")
 

@@ -1,4 +1,4 @@
-"""Contracts of the server's parts, and the standard ones: everything is shared, weighed by examples, averaged.
+"""Contracts of the server's parts.
 
 A part is a frozen dataclass whose fields are a paper's hyper-parameters. What changes from round to round lives in
 `ServerRound.state`, a JSON-able dict per part that the strategy checkpoints.
@@ -10,8 +10,6 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 from torch import nn
-
-from strategies.aggregate import weighted_mean
 
 Arrays = Mapping[str, np.ndarray]
 Place = Literal["shared", "upload", "local"]
@@ -104,42 +102,3 @@ class Bank:
     def hand_out(self, bank: Mapping[str, Arrays], client: str) -> dict[str, np.ndarray]:
         """The arrays that `client` gets of the bank {client: arrays}."""
         raise NotImplementedError
-
-
-@dataclass(frozen=True)
-class Everything(Share):
-    """All state entries are shared: trainable tensors, batch-norm statistics and counters (FedAvg)."""
-
-    def place(self, net: nn.Module) -> dict[str, Place]:
-        """Every entry is `shared`."""
-        return dict.fromkeys(net.state_dict(), "shared")
-
-
-@dataclass(frozen=True)
-class ByExamples(Weights):
-    """p_k = n_k / sum_j n_j over the clients that delivered (FedAvg, McMahan et al. 2017)."""
-
-    def weigh(self, updates: Sequence[Update], server: ServerRound) -> dict[str, float]:
-        """Shares of the number of distinct training examples."""
-        total = sum(update.examples for update in updates)
-        return {update.client: update.examples / total for update in updates}
-
-
-@dataclass(frozen=True)
-class Uniform(Weights):
-    """p_k = 1/|U_t| over the clients that delivered (FedSB, ICASSP 2025)."""
-
-    def weigh(self, updates: Sequence[Update], server: ServerRound) -> dict[str, float]:
-        """Equal shares."""
-        return {update.client: 1.0 / len(updates) for update in updates}
-
-
-@dataclass(frozen=True)
-class WeightedMean(Fuse):
-    """theta = sum_k p_k theta_k in float64, cast back; integer buffers by maximum (core.md R3-R5)."""
-
-    def fuse(
-        self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound
-    ) -> dict[str, np.ndarray]:
-        """Weighted mean of all tensors, batch-norm statistics included."""
-        return weighted_mean([update.arrays for update in updates], [weights[update.client] for update in updates])

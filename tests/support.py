@@ -10,9 +10,9 @@ from flwr.app import Message
 
 from fedsim.client_app import app
 from fedsim.experiment import Experiment, from_table
+from fedsim.run.workspace import source_clients
 from fedsim.runtime.inline import InlineGrid
 from fedsim.server_app import complete, serve
-from fedsim.workspace import source_clients
 
 SHARED_DATA = Path(__file__).parents[2] / "shared" / "data"
 

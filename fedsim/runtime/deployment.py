@@ -16,7 +16,6 @@ from typing import Any
 import pandas as pd
 import tomli_w
 
-from fedsim.claim import is_claimed
 from fedsim.data.benchmarks import matching
 from fedsim.deploy.control import Control
 from fedsim.deploy.federation import CONNECTION, Federation, read_federation
@@ -24,10 +23,11 @@ from fedsim.errors import USER_ERROR, ClientFailedError, UserError
 from fedsim.experiment import Experiment
 from fedsim.results.callbacks import RunCallback
 from fedsim.results.recorder import atomic_write
+from fedsim.run.claim import is_claimed
+from fedsim.run.session import is_finished, refuse_other_settings, run_folder
+from fedsim.run.workspace import source_clients
 from fedsim.runtime.flower import with_absolute_paths, write_app
 from fedsim.server_app import LOG
-from fedsim.session import is_finished, refuse_other_settings, run_folder
-from fedsim.workspace import source_clients
 
 RUN = "deployment.json"
 POLL_SECONDS = 0.5

@@ -5,10 +5,10 @@ from pathlib import Path
 
 from fedsim.experiment import Experiment
 from fedsim.results.callbacks import RunCallback
+from fedsim.run.session import run_folder
+from fedsim.run.workspace import source_clients
 from fedsim.runtime.inline import InlineGrid, LocalGrid
 from fedsim.server_app import complete, serve
-from fedsim.session import run_folder
-from fedsim.workspace import source_clients
 
 
 def launch(experiment: Experiment, callbacks: Sequence[RunCallback] = ()) -> Path:

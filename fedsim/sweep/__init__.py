@@ -20,7 +20,7 @@ def run_sweep(
     dry_run: bool = False,
 ) -> list[Cell]:
     """Run all cells that are not finished; returns the failed ones. UserError before anything starts for bad input."""
-    from fedsim.session import complete_finish, is_finished
+    from fedsim.run.session import complete_finish, is_finished
 
     cells = plan_cells(config, axes, overrides, preset)
     waiting = [cell for cell in cells if cell.state == "waiting"]

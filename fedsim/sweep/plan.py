@@ -80,8 +80,8 @@ def plan_cells(config: str, axes: Axes, overrides: Sequence[str], preset: str) -
     from fedsim.assembly import build_recipe
     from fedsim.data import benchmark
     from fedsim.results.callbacks import find_callback
+    from fedsim.run.session import is_finished, refuse_other_settings, run_folder
     from fedsim.server_app import complete
-    from fedsim.session import is_finished, refuse_other_settings, run_folder
 
     base = read_experiment(config, overrides, preset)
     for name in base.run.callbacks:

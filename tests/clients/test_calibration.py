@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from clients.alignment import Projections, alignment_loss, attention
+from clients.step.alignment import Projections, alignment_loss, attention
 
 RESNET18 = [(128, 28, 28), (256, 14, 14), (512, 7, 7)]
 

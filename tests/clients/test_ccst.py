@@ -9,12 +9,12 @@ import torch
 from small_round import colour_images, small_data, small_round
 from support import run_small, small_experiment
 
-from clients.ccst import CrossClientStyle
-from clients.vgg_style import decoder, encoder
+from clients.augment.cross_client_style import CrossClientStyle
+from clients.augment.vgg_style import decoder, encoder
 from fedsim.assembly import build_recipe, find_recipe
 from fedsim.data.augment import to_float
 from fedsim.errors import UserError
-from strategies.banks import StyleBank
+from strategies.banks.style import StyleBank
 
 
 def bank_of(part: CrossClientStyle, clients: str = "abc") -> dict:

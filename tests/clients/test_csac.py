@@ -8,10 +8,10 @@ import torch
 from safetensors.numpy import load_file
 from support import numbers, run_small, small_experiment
 
-from clients.calibration import ACQUIRED, SemanticCalibration
 from clients.parts import Batch
+from clients.step.calibration import ACQUIRED, SemanticCalibration
 from fedsim.results import read_runs
-from fedsim.workspace import Workspace
+from fedsim.run.workspace import Workspace
 
 
 def opened(tmp_path, **fields):
@@ -137,7 +137,7 @@ def test_divergence_weights_are_recorded(tmp_path):
 
 def test_gap_of_generalization_adjustment(tmp_path, monkeypatch):
     """core.md 3.3: the gap is the received model's training loss minus that of the client's own last model."""
-    from clients.generalization_gap import GeneralizationGap
+    from clients.reports.generalization_gap import GeneralizationGap
 
     risks = []
     original = GeneralizationGap._risk

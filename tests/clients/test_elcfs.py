@@ -10,13 +10,13 @@ from small_round import colour_images, small_data, small_round
 from support import numbers, run_small, small_experiment
 from torch import nn
 
-from clients.elcfs import EpisodicStep
 from clients.parts import Batch
+from clients.step.episodic import EpisodicStep
 from fedsim.assembly import build_recipe
 from fedsim.data.augment import AUGMENTATIONS
 from fedsim.errors import UserError
 from fedsim.models.net import Net
-from strategies.banks import AmplitudeBank
+from strategies.banks.amplitude import AmplitudeBank
 
 
 class Scalar(nn.Module):

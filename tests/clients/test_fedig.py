@@ -5,17 +5,17 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from clients.fedig import ClientAgnostic, cafl
 from clients.optimizers import make_optimizer
 from clients.parts import Batch, LocalRound
-from clients.steps import SupervisedStep
+from clients.step.client_agnostic import ClientAgnostic, cafl
+from clients.step.supervised import SupervisedStep
 from clients.store import ClientStore
 from fedsim.arrays import bn_scope, load_arrays
 from fedsim.assembly import build_recipe
 from fedsim.errors import UserError
 from fedsim.experiment import Experiment, ModelSettings
 from fedsim.models import build_model
-from fedsim.models.mixstyle import MixStyle
+from fedsim.models.inserts.mixstyle import MixStyle
 from fedsim.models.norms import MixIG
 from fedsim.models.norms.mixig import mixig_layers
 from strategies.parts import MIRROR

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from clients.frequency import amplitude, half_width, interpolate, window_of, window_rows, window_shape
+from clients.augment.frequency import amplitude, half_width, interpolate, window_of, window_rows, window_shape
 
 X = torch.tensor([[1.0, 2.0], [3.0, 4.0]])[None, None]
 

@@ -10,12 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from clients.batches import BalancedBudget, Shuffled
-from clients.guiding_head import GuidingHead
+from clients.batches.balanced_budget import BalancedBudget
+from clients.batches.shuffled import Shuffled
 from clients.optimizers import learning_rate, make_optimizer, optimizer_tensors, restore_optimizer
 from clients.parts import Batch, LocalRound
 from clients.store import ClientStore
-from clients.terms import LabelSmoothing, Proximal
+from clients.terms.guiding_head import GuidingHead
+from clients.terms.label_smoothing import LabelSmoothing
+from clients.terms.proximal import Proximal
 from fedsim.experiment import TrainSettings
 
 

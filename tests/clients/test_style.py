@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from clients.style import Haar, Pixel, adain_affine, apply_affine, deviation, pool, statistics
-from clients.vgg_style import Vgg, decoder, encoder, load_vgg
+from clients.augment.style import Haar, Pixel, adain_affine, apply_affine, deviation, pool, statistics
+from clients.augment.vgg_style import Vgg, decoder, encoder, load_vgg
 from fedsim.errors import UserError
 
 CPU = torch.device("cpu")

@@ -7,7 +7,7 @@ from support import Interrupt, numbers, run_small, small_experiment
 
 from fedsim.arrays import record_to_arrays
 from fedsim.methods import METHODS
-from fedsim.workspace import workspace
+from fedsim.run.workspace import workspace
 
 COMBINATIONS = ["gperxan+feddg-ga", "fedprox+fedbn", "feddg-ga+fedprox"]
 

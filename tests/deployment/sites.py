@@ -6,8 +6,8 @@ from flwr.app import Context, RecordDict
 from support import SpyGrid
 
 from fedsim.experiment import Experiment
+from fedsim.run.workspace import source_clients
 from fedsim.server_app import serve
-from fedsim.workspace import source_clients
 
 
 def site_grid(experiment: Experiment, state: Path, tamper=None, spare: tuple[str, ...] = ()) -> SpyGrid:

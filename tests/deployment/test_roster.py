@@ -9,8 +9,8 @@ from flwr.app import ConfigRecord, Error, Message, RecordDict
 from fedsim.errors import USER_ERROR, ClientFailedError, UserError
 from fedsim.experiment import RunSettings
 from fedsim.runtime.identity import assume_identity, stamp
-from strategies import handshake
-from strategies.handshake import NOBODY, Roster
+from strategies.wire import handshake
+from strategies.wire.handshake import NOBODY, Roster
 
 ECHO = ConfigRecord({"token": "t", "client": "", "round": 0, "phase": "handshake"})
 

@@ -8,8 +8,8 @@ import torch
 from clients.base import BestIterate
 from fedsim.experiment import Experiment
 from fedsim.models.digits_cnn import DigitsCNN
+from fedsim.run.workspace import Workspace
 from fedsim.runtime.launch import launch
-from fedsim.workspace import Workspace
 from strategies.parts import MIRROR
 
 
@@ -144,8 +144,8 @@ def test_server_average_of_the_batch_norm_side(tmp_path):
 
 
 def test_ensemble_of_uploads_survives_a_restart(tmp_path):
-    from fedsim.checkpoint import load_checkpoint
-    from fedsim.session import Session
+    from fedsim.run.checkpoint import load_checkpoint
+    from fedsim.run.session import Session
 
     saved = []
     keep = Session._keep

@@ -6,11 +6,11 @@ import pytest
 from safetensors.numpy import load_file
 from support import SHARED_DATA, numbers, run_small, small_experiment
 
-import fedsim.target
+import fedsim.run.target
 from fedsim.assembly import build_net, build_recipe
 from fedsim.data import loading
 from fedsim.results import read_runs, select
-from fedsim.workspace import workspace
+from fedsim.run.workspace import workspace
 
 
 def last(folder):
@@ -34,7 +34,7 @@ def test_no_client_opens_the_target(method, tmp_path, monkeypatch):
         loading, "_load_domain", lambda data, found, domain: opened.append(domain) or original(data, found, domain)
     )
     monkeypatch.setattr(
-        fedsim.target, "load_target", lambda *words: opened.append("evaluation") or loading.load_target(*words)
+        fedsim.run.target, "load_target", lambda *words: opened.append("evaluation") or loading.load_target(*words)
     )
     workspace.cache_clear()
     experiment = small_experiment(tmp_path, method)

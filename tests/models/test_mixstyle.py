@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedsim.errors import UserError
-from fedsim.models.mixstyle import MixStyle, MixStyleLayer, mix_styles
+from fedsim.models.inserts.mixstyle import MixStyle, MixStyleLayer, mix_styles
 
 
 @pytest.fixture(autouse=True)

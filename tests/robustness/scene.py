@@ -11,11 +11,11 @@ from support import small_experiment
 
 from fedsim.arrays import nonnegative_names, record_to_arrays, state_to_record
 from fedsim.client_app import app
+from fedsim.run.workspace import Workspace, source_clients
 from fedsim.runtime.identity import assume_identity, stamp
-from fedsim.workspace import Workspace, source_clients
 from strategies.base import FedDG
-from strategies.handshake import Site
-from strategies.round_log import RoundLog
+from strategies.wire.handshake import Site
+from strategies.wire.round_log import RoundLog
 
 TOKEN = "0123456789abcdef"
 

@@ -12,8 +12,8 @@ from support import Interrupt, numbers, run_small, small_experiment
 
 from clients.store import ClientStore
 from fedsim.errors import UserError
-from fedsim.session import run_folder
-from fedsim.workspace import workspace
+from fedsim.run.session import run_folder
+from fedsim.run.workspace import workspace
 
 VICTIM = "rot15"
 

@@ -8,7 +8,7 @@ import pytest
 from killing import CommandLine, Nursery, differences
 from support import small_experiment
 
-from fedsim.session import run_folder
+from fedsim.run.session import run_folder
 
 LONGER = {"rounds": 6}
 METHODS = {

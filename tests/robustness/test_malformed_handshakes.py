@@ -12,7 +12,7 @@ from test_malformed_replies import odd_values
 
 from fedsim.errors import ClientFailedError, UserError
 from fedsim.runtime.identity import assume_identity, stamp
-from strategies.handshake import Roster
+from strategies.wire.handshake import Roster
 
 MANY = 300
 CLIENTS = ("photo", "sketch")

@@ -18,8 +18,10 @@ from fedsim.arrays import record_to_arrays, state_to_record
 from fedsim.assembly import find_recipe
 from fedsim.errors import ClientFailedError
 from fedsim.recipe import Recipe
-from fedsim.workspace import workspace
-from strategies.banks import AmplitudeBank, StyleBank, odd_shapes
+from fedsim.run.workspace import workspace
+from strategies.banks.amplitude import AmplitudeBank
+from strategies.banks.checks import odd_shapes
+from strategies.banks.style import StyleBank
 from strategies.parts import Arrays, Bank
 
 noted: list[tuple[str, int, dict]] = []

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies.generalization import VARIANTS, adjust_weights, step_size
+from strategies.weights.generalization_adjustment import VARIANTS, adjust_weights, step_size
 
 THIRD = 1 / 3
 

@@ -9,9 +9,10 @@ from support import numbers, run_small, small_experiment
 from test_replies import VICTIM, reply_with
 
 from fedsim.errors import UserError
+from strategies.fuse.coordinate_median import CoordinateMedian
+from strategies.fuse.private_mean import PrivateMean, clipped
+from strategies.fuse.trimmed_mean import TrimmedMean, trimmed_mean
 from strategies.parts import ServerRound, Update
-from strategies.privacy import PrivateMean, clipped
-from strategies.robust import CoordinateMedian, TrimmedMean, trimmed_mean
 
 
 def states(*columns):

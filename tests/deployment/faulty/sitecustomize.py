@@ -66,7 +66,7 @@ def install() -> None:
     from flwr.clientapp import ClientApp
 
     from clients.base import DomainClient
-    from fedsim.target import TargetEvaluator
+    from fedsim.run.target import TargetEvaluator
 
     now: dict = {}
 

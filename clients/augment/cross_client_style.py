@@ -1,0 +1,212 @@
+"""Cross-client style transfer: every client also trains on its images in the other clients' styles."""
+
+import hashlib
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from clients.augment import style
+from clients.augment.vgg_style import SMALLEST, load_vgg
+from clients.parts import Augment, LocalRound
+from fedsim.data import benchmark
+from fedsim.data.augment import to_float
+from fedsim.errors import UserError
+from fedsim.experiment import Experiment
+from fedsim.seeding import torch_generator
+
+FLAT = 1e-4  # an image whose channels all vary less has no style of its own
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class StylePlan:
+    """Which style each item (copy * n + position) gets: F -> scale F + shift; `own` items stay as they are."""
+
+    copies: int
+    own: Tensor
+    scale: Tensor
+    shift: Tensor
+    kept: Tensor | None = None  # transferred images as uint8, for a slow space
+
+
+@dataclass(frozen=True)
+class CrossClientStyle(Augment):
+    """n_k images become L n_k: each in the styles of L distinct clients out of all K, its own style being the original.
+
+    Before round 1:  (mu_k, sigma_k) = channel statistics of Phi over all positions of all training images (overall),
+                     or of single images (single), into the bank
+    Transfer:        x' = clamp(Psi(alpha A + (1 - alpha) F), 0, 1),
+                     F = Phi(x),  A = sigma_s (F - mu(F)) / sigma(F) + mu_s
+
+    CCST (Chen et al., WACV 2023); banks section 1. The draw of styles is made once, so that every round sees the same
+    L n_k images; ordinary augmentation comes after it, the validation split is never touched, and the aggregation
+    still counts n_k. Differs from the released code, which draws one single style per mini-batch, mixes biased and
+    unbiased variances (`content_variance="unbiased"`), averages clients uniformly (`method.weights="uniform"`) and
+    splits off the validation images after stylising them. `L=1` with `alpha=0` gives FedAvg, and so does a bank
+    without foreign styles.
+    """
+
+    encoder: Literal["pixel", "haar", "vgg"] = "pixel"
+    """Phi: colour space, 3-level Haar bands, or VGG-19 relu4_1 (the paper's, needs weight files)."""
+    styles: Literal["overall", "single"] = "overall"
+    """One style per client, or one of up to J single images' drawn for each transfer."""
+    J: Annotated[int, Field(ge=1)] = 64
+    """Single-image styles that a client publishes at most."""
+    L: Annotated[int, Field(ge=1)] = 3
+    """Augmentation level: versions of each image, the original counted when it is drawn."""
+    alpha: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Strength of the transfer in feature space."""
+    resample_each_round: bool = False
+    """Draw the styles anew in every round."""
+    quantise: bool = False
+    """Round transferred images to 8 bits, as image files do (always so with vgg)."""
+    content_variance: Literal["population", "unbiased"] = "population"
+    """sigma(F) of the content; styles are always of the population."""
+    encoder_weights: str = ""
+    """Local file of the normalised VGG-19."""
+    decoder_weights: str = ""
+    """Local file of the AdaIN decoder."""
+
+    bank: ClassVar[str] = "style"
+    requires: ClassVar[dict[str, str]] = {"banks": "style_bank"}
+
+    @property
+    def tag(self) -> str:
+        """The space, shown in results: `ccst(pixel)`."""
+        return self.encoder if self.styles == "overall" else f"{self.encoder}, single"
+
+    @property
+    def discloses(self) -> str:
+        """What the published styles tell."""
+        what = f"channel means and standard deviations of {self.encoder} features"
+        if self.styles == "overall":
+            return f"once, to all clients: {what} over all training images"
+        return (
+            f"once, to all clients: {what} of up to {self.J} single images each (membership and coarse colour and "
+            "texture of an image can be inferred)"
+        )
+
+    def check(self, experiment: Experiment) -> None:
+        """VGG-19 needs colour images and its weight files."""
+        if self.encoder != "vgg":
+            return
+        found = benchmark(experiment.data)
+        if found.channels != 3 or experiment.data.image_size < SMALLEST:
+            raise UserError(f"encoder 'vgg' needs colour images of at least {SMALLEST} pixels; use 'pixel' or 'haar'")
+        self.space(torch.device("cpu"))
+
+    def space(self, device: torch.device) -> style.Space:
+        """Phi and Psi."""
+        if self.encoder == "vgg":
+            return load_vgg(self.encoder_weights, self.decoder_weights, device)
+        return style.Pixel() if self.encoder == "pixel" else style.Haar()
+
+    def collect(self, round: LocalRound) -> dict[str, np.ndarray]:
+        """mean and std, float32 [J, C_s]; J = 1 for the overall style."""
+        means, variances = self.content(round, correction=0)
+        if self.styles == "single":
+            usable = (variances.amax(1) >= FLAT).nonzero()[:, 0].cpu()
+            order = torch.randperm(len(usable), generator=torch_generator(round.seed, "style collection", round.client))
+            chosen = usable[order[: self.J]].to(means.device)
+            if len(chosen):
+                return _style_arrays(means[chosen], variances[chosen])
+        mean, variance = style.pool(means, variances)
+        return _style_arrays(mean[None], variance[None])
+
+    def copies(self, round: LocalRound) -> int:
+        """L, or the number of clients with a style (this one included) when that is less."""
+        return self.plan(round).copies
+
+    def begin(self, round: LocalRound) -> Callable[[Tensor, np.ndarray], Tensor]:
+        """The planned transfer of a batch."""
+        plan, space = self.plan(round), self.space(round.device)
+        if plan.copies == 1 and bool(plan.own.all()):
+            return lambda images, items: images
+
+        def transfer(images: Tensor, items: np.ndarray) -> Tensor:
+            index = torch.from_numpy(items).to(images.device)
+            if plan.kept is not None:
+                return to_float(plan.kept[index.to(plan.kept.device)].to(images.device))
+            moved = style.apply_affine(space, images, plan.scale[index], plan.shift[index])
+            moved = (moved * 255).round_().div_(255) if self.quantise else moved
+            return torch.where(plan.own[index][:, None, None, None], images, moved)
+
+        return transfer
+
+    def content(self, round: LocalRound, correction: int) -> style.Statistics:
+        """Means and variances [n, C_s] of the training images, computed once per process."""
+        key = ("style content", self.encoder, correction)
+        if key not in round.cache:
+            space = self.space(round.device)
+            parts = [
+                style.statistics(space.encode(round.data.raw(positions)), correction)
+                for positions in _chunks(round.data.training_positions(), space)
+            ]
+            round.cache[key] = tuple(torch.cat(values) for values in zip(*parts))
+        return round.cache[key]
+
+    def plan(self, round: LocalRound) -> StylePlan:
+        """The draw of styles; the same in every round unless `resample_each_round`."""
+        record = round.record(self.bank, "cross_client_style")
+        digest = hashlib.blake2b(b"".join(name.encode() + array.tobytes() for name, array in record.items())).digest()
+        key = (self, digest, round.round if self.resample_each_round else 0)
+        if round.cache.get("style plan", ((), None))[0] != key:
+            plan = self._draw(round, record, key[2])
+            space = self.space(round.device)
+            if space.slow and not plan.own.all():
+                plan.kept = _materialise(space, round.data, plan)
+            round.cache["style plan"] = (key, plan)
+        return round.cache["style plan"][1]
+
+    def _draw(self, round: LocalRound, record: Mapping[str, np.ndarray], number: int) -> StylePlan:
+        """L distinct clients per image, uniformly without replacement; then one of the chosen client's styles."""
+        n, device = round.data.examples, round.device
+        styles = {
+            name.removesuffix(":mean"): (array, record[f"{name.removesuffix(':mean')}:std"])
+            for name, array in record.items()
+            if name.endswith(":mean")
+        }
+        means, variances = self.content(round, correction=int(self.content_variance == "unbiased"))
+        own_style = (np.zeros((1, means.shape[1]), np.float32), np.ones((1, means.shape[1]), np.float32))
+        styles = {client: styles[client] for client in sorted(styles) if client != round.client}
+        if not styles:
+            log.warning("client %s: no foreign styles in the bank; it trains on its original images", round.client)
+        pool = [own_style, *styles.values()]  # this client first: its entry is never used
+        copies = min(self.L, len(pool)) if styles else 1
+        generator = torch_generator(round.seed, "style", round.client, number)
+        owner = torch.rand(n, len(pool), generator=generator).argsort(1)[:, :copies].T.reshape(-1)
+        sizes = torch.tensor([len(mean) for mean, _ in pool])
+        which = (torch.rand(n * copies, generator=generator) * sizes[owner]).long().clamp_(max=sizes[owner] - 1)
+        index = (sizes.cumsum(0) - sizes)[owner] + which
+        target = [torch.from_numpy(np.concatenate(arrays))[index].to(device) for arrays in zip(*pool)]
+        content = (means.repeat(copies, 1), variances.repeat(copies, 1))
+        scale, shift = style.adain_affine(content, tuple(target), self.alpha, self.space(device).gain)
+        return StylePlan(copies, (owner == 0).to(device), scale, shift)
+
+
+def _chunks(positions: np.ndarray, space: style.Space) -> list[np.ndarray]:
+    """Batches for a pass over the data outside training; small ones for a deep network."""
+    size = 32 if space.slow else 256
+    return [positions[start : start + size] for start in range(0, len(positions), size)]
+
+
+def _style_arrays(mean: Tensor, variance: Tensor) -> dict[str, np.ndarray]:
+    deviation = style.deviation(variance)
+    return {"mean": mean.float().cpu().numpy(), "std": deviation.float().cpu().numpy()}
+
+
+def _materialise(space: style.Space, data, plan: StylePlan) -> Tensor:
+    """All items as uint8 [copies * n, C, H, W], where the client's images are kept; own items are the originals."""
+    images = data.images[: data.examples]
+    kept = images.repeat(plan.copies, 1, 1, 1)
+    for items in _chunks((~plan.own).nonzero()[:, 0].cpu().numpy(), space):
+        index = torch.from_numpy(items).to(plan.scale.device)
+        moved = style.apply_affine(space, data.raw(items % data.examples), plan.scale[index], plan.shift[index])
+        kept[index.to(kept.device)] = (moved * 255).round_().to(torch.uint8).to(kept.device)
+    return kept

@@ -1,0 +1,95 @@
+"""VGG-19 up to relu4_1 and its mirrored decoder: the learned space of AdaIN style transfer, from local weight files.
+
+The files are those of Huang and Belongie's AdaIN in PyTorch (naoto0804/pytorch-AdaIN): the normalised VGG-19, whole
+or cut after relu4_1, and the decoder, as .pth or .safetensors with the keys `<position in the sequence>.weight`.
+"""
+
+import functools
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from clients.augment.style import Bands
+from fedsim.errors import UserError
+from fedsim.models.weights import read_weight_file
+
+POOL, UP = "pool", "up"
+ENCODER = (64, 64, POOL, 128, 128, POOL, 256, 256, 256, 256, POOL, 512)
+DECODER = (256, UP, 256, 256, 256, 128, UP, 128, 64, UP, 64, 3)
+SETTING = "method.cross_client_style"
+SMALLEST = 9  # pixels: relu4_1 of smaller images has a side of 1, which the reflection padding cannot extend
+
+
+def _convolutions(inputs: int, plan: tuple[int | str, ...]) -> list[nn.Module]:
+    """Reflection-padded 3x3 convolutions with ReLU, 2x2 pools (ceil mode) and nearest upsampling."""
+    layers: list[nn.Module] = []
+    for item in plan:
+        if item == POOL:
+            layers.append(nn.MaxPool2d(2, 2, ceil_mode=True))
+        elif item == UP:
+            layers.append(nn.Upsample(scale_factor=2, mode="nearest"))
+        else:
+            layers += [nn.ReflectionPad2d(1), nn.Conv2d(inputs, int(item), 3), nn.ReLU()]
+            inputs = int(item)
+    return layers
+
+
+def encoder() -> nn.Sequential:
+    """Images [B, 3, H, W] in [0, 1] -> relu4_1 [B, 512, ceil(H/8), ceil(W/8)]; starts with a 1x1 colour transform."""
+    return nn.Sequential(nn.Conv2d(3, 3, 1), *_convolutions(3, ENCODER))
+
+
+def decoder() -> nn.Sequential:
+    """relu4_1 -> images of 8 times its size; no ReLU after the last convolution."""
+    return nn.Sequential(*_convolutions(512, DECODER)[:-1])
+
+
+class Vgg:
+    """Phi = VGG-19 up to relu4_1, Psi = its decoder, C_s = 512; frozen, in evaluation mode, without gradients."""
+
+    gain = None
+    slow = True
+
+    def __init__(self, phi: nn.Module, psi: nn.Module) -> None:
+        self.phi, self.psi = phi, psi
+
+    @torch.no_grad()
+    def encode(self, images: Tensor) -> Bands:
+        """One feature map [B, 512, h, w]."""
+        return [self.phi(images)]
+
+    @torch.no_grad()
+    def decode(self, bands: Bands, images: Tensor) -> Tensor:
+        """Images in the size of `images`: the decoder's own is the next multiple of 8."""
+        decoded = self.psi(bands[0])
+        if decoded.shape[-2:] == images.shape[-2:]:
+            return decoded
+        return F.interpolate(decoded, images.shape[-2:], mode="bilinear", align_corners=False, antialias=True)
+
+
+@functools.lru_cache(maxsize=2)
+def load_vgg(encoder_weights: str, decoder_weights: str, device: torch.device) -> Vgg:
+    """The space of two weight files, read once per process; UserError when one is missing or does not fit."""
+    for name, file in (("encoder_weights", encoder_weights), ("decoder_weights", decoder_weights)):
+        if not file:
+            raise UserError(
+                f"{SETTING}.{name} is not set: encoder 'vgg' needs the files of the normalised VGG-19 and "
+                "the AdaIN decoder (naoto0804/pytorch-AdaIN); 'pixel' and 'haar' need none"
+            )
+    phi = _fill(encoder(), encoder_weights, "encoder_weights")
+    psi = _fill(decoder(), decoder_weights, "decoder_weights")
+    return Vgg(phi.to(device), psi.to(device))
+
+
+def _fill(net: nn.Sequential, file: str, name: str) -> nn.Module:
+    """The network with the file's tensors; layers of a whole VGG-19 behind relu4_1 are left out."""
+    setting = f"{SETTING}.{name}"
+    state, own = read_weight_file(file, setting), net.state_dict()
+    for key, value in own.items():
+        if key not in state:
+            raise UserError(f"{setting}: {file!r} has no tensor {key!r}; expected {', '.join(list(own)[:3])}, ...")
+        if state[key].shape != value.shape:
+            raise UserError(f"{setting}: {file!r}: {key!r} has shape {list(state[key].shape)}, not {list(value.shape)}")
+    net.load_state_dict({key: state[key] for key in own})
+    return net.eval().requires_grad_(False)

@@ -1,0 +1,37 @@
+"""The same number of examples on every client (FedSB)."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from clients.batches.shuffled import Shuffled, chunks
+from clients.parts import Batches, LocalRound
+from fedsim.experiment import TrainSettings
+
+
+@dataclass(frozen=True)
+class BalancedBudget(Batches):
+    """Exactly `budget` examples per round on every client, whatever it holds (FedSB, ICASSP 2025; core.md 1.3).
+
+    n > budget: drawn without replacement, anew each round; n < budget: whole copies plus a random remainder. With
+    `unit="batches"` the budget counts batches of `train.batch_size`, as in the official code. `budget=0` gives FedAvg.
+    """
+
+    budget: int = 2880
+    unit: str = "examples"
+
+    def indices(self, examples: int, round: LocalRound, train: TrainSettings) -> Iterator[np.ndarray]:
+        """One pass over the budget: ceil(S/B) batches on every client."""
+        if self.budget == 0:
+            yield from Shuffled().indices(examples, round, train)
+            return
+        size = self.budget * train.batch_size if self.unit == "batches" else self.budget
+        yield from chunks(self.draw(examples, size, round.rng("batches")), train.batch_size)
+
+    @staticmethod
+    def draw(examples: int, size: int, rng: np.random.Generator) -> np.ndarray:
+        """`size` shuffled indices: floor(size/n) copies of all examples and `size mod n` distinct ones."""
+        copies, rest = divmod(size, examples)
+        order = np.concatenate([np.tile(np.arange(examples), copies), rng.permutation(examples)[:rest]])
+        return rng.permutation(order)

@@ -1,0 +1,37 @@
+"""Which examples make up a round's batches."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from clients.parts import Batches, LocalRound
+from fedsim.experiment import TrainSettings
+
+
+def chunks(order: np.ndarray, size: int) -> Iterator[np.ndarray]:
+    """Consecutive batches; a last batch of one example is dropped (batch norm needs two, core.md R10)."""
+    for start in range(0, len(order), size):
+        batch = order[start : start + size]
+        if len(batch) > 1:
+            yield batch
+
+
+@dataclass(frozen=True)
+class Shuffled(Batches):
+    """Every local epoch is a fresh permutation of the client's examples; `iterations` steps take as many as needed."""
+
+    def indices(self, examples: int, round: LocalRound, train: TrainSettings) -> Iterator[np.ndarray]:
+        """`train.epochs` passes, or exactly `train.iterations` batches."""
+        rng = round.rng("batches")
+        if not train.iterations:
+            for _ in range(train.epochs):
+                yield from chunks(rng.permutation(examples), train.batch_size)
+            return
+        taken = 0
+        while taken < train.iterations:
+            for batch in chunks(rng.permutation(examples), train.batch_size):
+                yield batch
+                taken += 1
+                if taken == train.iterations:
+                    return

@@ -1,0 +1,160 @@
+"""CSAC's client: learn alone once, then calibrate the fused model against that frozen local model."""
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from clients.losses import mk_mmd
+from clients.parts import Batch, LocalRound, Step, StepFunction
+from clients.step.alignment import Projections, alignment_loss, attention
+from clients.step.supervised import SupervisedStep
+from clients.terms.label_smoothing import LabelSmoothing
+from fedsim.experiment import TrainSettings
+
+AlignFunction = Callable[[Batch, list[Tensor]], Tensor]
+ACQUIRED = "acquired"  # store entry of the frozen local model L^h
+
+
+@contextmanager
+def tapped(net: nn.Module) -> Iterator[list[Tensor]]:
+    """Collects the outputs of `net.levels` during forward passes inside the block, shallow to deep."""
+    found: list[Tensor] = []
+    handles = [
+        net.get_submodule(path).register_forward_hook(lambda module, inputs, output: found.append(output))
+        for path in net.levels
+    ]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@dataclass(frozen=True)
+class SemanticCalibration(Step):
+    """Stage A (phase `acquire`, once): label-smoothed CE on local data; the result L^h is frozen for the whole run.
+    Stage C (every round): train the fused model M with
+
+        L = weight * sum_{l,m} alpha_{l,m} D(Proj_l(M_l(x)), Proj_m(L_m^h(x))) + CE(M(x), y)
+
+    CSAC (Yuan et al., TKDE 2023); core.md 4.3. alpha: attention over the feature levels `net.levels`, D: multi-kernel
+    MMD. Projections are local, fresh every round and trained by the same loss. The released configuration computes
+    `align="logits"` instead of the paper's alignment (core.md 4.7); the paper's is the default.
+    `weight=0`, no acquisition and an averaging fusion give FedAvg.
+
+    weight: lambda. smoothing: rho of stage A (released code: 0). acquire_iterations, acquire_epochs: local work of
+    stage A (1,800 iterations, or full passes when 0); local work of stage C is the experiment's.
+    align: cross (the paper), same_layer, logits (released code) or none. attention: both, position, channel, uniform.
+    distance: mmd or mse. proj: conv (paper) or pool1x1 (cheap). qk_conv: the code's untrained query and key
+    convolutions. freeze_proj: projections are not trained. cross_entropy: False drops L_AR.
+    """
+
+    weight: float = 0.6
+    smoothing: float = 0.1
+    acquire_iterations: int = 1800
+    acquire_epochs: int = 30
+    align: Literal["cross", "same_layer", "logits", "none"] = "cross"
+    attention: Literal["both", "position", "channel", "uniform"] = "both"
+    distance: Literal["mmd", "mse"] = "mmd"
+    proj: Literal["conv", "pool1x1"] = "conv"
+    qk_conv: bool = False
+    freeze_proj: bool = False
+    cross_entropy: bool = True
+    prelude: ClassVar[str] = "acquire"
+    needs_levels: ClassVar[bool] = True
+
+    def work(self, round: LocalRound) -> TrainSettings:
+        """Stage A's own amount of work, with a constant learning rate; else the experiment's."""
+        if round.phase != self.prelude:
+            return round.train
+        amount = {"iterations": self.acquire_iterations, "epochs": self.acquire_epochs}
+        return round.train.model_copy(update={**amount, "schedule": "constant", "persist_optimizer": False})
+
+    def lacks(self, round: LocalRound) -> bool:
+        """A late client that holds no L^h runs stage A first."""
+        return round.store.get(ACQUIRED) is None
+
+    def begin(self, round: LocalRound, terms: list[StepFunction]) -> StepFunction:
+        """The step of the round's phase."""
+        if round.phase == self.prelude:
+            smoothing = LabelSmoothing(self.smoothing).begin(round)
+            return SupervisedStep().begin(round, [*terms, smoothing] if smoothing else terms)
+        if self.weight == 0 or self.align == "none":
+            return SupervisedStep().begin(round, terms)
+        return self._calibration(round, terms)
+
+    def end(self, round: LocalRound) -> None:
+        """Keeps the acquired model."""
+        if round.phase == self.prelude:
+            round.store.put(ACQUIRED, round.net.state_dict())
+            round.cache.pop(ACQUIRED, None)
+
+    def _calibration(self, round: LocalRound, terms: list[StepFunction]) -> StepFunction:
+        net, optimizer = round.net, round.optimizer
+        align = self._logit_alignment(round) if self.align == "logits" else self._level_alignment(round)
+
+        def step(batch: Batch) -> Tensor:
+            with round.autocast(), tapped(net) as levels:
+                batch.features = net.features(batch.images)
+                batch.logits = net.head(batch.features)
+            batch.loss = F.cross_entropy(batch.logits.float(), batch.labels)
+            loss = self.weight * align(batch, levels)
+            if self.cross_entropy:
+                loss = loss + batch.loss
+            for term in terms:
+                loss = loss + term(batch)
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return step
+
+    def _local_model(self, round: LocalRound) -> nn.Module:
+        """L^h in eval mode without gradients; one copy per client stays warm between rounds."""
+        if ACQUIRED not in round.cache:
+            local = copy.deepcopy(round.net)
+            local.load_state_dict(round.store.get(ACQUIRED))
+            round.cache[ACQUIRED] = local.requires_grad_(False).eval()
+        return round.cache[ACQUIRED]
+
+    def _logit_alignment(self, round: LocalRound) -> AlignFunction:
+        local = self._local_model(round)
+
+        def align(batch: Batch, levels: list[Tensor]) -> Tensor:
+            with torch.no_grad(), round.autocast():
+                target = local(batch.images)
+            return mk_mmd(batch.logits.float(), target.float())
+
+        return align
+
+    def _level_alignment(self, round: LocalRound) -> AlignFunction:
+        local = self._local_model(round)
+        with torch.no_grad(), tapped(local) as levels:
+            local(next(round.data.evaluation(round.data.training_positions()[:1], 1))[0])
+        shapes = [tuple(level.shape[1:]) for level in levels]
+        of_fused, of_local = (Projections(shapes, proj=self.proj).to(round.device) for _ in range(2))
+        if self.freeze_proj:
+            of_fused.requires_grad_(False), of_local.requires_grad_(False)
+        else:
+            round.optimizer.add_param_group({"params": [*of_fused.parameters(), *of_local.parameters()]})
+        qk = tuple(nn.Conv2d(32, 32, 1).to(round.device) for _ in range(2)) if self.qk_conv else None
+        position, channel = self.attention in ("both", "position"), self.attention in ("both", "channel")
+
+        def align(batch: Batch, levels: list[Tensor]) -> Tensor:
+            with round.autocast():
+                with torch.no_grad(), tapped(local) as local_levels:
+                    local.features(batch.images)
+                fused, frozen = of_fused(levels), of_local(local_levels)
+            alpha = attention(fused, frozen, qk, position, channel)
+            return alignment_loss(
+                fused, frozen, alpha, self.distance, "same_layer" if self.align == "same_layer" else "cross"
+            )
+
+        return align

@@ -1,0 +1,175 @@
+"""Client-agnostic learning: features and classifier must hold under the statistics of other clients."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from clients.optimizers import make_optimizer, optimizer_tensors, restore_optimizer
+from clients.parts import Batch, LocalRound, Step, StepFunction
+from clients.step.supervised import SupervisedStep
+from fedsim.errors import UserError
+from fedsim.models.norms.mixig import MixIGLayer, draw_u, draw_z, install_global, mixig_layers, switched
+
+GLOBAL_BN = "global_bn"  # record with the averaged batch-norm side
+ADAPTER_OPTIMIZER = "adapter-optimizer"  # store entry with train.persist_optimizer
+
+
+def cafl(features: Tensor, mixed: Tensor, reduction: str = "sum") -> Tensor:
+    """mean_i ||f_i - f_D,i||^2 of features [B, D]; "mean" also averages over the D dimensions. Gradient in both."""
+    squares = (features.float() - mixed.float()).square()
+    return squares.sum(dim=1).mean() if reduction == "sum" else squares.mean()
+
+
+@dataclass(frozen=True)
+class ClientAgnostic(Step):
+    """Two passes over every batch, f by local batch norm and f_D by the network's second view, and one step on
+
+        L = CE(C(f), y) + lambda1 CE(C(stopgrad(f_D)), y) + lambda2 mean_i ||f_i - f_D,i||^2 + terms
+
+    FedIG (client-agnostic learning, ICLR 2023 submission); core.md 5.3. CACL (lambda1) reaches the classifier alone,
+    CAFL (lambda2) everything else, through both branches. The second view is MixIG's, or that of an insert such as
+    MixStyle on batch statistics (the paper's Table 3); it leaves no trace in running statistics. When the network has
+    zero-shot adapters (FedIG-A, core.md 6.3), each step is followed by one on the adapters alone:
+
+        L_A = CE(C(F_adapted(x)), y),   the main network, just updated, frozen; gradients flow through it.
+
+    The features are those the head sees. `lambda1 = lambda2 = 0` gives the supervised step, FedBN's.
+
+    lambda1, lambda2: weights of CACL and CAFL; stable in [.1, .5] and [2, 5]
+    cafl_reduction: "sum" over feature dimensions (the equation) or "mean", 256 times smaller with the bottleneck
+    """
+
+    lambda1: float = 0.1
+    lambda2: float = 4.0
+    cafl_reduction: Literal["sum", "mean"] = "sum"
+    needs_second_view: ClassVar[bool] = True
+
+    def begin(self, round: LocalRound, terms: list[StepFunction]) -> StepFunction:
+        """Installs the global statistics; the main step, followed by the adapters' when there are any."""
+        layers = mixig_layers(round.net)
+        if layers:
+            install_global(round.net, round.record(GLOBAL_BN, "client_agnostic"))
+        main = self._main_step(round, terms, layers)
+        adapted = {path: layer for path, layer in layers.items() if layer.adapter is not None}
+        if not adapted:
+            return main
+        adapt = self._adapter_step(round, layers, adapted)
+
+        def step(batch: Batch) -> Tensor:
+            loss = main(batch)
+            adapt(batch)
+            return loss
+
+        return step
+
+    def end(self, round: LocalRound) -> None:
+        """Keeps the adapters' momentum when the experiment asks for it."""
+        adapters, optimizer = round.cache.pop(ADAPTER_OPTIMIZER, (None, None))
+        if optimizer is not None and round.train.persist_optimizer:
+            with trainable(adapters):
+                round.store.put(ADAPTER_OPTIMIZER, optimizer_tensors(optimizer, adapters))
+
+    def _main_step(self, round: LocalRound, terms: list[StepFunction], layers: dict[str, MixIGLayer]) -> StepFunction:
+        net, optimizer = round.net, round.optimizer
+        view = SecondView(round, layers)
+        if self.lambda1 == 0 and self.lambda2 == 0:
+            return SupervisedStep().begin(round, terms)
+
+        def step(batch: Batch) -> Tensor:
+            with round.autocast():
+                batch.features = net.features(batch.images)
+                batch.logits = net.head(batch.features)
+                with view.shown(), torch.set_grad_enabled(self.lambda2 != 0):
+                    mixed = net.features(batch.images)
+                logits = net.head(mixed.detach())
+            batch.loss = F.cross_entropy(batch.logits.float(), batch.labels)
+            cacl_loss = F.cross_entropy(logits.float(), batch.labels)
+            cafl_loss = cafl(batch.features, mixed, self.cafl_reduction)
+            loss = batch.loss + self.lambda1 * cacl_loss + self.lambda2 * cafl_loss
+            for term in terms:
+                loss = loss + term(batch)
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            optimizer.step()
+            for name, value in (("ce_loss", batch.loss), ("cacl_loss", cacl_loss), ("cafl_loss", cafl_loss)):
+                round.tally(name, value)
+            return loss.detach()
+
+        return step
+
+    def _adapter_step(
+        self, round: LocalRound, layers: dict[str, MixIGLayer], adapted: dict[str, MixIGLayer]
+    ) -> Callable[[Batch], None]:
+        net, generator = round.net, round.generator("mixig-z")
+        adapters = nn.ModuleList(layer.adapter for layer in adapted.values())
+        parameters = list(adapters.parameters())
+        with trainable(adapters):
+            optimizer = make_optimizer(adapters, round.train.model_copy(update={"weight_decay": 0.0}), round.lr)
+        kept = round.store.get(ADAPTER_OPTIMIZER) if round.train.persist_optimizer else None
+        if kept:
+            restore_optimizer(optimizer, kept)
+        round.cache[ADAPTER_OPTIMIZER] = (adapters, optimizer)
+
+        def step(batch: Batch) -> None:
+            draw_z(adapted, len(batch.labels), generator)
+            with trainable(adapters):
+                with round.autocast(), switched(layers, "adapted"):
+                    logits = net(batch.images)
+                loss = F.cross_entropy(logits.float(), batch.labels)
+                # Only these gradients are computed: through the main network, but none of its own.
+                gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+                for parameter, gradient in zip(parameters, gradients, strict=True):
+                    parameter.grad = gradient
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+            round.tally("adapter_loss", loss)
+
+        return step
+
+
+@contextmanager
+def trainable(adapters: nn.Module) -> Iterator[None]:
+    """The adapters take gradients inside the block; outside no optimizer and no term of the main step sees them."""
+    adapters.requires_grad_(True)
+    try:
+        yield
+    finally:
+        adapters.requires_grad_(False)
+
+
+class SecondView:
+    """The network in pass 2: MixIG layers mix, modules with `second_view` act, running statistics are not touched."""
+
+    def __init__(self, round: LocalRound, layers: dict[str, MixIGLayer]) -> None:
+        self.layers, self.generator = layers, round.generator("mixig-u")
+        self.acting = [module for module in round.net.modules() if hasattr(module, "second_view")]
+        if not layers and not self.acting:
+            raise UserError("client_agnostic needs a second view: use the norm 'mix_ig' or the insert 'mix_style'")
+        batch_norm = nn.modules.batchnorm._BatchNorm
+        self.tracking = [module for module in round.net.modules() if isinstance(module, batch_norm)]
+        self._act(False)
+
+    def _act(self, on: bool) -> None:
+        for module in self.acting:
+            module.second_view = on
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        """Pass 2 runs inside this block."""
+        if self.layers:
+            draw_u(self.layers, self.generator)
+        self._act(True)
+        for norm in self.tracking:
+            norm.track_running_stats = False
+        try:
+            with switched(self.layers, "mixed"):
+                yield
+        finally:
+            for norm in self.tracking:
+                norm.track_running_stats = True
+            self._act(False)

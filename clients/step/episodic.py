@@ -1,0 +1,187 @@
+"""Episodic learning in continuous frequency space: a step on the batch, then the loss on it in foreign amplitudes."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from clients.augment import frequency
+from clients.parts import Batch, LocalRound, Step, StepFunction
+from clients.step.supervised import SupervisedStep
+from fedsim.seeding import torch_generator
+
+State = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class EpisodicStep(Step):
+    """min_theta  L_in(theta) + L_out(theta^),  theta^ = theta - beta clamp(grad L_in(theta), -c, c).
+
+    L_in: cross-entropy on the batch (plus the recipe's terms); L_out: mean cross-entropy on its m_test versions with
+    low-frequency amplitudes of other clients, x' of `clients.augment.frequency`, lambda ~ U[0, 1] per image and client.
+    First order: grad = grad L_in(theta) + grad L_out(theta^); second order multiplies the latter by
+    I - beta H_in on the unclipped coordinates. Batch-norm statistics follow the inner pass alone.
+
+    ELCFS / FedDG (Liu et al., CVPR 2021) in its classification form, without the boundary term; banks section 2. Raw
+    pixels in [0, 1] are transformed, and x' gets the same augmentation as x. Differs from the released code, whose
+    mask is the zero frequency alone (`L_w=0`) and whose lambda is fixed at 1 (`lam=(1, 1)`). Without foreign
+    amplitudes x' = x. `m_test=0` gives FedAvg.
+    """
+
+    L_w: Annotated[float, Field(ge=0, le=1)] = 0.01
+    """Half-width of the window as a share of the shorter side, b = floor(L_w min(H, W)). With 0.01, images of less than
+    100 pixels have the zero frequency alone: only the brightness moves. 0.05 at 64 pixels gives b = 3."""
+    beta: Annotated[float, Field(ge=0)] = 1e-3
+    """Learning rate of the inner step."""
+    clip: Annotated[float, Field(gt=0)] = 100.0
+    """c, elementwise limit of the inner gradient (1.0 in CCST's PACS port)."""
+    lam: tuple[Annotated[float, Field(ge=0, le=1)], Annotated[float, Field(ge=0, le=1)]] = (0.0, 1.0)
+    """Range of lambda; equal ends fix it."""
+    rho: Annotated[float, Field(gt=0, le=1)] = 0.125
+    """Share of a client's training images whose amplitudes go into the bank."""
+    m_test: Annotated[int, Field(ge=0)] | Literal["all"] = 1
+    """Foreign versions of each image: drawn clients (1 in the code), or one of every foreign client (the paper)."""
+    second_order: bool = False
+    """Differentiate through the inner step."""
+    spectrum: Literal["window", "full"] = "window"
+    """What travels: the window that is used, or (for comparison; it tells much more) the whole amplitude spectrum."""
+
+    bank: ClassVar[str] = "amplitude"
+    requires: ClassVar[dict[str, str]] = {"banks": "amplitude_bank"}
+
+    @property
+    def tag(self) -> str:
+        """Shown in results when it is not the default algorithm."""
+        return "second order" if self.second_order else ""
+
+    @property
+    def discloses(self) -> str:
+        """What the published amplitudes tell."""
+        share = f"once, to all clients, for a share {self.rho:g} of the single images: "
+        if self.spectrum == "full":
+            return share + "the whole amplitude spectrum (its autocorrelation; partial reconstruction is conceivable)"
+        return share + f"amplitudes of the lowest frequencies (L_w = {self.L_w:g}: coarse brightness and contrast)"
+
+    def collect(self, round: LocalRound) -> dict[str, np.ndarray]:
+        """Amplitudes of ceil(rho n) training images: windows [J, C, 2b+1, b+1], or full [J, C, H, W/2+1]."""
+        count = max(int(np.ceil(self.rho * round.data.examples)), 1)
+        generator = torch_generator(round.seed, "amplitude collection", round.client)
+        chosen = torch.randperm(round.data.examples, generator=generator)[:count].numpy()
+        height, width = round.data.images.shape[-2:]
+        b = frequency.half_width(self.L_w, height, width) if self.spectrum == "window" else None
+        parts = [frequency.amplitude(round.data.raw(chosen[start : start + 256]), b) for start in range(0, count, 256)]
+        return {"amplitude": torch.cat(parts).cpu().numpy()}
+
+    def begin(self, round: LocalRound, terms: list[StepFunction]) -> StepFunction:
+        """The episode; a plain supervised step without a meta-test set."""
+        if self.m_test == 0:
+            return SupervisedStep().begin(round, terms)
+        inner, outer = self._losses(round, terms)
+        episode = self._second_order if self.second_order else self._first_order
+        return lambda batch: episode(round, inner, outer, batch)
+
+    def _losses(
+        self, round: LocalRound, terms: list[StepFunction]
+    ) -> tuple[StepFunction, Callable[[Batch, State], Tensor]]:
+        """L_in(theta; batch) and L_out(theta^; batch)."""
+        net, versions = round.net, self.transfer(round)
+
+        def inner(batch: Batch) -> Tensor:
+            with round.autocast():
+                batch.features = net.features(batch.images)
+                batch.logits = net.head(batch.features)
+            batch.loss = F.cross_entropy(batch.logits.float(), batch.labels)
+            return sum((term(batch) for term in terms), start=batch.loss)
+
+        def outer(batch: Batch, stepped: State) -> Tensor:
+            buffers = {name: value.clone() for name, value in net.named_buffers()}
+            losses = []
+            for images in versions(batch.raw):
+                with round.autocast():
+                    logits = functional_call(net, {**stepped, **buffers}, (batch.prepare(images),))
+                losses.append(F.cross_entropy(logits.float(), batch.labels))
+            return sum(losses) / len(losses)
+
+        return inner, outer
+
+    def _first_order(self, round: LocalRound, inner: StepFunction, outer: Callable, batch: Batch) -> Tensor:
+        """p.grad = grad L_in(theta) + grad L_out(theta^); the inner gradient is a constant."""
+        named = trainable(round.net)
+        loss = inner(batch)
+        round.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        used = {name: parameter for name, parameter in named.items() if parameter.grad is not None}
+        gradients = [parameter.grad for parameter in used.values()]
+        stepped = dict(zip(used, inner_step(list(used.values()), gradients, self.beta, self.clip)))
+        stepped = {name: value.requires_grad_() for name, value in stepped.items()}
+        meta_loss = outer(batch, stepped)
+        meta = torch.autograd.grad(meta_loss, list(stepped.values()), allow_unused=True)
+        pairs = [(mine, other) for mine, other in zip(gradients, meta) if other is not None]
+        torch._foreach_add_([mine for mine, _ in pairs], [other for _, other in pairs])
+        round.optimizer.step()
+        return (loss + meta_loss).detach()
+
+    def _second_order(self, round: LocalRound, inner: StepFunction, outer: Callable, batch: Batch) -> Tensor:
+        """The gradient of the sum, through theta^."""
+        named = trainable(round.net)
+        loss = inner(batch)
+        gradients = torch.autograd.grad(loss, list(named.values()), create_graph=True, allow_unused=True)
+        used = {name: gradient for name, gradient in zip(named, gradients) if gradient is not None}
+        stepped = {
+            name: named[name] - self.beta * gradient.clamp(-self.clip, self.clip) for name, gradient in used.items()
+        }
+        total = loss + outer(batch, stepped)
+        round.optimizer.zero_grad(set_to_none=True)
+        total.backward()
+        round.optimizer.step()
+        return total.detach()
+
+    def transfer(self, round: LocalRound) -> Callable[[Tensor], list[Tensor]]:
+        """Function raw images [B, C, H, W] -> m_test versions of them in foreign low-frequency amplitudes."""
+        banks = [
+            (client, array)
+            for client, array in sorted(round.record(self.bank, "episodic_step").items())
+            if client != round.client
+        ]
+        if not banks:
+            return lambda raw: [raw]
+        height, width = round.data.images.shape[-2:]
+        b = frequency.half_width(self.L_w, height, width)
+        whole = torch.cat([torch.tensor(array) for _, array in banks]).to(round.device)
+        windows = frequency.window_of(whole, b) if self.spectrum == "full" else whole
+        sizes = torch.tensor([len(array) for _, array in banks])
+        starts = sizes.cumsum(0) - sizes
+        generator = round.generator("frequency")
+        count = len(banks) if self.m_test == "all" else min(self.m_test, len(banks))
+
+        def versions(raw: Tensor) -> list[Tensor]:
+            if self.m_test == "all":
+                clients = torch.arange(len(banks)).expand(len(raw), -1)
+            else:
+                clients = torch.rand(len(raw), len(banks), generator=generator).argsort(1)[:, :count]
+            image = (torch.rand(len(raw), count, generator=generator) * sizes[clients]).long()
+            low, high = self.lam
+            share = low + (high - low) * torch.rand(len(raw), count, generator=generator)
+            index = (starts[clients] + torch.minimum(image, sizes[clients] - 1)).to(raw.device)
+            share = share.to(raw.device)
+            return [frequency.interpolate(raw, windows[index[:, m]], share[:, m], b).clamp(0, 1) for m in range(count)]
+
+        return versions
+
+
+def trainable(net: nn.Module) -> dict[str, Tensor]:
+    """theta by name."""
+    return {name: parameter for name, parameter in net.named_parameters() if parameter.requires_grad}
+
+
+def inner_step(parameters: list[Tensor], gradients: list[Tensor], beta: float, clip: float) -> list[Tensor]:
+    """theta - beta clamp(g, -c, c) as new tensors without a graph."""
+    with torch.no_grad():
+        limited = torch._foreach_clamp_max(torch._foreach_clamp_min(gradients, -clip), clip)
+        return list(torch._foreach_add(parameters, limited, alpha=-beta))

@@ -1,0 +1,25 @@
+"""Terms that any step can add to its loss."""
+
+from dataclasses import dataclass
+
+from clients.losses import proximal
+from clients.parts import LocalRound, StepFunction, Term
+
+
+@dataclass(frozen=True)
+class Proximal(Term):
+    """(mu/2) ||w - w^t||^2 over the trainable parameters, w^t the model received this round.
+
+    FedProx (Li et al., MLSys 2020), baselines.md A.2: the squared norm (several released codes forget the square).
+    `mu=0` gives FedAvg bit for bit.
+    """
+
+    mu: float = 0.1
+
+    def begin(self, round: LocalRound) -> StepFunction | None:
+        """Keeps a copy of w^t for the round; None when mu is 0."""
+        if self.mu == 0:
+            return None
+        parameters = [parameter for parameter in round.net.parameters() if parameter.requires_grad]
+        reference = [parameter.detach().clone() for parameter in parameters]
+        return lambda batch: proximal(parameters, reference, self.mu)

@@ -1,0 +1,107 @@
+"""Picture grids of what a method does to images: style transfer, and interpolation of amplitudes.
+
+For looking only: the images of all source clients are on this machine. A federation never shows them to each other.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from clients.augment import frequency, style
+from clients.augment.cross_client_style import CrossClientStyle
+from clients.local_data import LocalData
+from clients.step.episodic import EpisodicStep
+from fedsim.errors import UserError
+from fedsim.experiment import Experiment
+from fedsim.run.workspace import Workspace, source_clients
+
+Column = tuple[str, Tensor]  # heading, images [rows, C, H, W] in [0, 1]
+SHARES = (0.25, 0.5, 0.75, 1.0)
+INCHES = 1.15  # side of one picture
+
+
+def draw_pictures(experiment: Experiment, output: Path, rows: int = 6) -> list[Path]:
+    """One PNG per source client: its images, and what they become by the other clients' styles or amplitudes."""
+    space = Workspace(experiment)
+    parts = [part for part in (space.recipe.augment, space.recipe.client) if type(part) in COLUMNS]
+    if not parts:
+        raise UserError(f"{experiment.method_name} changes no images by a bank; there are pictures of ccst and elcfs")
+    names = source_clients(experiment)
+    clients = {name: space.client(name, "") for name in names}
+    data = {name: client.data for name, client in clients.items()}
+    label = space.recipe.label(experiment.method_name)
+    written = []
+    for part in parts:
+        config = {"round": 0, "phase": "collect", "bank": part.bank}
+        bank = {name: client.collect({**config, "client": name}) for name, client in clients.items()}
+        for name in names:
+            columns = COLUMNS[type(part)](part, name, data, bank, rows)
+            file = output / f"{experiment.name}-{part.bank}-{name.replace('/', '-')}.png"
+            written.append(save_grid(columns, f"{label}: images of client {name}", file))
+    return written
+
+
+def style_columns(part: CrossClientStyle, name: str, data: dict[str, LocalData], bank: dict, rows: int) -> list[Column]:
+    """Content; then for every other client one of its images and the content in its style."""
+    content = example_images(data[name], rows)
+    space = part.space(content.device)
+    measured = style.statistics(space.encode(content), int(part.content_variance == "unbiased"))
+    columns = [("content", content)]
+    for other in [other for other in data if other != name]:
+        target = [torch.from_numpy(bank[other][key]).to(content.device) for key in ("mean", "std")]
+        target = [values[torch.arange(len(content)) % len(values)] for values in target]
+        affine = style.adain_affine(measured, tuple(target), part.alpha, space.gain)
+        columns += [
+            (f"one of\n{other}", example_images(data[other], rows)),
+            (f"in the style of\n{other}", style.apply_affine(space, content, *affine)),
+        ]
+    return columns
+
+
+def amplitude_columns(part: EpisodicStep, name: str, data: dict[str, LocalData], bank: dict, rows: int) -> list[Column]:
+    """Content, interpolations with one foreign image for several lambda, and that image; clients alternate by rows."""
+    content = example_images(data[name], rows)
+    others = [other for other in data if other != name]
+    if not others:
+        raise UserError("one source client has no foreign amplitudes; the pictures need at least two")
+    foreign = torch.stack([example_images(data[others[row % len(others)]], rows)[row] for row in range(len(content))])
+    b = frequency.half_width(part.L_w, *content.shape[-2:])
+    windows = frequency.amplitude(foreign, b)
+    columns = [("content", content)]
+    for share in SHARES:
+        shares = torch.full((len(content),), share, device=content.device)
+        columns.append((f"λ = {share:g}", frequency.interpolate(content, windows, shares, b).clamp(0, 1)))
+    return [*columns, (f"amplitudes of\n(b = {b})", foreign)]
+
+
+COLUMNS: dict[type, Callable[..., list[Column]]] = {CrossClientStyle: style_columns, EpisodicStep: amplitude_columns}
+
+
+def example_images(data: LocalData, rows: int) -> Tensor:
+    """Training images of different classes in turn, [rows, C, H, W]."""
+    labels = data.labels[: data.examples].cpu().numpy()
+    turn = np.zeros(len(labels), np.int64)
+    for label in np.unique(labels):
+        turn[labels == label] = np.arange((labels == label).sum())
+    return data.raw(np.lexsort((labels, turn))[:rows])
+
+
+def save_grid(columns: list[Column], title: str, file: Path) -> Path:
+    """Write the columns as one PNG, enlarged without smoothing."""
+    count = len(columns[0][1])
+    figure = Figure(figsize=(INCHES * len(columns) + 0.2, INCHES * count + 0.7), layout="constrained")
+    figure.suptitle(title, fontsize=10)
+    axes = figure.subplots(count, len(columns), squeeze=False)
+    for index, (heading, images) in enumerate(columns):
+        axes[0, index].set_title(heading, fontsize=8)
+        for row, image in enumerate(images.cpu()):
+            pixels = image.permute(1, 2, 0).numpy()
+            axes[row, index].imshow(pixels, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+            axes[row, index].set_axis_off()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(file, dpi=150)
+    return file

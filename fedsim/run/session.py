@@ -1,0 +1,220 @@
+"""One run on the server's side: target evaluation, records, selection and checkpoints around the strategy's rounds."""
+
+import math
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from flwr.app import ArrayRecord
+
+from fedsim.arrays import nonnegative_names, record_to_arrays, state_to_record
+from fedsim.data import domain_of
+from fedsim.errors import UserError
+from fedsim.experiment import Experiment, parse_experiment
+from fedsim.results.callbacks import RunCallback
+from fedsim.results.differences import MACHINE_KEYS
+from fedsim.results.environment import environment
+from fedsim.results.reading import rebuild_results
+from fedsim.results.recorder import Recorder
+from fedsim.results.selection import summary_row, validation_column
+from fedsim.run.checkpoint import Checkpoint, arrays_file, link_file, load_checkpoint, save_checkpoint, write_arrays
+from fedsim.run.workspace import Workspace
+from strategies.base import FedDG
+from strategies.wire.round_log import RoundLog
+from strategies.wire.target_site import TargetScore
+
+
+def run_folder(experiment: Experiment) -> Path:
+    """outputs/<experiment>/<method>[@label]/<target>/seed<k>"""
+    run = experiment.run
+    method = f"{experiment.method_name}@{run.label}" if run.label else experiment.method_name
+    return Path(run.output) / experiment.name / method / run.target / f"seed{run.seed}"
+
+
+def is_finished(folder: Path) -> bool:
+    """A run is finished when its summary, written last, is there."""
+    return (folder / "summary.csv").is_file()
+
+
+EvaluateTarget = Callable[[ArrayRecord], TargetScore]
+
+
+class Session:
+    """Opens (or resumes) a run's folder, and closes each round: evaluate, record, select, checkpoint."""
+
+    def __init__(self, experiment: Experiment, space: Workspace, callbacks: Sequence[RunCallback] = ()) -> None:
+        self.experiment, self.space, self.callbacks = experiment, space, callbacks
+        self.folder = run_folder(experiment)
+        self.checkpoint_folder = self.folder / "checkpoint"
+        refuse_other_settings(self.folder, experiment)
+        self.recorder = Recorder(self.folder)
+        self.checkpoint = load_checkpoint(self.checkpoint_folder)
+        self.recorder.truncate(self.checkpoint.round if self.checkpoint else -1)
+        self.recorder.write_experiment(experiment.toml())
+        self.recorder.write_environment(
+            environment() | {"device": str(space.device), "threads": torch.get_num_threads()}
+        )
+        self.evaluate_target: EvaluateTarget | None = None
+        self.best = self._best_so_far()
+        self.strategy: FedDG | None = None
+        self._round_ended = time.perf_counter()
+
+    def attach(self, strategy: FedDG, evaluate_target: EvaluateTarget) -> None:
+        """Follow a strategy; a resumed one gets its banks, part states and finished rounds back."""
+        self.strategy, self.evaluate_target = strategy, evaluate_target
+        personal = [name for name, place in self.space.places.items() if place != "shared"]
+        strategy.kept_uploads = self.space.recipe.infer.wanted_uploads(self.space.net, personal)
+        strategy.nonnegative = nonnegative_names(self.space.net)
+        if self.checkpoint:
+            strategy.finished_rounds = strategy.saved_round = self.checkpoint.round
+            strategy.banks = self.checkpoint.banks
+            strategy.part_states |= self.checkpoint.part_states
+        for callback in self.callbacks:
+            callback.on_start(self.experiment, self.folder)
+
+    def initial_arrays(self) -> ArrayRecord:
+        """The checkpoint's global model, or the initial one from the run's seed."""
+        return state_to_record(self.checkpoint.arrays if self.checkpoint else self.space.net.state_dict())
+
+    def end_of_round(self, server_round: int, arrays: ArrayRecord) -> None:
+        """Flower's evaluate_fn: called with 0 before the first round and after each round."""
+        strategy = self.strategy
+        if server_round == 0 and self.checkpoint:
+            return
+        round = strategy.log.round
+        score = self.evaluate_target(arrays)
+        strategy.log.details += [
+            {"client": self.experiment.run.target, "quantity": quantity, "name": name, "value": value}
+            for quantity, name, value in score.details
+        ]
+        row = self._round_row(strategy.log, score)
+        clients = [
+            {"round": round, "domain": domain_of(name), **columns} for name, columns in strategy.log.clients.items()
+        ]
+        self.recorder.append_clients(clients)
+        self.recorder.append_details({"round": round, **detail} for detail in strategy.log.details)
+        self.recorder.append_round(row)
+        strategy.finished_rounds = round
+        self._keep(round, row, arrays)
+        for callback in self.callbacks:
+            callback.on_round(row, clients)
+
+    def finish(self) -> Path:
+        """Write the last model and the summary (which marks the run as finished); tidy up what resuming needed."""
+        link_file(arrays_file(self.checkpoint_folder, self.experiment.train.rounds), self.folder / "last.safetensors")
+        rounds = pd.read_csv(self.folder / "rounds.csv")
+        label = self.space.recipe.label(self.experiment.method_name)
+        summary = summary_row(self.experiment, rounds, label, self.space.recipe.infer.transductive)
+        self.recorder.write_summary(summary)
+        complete_finish(self.experiment)
+        for callback in self.callbacks:
+            callback.on_end(summary)
+        return self.folder
+
+    def _round_row(self, log: RoundLog, score: TargetScore) -> dict[str, Any]:
+        rows = list(log.clients.values())
+        now = time.perf_counter()
+        row = {
+            "round": log.round,
+            "train_loss": mean(rows, "train_loss", "examples"),
+            "mean_validation_accuracy": mean(rows, "validation_accuracy"),
+            "mean_validation_loss": mean(rows, "validation_loss"),
+            "target_accuracy": score.accuracy,
+            "target_loss": score.loss,
+            "clients": sum("weight" in row for row in rows),
+            "failed": sum(row["status"] != "ok" for row in rows),
+            "bytes_down": sum(row["bytes_down"] for row in rows),
+            "bytes_up": sum(row["bytes_up"] for row in rows),
+            "train_seconds": total(rows, "train_seconds"),
+            "evaluation_seconds": total(rows, "evaluation_seconds") + score.seconds,
+            "aggregation_seconds": log.aggregation_seconds,
+            "round_seconds": now - (log.started if log.round else self._round_ended),
+        }
+        if self.experiment.run.select_on == "local":
+            row["mean_local_validation_accuracy"] = mean(rows, "local_validation_accuracy")
+        return row
+
+    def _keep(self, round: int, row: dict[str, Any], arrays: ArrayRecord) -> None:
+        """The checkpoint, and best.safetensors on strict improvement of the source validation."""
+        values = record_to_arrays(arrays)
+        saved = None
+        if round % self.experiment.run.checkpoint_every == 0 or round == self.experiment.train.rounds:
+            state = Checkpoint(round, values, self.strategy.banks, self.strategy.part_states)
+            saved = save_checkpoint(self.checkpoint_folder, state)
+            self.strategy.saved_round = round
+        score = row.get(validation_column(self.experiment))
+        if round and score is not None and score > self.best:
+            self.best = score
+            if saved:
+                link_file(saved, self.folder / "best.safetensors")
+            else:
+                write_arrays(self.folder / "best.safetensors", values, {"round": str(round)})
+
+    def _best_so_far(self) -> float:
+        """Best score up to the checkpoint; its model is linked again, in case the kill came between the two."""
+        if not self.checkpoint or not (self.folder / "rounds.csv").is_file():
+            return -math.inf
+        rounds = pd.read_csv(self.folder / "rounds.csv")
+        column = validation_column(self.experiment)
+        scores = rounds.loc[rounds["round"] >= 1].set_index("round")[column].dropna() if column in rounds else []
+        if not len(scores):
+            return -math.inf
+        if scores.idxmax() == self.checkpoint.round:
+            link_file(arrays_file(self.checkpoint_folder, self.checkpoint.round), self.folder / "best.safetensors")
+        return float(scores.max())
+
+
+def complete_finish(*experiments: Experiment) -> None:
+    """What follows a summary, and what a kill just after one left undone: no more checkpoints, results.csv up to date.
+
+    For finished runs of one experiment's folder.
+    """
+    for experiment in experiments:
+        for name in ("checkpoint", "state"):
+            shutil.rmtree(run_folder(experiment) / name, ignore_errors=True)
+    if experiments:
+        rebuild_results(Path(experiments[0].run.output) / experiments[0].name)
+
+
+def refuse_other_settings(folder: Path, experiment: Experiment) -> None:
+    """UserError when the folder holds a run with other settings: it is never continued, nor taken for this one."""
+    file = folder / "experiment.toml"
+    if not file.is_file():
+        return
+    changed = differing_keys(parse_experiment(file.read_text()).model_dump(), experiment.model_dump())
+    changed = [
+        key for key in changed if key not in MACHINE_KEYS and (not key.startswith("run.") or key == "run.select_on")
+    ]
+    if changed:
+        raise UserError(
+            f"{folder} holds a run with other settings ({', '.join(changed[:5])}); "
+            "choose another --output or name, or remove the folder"
+        )
+
+
+def differing_keys(a: Any, b: Any, prefix: str = "") -> list[str]:
+    """Dotted names of the values in which two settings tables differ."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        return [
+            name
+            for key in sorted(a.keys() | b.keys())
+            for name in differing_keys(a.get(key), b.get(key), f"{prefix}.{key}" if prefix else key)
+        ]
+    return [] if a == b else [prefix]
+
+
+def mean(rows: list[dict[str, Any]], column: str, weight: str = "") -> float | None:
+    """Mean of a column over the rows that have it, weighted by another column or not; None without any."""
+    pairs = [(row[column], row[weight] if weight else 1) for row in rows if row.get(column) is not None]
+    if not pairs:
+        return None
+    return sum(value * count for value, count in pairs) / sum(count for _, count in pairs)
+
+
+def total(rows: list[dict[str, Any]], column: str) -> float:
+    """Sum of a column over the rows that have it."""
+    return sum(row.get(column, 0.0) for row in rows)

@@ -1,0 +1,56 @@
+"""Evaluation on the unseen domain: on the server, or on the site that holds its images. Nobody trains on them."""
+
+import time
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsim.arrays import load_arrays
+from fedsim.data import benchmark, load_target
+from fedsim.data.augment import make_transforms, to_float
+from fedsim.models.infer import accuracy_and_loss
+from fedsim.run.workspace import Workspace
+from fedsim.seeding import numpy_rng
+from strategies.wire.target_site import TargetScore
+
+
+class TargetEvaluator:
+    """Accuracy on the unseen domain; the only place that opens its images, and no training client ever does."""
+
+    def __init__(self, space: Workspace) -> None:
+        experiment = space.experiment
+        images, labels, indices = load_target(experiment.data, experiment.run.target)
+        self.net, self.device, self.infer = space.net, space.device, space.recipe.infer
+        if self.infer.shuffled:
+            indices = numpy_rng(experiment.run.seed, "test-order").permutation(indices)
+        self.classes = len(benchmark(experiment.data).classes)
+        self.normalize = make_transforms(experiment.data, benchmark(experiment.data).channels).normalize
+        self.size = experiment.run.evaluate_batch_size
+        self.images = torch.from_numpy(np.ascontiguousarray(images[indices])).to(self.device)
+        self.labels = torch.from_numpy(np.ascontiguousarray(labels[indices])).to(self.device)
+
+    def class_counts(self) -> list[int]:
+        """Tested images of each class."""
+        return torch.bincount(self.labels, minlength=self.classes).tolist()
+
+    def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Normalised (images, labels) in large batches."""
+        for start in range(0, len(self.labels), self.size):
+            part = slice(start, start + self.size)
+            yield self.normalize(to_float(self.images[part])), self.labels[part]
+
+    def __call__(
+        self, arrays: Mapping[str, np.ndarray], uploads: Mapping[str, Mapping[str, np.ndarray]]
+    ) -> TargetScore:
+        """Score of a global model; `uploads` are the tensors of single clients that the inference rule asked for."""
+        started = time.perf_counter()
+        load_arrays(self.net, arrays)
+        own = [
+            {name: torch.tensor(array, device=self.device) for name, array in uploads[client].items()}
+            for client in sorted(uploads)
+        ]
+        predict = self.infer.begin(self.net, lambda: (images for images, _ in self.batches()), own)
+        accuracy, loss, _ = accuracy_and_loss(predict, self.batches())
+        return TargetScore(accuracy, loss, time.perf_counter() - started, self.infer.details(self.net))

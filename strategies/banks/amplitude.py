@@ -1,0 +1,30 @@
+"""The bank of low-frequency amplitude spectra (ELCFS)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from strategies.banks.checks import fault
+from strategies.parts import Arrays, Bank
+
+
+@dataclass(frozen=True)
+class AmplitudeBank(Bank):
+    """A = {k: amplitude spectra of some of its images}, float32 [J_k, C, rows, columns].
+
+    ELCFS / FedDG (CVPR 2021), banks 2.2. Each client gets all other clients' spectra. A client that failed in phase 0
+    is missing for good, and still gets the others'.
+    """
+
+    name: ClassVar[str] = "amplitude"
+
+    def accept(self, client: str, arrays: Arrays) -> str:
+        """Refuses wrong names, shapes, NaN and negative amplitudes."""
+        reason = fault(arrays, {"amplitude": 4})
+        return reason or ("an amplitude is negative" if (arrays["amplitude"] < 0).any() else "")
+
+    def hand_out(self, bank: Mapping[str, Arrays], client: str) -> dict[str, np.ndarray]:
+        """The other clients' spectra, by client."""
+        return {owner: arrays["amplitude"] for owner, arrays in bank.items() if owner != client}

@@ -1,0 +1,39 @@
+"""The bank of style statistics that clients fill once (CCST).
+
+A bank is kept as {client: arrays}. The client part with the same `bank` name computes the contributions and says in
+`discloses` what they tell about the images; the server checks, keeps and hands them out, and does not look further.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from strategies.banks.checks import fault
+from strategies.parts import Arrays, Bank
+
+
+@dataclass(frozen=True)
+class StyleBank(Bank):
+    """B = {k: (mu_k, sigma_k)}: channel means and standard deviations, float32 [J_k, C_s], J_k = 1 for overall styles.
+
+    CCST (WACV 2023), banks 1.2. The whole bank goes to every client, 2 * C_s floats per style; a client takes itself
+    out where needed. A client that failed in phase 0 is missing for good (the bank is frozen), and still gets the
+    others' styles. Without foreign styles the clients train on their own images, as in FedAvg.
+    """
+
+    name: ClassVar[str] = "style"
+
+    def accept(self, client: str, arrays: Arrays) -> str:
+        """Refuses wrong names, shapes, NaN and standard deviations that are not positive."""
+        reason = fault(arrays, {"mean": 2, "std": 2})
+        if not reason and arrays["mean"].shape != arrays["std"].shape:
+            reason = f"mean is {list(arrays['mean'].shape)} but std {list(arrays['std'].shape)}"
+        if not reason and not (arrays["std"] > 0).all():
+            reason = "a standard deviation is not positive"
+        return reason
+
+    def hand_out(self, bank: Mapping[str, Arrays], client: str) -> dict[str, np.ndarray]:
+        """All styles, as `client:mean` and `client:std`."""
+        return {f"{owner}:{name}": array for owner, arrays in bank.items() for name, array in arrays.items()}

@@ -1,0 +1,28 @@
+"""The coordinate-wise median: fewer than half of the clients cannot move it far."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from strategies.fuse.trimmed_mean import equal_columns, trimmed_mean
+from strategies.parts import Fuse, ServerRound, Update
+
+
+@dataclass(frozen=True)
+class CoordinateMedian(Fuse):
+    """theta[i] = median_k theta_k[i]; with an even number of clients the mean of the two in the middle.
+
+    Yin et al., ICML 2018 (Algorithm 1, Option I), on models instead of gradients, as Flower's FedMedian. Holds against
+    fewer than half of the clients, whatever they send. Weights are not used; with two clients it is the plain mean.
+    """
+
+    uses_weights: ClassVar[bool] = False
+
+    def fuse(
+        self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound
+    ) -> dict[str, np.ndarray]:
+        """The median of the updates; every client's weight column says 1/K."""
+        equal_columns(updates, server)
+        return trimmed_mean([update.arrays for update in updates], (len(updates) - 1) // 2)

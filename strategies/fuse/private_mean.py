@@ -1,0 +1,61 @@
+"""Central differential privacy: what one client can change in the global model is bounded, and drowned in noise."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from fedsim.errors import UserError
+from fedsim.experiment import Experiment
+from strategies.aggregate import State, weighted_mean
+from strategies.fuse.trimmed_mean import equal_columns
+from strategies.parts import Fuse, ServerRound, Update
+
+
+def clipped(state: State, reference: State, bound: float) -> dict[str, np.ndarray]:
+    """The state moved towards the reference until its update's L2 norm over all tensors is at most `bound`.
+
+    delta = theta_k - theta ;  theta + delta min(1, C / ||delta||_2)     (float64 inside, dtypes stay)
+    """
+    delta = {name: array.astype(np.float64) - reference[name] for name, array in state.items()}
+    norm = float(np.sqrt(sum(float(np.vdot(part, part)) for part in delta.values())))
+    scale = min(1.0, bound / norm) if norm > 0 else 1.0
+    return {name: np.asarray(reference[name] + scale * part, dtype=state[name].dtype) for name, part in delta.items()}
+
+
+@dataclass(frozen=True)
+class PrivateMean(Fuse):
+    """theta <- theta + 1/K sum_k delta_k min(1, C / ||delta_k||) + N(0, (z C / K)^2)   with delta_k = theta_k - theta
+
+    Client-level central differential privacy with fixed clipping (Geyer et al. 2017; McMahan et al., ICLR 2018), the
+    mechanism of Flower's DifferentialPrivacyServerSideFixedClipping, on replies that were checked before. Weights are
+    not used: the bound on one client's influence needs equal ones. The noise does not come from the run's seed, or
+    whoever knows the seed could take it off again: two runs differ. `noise=0` with a large `clip` gives the uniform
+    mean. Models with batch norm are refused: clipping and noise make counters and variances meaningless.
+
+    clip: C, largest L2 norm of a client's update. noise: z, the noise multiplier (1 or more for strong privacy).
+    """
+
+    clip: float = 1.0
+    noise: float = 1.0
+    uses_weights: ClassVar[bool] = False
+    perturbs: ClassVar[bool] = True
+
+    def check(self, experiment: Experiment) -> None:
+        """UserError for a bound or a noise that is none."""
+        if not self.clip > 0 or self.noise < 0:
+            raise UserError("method.private_mean needs clip above 0 and noise of at least 0")
+
+    def fuse(
+        self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound
+    ) -> dict[str, np.ndarray]:
+        """The noisy mean of the clipped updates."""
+        equal_columns(updates, server)
+        states = [clipped(update.arrays, server.previous, self.clip) for update in updates]
+        mean = weighted_mean(states, [1.0] * len(states))
+        spread, rng = self.noise * self.clip / len(states), np.random.default_rng()
+        return {
+            name: np.asarray(array + rng.normal(0.0, spread, array.shape), dtype=array.dtype) if spread else array
+            for name, array in mean.items()
+        }

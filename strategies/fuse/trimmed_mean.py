@@ -1,0 +1,75 @@
+"""The coordinate-wise trimmed mean: a few broken or malicious clients cannot move it far; clients are not weighted."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from fedsim.data import client_names
+from fedsim.errors import UserError
+from fedsim.experiment import Experiment
+from strategies.aggregate import State
+from strategies.parts import Fuse, ServerRound, Update
+
+
+def trimmed_mean(states: Sequence[State], trim: int) -> dict[str, np.ndarray]:
+    """Per coordinate the mean of what is left without the `trim` smallest and the `trim` largest values.
+
+    x_(1) <= ... <= x_(K) ;  result = 1/(K - 2m) sum_{k = m+1}^{K-m} x_(k) , m = trim   (float tensors, in float64)
+    Integer tensors: the lower median, so that no client sets a counter alone.
+
+    Raises ValueError when nothing would be left.
+    """
+    count = len(states)
+    if not 0 <= 2 * trim < count:
+        raise ValueError(f"of {count} values {trim} at each end cannot be left out")
+    result = {}
+    for name, first in states[0].items():
+        values = np.sort(np.stack([state[name] for state in states]), axis=0)
+        if first.dtype.kind == "f":
+            kept = values[trim : count - trim].astype(np.float64)
+            result[name] = np.asarray(kept.mean(axis=0), dtype=first.dtype)
+        else:
+            result[name] = np.array(values[(count - 1) // 2])
+    return result
+
+
+@dataclass(frozen=True)
+class TrimmedMean(Fuse):
+    """theta[i] = mean of theta_k[i] without the m smallest and the m largest values, m = floor(beta K).
+
+    Yin et al., ICML 2018 (Algorithm 1, Option II), as Flower's FedTrimmedAvg. Holds against m clients. `beta=0` gives
+    the uniform mean. Weights are not used.
+
+    beta: share left out at each end, below 1/2. The default, 0.34, leaves out one of three clients at each end.
+    """
+
+    beta: float = 0.34
+    uses_weights: ClassVar[bool] = False
+
+    def check(self, experiment: Experiment) -> None:
+        """UserError for a share that is none, and for one that leaves out nobody: robust in name only."""
+        if not 0 <= self.beta < 0.5:
+            raise UserError(f"method.trimmed_mean.beta is {self.beta:g}; it must be at least 0 and below 0.5")
+        if not experiment.run.target:  # a recipe that is only shown
+            return
+        count = len(client_names(experiment.data, experiment.run.target))
+        count = min(count, experiment.train.clients_per_round or count)
+        if self.beta > 0 and int(self.beta * count) == 0:
+            raise UserError(
+                f"method.trimmed_mean.beta = {self.beta:g} leaves out nobody of {count} clients; it must be at least "
+                f"1/{count} (or 0 for the uniform mean)"
+            )
+
+    def fuse(
+        self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound
+    ) -> dict[str, np.ndarray]:
+        """The trimmed mean of the updates; every client's weight column says 1/K."""
+        equal_columns(updates, server)
+        return trimmed_mean([update.arrays for update in updates], int(self.beta * len(updates)))
+
+
+def equal_columns(updates: Sequence[Update], server: ServerRound) -> None:
+    """Say in clients.csv that every client counts the same."""
+    server.client_columns |= {update.client: {"weight": 1.0 / len(updates)} for update in updates}

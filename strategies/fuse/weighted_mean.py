@@ -1,0 +1,20 @@
+"""FedAvg's fusion: the weighted mean of every tensor."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from strategies.aggregate import weighted_mean
+from strategies.parts import Fuse, ServerRound, Update
+
+
+@dataclass(frozen=True)
+class WeightedMean(Fuse):
+    """theta = sum_k p_k theta_k in float64, cast back; integer buffers by maximum (core.md R3-R5)."""
+
+    def fuse(
+        self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound
+    ) -> dict[str, np.ndarray]:
+        """Weighted mean of all tensors, batch-norm statistics included."""
+        return weighted_mean([update.arrays for update in updates], [weights[update.client] for update in updates])

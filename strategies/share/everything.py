@@ -1,0 +1,16 @@
+"""FedAvg's share rule: everything is shared."""
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from strategies.parts import Place, Share
+
+
+@dataclass(frozen=True)
+class Everything(Share):
+    """All state entries are shared: trainable tensors, batch-norm statistics and counters (FedAvg)."""
+
+    def place(self, net: nn.Module) -> dict[str, Place]:
+        """Every entry is `shared`."""
+        return dict.fromkeys(net.state_dict(), "shared")

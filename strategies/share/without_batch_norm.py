@@ -1,0 +1,41 @@
+"""Share rules: which tensors leave the client. Batch norm is found by module type, never by a name."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torch import nn
+
+from fedsim.arrays import bn_scope
+from fedsim.models.norms.xan import XANLayer
+from strategies.parts import Place, Share
+
+
+@dataclass(frozen=True)
+class WithoutBatchNorm(Share):
+    """Batch norm (affine, statistics, counters) stays on its client, the rest is shared.
+
+    FedBN (Li et al., ICLR 2021) with `scope="all"`; gPerXAN (CVPR 2024) with `scope="xan"`, where batch norm outside
+    the XAN layers is shared like any layer. The original FedBN has no model for an unseen domain: with `upload`
+    the batch-norm side is also sent up and averaged into the evaluation model, and still never loaded by a client
+    (`avg_bn`, the convention behind the papers' tables). `scope="none"` gives FedAvg; `share_scores` also shares the
+    mixing score of XAN's batch-norm branch, which is personal by accident in gPerXAN's code (core.md 2.7).
+    With `mirror` the averages also come down, in the record `global_bn` of their own (FedIG): clients read them beside
+    their own batch norm, which on a client's first visit starts from them.
+    """
+
+    scope: Literal["all", "xan", "none"] = "all"
+    upload: bool = True
+    share_scores: bool = False
+    mirror: bool = False
+    needs_batch_norm: ClassVar[bool] = False
+
+    def place(self, net: nn.Module) -> dict[str, Place]:
+        """Batch-norm entries in scope are `upload` (or `local`), all else `shared`."""
+        places: dict[str, Place] = dict.fromkeys(net.state_dict(), "shared")
+        if self.scope == "none":
+            return places
+        kept: Place = "upload" if self.upload else "local"
+        places |= dict.fromkeys(bn_scope(net, self.scope), kept)
+        if self.share_scores:
+            places |= {f"{path}.s_bn": "shared" for path, module in net.named_modules() if isinstance(module, XANLayer)}
+        return places

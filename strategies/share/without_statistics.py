@@ -1,0 +1,25 @@
+"""SiloBN's share rule: batch-norm statistics stay on the client."""
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from fedsim.arrays import Kind, tensor_kinds
+from strategies.parts import Place, Share
+
+
+@dataclass(frozen=True)
+class WithoutStatistics(Share):
+    """Batch-norm statistics and counters stay on the client, the affine part is shared (SiloBN, Andreux et al. 2020).
+
+    With `upload` the statistics are also averaged for the unseen domain (inductive); without it they never leave
+    the client, and the unseen domain needs `infer = "recompute"` (transductive).
+    """
+
+    upload: bool = True
+
+    def place(self, net: nn.Module) -> dict[str, Place]:
+        """Running mean, variance and counters are `upload` (or `local`), all else `shared`."""
+        kept: Place = "upload" if self.upload else "local"
+        statistics = (Kind.BN_STATISTICS, Kind.COUNTER)
+        return {name: kept if kind in statistics else "shared" for name, kind in tensor_kinds(net).items()}

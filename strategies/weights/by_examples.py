@@ -1,0 +1,16 @@
+"""FedAvg's weights: by number of examples."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from strategies.parts import ServerRound, Update, Weights
+
+
+@dataclass(frozen=True)
+class ByExamples(Weights):
+    """p_k = n_k / sum_j n_j over the clients that delivered (FedAvg, McMahan et al. 2017)."""
+
+    def weigh(self, updates: Sequence[Update], server: ServerRound) -> dict[str, float]:
+        """Shares of the number of distinct training examples."""
+        total = sum(update.examples for update in updates)
+        return {update.client: update.examples / total for update in updates}

@@ -1,0 +1,15 @@
+"""Every client that delivered counts the same."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from strategies.parts import ServerRound, Update, Weights
+
+
+@dataclass(frozen=True)
+class Uniform(Weights):
+    """p_k = 1/|U_t| over the clients that delivered (FedSB, ICASSP 2025)."""
+
+    def weigh(self, updates: Sequence[Update], server: ServerRound) -> dict[str, float]:
+        """Equal shares."""
+        return {update.client: 1.0 / len(updates) for update in updates}

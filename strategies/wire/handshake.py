@@ -1,0 +1,221 @@
+"""Every node says which client it is, before round 1 and whenever a new node appears; waits are bounded.
+
+A client is known by name. Its node may change: a site that restarts can come back as another node.
+"""
+
+import logging
+import reprlib
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
+
+from fedsim.errors import USER_ERROR, ClientFailedError, UserError
+from fedsim.experiment import RunSettings
+from strategies.wire.reply_checks import (
+    MOST_EXAMPLES,
+    Expected,
+    RejectedReplyError,
+    check_echo,
+    check_records,
+    judged,
+    one_line,
+)
+
+POLL_SECONDS = 1.0
+SAY_SECONDS = 30.0
+ASK_AGAIN_SECONDS = 120.0
+CLIENT_APP_RAISED = 2  # Flower's code for an error that the client app itself reports
+MOST_REASON = 20_000  # characters of a node's own words that are shown
+NOT_ONLINE = "its site is not online"
+NOBODY = 0  # node id of a client that has not answered yet
+
+logger = logging.getLogger("fedsim")
+
+
+@dataclass(frozen=True)
+class Site:
+    """What a node said in the handshake."""
+
+    client: str
+    node_id: int = NOBODY
+    examples: int = 0
+    class_counts: tuple[int, ...] = ()
+    versions: dict[str, str] = field(default_factory=dict)
+    role: str = "source"
+
+
+class Roster:
+    """The nodes of all clients (and of the target's site, when there is one), by name.
+
+    `sites` keeps the order of `clients`; a client that has not answered yet has the node NOBODY.
+    """
+
+    def __init__(
+        self, grid: Grid, clients: Sequence[str], classes: int, run_config: dict[str, str], target: str = ""
+    ) -> None:
+        self.grid, self.classes, self.run_config = grid, classes, run_config
+        self.sites = {client: Site(client) for client in clients}
+        self.target = Site(target, role="target") if target else None
+        self.tolerant = False  # a client that comes back broken is missing, and does not end the run
+        self._online: set[int] = set()
+        self._asked: set[int] = set()
+        self._waiting: dict[str, int] = {}  # node by id of the question that it has not answered yet
+        self._since: dict[int, float] = {}  # when a node was asked
+        self._others: dict[int, str] = {}  # nodes that are nobody whom this run needs
+
+    def call(self, wait: float, clients: Collection[str] | None = None, enough: int | None = None) -> list[str]:
+        """Clients (of those asked for, else all with the target) that are not online after at most `wait` seconds.
+
+        Returns as soon as nobody is missing or, with `enough`, that many are there. Raises UserError or
+        ClientFailedError for a node that says it cannot serve this experiment.
+        """
+        deadline = time.monotonic() + wait
+        said = time.monotonic() - SAY_SECONDS + 5.0
+        while True:
+            self._listen()
+            missing = self.missing(clients)
+            allowed = 0 if enough is None else self._count(clients) - enough
+            if len(missing) <= allowed or time.monotonic() >= deadline:
+                return missing
+            if time.monotonic() - said >= SAY_SECONDS:
+                said = time.monotonic()
+                left = deadline - said
+                logger.warning("waiting for %s (%.0f s more)%s", ", ".join(missing), left, self._who_else())
+            time.sleep(POLL_SECONDS)
+
+    def gather(self, run: RunSettings, clients: Collection[str] | None = None) -> None:
+        """Wait for the clients (at first for all, and the target's site), for at most `run.wait_for_sites` seconds.
+
+        ClientFailedError names who is missing. With `run.on_client_failure = "continue"` one client is enough: at the
+        start the others are waited for, in a phase (`clients` given) they are not.
+        """
+        wait, here = run.wait_for_sites, [] if clients is None else clients
+        if run.on_client_failure == "stop":
+            missing = self.call(wait, [*here, *([self.target.client] if self.target else [])] if here else None)
+        elif here:
+            missing = self.call(wait, here, enough=1)
+        else:
+            missing = self.call(wait)
+        self.tolerant = run.on_client_failure == "continue"
+        wanted = here or list(self.sites)
+        if missing and (not self.tolerant or set(wanted) <= set(missing)):
+            raise ClientFailedError(f"no node for {', '.join(missing)} within {wait:g} s{self._who_else()}")
+        for client in missing if clients is None else []:
+            logger.warning("going on without client %r: %s", client, NOT_ONLINE)
+
+    def missing(self, clients: Collection[str] | None = None) -> list[str]:
+        """Clients whose node is not known or was not online at the last call."""
+        known = {**self.sites, **({self.target.client: self.target} if self.target else {})}
+        wanted = known if clients is None else clients
+        return [client for client in wanted if known[client].node_id not in self._online]
+
+    def _count(self, clients: Collection[str] | None) -> int:
+        return len(self.sites) + bool(self.target) if clients is None else len(clients)
+
+    def _who_else(self) -> str:
+        here = [client for client in self.sites if self.sites[client].node_id in self._online]
+        others = [name for node, name in self._others.items() if node in self._online]
+        silent = len(self._online & set(self._waiting.values()))
+        text = f"; online: {', '.join(here)}" if here else f"; {len(self._online)} nodes online"
+        text += f"; {silent} of the nodes online have not answered yet" if silent else ""
+        return text + (f"; nodes that this run does not need: {', '.join(others)}" if others else "")
+
+    def _listen(self) -> None:
+        """Ask nodes that are new, and take the answers that have come."""
+        self._online = set(self.grid.get_node_ids())
+        self._asked &= self._online | set(self._waiting.values())
+        now = time.monotonic()
+        for key, node in list(self._waiting.items()):  # a busy SuperLink loses messages
+            if now - self._since[node] > ASK_AGAIN_SECONDS:
+                del self._waiting[key]
+                self._asked.discard(node)
+        fresh = sorted(self._online - self._asked)
+        if fresh:
+            config = {**self.run_config, "round": 0, "phase": "handshake", "client": ""}
+            content = RecordDict({"config": ConfigRecord(config)})
+            ids = self.grid.push_messages([Message(content, node, "query.handshake") for node in fresh])
+            self._waiting.update({key: node for key, node in zip(ids, fresh) if key})
+            self._asked.update(fresh)
+            self._since.update(dict.fromkeys(fresh, now))
+        for reply in self.grid.pull_messages(list(self._waiting)) if self._waiting else []:
+            node = self._waiting.pop(reply.metadata.reply_to_message_id, None)
+            if node is not None:
+                self._take(node, reply)
+
+    def _take(self, node: int, reply: Message) -> None:
+        if reply.has_error():
+            if reply.error.code == CLIENT_APP_RAISED:
+                self._refuse(node, str(reply.error.reason))
+            else:
+                self._asked.discard(node)  # it went away before it could answer: asked again when it is back
+            return
+        try:
+            self._admit(node, reply)
+        except RejectedReplyError as error:
+            self._refuse(node, f"its answer is refused: {error}")
+        except UserError as error:
+            if not self.tolerant:
+                raise
+            self._refuse(node, str(error))
+
+    def _admit(self, node: int, reply: Message) -> None:
+        """Take a node's word for who it is, or raise RejectedReplyError or UserError."""
+        expected = Expected("", self.run_config["token"], 0, "handshake")
+        if reply.metadata.src_node_id != node:
+            raise RejectedReplyError(f"it comes from node {reply.metadata.src_node_id}")
+        site, holds = judged(partial(read_site, node), reply.content, expected)
+        wanted = self.target if site.role == "target" and self.target else self.sites.get(site.client)
+        if wanted is None or (wanted.client, wanted.role) != (site.client, site.role):
+            self._others[node] = holds
+            return
+        if wanted.node_id in self._online and wanted.node_id != node:
+            raise UserError(f"two nodes say that they are {site.client!r}; every client needs one node")
+        _check(site, self.classes)
+        if site.role == "target":
+            self.target = site
+        else:
+            self.sites[site.client] = site
+
+    def _refuse(self, node: int, reason: str) -> None:
+        """A node that answers with an error: the end of the run, or of one client when others may go on without it."""
+        known = [client for client, site in self.sites.items() if site.node_id == node]
+        if self.tolerant and known:
+            logger.warning("client %r came back and fails: %s", known[0], one_line(reason[-MOST_REASON:]))
+            self.sites[known[0]] = Site(known[0])
+        elif self.tolerant:
+            logger.warning("node %d fails in the handshake: %s", node, one_line(reason[-MOST_REASON:]))
+            self._others[node] = "a node that fails"
+        elif USER_ERROR in reason:
+            raise UserError(one_line(reason.split(USER_ERROR, 1)[1]))
+        else:
+            raise ClientFailedError(f"node {node} failed in the handshake:\n{reason[-MOST_REASON:].rstrip()}")
+
+
+def read_site(node: int, content: RecordDict, expected: Expected) -> tuple[Site, str]:
+    """What a node says it is, and what it calls its data; raises RejectedReplyError when it says nonsense."""
+    check_records(content, set(), set(), {"echo", "site"})
+    check_echo(content, expected)
+    said = dict(content.config_records["site"])
+    client, role, examples, counts = (said.get(key) for key in ("client", "role", "examples", "class-counts"))
+    if not isinstance(client, str) or role not in ("source", "target"):
+        raise RejectedReplyError(f"it is {reprlib.repr(client)} with the role {reprlib.repr(role)}")
+    if not isinstance(counts, list) or any(type(count) is not int or count < 0 for count in [examples, *counts]):
+        raise RejectedReplyError(f"client {client!r} does not count its examples in whole numbers")
+    versions = {
+        one_line(key.removeprefix("version-")): one_line(str(said[key]))
+        for key in list(said)[:20]
+        if key.startswith("version-")
+    }
+    site = Site(client, node, examples, tuple(counts), versions, role)
+    return site, one_line(str(said.get("holds") or client)) or "nameless"
+
+
+def _check(site: Site, classes: int) -> None:
+    if len(site.class_counts) != classes:
+        raise UserError(f"client {site.client!r} has {len(site.class_counts)} classes, the experiment {classes}")
+    if not 0 < site.examples <= MOST_EXAMPLES or sum(site.class_counts) != site.examples:
+        raise UserError(f"client {site.client!r} says {site.examples} examples and {sum(site.class_counts)} labels")

@@ -1,0 +1,130 @@
+"""The site that holds the unseen domain: it evaluates the global model every round, and never trains."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+
+from fedsim.arrays import state_to_record
+from strategies.wire.handshake import NOT_ONLINE, Roster, Site
+from strategies.wire.reply_checks import (
+    Expected,
+    RejectedReplyError,
+    check_echo,
+    check_examples,
+    failure_reason,
+    judged,
+    read_metrics,
+)
+
+UPLOADS = "uploads:"  # prefix of the records with single clients' tensors, for inference rules that need them
+PHASE = "target"
+
+
+@dataclass(frozen=True)
+class TargetScore:
+    """Accuracy (a fraction) and loss on the unseen domain; None when its site did not deliver.
+
+    seconds: what the evaluation took on the server (0 when a site did it: the site's row has its time).
+    details: (quantity, layer, value) of the inference rule, for details.csv.
+    """
+
+    accuracy: float | None = None
+    loss: float | None = None
+    seconds: float = 0.0
+    details: list[tuple[str, str, float]] = field(default_factory=list)
+
+
+class TargetSite:
+    """The strategy's way to the unseen domain's site: one message a round, its reply checked like a client's."""
+
+    def __init__(self, strategy: Any, roster: Roster) -> None:
+        self.strategy, self.roster = strategy, roster
+        self.score = TargetScore()
+        self._sent: Message | None = None
+
+    @property
+    def site(self) -> Site:
+        """The site as it is known now: it may have come back as another node."""
+        return self.roster.target
+
+    def messages(self, round: int, arrays: ArrayRecord) -> list[Message]:
+        """The global model, with the single clients' tensors that the inference rule wants; none to a missing site."""
+        strategy, self.score, self._sent = self.strategy, TargetScore(), None
+        if self.roster.missing([self.site.client]):
+            strategy._failed(self.site.client, NOT_ONLINE)
+            return []
+        uploads: Mapping[str, Mapping[str, np.ndarray]] = strategy.banks.get("uploads", {})
+        own = {f"{UPLOADS}{client}": state_to_record(uploads[client]) for client in sorted(uploads)}
+        records = {"arrays": arrays, **own}
+        strategy.log.count(self.site.client, "down", records, {"arrays"})
+        config = {**strategy.run_config, "round": round, "phase": PHASE, "client": self.site.client}
+        self._sent = Message(RecordDict({**records, "config": ConfigRecord(config)}), self.site.node_id, "query.target")
+        return [self._sent]
+
+    def take(self, replies: Iterable[Message]) -> list[Message]:
+        """Keep the score of our message's reply; the other replies. A failure is handled as `run.on_client_failure`."""
+        replies = list(replies)
+        if self._sent is None:
+            return replies
+        asked, node = self._sent.metadata.message_id, self._sent.metadata.dst_node_id
+        ours = [reply for reply in replies if reply.metadata.reply_to_message_id == asked]
+        others = [reply for reply in replies if reply.metadata.reply_to_message_id != asked]
+        genuine = [reply for reply in ours if reply.has_error() or reply.metadata.src_node_id == node]
+        self._read(genuine[0] if genuine else None)
+        self._sent = None
+        return others
+
+    def ask(self, grid: Grid, round: int, arrays: ArrayRecord) -> TargetScore:
+        """The score of a model, in a phase of its own (the initial model's)."""
+        timeout = self.strategy.experiment.run.timeout
+        self.take(grid.send_and_receive(self.messages(round, arrays), timeout=timeout))
+        return self.score
+
+    def _read(self, reply: Message | None) -> None:
+        strategy, client = self.strategy, self.site.client
+        if reply is None:
+            strategy._failed(client, f"no reply within {strategy.experiment.run.timeout:g} s")
+        elif reply.has_error():
+            strategy._failed(client, failure_reason(reply), str(reply.error.reason))
+        else:
+            config = self._sent.content.config_records["config"]
+            expected = Expected(client, config["token"], config["round"], PHASE, self.site.examples)
+            try:
+                self.score, seconds = judged(read_score, reply.content, expected)
+                strategy.log.row(client)["evaluation_seconds"] = seconds
+            except RejectedReplyError as error:
+                strategy._failed(client, f"evaluation refused: {error}")
+
+
+def score_records(score: TargetScore, examples: int) -> RecordDict:
+    """A site's reply, its echo aside."""
+    quantities, names, values = (list(column) for column in zip(*score.details)) if score.details else ([], [], [])
+    metrics = {"accuracy": score.accuracy, "loss": score.loss, "evaluation_seconds": score.seconds}
+    return RecordDict(
+        {
+            "metrics": MetricRecord({"num-examples": examples, **metrics}),
+            "details": ConfigRecord({"quantities": quantities, "names": names, "values": [float(v) for v in values]}),
+        }
+    )
+
+
+def read_score(content: RecordDict, expected: Expected) -> tuple[TargetScore, float]:
+    """The score in a reply and the seconds that the site took; RejectedReplyError says what is wrong."""
+    check_echo(content, expected)
+    metrics = read_metrics(content)
+    check_examples(metrics, expected.examples)
+    missing = sorted({"accuracy", "loss", "evaluation_seconds"} - metrics.keys())
+    if missing:
+        raise RejectedReplyError(f"missing metrics {missing}")
+    if not 0 <= metrics["accuracy"] <= 1:
+        raise RejectedReplyError(f"accuracy is {metrics['accuracy']!r}, not between 0 and 1")
+    details = content.config_records["details"]
+    columns = [list(details[name]) for name in ("quantities", "names", "values")]
+    rows = [(str(quantity), str(name), float(value)) for quantity, name, value in zip(*columns, strict=True)]
+    if not np.isfinite([value for _, _, value in rows]).all():
+        raise RejectedReplyError("the record 'details' has a value that is not finite")
+    return TargetScore(metrics["accuracy"], metrics["loss"], 0.0, rows), metrics["evaluation_seconds"]

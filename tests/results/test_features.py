@@ -1,0 +1,47 @@
+"""t-SNE of a run's features: every domain is there, the unseen one is named, a trained model separates the classes."""
+
+import numpy as np
+import pytest
+from matplotlib.image import imread
+from sklearn.metrics import silhouette_score
+from support import run_small, small_experiment
+
+from fedsim.errors import UserError
+from fedsim.results import write_report
+from fedsim.results.features import domain_features, plot_features
+from fedsim.results.reading import read_settings
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run of six rounds, enough to tell digits apart."""
+    return run_small(small_experiment(tmp_path_factory.mktemp("outputs"), train={"rounds": 6}))[0]
+
+
+def test_features_are_of_all_domains_and_separate_classes_more_than_domains(run):
+    """(images, width) features with their class and domain; the same again for the same run."""
+    features, classes, domains = domain_features(read_settings(run), run / "best.safetensors", 60)
+    assert features.shape[0] == len(classes) == len(domains) == 240
+    assert sorted(np.unique(domains)) == [0, 1, 2, 3]
+    assert len(np.unique(classes)) == 10
+    assert silhouette_score(features, classes) > silhouette_score(features, domains) + 0.05
+    again = domain_features(read_settings(run), run / "best.safetensors", 60)
+    assert all((one == other).all() for one, other in zip((features, classes, domains), again))
+
+
+def test_picture_and_its_place_in_the_report(run, tmp_path):
+    """PNG and SVG with both legends; `fedsim report` embeds what lies in the run's plots."""
+    files = plot_features(run, run / "plots", 25)
+    assert [file.name for file in files] == [f"features-fedavg-rot45-seed0.{kind}" for kind in ("png", "svg")]
+    pixels = imread(files[0])
+    assert min(pixels.shape[:2]) > 500
+    assert 0.005 < float(np.mean(pixels[..., :3].min(axis=2) < 0.9)) < 0.6
+    page = write_report(run.parents[2]).read_text()
+    assert "t-SNE of features by class and by domain: fedavg/rot45/seed0" in page
+    assert page.count('src="data:image/png;base64,') == 1
+
+
+def test_a_folder_without_a_model_is_said(tmp_path):
+    """The message shows what to name."""
+    with pytest.raises(UserError, match=r"holds no best.safetensors; name the folder of one run"):
+        plot_features(tmp_path, tmp_path)

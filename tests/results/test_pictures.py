@@ -1,0 +1,40 @@
+"""Picture grids: one file per source client, and a clear word where there is nothing to draw."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from support import small_experiment
+
+from fedsim.errors import UserError
+from fedsim.results.pictures import draw_pictures, save_grid
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        {"name": "ccst", "cross_client_style": {"encoder": "haar", "styles": "single"}},
+        {"name": "elcfs", "episodic_step": {"L_w": 0.1}},
+    ],
+)
+def test_one_grid_per_source_client(method: dict, tmp_path: Path) -> None:
+    files = draw_pictures(small_experiment(tmp_path, method), tmp_path, rows=2)
+    assert [file.stem.rsplit("-", 1)[1] for file in files] == ["rot0", "rot15", "rot30"]
+    for file in files:
+        with Image.open(file) as image:
+            assert image.size[0] > 100
+
+
+def test_a_method_without_pictures_says_so(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="changes no images by a bank"):
+        draw_pictures(small_experiment(tmp_path), tmp_path)
+
+
+def test_the_grid_shows_the_pixels_it_was_given(tmp_path: Path) -> None:
+    red = torch.zeros(1, 3, 8, 8)
+    red[:, 0] = 1
+    file = save_grid([("red", red), ("black", torch.zeros(1, 1, 8, 8))], "two", tmp_path / "grid.png")
+    with Image.open(file) as image:
+        colours = {colour[:3] for _, colour in image.getcolors(1 << 20)}
+    assert {(255, 0, 0), (0, 0, 0), (255, 255, 255)} <= colours

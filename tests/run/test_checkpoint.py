@@ -1,0 +1,32 @@
+"""Checkpoint files: whole or absent, and nothing is left of an attempt that was cut."""
+
+import numpy as np
+import pytest
+
+from fedsim.run.checkpoint import link_file, unfinished, write_arrays
+
+
+@pytest.fixture
+def saved(tmp_path):
+    write_arrays(tmp_path / "arrays.safetensors", {"w": np.arange(3.0)})
+    return tmp_path / "arrays.safetensors"
+
+
+def test_a_link_made_again_leaves_nothing_else(saved):
+    """A resumed run links its best model again, perhaps to the file that it already names."""
+    best = saved.with_name("best.safetensors")
+    for _ in range(2):
+        link_file(saved, best)
+        assert {file.name for file in saved.parent.iterdir()} == {saved.name, best.name}
+    assert best.read_bytes() == saved.read_bytes()
+
+
+def test_what_a_killed_writer_left_is_taken_over(saved):
+    """A part of a file, or a second name of the old one, under the temporary name."""
+    unfinished(saved).write_bytes(b"cut")
+    write_arrays(saved, {"w": np.zeros(2)})
+    best = saved.with_name("best.safetensors")
+    unfinished(best).write_bytes(b"cut")
+    link_file(saved, best)
+    assert {file.name for file in saved.parent.iterdir()} == {saved.name, best.name}
+    assert best.read_bytes() == saved.read_bytes()

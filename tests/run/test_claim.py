@@ -1,0 +1,67 @@
+"""A run's folder has one writer: a second process is refused in one line, a killed one leaves nothing locked."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from support import run_small, small_experiment
+
+from fedsim.errors import UserError
+from fedsim.run import claim as module
+from fedsim.run.claim import claim
+from fedsim.run.session import run_folder
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from fedsim.run.claim import claim
+with claim(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def holder(tmp_path):
+    """Another process that holds tmp_path/run."""
+    words = [sys.executable, "-c", HOLDER, str(tmp_path / "run")]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "held\n"
+        yield process
+        process.kill()
+
+
+def test_a_second_process_is_refused_until_the_first_is_killed(holder, tmp_path, monkeypatch):
+    """The message names the folder and the process; SIGKILL is enough to free the folder."""
+    monkeypatch.setattr(module, "PATIENCE_SECONDS", 0.3)
+    with pytest.raises(UserError, match=f"process {holder.pid} on ") as refused, claim(tmp_path / "run"):
+        pass
+    assert "\n" not in str(refused.value)
+    os.kill(holder.pid, signal.SIGKILL)
+    holder.wait()
+    assert (tmp_path / "run" / ".lock").exists()
+    with claim(tmp_path / "run"):
+        assert str(os.getpid()) in (tmp_path / "run" / ".lock").read_text()
+    assert not list((tmp_path / "run").iterdir())
+
+
+def test_waits_for_a_process_that_is_about_to_end(holder, tmp_path):
+    """A killed sweep's workers need a moment: no refusal within that time."""
+    subprocess.Popen(["sh", "-c", f"sleep 0.5; kill -9 {holder.pid}"])
+    with claim(tmp_path / "run"):
+        assert holder.wait(timeout=10) == -signal.SIGKILL
+
+
+def test_a_run_claims_its_folder(tmp_path, monkeypatch):
+    """The run itself is refused and writes nothing; afterwards it runs."""
+    monkeypatch.setattr(module, "PATIENCE_SECONDS", 0.1)
+    experiment = small_experiment(tmp_path, train={"rounds": 1})
+    folder = run_folder(experiment)
+    with claim(folder):
+        with pytest.raises(UserError, match="is being written by another process"):
+            run_small(experiment)
+        assert {file.name for file in folder.iterdir()} == {".lock"}
+    run_small(experiment)
+    assert (folder / "summary.csv").is_file()

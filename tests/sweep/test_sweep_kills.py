@@ -1,0 +1,160 @@
+"""A sweep that is killed: workers die with it, the same command continues, and the results are those of a whole one."""
+
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support import numbers
+
+from fedsim.results import rebuild_results
+from fedsim.run.claim import is_claimed
+from fedsim.runtime.launch import launch
+from fedsim.sweep import Axes
+from fedsim.sweep.plan import plan_cells
+
+FEDSIM = [sys.executable, "-c", "from fedsim.cli import main; main()"]
+SMALL = ("data.fraction=0.1", 'data.domains=["rot0", "rot15", "rot30"]', "run.device=cpu")
+
+
+def start(output: Path, methods: str, targets: str, rounds: int, *more: str) -> subprocess.Popen:
+    """A sweep in a process group of its own, one core per cell."""
+    words = [part for word in (*SMALL, f"train.rounds={rounds}") for part in ("--set", word)]
+    words += ["--methods", methods, "--targets", targets, "--cores-per-cell", "1", "--output", str(output)]
+    return subprocess.Popen(
+        [*FEDSIM, "sweep", "digits", *words, *more], text=True, stderr=subprocess.PIPE, start_new_session=True
+    )
+
+
+def unbroken(output: Path, methods: str, targets: str, rounds: int) -> Path:
+    """The same cells one after the other in this process; the experiment's folder."""
+    axes = Axes(methods.split(","), targets.split(","), [0])
+    words = [*SMALL, f"train.rounds={rounds}", "run.threads=1", f"run.output={output}"]
+    for cell in plan_cells("digits", axes, words, ""):
+        launch(cell.experiment)
+    rebuild_results(output / "digits")
+    return output / "digits"
+
+
+def assert_same_records(ours: Path, theirs: Path) -> None:
+    """results.csv and every run's records are equal, timing columns aside; no run left anything of a resume."""
+    names = ["results.csv", *sorted(str(file.relative_to(theirs)) for file in theirs.rglob("*/*.csv"))]
+    assert len(names) > 3
+    for name in names:
+        assert numbers(ours / name).equals(numbers(theirs / name)), name
+    assert sorted(str(file.relative_to(ours)) for file in ours.rglob("*")) == sorted(
+        str(file.relative_to(theirs)) for file in theirs.rglob("*")
+    )
+
+
+def rows(output: Path) -> int:
+    """Rounds recorded so far in all runs."""
+    return sum(max(file.read_bytes().count(b"\n") - 1, 0) for file in output.rglob("rounds.csv"))
+
+
+def wait_until(done: Callable[[], bool], process: subprocess.Popen) -> None:
+    """Until it is so, the process has ended, or some minutes have passed."""
+    deadline = time.monotonic() + 300
+    while not done() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+def workers(output: Path) -> dict[Path, int]:
+    """Process ids of those that hold a run's folder; a killed one's lock file names a process that is no more."""
+    texts = {file.parent: file.read_text() for file in output.rglob(".lock")}
+    named = {folder: re.match(r"process (\d+) on", text) for folder, text in texts.items()}
+    return {folder: int(found[1]) for folder, found in named.items() if found and alive(int(found[1]))}
+
+
+def alive(pid: int) -> bool:
+    """Whether a process still does anything: a zombie does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads process states from /proc")
+
+
+@pytest.mark.slow
+@needs_proc
+def test_orphans_die_and_a_dead_worker_fails_its_cell_only(tmp_path):
+    """The sweep is killed in mid-round, then a worker; each time the same command carries on, to the same results."""
+    whole = unbroken(tmp_path / "whole", "fedbn", "rot0,rot15", 30)
+    broken = tmp_path / "broken"
+    sweep = start(broken, "fedbn", "rot0,rot15", 30, "--jobs", "2")
+    wait_until(lambda: rows(broken) >= 8 and len(workers(broken)) == 2, sweep)
+    orphans = list(workers(broken).values())
+    os.kill(sweep.pid, signal.SIGKILL)
+    assert sweep.wait() == -signal.SIGKILL
+    deadline = time.monotonic() + 10
+    while any(alive(pid) for pid in orphans) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert len(orphans) == 2
+    assert not any(alive(pid) for pid in orphans)
+    written = rows(broken)
+    time.sleep(0.3)
+    assert rows(broken) == written < 62
+
+    sweep = start(broken, "fedbn", "rot0,rot15", 30, "--jobs", "2")
+    wait_until(lambda: rows(broken) >= written + 2 and len(workers(broken)) == 2, sweep)
+    folder, pid = next(iter(workers(broken).items()))
+    os.kill(pid, signal.SIGKILL)
+    said = sweep.communicate(timeout=300)[1]
+    target = folder.parent.name
+    assert sweep.returncode == 1
+    assert f"failed: fedbn → {target} (seed 0): the worker process died (SIGKILL" in said
+    assert "1 of 2 cells finished, 1 failed" in said
+
+    sweep = start(broken, "fedbn", "rot0,rot15", 30, "--jobs", "1")
+    assert sweep.wait(timeout=300) == 0, sweep.communicate()[1]
+    assert_same_records(broken / "digits", whole)
+
+
+@pytest.mark.slow
+@needs_proc
+@pytest.mark.parametrize("trial", range(4))
+def test_killed_twice_at_random(trial, tmp_path):
+    """The whole process group or the sweep alone, SIGKILL at any moment from its start on: the same results.csv."""
+    plan = ("fedavg,feddg-ga,csac", "rot0,rot30", 6)
+    whole = unbroken(tmp_path / "whole", *plan)
+    broken = tmp_path / "broken"
+    started = time.monotonic()
+    timed = start(tmp_path / "timed", *plan)
+    assert timed.wait(timeout=300) == 0, timed.communicate()[1]
+    seconds = time.monotonic() - started
+    chance = random.Random(trial)
+    for _ in range(2):
+        sweep = start(broken, *plan)
+        time.sleep(chance.uniform(0, 0.8 * seconds))
+        if chance.random() < 0.5:
+            os.killpg(sweep.pid, signal.SIGKILL)
+        else:
+            os.kill(sweep.pid, signal.SIGKILL)
+        sweep.wait()
+    sweep = start(broken, *plan)
+    assert sweep.wait(timeout=300) == 0, sweep.communicate()[1]
+    assert_same_records(broken / "digits", whole)
+
+
+@needs_proc
+def test_interrupted_sweep_says_so(tmp_path):
+    """Ctrl-C: one line, exit code 130, no worker left and no folder claimed."""
+    sweep = start(tmp_path, "fedavg", "rot0,rot15", 40, "--jobs", "2")
+    wait_until(lambda: rows(tmp_path) >= 4 and len(workers(tmp_path)) == 2, sweep)
+    held = workers(tmp_path)
+    os.killpg(sweep.pid, signal.SIGINT)  # as a terminal does: to the workers, too
+    said = sweep.communicate(timeout=300)[1]
+    assert sweep.returncode == 130
+    assert "Traceback" not in said
+    assert "the same command continues" in said
+    assert len(held) == 2
+    assert not any(alive(pid) for pid in held.values())
+    assert not any(is_claimed(folder) for folder in held)
