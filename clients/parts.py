@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from clients.store import ClientStore
 from fedsim.errors import UserError
 from fedsim.experiment import TrainSettings
+from fedsim.part import Part
 from fedsim.seeding import numpy_rng, torch_generator
 
 
@@ -88,7 +89,7 @@ class Batch:
 StepFunction = Callable[[Batch], Tensor]
 
 
-class Contributor:
+class Contributor(Part):
     """A client part that contributes to a bank: `collect` before round 1, or `round.outbox[bank]` in every round."""
 
     bank: ClassVar[str] = ""  # name of the bank's record
@@ -128,7 +129,7 @@ class Term(Contributor):
         raise NotImplementedError
 
 
-class Batches:
+class Batches(Part):
     """Which examples make up the round's batches."""
 
     def indices(self, examples: int, round: LocalRound, train: TrainSettings) -> Iterator[np.ndarray]:
@@ -149,7 +150,7 @@ class Augment(Contributor):
         raise NotImplementedError
 
 
-class Report:
+class Report(Part):
     """What a client measures around its training and reports as metrics."""
 
     def before(self, round: LocalRound) -> dict[str, float]:

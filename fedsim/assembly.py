@@ -42,8 +42,7 @@ def build_recipe(experiment: Experiment) -> Recipe:
         recipe = _set_fields(recipe, key, fields, name)
     check_recipe(recipe, name)
     for _, part in parts_of(recipe):
-        if hasattr(part, "check"):  # what a part needs of the data, the model or this machine
-            part.check(experiment)
+        part.check(experiment)
     return recipe
 
 
@@ -97,7 +96,7 @@ def _exchange(recipe: Recipe, slot: str, value: Any) -> Recipe:
 def _complete(recipe: Recipe) -> Recipe:
     """Adds what a part requires and the recipe lacks: `requires = {"reports": "generalization_gap"}`."""
     for _, part in parts_of(recipe):
-        for slot, name in getattr(part, "requires", {}).items():
+        for slot, name in part.requires.items():
             kind = _find_part(name, slot)[1]
             if not any(isinstance(present, kind) for present in getattr(recipe, slot)):
                 recipe = dataclasses.replace(recipe, **{slot: (*getattr(recipe, slot), kind())})

@@ -8,7 +8,9 @@ from clients.batches.shuffled import Shuffled
 from clients.parts import Augment, Batches, Contributor, Report, Step, Term
 from clients.step.supervised import SupervisedStep
 from fedsim.models.infer import EvalMode, Infer
+from fedsim.models.inserts.base import Insert
 from fedsim.models.norms import BatchNorm
+from fedsim.models.norms.base import Norm
 from strategies.fuse.weighted_mean import WeightedMean
 from strategies.parts import Bank, Fuse, Share, Weights
 from strategies.share.everything import Everything
@@ -44,8 +46,8 @@ class Recipe:
     batches: Batches = Shuffled()
     augment: Augment | None = None
     reports: tuple[Report, ...] = ()
-    norm: Any = BatchNorm()
-    inserts: tuple[Any, ...] = ()
+    norm: Norm = BatchNorm()
+    inserts: tuple[Insert, ...] = ()
     infer: Infer = EvalMode()
     pooled: bool = False
     paper: str = ""
@@ -53,7 +55,7 @@ class Recipe:
 
     def label(self, method: str) -> str:
         """Name of the method in results; a part with `tag` shows it, as in `ccst(pixel)`."""
-        tags = [part.tag for _, part in parts_of(self) if getattr(part, "tag", "")]
+        tags = [part.tag for _, part in parts_of(self) if part.tag]
         return f"{method}({', '.join(tags)})" if tags else method
 
     def contributors(self) -> dict[str, Contributor]:
@@ -66,7 +68,7 @@ class Recipe:
 
     def disclosure(self) -> str:
         """What leaves the clients: the row's own text and what each part with `discloses` adds."""
-        parts = [part.discloses for _, part in parts_of(self) if getattr(part, "discloses", "")]
+        parts = [part.discloses for _, part in parts_of(self) if part.discloses]
         return "; ".join([self.discloses, *parts])
 
 

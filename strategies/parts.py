@@ -11,6 +11,8 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from torch import nn
 
+from fedsim.part import Part
+
 Arrays = Mapping[str, np.ndarray]
 Place = Literal["shared", "upload", "local"]
 MIRROR = "global_bn"  # record of the averages that a mirroring share rule also sends down, to be read only
@@ -45,10 +47,8 @@ class ServerRound:
         self.details.append({"client": client, "quantity": quantity, "name": name, "value": float(value)})
 
 
-class Share:
+class Share(Part):
     """Which tensors leave the client and which come back."""
-
-    needs_batch_norm: ClassVar[bool] = False
 
     def place(self, net: nn.Module) -> dict[str, Place]:
         """Place of every state entry: `shared` (up, averaged, down), `upload` (up and averaged, so that a model for
@@ -56,18 +56,15 @@ class Share:
         raise NotImplementedError
 
 
-class Weights:
+class Weights(Part):
     """How much each client counts this round."""
-
-    requires: ClassVar[dict[str, str]] = {}
-    needs: ClassVar[tuple[str, ...]] = ()  # metrics without which a reply is refused
 
     def weigh(self, updates: Sequence[Update], server: ServerRound) -> dict[str, float]:
         """Convex weights of the clients that delivered, by client name."""
         raise NotImplementedError
 
 
-class Fuse:
+class Fuse(Part):
     """How tensors of several clients become one."""
 
     uses_weights: ClassVar[bool] = True
@@ -80,7 +77,7 @@ class Fuse:
         raise NotImplementedError
 
 
-class Bank:
+class Bank(Part):
     """A named record collected from the clients and handed out to them, beside the model and with bytes of its own.
 
     `when = "once"`: collected from every client before round 1, then frozen; each client gets it with its first train

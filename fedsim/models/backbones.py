@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import nn
@@ -11,6 +10,7 @@ from fedsim.errors import UserError
 from fedsim.experiment import ModelSettings, nearest
 from fedsim.models.digits_cnn import SMALLEST_IMAGE, DigitsCNN
 from fedsim.models.net import Net
+from fedsim.models.norms.base import Norm
 from fedsim.models.weights import State, download_imagenet, load_backbone, read_weight_file
 from fedsim.seeding import stream_seed
 
@@ -147,7 +147,7 @@ def _fit_position_embedding(backbone: nn.Module, state: State, image_size: int) 
 
 
 def build_model(
-    model: ModelSettings, classes: int, channels: int, image_size: int, norm: Any = None, seed: int = 0
+    model: ModelSettings, classes: int, channels: int, image_size: int, norm: Norm | None = None, seed: int = 0
 ) -> Net:
     """Net of the settings, the same for the same seed; torch's global generator is left as it was.
 
@@ -187,9 +187,9 @@ def build_model(
     return net
 
 
-def _apply_norm(net: Net, norm: Any, backbone: str) -> None:
+def _apply_norm(net: Net, norm: Norm, backbone: str) -> None:
     has_batch_norm = any(isinstance(module, nn.BatchNorm2d) for module in net.backbone.modules())
-    if getattr(norm, "needs_batch_norm", True) and not has_batch_norm:
+    if norm.needs_batch_norm and not has_batch_norm:
         raise UserError(f"norm {type(norm).__name__} needs a backbone with batch norm, {backbone} has none; "
                         "use digits-cnn-bn, a ResNet or densenet121")  # fmt: skip
     norm.apply(net)

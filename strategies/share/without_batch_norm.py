@@ -1,7 +1,7 @@
 """Share rules: which tensors leave the client. Batch norm is found by module type, never by a name."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 from torch import nn
 
@@ -27,7 +27,6 @@ class WithoutBatchNorm(Share):
     upload: bool = True
     share_scores: bool = False
     mirror: bool = False
-    needs_batch_norm: ClassVar[bool] = False
 
     def place(self, net: nn.Module) -> dict[str, Place]:
         """Batch-norm entries in scope are `upload` (or `local`), all else `shared`."""

@@ -8,12 +8,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedsim.part import Part
+
 Predict = Callable[[Tensor], Tensor]
 Batches = Callable[[], Iterable[Tensor]]
 Uploads = Sequence[Mapping[str, Tensor]]
 
 
-class Infer:
+class Infer(Part):
     """An inference rule; `transductive` ones need batches of the unseen domain and are labelled so in results.
 
     shuffled: the rule depends on the order of the test images, so they come in a random one, fixed by the seed.

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.errors import UserError
+from fedsim.models.inserts.base import Insert
 from fedsim.models.net import Net
 
 
@@ -50,7 +51,7 @@ class MixStyleLayer(nn.Module):
 
 
 @dataclass(frozen=True)
-class MixStyle:
+class MixStyle(Insert):
     """MixStyle layers after stages of the backbone (Zhou et al., ICLR 2021; baselines.md B.1), random permutation.
 
     Every client sees one domain, so styles are mixed within it. On digits-cnn-bn stage 1 ends with its second norm.

@@ -4,10 +4,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedsim.models.net import Net
+from fedsim.models.norms.base import Norm
 
 
 @dataclass(frozen=True)
-class BatchNorm:
+class BatchNorm(Norm):
     """The backbone's own batch norm, nothing replaced (FedAvg)."""
 
     needs_batch_norm: ClassVar[bool] = False  # goes with every backbone, also with one without norm layers

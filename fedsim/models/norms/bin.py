@@ -8,6 +8,7 @@ from torch import nn
 
 from fedsim.arrays import Kind
 from fedsim.models.net import Net
+from fedsim.models.norms.base import Norm
 from fedsim.models.norms.moments import batch_moments, check_training_batch, instance_affine, update_running
 from fedsim.models.norms.placement import batch_norm_paths, replace, require_batch_norm
 
@@ -56,7 +57,7 @@ class BINLayer(nn.Module):
 
 
 @dataclass(frozen=True)
-class BIN:
+class BIN(Norm):
     """Replace all batch-norm layers of the backbone by BIN layers."""
 
     def apply(self, net: Net) -> None:

@@ -8,6 +8,7 @@ from torch import nn
 
 from fedsim.arrays import Kind
 from fedsim.models.net import Net
+from fedsim.models.norms.base import Norm
 from fedsim.models.norms.moments import batch_moments, check_training_batch, instance_affine, update_running
 from fedsim.models.norms.placement import batch_norm_paths, replace, require_batch_norm
 
@@ -62,7 +63,7 @@ class DSONLayer(nn.Module):
 
 
 @dataclass(frozen=True)
-class DSON:
+class DSON(Norm):
     """Replace all batch-norm layers of the backbone by DSON layers.
 
     channelwise: one pair of mixing weights per channel instead of per layer

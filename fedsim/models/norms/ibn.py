@@ -8,6 +8,7 @@ from torch import nn
 
 from fedsim.errors import UserError
 from fedsim.models.net import Net
+from fedsim.models.norms.base import Norm
 from fedsim.models.norms.instance_norm import InstanceNorm2d
 from fedsim.models.norms.placement import replace, require_batch_norm
 
@@ -77,7 +78,7 @@ class ResidualIBNBlock(nn.Module):
 
 
 @dataclass(frozen=True)
-class IBN:
+class IBN(Norm):
     """Instance norm in shallow layers.
 
     variant "a": the first norm of every block of stages 1-3 is split. ResNet: half IN, then BN. DenseNet: norm1 of

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedsim.models.net import Net
+from fedsim.models.norms.base import Norm
 from fedsim.models.norms.bin import BINLayer
 from fedsim.models.norms.instance import has_positions, instance_moments, normalize_by
 from fedsim.models.norms.moments import batch_moments, instance_affine
@@ -218,7 +219,7 @@ def draw_z(layers: Mapping[str, MixIGLayer], batch: int, generator: torch.Genera
 
 
 @dataclass(frozen=True)
-class MixIG:
+class MixIG(Norm):
     """Give every batch norm, the bottleneck's included, a second pass by mixed statistics (FedIG, section 3.2).
 
     adapter: a zero-shot adapter beside every BatchNorm2d (FedIG-A)

@@ -9,6 +9,7 @@ from torch import nn
 from fedsim.arrays import Kind
 from fedsim.errors import UserError
 from fedsim.models.net import Net
+from fedsim.models.norms.base import Norm
 from fedsim.models.norms.instance_norm import InstanceNorm2d
 from fedsim.models.norms.moments import batch_moments, check_training_batch, instance_affine, update_running
 from fedsim.models.norms.placement import batch_norm_paths, replace, require_batch_norm
@@ -77,7 +78,7 @@ class XANLayer(nn.Module):
 
 
 @dataclass(frozen=True)
-class XAN:
+class XAN(Norm):
     """Replace batch-norm layers by XAN layers (gPerXAN, section 3.1).
 
     PACS: all norms of ResNet-50 (53). Office-Home: stem and stages 1 and 2 (24). Camelyon17: dense block 1 and the
