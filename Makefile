@@ -1,12 +1,13 @@
 # make demo   install into .venv and run the main job on the embedded data: table, CSV files, plot
 # make test   install and run the tests
-# Both do only what is missing: called again, they start at once.
+# make docs   build the documentation site into docs/_build; every warning is an error
+# They do only what is missing: called again, they start at once.
 
 PYTHON ?= python3
 BIN := .venv/bin
 OUTPUT ?= outputs
 
-.PHONY: install demo test lint
+.PHONY: install demo test lint docs
 
 install: .venv/installed
 
@@ -27,3 +28,6 @@ test: install
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+docs: install
+	$(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build

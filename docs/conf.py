@@ -1,0 +1,37 @@
+"""Settings of the documentation site: Sphinx with MyST Markdown and the Furo theme. Build it with `make docs`."""
+
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+
+from docstrings import to_rest  # noqa: E402
+from generate import write_pages  # noqa: E402
+
+project = "fedsim"
+author = "The fedsim authors"
+copyright = "The fedsim authors, Apache-2.0"
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.viewcode", "sphinx_copybutton"]
+html_theme = "furo"
+html_title = "fedsim"
+html_show_sphinx = False
+exclude_patterns = ["_build"]
+myst_enable_extensions = ["colon_fence"]
+myst_heading_anchors = 4
+copybutton_prompt_text = "$ "
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_preserve_defaults = True
+suppress_warnings = ["myst.xref_missing"]  # pages that are included from the package link to files beside them
+
+
+def as_written(app, what, name, obj, options, lines) -> None:
+    """Docstrings here are plain text with formulas, not reStructuredText."""
+    lines[:] = to_rest(lines)
+
+
+def setup(app) -> None:
+    """Write the generated pages before Sphinx looks for sources, and turn docstrings into paragraphs."""
+    write_pages(HERE)
+    app.connect("autodoc-process-docstring", as_written)

@@ -1,0 +1,59 @@
+"""Turns our plain-text docstrings into paragraphs: wrapped text flows, formulas and lists keep their lines."""
+
+import inspect
+import re
+
+# Sections of the specifications that the code was written from; they are not part of the repository.
+SPECIFICATION = re.compile(
+    r"[;,]? ?\(?\b(?:core|baselines|banks|frontier)(?:\.md)? [A-Z]?\.?\d+(?:\.\d+)*(?: item \d+)?\)?", re.I
+)
+FIELD = re.compile(r"[\w`][\w`, ]{0,40}: ")  # a line that documents a field or setting
+
+
+def blocks(text: str) -> list[tuple[str, str]]:
+    """("text", paragraph on one line) and ("lines", block whose line breaks and indentation count), in order."""
+    found: list[tuple[str, str]] = []
+    for block in re.split(r"\n\s*\n", SPECIFICATION.sub("", inspect.cleandoc(text))):
+        lines = block.split("\n")
+        if any(line.startswith(("    ", "- ")) for line in lines):
+            found.append(("lines", block))
+            continue
+        paragraph = ""
+        for line in lines:
+            if paragraph and FIELD.match(line):
+                found.append(("text", paragraph))
+                paragraph = line.strip()
+            else:
+                paragraph = f"{paragraph} {line.strip()}".strip()
+        found.append(("text", paragraph))
+    return found
+
+
+def to_markdown(text: str) -> str:
+    """The docstring as Markdown; what is in `backticks` stays code, all else is shown as it is written."""
+    special = "\\`*_{}[]<>#|~$"
+    return "\n\n".join(
+        f"```text\n{body}\n```" if kind == "lines" else _escaped(body, special) for kind, body in blocks(text)
+    )
+
+
+def to_rest(lines: list[str]) -> list[str]:
+    """The docstring's lines as reStructuredText."""
+    result: list[str] = []
+    for kind, body in blocks("\n".join(lines)):
+        if kind == "lines":
+            result += ["::", "", *[f"   {line}" for line in body.split("\n")], ""]
+        else:
+            result += [_escaped(body, "\\`*_|", code="``"), ""]
+    return result
+
+
+def _escaped(text: str, special: str, code: str = "`") -> str:
+    pieces = re.split(r"`([^`]+)`", text)
+    parts = []
+    for index, piece in enumerate(pieces):
+        if index % 2:
+            parts.append(f"{code}{piece}{code}")
+        else:
+            parts.append("".join(f"\\{letter}" if letter in special else letter for letter in piece))
+    return "".join(parts)

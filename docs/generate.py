@@ -1,0 +1,82 @@
+"""Writes the pages that come from the code: one per method (from its recipe and docstrings), and the API's index."""
+
+import dataclasses
+import inspect
+import shutil
+from pathlib import Path
+
+from docstrings import to_markdown
+
+from fedsim.methods import METHODS
+from fedsim.recipe import SLOTS, Recipe, part_name, parts_of
+
+API = {
+    "strategies.parts": "Contracts of the server's parts",
+    "strategies.aggregate": "Averages of client models",
+    "clients.parts": "Contracts of the client's parts",
+    "clients.base": "One domain's client",
+    "clients.losses": "Losses",
+    "fedsim.recipe": "What a recipe is",
+    "fedsim.experiment": "Settings",
+    "fedsim.results": "Reading results",
+    "fedsim.results.selection": "Selection rules",
+}
+
+
+def write_pages(folder: Path) -> None:
+    """Fill `methods/` and `api/` below `folder` anew."""
+    for name in ("methods", "api"):
+        shutil.rmtree(folder / name, ignore_errors=True)
+        (folder / name).mkdir()
+    for name, recipe in METHODS.items():
+        (folder / "methods" / f"{name}.md").write_text(method_page(name, recipe))
+    (folder / "methods" / "index.md").write_text(methods_index())
+    for module, title in API.items():
+        text = f"# {title}\n\n```{{eval-rst}}\n.. automodule:: {module}\n   :members:\n```\n"
+        (folder / "api" / f"{module}.md").write_text(text)
+    entries = "\n".join(API)
+    (folder / "api" / "index.md").write_text(f"# API reference\n\n```{{toctree}}\n:maxdepth: 1\n\n{entries}\n```\n")
+
+
+def own_parts(recipe: Recipe) -> list[tuple[str, object]]:
+    """The parts in which a recipe differs from FedAvg's."""
+    standard = {repr(part) for _, part in parts_of(Recipe())}
+    return [(slot, part) for slot, part in parts_of(recipe) if repr(part) not in standard]
+
+
+def methods_index() -> str:
+    """The page that lists all methods with what they change."""
+    lines = ["# Methods", "", "| method | what it changes | paper |", "|---|---|---|"]
+    for name, recipe in METHODS.items():
+        changes = ", ".join(f"{slot}: `{part_name(part)}`" for slot, part in own_parts(recipe))
+        changes = changes or ("pools all source data" if recipe.pooled else "nothing: it is the reference")
+        lines.append(f"| [{name}]({name}.md) | {changes} | {recipe.paper} |")
+    entries = "\n".join(METHODS)
+    return "\n".join(lines) + f"\n\n```{{toctree}}\n:hidden:\n\n{entries}\n```\n"
+
+
+def method_page(name: str, recipe: Recipe) -> str:
+    """One method: paper, commands, disclosure, and every part with its formula and settings."""
+    lines = [f"# {name}", "", f"Paper: {recipe.paper}." if recipe.paper else "", ""]
+    lines += ["```bash", f"fedsim run digits --method {name} --target rot75", f"fedsim methods {name}", "```", ""]
+    lines += [f"**What leaves the clients:** {recipe.disclosure()}.", ""]
+    parts = own_parts(recipe)
+    if not parts:
+        lines += ["Every part of this recipe is the standard one.", ""]
+    for slot, part in sorted(parts, key=lambda pair: SLOTS.index(pair[0])):
+        lines += part_section(slot, part)
+    return "\n".join(lines)
+
+
+def part_section(slot: str, part: object) -> list[str]:
+    """A part's heading, its docstring as it is written, and a table of its settings."""
+    kind = type(part)
+    file = kind.__module__.replace(".", "/") + ".py"
+    text = inspect.getdoc(kind) or ""
+    lines = [f"## {slot}: {part_name(part)}", "", f"`{file}`", "", to_markdown(text), ""]
+    fields = dataclasses.fields(part)
+    if fields:
+        lines += ["| setting | value in this row |", "|---|---|"]
+        lines += [f"| `method.{part_name(part)}.{field.name}` | `{getattr(part, field.name)!r}` |" for field in fields]
+        lines.append("")
+    return lines
