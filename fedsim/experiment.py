@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
 from fedsim.errors import UserError
 
@@ -46,14 +46,22 @@ class DataSettings(Settings):
     )
     holdout: float = Field(0.1, gt=0, lt=1, description="share of a client's images held out for validation")
     split: Literal["random", "stratified"] = Field("random", description="DomainBed's split, or per class (CSAC)")
-    split_seed: int = Field(0, ge=0, description="seed of splits and partitions, apart from run.seed")
+    split_seed: int = Field(
+        -1, ge=-1, description="seed of subsets, splits and partitions; -1: run.seed, so that seeds differ in data too"
+    )
     test_split: Literal["all", "in"] = Field("all", description="target images tested: all, or DomainBed's 'in' part")
     clients_per_domain: int = Field(1, ge=1, description="clients that share one domain")
     partition: Literal["iid", "dirichlet"] = Field("iid", description="how a domain is shared between its clients")
     alpha: float = Field(0.5, gt=0, description="concentration of the Dirichlet partition over classes")
     augment: Literal["none", "domainbed", "csac", "feddg-ga", "flip-jitter", "flip"] = Field("none")
-    normalize: Literal["none", "imagenet"] = Field("none", description="mean and std after augmentation")
+    normalize: Literal["none", "imagenet", "mnist"] = Field("none", description="mean and std after augmentation")
     cache: str = Field("", description="folder of the decoded images; empty: $FEDSIM_CACHE, else ~/.cache/fedsim")
+    _run_seed: int = PrivateAttr(0)  # set by the Experiment
+
+    @property
+    def seed_of_splits(self) -> int:
+        """The seed that splits are drawn from: `split_seed`, or the run's."""
+        return self._run_seed if self.split_seed < 0 else self.split_seed
 
 
 class ModelSettings(Settings):
@@ -152,6 +160,13 @@ class Experiment(Settings):
     def _method_has_name(self) -> "Experiment":
         if not isinstance(self.method.get("name"), str) or not self.method["name"]:
             raise ValueError("method.name is missing")
+        return self
+
+    @model_validator(mode="after")
+    def _data_knows_the_seed(self) -> "Experiment":
+        data = self.data.model_copy()
+        data._run_seed = self.run.seed
+        object.__setattr__(self, "data", data)  # a copy, so that no other experiment's settings change
         return self
 
     @property

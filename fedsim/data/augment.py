@@ -17,8 +17,10 @@ from fedsim.data.image_ops import brightness, contrast, grey, hue, resized_crop,
 from fedsim.errors import UserError
 from fedsim.experiment import DataSettings
 
-IMAGENET_MEAN = (0.485, 0.456, 0.406)
-IMAGENET_STD = (0.229, 0.224, 0.225)
+STATISTICS = {  # mean and standard deviation of each channel
+    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    "mnist": ((0.1307,), (0.3081,)),
+}
 
 
 @dataclass(frozen=True)
@@ -106,21 +108,21 @@ AUGMENTATIONS = {
 
 @dataclass(frozen=True)
 class Normalization:
-    """(x - mean) / std per channel, mean and std of ImageNet's training images; "none" leaves x as it is."""
+    """(x - mean) / std per channel, mean and std of the training images of ImageNet or MNIST; "none": x as it is."""
 
     kind: str = "none"
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.kind == "none":
             return x
-        mean, std = _statistics(x.device, x.dtype)
+        mean, std = _statistics(self.kind, x.device, x.dtype)
         return (x - mean).div_(std)
 
 
 @lru_cache(maxsize=8)
-def _statistics(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """ImageNet's mean and std [1,3,1,1], kept on each device."""
-    mean, std = torch.tensor([IMAGENET_MEAN, IMAGENET_STD], dtype=dtype)[:, None, :, None, None].to(device)
+def _statistics(kind: str, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Mean and std [1,C,1,1], kept on each device."""
+    mean, std = torch.tensor(STATISTICS[kind], dtype=dtype)[:, None, :, None, None].to(device)
     return mean, std
 
 
@@ -153,11 +155,12 @@ def make_transforms(data: DataSettings, channels: int) -> Transforms:
 
     none; domainbed: crop 0.7-1, flip, jitter 0.3, greyscale 0.1; csac: crop 0.8-1, flip, jitter 0.4, greyscale 0.1;
     feddg-ga: as domainbed with jitter 0.4; flip-jitter (gPerXAN): flip, jitter 0.2 for half of the images; flip.
-    Raises UserError for ImageNet statistics on images that have not three channels.
+    Raises UserError for statistics of another number of channels (ImageNet 3, MNIST 1).
     """
-    if data.normalize == "imagenet" and channels != 3:
+    wanted = len(STATISTICS[data.normalize][0]) if data.normalize in STATISTICS else channels
+    if wanted != channels:
         raise UserError(
-            f"data.normalize = 'imagenet' needs colour images, but {data.dataset} has {channels} "
-            "channel(s); use data.normalize = 'none'"
+            f"data.normalize = {data.normalize!r} needs {'colour' if wanted == 3 else 'grey'} images, but "
+            f"{data.dataset} has {channels} channel(s); use data.normalize = 'none'"
         )
     return Transforms(AUGMENTATIONS[data.augment], Normalization(data.normalize))

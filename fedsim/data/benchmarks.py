@@ -5,8 +5,9 @@ benchmark(DataSettings(dataset="pacs")).domains  ->  ("art_painting", "cartoon",
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from fedsim.errors import UserError
 from fedsim.experiment import DataSettings, data_root, nearest
@@ -27,10 +28,19 @@ class Benchmark:
     source: str = ""
     note: str = ""
     all_domains: tuple[str, ...] = ()  # the data set's domains when `domains` is a chosen part of them
+    same_images: bool = False  # every domain shows the same images in the same order: all hold out the same ones
+    test_apart: bool = False  # the unseen domain is tested on images that no client holds in any domain
+    variants: dict[str, dict[str, Any]] = field(default_factory=dict)  # fields that a `data.variant` changes
+    reader: str = "fedsim.data.cache:ImageTree"  # module:class of its Reader
 
     def environment(self, domain: str) -> int:
-        """Index of a domain among ALL sorted domains of the data set (DomainBed's env_index, which seeds its split)."""
-        return (self.all_domains or self.domains).index(domain)
+        """Number that seeds a domain's split: its index among ALL sorted domains (DomainBed's env_index).
+
+        Where domains share their images it is 0 for all of them, so that subset, partition and hold-out are the same
+        everywhere: an image that validates on one client trains nobody.
+        """
+        index = (self.all_domains or self.domains).index(domain)
+        return 0 if self.same_images else index
 
 
 DIGITS = ("0", "1", "2", "3", "4", "5", "6", "7", "8", "9")
@@ -125,7 +135,11 @@ BENCHMARKS: dict[str, Benchmark] = {
         1,
         counts={f"rot{angle}": 1000 for angle in ANGLES},
         source="scikit-learn load_digits (UCI Optical Recognition of Handwritten Digits, 8x8)",
-        note="needs no files; every domain shows the SAME 1,000 images, rotated clockwise, like CSAC's Rotated MNIST",
+        note="needs no files; every client domain shows the SAME 1,000 images (100 a class, drawn by the split seed), "
+        "rotated clockwise; the unseen domain shows the 797 others",
+        same_images=True,
+        test_apart=True,
+        reader="fedsim.data.digits:Digits",
     ),
     "rotated-mnist": Benchmark(
         "rotated-mnist",
@@ -136,7 +150,11 @@ BENCHMARKS: dict[str, Benchmark] = {
         counts={f"M{angle}": 1000 for angle in ANGLES},
         folder=("mnist",),
         source="LeCun et al. 1998; rotations as in CSAC (default) or DomainBed (data.variant)",
-        note="csac: the same 1,000 images in every domain; domainbed: all 70,000 images dealt to disjoint domains",
+        note="csac: the same 1,000 images in every domain, the unseen one included; domainbed: all 70,000 images dealt "
+        "to disjoint domains",
+        same_images=True,
+        variants={"domainbed": {"counts": None, "same_images": False}},
+        reader="fedsim.data.rotated_mnist:RotatedMNIST",
     ),
     "pacs": Benchmark(
         "pacs",
@@ -224,8 +242,7 @@ def benchmark(data: DataSettings) -> Benchmark:
         if data.classes and found.classes != tuple(sorted(data.classes)):
             different = sorted({*found.classes} ^ {*data.classes})
             raise UserError(f"{data_root(data)}: the class folders are not data.classes ({', '.join(different[:5])})")
-    elif data.dataset == "rotated-mnist" and data.variant == "domainbed":
-        found = replace(found, counts=None)
+    found = replace(found, **found.variants.get(data.variant, {}))
     if not data.domains:
         return found
     chosen = {resolve_domain(found, name) for name in data.domains}

@@ -7,6 +7,7 @@ changed source gets a new folder. Old folders are never read again and may be de
 """
 
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -18,17 +19,41 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 from rich.console import Console
 from rich.progress import Progress
 
-from fedsim.data.folders import Listing
+from fedsim.data.folders import Listing, list_domain
+from fedsim.data.reader import Reader, content_hash
 from fedsim.errors import UserError
+from fedsim.experiment import cache_root
 
-FORMAT = 1
+FORMAT = 2
 DAY = 86_400.0
 PATIENCE = 2.0  # seconds of decoding before a progress bar appears
 Report = Callable[[int, int], None]  # (images decoded, images in all)
+
+
+class ImageTree(Reader):
+    """Reads an image tree domain/class/image through the cache."""
+
+    def images(self, domain: str, apart: bool = False) -> tuple[np.ndarray, np.ndarray]:
+        """Images and labels of a domain, decoded on first use."""
+        listing, cache = list_domain(self.data, self.found, domain), cache_root(self.data)
+        return cached_images(listing, self.found.name, domain, self.data.image_size, cache)
+
+    def labels(self, domain: str, apart: bool = False) -> np.ndarray:
+        """Labels of the files that are there; none is opened."""
+        return list_domain(self.data, self.found, domain).labels
+
+    def fingerprint(self, domain: str) -> str:
+        """Hash of the files' names, labels and bytes: from the cache, else by reading the files."""
+        listing = list_domain(self.data, self.found, domain)
+        manifest = _manifest(listing, self.found.name, domain, self.data.image_size)
+        stored = _stored(cache_root(self.data) / self.found.name / f"{domain}-{manifest['hash']}")
+        return stored.get("content") or _content(
+            listing, [_digest(_bytes(listing.folder / name)) for name in listing.files]
+        )
 
 
 def cached_images(
@@ -51,15 +76,34 @@ def cached_images(
     return opened
 
 
-def decode(path: Path, image_size: int) -> np.ndarray:
-    """One image file as RGB uint8 [3,s,s]: both sides resized, bilinear and antialiased (DomainBed's evaluation)."""
+def decode(path: Path, image_size: int, content: bytes | None = None) -> np.ndarray:
+    """One image file as RGB uint8 [3,s,s]: both sides resized, bilinear and antialiased (DomainBed's evaluation).
+
+    `content` are the file's bytes when they have been read already.
+    """
     try:
-        with Image.open(path) as image:
+        with Image.open(io.BytesIO(_bytes(path) if content is None else content)) as image:
             small = image.convert("RGB").resize((image_size, image_size), Image.Resampling.BILINEAR)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        reason = str(error).replace(f" {str(path)!r}", "")
+        reason = "not an image that Pillow knows" if isinstance(error, UnidentifiedImageError) else str(error)
         raise _unreadable(path, reason) from None
     return np.asarray(small).transpose(2, 0, 1)
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise _unreadable(path, error.strerror) from None
+
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=16).digest()
+
+
+def _content(listing: Listing, digests: list[bytes]) -> str:
+    """Fingerprint of a domain: its files' names, labels and the digests of their bytes, in order."""
+    return content_hash("\0".join(listing.files).encode(), listing.labels.tobytes(), b"".join(digests))
 
 
 def _unreadable(path: Path, reason: str) -> UserError:
@@ -82,15 +126,29 @@ def _manifest(listing: Listing, dataset: str, domain: str, image_size: int) -> d
 
 def _open(entry: Path, manifest: dict) -> tuple[np.ndarray, np.ndarray] | None:
     """The cached arrays, or None when there are none or they are damaged (e.g. after a power cut)."""
+    stored = _stored(entry)
     try:
-        stored = json.loads((entry / "manifest.json").read_text())
         images = np.load(entry / "images.npy", mmap_mode="r", allow_pickle=False)
         labels = np.load(entry / "labels.npy", allow_pickle=False)
     except (OSError, ValueError, EOFError):
         return None
     shape = tuple(manifest["shape"])
-    sound = stored == manifest and images.shape == shape and images.dtype == np.uint8 and labels.shape == shape[:1]
+    sound = (
+        "content" in stored
+        and stored | manifest == stored
+        and images.shape == shape
+        and images.dtype == np.uint8
+        and labels.shape == shape[:1]
+    )
     return (images, labels) if sound else None
+
+
+def _stored(entry: Path) -> dict:
+    """The manifest of an entry; empty when there is none."""
+    try:
+        return json.loads((entry / "manifest.json").read_text())
+    except (OSError, ValueError):
+        return {}
 
 
 def _build(listing: Listing, manifest: dict, entry: Path, report: Report | None) -> None:
@@ -103,9 +161,9 @@ def _build(listing: Listing, manifest: dict, entry: Path, report: Report | None)
         raise _unwritable(entry.parent, error) from None
     try:
         temporary.chmod(0o755)  # mkdtemp makes it private; the cache may be shared between users
-        _write_images(listing, manifest, temporary / "images.npy", report)
+        content = _write_images(listing, manifest, temporary / "images.npy", report)
         np.save(temporary / "labels.npy", listing.labels, allow_pickle=False)
-        (temporary / "manifest.json").write_text(json.dumps(manifest))
+        (temporary / "manifest.json").write_text(json.dumps({**manifest, "content": content}))
         _publish(temporary, entry, manifest)
     except OSError as error:
         raise _unwritable(entry, error) from None
@@ -132,21 +190,31 @@ def _publish(temporary: Path, entry: Path, manifest: dict) -> None:
             raise
 
 
-def _write_images(listing: Listing, manifest: dict, path: Path, report: Report | None) -> None:
-    """Decode all files with a few threads (PIL releases the GIL) straight into the memory-mapped file."""
+def _write_images(listing: Listing, manifest: dict, path: Path, report: Report | None) -> str:
+    """Decode all files with a few threads (PIL releases the GIL) straight into the memory-mapped file.
+
+    Gives the fingerprint of what was read.
+    """
     shape = tuple(manifest["shape"])
     images = np.lib.format.open_memmap(path, mode="w+", dtype=np.uint8, shape=shape)
     if hasattr(os, "posix_fallocate"):  # a full disk is an error here, and not a bus error while writing the map
         with path.open("r+b") as file:
             os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
 
-    def fill(index: int) -> None:
-        images[index] = decode(listing.folder / listing.files[index], shape[-1])
+    def fill(index: int) -> bytes:
+        path = listing.folder / listing.files[index]
+        content = _bytes(path)
+        images[index] = decode(path, shape[-1], content)
+        return _digest(content)
+
+    digests = []
 
     with ThreadPoolExecutor(min(8, max(2, os.cpu_count() or 2))) as pool, _progress(manifest, report) as show:
-        for done, _ in enumerate(pool.map(fill, range(len(listing.files))), start=1):
-            show(done, len(listing.files))
+        for digest in pool.map(fill, range(len(listing.files))):
+            digests.append(digest)
+            show(len(digests), len(listing.files))
     images.flush()
+    return _content(listing, digests)
 
 
 def _remove_leftovers(folder: Path) -> None:

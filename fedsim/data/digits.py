@@ -9,6 +9,10 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
+from fedsim.data.reader import Reader, content_hash
+from fedsim.data.splits import seed_hash, shuffled
+from fedsim.errors import UserError
+
 PER_CLASS = 100
 
 
@@ -40,24 +44,53 @@ def resize(images: np.ndarray, image_size: int) -> np.ndarray:
     return scaled.round_().clamp_(0, 255).to(torch.uint8).numpy()
 
 
+def digits_file() -> Path:
+    """The package's file, found without importing the package, which would cost every process a second."""
+    return Path(importlib.util.find_spec("sklearn").origin).parent / "datasets" / "data" / "digits.csv.gz"
+
+
 @lru_cache(maxsize=1)
-def _first_hundred() -> tuple[np.ndarray, np.ndarray]:
-    """The first 100 images of every class in file order: uint8 [1000,1,8,8] and labels int64 [1000]."""
-    # The package's file, read without importing the package, which would cost every process a second.
-    package = Path(importlib.util.find_spec("sklearn").origin).parent
-    table = np.loadtxt(package / "datasets" / "data" / "digits.csv.gz", delimiter=",")
-    images, labels = table[:, :-1].reshape(-1, 1, 8, 8), table[:, -1].astype(np.int64)
-    chosen = np.sort(np.concatenate([np.flatnonzero(labels == label)[:PER_CLASS] for label in range(10)]))
-    grey = np.round(images[chosen] * (255 / 16)).astype(np.uint8)  # the file's grey values are 0..16
-    return grey, labels[chosen]
+def _all_digits() -> tuple[np.ndarray, np.ndarray]:
+    """All images in file order: uint8 [1797,1,8,8] and labels int64 [1797]."""
+    table = np.loadtxt(digits_file(), delimiter=",")
+    grey = np.round(table[:, :-1].reshape(-1, 1, 8, 8) * (255 / 16)).astype(np.uint8)  # the file's values are 0..16
+    return grey, table[:, -1].astype(np.int64)
 
 
 @lru_cache(maxsize=12)
-def digits_domain(angle: int, image_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Domain rot<angle>: images uint8 [1000,1,s,s], rotated clockwise, and labels int64 [1000].
+def digits_domain(
+    angle: int, image_size: int, split_seed: int = 0, apart: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
+    """Domain rot<angle> as clients see it: images uint8 [1000,1,s,s], rotated clockwise, and labels int64 [1000].
 
-    Every domain shows the SAME 1,000 images, like CSAC's Rotated MNIST: a target image has been seen by the clients,
-    but at other angles.
+    100 images a class, drawn by `split_seed`: the SAME in every domain, like CSAC's Rotated MNIST. `apart` gives the
+    797 images that no client has in any domain: the unseen domain is tested on them.
     """
-    images, labels = _first_hundred()
-    return rotate(resize(images, image_size), angle), labels
+    images, labels = _all_digits()
+    held = hundred_a_class(labels, seed_hash(split_seed, "digits"))
+    chosen = np.setdiff1d(np.arange(len(labels)), held) if apart else held
+    return rotate(resize(images[chosen], image_size), angle), labels[chosen]
+
+
+def hundred_a_class(labels: np.ndarray, seed: int) -> np.ndarray:
+    """Sorted indices of 100 images of every digit, drawn by a seed; UserError when a digit has fewer."""
+    order = shuffled(len(labels), seed)
+    classes = [order[labels[order] == label][:PER_CLASS] for label in range(10)]
+    short = [label for label, members in enumerate(classes) if len(members) < PER_CLASS]
+    if short:
+        raise UserError(
+            f"digit {short[0]} has {len(classes[short[0]])} of the {PER_CLASS} images needed; use the complete file"
+        )
+    return np.sort(np.concatenate(classes))
+
+
+class Digits(Reader):
+    """Reads Rotated Digits."""
+
+    def images(self, domain: str, apart: bool = False) -> tuple[np.ndarray, np.ndarray]:
+        """Images and labels of domain rot<angle>."""
+        return digits_domain(int(domain.removeprefix("rot")), self.data.image_size, self.data.seed_of_splits, apart)
+
+    def fingerprint(self, domain: str) -> str:
+        """Hash of the embedded file."""
+        return content_hash(digits_file().read_bytes())

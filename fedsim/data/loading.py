@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedsim.data.benchmarks import Benchmark, benchmark, resolve_domain
+from fedsim.data.reader import reader
 from fedsim.data.splits import (
     dirichlet_partition,
     fraction_subset,
@@ -14,7 +15,7 @@ from fedsim.data.splits import (
     stratified_split,
 )
 from fedsim.errors import UserError
-from fedsim.experiment import DataSettings, cache_root, data_root
+from fedsim.experiment import DataSettings
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,20 +66,20 @@ def client_names(data: DataSettings, target: str) -> list[str]:
 
 
 def load_client(data: DataSettings, client: str) -> ClientData:
-    """Data of one client ("photo" or "photo/1"), split into training and validation by `data.split_seed`.
+    """Data of one client ("photo" or "photo/1"), split into training and validation by the seed of splits.
 
     Loads the client's own domain only. Raises UserError for an unknown client or data that cannot be read or split.
     """
     found = benchmark(data)
     domain = resolve_domain(found, domain_of(client))
     images, labels = _load_domain(data, found, domain)
-    environment = found.environment(domain)
-    pool = fraction_subset(labels, data.fraction, seed_hash(data.split_seed, environment, "fraction"))
-    seed = seed_hash(data.split_seed, environment)
+    environment, split_seed = found.environment(domain), data.seed_of_splits
+    pool = fraction_subset(labels, data.fraction, seed_hash(split_seed, environment, "fraction"))
+    seed = seed_hash(split_seed, environment)
     if data.clients_per_domain > 1:
         index = _client_index(data, client)
         pool = pool[_partition(data, labels[pool], environment)[index]]
-        seed = seed_hash(data.split_seed, environment, index)
+        seed = seed_hash(split_seed, environment, index)
     elif client != domain_of(client):
         raise UserError(f"no client {client!r}: data.clients_per_domain is 1, so the client is called {domain!r}")
     train, validation = _split(data, labels[pool], seed, client)
@@ -97,15 +98,16 @@ def load_client(data: DataSettings, client: str) -> ClientData:
 def load_target(data: DataSettings, domain: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Images uint8 [N,C,H,W], labels int64 [N] and the tested indices int64 [n] of the unseen domain.
 
-    Tested are all images (data.test_split = "all"), or DomainBed's "in" part of its random split ("in").
+    Tested are all images (data.test_split = "all"), or DomainBed's "in" part of its random split ("in"). Where the
+    data set keeps images apart from all clients, its domain consists of those.
     """
     found = benchmark(data)
     domain = resolve_domain(found, domain)
-    images, labels = _load_domain(data, found, domain)
-    environment = found.environment(domain)
-    indices = fraction_subset(labels, data.fraction, seed_hash(data.split_seed, environment, "fraction"))
+    images, labels = _load_domain(data, found, domain, found.test_apart)
+    environment, split_seed = found.environment(domain), data.seed_of_splits
+    indices = fraction_subset(labels, data.fraction, seed_hash(split_seed, environment, "fraction"))
     if data.test_split == "in":
-        indices = indices[random_split(len(indices), data.holdout, seed_hash(data.split_seed, environment))[0]]
+        indices = indices[random_split(len(indices), data.holdout, seed_hash(split_seed, environment))[0]]
     return images, labels, indices
 
 
@@ -113,13 +115,7 @@ def count_classes(data: DataSettings, client: str) -> tuple[tuple[str, ...], tup
     """Classes, and images of each, in the client's whole domain; image trees are listed and checked, not read."""
     found = benchmark(data)
     domain = resolve_domain(found, domain_of(client))
-    if found.name in ("digits", "rotated-mnist"):
-        labels = _load_domain(data, found, domain)[1]
-    else:
-        from fedsim.data.folders import list_domain
-
-        labels = list_domain(data, found, domain).labels
-    counts = np.bincount(labels, minlength=len(found.classes))
+    counts = np.bincount(reader(data, found).labels(domain), minlength=len(found.classes))
     return found.classes, tuple(int(count) for count in counts)
 
 
@@ -146,21 +142,11 @@ def load_pooled(data: DataSettings, target: str) -> ClientData:
     )
 
 
-def _load_domain(data: DataSettings, found: Benchmark, domain: str) -> tuple[np.ndarray, np.ndarray]:
-    """Images uint8 [N,C,H,W] and labels int64 [N] of a whole domain. Readers are imported when needed: torch, PIL."""
-    if found.name == "digits":
-        from fedsim.data.digits import digits_domain
-
-        return digits_domain(int(domain.removeprefix("rot")), data.image_size)
-    if found.name == "rotated-mnist":
-        from fedsim.data.rotated_mnist import mnist_domain
-
-        angle = int(domain.removeprefix("M"))
-        return mnist_domain(data_root(data).resolve(), data.variant, data.split_seed, angle, data.image_size)
-    from fedsim.data.cache import cached_images
-    from fedsim.data.folders import list_domain
-
-    return cached_images(list_domain(data, found, domain), found.name, domain, data.image_size, cache_root(data))
+def _load_domain(
+    data: DataSettings, found: Benchmark, domain: str, apart: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
+    """Images uint8 [N,C,H,W] and labels int64 [N] of a whole domain; `apart`: of what no client holds of it."""
+    return reader(data, found).images(domain, apart)
 
 
 def _client_index(data: DataSettings, client: str) -> int:
@@ -174,7 +160,7 @@ def _client_index(data: DataSettings, client: str) -> int:
 
 
 def _partition(data: DataSettings, labels: np.ndarray, environment: int) -> list[np.ndarray]:
-    seed = seed_hash(data.split_seed, environment, "partition")
+    seed = seed_hash(data.seed_of_splits, environment, "partition")
     if data.partition == "iid":
         return iid_partition(len(labels), data.clients_per_domain, seed)
     return dirichlet_partition(labels, data.clients_per_domain, data.alpha, seed)

@@ -7,11 +7,11 @@ import numpy as np
 from torchvision.datasets import MNIST
 
 from fedsim.data.benchmarks import ANGLES
-from fedsim.data.digits import resize, rotate
+from fedsim.data.digits import hundred_a_class, resize, rotate
+from fedsim.data.reader import Reader, content_hash
 from fedsim.data.splits import seed_hash, shuffled
 from fedsim.errors import UserError
-
-PER_CLASS = 100
+from fedsim.experiment import data_root
 
 
 @lru_cache(maxsize=2)
@@ -48,17 +48,23 @@ def mnist_domain(
         order = shuffled(len(labels), seed_hash(split_seed, "rotated-mnist"))
         chosen, clockwise = order[ANGLES.index(angle) :: len(ANGLES)], -angle
     else:
-        chosen, clockwise = _hundred_a_class(labels[:train], split_seed), angle
+        try:
+            chosen = hundred_a_class(labels[:train], seed_hash(split_seed, "rotated-mnist"))
+        except UserError as error:
+            raise UserError(f"Rotated MNIST (csac), MNIST's training file: {error}") from None
+        clockwise = angle
     return rotate(resize(images[chosen], image_size), clockwise), labels[chosen]
 
 
-def _hundred_a_class(labels: np.ndarray, split_seed: int) -> np.ndarray:
-    order = shuffled(len(labels), seed_hash(split_seed, "rotated-mnist"))
-    classes = [order[labels[order] == label][:PER_CLASS] for label in range(10)]
-    short = [label for label, members in enumerate(classes) if len(members) < PER_CLASS]
-    if short:
-        raise UserError(
-            f"Rotated MNIST (csac): digit {short[0]} has {len(classes[short[0]])} of {PER_CLASS} images "
-            "needed in MNIST's training file; use the complete file"
-        )
-    return np.sort(np.concatenate(classes))
+class RotatedMNIST(Reader):
+    """Reads Rotated MNIST."""
+
+    def images(self, domain: str, apart: bool = False) -> tuple[np.ndarray, np.ndarray]:
+        """Images and labels of domain M<angle>."""
+        data, angle = self.data, int(domain.removeprefix("M"))
+        return mnist_domain(data_root(data).resolve(), data.variant, data.seed_of_splits, angle, data.image_size)
+
+    def fingerprint(self, domain: str) -> str:
+        """Hash of MNIST's images and labels, whatever files they came in."""
+        images, labels, train = _mnist(data_root(self.data).resolve())
+        return content_hash(images.tobytes(), labels.tobytes(), str(train).encode())

@@ -78,6 +78,7 @@ def summary_row(
         "label": label or experiment.method_name,
         "target": target or experiment.run.target,
         "seed": experiment.run.seed,
+        "split_seed": experiment.data.seed_of_splits,
         "rounds": int(rounds["round"].max()),
         "settings": experiment.settings_hash(),
         "transductive": transductive,

@@ -4,7 +4,7 @@ import json
 import secrets
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ class Checkpoint:
     arrays: dict[str, np.ndarray]
     banks: dict[str, dict[str, dict[str, np.ndarray]]]
     part_states: dict[str, dict[str, Any]]
+    data: dict[str, dict[str, Any]] = field(default_factory=dict)  # fingerprint of every domain
 
 
 def unfinished(path: Path) -> Path:
@@ -65,6 +66,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
     meta = {
         "round": checkpoint.round,
         "part_states": checkpoint.part_states,
+        "data": checkpoint.data,
         "order": list(checkpoint.arrays),
         "banks": {bank: list(clients) for bank, clients in checkpoint.banks.items()},
     }
@@ -112,6 +114,12 @@ def load_checkpoint(folder: Path) -> Checkpoint | None:
         for name, tensor in tensors.items():
             bank, client, key = json.loads(name)
             banks[bank][client][key] = tensor
-        return Checkpoint(meta["round"], {name: arrays[name] for name in meta["order"]}, banks, meta["part_states"])
+        return Checkpoint(
+            meta["round"],
+            {name: arrays[name] for name in meta["order"]},
+            banks,
+            meta["part_states"],
+            meta.get("data", {}),
+        )
     except Exception as error:
         raise UserError(f"{path} is not a readable checkpoint ({error}); remove the run's folder") from None

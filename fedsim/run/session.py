@@ -1,5 +1,6 @@
 """One run on the server's side: target evaluation, records, selection and checkpoints around the strategy's rounds."""
 
+import json
 import math
 import shutil
 import time
@@ -13,6 +14,7 @@ from flwr.app import ArrayRecord
 
 from fedsim.arrays import nonnegative_names, record_to_arrays, state_to_record
 from fedsim.data import domain_of
+from fedsim.data.fingerprint import Fingerprints, difference, fingerprints
 from fedsim.errors import UserError
 from fedsim.experiment import Experiment, parse_experiment
 from fedsim.results.callbacks import RunCallback
@@ -50,13 +52,15 @@ class Session:
         self.experiment, self.space, self.callbacks = experiment, space, callbacks
         self.folder = run_folder(experiment)
         self.checkpoint_folder = self.folder / "checkpoint"
-        refuse_other_settings(self.folder, experiment)
-        self.recorder = Recorder(self.folder)
+        self.data = local_fingerprints(experiment)
+        refuse_other_settings(self.folder, experiment, lambda _: self.data)
         self.checkpoint = load_checkpoint(self.checkpoint_folder)
+        refuse_other_data(self.folder, self.checkpoint.data if self.checkpoint else {}, self.data)
+        self.recorder = Recorder(self.folder)
         self.recorder.truncate(self.checkpoint.round if self.checkpoint else -1)
         self.recorder.write_experiment(experiment.toml())
         self.recorder.write_environment(
-            environment() | {"device": str(space.device), "threads": torch.get_num_threads()}
+            environment() | {"device": str(space.device), "threads": torch.get_num_threads(), "data": self.data}
         )
         self.evaluate_target: EvaluateTarget | None = None
         self.best = self._best_so_far()
@@ -143,7 +147,7 @@ class Session:
         values = record_to_arrays(arrays)
         saved = None
         if round % self.experiment.run.checkpoint_every == 0 or round == self.experiment.train.rounds:
-            state = Checkpoint(round, values, self.strategy.banks, self.strategy.part_states)
+            state = Checkpoint(round, values, self.strategy.banks, self.strategy.part_states, self.data)
             saved = save_checkpoint(self.checkpoint_folder, state)
             self.strategy.saved_round = round
         score = row.get(validation_column(self.experiment))
@@ -180,8 +184,24 @@ def complete_finish(*experiments: Experiment) -> None:
         rebuild_results(Path(experiments[0].run.output) / experiments[0].name)
 
 
-def refuse_other_settings(folder: Path, experiment: Experiment) -> None:
-    """UserError when the folder holds a run with other settings: it is never continued, nor taken for this one."""
+def local_fingerprints(experiment: Experiment) -> Fingerprints:
+    """Fingerprints of the data that this process can read; none in a deployment, whose images are on its sites."""
+    return {} if experiment.run.runtime == "deployment" else fingerprints(experiment.data)
+
+
+def refuse_other_data(folder: Path, then: Fingerprints, now: Fingerprints) -> None:
+    """UserError when a folder's run saw other data than there is now."""
+    differs = difference(then, now)
+    if differs:
+        raise UserError(
+            f"{folder} holds a run on other data ({differs}); choose another --output or name, or remove the folder"
+        )
+
+
+def refuse_other_settings(
+    folder: Path, experiment: Experiment, data_of: Callable[[Experiment], Fingerprints] = local_fingerprints
+) -> None:
+    """UserError when the folder holds a run with other settings or data: never continued, nor taken for this one."""
     file = folder / "experiment.toml"
     if not file.is_file():
         return
@@ -194,6 +214,10 @@ def refuse_other_settings(folder: Path, experiment: Experiment) -> None:
             f"{folder} holds a run with other settings ({', '.join(changed[:5])}); "
             "choose another --output or name, or remove the folder"
         )
+    record = folder / "environment.json"
+    then = json.loads(record.read_text()).get("data", {}) if record.is_file() else {}
+    if then:
+        refuse_other_data(folder, then, data_of(experiment))
 
 
 def differing_keys(a: Any, b: Any, prefix: str = "") -> list[str]:

@@ -80,7 +80,7 @@ def plan_cells(config: str, axes: Axes, overrides: Sequence[str], preset: str) -
     from fedsim.assembly import build_recipe
     from fedsim.data import benchmark
     from fedsim.results.callbacks import find_callback
-    from fedsim.run.session import is_finished, refuse_other_settings, run_folder
+    from fedsim.run.session import Fingerprints, is_finished, local_fingerprints, refuse_other_settings, run_folder
     from fedsim.server_app import complete
 
     base = read_experiment(config, overrides, preset)
@@ -88,6 +88,14 @@ def plan_cells(config: str, axes: Axes, overrides: Sequence[str], preset: str) -
         find_callback(name)
     targets = benchmark(base.data).domains if list(axes.targets) == ["all"] else axes.targets
     cells: dict[Path, Cell] = {}
+    seen: dict[str, Fingerprints] = {}  # the same data is read once for all cells
+
+    def data_of(experiment: Experiment) -> Fingerprints:
+        key = experiment.data.model_dump_json()
+        if key not in seen:
+            seen[key] = local_fingerprints(experiment)
+        return seen[key]
+
     for method, values, target, seed in itertools.product(axes.methods, grid_points(axes.grid), targets, axes.seeds):
         words = [
             *overrides,
@@ -100,7 +108,7 @@ def plan_cells(config: str, axes: Axes, overrides: Sequence[str], preset: str) -
         experiment = complete(read_experiment(config, words, preset))
         build_recipe(experiment)
         folder = run_folder(experiment)
-        refuse_other_settings(folder, experiment)
+        refuse_other_settings(folder, experiment, data_of)
         cell = Cell(experiment, folder, "finished" if is_finished(folder) else "waiting")
         if cells.setdefault(folder, cell).experiment != experiment:
             raise UserError(f"--grid {values[-1]}: two values share the folder {folder}; run them as two sweeps")

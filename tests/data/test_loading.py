@@ -61,7 +61,7 @@ def test_no_target_image_reaches_a_client_or_the_pool(tree_settings):
 
 def test_client_split_is_domainbeds_and_stable_under_domain_subsets():
     own = load_client(DIGITS, "rot30")
-    train, validation = random_split(1000, 0.1, seed_hash(0, 2))
+    train, validation = random_split(1000, 0.1, seed_hash(0, 0))  # the first domain's: all show the same images
     assert (own.train == train).all()
     assert (own.validation == validation).all()
     subset = load_client(DIGITS.model_copy(update={"domains": ["rot30", "rot75"]}), "rot30")
@@ -78,8 +78,9 @@ def test_stratified_split_and_fraction():
     assert own.class_counts().tolist() == [18] * 10
     assert len(own.validation) == 20
     images, labels, indices = load_target(data, "rot0")
-    assert len(images) == 1000
-    assert np.bincount(labels[indices]).tolist() == [20] * 10
+    assert len(images) == 797
+    rest = np.array([78, 82, 77, 83, 81, 82, 81, 79, 74, 80])  # 1,797 less a hundred of each class
+    assert np.bincount(labels[indices]).tolist() == np.round(0.2 * rest).astype(int).tolist()
 
 
 @pytest.mark.parametrize("partition", ["iid", "dirichlet"])
@@ -104,9 +105,14 @@ def test_wrong_client_names(tree_settings):
 
 
 def test_target_indices_all_or_in():
-    assert load_target(DIGITS, "rot75")[2].tolist() == list(range(1000))
+    assert load_target(DIGITS, "rot75")[2].tolist() == list(range(797))
     data = DIGITS.model_copy(update={"test_split": "in", "holdout": 0.2})
-    assert (load_target(data, "rot75")[2] == random_split(1000, 0.2, seed_hash(0, 5))[0]).all()
+    assert (load_target(data, "rot75")[2] == random_split(797, 0.2, seed_hash(0, 0))[0]).all()
+
+
+def test_target_indices_in_of_a_domain_of_its_own_images(tree_settings):
+    data = tree_settings(test_split="in", holdout=0.3)
+    assert (load_target(data, "photo")[2] == random_split(8, 0.3, seed_hash(0, 1))[0]).all()
 
 
 @pytest.mark.parametrize("clients", [1, 2])

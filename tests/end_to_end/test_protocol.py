@@ -30,9 +30,7 @@ def test_no_client_opens_the_target(method, tmp_path, monkeypatch):
     """Only the server's evaluation opens the unseen domain, and selection does not change when it is not measured."""
     opened = []
     original = loading._load_domain
-    monkeypatch.setattr(
-        loading, "_load_domain", lambda data, found, domain: opened.append(domain) or original(data, found, domain)
-    )
+    monkeypatch.setattr(loading, "_load_domain", lambda *words: opened.append(words[2]) or original(*words))
     monkeypatch.setattr(
         fedsim.run.target, "load_target", lambda *words: opened.append("evaluation") or loading.load_target(*words)
     )

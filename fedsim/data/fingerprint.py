@@ -1,0 +1,37 @@
+"""What tells the data of two runs apart, wherever the files lie."""
+
+from collections.abc import Mapping
+
+from fedsim.data.benchmarks import benchmark
+from fedsim.data.reader import reader
+from fedsim.experiment import DataSettings
+
+Fingerprints = dict[str, dict[str, int | str]]
+
+
+def fingerprints(data: DataSettings) -> Fingerprints:
+    """{domain: {"images": count, "content": hash of files and labels}} of every domain that the settings use.
+
+    The hash covers the names below the domain's folder, the labels and the bytes of all files, and neither the folder's
+    place nor any time. It is read from the cache when that is built. Raises UserError when the data cannot be read.
+    """
+    found = benchmark(data)
+    read = reader(data, found)
+    return {
+        domain: {"images": len(read.labels(domain)), "content": read.fingerprint(domain)} for domain in found.domains
+    }
+
+
+def difference(then: Mapping[str, Mapping], now: Mapping[str, Mapping]) -> str:
+    """What differs, in words: per domain the numbers of images, or that they are others; empty for equal data.
+
+    Only domains of which both sides know something are compared.
+    """
+    found = []
+    for domain in sorted(then.keys() & now.keys()):
+        counts = [then[domain]["images"], now[domain]["images"]]
+        if counts[0] != counts[1]:
+            found.append(f"{domain}: {counts[0]:,} images then, {counts[1]:,} now")
+        elif then[domain]["content"] != now[domain]["content"]:
+            found.append(f"{domain}: {counts[0]:,} images as before, but other files, pixels or labels")
+    return "; ".join(found[:3]) + (f" and {len(found) - 3} more domains" if len(found) > 3 else "")

@@ -1,0 +1,46 @@
+"""What every data set's reader can do: the images of a domain, their labels alone, and a fingerprint of both."""
+
+import hashlib
+from importlib import import_module
+
+import numpy as np
+
+from fedsim.data.benchmarks import Benchmark
+from fedsim.experiment import DataSettings
+
+
+class Reader:
+    """Reads the domains of one data set; a row of BENCHMARKS names its reader as "module:class"."""
+
+    def __init__(self, data: DataSettings, found: Benchmark) -> None:
+        self.data, self.found = data, found
+
+    def images(self, domain: str, apart: bool = False) -> tuple[np.ndarray, np.ndarray]:
+        """Images uint8 [N,C,s,s] and labels int64 [N] of a whole domain.
+
+        `apart` asks for the images that no client holds (rows with `test_apart`).
+        """
+        raise NotImplementedError
+
+    def labels(self, domain: str, apart: bool = False) -> np.ndarray:
+        """Labels int64 [N] alone; image trees list their files and open none."""
+        return self.images(domain, apart)[1]
+
+    def fingerprint(self, domain: str) -> str:
+        """Hash of a domain's content: equal for equal data, wherever it lies."""
+        raise NotImplementedError
+
+
+def reader(data: DataSettings, found: Benchmark) -> Reader:
+    """The reader of a data set, imported when needed (torch, PIL)."""
+    module, _, name = found.reader.partition(":")
+    return getattr(import_module(module), name)(data, found)
+
+
+def content_hash(*parts: bytes) -> str:
+    """Short hash of byte strings, each with its length."""
+    digest = hashlib.blake2b(digest_size=10)
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "big"))
+        digest.update(part)
+    return digest.hexdigest()

@@ -1,0 +1,61 @@
+"""Small image trees for tests of data, and the real data where it is present."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedsim.experiment import DataSettings
+
+SHARED = Path(__file__).parents[1].parent / "shared" / "data"
+
+
+@pytest.fixture
+def real_data() -> Path:
+    if not (SHARED / "PACS").is_dir():
+        pytest.skip(f"the real PACS and MNIST images are not at {SHARED}")
+    return SHARED
+
+
+def _write_image(path: Path, seed: int, mode: str = "RGB") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.random.default_rng(seed).integers(0, 256, (12, 10, 3), dtype=np.uint8)
+    Image.fromarray(pixels).convert(mode).save(path)
+
+
+@pytest.fixture
+def write_image() -> Callable[..., None]:
+    """write_image(path, seed, mode="RGB") writes a random image of 10 x 12 pixels."""
+    return _write_image
+
+
+@pytest.fixture
+def make_tree(tmp_path: Path) -> Callable[..., Path]:
+    """make_tree(domains, classes, per_class) writes root/domain/class/<n>.png and returns root."""
+
+    def make(domains=("art", "photo", "sketch"), classes=("cat", "dog"), per_class: int = 4) -> Path:
+        folder = tmp_path / "images"
+        seed = 0
+        for domain in domains:
+            for name in classes:
+                for index in range(per_class):
+                    _write_image(folder / domain / name / f"{index:03}.png", seed)
+                    seed += 1
+        return folder
+
+    return make
+
+
+@pytest.fixture
+def tree_settings(make_tree, tmp_path: Path) -> Callable[..., DataSettings]:
+    """Settings of a "folder" data set of 3 domains x 2 classes x 4 images; keyword arguments are settings."""
+
+    def settings(**changes) -> DataSettings:
+        if not (tmp_path / "images").exists():
+            make_tree()
+        folders = {"root": str(tmp_path / "images"), "cache": str(tmp_path / "cache")}
+        return DataSettings(**{"dataset": "folder", "image_size": 8, **folders, **changes})
+
+    return settings

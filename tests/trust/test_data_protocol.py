@@ -1,0 +1,196 @@
+"""The protocol says what it does: nobody trains on what validates or tests, seeds draw data, other data is noticed."""
+
+import hashlib
+import json
+import os
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedsim.data import benchmark, client_names, load_client, load_pooled, load_target
+from fedsim.data.augment import make_transforms
+from fedsim.data.benchmarks import ANGLES
+from fedsim.data.digits import digits_domain, rotate
+from fedsim.data.fingerprint import difference, fingerprints
+from fedsim.errors import UserError
+from fedsim.experiment import DataSettings, Experiment, read_experiment
+from fedsim.run.session import refuse_other_settings
+from fedsim.server_app import complete
+
+ALL_DIGITS = [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]  # images of each class in the file
+
+
+def upright(data: DataSettings, client, indices: np.ndarray) -> set[bytes]:
+    """What the images show: those of the domain without rotation that have the same indices."""
+    base = load_client(data, "/".join(["rot0", *client.client.split("/")[1:]])).images
+    return {base[index].tobytes() for index in indices}
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.sampled_from(["random", "stratified"]),
+    st.integers(0, 50),
+    st.sampled_from([1, 2, 5]),
+    st.sampled_from(["iid", "dirichlet"]),
+    st.sampled_from([1.0, 0.5]),
+    st.sampled_from([0.1, 0.2]),
+)
+def test_no_validation_image_of_a_client_trains_another(split, seed, clients, partition, fraction, holdout):
+    data = DataSettings(
+        dataset="digits",
+        image_size=8,
+        split=split,
+        split_seed=seed,
+        clients_per_domain=clients,
+        partition=partition,
+        fraction=fraction,
+        holdout=holdout,
+    )
+    loaded = [load_client(data, name) for name in client_names(data, "rot75")]
+    training = set.union(*(upright(data, client, client.train) for client in loaded))
+    validation = set.union(*(upright(data, client, client.validation) for client in loaded))
+    tested = digits_domain(0, 8, seed, apart=True)[0]
+    assert not training & validation
+    assert not (training | validation) & {image.tobytes() for image in tested}
+
+
+def test_digits_are_tested_on_the_797_images_that_no_client_has():
+    data = DataSettings(dataset="digits", image_size=8, split_seed=3)
+    images, labels, indices = load_target(data, "rot30")
+    assert len(indices) == len(images) == 797
+    assert (images == rotate(digits_domain(0, 8, 3, apart=True)[0], 30)).all()
+    own = load_client(data, "rot30")
+    assert (np.bincount(labels) + np.bincount(own.labels)).tolist() == [
+        178,
+        182,
+        177,
+        183,
+        181,
+        182,
+        181,
+        179,
+        174,
+        180,
+    ]
+
+
+def test_rotated_mnist_of_csac_holds_out_the_same_images_everywhere(real_data):
+    data = DataSettings(dataset="rotated-mnist", root=str(real_data), split="stratified")
+    loaded = [load_client(data, f"M{angle}") for angle in ANGLES]
+    assert all((client.validation == loaded[0].validation).all() for client in loaded)
+    assert len(loaded[0].validation) == 100
+    disjoint = data.model_copy(update={"variant": "domainbed"})
+    other = [load_client(disjoint, f"M{angle}").validation for angle in (0, 15)]
+    assert other[0].tolist() != other[1].tolist()  # domains of their own images keep streams of their own
+
+
+def test_pooled_data_holds_out_the_same_images_too():
+    pooled = load_pooled(DataSettings(dataset="digits", image_size=8), "rot75")
+    train, validation = pooled.train % 1000, pooled.validation % 1000
+    assert len(set(validation)) == 100
+    assert not set(train) & set(validation)
+
+
+def test_domains_of_their_own_images_split_by_themselves(tree_settings):
+    data = tree_settings()
+    assert not benchmark(data).same_images
+    assert [benchmark(data).environment(name) for name in ("art", "photo", "sketch")] == [0, 1, 2]
+
+
+def test_the_seed_of_splits_is_the_runs_unless_it_is_fixed():
+    drawn = [Experiment.model_validate({"run": {"seed": seed}}) for seed in (0, 1, 1)]
+    parts = [load_client(experiment.data, "rot0") for experiment in drawn]
+    assert parts[0].train.tolist() != parts[1].train.tolist()
+    assert (parts[0].images != parts[1].images).any()
+    assert parts[1].train.tolist() == parts[2].train.tolist()
+    fixed = [Experiment.model_validate({"data": {"split_seed": 7}, "run": {"seed": seed}}) for seed in (0, 1)]
+    assert {experiment.data.seed_of_splits for experiment in fixed} == {7}
+    assert drawn[0].settings_hash() == drawn[1].settings_hash()  # seeds are repetitions of one setting
+
+
+@given(st.integers(0, 2**31), st.integers(-1, 2**31))
+def test_the_seed_of_splits_survives_text_and_change(seed, split_seed):
+    shared = DataSettings(split_seed=split_seed)
+    experiment = Experiment.model_validate({"data": shared, "run": {"seed": seed}})
+    expected = seed if split_seed < 0 else split_seed
+    assert shared.seed_of_splits == max(split_seed, 0)  # an experiment does not reach into settings it was given
+    again = Experiment.model_validate(experiment.model_dump())
+    moved = experiment.replace(run={"seed": seed + 1})
+    assert again.data.seed_of_splits == expected
+    assert moved.data.seed_of_splits == (seed + 1 if split_seed < 0 else split_seed)
+
+
+def test_mnist_statistics():
+    data = DataSettings(dataset="rotated-mnist", normalize="mnist")
+    pixels = torch.tensor([0, 255], dtype=torch.uint8).view(1, 1, 1, 2)
+    normal = make_transforms(data, 1).evaluate(pixels).flatten().tolist()
+    assert normal == pytest.approx([-0.424213, 2.821487], abs=1e-5)  # (0 - .1307) / .3081 and (1 - .1307) / .3081
+    with pytest.raises(UserError, match="'mnist' needs grey images, but pacs has 3"):
+        make_transforms(data.model_copy(update={"dataset": "pacs"}), 3)
+    shipped = read_experiment("rotated-mnist")
+    assert (shipped.data.normalize, shipped.train.batch_size) == ("mnist", 16)
+
+
+def test_a_fingerprint_knows_the_content_and_not_the_place(tree_settings, tmp_path):
+    data = tree_settings()
+    before = fingerprints(data)
+    load_client(data, "photo")  # now from the cache
+    assert fingerprints(data) == before
+    assert before["photo"]["images"] == 8
+    shutil.copytree(tmp_path / "images", tmp_path / "moved")
+    for file in (tmp_path / "moved").rglob("*.png"):
+        os.utime(file, (1, 1))
+    assert fingerprints(data.model_copy(update={"root": str(tmp_path / "moved")})) == before
+
+
+@pytest.mark.parametrize("change", ["pixels", "labels", "fewer"])
+def test_a_fingerprint_notices_other_data_of_the_same_size(tree_settings, tmp_path, change):
+    data = tree_settings()
+    before = fingerprints(data)
+    folder = tmp_path / "images" / "photo"
+    cat, dog = folder / "cat" / "000.png", folder / "dog" / "000.png"
+    if change == "pixels":
+        content = cat.read_bytes()
+        status = cat.stat()
+        cat.write_bytes(content[:-20] + bytes(20))  # the same size and, below, the same time
+        os.utime(cat, ns=(status.st_atime_ns, status.st_mtime_ns))
+    elif change == "labels":
+        kept = cat.read_bytes()
+        cat.write_bytes(dog.read_bytes())
+        dog.write_bytes(kept)
+    else:
+        cat.unlink()
+    said = difference(before, fingerprints(data))
+    assert said.startswith("photo: 8 images")
+    assert ("7 now" in said) == (change == "fewer")
+
+
+def test_a_finished_run_on_other_data_is_not_taken_for_this_one(tree_settings, tmp_path):
+    experiment = complete(Experiment.model_validate({"data": tree_settings().model_dump()}))
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "experiment.toml").write_text(experiment.toml())
+    (folder / "environment.json").write_text(json.dumps({"data": fingerprints(experiment.data)}))
+    refuse_other_settings(folder, experiment)
+    shutil.copytree(tmp_path / "images", tmp_path / "other")
+    moved = experiment.replace(data={"root": str(tmp_path / "other")})
+    refuse_other_settings(folder, moved)  # another root, the same images
+    (tmp_path / "other" / "art" / "cat" / "000.png").unlink()
+    with pytest.raises(UserError, match=r"other data \(art: 8 images then, 7 now\)") as error:
+        refuse_other_settings(folder, moved)
+    assert "\n" not in str(error.value)
+
+
+def test_embedded_data_has_a_fingerprint_of_its_version():
+    from fedsim.data.digits import digits_file
+
+    digest = hashlib.blake2b(digest_size=10)
+    content = digits_file().read_bytes()
+    digest.update(len(content).to_bytes(8, "big") + content)
+    found = fingerprints(DataSettings(dataset="digits"))
+    assert {entry["content"] for entry in found.values()} == {digest.hexdigest()}
+    assert {entry["images"] for entry in found.values()} == {1000}
