@@ -7,7 +7,7 @@ prepares (a frozen copy, a reference) lives exactly as long as the round.
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -16,8 +16,11 @@ from torch import Tensor, nn
 from clients.store import ClientStore
 from fedsim.errors import UserError
 from fedsim.experiment import TrainSettings
-from fedsim.part import Part
+from fedsim.part import Part, part_name
 from fedsim.seeding import numpy_rng, torch_generator
+
+if TYPE_CHECKING:
+    from fedsim.recipe import Recipe
 
 
 @dataclass
@@ -93,6 +96,12 @@ class Contributor(Part):
     """A client part that contributes to a bank: `collect` before round 1, or `round.outbox[bank]` in every round."""
 
     bank: ClassVar[str] = ""  # name of the bank's record
+
+    def refuses(self, recipe: "Recipe") -> str:
+        """A contribution needs the bank that takes it."""
+        if not self.bank or any(bank.name == self.bank for bank in recipe.banks):
+            return ""
+        return f"{part_name(self)} needs the bank {self.bank!r}; add it to method.banks"
 
     def collect(self, round: LocalRound) -> dict[str, np.ndarray]:
         """This client's contribution to a bank that is collected once."""

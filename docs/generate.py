@@ -8,7 +8,8 @@ from pathlib import Path
 from docstrings import to_markdown
 
 from fedsim.methods import METHODS
-from fedsim.recipe import SLOTS, Recipe, part_name, parts_of
+from fedsim.part import part_name
+from fedsim.recipe import SLOTS, Recipe, parts_of
 
 API = {
     "strategies.parts": "Contracts of the server's parts",

@@ -1,61 +1,74 @@
-"""Which parts make no sense together; refused in one line when the experiment is read."""
+"""Two rows in one recipe, and which parts make no sense together. Each part says itself what it refuses."""
 
-from clients.step.client_agnostic import ClientAgnostic
+import dataclasses
+
 from fedsim.errors import UserError
-from fedsim.models.norms import IBN, XAN, BatchNorm, MixIG
-from fedsim.recipe import Recipe, part_name
-from strategies.share.everything import Everything
-from strategies.weights.by_examples import ByExamples
-from strategies.weights.uniform import Uniform
+from fedsim.part import part_name
+from fedsim.recipe import LIST_SLOTS, SLOTS, Recipe, parts_of
+
+TEXTS = ("paper", "discloses")
+
+
+def combine(a: tuple[str, Recipe], b: tuple[str, Recipe]) -> tuple[str, Recipe]:
+    """Both rows in one: lists are joined, a part that differs from FedAvg's wins over FedAvg's.
+
+    UserError when both rows have a part of their own for one slot, and when a row adds nothing to the other.
+    """
+    name = f"{a[0]}+{b[0]}"
+    parts = {slot: _joined(slot, a, b) for slot in SLOTS}
+    texts = {text: _both(getattr(a[1], text), getattr(b[1], text)) for text in TEXTS}
+    both = Recipe(**parts, **texts, pooled=a[1].pooled or b[1].pooled)
+    for (half, recipe), other in ((a, b[0]), (b, a[0])):
+        if same_parts(both, recipe):
+            raise UserError(f"{name}: {other} adds nothing to {half}; use {half} alone")
+    return name, both
+
+
+def _both(one: str, other: str) -> str:
+    """Two texts in one line, an equal or empty one once."""
+    return "; ".join(dict.fromkeys(text for text in (one, other) if text))
+
+
+def _joined(slot: str, a: tuple[str, Recipe], b: tuple[str, Recipe]) -> object:
+    """What the combination has in one slot."""
+    first, second, standard = getattr(a[1], slot), getattr(b[1], slot), getattr(Recipe(), slot)
+    if slot in LIST_SLOTS:
+        rest = tuple(part for part in second if part not in first)
+        clash = [(one, other) for one in first for other in rest if type(one) is type(other)]
+        if not clash:
+            return first + rest
+        first, second = clash[0]
+    elif first in (standard, second) or second == standard:
+        return second if second != standard else first
+    one, other = part_name(first), part_name(second)
+    if type(first) is type(second):
+        fields = [field.name for field in dataclasses.fields(first)]
+        differing = [field for field in fields if getattr(first, field) != getattr(second, field)]
+        one, other = (
+            f"{part_name(part)} with " + ", ".join(f"{field} = {getattr(part, field)!r}" for field in differing)
+            for part in (first, second)
+        )
+    raise UserError(f"{a[0]} and {b[0]} cannot be combined: {slot} is {one} in one and {other} in the other")
+
+
+def same_parts(a: Recipe, b: Recipe) -> bool:
+    """Whether two recipes do the same, whatever their texts say."""
+    blank = dict.fromkeys(TEXTS, "")
+    return dataclasses.replace(a, **blank) == dataclasses.replace(b, **blank)
 
 
 def check_recipe(recipe: Recipe, name: str) -> None:
-    """Refuse combinations that make no sense, in one line."""
-    if not recipe.fuse.uses_weights and not isinstance(recipe.weights, ByExamples | Uniform):
-        raise UserError(
-            f"{name}: {part_name(recipe.fuse)} weighs every tensor by itself, so {part_name(recipe.weights)} "
-            "would have no effect; use one of the two"
-        )
-    scope = getattr(recipe.share, "scope", "all")
-    if scope == "xan" and not isinstance(recipe.norm, XAN):
-        raise UserError(f"{name}: without_batch_norm with scope 'xan' needs norm 'xan', not {part_name(recipe.norm)!r}")
-    _check_batch_norm(recipe, name)
-    contributors, banks = recipe.contributors(), {bank.name: bank for bank in recipe.banks}
-    for bank in contributors.keys() - banks.keys():
-        raise UserError(f"{name}: {part_name(contributors[bank])} needs the bank {bank!r}; add it to method.banks")
-    for bank in banks.keys() - contributors.keys():
-        raise UserError(f"{name}: no part contributes to {part_name(banks[bank])}; take it out of method.banks")
-    if not getattr(recipe.share, "upload", True) and not recipe.infer.transductive:
-        raise UserError(
-            f"{name}: without the upload of batch norm no model for the unseen domain exists; keep upload = "
-            "true, or re-estimate the statistics there with method.infer = 'recompute'"
-        )
-    if recipe.pooled and (recipe.banks or recipe.client.prelude or not isinstance(recipe.share, Everything)):
-        raise UserError(
-            f"{name}: all source data are pooled on one client, so parts that exchange something between "
-            "clients have no meaning; use a federated method"
-        )
-
-
-def _check_batch_norm(recipe: Recipe, name: str) -> None:
-    """Parts that act on batch-norm layers need layers that they can act on, and their global averages."""
-    norm, step = recipe.norm, recipe.client
-    mirrored = getattr(recipe.share, "mirror", False)
-    if isinstance(step, ClientAgnostic) and isinstance(norm, MixIG) and not mirrored:
-        raise UserError(
-            f"{name}: mix_ig needs the averaged batch norm on the clients; use share 'without_batch_norm' "
-            "with method.without_batch_norm.mirror = true"
-        )
-    if mirrored and not recipe.share.upload:
-        raise UserError(f"{name}: without_batch_norm has nothing to mirror without its upload; set upload = true")
-    plain = isinstance(norm, BatchNorm | IBN) or (isinstance(norm, MixIG) and norm.local == "bn")
-    if isinstance(step, ClientAgnostic) and not isinstance(norm, BatchNorm | IBN | MixIG):
-        raise UserError(
-            f"{name}: client_agnostic makes its second pass by norm 'mix_ig', or by an insert on norm "
-            f"'batch_norm' or 'ibn'; {type(norm).__name__} would track both passes"
-        )
-    if recipe.infer.swaps_batch_norm and not plain:
-        raise UserError(
-            f"{name}: {type(recipe.infer).__name__} changes batch-norm statistics at inference, but "
-            f"{type(norm).__name__} mixes its own; use norm 'batch_norm', 'ibn' or 'mix_ig'"
-        )
+    """Refuse what a part refuses, a part that stands twice in a slot, and parts that pooled data leave idle."""
+    for slot in LIST_SLOTS:
+        kinds = [type(part) for part in getattr(recipe, slot)]
+        for kind in kinds:
+            if kinds.count(kind) > 1:
+                raise UserError(f"{name}: {part_name(kind)} stands twice in {slot}; once is enough")
+    for _, part in parts_of(recipe):
+        if reason := part.refuses(recipe):
+            raise UserError(f"{name}: {reason}")
+        if recipe.pooled and part.needs_clients:
+            raise UserError(
+                f"{name}: all source data are pooled on one client, so {part_name(part)}, which compares or exchanges "
+                "something between clients, could not act; use a federated method"
+            )

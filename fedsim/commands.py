@@ -56,7 +56,8 @@ def headline(folder: Path) -> str:
 def show_methods(name: str) -> None:
     """The map of methods, or one recipe with every part, field and what it discloses."""
     from fedsim.methods import METHODS
-    from fedsim.recipe import SLOTS, Recipe, part_name, parts_of
+    from fedsim.part import part_name
+    from fedsim.recipe import SLOTS, Recipe, parts_of
 
     if not name:
         table = Table("method", "parts that differ from FedAvg", "source", title="fedsim methods")

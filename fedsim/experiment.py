@@ -21,9 +21,12 @@ from fedsim.errors import UserError
 
 
 class Settings(BaseModel):
-    """Base of all sections: unknown keys are errors, values are checked, instances are immutable."""
+    """Base of all sections: unknown keys are errors, values are checked, instances are immutable.
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    Strict: neither true nor "5" is a number, and 1 is no boolean.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class DataSettings(Settings):
@@ -159,7 +162,7 @@ class Experiment(Settings):
     @model_validator(mode="after")
     def _method_has_name(self) -> "Experiment":
         if not isinstance(self.method.get("name"), str) or not self.method["name"]:
-            raise ValueError("method.name is missing")
+            raise ValueError("method.name is missing: give the name of a method (see `fedsim methods`)")
         return self
 
     @model_validator(mode="after")
@@ -235,6 +238,7 @@ def _resolve(table: dict, overrides: Sequence[str], preset: str, where: str) -> 
     asked = [value for key, value in changes if key == "preset"]
     changes = [(key, value) for key, value in changes if key != "preset"]
     presets = table.pop("presets", {})
+    _check_tables(table, presets, where)
     preset = preset or (str(asked[-1]) if asked else str(table.get("preset", "")))
     table.pop("preset", None)
     table.setdefault("method", {}).setdefault("name", "fedavg")
@@ -247,6 +251,19 @@ def _resolve(table: dict, overrides: Sequence[str], preset: str, where: str) -> 
     for key, value in changes:
         _assign(table, key.split("."), value, key)
     return from_table(table, where)
+
+
+def _check_tables(table: dict, presets: Any, where: str) -> None:
+    """UserError for a section, or a preset, that is a single value."""
+    for name in ("data", "model", "train", "method", "parts", "run"):
+        if not isinstance(table.get(name, {}), dict):
+            hint = f"; write [method] and name = {table[name]!r}" if name == "method" else ""
+            raise UserError(f"{where}: {name} is a section, not a value{hint}")
+    if not isinstance(presets, dict):
+        raise UserError(f"{where}: presets is a section: each preset is a table, [presets.NAME.train]")
+    for name, preset in presets.items():
+        if not isinstance(preset, dict) or not all(isinstance(section, dict) for section in preset.values()):
+            raise UserError(f"{where}: presets.{name} holds sections, e.g. [presets.{name}.train]")
 
 
 def parse_override(text: str) -> tuple[str, Any]:
@@ -294,7 +311,9 @@ def _explain(error: ValidationError) -> str:
         section = SECTIONS.get(path[0]) if len(path) > 1 else Experiment
         known = list(section.model_fields) if section else []
         return f"unknown setting {key!r}; {nearest(path[-1], known)}known here: {', '.join(known)}"
-    return f"{key or 'experiment'}: {problem['msg'].removeprefix('Value error, ')} (got {problem.get('input')!r})"
+    given = repr(problem.get("input"))
+    got = f" (got {given})" if key and len(given) < 80 else ""  # not the whole configuration
+    return f"{key or 'experiment'}: {problem['msg'].removeprefix('Value error, ')}{got}"
 
 
 def nearest(name: str, known: Any) -> str:

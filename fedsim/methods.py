@@ -7,30 +7,22 @@ A row names the parts in which the method differs from FedAvg. On the command li
 
 from clients.augment.cross_client_style import CrossClientStyle
 from clients.batches.balanced_budget import BalancedBudget
-from clients.batches.shuffled import Shuffled
 from clients.reports.generalization_gap import GeneralizationGap
 from clients.step.calibration import SemanticCalibration
 from clients.step.client_agnostic import ClientAgnostic
 from clients.step.episodic import EpisodicStep
-from clients.step.supervised import SupervisedStep
 from clients.terms.guiding_head import GuidingHead
 from clients.terms.label_smoothing import LabelSmoothing
 from clients.terms.proximal import Proximal
-from fedsim.models.infer import RULES, ZeroShotAdapter
+from fedsim.models.infer import ZeroShotAdapter
 from fedsim.models.inserts.mixstyle import MixStyle
-from fedsim.models.norms import BIN, DSON, IBN, XAN, BatchNorm, MixIG
+from fedsim.models.norms import DSON, IBN, XAN, MixIG
 from fedsim.recipe import Recipe
 from strategies.banks.amplitude import AmplitudeBank
 from strategies.banks.style import StyleBank
-from strategies.fuse.coordinate_median import CoordinateMedian
-from strategies.fuse.private_mean import PrivateMean
 from strategies.fuse.semantic_divergence import SemanticDivergence
-from strategies.fuse.trimmed_mean import TrimmedMean
-from strategies.fuse.weighted_mean import WeightedMean
-from strategies.share.everything import Everything
 from strategies.share.without_batch_norm import WithoutBatchNorm
 from strategies.share.without_statistics import WithoutStatistics
-from strategies.weights.by_examples import ByExamples
 from strategies.weights.generalization_adjustment import GeneralizationAdjustment
 from strategies.weights.uniform import Uniform
 
@@ -96,20 +88,4 @@ METHODS: dict[str, Recipe] = {
     "gfedavg": Recipe(terms=(GuidingHead(0.5),), paper="gPerXAN Table 4: guiding head on FedAvg (BN)"),
     "gfedavg-ibn": Recipe(norm=IBN(), terms=(GuidingHead(0.5),), paper="gPerXAN Table 4: I-BN"),
     "gfedavg-dson": Recipe(norm=DSON(), terms=(GuidingHead(0.5),), paper="gPerXAN Table 4: DSON"),
-}
-
-# Every part that a recipe or a setting can name, by slot.
-PARTS: dict[str, tuple[type, ...]] = {
-    "share": (Everything, WithoutBatchNorm, WithoutStatistics),
-    "weights": (ByExamples, Uniform, GeneralizationAdjustment),
-    "fuse": (WeightedMean, SemanticDivergence, CoordinateMedian, TrimmedMean, PrivateMean),
-    "banks": (StyleBank, AmplitudeBank),
-    "client": (SupervisedStep, ClientAgnostic, SemanticCalibration, EpisodicStep),
-    "terms": (LabelSmoothing, Proximal, GuidingHead),
-    "batches": (Shuffled, BalancedBudget),
-    "augment": (CrossClientStyle,),
-    "reports": (GeneralizationGap,),
-    "norm": (BatchNorm, XAN, IBN, DSON, BIN, MixIG),
-    "inserts": (MixStyle,),
-    "infer": RULES,
 }

@@ -1,9 +1,11 @@
 """The base of all parts of a recipe: what a part declares, and what others may ask of it."""
 
-from typing import TYPE_CHECKING, ClassVar
+import re
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from fedsim.experiment import Experiment
+    from fedsim.recipe import Recipe
 
 
 class Part:
@@ -11,12 +13,15 @@ class Part:
 
     requires: parts that must be in the recipe too, as {slot: settings name}; they are added where they are missing.
     needs: metrics that every reply must carry; a reply without them is refused.
+    needs_clients: the part compares or exchanges something between clients, so that it cannot act where the data of
+        all clients are pooled.
     tag: what the method's name in results shows of this part, as in `ccst(pixel)`; empty: nothing.
     discloses: what this part tells the server or other clients about a client's data; empty: nothing beyond the model.
     """
 
     requires: ClassVar[dict[str, str]] = {}
     needs: ClassVar[tuple[str, ...]] = ()
+    needs_clients: ClassVar[bool] = False
 
     @property
     def tag(self) -> str:
@@ -28,5 +33,15 @@ class Part:
         """What this part discloses beyond the model's updates; empty: nothing."""
         return ""
 
+    def refuses(self, recipe: "Recipe") -> str:
+        """Why this part cannot act beside the other parts of a recipe; empty: it can."""
+        return ""
+
     def check(self, experiment: "Experiment") -> None:
-        """Raise UserError when the experiment lacks what this part needs, or when a field is out of its range."""
+        """Raise UserError when the experiment lacks what this part needs, or when fields contradict each other."""
+
+
+def part_name(part: Any) -> str:
+    """Settings name of a part (or its class): `GuidingHead` -> `guiding_head`, `XAN` -> `xan`."""
+    name = (part if isinstance(part, type) else type(part)).__name__
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()

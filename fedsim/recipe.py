@@ -1,6 +1,5 @@
 """A method as a row of exchangeable parts: one part per question of the design's table."""
 
-import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,25 +10,27 @@ from fedsim.models.infer import EvalMode, Infer
 from fedsim.models.inserts.base import Insert
 from fedsim.models.norms import BatchNorm
 from fedsim.models.norms.base import Norm
+from fedsim.part import Part
 from strategies.fuse.weighted_mean import WeightedMean
 from strategies.parts import Bank, Fuse, Share, Weights
 from strategies.share.everything import Everything
 from strategies.weights.by_examples import ByExamples
 
-SLOTS = (
-    "share",
-    "weights",
-    "fuse",
-    "banks",
-    "client",
-    "terms",
-    "batches",
-    "augment",
-    "reports",
-    "norm",
-    "inserts",
-    "infer",
-)
+# Every slot and the contract of its parts: a class belongs to each slot whose contract it derives from.
+SLOTS: dict[str, type[Part]] = {
+    "share": Share,
+    "weights": Weights,
+    "fuse": Fuse,
+    "banks": Bank,
+    "client": Step,
+    "terms": Term,
+    "batches": Batches,
+    "augment": Augment,
+    "reports": Report,
+    "norm": Norm,
+    "inserts": Insert,
+    "infer": Infer,
+}
 LIST_SLOTS = ("banks", "terms", "reports", "inserts")
 
 
@@ -72,12 +73,6 @@ class Recipe:
         return "; ".join([self.discloses, *parts])
 
 
-def part_name(part: Any) -> str:
-    """Settings name of a part (or its class): `GuidingHead` -> `guiding_head`, `XAN` -> `xan`."""
-    name = (part if isinstance(part, type) else type(part)).__name__
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
-
-
 def parts_of(recipe: Recipe) -> list[tuple[str, Any]]:
     """(slot, part) of everything in a recipe."""
     pairs: list[tuple[str, Any]] = []
@@ -85,3 +80,8 @@ def parts_of(recipe: Recipe) -> list[tuple[str, Any]]:
         value = getattr(recipe, slot)
         pairs += [(slot, part) for part in (value if slot in LIST_SLOTS else (value,)) if part is not None]
     return pairs
+
+
+def slots_of(kind: type) -> list[str]:
+    """Slots that a class of parts belongs to, by the contracts it derives from; a part may answer two questions."""
+    return [slot for slot, contract in SLOTS.items() if isinstance(kind, type) and issubclass(kind, contract)]

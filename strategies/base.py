@@ -145,7 +145,7 @@ class FedDG(FedAvg):
             entries, kept = self.banks.get(bank.name, {}), self._handed(bank) if bank.when == "once" else []
             wanting = [client for client in clients if client not in kept]
             banks[bank.name] = {client: state_to_record(bank.hand_out(entries, client)) for client in wanting}
-        if getattr(self.recipe.share, "mirror", False):
+        if self.recipe.share.mirrors:
             averages = {name: arrays[name] for name, place in self.places.items() if place == "upload"}
             banks[MIRROR] = dict.fromkeys(clients, ArrayRecord(averages))
         return self._messages(self._phase, round, down, clients, banks)

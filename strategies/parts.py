@@ -6,15 +6,22 @@ A part is a frozen dataclass whose fields are a paper's hyper-parameters. What c
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from torch import nn
 
-from fedsim.part import Part
+from fedsim.part import Part, part_name
+
+if TYPE_CHECKING:
+    from fedsim.recipe import Recipe
 
 Arrays = Mapping[str, np.ndarray]
 Place = Literal["shared", "upload", "local"]
+NO_MODEL = (
+    "without the upload of batch norm no model for the unseen domain exists; keep upload = true, or re-estimate the "
+    "statistics there with method.infer = 'recompute'"
+)
 MIRROR = "global_bn"  # record of the averages that a mirroring share rule also sends down, to be read only
 
 
@@ -50,6 +57,13 @@ class ServerRound:
 class Share(Part):
     """Which tensors leave the client and which come back."""
 
+    needs_clients: ClassVar[bool] = True
+
+    @property
+    def mirrors(self) -> bool:
+        """Whether the averages of `upload` tensors also come down, in a record that is only read."""
+        return False
+
     def place(self, net: nn.Module) -> dict[str, Place]:
         """Place of every state entry: `shared` (up, averaged, down), `upload` (up and averaged, so that a model for
         unseen domains exists, but never loaded by a training client) or `local` (never leaves the client)."""
@@ -57,7 +71,22 @@ class Share(Part):
 
 
 class Weights(Part):
-    """How much each client counts this round."""
+    """How much each client counts this round.
+
+    adaptive: the weights follow something that is measured; a fusion that does not look at weights would ignore it.
+    """
+
+    adaptive: ClassVar[bool] = True
+    needs_clients: ClassVar[bool] = True
+
+    def refuses(self, recipe: "Recipe") -> str:
+        """Adaptive weights need a fusion that uses them."""
+        if recipe.fuse.uses_weights or not self.adaptive:
+            return ""
+        return (
+            f"{part_name(recipe.fuse)} does not look at the clients' weights, so {part_name(self)} would have no "
+            "effect; use one of the two"
+        )
 
     def weigh(self, updates: Sequence[Update], server: ServerRound) -> dict[str, float]:
         """Convex weights of the clients that delivered, by client name."""
@@ -67,6 +96,7 @@ class Weights(Part):
 class Fuse(Part):
     """How tensors of several clients become one."""
 
+    needs_clients: ClassVar[bool] = True
     uses_weights: ClassVar[bool] = True
     perturbs: ClassVar[bool] = False  # adds noise to every tensor, which batch norm does not survive
 
@@ -87,6 +117,13 @@ class Bank(Part):
 
     name: ClassVar[str]
     when: ClassVar[Literal["once", "round"]] = "once"
+    needs_clients: ClassVar[bool] = True
+
+    def refuses(self, recipe: "Recipe") -> str:
+        """A bank needs a client part that contributes to it."""
+        if self.name in recipe.contributors():
+            return ""
+        return f"no part contributes to {part_name(self)}; take it out of method.banks"
 
     def accept(self, client: str, arrays: Arrays) -> str:
         """Reason why a client's contribution is refused, or an empty string."""

@@ -2,8 +2,10 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Annotated, Literal
 
 import numpy as np
+from pydantic import Field
 
 from clients.batches.shuffled import Shuffled, chunks
 from clients.parts import Batches, LocalRound
@@ -18,8 +20,8 @@ class BalancedBudget(Batches):
     `unit="batches"` the budget counts batches of `train.batch_size`, as in the official code. `budget=0` gives FedAvg.
     """
 
-    budget: int = 2880
-    unit: str = "examples"
+    budget: Annotated[int, Field(ge=0)] = 2880
+    unit: Literal["examples", "batches"] = "examples"
 
     def indices(self, examples: int, round: LocalRound, train: TrainSettings) -> Iterator[np.ndarray]:
         """One pass over the budget: ceil(S/B) batches on every client."""

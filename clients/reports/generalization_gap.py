@@ -2,9 +2,10 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
+from pydantic import Field
 
 from clients.parts import LocalRound, Report
 from fedsim.models.infer import accuracy_and_loss
@@ -25,7 +26,7 @@ class GeneralizationGap(Report):
     """
 
     metric: Literal["train_loss", "validation_accuracy"] = "train_loss"
-    max_samples: int = 0
+    max_samples: Annotated[int, Field(ge=0)] = 0
 
     def before(self, round: LocalRound) -> dict[str, float]:
         """The gap of the model just received."""

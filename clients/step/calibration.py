@@ -4,10 +4,11 @@ import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor, nn
 
 from clients.losses import mk_mmd
@@ -55,10 +56,10 @@ class SemanticCalibration(Step):
     convolutions. freeze_proj: projections are not trained. cross_entropy: False drops L_AR.
     """
 
-    weight: float = 0.6
-    smoothing: float = 0.1
-    acquire_iterations: int = 1800
-    acquire_epochs: int = 30
+    weight: Annotated[float, Field(ge=0)] = 0.6
+    smoothing: Annotated[float, Field(ge=0, le=1)] = 0.1
+    acquire_iterations: Annotated[int, Field(ge=0)] = 1800
+    acquire_epochs: Annotated[int, Field(ge=0)] = 30
     align: Literal["cross", "same_layer", "logits", "none"] = "cross"
     attention: Literal["both", "position", "channel", "uniform"] = "both"
     distance: Literal["mmd", "mse"] = "mmd"
@@ -67,6 +68,7 @@ class SemanticCalibration(Step):
     freeze_proj: bool = False
     cross_entropy: bool = True
     prelude: ClassVar[str] = "acquire"
+    needs_clients: ClassVar[bool] = True
     needs_levels: ClassVar[bool] = True
 
     def work(self, round: LocalRound) -> TrainSettings:

@@ -3,10 +3,11 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor, nn
 
 from clients.optimizers import make_optimizer, optimizer_tensors, restore_optimizer
@@ -14,6 +15,9 @@ from clients.parts import Batch, LocalRound, Step, StepFunction
 from clients.step.supervised import SupervisedStep
 from fedsim.errors import UserError
 from fedsim.models.norms.mixig import MixIGLayer, draw_u, draw_z, install_global, mixig_layers, switched
+
+if TYPE_CHECKING:
+    from fedsim.recipe import Recipe
 
 GLOBAL_BN = "global_bn"  # record with the averaged batch-norm side
 ADAPTER_OPTIMIZER = "adapter-optimizer"  # store entry with train.persist_optimizer
@@ -44,10 +48,26 @@ class ClientAgnostic(Step):
     cafl_reduction: "sum" over feature dimensions (the equation) or "mean", 256 times smaller with the bottleneck
     """
 
-    lambda1: float = 0.1
-    lambda2: float = 4.0
+    lambda1: Annotated[float, Field(ge=0)] = 0.1
+    lambda2: Annotated[float, Field(ge=0)] = 4.0
     cafl_reduction: Literal["sum", "mean"] = "sum"
-    needs_second_view: ClassVar[bool] = True
+
+    def refuses(self, recipe: "Recipe") -> str:
+        """Needs a second view of the network that leaves no trace, and MixIG's needs the averages on the clients."""
+        norm = recipe.norm
+        if norm.second_view and not recipe.share.mirrors:
+            return (
+                "mix_ig needs the averaged batch norm on the clients; use share 'without_batch_norm' with "
+                "method.without_batch_norm.mirror = true"
+            )
+        if not norm.second_view and not norm.keeps_batch_norm:
+            return (
+                f"client_agnostic makes its second pass by norm 'mix_ig', or by an insert on norm 'batch_norm' or "
+                f"'ibn'; {type(norm).__name__} would track both passes"
+            )
+        if not norm.second_view and not any(insert.second_view for insert in recipe.inserts):
+            return "client_agnostic needs a second view: use the norm 'mix_ig' or the insert 'mix_style'"
+        return ""
 
     def begin(self, round: LocalRound, terms: list[StepFunction]) -> StepFunction:
         """Installs the global statistics; the main step, followed by the adapters' when there are any."""

@@ -2,8 +2,10 @@
 
 import copy
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor
 
 from clients.parts import Batch, LocalRound, StepFunction, Term
@@ -18,7 +20,7 @@ class GuidingHead(Term):
     {0, .25, .5, .75, 1}, the released code has 0.5. `weight=0` gives FedAvg and skips the second head.
     """
 
-    weight: float = 0.5
+    weight: Annotated[float, Field(ge=0)] = 0.5
 
     def begin(self, round: LocalRound) -> StepFunction | None:
         """Freezes a copy of the head just received; None when the weight is 0."""

@@ -1,8 +1,10 @@
 """Smoothed labels as a term of the local loss."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from clients.parts import Batch, LocalRound, StepFunction, Term
@@ -16,7 +18,7 @@ class LabelSmoothing(Term):
     its loss class 0.1. `eps=0` gives FedAvg.
     """
 
-    eps: float = 0.01
+    eps: Annotated[float, Field(ge=0, le=1)] = 0.01
 
     def begin(self, round: LocalRound) -> StepFunction | None:
         """None when eps is 0."""

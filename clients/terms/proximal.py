@@ -1,6 +1,9 @@
 """Terms that any step can add to its loss."""
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
 
 from clients.losses import proximal
 from clients.parts import LocalRound, StepFunction, Term
@@ -14,7 +17,7 @@ class Proximal(Term):
     `mu=0` gives FedAvg bit for bit.
     """
 
-    mu: float = 0.1
+    mu: Annotated[float, Field(ge=0)] = 0.1
 
     def begin(self, round: LocalRound) -> StepFunction | None:
         """Keeps a copy of w^t for the round; None when mu is 0."""

@@ -2,12 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
+from pydantic import Field
 
-from fedsim.errors import UserError
-from fedsim.experiment import Experiment
 from strategies.aggregate import State, weighted_mean
 from strategies.fuse.trimmed_mean import equal_columns
 from strategies.parts import Fuse, ServerRound, Update
@@ -37,15 +36,11 @@ class PrivateMean(Fuse):
     clip: C, largest L2 norm of a client's update. noise: z, the noise multiplier (1 or more for strong privacy).
     """
 
-    clip: float = 1.0
-    noise: float = 1.0
+    clip: Annotated[float, Field(gt=0)] = 1.0
+    noise: Annotated[float, Field(ge=0)] = 1.0
+    needs_clients: ClassVar[bool] = False
     uses_weights: ClassVar[bool] = False
     perturbs: ClassVar[bool] = True
-
-    def check(self, experiment: Experiment) -> None:
-        """UserError for a bound or a noise that is none."""
-        if not self.clip > 0 or self.noise < 0:
-            raise UserError("method.private_mean needs clip above 0 and noise of at least 0")
 
     def fuse(
         self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound

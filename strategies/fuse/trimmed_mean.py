@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
+from pydantic import Field
 
 from fedsim.data import client_names
 from fedsim.errors import UserError
@@ -45,13 +46,11 @@ class TrimmedMean(Fuse):
     beta: share left out at each end, below 1/2. The default, 0.34, leaves out one of three clients at each end.
     """
 
-    beta: float = 0.34
+    beta: Annotated[float, Field(ge=0, lt=0.5)] = 0.34
     uses_weights: ClassVar[bool] = False
 
     def check(self, experiment: Experiment) -> None:
-        """UserError for a share that is none, and for one that leaves out nobody: robust in name only."""
-        if not 0 <= self.beta < 0.5:
-            raise UserError(f"method.trimmed_mean.beta is {self.beta:g}; it must be at least 0 and below 0.5")
+        """UserError for a share that leaves out nobody: robust in name only."""
         if not experiment.run.target:  # a recipe that is only shown
             return
         count = len(client_names(experiment.data, experiment.run.target))

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -12,6 +13,8 @@ from strategies.parts import Fuse, ServerRound, Update
 @dataclass(frozen=True)
 class WeightedMean(Fuse):
     """theta = sum_k p_k theta_k in float64, cast back; integer buffers by maximum (core.md R3-R5)."""
+
+    needs_clients: ClassVar[bool] = False
 
     def fuse(
         self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound

@@ -1,6 +1,7 @@
 """FedAvg's share rule: everything is shared."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import nn
 
@@ -10,6 +11,8 @@ from strategies.parts import Place, Share
 @dataclass(frozen=True)
 class Everything(Share):
     """All state entries are shared: trainable tensors, batch-norm statistics and counters (FedAvg)."""
+
+    needs_clients: ClassVar[bool] = False
 
     def place(self, net: nn.Module) -> dict[str, Place]:
         """Every entry is `shared`."""

@@ -1,13 +1,16 @@
 """Share rules: which tensors leave the client. Batch norm is found by module type, never by a name."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from torch import nn
 
 from fedsim.arrays import bn_scope
-from fedsim.models.norms.xan import XANLayer
-from strategies.parts import Place, Share
+from fedsim.models.norms.xan import XAN, XANLayer
+from strategies.parts import NO_MODEL, Place, Share
+
+if TYPE_CHECKING:
+    from fedsim.recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,19 @@ class WithoutBatchNorm(Share):
     upload: bool = True
     share_scores: bool = False
     mirror: bool = False
+
+    @property
+    def mirrors(self) -> bool:
+        """As the field says."""
+        return self.mirror
+
+    def refuses(self, recipe: "Recipe") -> str:
+        """The scope must name layers that are there, and an unseen domain needs a model."""
+        if self.scope == "xan" and not isinstance(recipe.norm, XAN):
+            return f"without_batch_norm with scope 'xan' needs norm 'xan', not {type(recipe.norm).__name__}"
+        if self.mirror and not self.upload:
+            return "without_batch_norm has nothing to mirror without its upload; set upload = true"
+        return "" if self.upload or recipe.infer.transductive else NO_MODEL
 
     def place(self, net: nn.Module) -> dict[str, Place]:
         """Batch-norm entries in scope are `upload` (or `local`), all else `shared`."""

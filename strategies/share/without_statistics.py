@@ -1,11 +1,15 @@
 """SiloBN's share rule: batch-norm statistics stay on the client."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from torch import nn
 
 from fedsim.arrays import Kind, tensor_kinds
-from strategies.parts import Place, Share
+from strategies.parts import NO_MODEL, Place, Share
+
+if TYPE_CHECKING:
+    from fedsim.recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -17,6 +21,10 @@ class WithoutStatistics(Share):
     """
 
     upload: bool = True
+
+    def refuses(self, recipe: "Recipe") -> str:
+        """An unseen domain needs a model."""
+        return "" if self.upload or recipe.infer.transductive else NO_MODEL
 
     def place(self, net: nn.Module) -> dict[str, Place]:
         """Running mean, variance and counters are `upload` (or `local`), all else `shared`."""

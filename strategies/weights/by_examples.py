@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from strategies.parts import ServerRound, Update, Weights
 
@@ -9,6 +10,9 @@ from strategies.parts import ServerRound, Update, Weights
 @dataclass(frozen=True)
 class ByExamples(Weights):
     """p_k = n_k / sum_j n_j over the clients that delivered (FedAvg, McMahan et al. 2017)."""
+
+    adaptive: ClassVar[bool] = False
+    needs_clients: ClassVar[bool] = False
 
     def weigh(self, updates: Sequence[Update], server: ServerRound) -> dict[str, float]:
         """Shares of the number of distinct training examples."""

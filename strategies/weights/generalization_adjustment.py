@@ -3,7 +3,9 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
 
 from strategies.parts import ServerRound, Update, Weights
 
@@ -104,9 +106,9 @@ class GeneralizationAdjustment(Weights):
     a_min: floor of the weights (default 0; a client at 0 may come back).
     """
 
-    d: float = 0.2
+    d: Annotated[float, Field(ge=0)] = 0.2
     variant: Literal["centred", "paper", "official"] = "centred"
-    a_min: float = 0.0
+    a_min: Annotated[float, Field(ge=0, lt=1)] = 0.0
     requires: ClassVar[dict[str, str]] = {"reports": "generalization_gap"}
     needs: ClassVar[tuple[str, ...]] = ("gap", "gap_valid")
 

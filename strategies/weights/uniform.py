@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from strategies.parts import ServerRound, Update, Weights
 
@@ -9,6 +10,9 @@ from strategies.parts import ServerRound, Update, Weights
 @dataclass(frozen=True)
 class Uniform(Weights):
     """p_k = 1/|U_t| over the clients that delivered (FedSB, ICASSP 2025)."""
+
+    adaptive: ClassVar[bool] = False
+    needs_clients: ClassVar[bool] = False
 
     def weigh(self, updates: Sequence[Update], server: ServerRound) -> dict[str, float]:
         """Equal shares."""

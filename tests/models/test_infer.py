@@ -12,7 +12,6 @@ from fedsim.errors import UserError
 from fedsim.experiment import Experiment
 from fedsim.models.infer import (
     IABN,
-    RULES,
     EnsembleOfLocalBN,
     EvalMode,
     FixedAlpha,
@@ -28,6 +27,9 @@ from fedsim.models.infer.ensemble import mean_probabilities
 from fedsim.models.infer.iabn import instance_aware
 from fedsim.models.infer.statistics import RuledNorm
 from fedsim.models.norms import MixIG
+from fedsim.registry import parts_by_slot
+
+RULES = tuple(parts_by_slot()["infer"].values())
 
 
 @pytest.fixture(autouse=True)

@@ -63,8 +63,6 @@ class Counting(Term):
 def toy_method(monkeypatch: pytest.MonkeyPatch) -> str:
     """A row `toy` with a bank in every round."""
     monkeypatch.setitem(methods.METHODS, "toy", Recipe(terms=(Counting(),), banks=(Tally(),)))
-    monkeypatch.setitem(methods.PARTS, "terms", (*methods.PARTS["terms"], Counting))
-    monkeypatch.setitem(methods.PARTS, "banks", (*methods.PARTS["banks"], Tally))
     noted.clear()
     workspace.cache_clear()
     return "toy"

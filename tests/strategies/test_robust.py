@@ -132,8 +132,8 @@ def test_private_mean_without_noise_is_the_uniform_mean(tmp_path):
     ("method", "model", "said"),
     [
         ({"fuse": "trimmed_mean", "trimmed_mean": {"beta": 0.2}}, {}, "leaves out nobody of 3 clients"),
-        ({"fuse": "trimmed_mean", "trimmed_mean": {"beta": 0.5}}, {}, "below 0.5"),
-        ({"fuse": "private_mean", "private_mean": {"clip": 0}}, {}, "clip above 0"),
+        ({"fuse": "trimmed_mean", "trimmed_mean": {"beta": 0.5}}, {}, "less than 0.5"),
+        ({"fuse": "private_mean", "private_mean": {"clip": 0}}, {}, "greater than 0"),
         ({"fuse": "private_mean"}, {}, "batch-norm"),
         ({"fuse": "coordinate_median", "weights": "generalization_adjustment"}, {}, "would have no effect"),
     ],

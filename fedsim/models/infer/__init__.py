@@ -8,11 +8,8 @@ from fedsim.models.infer.mixnorm import MixNorm
 from fedsim.models.infer.recompute import Recompute
 from fedsim.models.infer.tsmobn import TsmoBN
 
-RULES = (EvalMode, Recompute, FixedAlpha, RandomAlpha, IABN, MixNorm, TsmoBN, EnsembleOfLocalBN, ZeroShotAdapter)
-
 __all__ = [
     "IABN",
-    "RULES",
     "EnsembleOfLocalBN",
     "EvalMode",
     "FixedAlpha",

@@ -1,15 +1,21 @@
 """Instance and global statistics mixed by one number: fixed or random alpha, and the zero-shot adapter's."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from fedsim.errors import UserError
 from fedsim.models.infer.base import Batches, Infer, Predict, Uploads
 from fedsim.models.infer.statistics import with_rule
-from fedsim.models.norms.mixig import mixig_layers, switched
+from fedsim.models.norms.mixig import MixIG, mixig_layers, switched
+
+if TYPE_CHECKING:
+    from fedsim.recipe import Recipe
+
+NO_ADAPTER = "infer 'zero_shot_adapter' needs the norm 'mix_ig' with adapter = true"
 
 
 def mix_by(alpha: Tensor | float, mean: Tensor, variance: Tensor, bn: nn.Module) -> tuple[Tensor, Tensor]:
@@ -25,7 +31,7 @@ def mix_by(alpha: Tensor | float, mean: Tensor, variance: Tensor, bn: nn.Module)
 class FixedAlpha(Infer):
     """The same alpha in every layer (baselines.md D.6; FedIG-A's Table 3). `alpha = 0` gives eval mode. Inductive."""
 
-    alpha: float = 0.5
+    alpha: Annotated[float, Field(ge=0, le=1)] = 0.5
     swaps_batch_norm: ClassVar[bool] = True
 
     def begin(self, net: nn.Module, batches: Batches, uploads: Uploads | None = None) -> Predict:
@@ -39,7 +45,7 @@ class RandomAlpha(Infer):
 
     low: float = 0.0
     high: float = 1.0
-    seed: int = 0
+    seed: Annotated[int, Field(ge=0)] = 0
     swaps_batch_norm: ClassVar[bool] = True
 
     def begin(self, net: nn.Module, batches: Batches, uploads: Uploads | None = None) -> Predict:
@@ -62,12 +68,18 @@ class ZeroShotAdapter(Infer):
 
     on_sources: ClassVar[bool] = True
 
+    def refuses(self, recipe: "Recipe") -> str:
+        """There must be adapters."""
+        if isinstance(recipe.norm, MixIG) and recipe.norm.adapter:
+            return ""
+        return NO_ADAPTER
+
     def begin(self, net: nn.Module, batches: Batches, uploads: Uploads | None = None) -> Predict:
         """The network with its adapters switched on; UserError when it has none."""
         net.eval()
         layers = mixig_layers(net)
         if not any(layer.adapter is not None for layer in layers.values()):
-            raise UserError("infer 'zero_shot_adapter' needs the norm 'mix_ig' with adapter = true")
+            raise UserError(NO_ADAPTER)
         for layer in layers.values():
             layer.alpha_sum, layer.alpha_count = 0.0, 0
 

@@ -2,13 +2,16 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedsim.part import Part
+
+if TYPE_CHECKING:
+    from fedsim.recipe import Recipe
 
 Predict = Callable[[Tensor], Tensor]
 Batches = Callable[[], Iterable[Tensor]]
@@ -28,6 +31,15 @@ class Infer(Part):
     shuffled: ClassVar[bool] = False
     on_sources: ClassVar[bool] = False
     swaps_batch_norm: ClassVar[bool] = False
+
+    def refuses(self, recipe: "Recipe") -> str:
+        """A rule that exchanges batch-norm statistics needs layers that normalise by them."""
+        if not self.swaps_batch_norm or recipe.norm.keeps_batch_norm:
+            return ""
+        return (
+            f"{type(self).__name__} changes batch-norm statistics at inference, but {type(recipe.norm).__name__} mixes "
+            "its own; use norm 'batch_norm', 'ibn' or 'mix_ig'"
+        )
 
     def begin(self, net: nn.Module, batches: Batches, uploads: Uploads | None = None) -> Predict:
         """Function images -> logits (or log-probabilities).

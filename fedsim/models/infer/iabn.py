@@ -2,9 +2,10 @@
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from fedsim.models.infer.base import Batches, Infer, Predict, Uploads
@@ -37,7 +38,7 @@ class IABN(Infer):
     A large k gives eval mode, 0 instance norm with unbiased variance.
     """
 
-    k: float = 4.0
+    k: Annotated[float, Field(ge=0)] = 4.0
     swaps_batch_norm: ClassVar[bool] = True
 
     def begin(self, net: nn.Module, batches: Batches, uploads: Uploads | None = None) -> Predict:

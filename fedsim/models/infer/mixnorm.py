@@ -2,10 +2,11 @@
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor, nn
 
 from fedsim.models.infer.base import Batches, Infer, Predict, Uploads
@@ -27,10 +28,10 @@ class MixNorm(Infer):
     scale: smallest area of a crop [our choice]; crops are drawn once from `seed` and are the same for all images
     """
 
-    views: int = 5
-    m: float = 0.05
-    scale: float = 0.7
-    seed: int = 0
+    views: Annotated[int, Field(ge=1)] = 5
+    m: Annotated[float, Field(ge=0, le=1)] = 0.05
+    scale: Annotated[float, Field(gt=0, le=1)] = 0.7
+    seed: Annotated[int, Field(ge=0)] = 0
     swaps_batch_norm: ClassVar[bool] = True
 
     def begin(self, net: nn.Module, batches: Batches, uploads: Uploads | None = None) -> Predict:

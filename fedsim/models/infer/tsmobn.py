@@ -1,9 +1,10 @@
 """TsmoBN: statistics of the unseen client, tracked over its test batches."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from fedsim.models.infer.base import Batches, Infer, Predict, Uploads
@@ -25,9 +26,9 @@ class TsmoBN(Infer):
     batch: images per update, whatever the size of the evaluation batches
     """
 
-    tau: float = 0.9
+    tau: Annotated[float, Field(ge=0, le=1)] = 0.9
     init: Literal["first_batch", "global"] = "first_batch"
-    batch: int = 64
+    batch: Annotated[int, Field(ge=1)] = 64
     transductive: ClassVar[bool] = True
     shuffled: ClassVar[bool] = True
     swaps_batch_norm: ClassVar[bool] = True

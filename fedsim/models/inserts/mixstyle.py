@@ -1,8 +1,10 @@
 """MixStyle: instance statistics mixed inside the batch, between the stages of a network."""
 
 from dataclasses import dataclass
+from typing import Annotated, ClassVar
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from fedsim.errors import UserError
@@ -62,10 +64,11 @@ class MixStyle(Insert):
     stages: (1, 2, 3) on PACS, (1, 2) on OfficeHome; stages that a backbone lacks are left out
     """
 
-    p: float = 0.5
-    alpha: float = 0.1
-    eps: float = 1e-6
+    p: Annotated[float, Field(ge=0, le=1)] = 0.5
+    alpha: Annotated[float, Field(gt=0)] = 0.1
+    eps: Annotated[float, Field(gt=0)] = 1e-6
     stages: tuple[int, ...] = (1, 2, 3)
+    second_view: ClassVar[bool] = True
 
     def apply(self, net: Net) -> None:
         """Hook the layers in; state names stay as they are. UserError when the backbone has none of the stages."""

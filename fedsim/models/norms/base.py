@@ -10,9 +10,17 @@ class Norm(Part):
     """Puts its layers in the place of the backbone's batch norm.
 
     needs_batch_norm: the backbone must have batch norm; one without it is refused in one line.
+    keeps_batch_norm: the network still has BatchNorm2d layers that normalise by their own statistics.
+    second_view: its layers can normalise a second pass by other statistics, without a trace in their own.
     """
 
+    second_view: ClassVar[bool] = False
     needs_batch_norm: ClassVar[bool] = True
+
+    @property
+    def keeps_batch_norm(self) -> bool:
+        """Whether inference rules that exchange batch-norm statistics can act on this network."""
+        return False
 
     def apply(self, net: Net) -> None:
         """Change the layers of `net` in place."""

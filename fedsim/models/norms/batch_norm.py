@@ -13,5 +13,10 @@ class BatchNorm(Norm):
 
     needs_batch_norm: ClassVar[bool] = False  # goes with every backbone, also with one without norm layers
 
+    @property
+    def keeps_batch_norm(self) -> bool:
+        """Nothing is replaced."""
+        return True
+
     def apply(self, net: Net) -> None:
         """Leave `net` as it is."""

@@ -89,6 +89,11 @@ class IBN(Norm):
 
     variant: Literal["a", "b"] = "a"
 
+    @property
+    def keeps_batch_norm(self) -> bool:
+        """The remaining batch norms are ordinary ones."""
+        return True
+
     def apply(self, net: Net) -> None:
         """Replace the layers in place; UserError without batch norm or where the variant is not defined."""
         require_batch_norm(net, self)

@@ -3,11 +3,12 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor, nn
 
 from fedsim.models.net import Net
@@ -234,9 +235,15 @@ class MixIG(Norm):
 
     adapter: bool = False
     u: tuple[float, float] = (0.0, 1.0)
-    reduction: int = 16
+    reduction: Annotated[int, Field(ge=1)] = 16
     adapter_affine: Literal["local", "global"] = "local"
     local: Literal["bn", "bin"] = "bn"
+    second_view: ClassVar[bool] = True
+
+    @property
+    def keeps_batch_norm(self) -> bool:
+        """With local = "bn" the layer of evaluation is a batch norm."""
+        return self.local == "bn"
 
     def apply(self, net: Net) -> None:
         """Wrap the layers in place; UserError without batch norm."""

@@ -1,0 +1,173 @@
+"""What `[method]` and `[parts]` change in a recipe: parts exchanged or added, and their fields, checked."""
+
+import dataclasses
+import functools
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pydantic
+
+from fedsim.errors import UserError
+from fedsim.experiment import nearest
+from fedsim.part import Part, part_name
+from fedsim.recipe import LIST_SLOTS, SLOTS, Recipe, parts_of, slots_of
+from fedsim.registry import find_part
+
+
+def exchange(recipe: Recipe, slot: str, value: Any) -> Recipe:
+    """Recipe with the parts of one slot replaced by named ones; `"none"` empties an optional slot."""
+    if slot in LIST_SLOTS:
+        names = [] if value == "none" else _names(f"method.{slot}", value)
+        _refuse_twice(f"method.{slot}", names)
+        return dataclasses.replace(recipe, **{slot: tuple(_made(name, slot, recipe) for name in names)})
+    if isinstance(value, dict | list):
+        hint = f"it takes one part, method.{slot}='NAME'"
+        if isinstance(value, dict):  # method.weights.d=0.5 wants a field of the part in that slot
+            present = part_name(getattr(recipe, slot)) if getattr(recipe, slot) else "PART"
+            hint += (
+                f"; a part's field is set by the part's name, e.g. method.{present}.{next(iter(value), 'FIELD')}=..."
+            )
+        raise UserError(f"method.{slot} is a slot: {hint}")
+    if value == "none" and getattr(Recipe(), slot) is None:
+        return dataclasses.replace(recipe, **{slot: None})
+    return dataclasses.replace(recipe, **{slot: _made(value, slot, recipe)})
+
+
+def add(recipe: Recipe, value: Any) -> Recipe:
+    """Recipe with the named parts in every slot that they belong to; UserError for a part that is already there."""
+    names = _names("method.add", value)
+    _refuse_twice("method.add", names)
+    filled: dict[str, str] = {}
+    for name in names:
+        kind = find_part(name)
+        for slot in slots_of(kind):
+            if any(type(part) is kind for part in parts_in(recipe, slot)):
+                raise UserError(f"method.add: the method has {name} already; set its fields with method.{name}.FIELD")
+            if slot in filled:
+                raise UserError(f"method.add: {filled[slot]} and {name} are both for {slot}, which takes one part")
+            if slot not in LIST_SLOTS:
+                filled[slot] = name
+            new = make(kind)
+            recipe = dataclasses.replace(recipe, **{slot: (*getattr(recipe, slot), new) if slot in LIST_SLOTS else new})
+    return recipe
+
+
+def complete(recipe: Recipe) -> Recipe:
+    """Adds what a part requires and the recipe lacks: `requires = {"reports": "generalization_gap"}`."""
+    for _, part in parts_of(recipe):
+        for slot, name in part.requires.items():
+            kind = find_part(name, slot)
+            if not any(isinstance(present, kind) for present in parts_in(recipe, slot)):
+                new = make(kind)
+                recipe = dataclasses.replace(
+                    recipe, **{slot: (*getattr(recipe, slot), new) if slot in LIST_SLOTS else new}
+                )
+    return recipe
+
+
+def set_fields(recipe: Recipe, key: str, fields: Any, method: str) -> Recipe:
+    """Recipe with fields of the part called `key` changed and checked, in every slot in which the part stands."""
+    present = {part_name(part): part for _, part in parts_of(recipe)}
+    if key not in present:
+        raise UserError(
+            f"method {method!r} has no part {key!r}{_hint(key)}; {nearest(key, present)}it has: {', '.join(present)}"
+        )
+    if not isinstance(fields, dict):
+        raise UserError(f"method.{key} is a part; set its fields, e.g. method.{key}.FIELD={fields!r}")
+    part = present[key]
+    check_field_names(f"method.{key}", type(part), fields)
+    changed = validated(part, fields, f"method.{key}")
+    return replace_parts(recipe, lambda member: changed if type(member) is type(part) else member)
+
+
+def check_values(key: str, present: Part | None, fields: Any) -> None:
+    """UserError for values in `[parts.KEY]` that are wrong, also when the recipe lacks that part."""
+    part = present or make(find_part(key))
+    check_field_names(f"parts.{key}", type(part), fields)
+    validated(part, fields, f"parts.{key}")
+
+
+def check_field_names(where: str, kind: type, fields: Any) -> None:
+    """UserError for a key that is no field of the part."""
+    if not isinstance(fields, dict):
+        raise UserError(f"{where} is a part; set its fields, e.g. {where}.FIELD={fields!r}")
+    known = [field.name for field in dataclasses.fields(kind)]
+    for field in fields:
+        if field not in known:
+            raise UserError(
+                f"{where} has no field {field!r}; {nearest(field, known)}known: {', '.join(known) or 'none'}"
+            )
+
+
+def validated(part: Part, fields: dict[str, Any], where: str) -> Part:
+    """The part with `fields` changed; UserError in one line for a value of a wrong type or outside its range."""
+    values = {field.name: getattr(part, field.name) for field in dataclasses.fields(part)} | fields
+    for field, value in values.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UserError(f"{where}.{field}: must be a finite number (got {value!r})")
+    try:
+        # JSON, because its strict mode takes a list for a tuple, and neither a bool nor a text for a number
+        return _adapter(type(part)).validate_json(json.dumps(values), strict=True)
+    except TypeError as error:
+        raise UserError(f"{where}: fields hold numbers, texts, booleans or lists of them ({error})") from None
+    except pydantic.ValidationError as error:
+        problem = error.errors()[0]
+        field = ".".join(str(word) for word in problem["loc"][:1])
+        raise UserError(f"{where}.{field}: {problem['msg']} (got {problem['input']!r})") from None
+
+
+@functools.cache
+def _adapter(kind: type) -> pydantic.TypeAdapter:
+    return pydantic.TypeAdapter(kind)
+
+
+def make(kind: type) -> Part:
+    """A part with its default fields; UserError when a field has none."""
+    try:
+        return kind()
+    except TypeError as error:
+        raise UserError(f"{part_name(kind)} cannot be added by name: {error}; give its fields default values") from None
+
+
+def parts_in(recipe: Recipe, slot: str) -> tuple[Part, ...]:
+    """The parts in one slot, none to several."""
+    value = getattr(recipe, slot)
+    return value if slot in LIST_SLOTS else () if value is None else (value,)
+
+
+def replace_parts(recipe: Recipe, change: Callable[[Part], Part]) -> Recipe:
+    """Recipe with every part exchanged for what `change` makes of it."""
+    changes: dict[str, Any] = {}
+    for slot in SLOTS:
+        members = tuple(change(part) for part in parts_in(recipe, slot))
+        changes[slot] = members if slot in LIST_SLOTS else (members[0] if members else None)
+    return dataclasses.replace(recipe, **changes)
+
+
+def _made(name: Any, slot: str, recipe: Recipe) -> Part:
+    """The part of that name: the recipe's own where it has it already, with its fields, else a new one."""
+    kind = find_part(name, slot)
+    return next((part for part in parts_in(recipe, slot) if type(part) is kind), None) or make(kind)
+
+
+def _names(where: str, value: Any) -> list[str]:
+    names = [value] if isinstance(value, str) else value
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise UserError(f"{where} takes names of parts, e.g. {where}=['guiding_head'] (got {value!r})")
+    return names
+
+
+def _refuse_twice(where: str, names: list[str]) -> None:
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f"{where}: {name} is named twice; once is enough")
+
+
+def _hint(key: str) -> str:
+    try:
+        find_part(key)
+    except UserError:
+        return ""
+    return " (add it with method.add)"
