@@ -99,13 +99,13 @@ def timed_step(method: str, args: argparse.Namespace, device: torch.device) -> C
         net(data.images)  # running statistics as after a round, not the untouched 0 and 1
     round = local_round(recipe, experiment, net, data, recipe.client.prelude or "train")
     if recipe.client.prelude:
-        recipe.client.begin(round, [])
+        recipe.client.begin(round)
         recipe.client.end(round)
         round.store.commit()
         round.store.open_round(3)
         round.phase = "train"
-    terms = [function for term in recipe.terms if (function := term.begin(round)) is not None]
-    step = recipe.client.begin(round, terms)
+    round.terms = [function for term in recipe.terms if (function := term.begin(round)) is not None]
+    step = recipe.client.begin(round)
     hooks = [module.after_step for module in net.modules() if hasattr(module, "after_step")]
 
     def take() -> None:

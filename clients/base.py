@@ -1,7 +1,7 @@
 """DomainClient: one domain's client. Loads what is shared, keeps what is personal, trains by the recipe's parts."""
 
-import dataclasses
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from fedsim.arrays import load_arrays
 from fedsim.experiment import Experiment
 from fedsim.models.infer import Predict, accuracy_and_loss
 from fedsim.seeding import seed_library
-from strategies.parts import MIRROR, Place
+from strategies.parts import Place
 
 
 class DomainClient(NumPyClient):
@@ -25,6 +25,9 @@ class DomainClient(NumPyClient):
 
     The network is shared by all clients of a process and holds no state of its own: shared tensors come with each
     message, personal ones (places `upload` and `local`) from the store, at first participation from the initial model.
+    Frozen tensors are in the network since it was built, and nothing ever writes to them.
+
+    clients: names of all source clients in domain order.
     """
 
     def __init__(
@@ -37,6 +40,7 @@ class DomainClient(NumPyClient):
         data: LocalData,
         store: ClientStore,
         device: torch.device,
+        clients: Sequence[str] = (),
     ) -> None:
         self.experiment = experiment
         self.recipe = recipe
@@ -47,11 +51,13 @@ class DomainClient(NumPyClient):
         self.data = data
         self.store = store
         self.device = device
-        self.cache: dict[str, Any] = {}
+        self.clients = tuple(clients)
+        self.warm: dict[str, tuple[Any, Any]] = {}
         self.records: dict[str, dict[str, np.ndarray]] = {}
         self.outbox: dict[str, dict[str, np.ndarray]] = {}
         self.stored = 0  # entries of state kept with the last reply
-        self.tallied: dict[str, float] = {}
+        self.frozen = freeze(net, places)
+        self.personal = [part.personal for part in recipe.client_parts() if part.personal]
         self._after_step = [module.after_step for module in net.modules() if hasattr(module, "after_step")]
 
     def names(self, phase: str) -> list[str]:
@@ -75,10 +81,10 @@ class DomainClient(NumPyClient):
         for report in self.recipe.reports:
             metrics |= report.before(round)
         if round.phase == "train" and self.recipe.client.lacks(round):
-            self._train(dataclasses.replace(round, phase=self.recipe.client.prelude))
+            self._train(round.for_phase(self.recipe.client.prelude))
             self._load(parameters, "train")
         metrics["train_loss"] = self._train(round)
-        metrics |= self.tallied
+        metrics |= round.tallied()
         for report in self.recipe.reports:
             metrics |= report.after(round)
         if self.experiment.run.select_on == "local":
@@ -99,16 +105,25 @@ class DomainClient(NumPyClient):
         rule = self.recipe.infer
         accuracy, loss = self._validate(rule.begin(self.net, tuple) if rule.on_sources else None)
         metrics = {"accuracy": accuracy}
-        if self.experiment.run.personalised:
+        if self.experiment.run.personalised or self.personal:
             metrics |= self._personalised(accuracy, loss)
         return loss, len(self.data.validation), {**metrics, "evaluation_seconds": time.perf_counter() - started}
 
     def _personalised(self, accuracy: float, loss: float) -> dict[str, float]:
-        """Validation of the received model with this client's own personal side (FedIG-A, Table 12), if it has one."""
-        if self.store.get("personal") is not None:
-            self._restore_personal()
+        """Validation with this client's own tensors in the received model, if it has any: those that the share rule
+        keeps on the client (FedIG-A, Table 12), and the personal models of parts."""
+        if self._load_personal():
             accuracy, loss = self._validate()
         return {"personal_accuracy": accuracy, "personal_loss": loss}
+
+    def _load_personal(self) -> bool:
+        """Put this client's own tensors into the network, over the received ones; whether there are any."""
+        own = [entry for name in ("personal", *self.personal) if (entry := self.store.get(name)) is not None]
+        with torch.no_grad():
+            for entry in own:
+                for name, value in entry.items():
+                    self.state[name].copy_(value)
+        return bool(own)
 
     def collect(self, config: dict[str, Any]) -> dict[str, np.ndarray]:
         """This client's contribution to the bank that the message names."""
@@ -118,10 +133,11 @@ class DomainClient(NumPyClient):
         run = self.experiment.run
         self.store.open_round(config["round"], config.get("state-round", -1), config.get("saved-round"))
         seed_library(run.seed, "library", config["client"], config["phase"], config["round"])
-        self.first_visit = self.store.get("personal") is None
+        first_visit = self.store.get("personal") is None
         self._restore_personal()
-        if self.first_visit and MIRROR in self.records:
-            load_arrays(self.state, self.records[MIRROR], list(self.records[MIRROR]))
+        start = self.records.get(self.recipe.share.starts_from, {})
+        if first_visit and start:
+            load_arrays(self.state, start, list(start))
         return LocalRound(
             client=config["client"],
             net=self.net,
@@ -134,9 +150,10 @@ class DomainClient(NumPyClient):
             device=self.device,
             store=self.store,
             data=self.data,
+            clients=self.clients,
             records=self.records,
-            first_visit=self.first_visit,
-            cache=self.cache,
+            first_visit=first_visit,
+            warm=self.warm,
         )
 
     def _load(self, parameters: list[np.ndarray], phase: str) -> None:
@@ -169,18 +186,19 @@ class DomainClient(NumPyClient):
         """Local training; mean loss over the steps. Losses stay on the device until the end."""
         recipe, net = self.recipe, self.net
         work = recipe.client.work(round)
+        items = self.data.examples * (recipe.augment.copies(round) if recipe.augment else 1)
+        plan = list(recipe.batches.indices(items, round, work))
+        round.steps = len(plan)
         round.lr = learning_rate(work, max(round.round, 1), round.rounds)
         round.optimizer = make_optimizer(net, work, round.lr)
         kept = self.store.get("optimizer") if work.persist_optimizer else None
         if kept:
             restore_optimizer(round.optimizer, kept)
-        net.train()
-        terms = [function for term in recipe.terms if (function := term.begin(round)) is not None]
-        step = recipe.client.begin(round, terms)
+        self._train_mode()
+        round.terms = [function for term in recipe.terms if (function := term.begin(round)) is not None]
+        step = recipe.client.begin(round)
         transfer = recipe.augment.begin(round) if recipe.augment else None
-        items = self.data.examples * (recipe.augment.copies(round) if recipe.augment else 1)
-        plan = list(recipe.batches.indices(items, round, work))
-        best = BestIterate(self, len(plan), work.local_checks)
+        best = BestIterate(self, round.steps, work.local_checks)
         total = torch.zeros((), device=self.device)
         for number, positions in enumerate(plan, start=1):
             total += step(self.data.batch(positions, transfer))
@@ -188,12 +206,17 @@ class DomainClient(NumPyClient):
                 hook()
             best.after_step(number)
         best.restore()
-        recipe.client.end(round)
+        for part in recipe.client_parts():
+            part.end(round)
         if work.persist_optimizer:
             self.store.put("optimizer", optimizer_tensors(round.optimizer, self.net))
-        steps = max(len(plan), 1)
-        self.tallied = {name: float(value) / steps for name, value in round.sums.items()}
-        return float(total) / steps
+        return float(total) / max(round.steps, 1)
+
+    def _train_mode(self) -> None:
+        """Training mode for all modules but those whose tensors are frozen."""
+        self.net.train()
+        for module in self.frozen:
+            module.eval()
 
     def _validate(self, predict: Predict | None = None) -> tuple[float, float]:
         """(accuracy, loss) on the validation split, of the network in eval mode or by an inference rule; the pooled
@@ -203,6 +226,25 @@ class DomainClient(NumPyClient):
         groups = data.validation_by_domain
         results = [accuracy_and_loss(predict or self.net, data.evaluation(group, size)) for group in groups]
         return tuple(float(np.mean([result[index] for result in results])) for index in (0, 1))
+
+
+def freeze(net: nn.Module, places: dict[str, Place]) -> list[nn.Module]:
+    """Take the gradients from parameters of place `frozen`; the modules all of whose own tensors are frozen (their
+    running statistics may not move in training)."""
+    frozen = []
+    for path, module in net.named_modules():
+        prefix = f"{path}." if path else ""
+        own = [
+            f"{prefix}{name}"
+            for name, _ in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
+        ]
+        own = [name for name in own if name in places]
+        for name, parameter in module.named_parameters(recurse=False):
+            if places.get(f"{prefix}{name}") == "frozen":
+                parameter.requires_grad_(False)
+        if own and all(places[name] == "frozen" for name in own):
+            frozen.append(module)
+    return frozen
 
 
 class BestIterate:
@@ -225,7 +267,7 @@ class BestIterate:
         if number not in self.due:
             return
         accuracy, _ = self.client._validate()
-        self.client.net.train()
+        self.client._train_mode()
         if accuracy > self.accuracy:
             self.accuracy = accuracy
             self.state = {name: value.clone() for name, value in self.client.state.items()}

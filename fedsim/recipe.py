@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from clients.batches.shuffled import Shuffled
-from clients.parts import Augment, Batches, Contributor, Report, Step, Term
+from clients.parts import Augment, Batches, ClientPart, Report, Step, Term
 from clients.step.supervised import SupervisedStep
 from fedsim.models.infer import EvalMode, Infer
 from fedsim.models.inserts.base import Insert
@@ -59,11 +59,19 @@ class Recipe:
         tags = [part.tag for _, part in parts_of(self) if part.tag]
         return f"{method}({', '.join(tags)})" if tags else method
 
-    def contributors(self) -> dict[str, Contributor]:
-        """Client parts that contribute to a bank, by the bank's name."""
-        return {part.bank: part for _, part in parts_of(self) if isinstance(part, Contributor) and part.bank}
+    def client_parts(self) -> list[ClientPart]:
+        """The parts that act on a client, in the order of the slots; one that fills two slots once."""
+        found: list[ClientPart] = []
+        for _, part in parts_of(self):
+            if isinstance(part, ClientPart) and part not in found:
+                found.append(part)
+        return found
 
-    def contributor(self, bank: str) -> Contributor:
+    def contributors(self) -> dict[str, ClientPart]:
+        """Client parts that contribute to a bank, by the bank's name."""
+        return {part.bank: part for part in self.client_parts() if part.bank}
+
+    def contributor(self, bank: str) -> ClientPart:
         """The client part that contributes to a bank."""
         return self.contributors()[bank]
 

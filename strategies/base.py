@@ -113,7 +113,7 @@ class FedDG(FedAvg):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
         """Every source client validates the aggregated model, its batch-norm averages included."""
-        known = [name for name, place in self.places.items() if place != "local"]
+        known = [name for name, place in self.places.items() if place in ("shared", "upload")]
         record = arrays if len(known) == len(arrays) else ArrayRecord({name: arrays[name] for name in known})
         messages = self._messages("evaluate", self.log.round, record, self.clients, {})
         return messages + (self.target_site.messages(self.log.round, arrays) if self.target_site else [])
@@ -137,7 +137,8 @@ class FedDG(FedAvg):
 
     def _train_messages(self, round: int, arrays: ArrayRecord, clients: Sequence[str]) -> list[Message]:
         self._global = record_to_arrays(arrays)
-        self._shapes = manifest({name: array for name, array in self._global.items() if self.places[name] != "local"})
+        returned = ("shared", "upload")
+        self._shapes = manifest({name: array for name, array in self._global.items() if self.places[name] in returned})
         shared = [name for name, place in self.places.items() if place == "shared"]
         down = arrays if len(shared) == len(arrays) else ArrayRecord({name: arrays[name] for name in shared})
         banks: dict[str, dict[str, ArrayRecord]] = {}

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fedsim.recipe import Recipe
 
 Arrays = Mapping[str, np.ndarray]
-Place = Literal["shared", "upload", "local"]
+Place = Literal["shared", "upload", "local", "frozen"]
 NO_MODEL = (
     "without the upload of batch norm no model for the unseen domain exists; keep upload = true, or re-estimate the "
     "statistics there with method.infer = 'recompute'"
@@ -55,7 +55,13 @@ class ServerRound:
 
 
 class Share(Part):
-    """Which tensors leave the client and which come back."""
+    """Which tensors leave the client and which come back.
+
+    starts_from: name of a record with tensors from which a client's own (places `upload` and `local`) start when it
+    trains for the first time; empty: they start from the initial model.
+    """
+
+    starts_from: ClassVar[str] = ""
 
     needs_clients: ClassVar[bool] = True
 
@@ -66,7 +72,9 @@ class Share(Part):
 
     def place(self, net: nn.Module) -> dict[str, Place]:
         """Place of every state entry: `shared` (up, averaged, down), `upload` (up and averaged, so that a model for
-        unseen domains exists, but never loaded by a training client) or `local` (never leaves the client)."""
+        unseen domains exists, but never loaded by a training client), `local` (never leaves the client, which keeps
+        it) or `frozen` (equal everywhere: neither trained, sent, stored nor averaged, but rebuilt from the weight file
+        and the run's seed)."""
         raise NotImplementedError
 
 

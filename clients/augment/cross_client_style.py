@@ -141,28 +141,30 @@ class CrossClientStyle(Augment):
 
     def content(self, round: LocalRound, correction: int) -> style.Statistics:
         """Means and variances [n, C_s] of the training images, computed once per process."""
-        key = ("style content", self.encoder, correction)
-        if key not in round.cache:
-            space = self.space(round.device)
+        space = self.space(round.device)
+
+        def measure() -> style.Statistics:
             parts = [
                 style.statistics(space.encode(round.data.raw(positions)), correction)
                 for positions in _chunks(round.data.training_positions(), space)
             ]
-            round.cache[key] = tuple(torch.cat(values) for values in zip(*parts))
-        return round.cache[key]
+            return tuple(torch.cat(values) for values in zip(*parts))
+
+        return round.remembered("style content", (self.encoder, correction), measure)
 
     def plan(self, round: LocalRound) -> StylePlan:
         """The draw of styles; the same in every round unless `resample_each_round`."""
         record = round.record(self.bank, "cross_client_style")
         digest = hashlib.blake2b(b"".join(name.encode() + array.tobytes() for name, array in record.items())).digest()
         key = (self, digest, round.round if self.resample_each_round else 0)
-        if round.cache.get("style plan", ((), None))[0] != key:
-            plan = self._draw(round, record, key[2])
-            space = self.space(round.device)
+
+        def draw() -> StylePlan:
+            plan, space = self._draw(round, record, key[2]), self.space(round.device)
             if space.slow and not plan.own.all():
                 plan.kept = _materialise(space, round.data, plan)
-            round.cache["style plan"] = (key, plan)
-        return round.cache["style plan"][1]
+            return plan
+
+        return round.remembered("style plan", key, draw)
 
     def _draw(self, round: LocalRound, record: Mapping[str, np.ndarray], number: int) -> StylePlan:
         """L distinct clients per image, uniformly without replacement; then one of the chosen client's styles."""

@@ -1,17 +1,16 @@
 """CSAC's client: learn alone once, then calibrate the fused model against that frozen local model."""
 
-import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
 from clients.losses import mk_mmd
+from clients.networks import frozen_copy
 from clients.parts import Batch, LocalRound, Step, StepFunction
 from clients.step.alignment import Projections, alignment_loss, attention
 from clients.step.supervised import SupervisedStep
@@ -82,52 +81,36 @@ class SemanticCalibration(Step):
         """A late client that holds no L^h runs stage A first."""
         return round.store.get(ACQUIRED) is None
 
-    def begin(self, round: LocalRound, terms: list[StepFunction]) -> StepFunction:
+    def begin(self, round: LocalRound) -> StepFunction:
         """The step of the round's phase."""
         if round.phase == self.prelude:
             smoothing = LabelSmoothing(self.smoothing).begin(round)
-            return SupervisedStep().begin(round, [*terms, smoothing] if smoothing else terms)
+            round.terms += [smoothing] if smoothing else []
+            return SupervisedStep().begin(round)
         if self.weight == 0 or self.align == "none":
-            return SupervisedStep().begin(round, terms)
-        return self._calibration(round, terms)
+            return SupervisedStep().begin(round)
+        return self._calibration(round)
 
     def end(self, round: LocalRound) -> None:
         """Keeps the acquired model."""
         if round.phase == self.prelude:
             round.store.put(ACQUIRED, round.net.state_dict())
-            round.cache.pop(ACQUIRED, None)
 
-    def _calibration(self, round: LocalRound, terms: list[StepFunction]) -> StepFunction:
-        net, optimizer = round.net, round.optimizer
+    def _calibration(self, round: LocalRound) -> StepFunction:
         align = self._logit_alignment(round) if self.align == "logits" else self._level_alignment(round)
 
         def step(batch: Batch) -> Tensor:
-            with round.autocast(), tapped(net) as levels:
-                batch.features = net.features(batch.images)
-                batch.logits = net.head(batch.features)
-            batch.loss = F.cross_entropy(batch.logits.float(), batch.labels)
+            with tapped(round.net) as levels:
+                cross_entropy = round.forward(batch)
             loss = self.weight * align(batch, levels)
             if self.cross_entropy:
-                loss = loss + batch.loss
-            for term in terms:
-                loss = loss + term(batch)
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
+                loss = loss + cross_entropy
+            return round.apply_gradients(round.with_terms(batch, loss))
 
         return step
 
-    def _local_model(self, round: LocalRound) -> nn.Module:
-        """L^h in eval mode without gradients; one copy per client stays warm between rounds."""
-        if ACQUIRED not in round.cache:
-            local = copy.deepcopy(round.net)
-            local.load_state_dict(round.store.get(ACQUIRED))
-            round.cache[ACQUIRED] = local.requires_grad_(False).eval()
-        return round.cache[ACQUIRED]
-
     def _logit_alignment(self, round: LocalRound) -> AlignFunction:
-        local = self._local_model(round)
+        local = round.scratch[ACQUIRED] = frozen_copy(round.net, round.store.get(ACQUIRED))
 
         def align(batch: Batch, levels: list[Tensor]) -> Tensor:
             with torch.no_grad(), round.autocast():
@@ -137,7 +120,7 @@ class SemanticCalibration(Step):
         return align
 
     def _level_alignment(self, round: LocalRound) -> AlignFunction:
-        local = self._local_model(round)
+        local = round.scratch[ACQUIRED] = frozen_copy(round.net, round.store.get(ACQUIRED))
         with torch.no_grad(), tapped(local) as levels:
             local(next(round.data.evaluation(round.data.training_positions()[:1], 1))[0])
         shapes = [tuple(level.shape[1:]) for level in levels]

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
+from clients.networks import descend, statistics_frozen
 from clients.optimizers import make_optimizer, optimizer_tensors, restore_optimizer
 from clients.parts import Batch, LocalRound, Step, StepFunction
 from clients.step.supervised import SupervisedStep
@@ -69,12 +70,12 @@ class ClientAgnostic(Step):
             return "client_agnostic needs a second view: use the norm 'mix_ig' or the insert 'mix_style'"
         return ""
 
-    def begin(self, round: LocalRound, terms: list[StepFunction]) -> StepFunction:
+    def begin(self, round: LocalRound) -> StepFunction:
         """Installs the global statistics; the main step, followed by the adapters' when there are any."""
         layers = mixig_layers(round.net)
         if layers:
             install_global(round.net, round.record(GLOBAL_BN, "client_agnostic"))
-        main = self._main_step(round, terms, layers)
+        main = self._main_step(round, layers)
         adapted = {path: layer for path, layer in layers.items() if layer.adapter is not None}
         if not adapted:
             return main
@@ -89,36 +90,29 @@ class ClientAgnostic(Step):
 
     def end(self, round: LocalRound) -> None:
         """Keeps the adapters' momentum when the experiment asks for it."""
-        adapters, optimizer = round.cache.pop(ADAPTER_OPTIMIZER, (None, None))
-        if optimizer is not None and round.train.persist_optimizer:
+        if ADAPTER_OPTIMIZER in round.scratch and round.train.persist_optimizer:
+            adapters, optimizer = round.scratch[ADAPTER_OPTIMIZER]
             with trainable(adapters):
                 round.store.put(ADAPTER_OPTIMIZER, optimizer_tensors(optimizer, adapters))
 
-    def _main_step(self, round: LocalRound, terms: list[StepFunction], layers: dict[str, MixIGLayer]) -> StepFunction:
-        net, optimizer = round.net, round.optimizer
-        view = SecondView(round, layers)
+    def _main_step(self, round: LocalRound, layers: dict[str, MixIGLayer]) -> StepFunction:
+        net, view = round.net, SecondView(round, layers)
         if self.lambda1 == 0 and self.lambda2 == 0:
-            return SupervisedStep().begin(round, terms)
+            return SupervisedStep().begin(round)
 
         def step(batch: Batch) -> Tensor:
+            ce_loss = round.forward(batch)
             with round.autocast():
-                batch.features = net.features(batch.images)
-                batch.logits = net.head(batch.features)
                 with view.shown(), torch.set_grad_enabled(self.lambda2 != 0):
                     mixed = net.features(batch.images)
                 logits = net.head(mixed.detach())
-            batch.loss = F.cross_entropy(batch.logits.float(), batch.labels)
             cacl_loss = F.cross_entropy(logits.float(), batch.labels)
             cafl_loss = cafl(batch.features, mixed, self.cafl_reduction)
-            loss = batch.loss + self.lambda1 * cacl_loss + self.lambda2 * cafl_loss
-            for term in terms:
-                loss = loss + term(batch)
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            optimizer.step()
-            for name, value in (("ce_loss", batch.loss), ("cacl_loss", cacl_loss), ("cafl_loss", cafl_loss)):
+            loss = ce_loss + self.lambda1 * cacl_loss + self.lambda2 * cafl_loss
+            loss = round.apply_gradients(round.with_terms(batch, loss))
+            for name, value in (("ce_loss", ce_loss), ("cacl_loss", cacl_loss), ("cafl_loss", cafl_loss)):
                 round.tally(name, value)
-            return loss.detach()
+            return loss
 
         return step
 
@@ -127,13 +121,12 @@ class ClientAgnostic(Step):
     ) -> Callable[[Batch], None]:
         net, generator = round.net, round.generator("mixig-z")
         adapters = nn.ModuleList(layer.adapter for layer in adapted.values())
-        parameters = list(adapters.parameters())
         with trainable(adapters):
             optimizer = make_optimizer(adapters, round.train.model_copy(update={"weight_decay": 0.0}), round.lr)
         kept = round.store.get(ADAPTER_OPTIMIZER) if round.train.persist_optimizer else None
         if kept:
             restore_optimizer(optimizer, kept)
-        round.cache[ADAPTER_OPTIMIZER] = (adapters, optimizer)
+        round.scratch[ADAPTER_OPTIMIZER] = (adapters, optimizer)
 
         def step(batch: Batch) -> None:
             draw_z(adapted, len(batch.labels), generator)
@@ -141,12 +134,7 @@ class ClientAgnostic(Step):
                 with round.autocast(), switched(layers, "adapted"):
                     logits = net(batch.images)
                 loss = F.cross_entropy(logits.float(), batch.labels)
-                # Only these gradients are computed: through the main network, but none of its own.
-                gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
-                for parameter, gradient in zip(parameters, gradients, strict=True):
-                    parameter.grad = gradient
-                optimizer.step()
-                optimizer.zero_grad(set_to_none=True)
+                loss = descend(optimizer, loss)  # through the main network, whose own parameters get no gradients
             round.tally("adapter_loss", loss)
 
         return step
@@ -170,8 +158,7 @@ class SecondView:
         self.acting = [module for module in round.net.modules() if hasattr(module, "second_view")]
         if not layers and not self.acting:
             raise UserError("client_agnostic needs a second view: use the norm 'mix_ig' or the insert 'mix_style'")
-        batch_norm = nn.modules.batchnorm._BatchNorm
-        self.tracking = [module for module in round.net.modules() if isinstance(module, batch_norm)]
+        self.net = round.net
         self._act(False)
 
     def _act(self, on: bool) -> None:
@@ -184,12 +171,8 @@ class SecondView:
         if self.layers:
             draw_u(self.layers, self.generator)
         self._act(True)
-        for norm in self.tracking:
-            norm.track_running_stats = False
         try:
-            with switched(self.layers, "mixed"):
+            with switched(self.layers, "mixed"), statistics_frozen(self.net):
                 yield
         finally:
-            for norm in self.tracking:
-                norm.track_running_stats = True
             self._act(False)

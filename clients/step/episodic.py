@@ -8,7 +8,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call
 
 from clients.augment import frequency
@@ -78,26 +78,17 @@ class EpisodicStep(Step):
         parts = [frequency.amplitude(round.data.raw(chosen[start : start + 256]), b) for start in range(0, count, 256)]
         return {"amplitude": torch.cat(parts).cpu().numpy()}
 
-    def begin(self, round: LocalRound, terms: list[StepFunction]) -> StepFunction:
+    def begin(self, round: LocalRound) -> StepFunction:
         """The episode; a plain supervised step without a meta-test set."""
         if self.m_test == 0:
-            return SupervisedStep().begin(round, terms)
-        inner, outer = self._losses(round, terms)
+            return SupervisedStep().begin(round)
+        outer = self._outer_loss(round)
         episode = self._second_order if self.second_order else self._first_order
-        return lambda batch: episode(round, inner, outer, batch)
+        return lambda batch: episode(round, round.loss_of, outer, batch)
 
-    def _losses(
-        self, round: LocalRound, terms: list[StepFunction]
-    ) -> tuple[StepFunction, Callable[[Batch, State], Tensor]]:
-        """L_in(theta; batch) and L_out(theta^; batch)."""
+    def _outer_loss(self, round: LocalRound) -> Callable[[Batch, State], Tensor]:
+        """L_out(theta^; batch); L_in is `round.loss_of`."""
         net, versions = round.net, self.transfer(round)
-
-        def inner(batch: Batch) -> Tensor:
-            with round.autocast():
-                batch.features = net.features(batch.images)
-                batch.logits = net.head(batch.features)
-            batch.loss = F.cross_entropy(batch.logits.float(), batch.labels)
-            return sum((term(batch) for term in terms), start=batch.loss)
 
         def outer(batch: Batch, stepped: State) -> Tensor:
             buffers = {name: value.clone() for name, value in net.named_buffers()}
@@ -108,14 +99,13 @@ class EpisodicStep(Step):
                 losses.append(F.cross_entropy(logits.float(), batch.labels))
             return sum(losses) / len(losses)
 
-        return inner, outer
+        return outer
 
     def _first_order(self, round: LocalRound, inner: StepFunction, outer: Callable, batch: Batch) -> Tensor:
         """p.grad = grad L_in(theta) + grad L_out(theta^); the inner gradient is a constant."""
-        named = trainable(round.net)
+        named = round.parameters()
         loss = inner(batch)
-        round.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        round.backward(loss)
         used = {name: parameter for name, parameter in named.items() if parameter.grad is not None}
         gradients = [parameter.grad for parameter in used.values()]
         stepped = dict(zip(used, inner_step(list(used.values()), gradients, self.beta, self.clip)))
@@ -124,23 +114,19 @@ class EpisodicStep(Step):
         meta = torch.autograd.grad(meta_loss, list(stepped.values()), allow_unused=True)
         pairs = [(mine, other) for mine, other in zip(gradients, meta) if other is not None]
         torch._foreach_add_([mine for mine, _ in pairs], [other for _, other in pairs])
-        round.optimizer.step()
+        round.take_step()
         return (loss + meta_loss).detach()
 
     def _second_order(self, round: LocalRound, inner: StepFunction, outer: Callable, batch: Batch) -> Tensor:
         """The gradient of the sum, through theta^."""
-        named = trainable(round.net)
+        named = round.parameters()
         loss = inner(batch)
         gradients = torch.autograd.grad(loss, list(named.values()), create_graph=True, allow_unused=True)
         used = {name: gradient for name, gradient in zip(named, gradients) if gradient is not None}
         stepped = {
             name: named[name] - self.beta * gradient.clamp(-self.clip, self.clip) for name, gradient in used.items()
         }
-        total = loss + outer(batch, stepped)
-        round.optimizer.zero_grad(set_to_none=True)
-        total.backward()
-        round.optimizer.step()
-        return total.detach()
+        return round.apply_gradients(loss + outer(batch, stepped))
 
     def transfer(self, round: LocalRound) -> Callable[[Tensor], list[Tensor]]:
         """Function raw images [B, C, H, W] -> m_test versions of them in foreign low-frequency amplitudes."""
@@ -173,11 +159,6 @@ class EpisodicStep(Step):
             return [frequency.interpolate(raw, windows[index[:, m]], share[:, m], b).clamp(0, 1) for m in range(count)]
 
         return versions
-
-
-def trainable(net: nn.Module) -> dict[str, Tensor]:
-    """theta by name."""
-    return {name: parameter for name, parameter in net.named_parameters() if parameter.requires_grad}
 
 
 def inner_step(parameters: list[Tensor], gradients: list[Tensor], beta: float, clip: float) -> list[Tensor]:

@@ -70,7 +70,7 @@ class Session:
     def attach(self, strategy: FedDG, evaluate_target: EvaluateTarget) -> None:
         """Follow a strategy; a resumed one gets its banks, part states and finished rounds back."""
         self.strategy, self.evaluate_target = strategy, evaluate_target
-        personal = [name for name, place in self.space.places.items() if place != "shared"]
+        personal = [name for name, place in self.space.places.items() if place in ("upload", "local")]
         strategy.kept_uploads = self.space.recipe.infer.wanted_uploads(self.space.net, personal)
         strategy.nonnegative = nonnegative_names(self.space.net)
         if self.checkpoint:

@@ -57,7 +57,9 @@ class Workspace:
         self.places = self.recipe.share.place(self.net)
         state = self.net.state_dict()
         self.initial = {
-            name: state[name].detach().cpu().clone() for name, place in self.places.items() if place != "shared"
+            name: state[name].detach().cpu().clone()
+            for name, place in self.places.items()
+            if place in ("upload", "local")
         }
         self.clients: dict[tuple[str, str, str], DomainClient] = {}
 
@@ -88,6 +90,7 @@ class Workspace:
                 local,
                 ClientStore(folder, name, run),
                 self.device,
+                [name] if self.recipe.pooled else client_names(settings, self.experiment.run.target),
             )
         return self.clients[key]
 

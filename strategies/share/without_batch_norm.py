@@ -7,7 +7,7 @@ from torch import nn
 
 from fedsim.arrays import bn_scope
 from fedsim.models.norms.xan import XAN, XANLayer
-from strategies.parts import NO_MODEL, Place, Share
+from strategies.parts import MIRROR, NO_MODEL, Place, Share
 
 if TYPE_CHECKING:
     from fedsim.recipe import Recipe
@@ -30,6 +30,11 @@ class WithoutBatchNorm(Share):
     upload: bool = True
     share_scores: bool = False
     mirror: bool = False
+
+    @property
+    def starts_from(self) -> str:
+        """The averages, when they come down: a client's own batch norm starts from them."""
+        return MIRROR if self.mirror else ""
 
     @property
     def mirrors(self) -> bool:

@@ -52,7 +52,8 @@ def one_step(part: EpisodicStep, records: dict, net: Net, lr: float = 1.0, terms
     round.optimizer = torch.optim.SGD(net.parameters(), lr)
     torch.manual_seed(3)
     batch = data.batch(np.arange(12))
-    loss = part.begin(round, list(terms))(batch)
+    round.terms = list(terms)
+    loss = part.begin(round)(batch)
     return {name: value.detach() - before[name] for name, value in net.named_parameters()}, batch, loss
 
 

@@ -85,7 +85,8 @@ def test_cacl_reaches_the_classifier_alone(batch):
     net = make_net(MixIG(u=(0.5, 0.5)))
     round = local_round(net, momentum=0.0)
     before = snapshot(net)
-    ClientAgnostic(lambda1=0.3, lambda2=0.0).begin(round, [lambda batch: -batch.loss])(batch)
+    round.terms = [lambda batch: -batch.loss]
+    ClientAgnostic(lambda1=0.3, lambda2=0.0).begin(round)(batch)
     trained = changed(net, before) - set(bn_scope(net))
     assert trained == {"head.weight", "head.bias"}
     affine = {name for name in bn_scope(net) if name.endswith(("weight", "bias"))}
@@ -99,22 +100,25 @@ def test_cacl_reaches_the_classifier_alone(batch):
     step = local_round(net, momentum=0.0)
     for layer in layers.values():
         layer.mode = "local"
-    ClientAgnostic(lambda1=0.3, lambda2=0.0).begin(step, [lambda batch: -batch.loss])(batch)
+    step.terms = [lambda batch: -batch.loss]
+    ClientAgnostic(lambda1=0.3, lambda2=0.0).begin(step)(batch)
     torch.testing.assert_close(net.head.weight, before["head.weight"] - 0.05 * 0.3 * gradient, atol=1e-6, rtol=1e-4)
 
 
 def test_cafl_reaches_everything_but_the_classifier(batch):
     net = make_net(MixIG())
     before = snapshot(net)
-    ClientAgnostic(lambda1=0.0, lambda2=1.0).begin(local_round(net), [lambda batch: -batch.loss])(batch)
+    round = local_round(net)
+    round.terms = [lambda batch: -batch.loss]
+    ClientAgnostic(lambda1=0.0, lambda2=1.0).begin(round)(batch)
     still = set(before) - changed(net, before)
     assert still == {"head.weight", "head.bias"}
 
 
 def test_running_statistics_are_those_of_a_plain_step(batch):
     plain, net = make_net(), make_net(MixIG(adapter=True))
-    SupervisedStep().begin(local_round(plain), [])(batch)
-    ClientAgnostic().begin(local_round(net), [])(batch)
+    SupervisedStep().begin(local_round(plain))(batch)
+    ClientAgnostic().begin(local_round(net))(batch)
     ours = {name.replace(".bn.", "."): value for name, value in net.state_dict().items()}
     for name, value in plain.state_dict().items():
         if "running" in name or "tracked" in name:
@@ -124,7 +128,7 @@ def test_running_statistics_are_those_of_a_plain_step(batch):
 def test_lambdas_0_train_as_fedbn(batch):
     plain, net = make_net(), make_net(MixIG())
     for one, step in ((plain, SupervisedStep()), (net, ClientAgnostic(lambda1=0.0, lambda2=0.0))):
-        take = step.begin(local_round(one), [])
+        take = step.begin(local_round(one))
         for _ in range(3):
             take(batch)
     for value, own in zip(plain.state_dict().values(), net.state_dict().values(), strict=True):
@@ -136,7 +140,7 @@ def test_two_forward_passes_and_no_mode_left_behind(batch):
     calls = []
     for layer in mixig_layers(net).values():
         layer.register_forward_hook(lambda module, inputs, output: calls.append(module.mode))
-    ClientAgnostic().begin(local_round(net), [])(batch)
+    ClientAgnostic().begin(local_round(net))(batch)
     assert calls == ["local"] * 3 + ["mixed"] * 3 + ["adapted"] * 3
     assert all(layer.mode == "local" for layer in mixig_layers(net).values())
     assert all(norm.track_running_stats for norm in net.modules() if isinstance(norm, nn.modules.batchnorm._BatchNorm))
@@ -156,8 +160,8 @@ def test_steps_of_main_network_and_adapter_are_apart(batch, monkeypatch):
     monkeypatch.setattr(LocalRound, "tally", watch)
     before = snapshot(net)
     round = local_round(net, weight_decay=0.1)
-    pull = [lambda batch: sum(parameter.square().sum() for parameter in net.parameters())]  # like a proximal term
-    ClientAgnostic().begin(round, pull)(batch)
+    round.terms = [lambda batch: sum(parameter.square().sum() for parameter in net.parameters())]  # a proximal pull
+    ClientAgnostic().begin(round)(batch)
     main, both = seen
     assert not {name for name in adapter if not torch.equal(before[name], main[name])}
     assert {name for name in before if not torch.equal(main[name], both[name])} <= adapter
@@ -167,7 +171,7 @@ def test_steps_of_main_network_and_adapter_are_apart(batch, monkeypatch):
 
 def test_what_the_step_reports(batch):
     round = local_round(make_net(MixIG(adapter=True)))
-    ClientAgnostic().begin(round, [])(batch)
+    ClientAgnostic().begin(round)(batch)
     assert sorted(round.sums) == ["adapter_loss", "cacl_loss", "cafl_loss", "ce_loss"]
 
 
@@ -175,16 +179,16 @@ def test_adapter_momentum_is_kept_when_asked_for(batch):
     net = make_net(MixIG(adapter=True))
     step = ClientAgnostic()
     round = local_round(net, persist_optimizer=True)
-    step.begin(round, [])(batch)
+    step.begin(round)(batch)
     step.end(round)
     round.store.commit()
     kept = round.store.get("adapter-optimizer")
     assert len(kept) == 8  # two layers of four tensors
     assert any(value.abs().sum() > 0 for value in kept.values())
     round.store.open_round(3)
-    step.begin(round, [])(batch)
+    step.begin(round)(batch)
     forgetful = local_round(net)
-    step.begin(forgetful, [])(batch)
+    step.begin(forgetful)(batch)
     step.end(forgetful)
     forgetful.store.commit()
     assert forgetful.store.get("adapter-optimizer") is None
@@ -194,18 +198,18 @@ def test_mixstyle_inside_the_losses(batch):
     plain, net = make_net(), make_net()
     MixStyle(p=1.0, stages=(1,)).apply(net)
     round = local_round(net)
-    step = ClientAgnostic(lambda1=0.1, lambda2=1.0).begin(round, [])
+    step = ClientAgnostic(lambda1=0.1, lambda2=1.0).begin(round)
     assert not net.inserts[0].second_view
     step(batch)
     assert float(round.sums["cafl_loss"]) > 0
-    SupervisedStep().begin(local_round(plain), [])(batch)
+    SupervisedStep().begin(local_round(plain))(batch)
     assert net.backbone.norm1.num_batches_tracked == plain.backbone.norm1.num_batches_tracked
     torch.testing.assert_close(net.backbone.norm1.running_mean, plain.backbone.norm1.running_mean)
 
 
 def test_a_second_view_is_needed(batch):
     with pytest.raises(UserError, match="second view"):
-        ClientAgnostic().begin(local_round(make_net()), [])
+        ClientAgnostic().begin(local_round(make_net()))
 
 
 @pytest.mark.parametrize(("method", "settings", "words"), [

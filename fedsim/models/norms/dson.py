@@ -38,7 +38,7 @@ class DSONLayer(nn.Module):
         self.theta_var = nn.Parameter(torch.ones(shape, device=bn.weight.device))
         for name in ("running_mean", "running_var", "num_batches_tracked"):
             self.register_buffer(name, getattr(bn, name))
-        self.eps, self.momentum = bn.eps, bn.momentum
+        self.eps, self.momentum, self.track_running_stats = bn.eps, bn.momentum, True
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[B, C, H, W] -> the same shape. Raises ValueError for a training batch with one value per channel."""

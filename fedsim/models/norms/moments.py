@@ -100,7 +100,10 @@ def update_running(layer: nn.Module, mean: torch.Tensor, variance: torch.Tensor,
     """Move `layer.running_mean` and `running_var` as BatchNorm2d does, from instance moments over `positions` pixels.
 
     The running variance is the unbiased one of all B * positions values; momentum None means a cumulative average.
+    Nothing moves while `layer.track_running_stats` is off, as in PyTorch's own layers.
     """
+    if not layer.track_running_stats:
+        return
     count = len(mean) * positions
     mean, variance = batch_moments(mean, variance)
     layer.num_batches_tracked += 1

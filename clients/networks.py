@@ -1,0 +1,48 @@
+"""Second looks at a network: frozen copies of it, passes that leave no trace, and steps of a second optimizer."""
+
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+
+def frozen_copy(net: nn.Module, state: Mapping[str, Tensor] | None = None) -> nn.Module:
+    """A copy of the network in eval mode without gradients, as it stands or with the tensors of `state` in it."""
+    twin = copy.deepcopy(net)
+    if state is not None:
+        twin.load_state_dict(state)
+    return twin.requires_grad_(False).eval()
+
+
+@contextmanager
+def statistics_frozen(net: nn.Module) -> Iterator[None]:
+    """Training passes inside the block normalise by batch statistics as always, but leave running statistics and their
+    counters as they were. For second passes over a batch, as sharpness-aware and two-view methods make them.
+
+    It switches off PyTorch's `track_running_stats` in every layer that is in training mode and has that attribute.
+    """
+    layers = [module for module in net.modules() if module.training and getattr(module, "track_running_stats", False)]
+    for layer in layers:
+        layer.track_running_stats = False
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.track_running_stats = True
+
+
+def descend(optimizer: torch.optim.Optimizer, loss: Tensor) -> Tensor:
+    """One step of a second optimizer on a loss of its own; returns the loss without its graph.
+
+    Gradients are computed for this optimizer's parameters and for no others, so that nothing is left over for the main
+    step; they flow through whatever lies between.
+    """
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return loss.detach()
