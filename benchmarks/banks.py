@@ -21,7 +21,8 @@ from clients.augment import frequency, style
 from clients.base import DomainClient
 from clients.optimizers import make_optimizer
 from fedsim.experiment import Experiment, from_table, parse_override
-from fedsim.run.workspace import Workspace, source_clients
+from fedsim.run.plan import resolve
+from fedsim.run.workspace import Workspace
 
 ROWS = (
     "ccst,ccst:cross_client_style.encoder=haar,elcfs,elcfs:episodic_step.L_w=0.1,"
@@ -59,7 +60,7 @@ def experiment_of(row: str, args: argparse.Namespace) -> Experiment:
 
 def bank_records(space: Workspace, client: str) -> dict:
     """What `client` gets of all banks of the recipe."""
-    names = source_clients(space.experiment)
+    names = space.plan.clients
     records = {}
     for bank in space.recipe.banks:
         config = {"round": 0, "phase": "collect", "bank": bank.name}
@@ -71,8 +72,8 @@ def bank_records(space: Workspace, client: str) -> dict:
 def timed_step(row: str, args: argparse.Namespace) -> Callable[[], None]:
     """Function that takes one whole local step of the row."""
     experiment = experiment_of(row, args)
-    space = Workspace(experiment)
-    name = source_clients(experiment)[0]
+    space = Workspace(resolve(experiment))
+    name = space.plan.clients[0]
     client: DomainClient = space.client(name, "")
     client.records = bank_records(space, name)
     round = client._open({"client": name, "round": 1, "phase": "train"})
@@ -113,10 +114,10 @@ def timed(take: Callable[[], object], device: str) -> float:
 
 def extraction(args: argparse.Namespace) -> None:
     """Images per second over all of PACS: styles, amplitudes, and a forward pass of the backbone for comparison."""
-    space = Workspace(experiment_of("fedavg", args))
-    data = [space.client(name, "").data for name in source_clients(space.experiment)]
-    target = Workspace(experiment_of("fedavg", argparse.Namespace(**{**vars(args), "target": "photo"})))
-    data += [target.client(name, "").data for name in source_clients(target.experiment) if name == args.target]
+    space = Workspace(resolve(experiment_of("fedavg", args)))
+    data = [space.client(name, "").data for name in space.plan.clients]
+    target = Workspace(resolve(experiment_of("fedavg", argparse.Namespace(**{**vars(args), "target": "photo"}))))
+    data += [target.client(name, "").data for name in target.plan.clients if name == args.target]
     total = sum(len(part.images) for part in data)
 
     def batches() -> Iterator[torch.Tensor]:

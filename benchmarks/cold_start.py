@@ -61,11 +61,11 @@ def order(settings: str, state: str) -> tuple:
     from flwr.app import ConfigRecord, Context, Message, RecordDict
 
     from fedsim.experiment import parse_experiment
-    from fedsim.run.workspace import source_clients
+    from fedsim.run.plan import resolve
     from fedsim.runtime.identity import assume_identity
 
     assume_identity(1)
-    name = source_clients(parse_experiment(settings))[0]
+    name = resolve(parse_experiment(settings)).clients[0]
     config = {"experiment": settings, "token": "cold", "round": 1, "phase": "train", "client": name, "state-dir": ""}
     node = {"site": "cold", "domain": name, "role": "source", "state-dir": state}
     root = parse_experiment(settings).data.root
@@ -81,7 +81,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     words = parser.parse_args()
     from fedsim.experiment import read_experiment
-    from fedsim.server_app import complete
+    from fedsim.run.plan import complete
 
     settings = complete(read_experiment(words.config, ["run.device=cpu", *words.set])).toml()
     rows = []

@@ -24,9 +24,9 @@ from fedsim.assembly import build_net, build_recipe
 from fedsim.data import client_names, load_client, load_target
 from fedsim.data.augment import make_transforms, to_float
 from fedsim.experiment import Experiment, from_table
+from fedsim.run.plan import complete
 from fedsim.run.workspace import workspace
 from fedsim.runtime.launch import launch
-from fedsim.server_app import complete
 
 
 def bare_loop(experiment: Experiment) -> float:

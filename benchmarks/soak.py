@@ -14,8 +14,9 @@ import time
 from pathlib import Path
 
 from fedsim.experiment import Experiment, read_experiment
+from fedsim.run.plan import resolve
 from fedsim.runtime.launch import make_grid
-from fedsim.server_app import complete, serve
+from fedsim.server_app import serve
 
 WARM_UP = 5
 SHARE = 0.05
@@ -59,11 +60,11 @@ def soak(runtime: str, rounds: int, method: str) -> bool:
     with tempfile.TemporaryDirectory() as folder:
         settings = [f"train.rounds={rounds}", f"method.name={method}", f"run.runtime={runtime}", f"run.output={folder}"]
         settings += ["data.fraction=0.1", "train.batch_size=32", "run.threads=1", "run.device=cpu", "run.workers=2"]
-        experiment = complete(read_experiment("digits", settings))
-        grid = make_grid(experiment)
+        plan = resolve(read_experiment("digits", settings))
+        grid = make_grid(plan)
         watch = Watch(grid)
         try:
-            serve(grid, experiment, [watch])
+            serve(grid, plan, [watch])
         finally:
             grid.close()
     seconds = time.perf_counter() - watch.started

@@ -1,5 +1,7 @@
 """Flower ClientApp: Message -> DomainClient.fit / evaluate / collect -> Message. The same everywhere."""
 
+import contextlib
+import functools
 import platform
 import traceback
 from collections.abc import Callable
@@ -12,10 +14,11 @@ from clients.base import DomainClient
 from fedsim.arrays import record_to_arrays, state_to_record
 from fedsim.data.benchmarks import matching
 from fedsim.errors import USER_ERROR, UserError
-from fedsim.experiment import Experiment
 from fedsim.run.local_privacy import perturbed
-from fedsim.run.workspace import Workspace, set_threads, source_clients, workspace
-from fedsim.runtime.site import state_folder, time_limit
+from fedsim.run.plan import Plan
+from fedsim.run.site import state_folder, time_limit
+from fedsim.run.target import TargetEvaluator
+from fedsim.run.workspace import Workspace, set_threads, workspace
 from strategies.wire.target_site import UPLOADS, score_records
 
 CLIENT_APP_RAISED = 2  # Flower's error code for an exception in the client app
@@ -30,7 +33,8 @@ def guarded(handler: Callable[[Message, Context], RecordDict]) -> Callable[[Mess
 
     def handle(message: Message, context: Context) -> Message:
         try:
-            with time_limit(message, context):
+            limit = float(message.content.config_records["config"].get("timeout", 0))
+            with time_limit(limit) if limit and is_site(context) else contextlib.nullcontext():
                 content = handler(message, context)
         except UserError as error:
             return Message(Error(CLIENT_APP_RAISED, f"{USER_ERROR}{error}"), reply_to=message)
@@ -57,7 +61,7 @@ def space_of(message: Message, context: Context) -> tuple[Workspace, dict]:
 def client_of(message: Message, context: Context) -> tuple[DomainClient, dict]:
     """The warm client that the message addresses, with the message's config."""
     space, config = space_of(message, context)
-    if is_site(context) and node_client(context, space.experiment) != config["client"]:
+    if is_site(context) and node_client(context, space.plan) != config["client"]:
         raise UserError(f"this site is {holds(context)} and does not train or validate as {config['client']!r}")
     return space.client(str(config["client"]), str(config["state-dir"]), str(config["token"])), config
 
@@ -67,10 +71,10 @@ def client_of(message: Message, context: Context) -> tuple[DomainClient, dict]:
 def handshake(message: Message, context: Context) -> RecordDict:
     """Which client this node is, how much it holds, with which versions."""
     space, config = space_of(message, context)
-    name, target = node_client(context, space.experiment), is_target(context, space.experiment)
+    name, target = node_client(context, space.plan), is_target(context, space.plan)
     counts: list[int] = []
     if target:
-        counts = space.target.class_counts()
+        counts = target_of(space).class_counts()
     elif name:
         client = space.client(name, str(config["state-dir"]), str(config["token"]))
         counts = [int(count) for count in client.data.class_counts]
@@ -85,10 +89,10 @@ def handshake(message: Message, context: Context) -> RecordDict:
     return RecordDict({"site": ConfigRecord(site | {f"version-{package}": version(package) for package in PACKAGES})})
 
 
-def node_client(context: Context, experiment: Experiment) -> str:
+def node_client(context: Context, plan: Plan) -> str:
     """Client name of a node: its configured domain, else the partition-id'th source client; empty for a spare node, and
     for a site whose domain does not train in this experiment."""
-    clients = source_clients(experiment)
+    clients = plan.clients
     if is_site(context):
         name = matching(str(context.node_config["domain"]), clients)
         return name if name and context.node_config.get("role", "source") == "source" else ""
@@ -101,11 +105,11 @@ def is_site(context: Context) -> bool:
     return "domain" in context.node_config
 
 
-def is_target(context: Context, experiment: Experiment) -> bool:
+def is_target(context: Context, plan: Plan) -> bool:
     """Does this site hold the unseen domain in order to evaluate it?"""
     if not is_site(context) or context.node_config.get("role") != "target":
         return False
-    return matching(str(context.node_config["domain"]), [experiment.run.target]) is not None
+    return matching(str(context.node_config["domain"]), [plan.experiment.run.target]) is not None
 
 
 def holds(context: Context) -> str:
@@ -120,12 +124,19 @@ def holds(context: Context) -> str:
 def evaluate_target(message: Message, context: Context) -> RecordDict:
     """Evaluation of the global model on the unseen domain, by the site that holds it."""
     space, _ = space_of(message, context)
-    if not is_target(context, space.experiment):
+    if not is_target(context, space.plan):
         raise UserError(f"this site is {holds(context)}, not the target site of {space.experiment.run.target!r}")
     records = {name: record_to_arrays(record) for name, record in message.content.array_records.items()}
     arrays = records.pop("arrays")
     uploads = {name.removeprefix(UPLOADS): own for name, own in records.items()}
-    return score_records(space.target(arrays, uploads), len(space.target.labels))
+    evaluator = target_of(space)
+    return score_records(evaluator(arrays, uploads), len(evaluator.labels))
+
+
+@functools.lru_cache(maxsize=1)
+def target_of(space: Workspace) -> TargetEvaluator:
+    """The evaluation on the unseen domain, whose images are opened on first use and kept."""
+    return TargetEvaluator(space)
 
 
 @app.query("collect")

@@ -15,12 +15,12 @@ from fedsim.experiment import Experiment, nearest
 
 def run_one(experiment: Experiment) -> None:
     """Run (or resume) one experiment with a progress bar; prints the headline and where the records are."""
-    from fedsim.run.session import complete_finish, is_finished, refuse_other_settings, run_folder
-    from fedsim.runtime.launch import launch
-    from fedsim.server_app import complete
+    from fedsim.run.plan import resolve
+    from fedsim.run.session import complete_finish, is_finished, refuse_other_settings
+    from fedsim.runtime.launch import carry_out
 
-    experiment = complete(experiment)
-    folder = run_folder(experiment)
+    plan = resolve(experiment)
+    folder, experiment = plan.folder, plan.experiment
     if is_finished(folder):
         refuse_other_settings(folder, experiment)
         complete_finish(experiment)
@@ -28,7 +28,7 @@ def run_one(experiment: Experiment) -> None:
     else:
         bar = ProgressBar()
         try:
-            launch(experiment, [bar])
+            carry_out(plan, [bar])
         finally:
             bar.close()
     console.print(headline(folder))
@@ -37,9 +37,9 @@ def run_one(experiment: Experiment) -> None:
 def make_pictures(experiment: Experiment, output: Path, rows: int) -> None:
     """Write the picture grids of a method and print where they are."""
     from fedsim.results.pictures import draw_pictures
-    from fedsim.server_app import complete
+    from fedsim.run.plan import resolve
 
-    for file in draw_pictures(complete(experiment), output, rows):
+    for file in draw_pictures(resolve(experiment), output, rows):
         console.print(str(file), soft_wrap=True)
 
 

@@ -10,18 +10,18 @@ from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedsim.arrays import record_to_arrays
-from fedsim.data import benchmark, resolve_domain
 from fedsim.errors import USER_ERROR, UserError
 from fedsim.experiment import Experiment, parse_experiment, read_experiment
 from fedsim.results.callbacks import RunCallback, tell_failure, trackers
 from fedsim.run.checkpoint import run_token
 from fedsim.run.claim import claim
-from fedsim.run.session import Session, is_finished, run_folder
+from fedsim.run.plan import Plan, resolve
+from fedsim.run.session import Session, is_finished
 from fedsim.run.target import TargetEvaluator
-from fedsim.run.workspace import Workspace, set_threads, source_clients
-from fedsim.runtime.polling import QuickGrid
+from fedsim.run.workspace import Workspace, open_workspace, set_threads
 from strategies.base import FedDG
 from strategies.wire.handshake import Roster
+from strategies.wire.polling import QuickGrid
 from strategies.wire.target_site import TargetScore
 
 LOG = "run.log"
@@ -35,7 +35,7 @@ logger = logging.getLogger("fedsim")
 def main(grid: Grid, context: Context) -> None:
     """Entry point of `flwr run` and of a SuperLink."""
     try:
-        serve(QuickGrid(grid), experiment_of(dict(context.run_config)), [LogLines()])
+        serve(QuickGrid(grid), resolve(experiment_of(dict(context.run_config))), [LogLines()])
     except UserError as error:  # Flower keeps the text alone; the mark tells whoever reads it that the user can mend it
         raise UserError(f"{USER_ERROR}{error}") from None
 
@@ -45,50 +45,42 @@ def experiment_of(run_config: dict) -> Experiment:
     `output`, `overrides` (one string of key=value words)."""
     text = str(run_config.get("experiment") or "digits")
     if "\n" in text:
-        return complete(parse_experiment(text))
+        return parse_experiment(text)
     overrides = shlex.split(str(run_config.get("overrides", "")))
     for key, name in (("method", "method.name"), ("target", "run.target"), ("output", "run.output")):
         if run_config.get(key):
             overrides.append(f"{name}={run_config[key]}")
     if int(run_config.get("seed", -1)) >= 0:
         overrides.append(f"run.seed={run_config['seed']}")
-    return complete(read_experiment(text, overrides))
+    return read_experiment(text, overrides)
 
 
-def complete(experiment: Experiment) -> Experiment:
-    """The experiment with its target filled in (the last domain by default) and checked."""
-    found = benchmark(experiment.data)
-    domains = found.domains
-    target = resolve_domain(found, experiment.run.target) if experiment.run.target else domains[-1]
-    if len(domains) < 2:
-        raise UserError(f"{experiment.data.dataset} has one domain only ({domains[0]}); leave-one-domain-out needs two")
-    return experiment if experiment.run.target == target else experiment.replace(run={"target": target})
-
-
-def serve(grid: Grid, experiment: Experiment, callbacks: Sequence[RunCallback] = ()) -> Path:
-    """Run (or resume) one experiment over a grid of clients; returns the run's folder."""
-    folder = run_folder(experiment)
+def serve(grid: Grid, plan: Plan, callbacks: Sequence[RunCallback] = ()) -> Path:
+    """Carry out (or resume) one run over a grid of clients; returns the run's folder."""
+    folder, run = plan.folder, plan.experiment.run
     if is_finished(folder):
         return folder
-    everyone = [*callbacks, *trackers(experiment.run)]
-    set_threads(experiment.run.threads)
-    space = Workspace(experiment)
+    everyone = [*callbacks, *trackers(run)]
+    set_threads(run.threads)
+    space = open_workspace(plan)
     try:
         with claim(folder):
-            return folder if is_finished(folder) else _serve(grid, experiment, space, everyone)
+            return folder if is_finished(folder) else _serve(grid, space, everyone)
     except BaseException as error:
         tell_failure(everyone, error)
         raise
 
 
-def _serve(grid: Grid, experiment: Experiment, space: Workspace, callbacks: Sequence[RunCallback]) -> Path:
+def _serve(grid: Grid, space: Workspace, callbacks: Sequence[RunCallback]) -> Path:
+    plan, experiment = space.plan, space.experiment
     on_site = experiment.run.evaluate_target == "site"
     evaluator = None if on_site else TargetEvaluator(space)
-    session = Session(experiment, space, callbacks)
+    session = Session(space, callbacks)
     run_config = {
         "experiment": experiment.toml(),
         "state-dir": str((session.folder / "state").resolve()),
         "token": run_token(session.checkpoint_folder),
+        "timeout": experiment.run.timeout,
     }
     strategy = FedDG(space.recipe, experiment, space.places, run_config)
 
@@ -98,9 +90,8 @@ def _serve(grid: Grid, experiment: Experiment, space: Workspace, callbacks: Sequ
         return strategy.target_site.score if strategy.log.round else strategy.target_site.ask(grid, 0, arrays)
 
     session.attach(strategy, evaluate)
-    classes = len(benchmark(experiment.data).classes)
     target = experiment.run.target if on_site else ""
-    strategy.join(Roster(grid, source_clients(experiment), classes, run_config, target))
+    strategy.join(Roster(grid, plan.clients, len(plan.data.classes), run_config, target))
     arrays = session.initial_arrays()
     if not session.checkpoint:
         arrays = strategy.before_rounds(grid, arrays)

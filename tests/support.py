@@ -10,9 +10,9 @@ from flwr.app import Message
 
 from fedsim.client_app import app
 from fedsim.experiment import Experiment, from_table
-from fedsim.run.workspace import source_clients
+from fedsim.run.plan import complete, resolve
 from fedsim.runtime.inline import InlineGrid
-from fedsim.server_app import complete, serve
+from fedsim.server_app import serve
 
 SHARED_DATA = Path(__file__).parents[2] / "shared" / "data"
 
@@ -74,8 +74,9 @@ class SpyGrid(InlineGrid):
 
 def run_small(experiment: Experiment, *callbacks: object, tamper: Callable | None = None) -> tuple[Path, SpyGrid]:
     """Run an experiment inline; its folder and the grid with all messages."""
-    grid = SpyGrid(len(source_clients(experiment)), tamper)
-    return serve(grid, experiment, callbacks), grid
+    plan = resolve(experiment)
+    grid = SpyGrid(len(plan.clients), tamper)
+    return serve(grid, plan, callbacks), grid
 
 
 def numbers(file: Path) -> pd.DataFrame:

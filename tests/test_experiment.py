@@ -5,7 +5,8 @@ import pytest
 from fedsim.assembly import build_recipe, find_recipe
 from fedsim.errors import UserError
 from fedsim.experiment import config_folders, parse_experiment, parse_override, read_experiment
-from fedsim.server_app import complete, experiment_of
+from fedsim.run.plan import complete
+from fedsim.server_app import experiment_of
 
 CONFIG = """
 [data]

@@ -16,21 +16,21 @@ from clients.augment.cross_client_style import CrossClientStyle
 from clients.local_data import LocalData
 from clients.step.episodic import EpisodicStep
 from fedsim.errors import UserError
-from fedsim.experiment import Experiment
-from fedsim.run.workspace import Workspace, source_clients
+from fedsim.run.plan import Plan
+from fedsim.run.workspace import Workspace
 
 Column = tuple[str, Tensor]  # heading, images [rows, C, H, W] in [0, 1]
 SHARES = (0.25, 0.5, 0.75, 1.0)
 INCHES = 1.15  # side of one picture
 
 
-def draw_pictures(experiment: Experiment, output: Path, rows: int = 6) -> list[Path]:
+def draw_pictures(plan: Plan, output: Path, rows: int = 6) -> list[Path]:
     """One PNG per source client: its images, and what they become by the other clients' styles or amplitudes."""
-    space = Workspace(experiment)
+    space, experiment = Workspace(plan), plan.experiment
     parts = [part for part in (space.recipe.augment, space.recipe.client) if type(part) in COLUMNS]
     if not parts:
         raise UserError(f"{experiment.method_name} changes no images by a bank; there are pictures of ccst and elcfs")
-    names = source_clients(experiment)
+    names = list(plan.clients)
     clients = {name: space.client(name, "") for name in names}
     data = {name: client.data for name, client in clients.items()}
     label = space.recipe.label(experiment.method_name)

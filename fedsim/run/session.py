@@ -24,17 +24,11 @@ from fedsim.results.reading import rebuild_results
 from fedsim.results.recorder import Recorder
 from fedsim.results.selection import summary_row, validation_column
 from fedsim.run.checkpoint import Checkpoint, arrays_file, link_file, load_checkpoint, save_checkpoint, write_arrays
+from fedsim.run.plan import run_folder
 from fedsim.run.workspace import Workspace
 from strategies.base import FedDG
 from strategies.wire.round_log import RoundLog
 from strategies.wire.target_site import TargetScore
-
-
-def run_folder(experiment: Experiment) -> Path:
-    """outputs/<experiment>/<method>[@label]/<target>/seed<k>"""
-    run = experiment.run
-    method = f"{experiment.method_name}@{run.label}" if run.label else experiment.method_name
-    return Path(run.output) / experiment.name / method / run.target / f"seed{run.seed}"
 
 
 def is_finished(folder: Path) -> bool:
@@ -48,9 +42,10 @@ EvaluateTarget = Callable[[ArrayRecord], TargetScore]
 class Session:
     """Opens (or resumes) a run's folder, and closes each round: evaluate, record, select, checkpoint."""
 
-    def __init__(self, experiment: Experiment, space: Workspace, callbacks: Sequence[RunCallback] = ()) -> None:
+    def __init__(self, space: Workspace, callbacks: Sequence[RunCallback] = ()) -> None:
+        experiment = space.experiment
         self.experiment, self.space, self.callbacks = experiment, space, callbacks
-        self.folder = run_folder(experiment)
+        self.folder = space.plan.folder
         self.checkpoint_folder = self.folder / "checkpoint"
         self.data = local_fingerprints(experiment)
         refuse_other_settings(self.folder, experiment, lambda _: self.data)

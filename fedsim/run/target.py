@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedsim.arrays import load_arrays
-from fedsim.data import benchmark, load_target
+from fedsim.data import load_target
 from fedsim.data.augment import make_transforms, to_float
 from fedsim.models.infer import accuracy_and_loss
 from fedsim.run.workspace import Workspace
@@ -25,8 +25,8 @@ class TargetEvaluator:
         self.net, self.device, self.infer = space.net, space.device, space.recipe.infer
         if self.infer.shuffled:
             indices = numpy_rng(experiment.run.seed, "test-order").permutation(indices)
-        self.classes = len(benchmark(experiment.data).classes)
-        self.normalize = make_transforms(experiment.data, benchmark(experiment.data).channels).normalize
+        self.classes = len(space.plan.data.classes)
+        self.normalize = make_transforms(experiment.data, space.plan.data.channels).normalize
         self.size = experiment.run.evaluate_batch_size
         self.images = torch.from_numpy(np.ascontiguousarray(images[indices])).to(self.device)
         self.labels = torch.from_numpy(np.ascontiguousarray(labels[indices])).to(self.device)

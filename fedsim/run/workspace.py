@@ -1,22 +1,19 @@
 """What a worker process keeps warm between messages: the network of an experiment, and the clients it has served."""
 
-import functools
 import os
-from typing import TYPE_CHECKING
 
 import torch
 
 from clients.base import DomainClient
 from clients.local_data import LocalData
 from clients.store import ClientStore, client_folder
-from fedsim.assembly import build_net, build_recipe
-from fedsim.data import benchmark, client_names, load_client, load_pooled
+from fedsim.data import load_client, load_pooled
 from fedsim.data.augment import make_transforms
 from fedsim.errors import UserError
-from fedsim.experiment import Experiment, parse_experiment
+from fedsim.experiment import parse_experiment
+from fedsim.run.plan import POOLED, Plan, resolve
 
-if TYPE_CHECKING:
-    from fedsim.run.target import TargetEvaluator
+KEPT = 2  # workspaces that a process keeps warm
 
 
 def pick_device(wanted: str) -> torch.device:
@@ -34,24 +31,18 @@ def set_threads(threads: int, workers: int = 1) -> int:
     return count
 
 
-def source_clients(experiment: Experiment) -> list[str]:
-    """Names of the clients that train, in domain order; `pooled` alone when the recipe pools all source data."""
-    if build_recipe(experiment).pooled:
-        return ["pooled"]
-    return client_names(experiment.data, experiment.run.target)
-
-
 class Workspace:
-    """The network, recipe and clients of one experiment in one process.
+    """The network and the clients of one plan in one process.
 
-    All clients share one network: each message brings the shared tensors, each client's store the personal ones.
+    The clients and the server's evaluation share one network, because each of them loads every tensor before it uses
+    it: a message brings the shared tensors, a client's store the personal ones.
     """
 
-    def __init__(self, experiment: Experiment) -> None:
-        self.experiment = experiment
-        self.device = pick_device(experiment.run.device)
-        self.recipe = build_recipe(experiment)
-        self.net = build_net(experiment, self.recipe).to(self.device)
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.experiment, self.recipe = plan.experiment, plan.recipe
+        self.device = pick_device(plan.experiment.run.device)
+        self.net = plan.build_net().to(self.device)
         if self.device.type == "cuda":
             self.net = self.net.to(memory_format=torch.channels_last)
         self.places = self.recipe.share.place(self.net)
@@ -63,23 +54,13 @@ class Workspace:
         }
         self.clients: dict[tuple[str, str, str], DomainClient] = {}
 
-    @functools.cached_property
-    def target(self) -> "TargetEvaluator":
-        """The evaluation on the unseen domain; its images are opened here, on first use."""
-        from fedsim.run.target import TargetEvaluator
-
-        return TargetEvaluator(self)
-
     def client(self, name: str, state_folder: str, run: str = "") -> DomainClient:
         """The warm client of that name in a run (its token), with its state below `state_folder`."""
         key = (name, state_folder, run)
         if key not in self.clients:
             settings = self.experiment.data
-            data = (
-                load_pooled(settings, self.experiment.run.target) if name == "pooled" else load_client(settings, name)
-            )
-            channels = benchmark(settings).channels
-            local = LocalData(data, make_transforms(settings, channels), self.device)
+            data = load_pooled(settings, self.experiment.run.target) if name == POOLED else load_client(settings, name)
+            local = LocalData(data, make_transforms(settings, self.plan.data.channels), self.device)
             folder = client_folder(state_folder, name)
             self.clients[key] = DomainClient(
                 self.experiment,
@@ -95,11 +76,35 @@ class Workspace:
         return self.clients[key]
 
 
-@functools.lru_cache(maxsize=2)
+_open: dict[tuple[str, str | None], Workspace] = {}
+
+
+def open_workspace(plan: Plan) -> Workspace:
+    """A new workspace, with the initial network, which the clients of this process then use too."""
+    space = Workspace(plan)
+    _keep((plan.experiment.toml(), None), space)
+    return space
+
+
 def workspace(settings: str, root: str | None = None) -> Workspace:
     """The process's workspace of an experiment, given as the TOML text that the server sends.
 
     `root` is the data folder of a machine of its own (empty: its $FEDSIM_DATA): the server's paths mean nothing there.
     """
-    experiment = parse_experiment(settings)
-    return Workspace(experiment if root is None else experiment.replace(data={"root": root, "cache": ""}))
+    if (settings, root) not in _open:
+        experiment = parse_experiment(settings)
+        own = experiment if root is None else experiment.replace(data={"root": root, "cache": ""})
+        _keep((settings, root), Workspace(resolve(own)))
+    return _open[settings, root]
+
+
+def close_workspaces() -> None:
+    """Forget what this process keeps warm, as its end would."""
+    _open.clear()
+
+
+def _keep(key: tuple[str, str | None], space: Workspace) -> None:
+    _open.pop(key, None)
+    while len(_open) >= KEPT:
+        del _open[next(iter(_open))]
+    _open[key] = space

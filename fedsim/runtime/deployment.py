@@ -5,6 +5,7 @@ The server app runs beside the SuperLink, on this machine, and holds the run's f
 command therefore follows a run that goes on, and continues one that stopped.
 """
 
+import dataclasses
 import io
 import json
 import tempfile
@@ -24,8 +25,8 @@ from fedsim.experiment import Experiment
 from fedsim.results.callbacks import RunCallback
 from fedsim.results.recorder import atomic_write
 from fedsim.run.claim import is_claimed
-from fedsim.run.session import is_finished, refuse_other_settings, run_folder
-from fedsim.run.workspace import source_clients
+from fedsim.run.plan import Plan
+from fedsim.run.session import is_finished, refuse_other_settings
 from fedsim.runtime.flower import with_absolute_paths, write_app
 from fedsim.server_app import LOG
 
@@ -37,16 +38,16 @@ START_SECONDS = 300.0  # from handing a run in to its server app's hold on the f
 SILENCE_SECONDS = 60.0  # a SuperLink that is being restarted
 
 
-def run_deployed(experiment: Experiment, callbacks: Sequence[RunCallback] = ()) -> Path:
+def run_deployed(plan: Plan, callbacks: Sequence[RunCallback] = ()) -> Path:
     """Run (or follow, or continue) one experiment on a federation; the run's folder.
 
     UserError for what a user can mend, ClientFailedError for a run that failed, with its reason. Ctrl-C stops the run.
     """
-    if not experiment.run.federation:
+    if not plan.experiment.run.federation:
         raise UserError("run.runtime 'deployment' needs the federation's file: --federation federation.toml")
-    federation = read_federation(experiment.run.federation)
-    experiment = settle(with_absolute_paths(experiment), federation)
-    folder = run_folder(experiment)
+    federation = read_federation(plan.experiment.run.federation)
+    plan = settle(plan, federation)
+    experiment, folder = plan.experiment, plan.folder
     refuse_other_settings(folder, experiment)
     control = Control(federation)
     control.online()
@@ -59,10 +60,11 @@ def run_deployed(experiment: Experiment, callbacks: Sequence[RunCallback] = ()) 
     return folder
 
 
-def settle(experiment: Experiment, federation: Federation) -> Experiment:
-    """The experiment with its target's place decided; UserError names a domain without a site."""
-    run, clients = experiment.run, source_clients(experiment)
-    if clients == ["pooled"]:
+def settle(plan: Plan, federation: Federation) -> Plan:
+    """The plan with absolute paths and its target's place decided; UserError names a domain without a site."""
+    experiment, clients = with_absolute_paths(plan.experiment), plan.clients
+    run = experiment.run
+    if plan.pooled:
         raise UserError(f"{experiment.method_name} pools all source data on one machine; it cannot be deployed")
     missing = [client for client in clients if matching(client, federation.clients("source")) is None]
     if missing:
@@ -76,7 +78,8 @@ def settle(experiment: Experiment, federation: Federation) -> Experiment:
             "run.evaluate_target = 'server'"
         )
     place = ("site" if there else "server") if run.evaluate_target == "auto" else run.evaluate_target
-    return experiment.replace(run={"evaluate_target": place, "federation": str(Path(run.federation).resolve())})
+    run_settings = {"evaluate_target": place, "federation": str(Path(run.federation).resolve())}
+    return dataclasses.replace(plan, experiment=experiment.replace(run=run_settings))
 
 
 def submit(control: Control, experiment: Experiment, folder: Path) -> str:

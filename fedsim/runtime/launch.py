@@ -1,42 +1,43 @@
-"""Start one experiment on the runtime that it asks for."""
+"""Start one run on the runtime that its settings ask for."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
+from fedsim.client_app import app
 from fedsim.experiment import Experiment
 from fedsim.results.callbacks import RunCallback
-from fedsim.run.session import run_folder
-from fedsim.run.workspace import source_clients
+from fedsim.run.plan import Plan, resolve
 from fedsim.runtime.inline import InlineGrid, LocalGrid
-from fedsim.server_app import complete, serve
+from fedsim.server_app import serve
 
 
 def launch(experiment: Experiment, callbacks: Sequence[RunCallback] = ()) -> Path:
     """Run the experiment to its end (or resume it); returns the run's folder."""
-    experiment = complete(experiment)
-    if experiment.run.runtime == "flower":
+    return carry_out(resolve(experiment), callbacks)
+
+
+def carry_out(plan: Plan, callbacks: Sequence[RunCallback] = ()) -> Path:
+    """Carry out (or resume) a run that is resolved; returns its folder."""
+    if plan.experiment.run.runtime == "flower":
         from fedsim.runtime.flower import run_with_flower
 
-        run_with_flower(experiment, len(source_clients(experiment)))
-        return run_folder(experiment)
-    if experiment.run.runtime == "deployment":
+        run_with_flower(plan.experiment, len(plan.clients))
+        return plan.folder
+    if plan.experiment.run.runtime == "deployment":
         from fedsim.runtime.deployment import run_deployed
 
-        return run_deployed(experiment, callbacks)
-    grid = make_grid(experiment)
+        return run_deployed(plan, callbacks)
+    grid = make_grid(plan)
     try:
-        return serve(grid, experiment, callbacks)
+        return serve(grid, plan, callbacks)
     finally:
         grid.close()
 
 
-def make_grid(experiment: Experiment) -> LocalGrid:
+def make_grid(plan: Plan) -> LocalGrid:
     """The grid of `run.runtime`, with one node per source client."""
-    nodes = len(source_clients(experiment))
-    if experiment.run.runtime == "ray":
+    if plan.experiment.run.runtime == "ray":
         from fedsim.runtime.ray import RayGrid
 
-        return RayGrid(nodes, experiment.run)
-    from fedsim.client_app import app
-
-    return InlineGrid(app, nodes)
+        return RayGrid(len(plan.clients), plan.experiment.run)
+    return InlineGrid(app, len(plan.clients))

@@ -77,11 +77,10 @@ def plan_cells(config: str, axes: Axes, overrides: Sequence[str], preset: str) -
 
     UserError for settings that cannot run, and for a folder that holds a run with other settings.
     """
-    from fedsim.assembly import build_recipe
     from fedsim.data import benchmark
     from fedsim.results.callbacks import find_callback
-    from fedsim.run.session import Fingerprints, is_finished, local_fingerprints, refuse_other_settings, run_folder
-    from fedsim.server_app import complete
+    from fedsim.run.plan import resolve
+    from fedsim.run.session import Fingerprints, is_finished, local_fingerprints, refuse_other_settings
 
     base = read_experiment(config, overrides, preset)
     for name in base.run.callbacks:
@@ -105,9 +104,8 @@ def plan_cells(config: str, axes: Axes, overrides: Sequence[str], preset: str) -
             f"run.seed={seed}",
             f"run.label={label_of(values)}",
         ]
-        experiment = complete(read_experiment(config, words, preset))
-        build_recipe(experiment)
-        folder = run_folder(experiment)
+        plan = resolve(read_experiment(config, words, preset))
+        experiment, folder = plan.experiment, plan.folder
         refuse_other_settings(folder, experiment, data_of)
         cell = Cell(experiment, folder, "finished" if is_finished(folder) else "waiting")
         if cells.setdefault(folder, cell).experiment != experiment:

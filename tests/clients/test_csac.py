@@ -11,6 +11,7 @@ from support import numbers, run_small, small_experiment
 from clients.parts import Batch
 from clients.step.calibration import ACQUIRED, SemanticCalibration
 from fedsim.results import read_runs
+from fedsim.run.plan import resolve
 from fedsim.run.workspace import Workspace
 
 
@@ -18,7 +19,7 @@ def opened(tmp_path, **fields):
     """A client that has acquired its local model, and its round 1."""
     method = {"name": "csac", "semantic_calibration": fields}
     experiment = small_experiment(tmp_path, method, model={"bottleneck": 8})
-    client = Workspace(experiment).client("rot0", "")
+    client = Workspace(resolve(experiment)).client("rot0", "")
     client.store.open_round(0)
     acquire = client._open({"round": 0, "phase": "acquire", "client": "rot0"})
     client._train(acquire)
@@ -64,7 +65,7 @@ def test_local_model_is_frozen(tmp_path):
 def test_lambda_zero_is_local_cross_entropy(tmp_path):
     """4.9.7: calibration with lambda 0 is local CE training from M, bit for bit."""
     client, _ = opened(tmp_path / "a", weight=0.0)
-    plain = Workspace(small_experiment(tmp_path / "b", model={"bottleneck": 8})).client("rot0", "")
+    plain = Workspace(resolve(small_experiment(tmp_path / "b", model={"bottleneck": 8}))).client("rot0", "")
     start = {name: value.clone() for name, value in client.net.state_dict().items()}
     models = []
     for trainer in (client, plain):
@@ -106,7 +107,7 @@ def test_ablations_change_the_result(fields, tmp_path):
 def test_late_client_acquires_first(tmp_path):
     """A client that holds no L^h and is asked to calibrate runs stage A first, then calibrates the received model."""
     experiment = small_experiment(tmp_path, {"name": "csac", "semantic_calibration": {"acquire_iterations": 3}})
-    client = Workspace(experiment).client("rot0", "")
+    client = Workspace(resolve(experiment)).client("rot0", "")
     state = {name: value.numpy().copy() for name, value in client.net.state_dict().items()}
     config = {"round": 2, "phase": "train", "client": "rot0"}
     client.fit([state[name] for name in client.names("train")], config)

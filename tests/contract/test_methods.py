@@ -7,7 +7,7 @@ from support import Interrupt, numbers, run_small, small_experiment
 
 from fedsim.arrays import record_to_arrays
 from fedsim.methods import METHODS
-from fedsim.run.workspace import workspace
+from fedsim.run.workspace import close_workspaces, workspace
 
 COMBINATIONS = ["gperxan+feddg-ga", "fedprox+fedbn", "feddg-ga+fedprox"]
 
@@ -40,7 +40,7 @@ def test_contract(method, tmp_path):
     again = small_experiment(tmp_path / "b", method)
     with pytest.raises(KeyboardInterrupt):
         run_small(again, Interrupt(after_round=2))
-    workspace.cache_clear()  # a resumed run is a new process
+    close_workspaces()  # a resumed run is a new process
     resumed, _ = run_small(again)
     assert numbers(resumed / "rounds.csv").equals(rounds)
     assert numbers(resumed / "clients.csv").equals(numbers(folder / "clients.csv"))

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 from support import run_small
 
 from fedsim.experiment import read_experiment
-from fedsim.server_app import complete
+from fedsim.run.plan import complete
 
 VICTIM, SITE = "rot15", "site-rot15"
 COMPARED = ["round", "train_loss", "mean_validation_accuracy", "mean_validation_loss", "target_accuracy", "target_loss"]

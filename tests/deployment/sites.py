@@ -6,13 +6,13 @@ from flwr.app import Context, RecordDict
 from support import SpyGrid
 
 from fedsim.experiment import Experiment
-from fedsim.run.workspace import source_clients
+from fedsim.run.plan import resolve
 from fedsim.server_app import serve
 
 
 def site_grid(experiment: Experiment, state: Path, tamper=None, spare: tuple[str, ...] = ()) -> SpyGrid:
     """One node per source client, one for the target, and nodes of `spare` source domains."""
-    sources = [*source_clients(experiment), *spare]
+    sources = [*resolve(experiment).clients, *spare]
     roles = [(name, "source") for name in sources] + [(experiment.run.target, "target")]
     grid = SpyGrid(len(roles), tamper)
     for node, (domain, role) in zip(grid.node_ids, roles, strict=True):
@@ -25,4 +25,4 @@ def site_grid(experiment: Experiment, state: Path, tamper=None, spare: tuple[str
 def run_on_sites(experiment: Experiment, state: Path, *callbacks: object, **grid_words) -> tuple[Path, SpyGrid]:
     """Run an experiment over such sites; its folder and the grid with all messages."""
     grid = site_grid(experiment, state, **grid_words)
-    return serve(grid, experiment, callbacks), grid
+    return serve(grid, resolve(experiment), callbacks), grid

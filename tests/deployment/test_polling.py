@@ -2,8 +2,8 @@
 
 import pytest
 
-from fedsim.runtime import polling
-from fedsim.runtime.polling import QuickGrid
+from strategies.wire import polling
+from strategies.wire.polling import QuickGrid
 
 
 class Clock:

@@ -8,6 +8,7 @@ import torch
 from clients.base import BestIterate
 from fedsim.experiment import Experiment
 from fedsim.models.digits_cnn import DigitsCNN
+from fedsim.run.plan import resolve
 from fedsim.run.workspace import Workspace
 from fedsim.runtime.launch import launch
 from strategies.parts import MIRROR
@@ -48,7 +49,7 @@ def client():
 
 
 def make_client(settings):
-    space = Workspace(settings)
+    space = Workspace(resolve(settings))
     client = space.client("rot0", "")
     client.records = {MIRROR: arrays_of(space.net, space.initial)}
     return client

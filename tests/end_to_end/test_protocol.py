@@ -10,7 +10,7 @@ import fedsim.run.target
 from fedsim.assembly import build_net, build_recipe
 from fedsim.data import loading
 from fedsim.results import read_runs, select
-from fedsim.run.workspace import workspace
+from fedsim.run.workspace import close_workspaces, workspace
 
 
 def last(folder):
@@ -34,7 +34,7 @@ def test_no_client_opens_the_target(method, tmp_path, monkeypatch):
     monkeypatch.setattr(
         fedsim.run.target, "load_target", lambda *words: opened.append("evaluation") or loading.load_target(*words)
     )
-    workspace.cache_clear()
+    close_workspaces()
     experiment = small_experiment(tmp_path, method)
     folder, _ = run_small(experiment)
     place = opened.index("evaluation")
@@ -210,7 +210,7 @@ def test_pacs_with_resnet(tmp_path):
 def test_rotated_mnist_config(tmp_path):
     """The shipped config on torchvision's files."""
     from fedsim.experiment import read_experiment
-    from fedsim.server_app import complete
+    from fedsim.run.plan import complete
 
     experiment = complete(
         read_experiment(

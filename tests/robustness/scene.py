@@ -11,7 +11,8 @@ from support import small_experiment
 
 from fedsim.arrays import nonnegative_names, record_to_arrays, state_to_record
 from fedsim.client_app import app
-from fedsim.run.workspace import Workspace, source_clients
+from fedsim.run.plan import resolve
+from fedsim.run.workspace import Workspace
 from fedsim.runtime.identity import assume_identity, stamp
 from strategies.base import FedDG
 from strategies.wire.handshake import Site
@@ -96,13 +97,13 @@ def build(method: str | dict, folder: Path, recipe: Any = None, extra: Any = Non
     """
     assume_identity(1)
     experiment = small_experiment(folder, method, run={"on_client_failure": "continue", "timeout": 5.0}, **sections)
-    space = Workspace(experiment)
+    space = Workspace(resolve(experiment))
     run_config = {"experiment": experiment.toml(), "state-dir": "", "token": TOKEN}
     strategy = FedDG(recipe(space.recipe) if recipe else space.recipe, experiment, space.places, run_config)
     strategy.nonnegative = nonnegative_names(space.net)
     strategy.sites = {
         name: Site(name, node, space.client(name, "").data.examples)
-        for node, name in enumerate(source_clients(experiment), start=2)
+        for node, name in enumerate(space.plan.clients, start=2)
     }
     scene = Scene(experiment.method_name, strategy, state_to_record(space.net.state_dict()))
 

@@ -13,7 +13,7 @@ from support import Interrupt, numbers, run_small, small_experiment
 from clients.store import ClientStore
 from fedsim.errors import UserError
 from fedsim.run.session import run_folder
-from fedsim.run.workspace import workspace
+from fedsim.run.workspace import close_workspaces
 
 VICTIM = "rot15"
 
@@ -32,7 +32,7 @@ def interrupted(experiment, after_round: int) -> Path:
     """The state folder of the victim in a run that was stopped."""
     with pytest.raises(KeyboardInterrupt):
         run_small(experiment, Interrupt(after_round))
-    workspace.cache_clear()  # who resumes is a new process
+    close_workspaces()  # who resumes is a new process
     return run_folder(experiment) / "state" / VICTIM
 
 

@@ -14,7 +14,7 @@ import pytest
 from support import free_ports, numbers, run_small, small_experiment
 
 from fedsim.experiment import read_experiment
-from fedsim.server_app import complete
+from fedsim.run.plan import complete
 
 FEDSIM = [sys.executable, "-c", "from fedsim.cli import main; main()"]
 ROOT = Path(__file__).parents[2]

@@ -8,6 +8,7 @@ import pytest
 from support import numbers, run_small, small_experiment
 
 import fedsim.runtime.ray
+from fedsim.run.plan import resolve
 from fedsim.server_app import serve
 
 
@@ -35,7 +36,7 @@ class Killer:
 def test_ray_gives_the_numbers_of_inline(grid, tmp_path, method):
     """With one thread per worker the rounds agree to the last bit; the promise is 1e-4."""
     inline, _ = run_small(small_experiment(tmp_path / "inline", method, train={"rounds": 2}))
-    ray = serve(grid, small_experiment(tmp_path / "ray", method, train={"rounds": 2}))
+    ray = serve(grid, resolve(small_experiment(tmp_path / "ray", method, train={"rounds": 2})))
     for file in ("rounds.csv", "clients.csv"):
         pd.testing.assert_frame_equal(numbers(ray / file), numbers(inline / file), rtol=0, atol=0)
 
@@ -44,7 +45,7 @@ def test_a_killed_worker_is_replaced_and_changes_nothing(grid, tmp_path):
     """Its clients go on in a new process, their personal batch norm comes back from files."""
     inline, _ = run_small(small_experiment(tmp_path / "inline", "fedbn"))
     killer = Killer(grid)
-    ray = serve(grid, small_experiment(tmp_path / "ray", "fedbn"), [killer])
+    ray = serve(grid, resolve(small_experiment(tmp_path / "ray", "fedbn")), [killer])
     assert killer.killed
     assert killer.killed not in [pid for pid, _ in grid.workers()]
     pd.testing.assert_frame_equal(numbers(ray / "rounds.csv"), numbers(inline / "rounds.csv"), rtol=0, atol=0)
@@ -57,7 +58,7 @@ def test_one_copy_of_the_global_model_per_round(grid, tmp_path, monkeypatch, met
     puts = []
     original = grid._ray.put
     monkeypatch.setattr(grid._ray, "put", lambda value: puts.append(value) or original(value))
-    serve(grid, small_experiment(tmp_path, method, train={"rounds": 3}))
+    serve(grid, resolve(small_experiment(tmp_path, method, train={"rounds": 3})))
     assert len(puts) == 1 + 3  # the initial model and one per round
 
 

@@ -18,7 +18,7 @@ from fedsim.arrays import record_to_arrays, state_to_record
 from fedsim.assembly import find_recipe
 from fedsim.errors import ClientFailedError
 from fedsim.recipe import Recipe
-from fedsim.run.workspace import workspace
+from fedsim.run.workspace import close_workspaces
 from strategies.banks.amplitude import AmplitudeBank
 from strategies.banks.checks import odd_shapes
 from strategies.banks.style import StyleBank
@@ -64,7 +64,7 @@ def toy_method(monkeypatch: pytest.MonkeyPatch) -> str:
     """A row `toy` with a bank in every round."""
     monkeypatch.setitem(methods.METHODS, "toy", Recipe(terms=(Counting(),), banks=(Tally(),)))
     noted.clear()
-    workspace.cache_clear()
+    close_workspaces()
     return "toy"
 
 
@@ -105,7 +105,7 @@ def test_a_resumed_run_has_the_bank_it_had(toy_method: str, tmp_path: Path) -> N
     noted.clear()
     with pytest.raises(KeyboardInterrupt):
         run_small(small_experiment(tmp_path / "cut", toy_method), Interrupt(2))
-    workspace.cache_clear()
+    close_workspaces()
     cut, _ = run_small(small_experiment(tmp_path / "cut", toy_method))
     assert unbroken == noted
     pd.testing.assert_frame_equal(numbers(whole / "clients.csv"), numbers(cut / "clients.csv"))
@@ -208,7 +208,7 @@ def test_a_killed_run_continues_with_its_banks(method: str, tmp_path: Path) -> N
     whole, _ = run_small(small_experiment(tmp_path / "whole", method))
     with pytest.raises(KeyboardInterrupt):
         run_small(small_experiment(tmp_path / "cut", method), Interrupt(1))
-    workspace.cache_clear()  # a new process: what the clients keep comes from their files
+    close_workspaces()  # a new process: what the clients keep comes from their files
     cut, grid = run_small(small_experiment(tmp_path / "cut", method))
     pd.testing.assert_frame_equal(numbers(whole / "clients.csv"), numbers(cut / "clients.csv"))
     pd.testing.assert_frame_equal(numbers(whole / "rounds.csv"), numbers(cut / "rounds.csv"))

@@ -149,10 +149,11 @@ def test_replies_are_matched_to_their_messages(tmp_path):
         def pull_messages(self, message_ids):
             return list(reversed(super().pull_messages(message_ids)))
 
+    from fedsim.run.plan import resolve
     from fedsim.server_app import serve
 
     plain, _ = run_small(small_experiment(tmp_path / "plain"))
-    shuffled = serve(Shuffled(3), small_experiment(tmp_path / "shuffled"))
+    shuffled = serve(Shuffled(3), resolve(small_experiment(tmp_path / "shuffled")))
     assert numbers(plain / "rounds.csv").equals(numbers(shuffled / "rounds.csv"))
 
 

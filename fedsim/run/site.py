@@ -10,10 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
-from flwr.app import Context, Message
-
-from fedsim.experiment import parse_experiment
-
 KEPT_SECONDS = 30 * 86_400.0  # a run's client state is removed when it was not used for so long
 GRACE_SECONDS = 30.0
 
@@ -37,16 +33,15 @@ def state_folder(root: str, token: str) -> str:
 
 
 @contextlib.contextmanager
-def time_limit(message: Message, context: Context) -> Iterator[None]:
-    """On a site, raise TimeoutError in work that takes longer than `run.timeout`: the server has stopped waiting, and a
-    SuperNode takes its next message only after this one. Work that cannot be interrupted ends with its process.
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raise TimeoutError in work of a site that takes longer than `seconds` (`run.timeout`): the server has stopped
+    waiting, and a SuperNode takes its next message only after this one.
 
-    Elsewhere clients share a process, which this leaves alone.
+    Work that cannot be interrupted ends with its process. Outside a process's main thread nothing is limited.
     """
-    if "domain" not in context.node_config or threading.current_thread() is not threading.main_thread():
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
-    seconds = parse_experiment(str(message.content.config_records["config"]["experiment"])).run.timeout
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise TimeoutError(f"the work took longer than run.timeout ({seconds:g} s)")

@@ -1,0 +1,71 @@
+"""What a run is made of, resolved once per process and passed on: settings, recipe, data set, clients, folder."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import nn
+
+from fedsim.assembly import build_net, build_recipe
+from fedsim.data import Benchmark, benchmark, client_names, resolve_domain
+from fedsim.errors import UserError
+from fedsim.experiment import Experiment
+from fedsim.recipe import Recipe
+
+POOLED = "pooled"  # the only client of a recipe that pools all source data
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One run, resolved. `resolve` makes it; whoever needs a part of it is handed the plan and resolves nothing.
+
+    experiment: the settings with their target filled in; recipe: the method's parts, checked against them; data: the
+    data set's facts; clients: the names of those that train, in domain order.
+    """
+
+    experiment: Experiment
+    recipe: Recipe
+    data: Benchmark
+    clients: tuple[str, ...]
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the run's records."""
+        return run_folder(self.experiment)
+
+    @property
+    def pooled(self) -> bool:
+        """Does one client hold all source data?"""
+        return self.recipe.pooled
+
+    def build_net(self) -> nn.Module:
+        """A new network of this run with its initial weights, which the run's seed determines."""
+        return build_net(self.experiment, self.recipe)
+
+
+def resolve(experiment: Experiment) -> Plan:
+    """The plan of an experiment; UserError for an unknown target, data set or method, and for parts that do not fit."""
+    found = benchmark(experiment.data)
+    experiment = _with_target(experiment, found)
+    recipe = build_recipe(experiment)
+    clients = (POOLED,) if recipe.pooled else tuple(client_names(experiment.data, experiment.run.target))
+    return Plan(experiment, recipe, found, clients)
+
+
+def complete(experiment: Experiment) -> Experiment:
+    """The experiment with its target filled in (the last domain by default) and checked."""
+    return _with_target(experiment, benchmark(experiment.data))
+
+
+def _with_target(experiment: Experiment, found: Benchmark) -> Experiment:
+    domains = found.domains
+    target = resolve_domain(found, experiment.run.target) if experiment.run.target else domains[-1]
+    if len(domains) < 2:
+        raise UserError(f"{experiment.data.dataset} has one domain only ({domains[0]}); leave-one-domain-out needs two")
+    return experiment if experiment.run.target == target else experiment.replace(run={"target": target})
+
+
+def run_folder(experiment: Experiment) -> Path:
+    """outputs/<experiment>/<method>[@label]/<target>/seed<k>"""
+    run = experiment.run
+    method = f"{experiment.method_name}@{run.label}" if run.label else experiment.method_name
+    return Path(run.output) / experiment.name / method / run.target / f"seed{run.seed}"

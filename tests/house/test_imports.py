@@ -1,0 +1,113 @@
+"""Imports run one way through the whole tree, those inside functions included, and nothing goes round in a circle."""
+
+import ast
+import sys
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+# From the command line down; a module may import its own floor (without circles) and all floors below it. The longest
+# prefix of a module's name says where it lives.
+FLOORS = (
+    ("fedsim.cli", "fedsim.__main__"),
+    ("fedsim.commands", "fedsim.deploy.cli"),
+    ("fedsim.sweep",),
+    ("fedsim.runtime", "fedsim.deploy"),
+    ("fedsim.server_app", "fedsim.client_app", "fedsim.results.pictures", "fedsim.results.features"),
+    ("fedsim.run",),
+    ("fedsim.assembly",),
+    ("fedsim.methods", "fedsim.combinations"),
+    ("fedsim.recipe",),
+    ("clients",),
+    ("strategies",),
+    ("fedsim.models", "fedsim.data", "fedsim.results"),
+    ("fedsim.part", "fedsim.console"),
+    ("fedsim.experiment", "fedsim.arrays", "fedsim.seeding"),
+    ("fedsim.errors",),
+)
+FLOWER = (
+    "fedsim.server_app", "fedsim.client_app", "fedsim.runtime", "fedsim.deploy", "fedsim.run", "fedsim.arrays",
+    "strategies.base", "strategies.wire", "clients.base",
+)  # fmt: skip
+
+
+def modules(root: Path) -> dict[str, Path]:
+    """Every module of the three packages, by name."""
+    found = {}
+    for package in ("fedsim", "clients", "strategies"):
+        for file in (root / package).rglob("*.py"):
+            parts = file.relative_to(root).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file
+    return found
+
+
+def imported(file: Path, known: dict[str, Path]) -> Iterator[str]:
+    """Names of what a file imports, anywhere in it: modules of the tree as such, other packages by their first name."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            full = [f"{node.module}.{alias.name}" for alias in node.names]
+            names = [name if name in known else node.module for name in full]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        else:
+            continue
+        yield from (name if name in known else name.partition(".")[0] for name in names)
+
+
+def under(name: str, prefix: str) -> bool:
+    return name == prefix or name.startswith(f"{prefix}.")
+
+
+def floor(name: str) -> int:
+    """Number of a module's floor, counted from the command line."""
+    homes = [(len(prefix), number) for number, floor in enumerate(FLOORS) for prefix in floor if under(name, prefix)]
+    assert homes, f"{name} has no floor: say in FLOORS where it lives"
+    return max(homes)[1]
+
+
+def test_imports_run_from_the_command_line_down_to_the_settings():
+    known = modules(ROOT)
+    upwards = [
+        f"{name} imports {other}"
+        for name, file in known.items()
+        if name not in ("fedsim", "clients", "strategies")
+        for other in imported(file, known)
+        if other in known and other not in ("fedsim", "clients", "strategies") and floor(other) < floor(name)
+    ]
+    assert upwards == []
+
+
+def test_no_imports_go_round_in_a_circle():
+    known = modules(ROOT)
+    graph = {name: {other for other in imported(file, known) if other in known} for name, file in known.items()}
+    graph["fedsim.results.compare"].discard("fedsim.results.tables")  # a table is shown by what it shows: to be parted
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        raise AssertionError(" imports ".join(reversed(error.args[1]))) from None
+
+
+def test_flower_stays_at_the_edges():
+    known = modules(ROOT)
+    inside = [
+        name
+        for name, file in known.items()
+        if not any(under(name, prefix) for prefix in FLOWER) and "flwr" in imported(file, known)
+    ]
+    assert inside == []
+
+
+def test_the_walk_sees_imports_inside_functions(tmp_path):
+    (tmp_path / "fedsim").mkdir()
+    (tmp_path / "fedsim" / "__init__.py").write_text("")
+    (tmp_path / "fedsim" / "data.py").write_text("def f():\n    from fedsim import runtime\n    import torch.nn\n")
+    (tmp_path / "fedsim" / "runtime.py").write_text("import fedsim.data\n")
+    known = modules(tmp_path)
+    assert list(imported(known["fedsim.data"], known)) == ["fedsim.runtime", "torch"]
+    assert list(imported(known["fedsim.runtime"], known)) == ["fedsim.data"]
+
+
+def test_no_module_hides_one_of_python():
+    assert {name.split(".")[0] for name in modules(ROOT)}.isdisjoint(sys.stdlib_module_names)
