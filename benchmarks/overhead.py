@@ -25,7 +25,7 @@ from fedsim.data import client_names, load_client, load_target
 from fedsim.data.augment import make_transforms, to_float
 from fedsim.experiment import Experiment, from_table
 from fedsim.run.plan import complete
-from fedsim.run.workspace import workspace
+from fedsim.run.workspace import close_workspaces
 from fedsim.runtime.launch import launch
 
 
@@ -149,7 +149,7 @@ def main() -> None:
             started = time.perf_counter()
             bare_loop(experiment)
             bare.append(time.perf_counter() - started)
-            workspace.cache_clear()
+            close_workspaces()
             started = time.perf_counter()
             launch(experiment.replace(run={"output": str(folder / f"run{repeat}")}))
             ours.append(time.perf_counter() - started)
