@@ -18,7 +18,8 @@ FLOORS = (
     ("fedsim.server_app", "fedsim.client_app", "fedsim.results.pictures", "fedsim.results.features"),
     ("fedsim.run",),
     ("fedsim.assembly",),
-    ("fedsim.methods", "fedsim.combinations"),
+    ("fedsim.registry", "fedsim.combinations", "fedsim.part_settings"),
+    ("fedsim.methods",),
     ("fedsim.recipe",),
     ("clients",),
     ("strategies",),
@@ -44,8 +45,21 @@ def modules(root: Path) -> dict[str, Path]:
 
 
 def imported(file: Path, known: dict[str, Path]) -> Iterator[str]:
-    """Names of what a file imports, anywhere in it: modules of the tree as such, other packages by their first name."""
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    """Names of what a file imports, anywhere in it: modules of the tree as such, other packages by their first name.
+
+    What only a type checker reads is no import.
+    """
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    unread = {
+        id(node)
+        for block in ast.walk(tree)
+        if isinstance(block, ast.If) and isinstance(block.test, ast.Name) and block.test.id == "TYPE_CHECKING"
+        for statement in block.body
+        for node in ast.walk(statement)
+    }
+    for node in ast.walk(tree):
+        if id(node) in unread:
+            continue
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
             full = [f"{node.module}.{alias.name}" for alias in node.names]
             names = [name if name in known else node.module for name in full]
