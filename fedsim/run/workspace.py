@@ -71,7 +71,7 @@ class Workspace:
                 local,
                 ClientStore(folder, name, run),
                 self.device,
-                [name] if self.recipe.pooled else client_names(settings, self.experiment.run.target),
+                list(self.plan.clients),
             )
         return self.clients[key]
 
