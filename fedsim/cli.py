@@ -27,6 +27,9 @@ Preset = Annotated[str, typer.Option(help="named settings of the file, e.g. a pa
 Callbacks = Annotated[
     list[str] | None, typer.Option("--callback", help="tracker of your own, package.module:Class (repeatable)")
 ]
+OnlyMethods = Annotated[str, typer.Option("--methods", help="only these methods, comma-separated (default: all)")]
+OnlyTargets = Annotated[str, typer.Option("--targets", help="only these unseen domains (default: all)")]
+OnlySeeds = Annotated[str, typer.Option("--seeds", help="only these seeds (default: all)")]
 Output = Annotated[str, typer.Option(help="folder of all results (default: outputs)")]
 
 
@@ -140,30 +143,41 @@ def compare(
     baseline: Annotated[str, typer.Option(help="method that the others are tested against")] = "",
     by: Annotated[list[str] | None, typer.Option(help="setting in which the runs may differ (repeatable)")] = None,
     format: Annotated[str, typer.Option(help="table, csv, markdown or latex")] = "table",
+    methods: OnlyMethods = "",
+    targets: OnlyTargets = "",
+    seeds: OnlySeeds = "",
 ) -> None:
     """Compare finished runs: mean ± std over seeds per unseen domain, ranks, tests, cost, published numbers."""
-    from fedsim.commands import show_comparison
+    from fedsim.commands import chosen_runs, show_comparison
 
-    show_comparison(folder, select, baseline, by or [], format)
+    show_comparison(folder, chosen_runs(folder, methods, targets, seeds), select, baseline, by or [], format)
 
 
 @app.command()
 def plot(
     folder: Annotated[Path, typer.Argument(help="folder of results, e.g. outputs/digits")],
     select: Annotated[str, typer.Option(help="best_validation, last or oracle")] = "best_validation",
+    methods: OnlyMethods = "",
+    targets: OnlyTargets = "",
+    seeds: OnlySeeds = "",
 ) -> None:
     """Draw every figure that the records hold, as PNG and SVG, into FOLDER/plots."""
-    from fedsim.commands import draw_plots
+    from fedsim.commands import chosen_runs, draw_plots
 
-    draw_plots(folder, select)
+    draw_plots(folder, chosen_runs(folder, methods, targets, seeds), select)
 
 
 @app.command()
-def report(folder: Annotated[Path, typer.Argument(help="folder of one experiment, e.g. outputs/digits")]) -> None:
+def report(
+    folder: Annotated[Path, typer.Argument(help="folder of one experiment, e.g. outputs/digits")],
+    methods: OnlyMethods = "",
+    targets: OnlyTargets = "",
+    seeds: OnlySeeds = "",
+) -> None:
     """Write one self-contained HTML page: tables, figures, settings, cost, commands."""
-    from fedsim.commands import make_report
+    from fedsim.commands import chosen_runs, make_report
 
-    make_report(folder)
+    make_report(folder, chosen_runs(folder, methods, targets, seeds))
 
 
 @app.command()

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pandas as pd
 from rich.table import Table
@@ -11,6 +12,9 @@ from rich.table import Table
 from fedsim.console import ProgressBar, console
 from fedsim.errors import UserError
 from fedsim.experiment import Experiment, nearest
+
+if TYPE_CHECKING:
+    from fedsim.results import Runs
 
 
 def run_one(experiment: Experiment) -> None:
@@ -108,11 +112,21 @@ def show_datasets(name: str) -> None:
     console.print(f"shipped experiments: {', '.join(configs)}")
 
 
-def show_comparison(folder: Path, select: str, baseline: str, by: list[str], format: str) -> None:
-    """Print the comparison of a folder's finished runs; the CSV form also goes to FOLDER/comparison.csv."""
-    from fedsim.results import atomic_write, compare, read_runs
+def chosen_runs(folder: Path, methods: str, targets: str, seeds: str) -> "Runs":
+    """Finished runs of a folder, or those of comma-separated methods, targets and seeds; UserError for unknown ones."""
+    from fedsim.results import choose_runs, read_runs
 
-    comparison = compare(read_runs(folder), select, baseline or None, by)
+    words = [[word.strip() for word in text.split(",") if word.strip()] for text in (methods, targets, seeds)]
+    if not all(word.isdigit() for word in words[2]):
+        raise UserError(f"--seeds {seeds!r}: give whole numbers separated by commas, e.g. 0,1,2")
+    return choose_runs(read_runs(folder), words[0], words[1], [int(word) for word in words[2]])
+
+
+def show_comparison(folder: Path, runs: "Runs", select: str, baseline: str, by: list[str], format: str) -> None:
+    """Print the comparison of a folder's finished runs; the CSV form also goes to FOLDER/comparison.csv."""
+    from fedsim.results import atomic_write, compare
+
+    comparison = compare(runs, select, baseline or None, by)
     if format == "table":
         comparison.show(console)
         atomic_write(folder / "comparison.csv", comparison.render("csv"))
@@ -120,22 +134,22 @@ def show_comparison(folder: Path, select: str, baseline: str, by: list[str], for
         print(comparison.render(format))
 
 
-def draw_plots(folder: Path, select: str) -> None:
+def draw_plots(folder: Path, runs: "Runs", select: str) -> None:
     """Draw all figures into FOLDER/plots and list them."""
-    from fedsim.results import plot_all, read_runs
+    from fedsim.results import plot_all
 
-    files = plot_all(read_runs(folder), folder / "plots", select)
+    files = plot_all(runs, folder / "plots", select)
     for file in files:
         if file.suffix == ".png":
-            console.print(f"{file} (and .svg)", soft_wrap=True)
+            console.print(f"{file} (and .svg)", soft_wrap=True, markup=False)
 
 
-def make_report(folder: Path) -> None:
+def make_report(folder: Path, runs: "Runs") -> None:
     """Write the HTML page."""
-    from fedsim.results import read_runs, write_report
+    from fedsim.results import write_report
 
-    notes = method_notes(read_runs(folder).experiments.values())
-    console.print(f"report: {write_report(folder, notes)}", soft_wrap=True)
+    notes = method_notes(runs.experiments.values())
+    console.print(f"report: {write_report(folder, notes, runs=runs)}", soft_wrap=True, markup=False)
 
 
 def method_notes(experiments: Iterable[Experiment]) -> dict[str, dict[str, str]]:

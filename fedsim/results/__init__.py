@@ -5,7 +5,7 @@ from typing import Any
 
 from fedsim.results.compare import Comparison, compare
 from fedsim.results.environment import environment
-from fedsim.results.reading import Runs, read_runs, rebuild_results
+from fedsim.results.reading import Runs, choose_runs, read_runs, rebuild_results
 from fedsim.results.recorder import Recorder, atomic_write
 from fedsim.results.selection import select, summary_row
 
@@ -17,6 +17,7 @@ __all__ = [
     "Recorder",
     "Runs",
     "atomic_write",
+    "choose_runs",
     "compare",
     "environment",
     "plot_all",

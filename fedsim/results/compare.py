@@ -1,7 +1,8 @@
 """Many runs -> one table: methods against unseen domains, mean and sample standard deviation over seeds.
 
 The average over domains is taken per seed first, then mean and standard deviation over the seeds; the spread of the
-average is therefore the spread that a new seed would show, not a mix of seeds and domains.
+average is therefore the spread that a new seed would show, not a mix of seeds and domains. A seed that lacks a domain
+has no average. Difference, p and rank compare like with like: see `Comparison`.
 """
 
 import math
@@ -9,17 +10,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from fedsim.errors import UserError
 from fedsim.experiment import Experiment, nearest
 from fedsim.results.differences import require_alike, variant, variant_text
-from fedsim.results.published import paper_notes, published_rows, setting
+from fedsim.results.notes import GROUPS, comparison_notes
+from fedsim.results.published import only_theirs, published_rows, setting
 from fedsim.results.reading import Runs
 from fedsim.results.selection import RULE_TITLES, RULES
+from fedsim.results.statistics import common_seeds, grid_of, mean_and_std, paired, per_seed_average, ranks
 
-FEWEST_PAIRS = 6
+BUDGETS = ("images", "steps")
 COSTS = ("bytes_down_per_round", "bytes_up_per_round", "seconds_per_round")
 
 
@@ -29,9 +31,14 @@ class Comparison:
 
     cells: one row per method and target (`average` included): label, method, the keys of `by`, target, mean, std,
     seeds.
-    methods: one row per method: label, method, the keys of `by`, average, average_std, seeds, rank, difference,
-    p_value, pairs, bytes_down_per_round, bytes_up_per_round, seconds_per_round, transductive. `difference` is in
-    accuracy (a fraction) against the baseline's average.
+    methods: one row per method: label, method, the keys of `by`, average, average_std, seeds (those with all targets),
+    seeds_begun, rank, difference, p_value, pairs, differing, images, steps, bytes_down_per_round, bytes_up_per_round,
+    seconds_per_round, transductive, uses_target_unlabelled, group.
+    `difference` (a fraction of accuracy) and `p_value` rest on the same `pairs`: the cells (target, seed) that the
+    method and the baseline both have. With a baseline the rank follows the difference (the baseline's is 0), so that
+    rank, difference and p never contradict each other; a method without a pair on every target has no rank. Without a
+    baseline the rank is that of the average over the seeds that all ranked methods have (`ranked_seeds`).
+    `group` is empty, or the use of target images that sets a method apart: such methods are ranked among themselves.
     published: numbers from papers for the same setting (label, method, source, target, mean, std).
     """
 
@@ -42,6 +49,7 @@ class Comparison:
     methods: pd.DataFrame
     published: pd.DataFrame
     baseline: str = ""
+    ranked_seeds: dict[str, list[int]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     def render(self, format: str = "table") -> str:
@@ -68,8 +76,7 @@ def compare(
 ) -> Comparison:
     """Comparison of all finished runs under one selection rule.
 
-    baseline: method or label that the others are compared with, by Wilcoxon's signed-rank test over (target, seed)
-    cells.
+    baseline: method or label that the others are compared with over the cells (target, seed) that both have.
     by: dotted settings in which the runs are meant to differ; each combination becomes a row of its own.
     Raises UserError if runs differ in anything but method, target, seed and `by`, or two runs fill the same cell.
     """
@@ -81,28 +88,21 @@ def compare(
     require_alike(list(experiments.values()), by)
     table = _rows(runs, experiments, by, f"{select}_target_accuracy")
     targets = sorted(table["target"].unique(), key=_natural)
-    labels = list(dict.fromkeys(table["label"]))
-    common = [
-        target
-        for target in targets
-        if table.dropna(subset="accuracy")
-        .groupby("label")["target"]
-        .agg(lambda seen, target=target: target in set(seen))
-        .reindex(labels, fill_value=False)
-        .all()
-    ]
+    labels = sorted(dict.fromkeys(table["label"]), key=lambda label: GROUPS.index(_group(table, label)))
     base = _baseline_label(table, baseline)
-    cells = pd.DataFrame([cell for label in labels for cell in _cells(table, label, targets, common, by)])
-    methods = pd.DataFrame([_method(table, label, common, base, by) for label in labels])
-    methods = _with_ranks(methods, base)
-    elsewhere = _published(list(experiments.values()), table if published else table[:0], targets, common)
-    notes = _notes(select, table, targets, common, methods, base, elsewhere, runs.unfinished)
+    cells = pd.DataFrame([cell for label in labels for cell in _cells(table, label, targets, by)])
+    methods = pd.DataFrame([_method(table, label, targets, base, by) for label in labels])
+    methods, ranked_seeds = _with_ranks(methods, table, targets, base)
+    elsewhere, reasons = _published(runs, experiments, table, targets) if published else (pd.DataFrame(), [])
     name = ", ".join(dict.fromkeys(runs.summary["experiment"]))
-    return Comparison(f"{name}: {RULE_TITLES[select]}", select, targets, cells, methods, elsewhere, base, notes)
+    title = f"{name}: {RULE_TITLES[select]}"
+    result = Comparison(title, select, targets, cells, methods, elsewhere, base, ranked_seeds)
+    result.notes = comparison_notes(result, table, reasons, runs.unfinished)
+    return result
 
 
 def _rows(runs: Runs, experiments: dict[str, Experiment], by: Sequence[str], column: str) -> pd.DataFrame:
-    """One row per run: label, method, the values of `by`, target, seed, accuracy, costs."""
+    """One row per run: label, method, the values of `by`, target, seed, accuracy, budgets, costs, splits."""
     everyone = list(experiments.values())
     variants = {run: variant(experiment, by, everyone) for run, experiment in experiments.items()}
     labels = runs.labels()
@@ -110,7 +110,6 @@ def _rows(runs: Runs, experiments: dict[str, Experiment], by: Sequence[str], col
     for record in runs.summary.to_dict("records"):
         run, text = record["run"], variant_text(by, variants[record["run"]])
         label = f"{labels[run]} ({text})" if text else labels[run]
-        costs = {name: record.get(name, math.nan) for name in COSTS}
         rows.append(
             {
                 "label": label,
@@ -120,8 +119,9 @@ def _rows(runs: Runs, experiments: dict[str, Experiment], by: Sequence[str], col
                 "seed": record["seed"],
                 "accuracy": record.get(column, math.nan),
                 "run": run,
-                **costs,
-                "transductive": str(record.get("transductive")) == "True",
+                **{name: record.get(name, math.nan) for name in (*BUDGETS, *COSTS)},
+                "split_seed": record.get("split_seed", experiments[run].data.split_seed),
+                **{name: str(record.get(name)) == "True" for name in GROUPS if name},
             }
         )
     table = pd.DataFrame(rows)
@@ -135,11 +135,17 @@ def _rows(runs: Runs, experiments: dict[str, Experiment], by: Sequence[str], col
             f"{first['label']} on {first['target']} with seed {first['seed']} is there more than once: "
             f"{', '.join(same)}; compare one experiment's folder at a time"
         )
-    return table.astype({"accuracy": float})
+    return table.astype({"accuracy": float, **dict.fromkeys((*BUDGETS, *COSTS), float)})
 
 
 def _natural(target: str) -> tuple:
     return (0, float(target), "") if target.replace(".", "", 1).isdigit() else (1, 0.0, target.lower())
+
+
+def _group(table: pd.DataFrame, label: str) -> str:
+    """The strongest use of target images by a method's runs; empty for none."""
+    own = table[table["label"] == label]
+    return next((name for name in reversed(GROUPS) if name and own[name].any()), "")
 
 
 def _baseline_label(table: pd.DataFrame, baseline: str | None) -> str:
@@ -156,127 +162,62 @@ def _baseline_label(table: pd.DataFrame, baseline: str | None) -> str:
     return named[0]
 
 
-def _grid(table: pd.DataFrame, label: str) -> pd.DataFrame:
-    """Accuracy of one row of the table, seeds × targets; NaN where there is no run."""
-    return table[table["label"] == label].pivot(index="seed", columns="target", values="accuracy")
-
-
-def _per_seed_average(grid: pd.DataFrame, common: list[str]) -> pd.Series:
-    """Average over the common targets for each seed that has them all."""
-    return grid[common].dropna().mean(axis=1) if common else pd.Series(dtype=float)
-
-
-def _statistics(values: pd.Series) -> dict[str, Any]:
-    values = values.dropna()
-    std = float(values.std(ddof=1)) if len(values) > 1 else math.nan
-    return {"mean": float(values.mean()) if len(values) else math.nan, "std": std, "seeds": len(values)}
-
-
-def _cells(table: pd.DataFrame, label: str, targets: list[str], common: list[str], by: Sequence[str]) -> list[dict]:
-    grid = _grid(table, label).reindex(columns=targets)
+def _cells(table: pd.DataFrame, label: str, targets: list[str], by: Sequence[str]) -> list[dict]:
+    grid = grid_of(table, label).reindex(columns=targets)
     first = table[table["label"] == label].iloc[0]
     keys = {key: first[key] for key in ("label", "method", *by)}
-    cells = [keys | {"target": target} | _statistics(grid[target]) for target in targets]
-    return [*cells, keys | {"target": "average"} | _statistics(_per_seed_average(grid, common))]
+    cells = [keys | {"target": target} | mean_and_std(grid[target]) for target in targets]
+    return [*cells, keys | {"target": "average"} | mean_and_std(per_seed_average(grid, targets))]
 
 
-def _method(table: pd.DataFrame, label: str, common: list[str], base: str, by: Sequence[str]) -> dict[str, Any]:
+def _method(table: pd.DataFrame, label: str, targets: list[str], base: str, by: Sequence[str]) -> dict[str, Any]:
     rows = table[table["label"] == label]
-    grid = _grid(table, label)
-    average = _statistics(_per_seed_average(grid, common))
+    grid = grid_of(table, label)
+    average = mean_and_std(per_seed_average(grid, targets))
     row = {key: rows.iloc[0][key] for key in ("label", "method", *by)}
     row |= {"average": average["mean"], "average_std": average["std"], "seeds": average["seeds"]}
+    row["seeds_begun"] = rows["seed"].nunique()
     if base:
-        row |= signed_rank(grid, _grid(table, base)) if label != base else {"p_value": math.nan, "pairs": 0}
-    costs = rows[list(COSTS)].astype(float).mean()
-    return row | costs.to_dict() | {"transductive": bool(rows["transductive"].any())}
+        row |= paired(grid, grid_of(table, base))
+        if label == base:
+            row |= {"difference": math.nan, "p_value": math.nan}
+    means = rows[[*BUDGETS, *COSTS]].mean()
+    return (
+        row
+        | means.to_dict()
+        | {name: bool(rows[name].any()) for name in GROUPS if name}
+        | {"group": _group(table, label)}
+    )
 
 
-def signed_rank(ours: pd.DataFrame, base: pd.DataFrame) -> dict[str, Any]:
-    """Two-sided Wilcoxon signed-rank test over the (seed, target) cells that both grids have; zeros are dropped."""
-    # SciPy's statistics take a second to import, and runs that only record import this package, too.
-    from scipy.stats import wilcoxon
-
-    # Accuracies are counts over counts: differences that are equal on paper must tie, not differ in the last bit.
-    differences = (ours - base).to_numpy(dtype=float).round(12)
-    differences = differences[np.isfinite(differences)]
-    nonzero = differences[differences != 0]
-    if not len(nonzero):
-        # SciPy returns NaN without pairs; equal cells throughout are no evidence of a difference.
-        return {"p_value": 1.0 if differences.size else math.nan, "pairs": 0}
-    return {"p_value": float(wilcoxon(nonzero).pvalue), "pairs": len(nonzero)}
-
-
-def _with_ranks(methods: pd.DataFrame, base: str) -> pd.DataFrame:
-    rank = methods["average"].rank(ascending=False, method="min").astype("Int64")
-    place = list(methods.columns).index("seeds") + 1
-    methods.insert(place, "rank", rank)
-    if base:
-        average = methods.set_index("label").loc[base, "average"]
-        methods.insert(place + 1, "difference", (methods["average"] - average).where(methods["label"] != base))
-    return methods
+def _with_ranks(
+    methods: pd.DataFrame, table: pd.DataFrame, targets: list[str], base: str
+) -> tuple[pd.DataFrame, dict[str, list[int]]]:
+    """The methods with their ranks inside their groups; the seeds that each group's ranking rests on (no baseline)."""
+    found, seeds = {}, {}
+    for group, own in methods.groupby("group", sort=False):
+        if base:
+            differences = own.set_index("label")["difference"]
+            differences[differences.index == base] = 0.0
+            covered = own.set_index("label")["covers"].map(lambda seen: seen >= set(targets))
+            found |= ranks(differences.where(covered)).to_dict()
+        else:
+            averages = {label: per_seed_average(grid_of(table, label), targets) for label in own["label"]}
+            labels, seeds[str(group)] = common_seeds(averages)
+            scores = {label: averages[label][seeds[str(group)]].mean() for label in labels}
+            found |= ranks(pd.Series(scores, dtype=float)).to_dict()
+    rank = methods["label"].map(found).astype("Int64")
+    methods = methods.drop(columns="covers", errors="ignore")
+    methods.insert(list(methods.columns).index("seeds_begun") + 1, "rank", rank)
+    return methods, seeds
 
 
 def _published(
-    experiments: list[Experiment], table: pd.DataFrame, targets: list[str], common: list[str]
-) -> pd.DataFrame:
+    runs: Runs, experiments: dict[str, Experiment], table: pd.DataFrame, targets: list[str]
+) -> tuple[pd.DataFrame, list[str]]:
+    """The papers' rows that are of the same protocol and variant as our runs, and why others are left out."""
     # A table over several data sets or backbones (`by`) has no one setting that a paper's row could stand beside.
-    alike = len({setting(experiment) for experiment in experiments}) == 1
-    rows = published_rows(experiments[0], table["method"].unique() if alike else [], targets)
-    return rows if len(common) == len(targets) else rows[rows["target"] != "average"]
-
-
-def _notes(
-    select: str,
-    table: pd.DataFrame,
-    targets: list[str],
-    common: list[str],
-    methods: pd.DataFrame,
-    base: str,
-    elsewhere: pd.DataFrame,
-    unfinished: list[str],
-) -> list[str]:
-    notes = [
-        "Accuracy on the unseen domain in %, mean ± sample standard deviation over seeds; "
-        "averages are taken per seed first."
-    ]
-    if select == "oracle":
-        notes.append("ORACLE: the round was chosen on the target's labels. An upper bound, not a result.")
-    seeds = table["seed"].nunique()
-    wanted = len(methods) * len(targets) * seeds
-    missing = wanted - int(table["accuracy"].notna().sum())
-    if missing:
-        notes.append(f"{missing} of {wanted} cells (method, target, seed) are missing (\N{EN DASH} marks empty ones).")
-    if len(common) < len(targets):
-        shown = ", ".join(common) or "none"
-        notes.append(f"Averages, ranks and differences rest on the targets present in all methods: {shown}.")
-    if methods["seeds"].nunique() > 1:
-        notes.append("Averages rest on different numbers of seeds; see the column of seeds.")
-    if seeds == 1:
-        notes.append("One seed: no standard deviation, differences may be noise.")
-    if base:
-        notes += _test_notes(methods[methods["label"] != base], base)
-    if methods["transductive"].any():
-        notes.append("† transductive: uses unlabelled images of the target at test time.")
-    if len(elsewhere):
-        notes.append("Published rows are from elsewhere: the papers' own protocol and seeds, not runs of this program.")
-        notes += [f"{note}." for note in paper_notes(elsewhere["source"])]
-    if unfinished:
-        notes.append(f"{len(unfinished)} unfinished runs are left out.")
-    return notes
-
-
-def _test_notes(others: pd.DataFrame, base: str) -> list[str]:
-    notes = [
-        f"p: two-sided Wilcoxon signed-rank test against {base} over (target, seed) cells. Cells share source "
-        "data and targets, so they are not independent: read p as a description, not as proof. No correction "
-        "for testing several methods."
-    ]
-    few = others[others["pairs"] < FEWEST_PAIRS]
-    if len(few):
-        named = ", ".join(few["label"]) if len(few) < len(others) else "every method"
-        notes.append(
-            f"Fewer than {FEWEST_PAIRS} differing pairs for {named}: "
-            "too few cells for any p < .05, whatever the difference."
-        )
-    return notes
+    alike = len({setting(experiment) for experiment in experiments.values()}) == 1
+    first = next(iter(experiments.values()))
+    rows = published_rows(first, table["method"].unique() if alike else [], targets)
+    return only_theirs(rows, experiments, runs.labels())

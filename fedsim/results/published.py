@@ -2,17 +2,20 @@
 
 `published.csv` is package data: paper and table, dataset, backbone, method, target domain, accuracy and spread in
 percent. Same-named baselines differ between papers by points because of protocol: a row always carries its paper and
-table, and is shown only where dataset, backbone, image size and initial weights are the paper's.
+table, and is shown only beside runs of the same method (no variant) under the paper's own protocol: a preset of the
+shipped experiment, with nothing changed.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
 import pandas as pd
 
-from fedsim.experiment import Experiment
+from fedsim.errors import UserError
+from fedsim.experiment import Experiment, read_experiment
+from fedsim.results.differences import ABSENT, comparable_settings, value_text
 
 FILE = Path(__file__).with_name("published.csv")
 DATASETS = {
@@ -41,6 +44,15 @@ METHODS = {
 SHOWN = {"FedDG": "FedDG (ELCFS)"}
 # CSAC's tables put these beside federated methods although they train on the pooled source data.
 POOLED = ("JiGen", "MASF", "DGER", "DMG", "FACT", "Epi-FCR", "MixStyle", "EISNet", "CrossGrad", "MetaReg", "FeaCri")
+# The preset with a paper's protocol, by the name of the paper; an empty one stands for the file's base settings.
+PROTOCOLS = {
+    "CSAC": {"rotated-mnist": "", "pacs": "csac", "vlcs": "csac"},
+    "FedIG-A": {"pacs": "fedig", "vlcs": "fedig", "office-home": "fedig"},
+    "gPerXAN": {"pacs": "gperxan", "office-home": "gperxan"},
+}
+# Not part of a protocol: which images a seed draws (reported by the table), and the failures that a run forgives.
+FREE_KEYS = ("data.split_seed", "run.on_client_failure")
+SHOWN_DIFFERENCES = 4
 PAPER_NOTES = {
     "gPerXAN": "gPerXAN: mean of 3 runs, no spread printed",
     "CSAC": "CSAC: ± is the standard error of 5 runs; its released code picks the best round on the target, "
@@ -66,14 +78,17 @@ def setting(experiment: Experiment) -> tuple[str, str] | None:
     dataset, backbone = DATASETS.get(data.dataset), BACKBONES.get(model.backbone)
     if dataset is None or backbone is None or data.image_size != IMAGE_SIZES.get(dataset, 224):
         return None
-    if data.fraction != 1 or data.clients_per_domain != 1 or (data.domains and _lacks_domains(dataset, data.domains)):
+    if data.fraction != 1 or data.clients_per_domain != 1 or _lacks_domains(dataset, data.domains):
         return None
     if dataset == "RotatedMNIST":
         return (dataset, backbone) if data.variant == "csac" and model.weights == "none" else None
     return (dataset, backbone) if model.weights == "imagenet" else None
 
 
-def _lacks_domains(dataset: str, domains: Iterable[str]) -> bool:
+def _lacks_domains(dataset: str, domains: Sequence[str]) -> bool:
+    """Whether a list of domains leaves some of the printed ones out; an empty list stands for all."""
+    if not domains:
+        return False
     frame = _published()
     printed = set(frame.loc[frame["dataset"] == dataset, "target_domain"]) - {"average"}
     return not {_domain(name) for name in printed} <= {_domain(name) for name in domains}
@@ -117,6 +132,69 @@ def published_rows(experiment: Experiment, methods: Iterable[str], targets: Iter
         }
     )
     return result.reset_index(drop=True)
+
+
+def only_theirs(
+    rows: pd.DataFrame, experiments: Mapping[str, Experiment], labels: Mapping[str, str]
+) -> tuple[pd.DataFrame, list[str]]:
+    """Those of the published rows whose method we ran as the paper did, and one remark per reason for the others.
+
+    experiments, labels: settings and label of each run. A label other than the method's name is a variant.
+    """
+    kept, reasons = [], {}
+    for (method, source), own in rows.groupby(["method", "source"], sort=False):
+        reason = _reason(source.split(" Table")[0], method, experiments, labels)
+        if reason:
+            reasons.setdefault(reason, []).append(method)
+        else:
+            kept.append(own)
+    left_out = [
+        f"No published number of {reason.format(methods=', '.join(dict.fromkeys(named)))}."
+        for reason, named in reasons.items()
+    ]
+    return (pd.concat(kept, ignore_index=True) if kept else rows[:0]), left_out
+
+
+def _reason(paper: str, method: str, experiments: Mapping[str, Experiment], labels: Mapping[str, str]) -> str:
+    """Why a paper's number of a method does not belong beside our runs; empty where it does."""
+    own = {run: experiment for run, experiment in experiments.items() if experiment.method_name == method}
+    plain = [run for run in own if labels[run] == method]
+    if not plain:
+        return f"{paper} beside {{methods}}: the runs are variants ({', '.join(dict.fromkeys(map(labels.get, own)))})"
+    found: dict[str, str] = {}
+    for run in plain:
+        protocol = protocol_of(paper, own[run])
+        if protocol is None:
+            return f"{paper} beside {{methods}}: its protocol is not shipped for {own[run].data.dataset}"
+        theirs, ours = _protocol_settings(protocol), _protocol_settings(own[run])
+        found |= {
+            f"{key} is {value_text(ours.get(key, ABSENT))}, there {value_text(theirs.get(key, ABSENT))}": key
+            for key in dict.fromkeys([*theirs, *ours])
+            if ours.get(key) != theirs.get(key)
+        }
+    if not found:
+        return ""
+    shown = list(found)[:SHOWN_DIFFERENCES]
+    more = f" and {len(found) - len(shown)} more" if len(found) > len(shown) else ""
+    return f"{paper} beside {{methods}}: not its protocol ({'; '.join(shown)}{more})"
+
+
+def protocol_of(paper: str, experiment: Experiment) -> Experiment | None:
+    """The paper's protocol for the run's data set, method and target; None where no shipped experiment has it."""
+    preset = PROTOCOLS.get(paper, {}).get(experiment.data.dataset)
+    if preset is None:
+        return None
+    try:
+        return read_experiment(experiment.data.dataset, [f"method.name={experiment.method_name}"], preset)
+    except UserError:  # a preset that is no longer there
+        return None
+
+
+def _protocol_settings(experiment: Experiment) -> dict[str, object]:
+    """What a protocol consists of; a list of domains that names all of them says nothing."""
+    data = experiment.data
+    free = {*FREE_KEYS} | ({"data.domains"} if not _lacks_domains(DATASETS[data.dataset], data.domains) else set())
+    return {key: value for key, value in comparable_settings(experiment).items() if key not in free}
 
 
 def paper_notes(sources: Iterable[str]) -> list[str]:

@@ -4,13 +4,15 @@ import csv
 import io
 import os
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
 from fedsim.errors import UserError
-from fedsim.experiment import Experiment, parse_experiment
+from fedsim.experiment import Experiment, nearest, parse_experiment
 from fedsim.results.recorder import atomic_write, csv_text
 
 KEYS = ["run", "experiment", "method", "target", "seed"]
@@ -78,9 +80,65 @@ def read_runs(folder: Path | str, unfinished: bool = False) -> Runs:
 
 def of_experiment(runs: Runs, name: str) -> Runs:
     """The part of `runs` that belongs to the experiment of that name."""
-    experiments = {run: experiment for run, experiment in runs.experiments.items() if experiment.name == name}
+    return _part(runs, [run for run, experiment in runs.experiments.items() if experiment.name == name])
+
+
+def choose_runs(
+    runs: Runs, methods: Sequence[str] = (), targets: Sequence[str] = (), seeds: Sequence[int] = ()
+) -> Runs:
+    """The part of `runs` with these methods (by name or label), targets and seeds; an empty list takes all.
+
+    Raises UserError for a name that no run has.
+    """
+    labels = runs.labels()
+    keys = {
+        run: ({experiment.method_name, labels[run], _method_folder(run)}, experiment.run.target, experiment.run.seed)
+        for run, experiment in runs.experiments.items()
+    }
+    _require_known("method", methods, [name for names, _, _ in keys.values() for name in sorted(names) if name])
+    _require_known("target", targets, [target for _, target, _ in keys.values()])
+    _require_known("seed", seeds, [seed for _, _, seed in keys.values()])
+    kept = [
+        run
+        for run, (names, target, seed) in keys.items()
+        if (not methods or names & set(methods)) and (not targets or target in targets) and (not seeds or seed in seeds)
+    ]
+    if not kept:
+        raise UserError("no finished run has one of these methods, targets and seeds together")
+    part = _part(runs, kept)
+    part.unfinished = [run for run in runs.unfinished if _is_wanted(run, methods, targets, seeds)]
+    return part
+
+
+def _require_known(what: str, wanted: Sequence[Any], known: Sequence[Any]) -> None:
+    for name in wanted:
+        if name not in known:
+            listed = ", ".join(map(str, dict.fromkeys(known)))
+            near = nearest(str(name), map(str, known))
+            raise UserError(f"no finished run of the {what} {str(name)!r}; {near}there are: {listed}")
+
+
+def _method_folder(run: str) -> str:
+    """`pacs/fedavg@lr=0.1/photo/seed0` -> `fedavg@lr=0.1`; empty for the path of a run alone."""
+    parts = run.split("/")
+    return parts[-3] if len(parts) > 2 else ""
+
+
+def _is_wanted(run: str, methods: Sequence[str], targets: Sequence[str], seeds: Sequence[int]) -> bool:
+    """Whether an unfinished run, of which only the path is read, is one of those asked for."""
+    target, seed = ([""] * 2 + run.split("/"))[-2:]
+    folder = _method_folder(run)
+    return (
+        (not methods or bool({folder, folder.partition("@")[0]} & set(methods)))
+        and (not targets or target in targets)
+        and (not seeds or seed in {f"seed{number}" for number in seeds})
+    )
+
+
+def _part(runs: Runs, kept: Sequence[str]) -> Runs:
+    names = set(kept)
     frames = {
-        part: frame[frame["run"].isin(list(experiments))].reset_index(drop=True)
+        part: frame[frame["run"].isin(names)].reset_index(drop=True)
         for part, frame in (
             ("summary", runs.summary),
             ("rounds", runs.rounds),
@@ -88,6 +146,7 @@ def of_experiment(runs: Runs, name: str) -> Runs:
             ("details", runs.details),
         )
     }
+    experiments = {run: runs.experiments[run] for run in kept}
     return Runs(**frames, experiments=experiments, unfinished=runs.unfinished, folder=runs.folder)
 
 

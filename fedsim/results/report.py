@@ -12,6 +12,18 @@ import pandas as pd
 
 from fedsim.experiment import Experiment
 from fedsim.results import markup
+from fedsim.results.cells import (
+    MISSING,
+    Cell,
+    accuracy_cells,
+    amount,
+    further_cells,
+    further_columns,
+    further_values,
+    percent,
+    published_cells,
+    shown_label,
+)
 from fedsim.results.compare import Comparison, compare
 from fedsim.results.differences import comparable_settings, differing_settings, value_text
 from fedsim.results.figure_style import SETTINGS
@@ -21,32 +33,26 @@ from fedsim.results.reading import Runs, of_experiment, read_runs, run_folder
 from fedsim.results.recorder import atomic_write
 from fedsim.results.reproduce import command_line
 from fedsim.results.selection import RULES
-from fedsim.results.tables import (
-    MISSING,
-    Cell,
-    accuracy_cells,
-    amount,
-    further_cells,
-    further_columns,
-    percent,
-    published_cells,
-    shown_label,
-)
 
 Notes = Mapping[str, Mapping[str, str]]
 RULE_HEADS = {"best_validation": "best validation", "last": "last round", "oracle": "ORACLE (upper bound)"}
 
 
 def write_report(
-    folder: Path | str, notes: Notes | None = None, select: str = "best_validation", baseline: str | None = None
+    folder: Path | str,
+    notes: Notes | None = None,
+    select: str = "best_validation",
+    baseline: str | None = None,
+    runs: Runs | None = None,
 ) -> Path:
     """Write `report.html` into `folder` (outputs/, an experiment's or a run's) and return its path.
 
     notes: texts per method, e.g. {"ccst": {"discloses": "channel statistics", "paper": "..."}}; each key is a column.
     baseline: method that the others are tested against; by default fedavg where there are runs of it.
+    runs: those of the folder's runs that the report is about; by default all finished ones.
     Runs of one experiment that differ in further settings become rows of their own.
     """
-    runs = read_runs(folder)
+    runs = runs or read_runs(folder)
     names = sorted({experiment.name for experiment in runs.experiments.values()})
     links = "".join(f'<a href="#{escape(name)}">{escape(name)}</a>' for name in names)
     head = [
@@ -111,10 +117,8 @@ def _accuracy(cell: Cell) -> Data:
 
 
 def _further(comparison: Comparison, row: pd.Series) -> list[Data]:
-    tests = ["difference", "p_value"] if comparison.baseline else []
-    keys = ["seeds", "rank", *tests, "bytes_down_per_round", "bytes_up_per_round", "seconds_per_round"]
-    values = [float("nan") if pd.isna(row[key]) else float(row[key]) for key in keys]
-    return [Data(text, value) for text, value in zip(further_cells(comparison, row), values)]
+    pairs = zip(further_cells(comparison, row), further_values(comparison, row), strict=True)
+    return [Data(text, value) for text, value in pairs]
 
 
 def _figures(runs: Runs, name: str, select: str) -> str:

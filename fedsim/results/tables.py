@@ -1,8 +1,8 @@
-"""A comparison as terminal table, CSV, Markdown or LaTeX (booktabs; best bold, second underlined)."""
+"""A comparison as terminal table, CSV or Markdown; LaTeX has a file of its own."""
 
 import io
-import math
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable
 from typing import Any
 
 import pandas as pd
@@ -11,111 +11,21 @@ from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
 
+from fedsim.results.cells import (
+    MISSING,
+    Cell,
+    accuracy_cells,
+    by_group,
+    further_cells,
+    further_columns,
+    head,
+    plain,
+    published_cells,
+    shown_label,
+)
 from fedsim.results.compare import Comparison
+from fedsim.results.latex import latex_table
 from fedsim.results.recorder import csv_text
-
-MISSING = "\N{EN DASH}"
-SPECIAL = {
-    "&": r"\&",
-    "%": r"\%",
-    "$": r"\$",
-    "#": r"\#",
-    "_": r"\_",
-    "{": r"\{",
-    "}": r"\}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "\\": r"\textbackslash{}",
-}
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One accuracy as text: mean, spread (empty for one seed) and its place in the column (1, 2 or 0)."""
-
-    mean: str
-    std: str = ""
-    place: int = 0
-
-
-def percent(value: float) -> str:
-    """Fraction -> percent with one decimal, a dash for NaN."""
-    return MISSING if pd.isna(value) else f"{100 * value:.1f}"
-
-
-def amount(size: float) -> str:
-    """Bytes in decimal units: `134.4 MB`."""
-    if pd.isna(size):
-        return MISSING
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000 or unit == "GB":
-            break
-        size /= 1000
-    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-
-
-def accuracy_cells(comparison: Comparison) -> dict[str, dict[str, Cell]]:
-    """{label: {target or `average`: Cell}} with the first and second place of each column by the printed number."""
-    texts = comparison.cells.assign(
-        text=comparison.cells["mean"].map(percent), spread=comparison.cells["std"].map(percent)
-    )
-    cells: dict[str, dict[str, Cell]] = {}
-    for target, column in texts.groupby("target", sort=False):
-        # By the printed number: two equal texts of which only one is bold would puzzle a reader.
-        ordered = sorted({float(text) for text in column["text"] if text != MISSING}, reverse=True)
-        for _, row in column.iterrows():
-            place = ordered.index(float(row["text"])) + 1 if row["text"] != MISSING else 0
-            std = "" if row["spread"] == MISSING else row["spread"]
-            cells.setdefault(row["label"], {})[str(target)] = Cell(row["text"], std, place if place <= 2 else 0)
-    return cells
-
-
-def further_columns(comparison: Comparison) -> list[str]:
-    """Heads of the columns that follow the accuracies."""
-    tests = [f"Δ {comparison.baseline}", "p"] if comparison.baseline else []
-    return ["Seeds", "Rank", *tests, "Down/round", "Up/round", "s/round"]
-
-
-def further_cells(comparison: Comparison, row: pd.Series) -> list[str]:
-    """Texts of the columns that follow the accuracies."""
-    tests = []
-    if comparison.baseline:
-        difference, p_value = row["difference"], row["p_value"]
-        tests = [
-            MISSING if pd.isna(difference) else f"{100 * difference:+.1f}",
-            MISSING if pd.isna(p_value) else ("<.001" if p_value < 0.001 else f"{p_value:.3f}".lstrip("0")),
-        ]
-    seconds = row["seconds_per_round"]
-    return [
-        str(row["seeds"]),
-        MISSING if pd.isna(row["rank"]) else str(row["rank"]),
-        *tests,
-        amount(row["bytes_down_per_round"]),
-        amount(row["bytes_up_per_round"]),
-        MISSING if pd.isna(seconds) else f"{seconds:.1f}",
-    ]
-
-
-def published_cells(comparison: Comparison) -> list[tuple[str, str, dict[str, Cell]]]:
-    """(label, source, {target: Cell}) of the papers' rows."""
-    rows: dict[tuple[str, str], dict[str, Cell]] = {}
-    for _, row in comparison.published.iterrows():
-        std = "" if math.isnan(row["std"]) else percent(row["std"])
-        rows.setdefault((row["label"], row["source"]), {})[row["target"]] = Cell(percent(row["mean"]), std)
-    return [(label, source, cells) for (label, source), cells in rows.items()]
-
-
-def shown_label(row: pd.Series) -> str:
-    """Label of a method; a dagger marks transductive ones."""
-    return row["label"] + (" †" if row["transductive"] else "")
-
-
-def _plain(cell: Cell) -> str:
-    return f"{cell.mean} ± {cell.std}" if cell.std else cell.mean
-
-
-def _head(comparison: Comparison) -> list[str]:
-    return ["Method", *comparison.targets, "Average"]
 
 
 def accuracy_table(comparison: Comparison) -> Table:
@@ -123,21 +33,22 @@ def accuracy_table(comparison: Comparison) -> Table:
     styles = {0: "", 1: "bold green", 2: "underline"}
     table = Table(title=f"{escape(comparison.title)}\naccuracy on the unseen domain (%)", title_justify="left")
     table.add_column("Method")
-    for name in _head(comparison)[1:]:
+    for name in head(comparison)[1:]:
         table.add_column(escape(name), justify="right")
     cells = accuracy_cells(comparison)
-    for _, row in comparison.methods.iterrows():
-        values = [cells[row["label"]][target] for target in (*comparison.targets, "average")]
-        table.add_row(escape(shown_label(row)), *(_styled(cell, styles[cell.place]) for cell in values))
-    table.add_section()
+    for _, group in by_group(comparison):
+        for _, row in group.iterrows():
+            values = [cells[row["label"]][target] for target in (*comparison.targets, "average")]
+            table.add_row(escape(shown_label(row)), *(_styled(cell, styles[cell.place]) for cell in values))
+        table.add_section()
     for label, source, values in published_cells(comparison):
         row = [values.get(target, Cell(MISSING)) for target in (*comparison.targets, "average")]
-        table.add_row(escape(f"{label} ({source}, published)"), *(_plain(cell) for cell in row), style="dim italic")
+        table.add_row(escape(f"{label} ({source}, published)"), *(plain(cell) for cell in row), style="dim italic")
     return table
 
 
 def _styled(cell: Cell, style: str) -> str:
-    return f"[{style}]{_plain(cell)}[/]" if style else _plain(cell)
+    return f"[{style}]{plain(cell)}[/]" if style else plain(cell)
 
 
 def further_table(comparison: Comparison) -> Table:
@@ -146,8 +57,10 @@ def further_table(comparison: Comparison) -> Table:
     table.add_column("Method")
     for name in further_columns(comparison):
         table.add_column(escape(name), justify="right")
-    for _, row in comparison.methods.iterrows():
-        table.add_row(escape(shown_label(row)), *further_cells(comparison, row))
+    for _, group in by_group(comparison):
+        for _, row in group.iterrows():
+            table.add_row(escape(shown_label(row)), *further_cells(comparison, row))
+        table.add_section()
     return table
 
 
@@ -192,80 +105,37 @@ def _wide(cells: pd.DataFrame) -> dict[str, Any]:
 
 
 def markdown_table(comparison: Comparison) -> str:
-    """GitHub Markdown, best of each column bold."""
-    heads = [*_head(comparison), *further_columns(comparison)]
-    lines = [f"**{comparison.title}**", "", _markdown_row(heads), "|---|" + "---:|" * (len(heads) - 1)]
+    """GitHub Markdown, best of each column bold; names are escaped, so that they read as they are written."""
+    heads = [*head(comparison), *further_columns(comparison)]
+    title = escape_markdown(comparison.title)
+    lines = [f"**{title}**", "", _markdown_row(map(escape_markdown, heads)), "|---|" + "---:|" * (len(heads) - 1)]
     cells = accuracy_cells(comparison)
     for _, row in comparison.methods.iterrows():
         values = [cells[row["label"]][target] for target in (*comparison.targets, "average")]
         texts = [
-            _plain(cell).replace(cell.mean, f"**{cell.mean}**", 1) if cell.place == 1 else _plain(cell)
-            for cell in values
+            plain(cell).replace(cell.mean, f"**{cell.mean}**", 1) if cell.place == 1 else plain(cell) for cell in values
         ]
-        lines.append(_markdown_row([shown_label(row), *texts, *further_cells(comparison, row)]))
+        further = map(escape_markdown, further_cells(comparison, row))
+        lines.append(_markdown_row([escape_markdown(shown_label(row)), *texts, *further]))
     for label, source, values in published_cells(comparison):
-        texts = [_plain(values.get(target, Cell(MISSING))) for target in (*comparison.targets, "average")]
+        texts = [plain(values.get(target, Cell(MISSING))) for target in (*comparison.targets, "average")]
         empty = [""] * len(further_columns(comparison))
-        lines.append(_markdown_row([f"_{label} ({source}, published)_", *texts, *empty]))
-    return "\n".join([*lines, "", *(f"- {note}" for note in comparison.notes)]) + "\n"
+        lines.append(_markdown_row([f"_{escape_markdown(f'{label} ({source}, published)')}_", *texts, *empty]))
+    return "\n".join([*lines, "", *(f"- {escape_markdown(note)}" for note in comparison.notes)]) + "\n"
 
 
-def _markdown_row(texts: list[str]) -> str:
-    return "| " + " | ".join(text.replace("|", "\\|") for text in texts) + " |"
+def escape_markdown(text: str) -> str:
+    """Text that GitHub shows as it is written: no emphasis, code, links, HTML, mathematics or table rules.
+
+    An underscore inside a word (`art_painting`) is no emphasis and stays bare.
+    """
+    one_line = " ".join(text.splitlines())
+    escaped = re.sub(r"([\\`*\[\]<>|~$&]|(?<![^\W_])_|_(?![^\W_]))", r"\\\1", one_line)
+    return re.sub(r"^([#+-])", r"\\\1", escaped) if re.match(r"[#+-]\s", escaped) else escaped
 
 
-def escape_latex(text: str) -> str:
-    """Text with TeX's special characters escaped, Greek and typographic signs as commands."""
-    escaped = "".join(SPECIAL.get(sign, sign) for sign in text)
-    for sign, command in (
-        (MISSING, "--"),
-        ("±", r"$\pm$"),
-        ("Δ", r"$\Delta$"),
-        ("†", r"$^\dagger$"),
-        ("<", "$<$"),
-        (">", "$>$"),
-    ):
-        escaped = escaped.replace(sign, command)
-    return escaped
-
-
-def latex_table(comparison: Comparison) -> str:
-    """booktabs table, best of each column bold, second underlined; the notes follow as comments."""
-    heads = [*_head(comparison), *further_columns(comparison)]
-    lines = [
-        "% needs \\usepackage{booktabs}",
-        "\\begin{tabular}{l" + "r" * (len(heads) - 1) + "}",
-        "\\toprule",
-        _latex_row([escape_latex(head) for head in heads]),
-        "\\midrule",
-    ]
-    cells = accuracy_cells(comparison)
-    for _, row in comparison.methods.iterrows():
-        texts = [_latex_cell(cells[row["label"]][target]) for target in (*comparison.targets, "average")]
-        further = [_latex_number(text) for text in further_cells(comparison, row)]
-        lines.append(_latex_row([escape_latex(shown_label(row)), *texts, *further]))
-    published = published_cells(comparison)
-    if published:
-        lines.append("\\midrule")
-    for label, source, values in published:
-        texts = [_latex_cell(values.get(target, Cell(MISSING))) for target in (*comparison.targets, "average")]
-        empty = [""] * len(further_columns(comparison))
-        lines.append(_latex_row([escape_latex(f"{label} ({source}, published)"), *texts, *empty]))
-    return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", *(f"% {note}" for note in comparison.notes)]) + "\n"
-
-
-def _latex_number(text: str) -> str:
-    """A text that may begin with a minus, which TeX sets as one only in mathematics."""
-    return f"$-${text[1:]}" if text.startswith("-") else escape_latex(text)
-
-
-def _latex_cell(cell: Cell) -> str:
-    mean = {0: "{}", 1: "\\textbf{{{}}}", 2: "\\underline{{{}}}"}[cell.place].format(escape_latex(cell.mean))
-    return f"{mean} $\\pm$ {cell.std}" if cell.std else mean
-
-
-def _latex_row(texts: list[str]) -> str:
-    return " & ".join(texts) + " \\\\"
+def _markdown_row(texts: Iterable[str]) -> str:
+    return "| " + " | ".join(texts) + " |"
 
 
 FORMATS = {"table": table_text, "csv": csv_table, "markdown": markdown_table, "latex": latex_table}

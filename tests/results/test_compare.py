@@ -8,7 +8,7 @@ import pytest
 
 from fedsim.errors import UserError
 from fedsim.results import Runs, compare
-from fedsim.results.compare import signed_rank
+from fedsim.results.statistics import paired
 
 from .invented import pacs_experiment
 
@@ -96,18 +96,28 @@ def exact_signed_rank(differences):
     return float(np.mean(np.minimum(sums, total - sums) <= min(seen, total - seen)))
 
 
+def grid(values):
+    return pd.DataFrame(values, columns=pd.Index(range(len(values[0])), name="target"))
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_signed_rank_equals_enumeration(seed):
     rng = np.random.default_rng(seed)
     ours, base = rng.random((3, 3)), rng.random((3, 3))
-    found = signed_rank(pd.DataFrame(ours), pd.DataFrame(base))
-    assert found == {"p_value": pytest.approx(exact_signed_rank((ours - base).ravel())), "pairs": 9}
+    found = paired(grid(ours), grid(base))
+    assert found["p_value"] == pytest.approx(exact_signed_rank((ours - base).ravel()))
+    assert found["difference"] == pytest.approx((ours - base).mean())
+    assert (found["pairs"], found["differing"], found["covers"]) == (9, 9, {0, 1, 2})
 
 
 def test_signed_rank_without_evidence():
-    same = pd.DataFrame([[0.5, 0.6]])
-    assert signed_rank(same, same) == {"p_value": 1.0, "pairs": 0}
-    assert math.isnan(signed_rank(same, same * math.nan)["p_value"])
+    same = grid([[0.5, 0.6]])
+    found = paired(same, same)
+    assert (found["p_value"], found["difference"], found["pairs"], found["differing"]) == (1.0, 0.0, 2, 0)
+    none = paired(same, same * math.nan)
+    assert math.isnan(none["p_value"])
+    assert math.isnan(none["difference"])
+    assert (none["pairs"], none["covers"]) == (0, frozenset())
 
 
 def test_few_pairs_are_admitted():
@@ -120,28 +130,112 @@ def test_few_pairs_are_admitted():
     assert not any("too few" in note for note in six.notes)
 
 
-def test_missing_cells_are_counted_and_left_out_of_averages():
+def test_an_incomplete_method_leaves_the_others_their_average():
     accuracies = {
         ("fedavg", "photo", 0): 0.9,
         ("fedavg", "photo", 1): 0.8,
         ("fedavg", "sketch", 0): 0.6,
+        ("fedavg", "sketch", 1): 0.5,
+        ("fedbn", "photo", 0): 0.9,
+        ("fedbn", "sketch", 0): 0.8,
+        ("fedbn", "photo", 1): math.nan,
+        ("fedbn", "sketch", 1): 0.4,
         ("csac", "photo", 0): 0.95,
-        ("csac", "photo", 1): math.nan,
+        ("csac", "photo", 1): 0.95,
     }
+    comparison = compare(table_of_runs(accuracies), baseline="fedavg")
+    methods = comparison.methods.set_index("label")
+    assert cell(comparison, "fedavg", "average")["mean"] == pytest.approx(0.7)
+    assert methods["seeds"].to_dict() == {"fedavg": 2, "fedbn": 1, "csac": 0}
+    # fedbn: pairs photo 0 (0), sketch 0 (+20), sketch 1 (-10); csac on photo alone: +5 and +15, and no rank.
+    assert methods["pairs"].to_dict() == {"fedavg": 4, "fedbn": 3, "csac": 2}
+    assert methods.loc["fedbn", "difference"] == pytest.approx(0.1 / 3)
+    assert methods.loc["csac", "difference"] == pytest.approx(0.1)
+    assert methods["rank"].fillna(0).to_dict() == {"fedavg": 2, "fedbn": 1, "csac": 0}
+    (missing,) = (note for note in comparison.notes if note.startswith("Missing"))
+    assert missing.endswith("fedbn: photo (seed 1); csac: sketch (every seed).")
+    assert any(note.startswith("Without a rank: csac") for note in comparison.notes)
+    text = comparison.render("markdown")
+    assert "\N{EN DASH}" in text
+    assert "| 1 of 2 |" in text
+
+
+def test_difference_and_rank_are_paired_where_seeds_are_uneven():
+    """FedAvg has a third, easy seed: the plain averages say -1.5 points, the pairs +2."""
+    accuracies = {
+        ("fedavg", "photo", 0): 0.70,
+        ("fedavg", "photo", 1): 0.70,
+        ("fedavg", "photo", 2): 0.805,
+        ("csac", "photo", 0): 0.72,
+        ("csac", "photo", 1): 0.72,
+    }
+    with_base = compare(table_of_runs(accuracies), baseline="fedavg")
+    csac = with_base.methods.set_index("label").loc["csac"]
+    assert csac["average"] - with_base.methods.set_index("label").loc["fedavg", "average"] == pytest.approx(-0.015)
+    assert (csac["difference"], csac["pairs"], csac["rank"]) == (pytest.approx(0.02), 2, 1)
+    assert any("Seed 2 is only in fedavg" in note for note in with_base.notes)
+    assert "| 2 |" in with_base.render("markdown").splitlines()[5]
+    alone = compare(table_of_runs(accuracies))
+    assert alone.methods.set_index("label")["rank"].to_dict() == {"fedavg": 2, "csac": 1}
+    assert any("Ranks rest on the seeds that all ranked methods have: 0, 1." in note for note in alone.notes)
+
+
+def test_no_common_seed_leaves_a_method_unranked():
+    accuracies = {("fedavg", "photo", 0): 0.5, ("fedbn", "photo", 0): 0.6, ("csac", "photo", 7): 0.9}
     comparison = compare(table_of_runs(accuracies))
-    assert any(note.startswith("4 of 8 cells") for note in comparison.notes)
-    assert any(note.endswith("present in all methods: photo.") for note in comparison.notes)
-    assert cell(comparison, "fedavg", "average")["mean"] == pytest.approx(0.85)
-    assert cell(comparison, "csac", "average")["seeds"] == 1
-    assert "\N{EN DASH}" in comparison.render("markdown")
+    assert comparison.methods.set_index("label")["rank"].fillna(0).to_dict() == {"fedavg": 2, "fedbn": 1, "csac": 0}
+    assert any(note.startswith("Without a rank: csac") for note in comparison.notes)
 
 
-def test_no_common_target_gives_no_average():
+def test_no_complete_seed_gives_no_average():
     comparison = compare(table_of_runs({("fedavg", "photo", 0): 0.9, ("csac", "sketch", 0): 0.6}), baseline="fedavg")
     assert comparison.methods["average"].isna().all()
-    assert comparison.methods["rank"].isna().all()
+    assert comparison.methods["difference"].isna().all()
     for format in ("table", "csv", "markdown", "latex"):
         assert comparison.render(format)
+
+
+@pytest.mark.parametrize(("column", "sign"), [("transductive", "†"), ("uses_target_unlabelled", "‡")])
+def test_methods_that_see_target_images_are_ranked_apart(column, sign):
+    accuracies = {
+        (method, "photo", seed): value
+        for method, value in (("fedig-a", 0.99), ("fedavg", 0.5), ("tent", 0.98), ("csac", 0.6))
+        for seed in range(2)
+    }
+    runs = table_of_runs(accuracies)
+    runs.summary["transductive"] = False
+    runs.summary[column] = runs.summary["method"].isin(["fedig-a", "tent"])
+    for baseline in (None, "fedavg"):
+        comparison = compare(runs, baseline=baseline)
+        assert list(comparison.methods["label"]) == ["fedavg", "csac", "fedig-a", "tent"]
+        assert list(comparison.methods["rank"]) == [2, 1, 1, 2]
+        assert any(note.startswith(sign) and "ranked apart" in note for note in comparison.notes)
+        lines = comparison.render("markdown").splitlines()
+        assert f"fedig-a {sign} | 99.0" in lines[6]  # not bold: the column's best is csac's
+        assert f"| 1 {sign} |" in lines[6]
+        assert "**60.0**" in lines[5]
+
+
+def test_budgets_are_columns_and_differences_are_said():
+    runs = two_methods()
+    assert "Images/client" not in compare(runs).render("markdown")
+    runs.summary["images"] = np.where(runs.summary["method"] == "csac", 20_800, 13_000)
+    runs.summary["steps"] = 200
+    comparison = compare(runs)
+    assert "| Images/client | Steps/client |" in comparison.render("markdown")
+    assert "| 20,800 | 200 |" in comparison.render("markdown")
+    (note,) = (note for note in comparison.notes if note.startswith("Budgets differ"))
+    assert "csac has 1.6 times the images per client of fedavg" in note
+
+
+def test_same_splits_are_said():
+    runs = two_methods()
+    runs.summary["split_seed"] = runs.summary["seed"]
+    assert not any("Same splits" in note for note in compare(runs).notes)
+    runs.summary["split_seed"] = 0
+    assert any(note.startswith("Same splits for all seeds (all methods)") for note in compare(runs).notes)
+    runs.summary["split_seed"] = runs.summary["seed"].where(runs.summary["method"] == "csac", 3)
+    assert any(note.startswith("Same splits for all seeds (fedavg)") for note in compare(runs).notes)
 
 
 def test_oracle_is_labelled():

@@ -2,8 +2,10 @@
 
 import pytest
 
+from fedsim.assembly import build_recipe
+from fedsim.experiment import read_experiment
 from fedsim.results import compare
-from fedsim.results.published import published_rows, setting
+from fedsim.results.published import PROTOCOLS, only_theirs, protocol_of, published_rows, setting
 
 from .invented import PACS, pacs_experiment
 from .test_compare import table_of_runs
@@ -81,10 +83,66 @@ def test_no_published_average_beside_a_part_of_the_targets():
     assert set(rows["target"]) == {"photo"}
 
 
+def shipped(method, target="photo", seed=0, preset="csac", overrides=(), config="pacs"):
+    """A run as a user of a preset has it."""
+    words = [f"method.name={method}", f"run.target={target}", f"run.seed={seed}", *overrides]
+    return read_experiment(config, words, preset)
+
+
+def comparison_of(methods=("fedavg",), labels=None, **settings):
+    """Comparison of one run per method and PACS target."""
+    experiments = {(method, target, 0): shipped(method, target, **settings) for method in methods for target in PACS}
+    return compare(table_of_runs(dict.fromkeys(experiments, 0.8), experiments, labels))
+
+
 def test_comparison_marks_published_rows():
-    accuracies = {("fedavg", target, 0): 0.8 for target in PACS}
-    comparison = compare(table_of_runs(accuracies))
+    comparison = comparison_of(overrides=["data.root=elsewhere", "run.device=cpu", "data.split_seed=3"])
     text = comparison.render("markdown")
     assert "_FedAvg (CSAC Table I, published)_" in text
+    assert "FedIG-A Table" not in text.replace("FedIG-A beside", "")
     assert "Published rows are from elsewhere" in text
-    assert compare(table_of_runs(accuracies), published=False).published.empty
+    (reason,) = (note for note in comparison.notes if note.startswith("No published number"))
+    assert reason.startswith("No published number of FedIG-A beside fedavg: not its protocol (")
+    experiments = {("fedavg", target, 0): shipped("fedavg", target) for target in PACS}
+    runs = table_of_runs(dict.fromkeys(experiments, 0.8), experiments)
+    assert compare(runs, published=False).published.empty
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"overrides": ["train.iterations=0", "train.rounds=1"]}, "train.rounds is 1, there 40"),
+        ({"preset": ""}, "model.bottleneck is 0, there 256"),
+        ({"overrides": ["method.guiding_head.weight=1"]}, "method.guiding_head.weight is 1, there default"),
+        ({"labels": {"fedavg": "fedavg(pixel)"}}, "the runs are variants (fedavg(pixel))"),
+    ],
+)
+def test_runs_that_are_not_the_papers_get_no_published_number(settings, said):
+    comparison = comparison_of(**settings)
+    assert "CSAC Table I" not in set(comparison.published["source"])
+    reasons = [note for note in comparison.notes if note.startswith("No published number of CSAC beside fedavg")]
+    assert said in reasons[0]
+    assert "published)" not in "".join(line for line in comparison.render("markdown").splitlines() if "CSAC" in line)
+
+
+def test_each_method_is_matched_by_itself():
+    comparison = comparison_of(["fedavg", "csac"], labels={"csac": "csac(tag)"})
+    assert set(comparison.published["label"]) == {"FedAvg"}
+
+
+@pytest.mark.parametrize(("paper", "configs"), PROTOCOLS.items())
+def test_the_presets_of_the_papers_are_shipped(paper, configs):
+    for config in configs:
+        assert protocol_of(paper, read_experiment(config)) is not None
+
+
+def test_ccst_of_pixels_is_not_the_papers():
+    """Its row carries a tag, so that its label is not the method's name."""
+    experiment = shipped("ccst", preset="gperxan")
+    assert build_recipe(experiment).label("ccst") == "ccst(pixel)"
+    rows = published_rows(experiment, ["ccst"], PACS)
+    assert set(rows["source"]) == {"gPerXAN Table 2"}
+    kept, reasons = only_theirs(rows, {"run": experiment}, {"run": "ccst(pixel)"})
+    assert kept.empty
+    assert reasons == ["No published number of gPerXAN beside ccst: the runs are variants (ccst(pixel))."]
+    assert len(only_theirs(rows, {"run": experiment}, {"run": "ccst"})[0]) == 5

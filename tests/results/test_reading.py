@@ -5,11 +5,13 @@ import shutil
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from fedsim.cli import app
 from fedsim.errors import UserError
-from fedsim.results import read_runs, rebuild_results
+from fedsim.results import choose_runs, read_runs, rebuild_results
 
-from .invented import pacs_experiment, write_run
+from .invented import pacs_experiment, write_grid, write_run
 
 
 @pytest.fixture
@@ -101,3 +103,38 @@ def test_broken_settings_are_named(outputs):
     (outputs / "pacs" / "csac" / "photo" / "seed0" / "experiment.toml").write_text("name = [")
     with pytest.raises(UserError, match=r"experiment\.toml"):
         read_runs(outputs)
+
+
+def test_runs_are_chosen_by_method_target_and_seed(tmp_path):
+    folder = write_grid(tmp_path, {"fedavg": 0, "csac": 0.1}, rounds=1, targets=("photo", "sketch"))
+    write_run(tmp_path, pacs_experiment("csac", "photo", 5), finish=False)
+    runs = read_runs(folder)
+    chosen = choose_runs(runs, ["csac"], ["photo"], [1])
+    assert list(chosen.experiments) == ["csac/photo/seed1"]
+    assert set(chosen.rounds["run"]) == set(chosen.clients["run"]) == {"csac/photo/seed1"}
+    assert chosen.unfinished == []
+    assert choose_runs(runs, ["csac"], seeds=[1, 0]).unfinished == []
+    assert choose_runs(runs, ["csac"], ["photo"]).unfinished == ["csac/photo/seed5"]
+    assert choose_runs(runs).experiments == runs.experiments
+    with pytest.raises(UserError, match=r"no finished run of the method 'fedav'; did you mean 'fedavg'\?"):
+        choose_runs(runs, ["fedav"])
+    with pytest.raises(UserError, match="there are: 0, 1"):
+        choose_runs(runs, seeds=[9])
+    with pytest.raises(UserError, match="of the target 'cartoon'"):
+        choose_runs(runs, targets=["cartoon"])
+
+
+def test_the_verbs_take_methods_targets_and_seeds(tmp_path):
+    folder = write_grid(tmp_path, {"fedavg": 0, "csac": 0.1}, rounds=1, targets=("photo", "sketch"))
+    only = ["--methods", "csac", "--targets", "photo", "--seeds", "0"]
+    result = CliRunner().invoke(app, ["compare", str(folder), *only, "--format", "csv"])
+    assert result.exit_code == 0, result.output
+    header, row = result.output.strip().splitlines()
+    assert row.startswith("csac,csac,ours")
+    assert "sketch" not in header
+    assert CliRunner().invoke(app, ["plot", str(folder), *only]).exit_code == 0
+    assert CliRunner().invoke(app, ["report", str(folder), *only]).exit_code == 0
+    page = (folder / "report.html").read_text()
+    assert page.count("fedsim run ") == 1
+    wrong = CliRunner().invoke(app, ["compare", str(folder), "--seeds", "x"])
+    assert "--seeds 'x'" in str(wrong.exception)

@@ -85,7 +85,7 @@ def test_content_is_complete(page):
         "feature statistics <per layer>",
         "2.12.0",
         "train.rounds",
-        "CSAC Table I, published",
+        "No published number of CSAC beside fedavg, csac",
         "arrays up",
         "prefers-color-scheme",
         "aria-sort",

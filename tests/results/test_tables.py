@@ -6,7 +6,9 @@ import io
 import pytest
 
 from fedsim.results import compare
-from fedsim.results.tables import amount, escape_latex
+from fedsim.results.cells import amount
+from fedsim.results.latex import escape_latex
+from fedsim.results.tables import escape_markdown
 
 from .invented import pacs_experiment
 from .test_compare import table_of_runs
@@ -33,11 +35,13 @@ def test_markdown(comparison):
     assert lines[:6] == [
         "**pacs: best source validation**",
         "",
-        "| Method | art_painting | photo | Average | Seeds | Rank | Δ fedavg | p | Down/round | Up/round | s/round |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
+        "| Method | art_painting | photo | Average | Seeds | Rank | Δ fedavg | p | Pairs | Down/round "
+        "| Up/round | s/round |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
         "| fedavg | **65.0** ± 7.1 | 91.0 ± 1.4 | 78.0 ± 4.2 | 2 | 2 | \N{EN DASH} | \N{EN DASH} "
-        "| 3.0 MB | 1.5 kB | 2.5 |",
-        "| CSAC_50% | **65.0** ± 7.1 | **96.0** ± 1.4 | **80.5** ± 2.8 | 2 | 1 | +2.5 | .750 | 3.0 MB | 1.5 kB | 2.5 |",
+        "| \N{EN DASH} | 3.0 MB | 1.5 kB | 2.5 |",
+        "| CSAC_50% | **65.0** ± 7.1 | **96.0** ± 1.4 | **80.5** ± 2.8 | 2 | 1 | +2.5 | .750 "
+        "| 4 | 3.0 MB | 1.5 kB | 2.5 |",
     ]
 
 
@@ -45,15 +49,15 @@ def test_latex(comparison):
     lines = comparison.render("latex").splitlines()
     assert lines[:9] == [
         r"% needs \usepackage{booktabs}",
-        r"\begin{tabular}{lrrrrrrrrrr}",
+        r"\begin{tabular}{lrrrrrrrrrrr}",
         r"\toprule",
-        r"Method & art\_painting & photo & Average & Seeds & Rank & $\Delta$ fedavg & p & Down/round & Up/round "
-        r"& s/round \\",
+        r"Method & art\_painting & photo & Average & Seeds & Rank & $\Delta$ fedavg & p & Pairs & Down/round "
+        r"& Up/round & s/round \\",
         r"\midrule",
         r"fedavg & \textbf{65.0} $\pm$ 7.1 & \underline{91.0} $\pm$ 1.4 & \underline{78.0} $\pm$ 4.2 & 2 & 2 & -- & -- "
-        r"& 3.0 MB & 1.5 kB & 2.5 \\",
+        r"& -- & 3.0 MB & 1.5 kB & 2.5 \\",
         r"CSAC\_50\% & \textbf{65.0} $\pm$ 7.1 & \textbf{96.0} $\pm$ 1.4 & \textbf{80.5} $\pm$ 2.8 & 2 & 1 & +2.5 "
-        r"& .750 & 3.0 MB & 1.5 kB & 2.5 \\",
+        r"& .750 & 4 & 3.0 MB & 1.5 kB & 2.5 \\",
         r"\bottomrule",
         r"\end{tabular}",
     ]
@@ -105,3 +109,21 @@ def test_latex_escapes():
     assert escape_latex(r"a_b & 5% #1 {x} ~ ^ \y <z>") == (
         r"a\_b \& 5\% \#1 \{x\} \textasciitilde{} \textasciicircum{} \textbackslash{}y $<$z$>$"
     )
+
+
+def test_markdown_shows_names_as_they_are_written():
+    label = r"a*b*|<i>_x_`y`[z](u) $c$ d_e &amp; ~f~ \\"
+    text = compare(table_of_runs({("fedavg", "photo", 0): 0.5}, labels={"fedavg": label})).render("markdown")
+    assert r"| a\*b\*\|\<i\>\_x\_\`y\`\[z\](u) \$c\$ d_e \&amp; \~f\~ \\\\ | **50.0**" in text
+    assert escape_markdown("art_painting two\nlines") == "art_painting two lines"
+    assert escape_markdown("- x") == r"\- x"
+    assert escape_markdown("-2.5") == "-2.5"
+
+
+def test_terminal_prints_brackets_literally():
+    accuracies = {("fedavg", "[red]photo[/x]", 0): 0.5, ("csac", "[red]photo[/x]", 0): 0.6}
+    runs = table_of_runs(accuracies, labels={"fedavg": "a[/b]", "csac": "[red]c"})
+    runs.summary["experiment"] = "e[/y]"
+    text = compare(runs, baseline="a[/b]").render("table")
+    for name in ("[red]photo[/x]", "a[/b]", "[red]c", "e[/y]: best", "Δ a[/b]"):
+        assert name in text

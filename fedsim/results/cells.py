@@ -1,0 +1,129 @@
+"""The texts of a comparison's cells, whichever form the table has: accuracies, costs, tests, published rows."""
+
+import math
+from dataclasses import dataclass
+
+import pandas as pd
+
+from fedsim.results.compare import BUDGETS, Comparison
+from fedsim.results.notes import mark
+
+MISSING = "\N{EN DASH}"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One accuracy as text: mean, spread (empty for one seed) and its place in the column (1, 2 or 0)."""
+
+    mean: str
+    std: str = ""
+    place: int = 0
+
+
+def percent(value: float) -> str:
+    """Fraction -> percent with one decimal, a dash for NaN."""
+    return MISSING if pd.isna(value) else f"{100 * value:.1f}"
+
+
+def amount(size: float) -> str:
+    """Bytes in decimal units: `134.4 MB`."""
+    if pd.isna(size):
+        return MISSING
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000 or unit == "GB":
+            break
+        size /= 1000
+    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+
+
+def accuracy_cells(comparison: Comparison) -> dict[str, dict[str, Cell]]:
+    """{label: {target or `average`: Cell}} with the first and second place of each column by the printed number.
+
+    Methods that are ranked apart have no place beside those that never see the target.
+    """
+    texts = comparison.cells.assign(
+        text=comparison.cells["mean"].map(percent), spread=comparison.cells["std"].map(percent)
+    )
+    first_group = comparison.methods["group"].iloc[0]
+    ranked = set(comparison.methods.loc[comparison.methods["group"] == first_group, "label"])
+    cells: dict[str, dict[str, Cell]] = {}
+    for target, column in texts.groupby("target", sort=False):
+        # By the printed number: two equal texts of which only one is bold would puzzle a reader.
+        shown = column[column["label"].isin(ranked) & (column["text"] != MISSING)]
+        ordered = sorted({float(text) for text in shown["text"]}, reverse=True)
+        for index, row in column.iterrows():
+            place = ordered.index(float(row["text"])) + 1 if index in shown.index else 0
+            std = "" if row["spread"] == MISSING else row["spread"]
+            cells.setdefault(row["label"], {})[str(target)] = Cell(row["text"], std, place if place <= 2 else 0)
+    return cells
+
+
+def further_columns(comparison: Comparison) -> list[str]:
+    """Heads of the columns that follow the accuracies."""
+    tests = [f"Δ {comparison.baseline}", "p", "Pairs"] if comparison.baseline else []
+    budgets = [f"{name.capitalize()}/client" for name in shown_budgets(comparison)]
+    return ["Seeds", "Rank", *tests, *budgets, "Down/round", "Up/round", "s/round"]
+
+
+def shown_budgets(comparison: Comparison) -> list[str]:
+    """Those of `images` and `steps` (per client, in a whole run) that the records hold."""
+    return [name for name in BUDGETS if comparison.methods[name].notna().any()]
+
+
+def further_values(comparison: Comparison, row: pd.Series) -> list[float]:
+    """The numbers of the columns that follow the accuracies; NaN where there is none."""
+    tests = ["difference", "p_value", "pairs"] if comparison.baseline else []
+    keys = ["seeds", "rank", *tests, *shown_budgets(comparison)]
+    keys += ["bytes_down_per_round", "bytes_up_per_round", "seconds_per_round"]
+    return [math.nan if pd.isna(row[key]) else float(row[key]) for key in keys]
+
+
+def further_cells(comparison: Comparison, row: pd.Series) -> list[str]:
+    """Texts of the columns that follow the accuracies."""
+    tests = []
+    if comparison.baseline:
+        difference, p_value = row["difference"], row["p_value"]
+        tests = [
+            MISSING if pd.isna(difference) else f"{100 * difference:+.1f}",
+            MISSING if pd.isna(p_value) else ("<.001" if p_value < 0.001 else f"{p_value:.3f}".lstrip("0")),
+            MISSING if row["label"] == comparison.baseline else str(row["pairs"]),
+        ]
+    seconds = row["seconds_per_round"]
+    incomplete = f" of {row['seeds_begun']}" if row["seeds"] < row["seeds_begun"] else ""
+    return [
+        f"{row['seeds']}{incomplete}",
+        MISSING if pd.isna(row["rank"]) else f"{row['rank']} {mark(row)}".rstrip(),
+        *tests,
+        *(MISSING if pd.isna(row[name]) else f"{row[name]:,.0f}" for name in shown_budgets(comparison)),
+        amount(row["bytes_down_per_round"]),
+        amount(row["bytes_up_per_round"]),
+        MISSING if pd.isna(seconds) else f"{seconds:.1f}",
+    ]
+
+
+def published_cells(comparison: Comparison) -> list[tuple[str, str, dict[str, Cell]]]:
+    """(label, source, {target: Cell}) of the papers' rows."""
+    rows: dict[tuple[str, str], dict[str, Cell]] = {}
+    for _, row in comparison.published.iterrows():
+        std = "" if math.isnan(row["std"]) else percent(row["std"])
+        rows.setdefault((row["label"], row["source"]), {})[row["target"]] = Cell(percent(row["mean"]), std)
+    return [(label, source, cells) for (label, source), cells in rows.items()]
+
+
+def shown_label(row: pd.Series) -> str:
+    """Label of a method; a dagger marks those that use images of the target."""
+    return f"{row['label']} {mark(row)}".rstrip()
+
+
+def by_group(comparison: Comparison) -> list[tuple[str, pd.DataFrame]]:
+    """The methods in groups that are ranked apart; those that never see the target come first."""
+    return [(str(group), rows) for group, rows in comparison.methods.groupby("group", sort=False)]
+
+
+def plain(cell: Cell) -> str:
+    return f"{cell.mean} ± {cell.std}" if cell.std else cell.mean
+
+
+def head(comparison: Comparison) -> list[str]:
+    """Heads of the method and accuracy columns."""
+    return ["Method", *comparison.targets, "Average"]

@@ -1,0 +1,84 @@
+"""A comparison as LaTeX (booktabs): best of each column bold, second underlined."""
+
+from fedsim.results.cells import (
+    MISSING,
+    Cell,
+    accuracy_cells,
+    by_group,
+    further_cells,
+    further_columns,
+    head,
+    published_cells,
+    shown_label,
+)
+from fedsim.results.compare import Comparison
+
+SPECIAL = {
+    "&": r"\&",
+    "%": r"\%",
+    "$": r"\$",
+    "#": r"\#",
+    "_": r"\_",
+    "{": r"\{",
+    "}": r"\}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "\\": r"\textbackslash{}",
+}
+
+
+def escape_latex(text: str) -> str:
+    """Text with TeX's special characters escaped, Greek and typographic signs as commands."""
+    escaped = "".join(SPECIAL.get(sign, sign) for sign in text)
+    for sign, command in (
+        (MISSING, "--"),
+        ("±", r"$\pm$"),
+        ("Δ", r"$\Delta$"),
+        ("†", r"$^\dagger$"),
+        ("‡", r"$^\ddagger$"),
+        ("<", "$<$"),
+        (">", "$>$"),
+    ):
+        escaped = escaped.replace(sign, command)
+    return escaped
+
+
+def latex_table(comparison: Comparison) -> str:
+    """booktabs table, best of each column bold, second underlined; the notes follow as comments."""
+    heads = [*head(comparison), *further_columns(comparison)]
+    lines = [
+        "% needs \\usepackage{booktabs}",
+        "\\begin{tabular}{l" + "r" * (len(heads) - 1) + "}",
+        "\\toprule",
+        _latex_row([escape_latex(head) for head in heads]),
+        "\\midrule",
+    ]
+    cells = accuracy_cells(comparison)
+    for number, (_, group) in enumerate(by_group(comparison)):
+        lines += ["\\midrule"] if number else []
+        for _, row in group.iterrows():
+            texts = [_latex_cell(cells[row["label"]][target]) for target in (*comparison.targets, "average")]
+            further = [_latex_number(text) for text in further_cells(comparison, row)]
+            lines.append(_latex_row([escape_latex(shown_label(row)), *texts, *further]))
+    published = published_cells(comparison)
+    if published:
+        lines.append("\\midrule")
+    for label, source, values in published:
+        texts = [_latex_cell(values.get(target, Cell(MISSING))) for target in (*comparison.targets, "average")]
+        empty = [""] * len(further_columns(comparison))
+        lines.append(_latex_row([escape_latex(f"{label} ({source}, published)"), *texts, *empty]))
+    return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", *(f"% {note}" for note in comparison.notes)]) + "\n"
+
+
+def _latex_number(text: str) -> str:
+    """A text that may begin with a minus, which TeX sets as one only in mathematics."""
+    return f"$-${text[1:]}" if text.startswith("-") else escape_latex(text)
+
+
+def _latex_cell(cell: Cell) -> str:
+    mean = {0: "{}", 1: "\\textbf{{{}}}", 2: "\\underline{{{}}}"}[cell.place].format(escape_latex(cell.mean))
+    return f"{mean} $\\pm$ {cell.std}" if cell.std else mean
+
+
+def _latex_row(texts: list[str]) -> str:
+    return " & ".join(texts) + " \\\\"

@@ -1,0 +1,151 @@
+"""What a comparison admits below its table: what is missing, what a number rests on, what may not be compared."""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from fedsim.results.published import paper_notes
+
+if TYPE_CHECKING:
+    from fedsim.results.compare import Comparison
+
+FEWEST_PAIRS = 6
+BUDGET_TOLERANCE = 0.05
+# Groups of methods that are ranked apart, the weakest use of target images first, and their marks.
+MARKS = {"": "", "transductive": "†", "uses_target_unlabelled": "‡"}
+GROUPS = tuple(MARKS)
+GROUP_TEXTS = {
+    "transductive": "transductive: uses unlabelled images of the target at test time",
+    "uses_target_unlabelled": "uses unlabelled images of the target during training",
+}
+
+
+def comparison_notes(
+    comparison: "Comparison", table: pd.DataFrame, published_reasons: Iterable[str], unfinished: list[str]
+) -> list[str]:
+    """All remarks; table: one row per run with label, target, seed, accuracy, split_seed."""
+    notes = [
+        "Accuracy on the unseen domain in %, mean ± sample standard deviation over seeds; "
+        "averages are taken per seed first, over the seeds that have every target."
+    ]
+    if comparison.select == "oracle":
+        notes.append("ORACLE: the round was chosen on the target's labels. An upper bound, not a result.")
+    notes += missing_notes(table, comparison.targets)
+    notes += split_notes(table)
+    notes += _rank_notes(comparison)
+    notes += budget_notes(comparison.methods)
+    for group, text in GROUP_TEXTS.items():
+        if (comparison.methods["group"] == group).any():
+            notes.append(f"{MARKS[group]} {text}; ranked apart, not with the others.")
+    if len(comparison.published):
+        notes.append("Published rows are from elsewhere: the papers' own protocol and seeds, not runs of this program.")
+        notes += [f"{note}." for note in paper_notes(comparison.published["source"])]
+    notes += published_reasons
+    if unfinished:
+        notes.append(f"{len(unfinished)} unfinished runs are left out.")
+    return notes
+
+
+def missing_notes(table: pd.DataFrame, targets: list[str]) -> list[str]:
+    """The cells that a method lacks of the seeds that it has begun, and the seeds that only some methods have."""
+    present = table.dropna(subset="accuracy")
+    notes, lacking = [], []
+    begun = table.groupby("label", sort=False)["seed"].agg(lambda seeds: sorted(set(seeds)))
+    for label, seeds in begun.items():
+        own = present[present["label"] == label]
+        have = set(zip(own["target"], own["seed"]))
+        lacks = {target: [seed for seed in seeds if (target, seed) not in have] for target in targets}
+        lacks = {target: _seeds(gone, all_of=seeds) for target, gone in lacks.items() if gone}
+        if lacks:
+            lacking.append(f"{label}: " + ", ".join(f"{target} ({gone})" for target, gone in lacks.items()))
+    if lacking:
+        notes.append(f"Missing (\N{EN DASH} marks empty cells): {'; '.join(lacking)}.")
+    everyone = sorted({seed for seeds in begun for seed in seeds})
+    for seed in everyone:
+        holders = [label for label, seeds in begun.items() if seed in seeds]
+        if len(holders) < len(begun):
+            others = [label for label in begun.index if label not in holders]
+            few = f"only in {', '.join(holders)}" if len(holders) <= len(others) else f"not in {', '.join(others)}"
+            notes.append(f"Seed {seed} is {few}; averages over different seeds do not compare, Δ and rank do.")
+    if len(everyone) == 1:
+        notes.append("One seed: no standard deviation, differences may be noise.")
+    return notes
+
+
+def _seeds(seeds: list[int], all_of: list[int]) -> str:
+    if len(seeds) == len(all_of):
+        return "every seed" if len(seeds) > 1 else f"seed {seeds[0]}"
+    return f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}"
+
+
+def split_notes(table: pd.DataFrame) -> list[str]:
+    """Says so where all seeds of a method share one data split: the deviation then lacks the sampling of data."""
+    fixed = [
+        label
+        for label, own in table.groupby("label", sort=False)
+        if own["seed"].nunique() > 1 and own["split_seed"].notna().all() and own["split_seed"].nunique() == 1
+    ]
+    if not fixed:
+        return []
+    named = "all methods" if len(fixed) == table["label"].nunique() else ", ".join(fixed)
+    return [f"Same splits for all seeds ({named}): the deviations contain no sampling of data."]
+
+
+def budget_notes(methods: pd.DataFrame) -> list[str]:
+    """Methods whose clients saw other numbers of images or made other numbers of steps than the first one's."""
+    notes = []
+    for column in ("images", "steps"):
+        known = methods.dropna(subset=column)
+        if len(known) < 2 or known[column].max() <= (1 + BUDGET_TOLERANCE) * known[column].min():
+            continue
+        base, most = known.iloc[0], known.loc[known[column].idxmax()]
+        least = known.loc[known[column].idxmin()]
+        other = most if most["label"] != base["label"] else least
+        notes.append(
+            f"Budgets differ: {other['label']} has {other[column] / base[column]:.2g} times the {column} per client "
+            f"of {base['label']}; the table compares methods together with their budgets."
+        )
+    return notes
+
+
+def _rank_notes(comparison: "Comparison") -> list[str]:
+    methods, notes = comparison.methods, []
+    if comparison.baseline:
+        notes += test_notes(methods[methods["label"] != comparison.baseline], comparison.baseline)
+    for group, seeds in comparison.ranked_seeds.items():
+        own = methods[methods["group"] == group]
+        if seeds and own["seeds"].max() > len(seeds):
+            notes.append(f"Ranks rest on the seeds that all ranked methods have: {', '.join(map(str, seeds))}.")
+    unranked = methods[methods["rank"].isna()]["label"]
+    if len(unranked):
+        wanted = (
+            f"a pair with {comparison.baseline} on every target"
+            if comparison.baseline
+            else "a seed with every target that the other ranked methods have, too"
+        )
+        notes.append(f"Without a rank: {', '.join(unranked)} (it takes {wanted}).")
+    return notes
+
+
+def test_notes(others: pd.DataFrame, base: str) -> list[str]:
+    """What difference, p and rank against a baseline rest on."""
+    notes = [
+        f"Δ, p and rank rest on the pairs with {base}: the cells (target, seed) that both have. Δ is their mean "
+        "difference, the rank follows Δ, p is the two-sided Wilcoxon signed-rank test. Cells share source data and "
+        "targets, so they are not independent: read p as a description, not as proof. No correction for testing "
+        "several methods."
+    ]
+    few = others[others["differing"] < FEWEST_PAIRS]
+    if len(few):
+        named = ", ".join(few["label"]) if len(few) < len(others) else "every method"
+        notes.append(
+            f"Fewer than {FEWEST_PAIRS} differing pairs for {named}: "
+            "too few cells for any p < .05, whatever the difference."
+        )
+    return notes
+
+
+def mark(method: Any) -> str:
+    """The sign of a method's group; empty for methods that never see the target."""
+    return MARKS[method["group"]]

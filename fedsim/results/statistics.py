@@ -1,0 +1,74 @@
+"""Arithmetic of a comparison: per-seed averages, paired differences, ranks. Pure functions over accuracies."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+
+def grid_of(table: pd.DataFrame, label: str) -> pd.DataFrame:
+    """Accuracy of one row of a comparison, seeds × targets; NaN where there is no run or it has no accuracy."""
+    return table[table["label"] == label].pivot(index="seed", columns="target", values="accuracy")
+
+
+def per_seed_average(grid: pd.DataFrame, targets: Sequence[str]) -> pd.Series:
+    """Average over all targets for each complete seed: one that has an accuracy for every target."""
+    return grid.reindex(columns=targets).dropna().mean(axis=1)
+
+
+def mean_and_std(values: pd.Series) -> dict[str, Any]:
+    """mean, std (sample standard deviation; NaN for fewer than two values) and seeds, the number of values."""
+    values = values.dropna()
+    std = float(values.std(ddof=1)) if len(values) > 1 else math.nan
+    return {"mean": float(values.mean()) if len(values) else math.nan, "std": std, "seeds": len(values)}
+
+
+def paired(ours: pd.DataFrame, base: pd.DataFrame) -> dict[str, Any]:
+    """Difference and test over the pairs: the cells (seed, target) that both grids have.
+
+    difference: mean of ours - base over the pairs. p_value: two-sided Wilcoxon signed-rank test over the same pairs,
+    zeros dropped. pairs: their number. differing: the number of pairs that are not equal. covers: the targets that
+    have a pair.
+    """
+    cells = (ours - base).stack().dropna()
+    # Accuracies are counts over counts: differences that are equal on paper must tie, not differ in the last bit.
+    differences = cells.to_numpy(dtype=float).round(12)
+    nonzero = differences[differences != 0]
+    p_value = math.nan
+    if len(nonzero):
+        # SciPy's statistics take a second to import, and runs that only record import this package, too.
+        from scipy.stats import wilcoxon
+
+        p_value = float(wilcoxon(nonzero).pvalue)
+    elif len(differences):
+        p_value = 1.0  # SciPy returns NaN; equal cells throughout are no evidence of a difference
+    return {
+        "difference": float(differences.mean()) if len(differences) else math.nan,
+        "p_value": p_value,
+        "pairs": len(differences),
+        "differing": len(nonzero),
+        "covers": frozenset(cells.index.get_level_values("target")) if len(cells) else frozenset(),
+    }
+
+
+def common_seeds(averages: Mapping[str, pd.Series]) -> tuple[list[str], list[int]]:
+    """The methods and the seeds that a ranking without a baseline rests on.
+
+    averages: per-seed averages of each method. As many methods as possible that share a seed, and of these choices
+    the one with the most shared seeds; then all seeds that these methods share. Nothing without a complete seed.
+    """
+    best: tuple[list[str], list[int]] = ([], [])
+    for seed in sorted({seed for values in averages.values() for seed in values.index}):
+        holders = [label for label, values in averages.items() if seed in values.index]
+        shared = sorted(set.intersection(*(set(averages[label].index) for label in holders)))
+        if (len(holders), len(shared)) > (len(best[0]), len(best[1])):
+            best = (holders, shared)
+    return best
+
+
+def ranks(scores: pd.Series) -> pd.Series:
+    """1 for the greatest score; equal scores share the better rank, NaN has none."""
+    # As above: equal on paper is equal.
+    return pd.Series(np.round(scores.astype(float), 12), scores.index).rank(ascending=False, method="min")
