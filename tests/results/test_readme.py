@@ -22,6 +22,7 @@ SUMMARY_COLUMNS = (
     "label",
     "dataset",
     "backbone",
+    "split_seed",
     "rounds",
     "settings",
     "transductive",
