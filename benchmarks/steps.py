@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 import torch
 
+from clients.networks import after_step_functions
 from clients.optimizers import make_optimizer
 from clients.parts import Batch, LocalRound
 from clients.store import ClientStore
@@ -106,7 +107,7 @@ def timed_step(method: str, args: argparse.Namespace, device: torch.device) -> C
         round.phase = "train"
     round.terms = [function for term in recipe.terms if (function := term.begin(round)) is not None]
     step = recipe.client.begin(round)
-    hooks = [module.after_step for module in net.modules() if hasattr(module, "after_step")]
+    hooks = after_step_functions(net)
 
     def take() -> None:
         step(data.batch())

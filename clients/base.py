@@ -10,6 +10,7 @@ from flwr.client import NumPyClient
 from torch import Tensor, nn
 
 from clients.local_data import LocalData
+from clients.networks import after_step_functions
 from clients.optimizers import learning_rate, make_optimizer, optimizer_tensors, restore_optimizer
 from clients.parts import LocalRound
 from clients.store import ClientStore
@@ -58,7 +59,7 @@ class DomainClient(NumPyClient):
         self.stored = 0  # entries of state kept with the last reply
         self.frozen = freeze(net, places)
         self.personal = [part.personal for part in recipe.client_parts() if part.personal]
-        self._after_step = [module.after_step for module in net.modules() if hasattr(module, "after_step")]
+        self._after_step = after_step_functions(net)
 
     def names(self, phase: str) -> list[str]:
         """Names of the tensors received: the shared ones for training, with the uploaded ones for evaluation."""

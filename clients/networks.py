@@ -1,19 +1,24 @@
 """Second looks at a network: frozen copies of it, passes that leave no trace, and steps of a second optimizer."""
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
 
-def frozen_copy(net: nn.Module, state: Mapping[str, Tensor] | None = None) -> nn.Module:
-    """A copy of the network in eval mode without gradients, as it stands or with the tensors of `state` in it."""
+def twin_of(net: nn.Module, state: Mapping[str, Tensor] | None = None) -> nn.Module:
+    """A copy of the network in the same modes, as it stands or with the tensors of `state` in it."""
     twin = copy.deepcopy(net)
     if state is not None:
         twin.load_state_dict(state)
-    return twin.requires_grad_(False).eval()
+    return twin
+
+
+def frozen_copy(net: nn.Module, state: Mapping[str, Tensor] | None = None) -> nn.Module:
+    """A copy of the network in eval mode without gradients, as it stands or with the tensors of `state` in it."""
+    return twin_of(net, state).requires_grad_(False).eval()
 
 
 @contextmanager
@@ -31,6 +36,24 @@ def statistics_frozen(net: nn.Module) -> Iterator[None]:
     finally:
         for layer in layers:
             layer.track_running_stats = True
+
+
+@contextmanager
+def apart(generator: torch.Generator, device: torch.device) -> Iterator[None]:
+    """What draws from torch's global generators inside the block (dropout, for example) draws from a stream of its own,
+    seeded from `generator`; outside nothing has moved. For training that must not disturb that of the shared model."""
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices):
+        seed = int(torch.randint(2**62, (), generator=generator))
+        torch.default_generator.manual_seed(seed)
+        if devices:
+            torch.cuda.manual_seed(seed)
+        yield
+
+
+def after_step_functions(net: nn.Module) -> list[Callable[[], None]]:
+    """`after_step` of the modules that have one: to be called after every optimizer step (BIN clips its gate then)."""
+    return [module.after_step for module in net.modules() if hasattr(module, "after_step")]
 
 
 def descend(optimizer: torch.optim.Optimizer, loss: Tensor) -> Tensor:

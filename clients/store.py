@@ -175,6 +175,12 @@ def read_state(path: Path) -> State:
         ) from None
 
 
+def newest_entry(folder: Path, name: str) -> State | None:
+    """The newest stored version of an entry in a client's folder, or None; for readers that are not the client."""
+    files = sorted(folder.glob(f"{name}-{'[0-9]' * 6}.safetensors"))
+    return read_state(files[-1]) if files else None
+
+
 def client_folder(state: str, client: str) -> Path | None:
     """Folder of one client's state below the run's (or site's) state folder; None when there is none."""
     return Path(state) / client.replace("/", "-") if state else None

@@ -2,6 +2,7 @@
 
 import functools
 
+import torch
 from torch import nn
 
 from fedsim.arrays import nonnegative_names
@@ -14,6 +15,7 @@ from fedsim.models import build_model
 from fedsim.part import part_name
 from fedsim.part_settings import add, check_values, complete, exchange, set_fields, validated
 from fedsim.recipe import SLOTS, Recipe, parts_of
+from fedsim.seeding import stream_seed
 
 
 def build_recipe(experiment: Experiment) -> Recipe:
@@ -56,8 +58,10 @@ def build_net(experiment: Experiment, recipe: Recipe) -> nn.Module:
         recipe.norm,
         experiment.run.seed,
     )
-    for part in recipe.inserts:
-        part.apply(net)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(stream_seed(experiment.run.seed, "inserts"))
+        for part in recipe.inserts:
+            part.apply(net)
     if recipe.client.needs_levels and not net.levels:
         raise UserError(
             f"{part_name(recipe.client)} aligns convolutional feature maps, and {experiment.model.backbone} "

@@ -136,6 +136,9 @@ class RunSettings(Settings):
     personalised: bool = Field(
         False, description="source clients also validate with their own batch norm (clients.csv)"
     )
+    keep_personal: bool = Field(
+        False, description="write every client's own model to personal-<client>.safetensors; sites keep theirs"
+    )
     on_client_failure: Literal["stop", "continue"] = "stop"
     timeout: float = Field(3600.0, gt=0, description="seconds to wait for the replies of one phase")
     ray_address: str = Field("", description="existing Ray cluster; empty: a local one is started")

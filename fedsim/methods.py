@@ -10,12 +10,15 @@ from clients.batches.balanced_budget import BalancedBudget
 from clients.reports.generalization_gap import GeneralizationGap
 from clients.step.calibration import SemanticCalibration
 from clients.step.client_agnostic import ClientAgnostic
+from clients.step.ditto import Ditto
 from clients.step.episodic import EpisodicStep
 from clients.terms.guiding_head import GuidingHead
 from clients.terms.label_smoothing import LabelSmoothing
+from clients.terms.moon import ModelContrast
 from clients.terms.proximal import Proximal
 from fedsim.models.infer import ZeroShotAdapter
 from fedsim.models.inserts.mixstyle import MixStyle
+from fedsim.models.inserts.projection_head import ProjectionHead
 from fedsim.models.norms import DSON, IBN, XAN, MixIG
 from fedsim.recipe import Recipe
 from strategies.banks.amplitude import AmplitudeBank
@@ -29,6 +32,8 @@ from strategies.weights.uniform import Uniform
 METHODS: dict[str, Recipe] = {
     "fedavg": Recipe(paper="McMahan et al., AISTATS 2017"),
     "fedprox": Recipe(terms=(Proximal(),), paper="Li et al., MLSys 2020"),
+    "moon": Recipe(terms=(ModelContrast(),), inserts=(ProjectionHead(),), paper="Li et al., CVPR 2021"),
+    "ditto": Recipe(client=Ditto(), paper="Li et al., ICML 2021; its shared model is FedAvg's"),
     "fedbn": Recipe(
         share=WithoutBatchNorm(),
         paper="Li et al., ICLR 2021",

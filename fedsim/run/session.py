@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 import torch
 from flwr.app import ArrayRecord
+from safetensors.numpy import load_file
 
 from fedsim.arrays import nonnegative_names, record_to_arrays, state_to_record
 from fedsim.data import domain_of
@@ -24,6 +25,7 @@ from fedsim.results.reading import rebuild_results
 from fedsim.results.recorder import Recorder
 from fedsim.results.selection import summary_row, validation_column
 from fedsim.run.checkpoint import Checkpoint, arrays_file, link_file, load_checkpoint, save_checkpoint, write_arrays
+from fedsim.run.personal import check_personal, personal_entries, write_personal
 from fedsim.run.plan import run_folder
 from fedsim.run.workspace import Workspace
 from strategies.base import FedDG
@@ -47,6 +49,7 @@ class Session:
         self.experiment, self.space, self.callbacks = experiment, space, callbacks
         self.folder = space.plan.folder
         self.checkpoint_folder = self.folder / "checkpoint"
+        check_personal(experiment, space.recipe, space.places)
         self.data = local_fingerprints(experiment)
         refuse_other_settings(self.folder, experiment, lambda _: self.data)
         self.checkpoint = load_checkpoint(self.checkpoint_folder)
@@ -105,6 +108,9 @@ class Session:
     def finish(self) -> Path:
         """Write the last model and the summary (which marks the run as finished); tidy up what resuming needed."""
         link_file(arrays_file(self.checkpoint_folder, self.experiment.train.rounds), self.folder / "last.safetensors")
+        if self.experiment.run.keep_personal:
+            entries = personal_entries(self.space.recipe, self.space.places)
+            write_personal(self.folder, self.strategy.clients, entries, load_file(self.folder / "last.safetensors"))
         rounds = pd.read_csv(self.folder / "rounds.csv")
         label = self.space.recipe.label(self.experiment.method_name)
         summary = summary_row(self.experiment, rounds, label, self.space.recipe.infer.transductive)

@@ -15,5 +15,8 @@ class Insert(Part):
     second_view: ClassVar[bool] = False
 
     def apply(self, net: Net) -> None:
-        """Change `net` in place; UserError when the backbone has no place for them."""
+        """Change `net` in place; UserError when the backbone has no place for them.
+
+        torch's global generator is seeded for the insert's initial weights, the same in every process of a run.
+        """
         raise NotImplementedError

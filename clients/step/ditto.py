@@ -1,0 +1,61 @@
+"""A personal model beside the shared one (Ditto)."""
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from clients.losses import proximal
+from clients.networks import after_step_functions, apart, descend, twin_of
+from clients.optimizers import make_optimizer
+from clients.parts import Batch, LocalRound, Step, StepFunction
+from clients.step.supervised import SupervisedStep
+
+ENTRY = "ditto"  # store entry of the personal model
+
+
+@dataclass(frozen=True)
+class Ditto(Step):
+    """Every batch gives the shared model a supervised step, and then the client's personal model v a step on
+
+        F(v) + (lam / 2) ||v - w^t||^2,   w^t the model received this round.
+
+    Ditto (Li et al., ICML 2021); baselines.md A.7. v never leaves its client. It starts from the first received model
+    and goes on where it stood; it is trained by an optimizer of its own with the experiment's settings, made anew each
+    round, and its random numbers are its own, so that the shared model is FedAvg's bit for bit. F is cross-entropy; the
+    recipe's terms belong to the shared model. Both steps see the same batch, as in the official code (PFLlib makes the
+    whole personal pass first). `lam = 0` trains v on the client's data alone.
+
+    lam: lambda; 1 in the official runs
+    """
+
+    lam: Annotated[float, Field(ge=0)] = 1.0
+    personal: ClassVar[str] = ENTRY
+
+    def begin(self, round: LocalRound) -> StepFunction:
+        """The supervised step, followed by the personal model's."""
+        main = SupervisedStep().begin(round)
+        net = round.scratch[ENTRY] = twin_of(round.net, round.store.get(ENTRY))
+        parameters = [parameter for parameter in net.parameters() if parameter.requires_grad]
+        reference = [parameter.detach().clone() for parameter in round.parameters().values()]
+        optimizer = make_optimizer(net, round.train, round.lr)
+        randomness, after_step = round.generator(ENTRY), after_step_functions(net)
+
+        def step(batch: Batch) -> Tensor:
+            loss = main(batch)
+            with apart(randomness, round.device), round.autocast():
+                logits = net(batch.images)
+            personal_loss = F.cross_entropy(logits.float(), batch.labels)
+            personal_loss = personal_loss + proximal(parameters, reference, self.lam)
+            round.tally("personal_train_loss", descend(optimizer, personal_loss))
+            for function in after_step:
+                function()
+            return loss
+
+        return step
+
+    def end(self, round: LocalRound) -> None:
+        """Keeps v, running statistics included."""
+        round.store.put(ENTRY, round.scratch[ENTRY].state_dict())

@@ -1,0 +1,62 @@
+"""MOON: the features stay near the received model's and away from the client's previous model's."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from clients.networks import frozen_copy
+from clients.parts import Batch, LocalRound, StepFunction, Term
+
+PREVIOUS = "previous-model"  # store entry of the model that the client trained last
+
+
+def contrast(z: Tensor, z_global: Tensor, z_previous: Tensor, temperature: float) -> Tensor:
+    """Mean over the batch of -log( e^{cos(z,zg)/T} / (e^{cos(z,zg)/T} + e^{cos(z,zp)/T}) ).
+
+    Features [B, D]; gradients reach z alone. Computed as softplus((cos(z,zp) - cos(z,zg)) / T), which is the same.
+    """
+    near, far = (F.cosine_similarity(z.float(), other.detach().float()) for other in (z_global, z_previous))
+    return F.softplus((far - near) / temperature).mean()
+
+
+@dataclass(frozen=True)
+class ModelContrast(Term):
+    """mu * contrast(z, z_g, z_p; T): z are the features of the batch by the trained model, z_g by the model received
+    this round, z_p by the model that this client trained last (in its first round the received one).
+
+    MOON (Li et al., CVPR 2021); baselines.md A.6. The features are those the head sees: the bottleneck's, or those of
+    the insert `projection_head` on a network without a bottleneck. Both reference models are frozen and in eval mode.
+    The official code has mu = 1 by default and 5 for CIFAR-10. `mu = 0` gives FedAvg and keeps no model.
+
+    mu: weight. T: temperature.
+    """
+
+    mu: Annotated[float, Field(ge=0)] = 1.0
+    T: Annotated[float, Field(gt=0)] = 0.5
+
+    def begin(self, round: LocalRound) -> StepFunction | None:
+        """Freezes the received and the previous model; None when mu is 0."""
+        if self.mu == 0:
+            return None
+        received = frozen_copy(round.net)
+        kept = round.store.get(PREVIOUS)
+        previous = frozen_copy(round.net, kept) if kept is not None else received
+
+        def term(batch: Batch) -> Tensor:
+            with torch.no_grad(), round.autocast():
+                z_global = received.features(batch.images)
+                z_previous = z_global if previous is received else previous.features(batch.images)
+            loss = contrast(batch.features, z_global, z_previous, self.T)
+            round.tally("contrast_loss", loss)
+            return self.mu * loss
+
+        return term
+
+    def end(self, round: LocalRound) -> None:
+        """Keeps the trained model for the next round."""
+        if self.mu != 0:
+            round.store.put(PREVIOUS, round.net.state_dict())

@@ -1,0 +1,35 @@
+"""A projection head between the backbone and the classifier."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
+from torch import nn
+
+from fedsim.models.inserts.base import Insert
+from fedsim.models.net import Net
+
+
+@dataclass(frozen=True)
+class ProjectionHead(Insert):
+    """Linear(d, d) - ReLU - Linear(d, width) after the backbone; its output is what the classifier sees.
+
+    MOON's network (Li et al., CVPR 2021; baselines.md A.6). A network that has a bottleneck already keeps it instead,
+    unless `always` is set; then the head follows the bottleneck.
+
+    width: features that the classifier sees
+    always: also on a network with a bottleneck
+    """
+
+    width: Annotated[int, Field(ge=1)] = 256
+    always: bool = False
+
+    def apply(self, net: Net) -> None:
+        """Put the head in and make the classifier anew in its width."""
+        if not isinstance(net.bottleneck, nn.Identity) and not self.always:
+            return
+        d, classes = net.feature_dim, net.head.out_features
+        head = nn.Sequential(nn.Linear(d, d), nn.ReLU(), nn.Linear(d, self.width))
+        net.bottleneck = head if isinstance(net.bottleneck, nn.Identity) else nn.Sequential(net.bottleneck, head)
+        net.feature_dim = self.width
+        net.head = nn.Linear(self.width, classes)

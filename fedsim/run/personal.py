@@ -1,0 +1,49 @@
+"""Personal models of the clients, written into the run's folder at its end when `run.keep_personal` asks for them."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from clients.store import client_folder, newest_entry
+from fedsim.errors import UserError
+from fedsim.experiment import Experiment
+from fedsim.recipe import Recipe
+from fedsim.run.checkpoint import write_arrays
+
+KEPT = "personal"  # store entry of the tensors that the share rule keeps on a client
+
+
+def personal_entries(recipe: Recipe, places: Mapping[str, str]) -> list[str]:
+    """Store entries that make up a client's own model: what the share rule keeps, then the models of parts."""
+    kept = [KEPT] if {"upload", "local"} & set(places.values()) else []
+    return kept + [part.personal for part in recipe.client_parts() if part.personal]
+
+
+def check_personal(experiment: Experiment, recipe: Recipe, places: Mapping[str, str]) -> None:
+    """UserError when personal models are asked for and the method has none."""
+    if experiment.run.keep_personal and not personal_entries(recipe, places):
+        raise UserError(
+            f"run.keep_personal is set, but all tensors of {experiment.method_name!r} are shared; take the setting out"
+        )
+
+
+def write_personal(
+    folder: Path, clients: Sequence[str], entries: Sequence[str], arrays: Mapping[str, np.ndarray]
+) -> list[Path]:
+    """Write `personal-<client>.safetensors`, the last global model with the client's own tensors in it, for every
+    client whose state lies in the run's folder. Sites keep their state to themselves, and so do clients that never
+    trained."""
+    written = []
+    for client in clients:
+        state = client_folder(str(folder / "state"), client)
+        own = [entry for name in entries if (entry := newest_entry(state, name)) is not None]
+        if not own:
+            continue
+        model = dict(arrays)
+        for entry in own:
+            model |= {name: tensor.numpy() for name, tensor in entry.items()}
+        file = folder / f"personal-{client.replace('/', '-')}.safetensors"
+        write_arrays(file, model, {"client": client})
+        written.append(file)
+    return written

@@ -1,0 +1,239 @@
+"""What the client's contract promises to parts: the order of a round, hooks, tallies, scratch, frozen tensors."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+from small_round import colour_images, small_data, small_round
+from support import small_experiment
+from torch import nn
+
+from clients.batches.shuffled import Shuffled
+from clients.networks import apart, descend, statistics_frozen
+from clients.parts import Report, Term
+from clients.step.supervised import SupervisedStep
+from fedsim.errors import UserError
+from fedsim.experiment import ModelSettings
+from fedsim.models import build_model
+from fedsim.models.norms import BIN, DSON, IBN, XAN, BatchNorm, MixIG
+from fedsim.recipe import Recipe
+from fedsim.run.workspace import Workspace
+from strategies.parts import Share
+
+CONFIG = {"round": 1, "phase": "train", "client": "rot15"}
+
+
+def client_of(tmp_path, recipe, name="rot15", **sections):
+    """A client of the small experiment whose recipe is exchanged."""
+    space = Workspace(small_experiment(tmp_path, **sections))
+    space.recipe = recipe
+    space.places = recipe.share.place(space.net)
+    state = space.net.state_dict()
+    space.initial = {key: state[key].clone() for key, place in space.places.items() if place in ("upload", "local")}
+    return space.client(name, "")
+
+
+def fit(client, config=CONFIG):
+    """One round from the client's present tensors; names, arrays and metrics of its reply."""
+    arrays = [client.state[name].numpy().copy() for name in client.names("train")]
+    sent, examples, metrics = client.fit(arrays, config)
+    return dict(zip(client.upload_names(), sent, strict=True)), examples, metrics
+
+
+EVENTS: list[tuple] = []
+
+
+@dataclass(frozen=True)
+class Recording(Term):
+    """Halves the gradients of the head's bias, tallies, and writes down when it was asked for what."""
+
+    def begin(self, round):
+        EVENTS.append(("begin", round.steps, dict(round.scratch), round.index))
+        round.scratch["seen"] = 0
+
+        def hook():
+            EVENTS.append(("hook", round.net.head.bias.grad is not None))
+            round.net.head.bias.grad.mul_(0)
+
+        round.before_step.append(hook)
+
+        def term(batch):
+            round.scratch["seen"] += len(batch.labels)
+            round.tally("images", len(batch.labels), "sum")
+            round.tally("confidence", batch.logits.softmax(1).amax(1).mean())
+            return 0.0 * batch.loss
+
+        return term
+
+    def end(self, round):
+        EVENTS.append(("end", round.scratch["seen"]))
+
+
+@dataclass(frozen=True)
+class Ending(Report):
+    """A report that notices its end."""
+
+    def before(self, round):
+        EVENTS.append(("before",))
+        return {}
+
+    def end(self, round):
+        EVENTS.append(("report end",))
+
+    def after(self, round):
+        EVENTS.append(("after",))
+        return {}
+
+
+def test_order_of_a_round(tmp_path):
+    """Steps are known at the beginning, a hook acts between backward and step, every part ends, scratch is new."""
+    client = client_of(tmp_path, Recipe(terms=(Recording(),), reports=(Ending(),)), train={"epochs": 2})
+    examples, steps = client.data.examples, 2 * -(-client.data.examples // 16)
+    for number in (1, 2):
+        EVENTS.clear()
+        before = client.state["head.bias"].clone()
+        weight = client.state["head.weight"].clone()
+        metrics = fit(client, {**CONFIG, "round": number})[2]
+        assert [event[0] for event in EVENTS] == ["before", "begin", *["hook"] * steps, "end", "report end", "after"]
+        assert EVENTS[1] == ("begin", steps, {}, 1)
+        assert all(event[1] for event in EVENTS if event[0] == "hook")
+        assert EVENTS[-3] == ("end", metrics["images"])
+        assert metrics["images"] == 2 * examples
+        assert 0.1 < metrics["confidence"] < 1  # a mean over the steps
+        assert client.state["head.bias"].equal(before)
+        assert not client.state["head.weight"].equal(weight)
+
+
+def test_a_phase_before_training_has_its_own_scratch():
+    """Scratch, terms, hooks and tallies of a prelude are not seen by the training that follows in the same round."""
+    round = small_round(small_data(colour_images(4)), steps=3)
+    round.scratch["x"], round.terms, round.steps = 1, [abs], 4
+    round.tally("loss", 1.0)
+    round.before_step.append(print)
+    other = round.for_phase("acquire")
+    assert (other.phase, other.scratch, other.terms, other.before_step, other.steps) == ("acquire", {}, [], [], 0)
+    assert other.tallied() == {}
+    other.outbox["bank"] = {}
+    assert round.outbox == {"bank": {}}  # what goes to the server belongs to the round
+
+
+def test_tallies():
+    """A mean divides by the steps of the round, a sum does not."""
+    round = small_round(small_data(colour_images(4)), steps=4)
+    for value in (1.0, 2.0, 5.0):
+        round.tally("loss", torch.tensor(value, requires_grad=True))
+        round.tally("count", 2, "sum")
+    assert round.tallied() == {"loss": 2.0, "count": 6.0}
+
+
+def test_records_as_tensors_and_back():
+    """`tensors` gives copies on the device, `send` fills the outbox; an absent record is named."""
+    arrays = {"w": np.array([1.0, 2.0], np.float32)}
+    arrays["w"].setflags(write=False)
+    round = small_round(small_data(colour_images(4)), {"bank": arrays})
+    tensors = round.tensors("bank", "part")
+    tensors["w"] += 1
+    round.send("up", tensors)
+    np.testing.assert_array_equal(round.outbox["up"]["w"], [2, 3])
+    np.testing.assert_array_equal(arrays["w"], [1, 2])
+    with pytest.raises(UserError, match="part needs the record 'other'"):
+        round.tensors("other", "part")
+
+
+def test_remembered_values_follow_their_key():
+    """One value a name: computed again when its key changes, shared by the rounds of a process."""
+    round, made = small_round(small_data(colour_images(4))), []
+    for key in (1, 1, 2, 1):
+        round.remembered("style", key, lambda key=key: made.append(key) or key)
+    assert made == [1, 2, 1]
+    assert round.for_phase("other").remembered("style", 1, lambda: 0) == 1
+
+
+@pytest.mark.parametrize(
+    "norm", [BatchNorm(), XAN(), IBN(), DSON(), BIN(), MixIG()], ids=lambda part: type(part).__name__
+)
+def test_statistics_frozen(norm):
+    """A pass inside normalises as any training pass and moves no running statistics, whatever the norm layers."""
+    net = build_model(ModelSettings(backbone="resnet18", bottleneck=8), 3, 3, 32, norm, 0).train()
+    images = torch.rand(4, 3, 32, 32)
+    before = {name: value.clone() for name, value in net.named_buffers()}
+    with statistics_frozen(net):
+        inside = net(images)
+        inside.sum().backward()
+    assert all(value.equal(before[name]) for name, value in net.named_buffers())
+    torch.testing.assert_close(net(images), inside)
+    moved = [name for name, value in net.named_buffers() if not value.equal(before[name])]
+    assert any(name.endswith("running_var") for name in moved)
+    assert any(name.endswith("num_batches_tracked") for name in moved)
+
+
+def test_a_step_of_a_second_optimizer_leaves_nothing_behind():
+    """`descend` moves its own parameters alone and leaves no gradients, although the loss depends on others too."""
+    main, second = nn.Linear(2, 2), nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(second.parameters(), 0.1)
+    weight = second.weight.detach().clone()
+    hidden = main(torch.ones(3, 2))
+    loss = descend(optimizer, second(hidden).sum())
+    assert not loss.requires_grad
+    torch.testing.assert_close(second.weight, weight - 0.1 * hidden.detach().sum(0))
+    assert all(parameter.grad is None for parameter in (*main.parameters(), *second.parameters()))
+
+
+def test_draws_apart():
+    """Draws inside the block come from the generator's stream; outside nothing has moved."""
+    torch.manual_seed(3)
+    expected = torch.rand(2)
+    torch.manual_seed(3)
+    inside = []
+    for _ in range(2):
+        generator = torch.Generator().manual_seed(1)
+        with apart(generator, torch.device("cpu")):
+            inside.append(torch.rand(2))
+    assert inside[0].equal(inside[1])
+    assert torch.rand(2).equal(expected)
+
+
+@dataclass(frozen=True)
+class HeadOnly(Share):
+    """The backbone is frozen, the classifier is shared."""
+
+    def place(self, net):
+        return {name: "shared" if name.startswith("head") else "frozen" for name in net.state_dict()}
+
+
+def test_frozen_tensors(tmp_path):
+    """Frozen tensors neither travel nor move (running statistics included), and no client stores them."""
+    recipe = Recipe(share=HeadOnly())
+    client = client_of(tmp_path, recipe, train={"local_checks": 2})
+    before = {name: value.clone() for name, value in client.state.items()}
+    sent, _, _ = fit(client)
+    assert set(sent) == {"head.weight", "head.bias"} == set(client.names("train"))
+    changed = {name for name, value in client.state.items() if not value.equal(before[name])}
+    assert changed == {"head.weight", "head.bias"}
+    client.store.open_round(2)
+    assert client.store.get("personal") is None
+
+
+def test_every_kind_of_part_ends():
+    """`end` is there for every part, and does nothing by default."""
+    round = small_round(small_data(colour_images(4)))
+    for part in (SupervisedStep(), Shuffled(), Ending(), Recipe().client):
+        assert part.end(round) is None
+        assert part.bank == part.personal == ""
+
+
+@dataclass(frozen=True)
+class TwoSlots(Term, Report):
+    """One part in two slots."""
+
+    bank: ClassVar[str] = "both"
+
+    def begin(self, round):
+        return None
+
+
+def test_a_part_in_two_slots_counts_once():
+    part = TwoSlots()
+    assert Recipe(terms=(part,), reports=(part,)).client_parts().count(part) == 1

@@ -1,0 +1,94 @@
+"""Ditto (baselines.md A.7), and what the contract promises to personal models."""
+
+import pytest
+import torch
+from safetensors.numpy import load_file
+from support import Interrupt, numbers, run_small, small_experiment
+from torch import nn
+
+from clients.losses import proximal
+from clients.networks import descend
+from fedsim.errors import UserError
+from fedsim.run.workspace import workspace
+
+
+def personal_step(v, w, gradient, lam, lr):
+    """v after one step on a loss with the given gradient."""
+    part = nn.Parameter(torch.tensor([v], dtype=torch.float64))
+    optimizer = torch.optim.SGD([part], lr)
+    descend(optimizer, gradient(part).sum() + proximal([part], [torch.tensor([w], dtype=torch.float64)], lam))
+    return part.item()
+
+
+def test_personal_step_numbers():
+    """A.7 test 1: 1.94; test 2: the minimiser of (v-3)^2/2 with w = 1, lambda = 1 is 2; test 3: lambda = 0 is local."""
+    assert personal_step(2.0, 1.0, lambda v: 0.5 * v, 0.1, 0.1) == pytest.approx(1.94)
+    v = 0.0
+    for _ in range(200):
+        v = personal_step(v, 1.0, lambda v: 0.5 * (v - 3) ** 2, 1.0, 0.1)
+    assert v == pytest.approx(2.0)
+    assert personal_step(2.0, 1.0, lambda v: 0.5 * v, 0.0, 0.1) == pytest.approx(1.95)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Folders of a Ditto run with dropout-like draws (MixStyle) and of FedAvg with the same."""
+    root = tmp_path_factory.mktemp("ditto")
+    method = {"name": "ditto", "add": ["mix_style"], "mix_style": {"stages": [1]}}
+    ours = small_experiment(root / "a", method, run={"keep_personal": True})
+    plain = small_experiment(root / "b", {**method, "name": "fedavg"})
+    return run_small(ours)[0], run_small(plain)[0], ours
+
+
+def test_shared_model_is_fedavgs(runs):
+    """A.7 test 4: bit for bit after three rounds, random layers included; nothing more travels."""
+    ours, plain, _ = runs
+    a, b = (load_file(folder / "last.safetensors") for folder in (ours, plain))
+    assert all((a[name] == b[name]).all() for name in b)
+    columns = ["train_loss", "mean_validation_accuracy", "target_accuracy", "bytes_up", "bytes_down"]
+    assert numbers(ours / "rounds.csv")[columns].equals(numbers(plain / "rounds.csv")[columns])
+
+
+def test_personal_models_are_validated_and_kept(runs):
+    """They have columns of their own, and their files give exactly the recorded accuracy."""
+    ours, plain, experiment = runs
+    clients = numbers(ours / "clients.csv")
+    last = clients[clients["round"] == 3].set_index("client")
+    assert not last["personal_loss"].equals(last["validation_loss"])
+    assert "personal_accuracy" not in numbers(plain / "clients.csv")
+    assert sorted(file.name for file in ours.glob("personal-*")) == [
+        f"personal-{name}.safetensors" for name in ("rot0", "rot15", "rot30")
+    ]
+    workspace.cache_clear()
+    space = workspace(experiment.toml())
+    for name in ("rot0", "rot30"):
+        client = space.client(name, "")
+        model = load_file(ours / f"personal-{name}.safetensors")
+        space.net.load_state_dict({key: torch.tensor(value) for key, value in model.items()})
+        accuracy, loss = client._validate()
+        assert accuracy == pytest.approx(last.loc[name, "personal_accuracy"])
+        assert loss == pytest.approx(last.loc[name, "personal_loss"], rel=1e-5)
+
+
+def test_personal_models_survive_a_kill(tmp_path, runs):
+    """A run that was interrupted and resumed keeps the same personal models."""
+    ours, _, experiment = runs
+    again = experiment.replace(run={"output": str(tmp_path)})
+    with pytest.raises(KeyboardInterrupt):
+        run_small(again, Interrupt(after_round=2))
+    workspace.cache_clear()
+    resumed, _ = run_small(again)
+    assert numbers(resumed / "clients.csv").equals(numbers(ours / "clients.csv"))
+    a, b = (load_file(folder / "personal-rot15.safetensors") for folder in (resumed, ours))
+    assert all((a[name] == b[name]).all() for name in b)
+
+
+def test_personal_batch_norm_is_kept_too(tmp_path):
+    """FedBN's own layers in the last global model; a method without anything personal is refused in one line."""
+    folder, _ = run_small(small_experiment(tmp_path, "fedbn", run={"keep_personal": True}, train={"rounds": 1}))
+    last, own = load_file(folder / "last.safetensors"), load_file(folder / "personal-rot0.safetensors")
+    different = {name for name in last if not (last[name] == own[name]).all()}
+    assert different
+    assert all("norm" in name for name in different)
+    with pytest.raises(UserError, match=r"run\.keep_personal"):
+        run_small(small_experiment(tmp_path / "b", run={"keep_personal": True}))
