@@ -19,6 +19,7 @@ from fedsim.experiment import ModelSettings
 from fedsim.models import build_model
 from fedsim.models.norms import BIN, DSON, IBN, XAN, BatchNorm, MixIG
 from fedsim.recipe import Recipe
+from fedsim.run.plan import resolve
 from fedsim.run.workspace import Workspace
 from strategies.parts import Share
 
@@ -27,7 +28,7 @@ CONFIG = {"round": 1, "phase": "train", "client": "rot15"}
 
 def client_of(tmp_path, recipe, name="rot15", **sections):
     """A client of the small experiment whose recipe is exchanged."""
-    space = Workspace(small_experiment(tmp_path, **sections))
+    space = Workspace(resolve(small_experiment(tmp_path, **sections)))
     space.recipe = recipe
     space.places = recipe.share.place(space.net)
     state = space.net.state_dict()

@@ -9,7 +9,7 @@ from torch import nn
 from clients.losses import proximal
 from clients.networks import descend
 from fedsim.errors import UserError
-from fedsim.run.workspace import workspace
+from fedsim.run.workspace import close_workspaces, workspace
 
 
 def personal_step(v, w, gradient, lam, lr):
@@ -59,7 +59,7 @@ def test_personal_models_are_validated_and_kept(runs):
     assert sorted(file.name for file in ours.glob("personal-*")) == [
         f"personal-{name}.safetensors" for name in ("rot0", "rot15", "rot30")
     ]
-    workspace.cache_clear()
+    close_workspaces()
     space = workspace(experiment.toml())
     for name in ("rot0", "rot30"):
         client = space.client(name, "")
@@ -76,7 +76,7 @@ def test_personal_models_survive_a_kill(tmp_path, runs):
     again = experiment.replace(run={"output": str(tmp_path)})
     with pytest.raises(KeyboardInterrupt):
         run_small(again, Interrupt(after_round=2))
-    workspace.cache_clear()
+    close_workspaces()
     resumed, _ = run_small(again)
     assert numbers(resumed / "clients.csv").equals(numbers(ours / "clients.csv"))
     a, b = (load_file(folder / "personal-rot15.safetensors") for folder in (resumed, ours))
