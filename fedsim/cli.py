@@ -112,7 +112,9 @@ def sweep(
     seeds: Annotated[str, typer.Option(help="comma-separated seeds")] = "0",
     grid: Annotated[list[str] | None, typer.Option(help="key=v1,v2: one more axis (repeatable)")] = None,
     jobs: Annotated[int, typer.Option(min=0, help="runs at a time; 0: as many as cores and GPUs carry")] = 0,
-    cores_per_cell: Annotated[int, typer.Option(min=0, help="cores (and CPU threads) of one run; 0: one")] = 0,
+    cores_per_cell: Annotated[
+        int, typer.Option(min=0, help="cores of one run, and its run.threads; 0: run.threads")
+    ] = 0,
     gpus_per_cell: Annotated[float, typer.Option(min=0, help="GPUs of one run, e.g. 0.25; 0: shared evenly")] = 0,
     ray: Annotated[
         str, typer.Option(help="run as Ray tasks: local, auto, or a cluster's address (shared --output)")
@@ -131,7 +133,8 @@ def sweep(
         raise UserError(f"--seeds {seeds!r}: give whole numbers separated by commas, e.g. 0,1,2")
     axes = Axes(methods.split(","), targets.split(","), [int(word) for word in words], grid or ())
     budget = Budget(jobs, cores_per_cell, gpus_per_cell, ray)
-    overrides = [*(set_ or ()), *_short(output=output), *_callbacks(callback)]
+    threads = [f"run.threads={cores_per_cell}"] if cores_per_cell else []
+    overrides = [*threads, *(set_ or ()), *_short(output=output), *_callbacks(callback)]
     failed = run_sweep(config, axes, budget, overrides=overrides, preset=preset, dry_run=dry_run)
     raise typer.Exit(1 if failed else 0)
 

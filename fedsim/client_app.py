@@ -51,7 +51,9 @@ def space_of(message: Message, context: Context) -> tuple[Workspace, dict]:
     """The workspace of the message's experiment, with this site's own folders, and the message's config."""
     config, node = dict(message.content.config_records["config"]), context.node_config
     if not is_site(context):
-        return workspace(str(config["experiment"])), config
+        space = workspace(str(config["experiment"]))
+        set_threads(space.experiment.run.threads)  # the process may be anybody's: Flower's own engine, a cluster
+        return space, config
     config["state-dir"] = state_folder(str(node.get("state-dir", "")), str(config["token"]))
     space = workspace(str(config["experiment"]), str(node.get("data-dir", "")))
     set_threads(space.experiment.run.threads)

@@ -125,7 +125,12 @@ class RunSettings(Settings):
     )
     wait_for_sites: float = Field(300.0, gt=0, description="seconds to wait for sites that are not online")
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    threads: int = Field(0, ge=0, description="CPU threads per worker; 0: share the cores between the workers")
+    threads: int = Field(
+        1,
+        ge=0,
+        description="CPU threads of each process that computes; numbers depend on it: it is recorded and compared; "
+        "0: as many as cores are free to the process (a deployment's sites: each its own)",
+    )
     output: str = "outputs"
     evaluate_batch_size: int = Field(256, ge=1)
     checkpoint_every: int = Field(1, ge=1, description="rounds between checkpoints")

@@ -10,6 +10,7 @@ from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedsim.arrays import record_to_arrays
+from fedsim.cores import free_cores
 from fedsim.errors import USER_ERROR, UserError
 from fedsim.experiment import Experiment, parse_experiment, read_experiment
 from fedsim.results.callbacks import RunCallback, tell_failure, trackers
@@ -116,6 +117,15 @@ class LogLines:
         logger.info(
             "%s on %s, target %s, seed %d: records in %s",
             *(experiment.method_name, experiment.data.dataset, experiment.run.target, experiment.run.seed, folder),
+        )
+        logger.info(
+            "%s per process (run.threads); %d cores are free to this one",
+            *(
+                f"{threads} CPU thread{'s' * (threads != 1)}"
+                if (threads := experiment.run.threads)
+                else "all free cores",
+            ),
+            free_cores(),
         )
 
     def on_round(self, row: dict, clients: list[dict]) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from torch import nn
 
 from fedsim.assembly import build_net, build_recipe
+from fedsim.cores import free_cores
 from fedsim.data import Benchmark, benchmark, client_names, resolve_domain
 from fedsim.errors import UserError
 from fedsim.experiment import Experiment
@@ -45,10 +46,19 @@ class Plan:
 def resolve(experiment: Experiment) -> Plan:
     """The plan of an experiment; UserError for an unknown target, data set or method, and for parts that do not fit."""
     found = benchmark(experiment.data)
-    experiment = _with_target(experiment, found)
+    experiment = _with_threads(_with_target(experiment, found))
     recipe = build_recipe(experiment)
     clients = (POOLED,) if recipe.pooled else tuple(client_names(experiment.data, experiment.run.target))
     return Plan(experiment, recipe, found, clients)
+
+
+def _with_threads(experiment: Experiment) -> Experiment:
+    """The experiment with its number of threads, on which numbers depend; a deployment's sites have their own."""
+    run = experiment.run
+    if run.threads or run.runtime == "deployment":
+        return experiment
+    own = max(int(run.cpus_per_worker), 1) if run.runtime in ("ray", "flower") else free_cores()
+    return experiment.replace(run={"threads": own})
 
 
 def complete(experiment: Experiment) -> Experiment:

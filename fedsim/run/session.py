@@ -14,6 +14,7 @@ from flwr.app import ArrayRecord
 from safetensors.numpy import load_file
 
 from fedsim.arrays import nonnegative_names, record_to_arrays, state_to_record
+from fedsim.cores import free_cores
 from fedsim.data import domain_of
 from fedsim.data.fingerprint import Fingerprints, difference, fingerprints
 from fedsim.errors import UserError
@@ -38,6 +39,8 @@ def is_finished(folder: Path) -> bool:
     return (folder / "summary.csv").is_file()
 
 
+NUMBERS = ("run.select_on", "run.threads")  # settings of [run] on which a run's numbers depend
+
 EvaluateTarget = Callable[[ArrayRecord], TargetScore]
 
 
@@ -58,7 +61,13 @@ class Session:
         self.recorder.truncate(self.checkpoint.round if self.checkpoint else -1)
         self.recorder.write_experiment(experiment.toml())
         self.recorder.write_environment(
-            environment() | {"device": str(space.device), "threads": torch.get_num_threads(), "data": self.data}
+            environment()
+            | {
+                "device": str(space.device),
+                "threads": torch.get_num_threads(),
+                "cores_free": free_cores(),
+                "data": self.data,
+            }
         )
         self.evaluate_target: EvaluateTarget | None = None
         self.best = self._best_so_far()
@@ -207,9 +216,7 @@ def refuse_other_settings(
     if not file.is_file():
         return
     changed = differing_keys(parse_experiment(file.read_text()).model_dump(), experiment.model_dump())
-    changed = [
-        key for key in changed if key not in MACHINE_KEYS and (not key.startswith("run.") or key == "run.select_on")
-    ]
+    changed = [key for key in changed if key not in MACHINE_KEYS and (not key.startswith("run.") or key in NUMBERS)]
     if changed:
         raise UserError(
             f"{folder} holds a run with other settings ({', '.join(changed[:5])}); "

@@ -1,12 +1,11 @@
 """What a worker process keeps warm between messages: the network of an experiment, and the clients it has served."""
 
-import os
-
 import torch
 
 from clients.base import DomainClient
 from clients.local_data import LocalData
 from clients.store import ClientStore, client_folder
+from fedsim.cores import free_cores
 from fedsim.data import load_client, load_pooled
 from fedsim.data.augment import make_transforms
 from fedsim.errors import UserError
@@ -23,9 +22,9 @@ def pick_device(wanted: str) -> torch.device:
     return torch.device("cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu")
 
 
-def set_threads(threads: int, workers: int = 1) -> int:
-    """CPU threads of this process: as asked, or the cores shared between the workers."""
-    count = threads or max((os.cpu_count() or 1) // workers, 1)
+def set_threads(threads: int) -> int:
+    """CPU threads of this process: as asked, or (0) as many as cores are free to it."""
+    count = threads or free_cores()
     if torch.get_num_threads() != count:
         torch.set_num_threads(count)
     return count

@@ -25,7 +25,6 @@ class Plan:
     workers: int
     cpus: float
     gpus: float
-    threads: int
 
 
 def import_ray() -> Any:
@@ -104,8 +103,7 @@ def plan_workers(run: RunSettings, clients: int) -> Plan:
             f"wanted: {wanted}; lower run.workers, run.cpus_per_worker or run.gpus_per_worker"
         )
     workers = min(wanted, fits)
-    cores = 0 if run.ray_address else os.cpu_count() or 1  # of a shared cluster only what is reserved
-    return Plan(workers, run.cpus_per_worker, share, run.threads or max(int(run.cpus_per_worker), cores // workers, 1))
+    return Plan(workers, run.cpus_per_worker, share)
 
 
 def room(have: float, need: float) -> int:

@@ -88,7 +88,7 @@ class RayGrid(LocalGrid):
         try:
             plan = plan_workers(run, nodes)
             variables = {name: os.environ[name] for name in FORWARDED if os.environ.get(name)}
-            self._place = Place(app, plan.threads, str(Path.cwd()), variables)
+            self._place = Place(app, run.threads, str(Path.cwd()), variables)
             self._actor = self._ray.remote(Worker).options(
                 num_cpus=plan.cpus, num_gpus=plan.gpus, max_restarts=0, scheduling_strategy="SPREAD"
             )

@@ -63,6 +63,6 @@ def manner(budget: Budget, slots: Sequence[Slot]) -> str:
         return f"as Ray tasks ({budget.ray}), {budget.jobs or 'as many as fit'} at a time"
     if not slots:
         return "nothing to start"
-    text = f"{len(slots)} at a time with {slots[0].threads} {'core' if slots[0].threads == 1 else 'cores'} each"
+    text = f"{len(slots)} at a time with {slots[0].cores} {'core' if slots[0].cores == 1 else 'cores'} each"
     gpus = sorted({name for slot in slots for name in slot.gpus})
     return text + (f", on GPU {', '.join(gpus)}" if gpus else "")

@@ -4,6 +4,7 @@ import math
 import os
 from dataclasses import dataclass
 
+from fedsim.cores import free_cores
 from fedsim.errors import UserError
 
 
@@ -23,22 +24,22 @@ class Budget:
 
 @dataclass(frozen=True)
 class Slot:
-    """A place for one cell at a time: its CPU threads and the CUDA devices that it sees (none named: all)."""
+    """A place for one cell at a time: the cores reserved for it and the CUDA devices that it sees (none named: all)."""
 
-    threads: int
+    cores: int
     gpus: tuple[str, ...] = ()
 
 
-def local_slots(budget: Budget, device: str = "auto", threads: int = 0) -> list[Slot]:
+def local_slots(budget: Budget, device: str = "auto", threads: int = 1) -> list[Slot]:
     """One slot for each cell that this machine runs at a time; UserError when not even one fits.
 
-    Without a wish a cell gets `threads` cores (`run.threads`) or one, or its part of all cores when `jobs` is given.
+    A cell gets a core for each of its threads (`run.threads`), or as many cores as are asked for.
     GPUs are shared evenly unless `gpus` says how much of one a cell needs.
     """
     have = cores()
     if budget.cores > have:
         raise UserError(f"--cores-per-cell {budget.cores}: this machine has {have} cores")
-    need = budget.cores or threads or (max(have // budget.jobs, 1) if budget.jobs else 1)
+    need = budget.cores or threads
     room = budget.jobs if budget.jobs and not budget.cores else max(have // need, 1)
     count = min(room, budget.jobs or room)
     names = [] if device == "cpu" else visible_gpus()
@@ -48,7 +49,7 @@ def local_slots(budget: Budget, device: str = "auto", threads: int = 0) -> list[
     places = gpu_places(names, budget.gpus)
     if budget.gpus:
         count = min(count, len(places))
-    return [Slot(threads or need, places[index % len(places)] if places else ()) for index in range(count)]
+    return [Slot(need, places[index % len(places)] if places else ()) for index in range(count)]
 
 
 def gpu_places(names: list[str], share: float) -> list[tuple[str, ...]]:
@@ -78,4 +79,4 @@ def visible_gpus() -> list[str]:
 
 def cores() -> int:
     """CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return free_cores()

@@ -63,7 +63,6 @@ class RayPool:
             cpus_per_worker=budget.cores or 1,
             gpus_per_worker=budget.gpus,
             device=run.device,
-            threads=run.threads,
         )
 
     def __enter__(self) -> "RayPool":
@@ -109,7 +108,7 @@ class RayPool:
 
     def _submit(self, task: Any, index: int, cell: Cell, mailbox: Any) -> Any:
         cell.folder.mkdir(parents=True, exist_ok=True)
-        settings = cell.experiment.replace(run={"threads": self._plan.threads}).toml()
+        settings = cell.experiment.toml()
         variables = {name: os.environ[name] for name in FORWARDED if os.environ.get(name)}
         return task.remote(index, settings, str(cell.folder), str(Path.cwd()), variables, mailbox)
 

@@ -69,7 +69,7 @@ def give(seat: Seat, cell: Cell) -> None:
     seat.cell = cell
     cell.begin()
     with contextlib.suppress(OSError):  # it died just now: the end of its pipe will say so
-        seat.connection.send(cell.experiment.replace(run={"threads": seat.slot.threads}).toml())
+        seat.connection.send(cell.experiment.toml())
 
 
 def hear(seat: Seat) -> None:

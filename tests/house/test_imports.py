@@ -26,7 +26,7 @@ FLOORS = (
     ("fedsim.models", "fedsim.data", "fedsim.results"),
     ("fedsim.part", "fedsim.console"),
     ("fedsim.experiment", "fedsim.arrays", "fedsim.seeding"),
-    ("fedsim.errors",),
+    ("fedsim.errors", "fedsim.cores"),
 )
 FLOWER = (
     "fedsim.server_app", "fedsim.client_app", "fedsim.runtime", "fedsim.deploy", "fedsim.run", "fedsim.arrays",

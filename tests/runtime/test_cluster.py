@@ -25,27 +25,26 @@ def machines(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("settings", "resources", "workers", "gpus", "threads"),
+    ("settings", "resources", "workers", "gpus"),
     [
-        ({}, [{"CPU": 8.0}], 5, 0.0, 1),  # one per client at most
-        ({}, [{"CPU": 2.0}], 2, 0.0, 4),  # what is left of the cores is shared
-        ({"cpus_per_worker": 2.0}, [{"CPU": 3.0}, {"CPU": 5.0}], 3, 0.0, 2),  # whole workers per machine
-        ({"threads": 3}, [{"CPU": 8.0}], 5, 0.0, 3),
-        ({"workers": 2}, [{"CPU": 8.0}], 2, 0.0, 4),
-        ({"ray_address": "somewhere", "workers": 2}, [{"CPU": 8.0}], 2, 0.0, 1),  # only what is reserved
-        ({"cpus_per_worker": 0.5}, [{"CPU": 1.0}], 2, 0.0, 4),
-        ({"gpus_per_worker": 0.25}, [{"CPU": 8.0, "GPU": 1.0}], 4, 0.25, 2),
-        ({"gpus_per_worker": 0.6}, [{"CPU": 8.0, "GPU": 2.0}], 2, 0.6, 4),  # a fraction does not span two GPUs
-        ({}, [{"CPU": 8.0, "GPU": 1.0}], 5, 0.2, 1),  # without a wish the GPUs are shared
-        ({}, [{"CPU": 8.0, "GPU": 2.0}], 5, 0.3333, 1),
-        ({"device": "cpu"}, [{"CPU": 8.0, "GPU": 1.0}], 5, 0.0, 1),
+        ({}, [{"CPU": 8.0}], 5, 0.0),  # one per client at most
+        ({}, [{"CPU": 2.0}], 2, 0.0),
+        ({"cpus_per_worker": 2.0}, [{"CPU": 3.0}, {"CPU": 5.0}], 3, 0.0),  # whole workers per machine
+        ({"workers": 2}, [{"CPU": 8.0}], 2, 0.0),
+        ({"ray_address": "somewhere", "workers": 2}, [{"CPU": 8.0}], 2, 0.0),  # only what is reserved
+        ({"cpus_per_worker": 0.5}, [{"CPU": 1.0}], 2, 0.0),
+        ({"gpus_per_worker": 0.25}, [{"CPU": 8.0, "GPU": 1.0}], 4, 0.25),
+        ({"gpus_per_worker": 0.6}, [{"CPU": 8.0, "GPU": 2.0}], 2, 0.6),  # a fraction does not span two GPUs
+        ({}, [{"CPU": 8.0, "GPU": 1.0}], 5, 0.2),  # without a wish the GPUs are shared
+        ({}, [{"CPU": 8.0, "GPU": 2.0}], 5, 0.3333),
+        ({"device": "cpu"}, [{"CPU": 8.0, "GPU": 1.0}], 5, 0.0),
     ],
 )
-def test_workers_fill_the_cluster(machines, settings, resources, workers, gpus, threads):
-    """As many workers as fit, one per client at most; threads and GPU shares follow."""
+def test_workers_fill_the_cluster(machines, settings, resources, workers, gpus):
+    """As many workers as fit, one per client at most; GPU shares follow."""
     machines(*resources)
     plan = cluster.plan_workers(RunSettings(**settings), clients=5)
-    assert (plan.workers, plan.gpus, plan.threads) == (workers, gpus, threads)
+    assert (plan.workers, plan.gpus) == (workers, gpus)
 
 
 @pytest.mark.parametrize(

@@ -34,10 +34,10 @@ def machine(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("wish", "cores", "gpus", "threads", "devices"),
+    ("wish", "cores", "gpus", "reserved", "devices"),
     [
         (Budget(), 4, "", [1, 1, 1, 1], ""),
-        (Budget(jobs=2), 4, "", [2, 2], ""),
+        (Budget(jobs=2), 4, "", [1, 1], ""),  # the same threads, so the same numbers, however many run at a time
         (Budget(jobs=8), 4, "", [1] * 8, ""),  # more cells than cores is the user's choice
         (Budget(cores=2), 5, "", [2, 2], ""),
         (Budget(jobs=8, cores=2), 4, "", [2, 2], ""),  # but not more cores than there are
@@ -48,11 +48,11 @@ def machine(monkeypatch):
         (Budget(gpus=0.3, cores=2), 4, "a", [2, 2], "aa"),
     ],
 )
-def test_slots_keep_the_budget(machine, wish, cores, gpus, threads, devices):
-    """As many cells as cores and GPUs carry; each knows its threads and its device."""
+def test_slots_keep_the_budget(machine, wish, cores, gpus, reserved, devices):
+    """As many cells as cores and GPUs carry; each knows its cores and its device."""
     machine(cores, gpus)
     slots = budget.local_slots(wish)
-    assert [slot.threads for slot in slots] == threads
+    assert [slot.cores for slot in slots] == reserved
     assert "".join("".join(slot.gpus) for slot in slots) == devices
 
 
@@ -61,8 +61,8 @@ def test_several_gpus_for_one_cell(machine):
     machine(8, "abcde")
     assert [slot.gpus for slot in budget.local_slots(Budget(gpus=2))] == [("a", "b"), ("c", "d")]
     assert budget.local_slots(Budget(), device="cpu")[0].gpus == ()
-    assert [slot.threads for slot in budget.local_slots(Budget(), threads=3)] == [3, 3]
-    assert [slot.threads for slot in budget.local_slots(Budget(jobs=4), threads=3)] == [3] * 4
+    assert [slot.cores for slot in budget.local_slots(Budget(), threads=3)] == [3, 3]
+    assert [slot.cores for slot in budget.local_slots(Budget(jobs=4), threads=3)] == [3] * 4
 
 
 @pytest.mark.parametrize(

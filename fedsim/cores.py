@@ -1,0 +1,56 @@
+"""How many CPU cores this process may really use: what its affinity and its control group leave it."""
+
+import math
+import os
+from pathlib import Path
+
+PROC = Path("/proc/self/cgroup")
+GROUPS = Path("/sys/fs/cgroup")
+
+
+def free_cores() -> int:
+    """Whole cores that this process may use: affinity (taskset, Slurm) and quota (containers), at least one."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(min(allowed, math.floor(quota() + 1e-9)) if quota() < math.inf else allowed, 1)
+
+
+def quota(proc: Path | None = None, groups: Path | None = None) -> float:
+    """Cores that the control group grants, the least over it and its parents; infinite without a limit.
+
+    Version 2 writes `cpu.max` (`200000 100000`, or `max`), version 1 `cpu.cfs_quota_us` (-1: no limit) beside
+    `cpu.cfs_period_us`. A container sees its own group at the root of the file system.
+    """
+    proc, groups = proc or PROC, groups or GROUPS
+    limits = [math.inf]
+    for line in _text(proc).splitlines():
+        number, controllers, path = line.split(":", 2)
+        if number == "0" and not controllers:
+            root = groups
+        elif "cpu" in controllers.split(","):
+            root = groups / "cpu"
+        else:
+            continue
+        own = root / path.lstrip("/")
+        for folder in (own, *own.parents):
+            limits.append(_limit(folder))
+            if folder == root:
+                break
+    return min(limits)
+
+
+def _limit(folder: Path) -> float:
+    words = _text(folder / "cpu.max").split()
+    if not words:
+        words = [_text(folder / name).strip() for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")]
+    try:
+        granted, period = (float(word) for word in words)
+    except ValueError:  # "max", or no such files
+        return math.inf
+    return granted / period if granted > 0 and period > 0 else math.inf
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text()
+    except OSError:
+        return ""

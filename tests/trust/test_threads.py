@@ -1,0 +1,102 @@
+"""Threads belong to what a run's numbers depend on: one default for all ways, recorded, compared."""
+
+import json
+import os
+
+import pytest
+import torch
+from support import run_small, small_experiment
+
+from fedsim import cores
+from fedsim.errors import UserError
+from fedsim.experiment import Experiment, RunSettings, parse_experiment
+from fedsim.run.plan import resolve
+from fedsim.runtime.launch import launch
+from fedsim.sweep import Axes, Budget
+from fedsim.sweep.budget import local_slots
+from fedsim.sweep.plan import plan_cells
+
+
+@pytest.fixture(autouse=True)
+def _threads():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("runtime", ["inline", "ray", "flower", "deployment"])
+def test_every_way_of_running_has_the_same_default(runtime):
+    experiment = resolve(Experiment(run=RunSettings(runtime=runtime))).experiment
+    assert experiment.run.threads == 1
+
+
+@pytest.mark.parametrize("jobs", [0, 1, 2, 7])
+def test_the_cells_of_a_sweep_have_the_threads_of_a_run_however_many_run_at_a_time(jobs, tmp_path):
+    assert len(local_slots(Budget(jobs=jobs), "cpu", 1)) >= 1
+    cells = plan_cells("pacs", Axes(["fedavg"], ["sketch"], [0], ()), [f"run.output={tmp_path}"], "")
+    assert {cell.experiment.run.threads for cell in cells} == {1}
+
+
+def test_the_threads_of_the_settings_are_taken_whatever_the_process_had(tmp_path):
+    """A client in Flower's engine or on a cluster finds the threads that somebody else left."""
+
+    class Meddler:
+        def on_start(self, experiment, folder):
+            torch.set_num_threads(2)
+
+        def on_round(self, row, clients):
+            seen.append(torch.get_num_threads())
+
+        def on_end(self, summary):
+            pass
+
+    seen = []
+    folder, _ = run_small(small_experiment(tmp_path, train={"rounds": 1}), Meddler())
+    assert seen[-1] == 1
+    recorded = json.loads((folder / "environment.json").read_text())
+    assert recorded["threads"] == 1
+    assert recorded["cores_free"] == cores.free_cores()
+
+
+def test_a_run_is_not_continued_with_other_threads_nor_taken_for_one(tmp_path):
+    launch(small_experiment(tmp_path, train={"rounds": 1}))
+    with pytest.raises(UserError, match=r"other settings \(run\.threads\)"):
+        from fedsim.commands import run_one
+
+        run_one(small_experiment(tmp_path, train={"rounds": 1}, run={"target": "rot45", "threads": 2}))
+
+
+def test_all_free_cores_become_a_number_that_is_recorded(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedsim.run.plan.free_cores", lambda: 3)
+    plan = resolve(small_experiment(tmp_path, run={"threads": 0}))
+    assert plan.experiment.run.threads == 3
+    assert parse_experiment(plan.experiment.toml()).run.threads == 3
+    assert resolve(small_experiment(tmp_path, run={"threads": 0, "runtime": "ray"})).experiment.run.threads == 1
+    sites = small_experiment(tmp_path, run={"threads": 0, "runtime": "deployment"})
+    assert resolve(sites).experiment.run.threads == 0  # every site its own
+
+
+@pytest.mark.parametrize(
+    ("files", "granted"),
+    [
+        ({"proc": "0::/app\n", "app/cpu.max": "150000 100000\n"}, 1.5),
+        ({"proc": "0::/app\n", "app/cpu.max": "max 100000\n", "cpu.max": "200000 100000\n"}, 2.0),  # a parent's limit
+        ({"proc": "0::/\n", "cpu.max": "max 100000\n"}, float("inf")),
+        ({"proc": "0::/gone\n"}, float("inf")),
+        ({"proc": "4:cpu,cpuacct:/x\n", "cpu/x/cpu.cfs_quota_us": "50000", "cpu/x/cpu.cfs_period_us": "100000"}, 0.5),
+        ({"proc": "4:cpu,cpuacct:/x\n", "cpu/x/cpu.cfs_quota_us": "-1", "cpu/x/cpu.cfs_period_us": "100000"}, float("inf")),
+        ({}, float("inf")),
+    ],
+)  # fmt: skip
+def test_quotas_of_control_groups(files, granted, tmp_path):
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert cores.quota(tmp_path / "proc", tmp_path) == granted
+
+
+@pytest.mark.parametrize(("granted", "free"), [(float("inf"), 4), (2.5, 2), (0.5, 1), (16.0, 4)])
+def test_free_cores_are_the_least_of_affinity_and_quota(granted, free, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
+    monkeypatch.setattr(cores, "quota", lambda: granted)
+    assert cores.free_cores() == free
