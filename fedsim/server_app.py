@@ -118,15 +118,8 @@ class LogLines:
             "%s on %s, target %s, seed %d: records in %s",
             *(experiment.method_name, experiment.data.dataset, experiment.run.target, experiment.run.seed, folder),
         )
-        logger.info(
-            "%s per process (run.threads); %d cores are free to this one",
-            *(
-                f"{threads} CPU thread{'s' * (threads != 1)}"
-                if (threads := experiment.run.threads)
-                else "all free cores",
-            ),
-            free_cores(),
-        )
+        threads = experiment.run.threads or "as many as there are cores"
+        logger.info("CPU threads of each process: %s; cores free to this one: %d", threads, free_cores())
 
     def on_round(self, row: dict, clients: list[dict]) -> None:
         """Round, validation and target accuracy."""

@@ -7,6 +7,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from fedsim.cores import free_cores
+
 PACKAGES = (
     "fedsim",
     "torch",
@@ -31,6 +33,7 @@ def environment() -> dict[str, Any]:
         "platform": platform.platform(),
         "machine": platform.machine(),
         "cpu_count": os.cpu_count(),
+        "cores_free": free_cores(),
         "packages": {name: found for name in PACKAGES if (found := _version(name))},
     }
     return table | _git(Path(__file__).resolve())

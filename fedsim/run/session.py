@@ -14,7 +14,6 @@ from flwr.app import ArrayRecord
 from safetensors.numpy import load_file
 
 from fedsim.arrays import nonnegative_names, record_to_arrays, state_to_record
-from fedsim.cores import free_cores
 from fedsim.data import domain_of
 from fedsim.data.fingerprint import Fingerprints, difference, fingerprints
 from fedsim.errors import UserError
@@ -65,7 +64,6 @@ class Session:
             | {
                 "device": str(space.device),
                 "threads": torch.get_num_threads(),
-                "cores_free": free_cores(),
                 "data": self.data,
             }
         )

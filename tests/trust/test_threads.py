@@ -2,6 +2,7 @@
 
 import json
 import os
+from math import inf
 
 import pytest
 import torch
@@ -59,10 +60,10 @@ def test_the_threads_of_the_settings_are_taken_whatever_the_process_had(tmp_path
 
 
 def test_a_run_is_not_continued_with_other_threads_nor_taken_for_one(tmp_path):
+    from fedsim.commands import run_one
+
     launch(small_experiment(tmp_path, train={"rounds": 1}))
     with pytest.raises(UserError, match=r"other settings \(run\.threads\)"):
-        from fedsim.commands import run_one
-
         run_one(small_experiment(tmp_path, train={"rounds": 1}, run={"target": "rot45", "threads": 2}))
 
 
@@ -81,11 +82,11 @@ def test_all_free_cores_become_a_number_that_is_recorded(tmp_path, monkeypatch):
     [
         ({"proc": "0::/app\n", "app/cpu.max": "150000 100000\n"}, 1.5),
         ({"proc": "0::/app\n", "app/cpu.max": "max 100000\n", "cpu.max": "200000 100000\n"}, 2.0),  # a parent's limit
-        ({"proc": "0::/\n", "cpu.max": "max 100000\n"}, float("inf")),
-        ({"proc": "0::/gone\n"}, float("inf")),
+        ({"proc": "0::/\n", "cpu.max": "max 100000\n"}, inf),
+        ({"proc": "0::/gone\n"}, inf),
         ({"proc": "4:cpu,cpuacct:/x\n", "cpu/x/cpu.cfs_quota_us": "50000", "cpu/x/cpu.cfs_period_us": "100000"}, 0.5),
-        ({"proc": "4:cpu,cpuacct:/x\n", "cpu/x/cpu.cfs_quota_us": "-1", "cpu/x/cpu.cfs_period_us": "100000"}, float("inf")),
-        ({}, float("inf")),
+        ({"proc": "4:cpu,cpuacct:/x\n", "cpu/x/cpu.cfs_quota_us": "-1", "cpu/x/cpu.cfs_period_us": "100000"}, inf),
+        ({}, inf),
     ],
 )  # fmt: skip
 def test_quotas_of_control_groups(files, granted, tmp_path):
@@ -95,7 +96,7 @@ def test_quotas_of_control_groups(files, granted, tmp_path):
     assert cores.quota(tmp_path / "proc", tmp_path) == granted
 
 
-@pytest.mark.parametrize(("granted", "free"), [(float("inf"), 4), (2.5, 2), (0.5, 1), (16.0, 4)])
+@pytest.mark.parametrize(("granted", "free"), [(inf, 4), (2.5, 2), (0.5, 1), (16.0, 4)])
 def test_free_cores_are_the_least_of_affinity_and_quota(granted, free, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
     monkeypatch.setattr(cores, "quota", lambda: granted)
