@@ -23,6 +23,7 @@ from clients.optimizers import make_optimizer
 from fedsim.experiment import Experiment, from_table, parse_override
 from fedsim.run.plan import resolve
 from fedsim.run.workspace import Workspace
+from strategies.parts import ServerRound
 
 ROWS = (
     "ccst,ccst:cross_client_style.encoder=haar,elcfs,elcfs:episodic_step.L_w=0.1,"
@@ -65,7 +66,7 @@ def bank_records(space: Workspace, client: str) -> dict:
     for bank in space.recipe.banks:
         config = {"round": 0, "phase": "collect", "bank": bank.name}
         entries = {name: space.client(name, "").collect({**config, "client": name}) for name in names}
-        records[bank.name] = bank.hand_out(entries, client)
+        records[bank.name] = bank.hand_out(entries, client, ServerRound(1, 1, names, {}))
     return records
 
 

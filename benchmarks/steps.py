@@ -24,7 +24,7 @@ from fedsim.assembly import build_recipe
 from fedsim.experiment import Experiment
 from fedsim.models import Net, build_model
 from fedsim.recipe import Recipe
-from strategies.parts import MIRROR
+from strategies.banks.global_batch_norm import GlobalBatchNorm
 
 CLASSES = 7
 
@@ -85,7 +85,7 @@ def local_round(recipe: Recipe, experiment: Experiment, net: Net, data: RandomDa
         device=device,
         store=ClientStore(None),
         data=data,
-        records={MIRROR: state},
+        records={GlobalBatchNorm.name: state},
     )
     found.lr, found.optimizer = experiment.train.lr, make_optimizer(net, experiment.train, experiment.train.lr)
     return found

@@ -136,9 +136,9 @@ class DomainClient(NumPyClient):
         seed_library(run.seed, "library", config["client"], config["phase"], config["round"])
         first_visit = self.store.get("personal") is None
         self._restore_personal()
-        start = self.records.get(self.recipe.share.starts_from, {})
-        if first_visit and start:
-            load_arrays(self.state, start, list(start))
+        if first_visit:
+            for bank in [bank for bank in self.recipe.banks if bank.initial and bank.name in self.records]:
+                load_arrays(self.state, self.records[bank.name], list(self.records[bank.name]))
         return LocalRound(
             client=config["client"],
             net=self.net,

@@ -79,9 +79,10 @@ def _check_privacy(experiment: Experiment, recipe: Recipe, net: nn.Module) -> No
             f"differential privacy perturbs every tensor, and the batch-norm statistics of {experiment.model.backbone} "
             "do not survive it; use a backbone without batch norm (digits-cnn, alexnet, vit-b-16)"
         )
-    if local and recipe.banks:
+    contributed = [bank for bank in recipe.banks if bank.contributed]
+    if local and contributed:
         raise UserError(
-            f"train.dp_clip perturbs the model alone, and a {part_name(recipe.banks[0])} would leave the client as it "
+            f"train.dp_clip perturbs the model alone, and a {part_name(contributed[0])} would leave the client as it "
             "is; use a method without banks"
         )
 

@@ -22,6 +22,7 @@ from fedsim.models.inserts.projection_head import ProjectionHead
 from fedsim.models.norms import DSON, IBN, XAN, MixIG
 from fedsim.recipe import Recipe
 from strategies.banks.amplitude import AmplitudeBank
+from strategies.banks.global_batch_norm import GlobalBatchNorm
 from strategies.banks.style import StyleBank
 from strategies.fuse.semantic_divergence import SemanticDivergence
 from strategies.share.without_batch_norm import WithoutBatchNorm
@@ -76,14 +77,16 @@ METHODS: dict[str, Recipe] = {
     "elcfs": Recipe(client=EpisodicStep(), banks=(AmplitudeBank(),), paper="Liu et al., CVPR 2021 (FedDG)"),
     "fedig": Recipe(
         norm=MixIG(),
-        share=WithoutBatchNorm(mirror=True),
+        share=WithoutBatchNorm(),
+        banks=(GlobalBatchNorm(),),
         client=ClientAgnostic(),
         paper="client-agnostic learning, ICLR 2023 submission: FedIG",
         discloses="as FedAvg: the batch-norm side goes up, its average comes down",
     ),
     "fedig-a": Recipe(
         norm=MixIG(adapter=True),
-        share=WithoutBatchNorm(mirror=True),
+        share=WithoutBatchNorm(),
+        banks=(GlobalBatchNorm(),),
         client=ClientAgnostic(),
         infer=ZeroShotAdapter(),
         paper="the same with zero-shot adapters: FedIG-A",

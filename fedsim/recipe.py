@@ -12,7 +12,7 @@ from fedsim.models.norms import BatchNorm
 from fedsim.models.norms.base import Norm
 from fedsim.part import Part
 from strategies.fuse.weighted_mean import WeightedMean
-from strategies.parts import Bank, Fuse, Share, Weights
+from strategies.parts import Bank, Fuse, Refine, Share, Weights
 from strategies.share.everything import Everything
 from strategies.weights.by_examples import ByExamples
 
@@ -22,6 +22,7 @@ SLOTS: dict[str, type[Part]] = {
     "weights": Weights,
     "fuse": Fuse,
     "banks": Bank,
+    "refine": Refine,
     "client": Step,
     "terms": Term,
     "batches": Batches,
@@ -31,7 +32,7 @@ SLOTS: dict[str, type[Part]] = {
     "inserts": Insert,
     "infer": Infer,
 }
-LIST_SLOTS = ("banks", "terms", "reports", "inserts")
+LIST_SLOTS = ("banks", "refine", "terms", "reports", "inserts")
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class Recipe:
     weights: Weights = ByExamples()
     fuse: Fuse = WeightedMean()
     banks: tuple[Bank, ...] = ()
+    refine: tuple[Refine, ...] = ()
     client: Step = SupervisedStep()
     terms: tuple[Term, ...] = ()
     batches: Batches = Shuffled()

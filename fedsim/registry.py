@@ -19,6 +19,7 @@ FOLDERS = {
     "weights": "strategies.weights",
     "fuse": "strategies.fuse",
     "banks": "strategies.banks",
+    "refine": "strategies.refine",
     "client": "clients.step",
     "terms": "clients.terms",
     "batches": "clients.batches",

@@ -87,8 +87,8 @@ def _serve(grid: Grid, space: Workspace, callbacks: Sequence[RunCallback]) -> Pa
 
     def evaluate(arrays: ArrayRecord) -> TargetScore:
         if evaluator is not None:
-            return evaluator(record_to_arrays(arrays), strategy.banks.get("uploads", {}))
-        return strategy.target_site.score if strategy.log.round else strategy.target_site.ask(grid, 0, arrays)
+            return evaluator(record_to_arrays(arrays), strategy.wanted_entries())
+        return strategy.target_site.score if strategy.log.round else strategy.target_site.ask(grid, arrays)
 
     session.attach(strategy, evaluate)
     target = experiment.run.target if on_site else ""

@@ -56,10 +56,10 @@ class ClientAgnostic(Step):
     def refuses(self, recipe: "Recipe") -> str:
         """Needs a second view of the network that leaves no trace, and MixIG's needs the averages on the clients."""
         norm = recipe.norm
-        if norm.second_view and not recipe.share.mirrors:
+        if norm.second_view and GLOBAL_BN not in [bank.name for bank in recipe.banks]:
             return (
-                "mix_ig needs the averaged batch norm on the clients; use share 'without_batch_norm' with "
-                "method.without_batch_norm.mirror = true"
+                "mix_ig needs the averaged batch norm on the clients; add 'global_batch_norm' to method.banks, and use "
+                "the share rule 'without_batch_norm'"
             )
         if not norm.second_view and not norm.keeps_batch_norm:
             return (

@@ -1,4 +1,4 @@
-"""What a killed run resumes from: global arrays, banks and the parts' states of a finished round."""
+"""What a killed run resumes from: the global model and the server's memory after a finished round."""
 
 import json
 import secrets
@@ -13,19 +13,20 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from fedsim.errors import UserError
+from strategies.state import ServerState
 
 STATE = "checkpoint.safetensors"
 TOKEN = "token"
+PLAIN = ("layouts", "handed", "stored")  # fields of ServerState that JSON holds as they are
 
 
 @dataclass
 class Checkpoint:
-    """State of the server after `round`; everything else of a run is derived from its settings."""
+    """The global model and the server's memory after `round`; everything else of a run comes from its settings."""
 
     round: int
     arrays: dict[str, np.ndarray]
-    banks: dict[str, dict[str, dict[str, np.ndarray]]]
-    part_states: dict[str, dict[str, Any]]
+    state: ServerState
     data: dict[str, dict[str, Any]] = field(default_factory=dict)  # fingerprint of every domain
 
 
@@ -57,20 +58,26 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
     """
     file = arrays_file(folder, checkpoint.round)
     write_arrays(file, checkpoint.arrays, {"round": str(checkpoint.round)})
-    banks = {
-        json.dumps([bank, client, name]): array
-        for bank, clients in checkpoint.banks.items()
-        for client, arrays in clients.items()
+    state = checkpoint.state
+    tensors = {
+        json.dumps([bank, owner, name]): array
+        for bank, owners in state.banks.items()
+        for owner, arrays in owners.items()
         for name, array in arrays.items()
     }
+    tensors |= {json.dumps([part, name]): array for part, own in state.tensors.items() for name, array in own.items()}
     meta = {
         "round": checkpoint.round,
-        "part_states": checkpoint.part_states,
         "data": checkpoint.data,
         "order": list(checkpoint.arrays),
-        "banks": {bank: list(clients) for bank, clients in checkpoint.banks.items()},
+        "parts": state.parts,
+        "tensors": {part: list(own) for part, own in state.tensors.items()},
+        "banks": {
+            bank: {owner: list(arrays) for owner, arrays in owners.items()} for bank, owners in state.banks.items()
+        },
+        **{name: getattr(state, name) for name in PLAIN},
     }
-    write_arrays(folder / STATE, banks, {"fedsim": json.dumps(meta)})
+    write_arrays(folder / STATE, tensors, {"fedsim": json.dumps(meta)})
     for old in folder.glob("arrays-*.safetensors"):
         if old != file:
             old.unlink()
@@ -110,16 +117,21 @@ def load_checkpoint(folder: Path) -> Checkpoint | None:
             meta = json.loads(file.metadata()["fedsim"])
             tensors = {name: file.get_tensor(name) for name in sorted(file.keys())}
         arrays = load_file(arrays_file(folder, meta["round"]))
-        banks: dict = {bank: {client: {} for client in clients} for bank, clients in meta["banks"].items()}
-        for name, tensor in tensors.items():
-            bank, client, key = json.loads(name)
-            banks[bank][client][key] = tensor
-        return Checkpoint(
-            meta["round"],
-            {name: arrays[name] for name in meta["order"]},
-            banks,
-            meta["part_states"],
-            meta.get("data", {}),
+        state = ServerState(
+            parts=meta["parts"],
+            tensors={
+                part: {name: tensors[json.dumps([part, name])] for name in own} for part, own in meta["tensors"].items()
+            },
+            banks={
+                bank: {
+                    owner: {name: tensors[json.dumps([bank, owner, name])] for name in own}
+                    for owner, own in owners.items()
+                }
+                for bank, owners in meta["banks"].items()
+            },
+            **{name: meta[name] for name in PLAIN},
         )
+        model = {name: arrays[name] for name in meta["order"]}
+        return Checkpoint(meta["round"], model, state, meta.get("data", {}))
     except Exception as error:
         raise UserError(f"{path} is not a readable checkpoint ({error}); remove the run's folder") from None

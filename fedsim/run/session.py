@@ -5,6 +5,7 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ import torch
 from flwr.app import ArrayRecord
 from safetensors.numpy import load_file
 
-from fedsim.arrays import nonnegative_names, record_to_arrays, state_to_record
+from fedsim.arrays import record_to_arrays, state_to_record
+from fedsim.assembly import build_net
 from fedsim.data import domain_of
 from fedsim.data.fingerprint import Fingerprints, difference, fingerprints
 from fedsim.errors import UserError
@@ -29,6 +31,7 @@ from fedsim.run.personal import check_personal, personal_entries, write_personal
 from fedsim.run.plan import run_folder
 from fedsim.run.workspace import Workspace
 from strategies.base import FedDG
+from strategies.model import server_model
 from strategies.wire.round_log import RoundLog
 from strategies.wire.target_site import TargetScore
 
@@ -75,19 +78,20 @@ class Session:
     def attach(self, strategy: FedDG, evaluate_target: EvaluateTarget) -> None:
         """Follow a strategy; a resumed one gets its banks, part states and finished rounds back."""
         self.strategy, self.evaluate_target = strategy, evaluate_target
-        personal = [name for name, place in self.space.places.items() if place in ("upload", "local")]
-        strategy.kept_uploads = self.space.recipe.infer.wanted_uploads(self.space.net, personal)
-        strategy.nonnegative = nonnegative_names(self.space.net)
+        space = self.space
+        strategy.model = server_model(
+            space.net, space.places, partial(build_net, space.experiment, space.recipe), space.device
+        )
         if self.checkpoint:
-            strategy.finished_rounds = strategy.saved_round = self.checkpoint.round
-            strategy.banks = self.checkpoint.banks
-            strategy.part_states |= self.checkpoint.part_states
+            strategy.resume(self.checkpoint.round, self.checkpoint.state)
         for callback in self.callbacks:
             callback.on_start(self.experiment, self.folder)
 
     def initial_arrays(self) -> ArrayRecord:
         """The checkpoint's global model, or the initial one from the run's seed."""
-        return state_to_record(self.checkpoint.arrays if self.checkpoint else self.space.net.state_dict())
+        if self.checkpoint:
+            return state_to_record(self.checkpoint.arrays)
+        return state_to_record(self.space.net.state_dict(), self.space.travelling)
 
     def end_of_round(self, server_round: int, arrays: ArrayRecord) -> None:
         """Flower's evaluate_fn: called with 0 before the first round and after each round."""
@@ -155,9 +159,9 @@ class Session:
         values = record_to_arrays(arrays)
         saved = None
         if round % self.experiment.run.checkpoint_every == 0 or round == self.experiment.train.rounds:
-            state = Checkpoint(round, values, self.strategy.banks, self.strategy.part_states, self.data)
+            state = Checkpoint(round, values, self.strategy.state, self.data)
             saved = save_checkpoint(self.checkpoint_folder, state)
-            self.strategy.saved_round = round
+            self.strategy.exchange.saved_round = round
         score = row.get(validation_column(self.experiment))
         if round and score is not None and score > self.best:
             self.best = score

@@ -22,6 +22,7 @@ class TargetEvaluator:
     def __init__(self, space: Workspace) -> None:
         experiment = space.experiment
         images, labels, indices = load_target(experiment.data, experiment.run.target)
+        self.names = space.travelling
         self.net, self.device, self.infer = space.net, space.device, space.recipe.infer
         if self.infer.shuffled:
             indices = numpy_rng(experiment.run.seed, "test-order").permutation(indices)
@@ -46,7 +47,7 @@ class TargetEvaluator:
     ) -> TargetScore:
         """Score of a global model; `uploads` are the tensors of single clients that the inference rule asked for."""
         started = time.perf_counter()
-        load_arrays(self.net, arrays)
+        load_arrays(self.net, arrays, self.names)
         own = [
             {name: torch.tensor(array, device=self.device) for name, array in uploads[client].items()}
             for client in sorted(uploads)

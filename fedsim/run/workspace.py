@@ -51,6 +51,8 @@ class Workspace:
             for name, place in self.places.items()
             if place in ("upload", "local")
         }
+        # All that a run can change: what is sent, stored and saved.
+        self.travelling = [name for name, place in self.places.items() if place != "frozen"]
         self.clients: dict[tuple[str, str, str], DomainClient] = {}
 
     def client(self, name: str, state_folder: str, run: str = "") -> DomainClient:

@@ -1,13 +1,10 @@
 """The bank of low-frequency amplitude spectra (ELCFS)."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-
 from strategies.banks.checks import fault
-from strategies.parts import Arrays, Bank
+from strategies.parts import Arrays, Bank, Entries, ServerRound
 
 
 @dataclass(frozen=True)
@@ -20,11 +17,11 @@ class AmplitudeBank(Bank):
 
     name: ClassVar[str] = "amplitude"
 
-    def accept(self, client: str, arrays: Arrays) -> str:
+    def accept(self, client: str, arrays: Arrays, server: ServerRound) -> str:
         """Refuses wrong names, shapes, NaN and negative amplitudes."""
         reason = fault(arrays, {"amplitude": 4})
         return reason or ("an amplitude is negative" if (arrays["amplitude"] < 0).any() else "")
 
-    def hand_out(self, bank: Mapping[str, Arrays], client: str) -> dict[str, np.ndarray]:
+    def hand_out(self, bank: Entries, client: str, server: ServerRound) -> Arrays:
         """The other clients' spectra, by client."""
         return {owner: arrays["amplitude"] for owner, arrays in bank.items() if owner != client}

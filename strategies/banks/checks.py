@@ -14,22 +14,37 @@ def owned(arrays: Arrays) -> dict[str, np.ndarray]:
     return {name: np.array(array) for name, array in arrays.items()}
 
 
-def odd_shapes(entries: Mapping[str, Arrays]) -> dict[str, str]:
+def odd_shapes(entries: Mapping[str, Arrays], earlier: str = "") -> dict[str, str]:
     """Clients whose arrays differ in shape (the first axis aside) or type from most others', with the reason.
 
     All clients follow the same settings, so an odd one is broken; on a tie the first client in domain order is right.
+    `earlier`, the `layout_of` contributions that were accepted before, is right whatever most say now.
     """
-    layouts = {
-        client: {name: (array.shape[1:], str(array.dtype)) for name, array in sorted(arrays.items())}
-        for client, arrays in entries.items()
-    }
-    counted = Counter(map(repr, layouts.values()))
-    usual = max(layouts.values(), key=lambda layout: counted[repr(layout)], default={})
+    layouts = {client: layout_of(arrays) for client, arrays in entries.items()}
+    counted = Counter(layouts.values())
+    usual = earlier or max(layouts.values(), key=lambda layout: counted[layout], default="")
     return {
         client: f"its arrays are {layout}, the other clients' {usual}"
         for client, layout in layouts.items()
         if layout != usual
     }
+
+
+def layout_of(arrays: Arrays) -> str:
+    """Names, shapes (the first axis aside) and types of a contribution, as text."""
+    return repr({name: (array.shape[1:], str(array.dtype)) for name, array in sorted(arrays.items())})
+
+
+def misfit(arrays: Arrays, like: Arrays) -> str:
+    """Reason why arrays do not have exactly the names, shapes and types of the tensors `like`, or empty."""
+    if arrays.keys() != like.keys():
+        odd = sorted(arrays.keys() ^ like.keys())
+        return f"it holds {len(arrays)} tensors, expected {len(like)}; {odd[0]!r} is in one of the two only"
+    for name, array in arrays.items():
+        if array.shape != like[name].shape or array.dtype != like[name].dtype:
+            wanted = f"{like[name].dtype}{list(like[name].shape)}"
+            return f"{name!r} is {array.dtype}{list(array.shape)}, expected {wanted}"
+    return ""
 
 
 def fault(arrays: Arrays, dimensions: Mapping[str, int]) -> str:

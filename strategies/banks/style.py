@@ -4,14 +4,11 @@ A bank is kept as {client: arrays}. The client part with the same `bank` name co
 `discloses` what they tell about the images; the server checks, keeps and hands them out, and does not look further.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-
 from strategies.banks.checks import fault
-from strategies.parts import Arrays, Bank
+from strategies.parts import Arrays, Bank, Entries, ServerRound
 
 
 @dataclass(frozen=True)
@@ -25,7 +22,7 @@ class StyleBank(Bank):
 
     name: ClassVar[str] = "style"
 
-    def accept(self, client: str, arrays: Arrays) -> str:
+    def accept(self, client: str, arrays: Arrays, server: ServerRound) -> str:
         """Refuses wrong names, shapes, NaN and standard deviations that are not positive."""
         reason = fault(arrays, {"mean": 2, "std": 2})
         if not reason and arrays["mean"].shape != arrays["std"].shape:
@@ -34,6 +31,6 @@ class StyleBank(Bank):
             reason = "a standard deviation is not positive"
         return reason
 
-    def hand_out(self, bank: Mapping[str, Arrays], client: str) -> dict[str, np.ndarray]:
+    def hand_out(self, bank: Entries, client: str, server: ServerRound) -> Arrays:
         """All styles, as `client:mean` and `client:std`."""
         return {f"{owner}:{name}": array for owner, arrays in bank.items() for name, array in arrays.items()}

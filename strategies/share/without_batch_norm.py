@@ -7,7 +7,7 @@ from torch import nn
 
 from fedsim.arrays import bn_scope
 from fedsim.models.norms.xan import XAN, XANLayer
-from strategies.parts import MIRROR, NO_MODEL, Place, Share
+from strategies.parts import NO_MODEL, Place, Share
 
 if TYPE_CHECKING:
     from fedsim.recipe import Recipe
@@ -22,31 +22,16 @@ class WithoutBatchNorm(Share):
     the batch-norm side is also sent up and averaged into the evaluation model, and still never loaded by a client
     (`avg_bn`, the convention behind the papers' tables). `scope="none"` gives FedAvg; `share_scores` also shares the
     mixing score of XAN's batch-norm branch, which is personal by accident in gPerXAN's code (core.md 2.7).
-    With `mirror` the averages also come down, in the record `global_bn` of their own (FedIG): clients read them beside
-    their own batch norm, which on a client's first visit starts from them.
     """
 
     scope: Literal["all", "xan", "none"] = "all"
     upload: bool = True
     share_scores: bool = False
-    mirror: bool = False
-
-    @property
-    def starts_from(self) -> str:
-        """The averages, when they come down: a client's own batch norm starts from them."""
-        return MIRROR if self.mirror else ""
-
-    @property
-    def mirrors(self) -> bool:
-        """As the field says."""
-        return self.mirror
 
     def refuses(self, recipe: "Recipe") -> str:
         """The scope must name layers that are there, and an unseen domain needs a model."""
         if self.scope == "xan" and not isinstance(recipe.norm, XAN):
             return f"without_batch_norm with scope 'xan' needs norm 'xan', not {type(recipe.norm).__name__}"
-        if self.mirror and not self.upload:
-            return "without_batch_norm has nothing to mirror without its upload; set upload = true"
         return "" if self.upload or recipe.infer.transductive else NO_MODEL
 
     def place(self, net: nn.Module) -> dict[str, Place]:

@@ -11,7 +11,7 @@ from flwr.app import Message, MetricRecord, RecordDict
 
 from fedsim.arrays import all_finite, record_to_arrays
 from fedsim.errors import USER_ERROR, ClientFailedError, UserError
-from strategies.parts import Arrays, Bank, Update
+from strategies.parts import Arrays, Bank, RefusedUpdateError, ServerRound, Update
 
 MOST_EXAMPLES = 10**9
 MOST_STEPS = 2**40  # what a batch-norm counter may say
@@ -44,7 +44,8 @@ class Expected:
     """What the reply to one message must look like.
 
     `shapes` are the tensors of the record `arrays`, and `nonnegative` those of them that count or are variances.
-    `banks` are the records that come with it, `metrics` what a server part needs to know beside `train_loss`.
+    `banks` are the records that come with it and `views` the round as each of these banks sees it; `metrics` is what
+    a server part needs to know beside `train_loss`.
     """
 
     client: str
@@ -55,6 +56,7 @@ class Expected:
     shapes: Mapping[str, tuple[tuple[int, ...], np.dtype]] = field(default_factory=dict)
     nonnegative: Collection[str] = ()
     banks: tuple[Bank, ...] = ()
+    views: Mapping[str, ServerRound] = field(default_factory=dict)
     metrics: Collection[str] = ()
 
 
@@ -76,6 +78,8 @@ def judged(check: Callable[[RecordDict, Expected], T], content: RecordDict, expe
         return check(content, expected)
     except RejectedReplyError:
         raise
+    except RefusedUpdateError as error:
+        raise RejectedReplyError(error.reason) from error
     except Exception as error:
         raise RejectedReplyError(f"it cannot be judged ({type(error).__name__}: {error})") from error
 
@@ -93,7 +97,7 @@ def check_update(content: RecordDict, expected: Expected) -> Update:
     check_arrays(arrays, expected.shapes)
     check_nonnegative(arrays, expected.nonnegative)
     for bank in expected.banks:
-        check_contribution(bank, expected.client, records[bank.name])
+        check_contribution(bank, expected.client, records[bank.name], expected.views[bank.name])
     return Update(expected.client, examples, arrays, metrics, records, stored_entries(content))
 
 
@@ -120,7 +124,7 @@ def check_collected(content: RecordDict, expected: Expected) -> Arrays:
     check_records(content, {bank.name}, set(), {"echo"})
     check_echo(content, expected)
     arrays = read_arrays(bank.name, content.array_records[bank.name])
-    check_contribution(bank, expected.client, arrays)
+    check_contribution(bank, expected.client, arrays, expected.views[bank.name])
     return arrays
 
 
@@ -218,10 +222,10 @@ def check_nonnegative(arrays: Arrays, names: Collection[str]) -> None:
             raise RejectedReplyError(f"tensor {name!r} is negative somewhere, or counts more than anyone can")
 
 
-def check_contribution(bank: Bank, client: str, arrays: Arrays) -> None:
+def check_contribution(bank: Bank, client: str, arrays: Arrays, server: ServerRound) -> None:
     """Finite values, and whatever the bank itself asks for."""
     check_finite(bank.name, arrays)
-    reason = bank.accept(client, arrays)
+    reason = bank.accept(client, arrays, server)
     if reason:
         raise RejectedReplyError(f"{bank.name}: {reason}")
 

@@ -1,14 +1,15 @@
 """The site that holds the unseen domain: it evaluates the global model every round, and never trains."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
 from fedsim.arrays import state_to_record
+from strategies.parts import Entries
+from strategies.wire.exchange import Exchange
 from strategies.wire.handshake import NOT_ONLINE, Roster, Site
 from strategies.wire.reply_checks import (
     Expected,
@@ -39,10 +40,10 @@ class TargetScore:
 
 
 class TargetSite:
-    """The strategy's way to the unseen domain's site: one message a round, its reply checked like a client's."""
+    """The way to the unseen domain's site: one message a round, its reply checked like a client's."""
 
-    def __init__(self, strategy: Any, roster: Roster) -> None:
-        self.strategy, self.roster = strategy, roster
+    def __init__(self, exchange: Exchange, roster: Roster) -> None:
+        self.exchange, self.roster = exchange, roster
         self.score = TargetScore()
         self._sent: Message | None = None
 
@@ -51,17 +52,16 @@ class TargetSite:
         """The site as it is known now: it may have come back as another node."""
         return self.roster.target
 
-    def messages(self, round: int, arrays: ArrayRecord) -> list[Message]:
-        """The global model, with the single clients' tensors that the inference rule wants; none to a missing site."""
-        strategy, self.score, self._sent = self.strategy, TargetScore(), None
+    def messages(self, round: int, arrays: ArrayRecord, entries: Entries) -> list[Message]:
+        """The global model, with the bank entries that the inference rule wants; no message to a missing site."""
+        exchange, self.score, self._sent = self.exchange, TargetScore(), None
         if self.roster.missing([self.site.client]):
-            strategy._failed(self.site.client, NOT_ONLINE)
+            exchange.fail(self.site.client, NOT_ONLINE)
             return []
-        uploads: Mapping[str, Mapping[str, np.ndarray]] = strategy.banks.get("uploads", {})
-        own = {f"{UPLOADS}{client}": state_to_record(uploads[client]) for client in sorted(uploads)}
+        own = {f"{UPLOADS}{client}": state_to_record(entries[client]) for client in sorted(entries)}
         records = {"arrays": arrays, **own}
-        strategy.log.count(self.site.client, "down", records, {"arrays"})
-        config = {**strategy.run_config, "round": round, "phase": PHASE, "client": self.site.client}
+        exchange.log.count(self.site.client, "down", records, {"arrays"})
+        config = {**exchange.run_config, "round": round, "phase": PHASE, "client": self.site.client}
         self._sent = Message(RecordDict({**records, "config": ConfigRecord(config)}), self.site.node_id, "query.target")
         return [self._sent]
 
@@ -78,26 +78,26 @@ class TargetSite:
         self._sent = None
         return others
 
-    def ask(self, grid: Grid, round: int, arrays: ArrayRecord) -> TargetScore:
-        """The score of a model, in a phase of its own (the initial model's)."""
-        timeout = self.strategy.experiment.run.timeout
-        self.take(grid.send_and_receive(self.messages(round, arrays), timeout=timeout))
+    def ask(self, grid: Grid, arrays: ArrayRecord) -> TargetScore:
+        """The score of the initial model, in a phase of its own."""
+        timeout = self.exchange.experiment.run.timeout
+        self.take(grid.send_and_receive(self.messages(0, arrays, {}), timeout=timeout))
         return self.score
 
     def _read(self, reply: Message | None) -> None:
-        strategy, client = self.strategy, self.site.client
+        exchange, client = self.exchange, self.site.client
         if reply is None:
-            strategy._failed(client, f"no reply within {strategy.experiment.run.timeout:g} s")
+            exchange.fail(client, f"no reply within {exchange.experiment.run.timeout:g} s")
         elif reply.has_error():
-            strategy._failed(client, failure_reason(reply), str(reply.error.reason))
+            exchange.fail(client, failure_reason(reply), str(reply.error.reason))
         else:
             config = self._sent.content.config_records["config"]
             expected = Expected(client, config["token"], config["round"], PHASE, self.site.examples)
             try:
                 self.score, seconds = judged(read_score, reply.content, expected)
-                strategy.log.row(client)["evaluation_seconds"] = seconds
+                exchange.log.row(client)["evaluation_seconds"] = seconds
             except RejectedReplyError as error:
-                strategy._failed(client, f"evaluation refused: {error}")
+                exchange.fail(client, f"evaluation refused: {error}")
 
 
 def score_records(score: TargetScore, examples: int) -> RecordDict:

@@ -18,7 +18,7 @@ from fedsim.models import build_model
 from fedsim.models.inserts.mixstyle import MixStyle
 from fedsim.models.norms import MixIG
 from fedsim.models.norms.mixig import mixig_layers
-from strategies.parts import MIRROR
+from strategies.banks.global_batch_norm import GlobalBatchNorm
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +54,7 @@ def local_round(net, **train):
         device=torch.device("cpu"),
         store=ClientStore(None),
         data=None,
-        records={MIRROR: arrays_of(net)},
+        records={GlobalBatchNorm.name: arrays_of(net)},
     )
     round.lr, round.optimizer = settings.lr, make_optimizer(net, settings, settings.lr)
     return round
@@ -213,7 +213,7 @@ def test_a_second_view_is_needed(batch):
 
 
 @pytest.mark.parametrize(("method", "settings", "words"), [
-    ("fedig", {"share": "everything"}, "mirror = true"),
+    ("fedig", {"share": "everything"}, "nothing to send"),
     ("fedig", {"without_batch_norm": {"upload": False}}, "upload = true"),
     ("gperxan", {"client": "client_agnostic"}, "track both passes"),
 ])  # fmt: skip

@@ -11,7 +11,7 @@ from fedsim.models.digits_cnn import DigitsCNN
 from fedsim.run.plan import resolve
 from fedsim.run.workspace import Workspace
 from fedsim.runtime.launch import launch
-from strategies.parts import MIRROR
+from strategies.banks.global_batch_norm import GlobalBatchNorm
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +51,7 @@ def client():
 def make_client(settings):
     space = Workspace(resolve(settings))
     client = space.client("rot0", "")
-    client.records = {MIRROR: arrays_of(space.net, space.initial)}
+    client.records = {GlobalBatchNorm.name: arrays_of(space.net, space.initial)}
     return client
 
 
@@ -63,9 +63,9 @@ def fit(client, round, changes=None):
 
 def test_personal_batch_norm_starts_from_the_server_and_then_stays(client):
     name = "backbone.norm1.bn.weight"
-    averages = {key: value.copy() for key, value in client.records[MIRROR].items()}
+    averages = {key: value.copy() for key, value in client.records[GlobalBatchNorm.name].items()}
     averages[name] += 0.5
-    client.records[MIRROR] = averages
+    client.records[GlobalBatchNorm.name] = averages
     assert name not in client.names("train")
     started = []
     original = client._load
@@ -153,7 +153,7 @@ def test_ensemble_of_uploads_survives_a_restart(tmp_path):
 
     def watch(session, *args):
         keep(session, *args)
-        saved.append(load_checkpoint(session.checkpoint_folder).banks)
+        saved.append(load_checkpoint(session.checkpoint_folder).state.banks)
 
     Session._keep = watch
     try:
@@ -161,7 +161,7 @@ def test_ensemble_of_uploads_survives_a_restart(tmp_path):
     finally:
         Session._keep = keep
     assert saved[0] == {}
-    first, second = saved[1]["uploads"], saved[2]["uploads"]
+    first, second = saved[1]["own_batch_norm"], saved[2]["own_batch_norm"]
     assert sorted(first) == ["rot0", "rot15"]
     assert len(first["rot0"]) == 8
     name = "backbone.norm1.bn.running_mean"

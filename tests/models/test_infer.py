@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from fedsim.arrays import tensor_kinds
 from fedsim.assembly import build_recipe
 from fedsim.errors import UserError
 from fedsim.experiment import Experiment
@@ -28,6 +29,8 @@ from fedsim.models.infer.iabn import instance_aware
 from fedsim.models.infer.statistics import RuledNorm
 from fedsim.models.norms import MixIG
 from fedsim.registry import parts_by_slot
+from strategies.banks.own_batch_norm import OwnBatchNorm
+from strategies.parts import ServerRound, Update
 
 RULES = tuple(parts_by_slot()["infer"].values())
 
@@ -124,12 +127,19 @@ def test_ensemble_averages_probabilities_not_logits():
     assert averaged_logits[0, 0].item() == pytest.approx(0.662614, abs=1e-6)
 
 
+def own_set(net, state, places):
+    """What the server keeps of one client under a share rule."""
+    server = ServerRound(1, 3, ["a"], {}, places=places, kinds=tensor_kinds(net))
+    return OwnBatchNorm().gather(Update("a", 1, state), server)
+
+
 def test_ensemble_of_sets(net, digits):
     rule = EnsembleOfLocalBN()
-    names = rule.wanted_uploads(net, [])
+    state = {name: value.numpy() for name, value in net.state_dict().items()}
+    names = list(own_set(net, state, dict.fromkeys(state, "shared")))
     assert len(names) == 4  # statistics of two layers
-    personal = [name for name in net.state_dict() if "norm" in name]
-    assert len(rule.wanted_uploads(net, personal)) == 8  # affine and statistics, no counters
+    places = {name: "upload" if "norm" in name else "shared" for name in state}
+    assert len(own_set(net, state, places)) == 8  # affine and statistics, no counters
     plain = predictions(EvalMode(), net, digits).log_softmax(1)
     own = {name: net.state_dict()[name].clone() for name in names}
     other = {name: value * 2 + 0.1 for name, value in own.items()}

@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,14 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from support import small_experiment
 
-from fedsim.arrays import nonnegative_names, record_to_arrays, state_to_record
+from fedsim.arrays import record_to_arrays, state_to_record
+from fedsim.assembly import build_net
 from fedsim.client_app import app
 from fedsim.run.plan import resolve
 from fedsim.run.workspace import Workspace
 from fedsim.runtime.identity import assume_identity, stamp
 from strategies.base import FedDG
+from strategies.model import server_model
 from strategies.wire.handshake import Site
 from strategies.wire.round_log import RoundLog
 
@@ -38,8 +41,7 @@ class Outcome:
     """What the server has after a phase: everything that a malformed reply must not change."""
 
     arrays: dict[str, np.ndarray]
-    part_states: dict[str, Any]
-    banks: dict[str, Any]
+    state: dict[str, Any]
     rows: dict[str, dict[str, Any]]
     details: list[dict[str, Any]]
     notes: list[str]
@@ -49,8 +51,7 @@ class Outcome:
         mine, theirs = ({name: row for name, row in rows.items() if name != victim} for rows in (self.rows, other.rows))
         for what, a, b in (
             ("the global model", self.arrays, other.arrays),
-            ("a part's state", self.part_states, other.part_states),
-            ("a bank", self.banks, other.banks),
+            ("what the server remembers", self.state, other.state),
             ("another client's row", timeless(mine), timeless(theirs)),
             ("the details", self.details, other.details),
         ):
@@ -72,11 +73,11 @@ class Scene:
     def play(self, phase: str, replies: list[Message]) -> Outcome:
         """Let a copy of the server take the replies of a phase."""
         strategy = copy.copy(self.strategy)
-        strategy.part_states = copy.deepcopy(self.strategy.part_states)
-        strategy.banks = copy.deepcopy(self.strategy.banks)
+        strategy.exchange = copy.copy(self.strategy.exchange)
+        strategy.state = strategy.exchange.state = copy.deepcopy(self.strategy.state)
         arrays = self.arrays
         if phase == "collect":
-            strategy.banks, strategy.log = {}, RoundLog(0)
+            strategy.state.banks, strategy.exchange.log = {}, RoundLog(0)
             strategy._collect(strategy.recipe.banks[0], CannedGrid(replies))
         else:
             number(strategy.configure_train(2, self.arrays, ConfigRecord(), None))
@@ -87,7 +88,7 @@ class Scene:
                 strategy.aggregate_evaluate(2, replies)
         log = strategy.log
         model = {name: np.array(array) for name, array in record_to_arrays(arrays).items()}
-        return Outcome(model, strategy.part_states, strategy.banks, log.clients, log.details, log.notes)
+        return Outcome(model, vars(strategy.state), log.clients, log.details, log.notes)
 
 
 def build(method: str | dict, folder: Path, recipe: Any = None, extra: Any = None, **sections: dict) -> Scene:
@@ -100,8 +101,8 @@ def build(method: str | dict, folder: Path, recipe: Any = None, extra: Any = Non
     space = Workspace(resolve(experiment))
     run_config = {"experiment": experiment.toml(), "state-dir": "", "token": TOKEN}
     strategy = FedDG(recipe(space.recipe) if recipe else space.recipe, experiment, space.places, run_config)
-    strategy.nonnegative = nonnegative_names(space.net)
-    strategy.sites = {
+    strategy.model = server_model(space.net, space.places, partial(build_net, experiment, space.recipe), space.device)
+    strategy.exchange.sites = {
         name: Site(name, node, space.client(name, "").data.examples)
         for node, name in enumerate(space.plan.clients, start=2)
     }
@@ -119,7 +120,9 @@ def build(method: str | dict, folder: Path, recipe: Any = None, extra: Any = Non
         return replies
 
     for bank in [bank for bank in strategy.recipe.banks if bank.when == "once"]:
-        scene.messages["collect"] = strategy._messages("collect", 0, None, strategy.clients, {}, bank=bank.name)
+        scene.messages["collect"] = strategy.exchange.messages(
+            "collect", 0, None, strategy.exchange.clients, {}, bank=bank.name
+        )
         scene.replies["collect"] = answers(scene.messages["collect"])
         strategy._collect(bank, CannedGrid(list(scene.replies["collect"].values())))
     for round in (1, 2):

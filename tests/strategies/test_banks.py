@@ -1,7 +1,6 @@
 """Banks through a whole federation: bytes, partial participation, failures, resuming; a toy bank in every round."""
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -22,8 +21,9 @@ from fedsim.run.workspace import close_workspaces
 from strategies.banks.amplitude import AmplitudeBank
 from strategies.banks.checks import odd_shapes
 from strategies.banks.style import StyleBank
-from strategies.parts import Arrays, Bank
+from strategies.parts import Arrays, Bank, Entries, ServerRound
 
+NOBODY = ServerRound(1, 3, [], {})
 noted: list[tuple[str, int, dict]] = []
 
 
@@ -34,11 +34,11 @@ class Tally(Bank):
     name: ClassVar[str] = "tally"
     when: ClassVar[Literal["once", "round"]] = "round"
 
-    def accept(self, client: str, arrays: Arrays) -> str:
+    def accept(self, client: str, arrays: Arrays, server: ServerRound) -> str:
         """Only a single `value`."""
         return "" if arrays.keys() == {"value"} else f"it holds {sorted(arrays)}"
 
-    def hand_out(self, bank: Mapping[str, Arrays], client: str) -> dict[str, np.ndarray]:
+    def hand_out(self, bank: Entries, client: str, server: ServerRound) -> Arrays:
         """Everybody's value."""
         return {owner: arrays["value"] for owner, arrays in bank.items()}
 
@@ -238,7 +238,7 @@ def test_the_unseen_domain_is_in_no_bank(tmp_path: Path) -> None:
 
 def test_contributions_are_checked() -> None:
     good = {"mean": np.zeros((2, 3), np.float32), "std": np.ones((2, 3), np.float32)}
-    assert StyleBank().accept("a", good) == ""
+    assert StyleBank().accept("a", good, NOBODY) == ""
     wrong = {
         "it holds ['mean']": {"mean": good["mean"]},
         "expected filled float32": good | {"mean": np.zeros((2, 3))},
@@ -249,11 +249,11 @@ def test_contributions_are_checked() -> None:
         "filled": {"mean": np.zeros((0, 3), np.float32), "std": np.zeros((0, 3), np.float32)},
     }
     for reason, arrays in wrong.items():
-        assert reason in StyleBank().accept("a", arrays)
+        assert reason in StyleBank().accept("a", arrays, NOBODY)
     windows = {"amplitude": np.ones((2, 3, 5, 3), np.float32)}
-    assert AmplitudeBank().accept("a", windows) == ""
-    assert "negative" in AmplitudeBank().accept("a", {"amplitude": -windows["amplitude"]})
-    assert AmplitudeBank().hand_out({"a": windows, "b": windows}, "a").keys() == {"b"}
+    assert AmplitudeBank().accept("a", windows, NOBODY) == ""
+    assert "negative" in AmplitudeBank().accept("a", {"amplitude": -windows["amplitude"]}, NOBODY)
+    assert AmplitudeBank().hand_out({"a": windows, "b": windows}, "a", NOBODY).keys() == {"b"}
 
 
 def test_an_odd_shape_is_refused_whoever_comes_first() -> None:

@@ -25,12 +25,14 @@ class Infer(Part):
     on_sources: source clients validate the aggregated model by this rule too, because it is part of the model; other
         rules are compared on one and the same selected model.
     swaps_batch_norm: the rule acts on BatchNorm2d layers, which the network must call as they are.
+    bank: name of the bank whose entries, one of each client, the rule needs beside the model; empty: none.
     """
 
     transductive: ClassVar[bool] = False
     shuffled: ClassVar[bool] = False
     on_sources: ClassVar[bool] = False
     swaps_batch_norm: ClassVar[bool] = False
+    bank: ClassVar[str] = ""
 
     def refuses(self, recipe: "Recipe") -> str:
         """A rule that exchanges batch-norm statistics needs layers that normalise by them."""
@@ -44,13 +46,9 @@ class Infer(Part):
     def begin(self, net: nn.Module, batches: Batches, uploads: Uploads | None = None) -> Predict:
         """Function images -> logits (or log-probabilities).
 
-        `batches()` iterates over the unlabelled test images; `uploads` are the tensors `wanted_uploads` of each client.
+        `batches()` iterates over the unlabelled test images; `uploads` are the entries of `bank`, one of each client.
         """
         raise NotImplementedError
-
-    def wanted_uploads(self, net: nn.Module, personal: Sequence[str]) -> list[str]:
-        """Names of uploaded tensors that the server has to keep per client; `personal` are those that clients keep."""
-        return []
 
     def details(self, net: nn.Module) -> list[tuple[str, str, float]]:
         """(quantity, layer, value) of the evaluation just done, for details.csv."""

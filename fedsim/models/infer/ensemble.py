@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedsim.arrays import Kind, tensor_kinds
 from fedsim.models.infer.base import Batches, Infer, Predict, Uploads
 
 
@@ -23,20 +22,17 @@ def mean_probabilities(logits: Sequence[Tensor]) -> Tensor:
 class EnsembleOfLocalBN(Infer):
     """One forward pass with each client's batch norm, shared remaining weights; mean of the softmax vectors.
 
-    Baselines.md D.2; FedIG-A's Table 3. A client's set is its whole batch-norm side where the method keeps that on the
-    client, else the statistics alone. Until a client has sent a set (the initial model) the averaged one is used.
+    Baselines.md D.2; FedIG-A's Table 3. The sets come from the bank of the same name. Until a client has sent a set
+    (the initial model) the averaged one is used.
     """
+
+    bank: ClassVar[str] = "own_batch_norm"
+    requires: ClassVar[dict[str, str]] = {"banks": "own_batch_norm"}
 
     discloses: ClassVar[str] = (
         "every client's own batch norm is kept by the server and shipped to the "
         "unseen client, which reveals its activation moments to third parties"
     )
-
-    def wanted_uploads(self, net: nn.Module, personal: Sequence[str]) -> list[str]:
-        """The personal batch-norm side, or the statistics."""
-        kinds = tensor_kinds(net)
-        own = [name for name in personal if kinds[name] in (Kind.BN_AFFINE, Kind.BN_STATISTICS)]
-        return own or [name for name, kind in kinds.items() if kind is Kind.BN_STATISTICS]
 
     def begin(self, net: nn.Module, batches: Batches, uploads: Uploads | None = None) -> Predict:
         """One network, called with each set in turn."""

@@ -1,0 +1,39 @@
+"""What the server knows of the network whose tensors it holds."""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from fedsim.arrays import Kind, nonnegative_names, tensor_kinds
+from strategies.parts import CPU, Place, no_net
+
+
+@dataclass(frozen=True)
+class ServerModel:
+    """Facts of a network by the types of its modules, and how to build it again; see the fields of ServerRound.
+
+    nonnegative: names of the tensors that count or are variances.
+    """
+
+    kinds: Mapping[str, Kind] = field(default_factory=dict)
+    parameters: frozenset[str] = frozenset()
+    nonnegative: Collection[str] = ()
+    device: torch.device = CPU
+    build_net: Callable[[], nn.Module] = no_net
+
+
+def server_model(
+    net: nn.Module, places: Mapping[str, Place], build_net: Callable[[], nn.Module], device: torch.device
+) -> ServerModel:
+    """The facts of `net`; `build_net` makes one like it on the CPU, which moves to `device` then."""
+    parameters = {name for name, _ in net.named_parameters(remove_duplicate=False)}
+    shared = {name for name, place in places.items() if place == "shared"}
+    return ServerModel(
+        kinds=tensor_kinds(net),
+        parameters=frozenset(parameters & shared),
+        nonnegative=nonnegative_names(net),
+        device=device,
+        build_net=lambda: build_net().to(device),
+    )

@@ -1,0 +1,37 @@
+"""A learning rate of the server: how far the global model moves towards the fused one."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedsim.errors import UserError
+from fedsim.experiment import Experiment
+from strategies.parts import Arrays, Refine, ServerRound
+
+
+@dataclass(frozen=True)
+class ServerStep(Refine):
+    """theta <- theta + eta (fused - theta) for parameters; everything else takes its fused value.
+
+    theta is the model from which the round started. Reddi et al., ICLR 2021 (FedOpt with SGD as server optimizer);
+    eta_g of SCAFFOLD, FedOMG and others. `eta=1` gives the fused model (FedAvg).
+
+    eta: the server's learning rate, above 0; above 1 it goes beyond the clients' average.
+    """
+
+    eta: float = 1.0
+
+    def check(self, experiment: Experiment) -> None:
+        """UserError for a step that goes nowhere or back."""
+        if not self.eta > 0:
+            raise UserError(f"method.server_step.eta is {self.eta:g}; it must be above 0")
+
+    def refine(self, fused: Arrays, server: ServerRound) -> dict[str, np.ndarray]:
+        """The step in float64, cast back to each tensor's type."""
+        if self.eta == 1:
+            return dict(fused)
+        moved = {}
+        for name in sorted(server.parameters & fused.keys()):
+            start = np.asarray(server.previous[name], np.float64)
+            moved[name] = np.asarray(start + self.eta * (fused[name] - start), dtype=fused[name].dtype)
+        return {**fused, **moved}

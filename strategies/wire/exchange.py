@@ -1,0 +1,118 @@
+"""Messages to the clients, and which of their replies count."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+
+from fedsim.experiment import Experiment
+from strategies.state import ServerState
+from strategies.wire.handshake import NOT_ONLINE, Roster, Site
+from strategies.wire.matching import match
+from strategies.wire.reply_checks import Expected, RejectedReplyError, client_failure, failure_reason, judged
+from strategies.wire.round_log import RoundLog
+
+T = TypeVar("T")
+
+
+class Exchange:
+    """Builds the messages of a phase and judges the replies; failures are recorded, or end the run.
+
+    `sites` maps client names to Flower nodes (from the handshake); `log` is the record of the round; `saved_round` is
+    the newest round from which the run could be resumed.
+    """
+
+    def __init__(self, experiment: Experiment, run_config: dict[str, str], state: ServerState) -> None:
+        self.experiment, self.run_config, self.state = experiment, run_config, state
+        self.sites: dict[str, Site] = {}
+        self.roster: Roster | None = None
+        self.log = RoundLog(0)
+        self.saved_round = -1
+        self._sent: list[tuple[str, Message]] = []
+
+    @property
+    def clients(self) -> list[str]:
+        """Source clients in domain order."""
+        return list(self.sites)
+
+    def join(self, roster: Roster) -> None:
+        """Wait for the sites (`run.wait_for_sites`); ClientFailedError names those without which there is no run."""
+        roster.gather(self.experiment.run)
+        self.roster, self.sites = roster, roster.sites
+
+    def messages(
+        self,
+        phase: str,
+        round: int,
+        arrays: ArrayRecord | None,
+        clients: Sequence[str],
+        banks: Mapping[str, Mapping[str, ArrayRecord]],
+        **more: str,
+    ) -> list[Message]:
+        """One message per client that is online: tensors, its records of the banks ({bank: {client: record}}), config.
+
+        A client that is not online has failed.
+        """
+        if self.roster is not None:  # sites may come and go between two phases
+            self.roster.gather(self.experiment.run, clients)
+        self._sent = []
+        kind = {"evaluate": "evaluate", "collect": "query.collect"}.get(phase, "train")
+        for client in clients:
+            if self.roster is not None and self.roster.missing([client]):
+                self.fail(client, NOT_ONLINE)
+                continue
+            records = {} if arrays is None else {"arrays": arrays}
+            records |= {name: handed[client] for name, handed in banks.items() if client in handed}
+            config = {**self.run_config, "round": round, "phase": phase, "client": client, **more}
+            config |= {"state-round": self.state.stored.get(client, -1), "saved-round": self.saved_round}
+            self.log.count(client, "down", records, records)
+            message = Message(RecordDict({**records, "config": ConfigRecord(config)}), self.sites[client].node_id, kind)
+            self._sent.append((client, message))
+        return [message for _, message in self._sent]
+
+    def judge(
+        self, check: Callable[[RecordDict, Expected], T], replies: Iterable[Message], refusal: str, **expected: Any
+    ) -> dict[str, T]:
+        """What the check makes of the replies, by client in domain order; what is missing or refused is a failure.
+
+        `expected` are fields of `Expected` beside those that the message itself says.
+        """
+        found, strays = match(self._sent, replies)
+        for line in strays:
+            self.log.note(line)
+        known = {"arrays", *(bank.name for bank in expected.get("banks", ()))}
+        results = {}
+        for client, message in self._sent:
+            reply = found.get(client)
+            if reply is None:
+                self.fail(client, f"no reply within {self.experiment.run.timeout:g} s")
+            elif reply.has_error():
+                self.fail(client, failure_reason(reply), str(reply.error.reason))
+            else:
+                self.log.count(client, "up", reply.content.array_records, known)
+                try:
+                    results[client] = judged(check, reply.content, self._expected(client, message, expected))
+                except RejectedReplyError as error:
+                    self.fail(client, f"{refusal}: {error}")
+        return results
+
+    def fail(self, client: str, reason: str, traceback: str = "") -> None:
+        """Record a failure; with `on_client_failure = "stop"` it ends the run with the client's own traceback."""
+        self.log.fail(client, reason)
+        for handed in self.state.handed.values():  # it may come back without what it kept
+            if client in handed:
+                handed.remove(client)
+        if self.experiment.run.on_client_failure == "continue":
+            return
+        raise client_failure(client, self.log.round, reason, traceback)
+
+    def _expected(self, client: str, message: Message, more: Mapping[str, Any]) -> Expected:
+        config = message.content.config_records["config"]
+        return Expected(
+            client=client,
+            token=self.run_config["token"],
+            round=config["round"],
+            phase=config["phase"],
+            examples=self.sites[client].examples,
+            **more,
+        )
