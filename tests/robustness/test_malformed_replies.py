@@ -38,12 +38,12 @@ class Pulse(Bank):
     name: ClassVar[str] = "pulse"
     when: ClassVar[Literal["once", "round"]] = "round"
 
-    def accept(self, client, arrays):
+    def accept(self, client, arrays, server):
         """One float32 number."""
         right = arrays.keys() == {"beat"} and arrays["beat"].shape == () and arrays["beat"].dtype == np.float32
         return "" if right else "it is no beat"
 
-    def hand_out(self, bank, client):
+    def hand_out(self, bank, client, server):
         """Everybody's."""
         return {owner: arrays["beat"] for owner, arrays in bank.items()}
 

@@ -1,0 +1,304 @@
+"""What every server part may rely on: refusals of one client, banks of every round, broadcasts, seeds, checkpoints."""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Message
+from safetensors.numpy import load_file
+from scene import Scene, build
+from support import Interrupt, numbers, run_small, small_experiment
+
+from clients.parts import Term
+from fedsim import methods
+from fedsim.arrays import load_arrays, record_to_arrays, state_to_record
+from fedsim.errors import ClientFailedError
+from fedsim.recipe import Recipe
+from fedsim.run.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from fedsim.run.workspace import workspace
+from strategies.fuse.weighted_mean import WeightedMean
+from strategies.parts import SERVER, Bank, Broadcast, Fuse, Refine, RefusedUpdateError, ServerRound, Update
+from strategies.share.everything import Everything
+from strategies.state import ServerState
+
+VICTIM = "rot15"
+
+
+class Vectors(Bank):
+    """The sum of one vector per client, in every round."""
+
+    name: ClassVar[str] = "vectors"
+    when: ClassVar[Literal["once", "round"]] = "round"
+
+    def accept(self, client, arrays, server):
+        """Anything: the shapes are for the server to compare."""
+        return ""
+
+    def merge(self, bank, entries, server):
+        """The sum, counted in the part's own state; a negative vector is refused."""
+        for client, arrays in entries.items():
+            if (arrays["v"] < 0).any():
+                server.state["rounds"] = -1
+                raise RefusedUpdateError(client, "a vector is negative")
+        server.state["rounds"] = server.state.get("rounds", 0) + 1
+        total = np.stack([arrays["v"] for arrays in entries.values()]).sum(0)
+        server.arrays["sum"] = server.arrays.get("sum", np.zeros_like(total)) + total
+        return dict(entries)
+
+    def hand_out(self, bank, client, server):
+        """The sum."""
+        return dict(server.arrays)
+
+
+class Critical(Fuse):
+    """The weighted mean, if every client reports its `quality`."""
+
+    needs: ClassVar[tuple[str, ...]] = ()
+
+    def fuse(self, updates, weights, server):
+        """Reads the metric of every client."""
+        server.state["best"] = max(update.metrics["quality"] for update in updates)
+        return WeightedMean().fuse(updates, weights, server)
+
+
+class Needing(Critical):
+    """The same, declared."""
+
+    needs: ClassVar[tuple[str, ...]] = ("quality",)
+
+
+def contribution(client):
+    """What every client sends beside its model: two numbers."""
+    return {"vectors": state_to_record({"v": np.array([1.0, len(client)], np.float32)})}
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory) -> Scene:
+    """FedAvg with a bank of vectors, in the middle of round 2."""
+    banks = lambda recipe: replace(recipe, banks=(Vectors(),))  # noqa: E731
+    return build("fedavg", tmp_path_factory.mktemp("vectors"), recipe=banks, extra=contribution)
+
+
+def with_victim(scene, change):
+    """The replies of round 2, the victim's with other records."""
+    replies = dict(scene.replies["train"])
+    content = replies[VICTIM].content.copy()
+    change(content)
+    asked = dict(zip(replies, scene.messages["train"], strict=True))
+    replies[VICTIM] = Message(content, reply_to=asked[VICTIM])
+    return list(replies.values())
+
+
+def with_vector(scene, vector):
+    """The replies of round 2, the victim's with another contribution."""
+    return with_victim(scene, lambda content: content.update({"vectors": state_to_record({"v": vector})}))
+
+
+@pytest.mark.parametrize(
+    ("vector", "reason"),
+    [
+        (np.zeros((2, 3), np.float32), "its arrays are"),
+        (np.zeros(2, np.float64), "its arrays are"),
+        (np.array([-1.0, 1.0], np.float32), "a vector is negative"),
+    ],
+)
+def test_a_contribution_of_every_round_that_is_refused_is_its_client_s_failure(scene, vector, reason):
+    """Wrong shape, wrong type, or refused in `merge`: with `continue` the round is that of the other clients."""
+    replies = with_vector(scene, vector)
+    outcome = scene.play("train", replies)
+    others = [reply for client, reply in scene.replies["train"].items() if client != VICTIM]
+    alone = scene.play("train", others)
+    assert outcome.differences(alone, VICTIM) == ""
+    assert reason in outcome.rows[VICTIM]["status"]
+    assert "weight" not in outcome.rows[VICTIM]
+    assert outcome.state["parts"]["banks.vectors"] == {"rounds": 2}
+    scene.strategy.experiment = scene.strategy.experiment.replace(run={"on_client_failure": "stop"})
+    scene.strategy.exchange.experiment = scene.strategy.experiment
+    try:
+        with pytest.raises(ClientFailedError, match=f"{VICTIM}.*{reason}"):
+            scene.play("train", replies)
+    finally:
+        scene.strategy.experiment = scene.strategy.experiment.replace(run={"on_client_failure": "continue"})
+        scene.strategy.exchange.experiment = scene.strategy.experiment
+
+
+@pytest.mark.parametrize("fuse", [Critical(), Needing()])
+def test_a_metric_that_a_fusion_misses_is_its_client_s_failure(scene, fuse, monkeypatch):
+    """Declared in `needs` or only read: the client that does not report it is left out."""
+    monkeypatch.setattr(scene.strategy, "recipe", replace(scene.strategy.recipe, fuse=fuse))
+
+    def give(reply, value):
+        reply.content["metrics"]["quality"] = value
+
+    for reply in scene.replies["train"].values():
+        give(reply, 0.5)
+    replies = with_victim(scene, lambda content: None)
+    (bad,) = [reply for client, reply in zip(scene.replies["train"], replies) if client == VICTIM]
+    kept = dict(bad.content["metrics"])
+    del bad.content["metrics"]["quality"]
+    try:
+        outcome = scene.play("train", replies)
+        assert "quality" in outcome.rows[VICTIM]["status"]
+        assert "weight" not in outcome.rows[VICTIM]
+        assert outcome.state["parts"]["fuse"] == {"best": 0.5}
+        assert sum("weight" in row for row in outcome.rows.values()) == 2
+    finally:
+        bad.content["metrics"].update(kept)
+        for reply in scene.replies["train"].values():
+            del reply.content["metrics"]["quality"]
+
+
+def test_a_later_round_keeps_to_the_layout_of_the_earlier_ones(scene):
+    """One client alone is not right because nobody else came: earlier contributions say what the layout is."""
+    wrong = with_victim(
+        scene, lambda content: content.update({"vectors": state_to_record({"v": np.zeros((2, 3), np.float32)})})
+    )
+    (bad,) = [reply for client, reply in zip(scene.replies["train"], wrong) if client == VICTIM]
+    outcome = scene.play("train", [bad])
+    assert "its arrays are" in outcome.rows[VICTIM]["status"]
+    assert outcome.state["parts"]["banks.vectors"] == {"rounds": 1}
+
+
+class Distil(Refine):
+    """Trains the fused model for a step on noise, and keeps a tensor and a count of its own."""
+
+    def refine(self, fused, server):
+        """One step of SGD on the server."""
+        net = server.build_net()
+        load_arrays(net, fused, list(fused))
+        images = torch.rand(4, 1, 28, 28, generator=server.generator("noise")) + float(server.rng("shift").random())
+        net.train()(images).logsumexp(1).mean().backward()
+        with torch.no_grad():
+            for name, parameter in net.named_parameters():
+                assert name in server.parameters
+                parameter -= 0.1 * parameter.grad
+        state = {name: tensor.numpy().copy() for name, tensor in net.state_dict().items()}
+        trace = server.arrays.setdefault("trace", np.zeros_like(state["head.bias"]))
+        trace += state["head.bias"]
+        server.state["rounds"] = server.state.get("rounds", 0) + 1
+        state["head.bias"] = state["head.bias"] + 0.01 * trace
+        return {name: state[name] for name in fused}
+
+
+@dataclass(frozen=True)
+class LastMove(Broadcast):
+    """The last global move of the head's bias."""
+
+    name: ClassVar[str] = "move"
+
+    def make(self, server):
+        """Zero before round 1."""
+        return {"bias": server.current["head.bias"] - server.previous["head.bias"]}
+
+
+noted = []
+
+
+@dataclass(frozen=True)
+class Reading(Term):
+    """Notes the broadcast that came and the model's bias."""
+
+    def begin(self, round):
+        """Adds nothing to the loss."""
+        noted.append((round.client, round.round, round.record("move", "reading")["bias"].copy(),
+                      round.net.state_dict()["head.bias"].numpy().copy()))  # fmt: skip
+        return
+
+
+@pytest.fixture
+def trained_by_the_server(monkeypatch):
+    """A row whose server trains and broadcasts."""
+    row = Recipe(refine=(Distil(),), banks=(LastMove(),), terms=(Reading(),))
+    monkeypatch.setitem(methods.METHODS, "distilled", row)
+    monkeypatch.setitem(methods.PARTS, "refine", (*methods.PARTS["refine"], Distil))
+    monkeypatch.setitem(methods.PARTS, "banks", (*methods.PARTS["banks"], LastMove))
+    monkeypatch.setitem(methods.PARTS, "terms", (*methods.PARTS["terms"], Reading))
+    noted.clear()
+    workspace.cache_clear()
+    return "distilled"
+
+
+def test_a_server_that_trains_is_resumed_exactly_and_broadcasts_its_moves(trained_by_the_server, tmp_path):
+    """Killed after round 2, the tables are the same; each client gets the difference of the last two global models."""
+    whole, _ = run_small(small_experiment(tmp_path / "whole", trained_by_the_server))
+    biases = {round: bias for _, round, _, bias in noted}
+    for _, round, move, _ in noted:
+        np.testing.assert_array_equal(move, biases[round] - biases[round - 1] if round > 1 else 0 * move)
+    assert (biases[3] != biases[2]).all()
+    assert set(numbers(whole / "clients.csv").query("round > 0")["bytes_down_move"]) == {40}
+    with pytest.raises(KeyboardInterrupt):
+        run_small(small_experiment(tmp_path / "cut", trained_by_the_server), Interrupt(2))
+    workspace.cache_clear()
+    cut, _ = run_small(small_experiment(tmp_path / "cut", trained_by_the_server))
+    assert numbers(cut / "rounds.csv").equals(numbers(whole / "rounds.csv"))
+    assert numbers(cut / "clients.csv").equals(numbers(whole / "clients.csv"))
+    plain, _ = run_small(small_experiment(tmp_path / "plain"))
+    assert not numbers(plain / "rounds.csv")["target_loss"].equals(numbers(whole / "rounds.csv")["target_loss"])
+
+
+def test_streams_depend_on_seed_purpose_and_round_alone():
+    """The same numbers at every call, others for another purpose, round or seed."""
+    first = ServerRound(1, 3, [], {}, seed=4)
+    assert first.rng("a").random() == first.rng("a").random()
+    assert torch.equal(torch.rand(3, generator=first.generator("a")), torch.rand(3, generator=first.generator("a")))
+    drawn = [
+        replace(first, round=round, seed=seed).rng(purpose).random()
+        for round, seed, purpose in [(1, 4, "a"), (2, 4, "a"), (1, 5, "a"), (1, 4, "b")]
+    ]
+    assert len(set(drawn)) == 4
+
+
+def test_a_reply_that_lacks_what_is_read_names_its_client():
+    """Reading a metric or a record that is not there is a refusal with the client's name."""
+    update = Update("photo", 3, {}, {"gap": 1.0})
+    assert update.metrics["gap"] == 1.0
+    for read in (lambda: update.metrics["steps"], lambda: update.records["style"]):
+        with pytest.raises(RefusedUpdateError, match="photo: its reply lacks the"):
+            read()
+
+
+def test_all_that_the_server_remembers_is_saved(tmp_path):
+    """Numbers and tensors of parts, banks of clients and of the server, empty ones too, and types survive."""
+    rng = np.random.default_rng(0)
+    state = ServerState(
+        parts={"weights": {"a": {"photo": 0.25}}, "fuse": {}},
+        tensors={"refine.0.X": {"m:head": rng.normal(size=(2, 3)), "count": np.array(7, np.int64)}, "fuse": {}},
+        banks={"style": {"photo": {"mean": np.ones(2, np.float32)}, "art/1": {}}, "move": {SERVER: {"b": np.ones(1)}}},
+        layouts={"style": "x"},
+        handed={"style": ["photo"]},
+        stored={"photo": 3},
+    )
+    save_checkpoint(tmp_path, Checkpoint(3, {"w": np.ones(2, np.float32)}, state))
+    found = load_checkpoint(tmp_path).state
+    assert found.parts == state.parts
+    assert (found.layouts, found.handed, found.stored) == (state.layouts, state.handed, state.stored)
+    np.testing.assert_equal(found.banks, state.banks)
+    np.testing.assert_equal(found.tensors, state.tensors)
+    assert found.tensors["refine.0.X"]["count"].dtype == np.int64
+
+
+def test_a_frozen_tensor_is_neither_sent_nor_stored_nor_saved(tmp_path, monkeypatch):
+    """Everywhere the same from the seed: not in messages, replies, checkpoints or models, and FedAvg's rest goes on."""
+    frozen = {"backbone.conv1.weight"}
+
+    def place(part, net):
+        return {name: "frozen" if name in frozen else "shared" for name in net.state_dict()}
+
+    monkeypatch.setattr(Everything, "place", place)
+    workspace.cache_clear()
+    folder, grid = run_small(small_experiment(tmp_path))
+    workspace.cache_clear()
+    for message, reply in grid.seen:
+        for content in (message.content, reply.content):
+            for record in content.array_records.values():
+                assert not frozen & record_to_arrays(record).keys()
+    assert not frozen & load_file(folder / "last.safetensors").keys()
+    assert not list(folder.glob("state/**/*.safetensors"))
+
+
+def test_scene_is_untouched(scene):
+    """Every test above left the scene as it was: the real replies are accepted."""
+    outcome = scene.play("train", list(scene.replies["train"].values()))
+    assert all(row["status"] == "ok" for row in outcome.rows.values())

@@ -1,0 +1,91 @@
+"""Refining parts on hand-computed numbers: the server's step and the average over rounds."""
+
+import numpy as np
+import pytest
+from support import Interrupt, numbers, run_small, small_experiment
+
+from fedsim.errors import UserError
+from fedsim.run.workspace import workspace
+from strategies.parts import ServerRound
+from strategies.refine.server_average import ServerAverage
+from strategies.refine.server_step import ServerStep
+
+
+def model(w, mean=0.0, count=0):
+    """One parameter, one running mean, one counter."""
+    return {
+        "w": np.array([w], np.float32),
+        "mean": np.array([mean], np.float32),
+        "count": np.array(count, np.int64),
+    }
+
+
+def server(previous, round=1, arrays=None, state=None):
+    """The round as a refining part sees it; `w` is the only parameter."""
+    found = ServerRound(round, 5, ["a"], previous, {} if state is None else state, parameters=frozenset({"w"}))
+    found.arrays = {} if arrays is None else arrays
+    return found
+
+
+def test_server_step_by_hand():
+    """1 + 0.5 (3 - 1) = 2; buffers take the fused value."""
+    moved = ServerStep(0.5).refine(model(3, 7, 4), server(model(1, 5, 2)))
+    assert [moved[name].item() for name in ("w", "mean", "count")] == [2.0, 7.0, 4]
+    assert [moved[name].dtype for name in moved] == [np.float32, np.float32, np.int64]
+    assert ServerStep(2.0).refine(model(3), server(model(1)))["w"].item() == 5.0
+    with pytest.raises(UserError, match="eta is 0"):
+        ServerStep(0.0).check(None)
+
+
+def test_average_over_rounds_by_hand():
+    """beta = 0.5 on 2, 4, 8: 2, 3, 5.5. Running mean: 2, 3, 14/3. The clients go on with 2, 4, 8."""
+    for part, means in ((ServerAverage(0.5), [2, 3, 5.5]), (ServerAverage(running=True), [2, 3, 14 / 3])):
+        arrays, state = {}, {}
+        for round, (theta, mean) in enumerate(zip([2.0, 4.0, 8.0], means), start=1):
+            seen = server(model(0), round, arrays, state)
+            average = part.refine(model(theta, theta + 1, round), seen)
+            assert average["w"].item() == np.float32(mean)
+            assert average["mean"].item() == pytest.approx(mean + 1, rel=1e-6)
+            assert average["count"].item() == round
+            start = part.start(average, seen)
+            assert [start[name].item() for name in ("w", "mean", "count")] == [theta, theta + 1, round]
+
+
+def test_average_begins_when_it_is_told():
+    """Before `first_round` the model is the newest one; beta = 0 never changes it."""
+    arrays, state = {}, {}
+    part = ServerAverage(0.5, first_round=2)
+    seen = [server(model(0), round, arrays, state) for round in (1, 2, 3)]
+    found = [part.refine(model(theta), each)["w"].item() for theta, each in zip([1, 3, 5], seen)]
+    assert found == [1.0, 3.0, 4.0]
+    plain = ServerAverage(0.0)
+    seen = server(model(0))
+    assert plain.refine(model(3), seen)["w"].item() == plain.refine(model(3), seen)["w"].item() == 3.0
+    for wrong in (ServerAverage(1.0), ServerAverage(first_round=0)):
+        with pytest.raises(UserError):
+            wrong.check(None)
+
+
+@pytest.mark.parametrize("parts", [["server_average"], ["server_step", "server_average"]])
+def test_neutral_settings_are_fedavg(parts, tmp_path):
+    """eta = 1 and beta = 0 change no number of a run."""
+    method = {"name": "fedavg", "refine": parts, "server_average": {"beta": 0.0}}
+    ours, _ = run_small(small_experiment(tmp_path / "ours", method))
+    plain, _ = run_small(small_experiment(tmp_path / "plain"))
+    assert numbers(ours / "rounds.csv").equals(numbers(plain / "rounds.csv"))
+
+
+def test_clients_train_on_beside_the_average_and_a_resumed_run_has_it(tmp_path):
+    """Training losses are FedAvg's, the evaluated model is another; killed in the middle, the tables are the same."""
+    method = {"name": "fedavg", "refine": ["server_average"]}
+    whole, _ = run_small(small_experiment(tmp_path / "whole", method))
+    plain, _ = run_small(small_experiment(tmp_path / "plain"))
+    ours, theirs = numbers(whole / "rounds.csv"), numbers(plain / "rounds.csv")
+    assert ours["train_loss"].equals(theirs["train_loss"])
+    assert (ours["target_loss"].iloc[2:] != theirs["target_loss"].iloc[2:]).all()
+    with pytest.raises(KeyboardInterrupt):
+        run_small(small_experiment(tmp_path / "cut", method), Interrupt(2))
+    workspace.cache_clear()
+    cut, _ = run_small(small_experiment(tmp_path / "cut", method))
+    assert numbers(cut / "rounds.csv").equals(ours)
+    assert numbers(cut / "clients.csv").equals(numbers(whole / "clients.csv"))
