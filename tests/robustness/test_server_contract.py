@@ -161,6 +161,7 @@ def test_a_later_round_keeps_to_the_layout_of_the_earlier_ones(scene):
     assert outcome.state["parts"]["banks.vectors"] == {"rounds": 1}
 
 
+@dataclass(frozen=True)
 class Distil(Refine):
     """Trains the fused model for a step on noise, and keeps a tensor and a count of its own."""
 
@@ -212,9 +213,6 @@ def trained_by_the_server(monkeypatch):
     """A row whose server trains and broadcasts."""
     row = Recipe(refine=(Distil(),), banks=(LastMove(),), terms=(Reading(),))
     monkeypatch.setitem(methods.METHODS, "distilled", row)
-    monkeypatch.setitem(methods.PARTS, "refine", (*methods.PARTS["refine"], Distil))
-    monkeypatch.setitem(methods.PARTS, "banks", (*methods.PARTS["banks"], LastMove))
-    monkeypatch.setitem(methods.PARTS, "terms", (*methods.PARTS["terms"], Reading))
     noted.clear()
     workspace.cache_clear()
     return "distilled"
