@@ -5,7 +5,6 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from flwr.app import ArrayRecord
 from safetensors.numpy import load_file
 
 from fedsim.arrays import record_to_arrays, state_to_record
-from fedsim.assembly import build_net
 from fedsim.data import domain_of
 from fedsim.data.fingerprint import Fingerprints, difference, fingerprints
 from fedsim.errors import UserError
@@ -79,9 +77,7 @@ class Session:
         """Follow a strategy; a resumed one gets its banks, part states and finished rounds back."""
         self.strategy, self.evaluate_target = strategy, evaluate_target
         space = self.space
-        strategy.model = server_model(
-            space.net, space.places, partial(build_net, space.experiment, space.recipe), space.device
-        )
+        strategy.model = server_model(space.net, space.places, space.plan.build_net, space.device)
         if self.checkpoint:
             strategy.resume(self.checkpoint.round, self.checkpoint.state)
         for callback in self.callbacks:

@@ -2,7 +2,6 @@
 
 import copy
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from support import small_experiment
 
 from fedsim.arrays import record_to_arrays, state_to_record
-from fedsim.assembly import build_net
 from fedsim.client_app import app
 from fedsim.run.plan import resolve
 from fedsim.run.workspace import Workspace
@@ -101,7 +99,7 @@ def build(method: str | dict, folder: Path, recipe: Any = None, extra: Any = Non
     space = Workspace(resolve(experiment))
     run_config = {"experiment": experiment.toml(), "state-dir": "", "token": TOKEN}
     strategy = FedDG(recipe(space.recipe) if recipe else space.recipe, experiment, space.places, run_config)
-    strategy.model = server_model(space.net, space.places, partial(build_net, experiment, space.recipe), space.device)
+    strategy.model = server_model(space.net, space.places, space.plan.build_net, space.device)
     strategy.exchange.sites = {
         name: Site(name, node, space.client(name, "").data.examples)
         for node, name in enumerate(space.plan.clients, start=2)

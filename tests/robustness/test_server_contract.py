@@ -17,7 +17,7 @@ from fedsim.arrays import load_arrays, record_to_arrays, state_to_record
 from fedsim.errors import ClientFailedError
 from fedsim.recipe import Recipe
 from fedsim.run.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from fedsim.run.workspace import workspace
+from fedsim.run.workspace import close_workspaces
 from strategies.fuse.weighted_mean import WeightedMean
 from strategies.parts import SERVER, Bank, Broadcast, Fuse, Refine, RefusedUpdateError, ServerRound, Update
 from strategies.share.everything import Everything
@@ -214,7 +214,7 @@ def trained_by_the_server(monkeypatch):
     row = Recipe(refine=(Distil(),), banks=(LastMove(),), terms=(Reading(),))
     monkeypatch.setitem(methods.METHODS, "distilled", row)
     noted.clear()
-    workspace.cache_clear()
+    close_workspaces()
     return "distilled"
 
 
@@ -228,7 +228,7 @@ def test_a_server_that_trains_is_resumed_exactly_and_broadcasts_its_moves(traine
     assert set(numbers(whole / "clients.csv").query("round > 0")["bytes_down_move"]) == {40}
     with pytest.raises(KeyboardInterrupt):
         run_small(small_experiment(tmp_path / "cut", trained_by_the_server), Interrupt(2))
-    workspace.cache_clear()
+    close_workspaces()
     cut, _ = run_small(small_experiment(tmp_path / "cut", trained_by_the_server))
     assert numbers(cut / "rounds.csv").equals(numbers(whole / "rounds.csv"))
     assert numbers(cut / "clients.csv").equals(numbers(whole / "clients.csv"))
@@ -285,9 +285,9 @@ def test_a_frozen_tensor_is_neither_sent_nor_stored_nor_saved(tmp_path, monkeypa
         return {name: "frozen" if name in frozen else "shared" for name in net.state_dict()}
 
     monkeypatch.setattr(Everything, "place", place)
-    workspace.cache_clear()
+    close_workspaces()
     folder, grid = run_small(small_experiment(tmp_path))
-    workspace.cache_clear()
+    close_workspaces()
     for message, reply in grid.seen:
         for content in (message.content, reply.content):
             for record in content.array_records.values():

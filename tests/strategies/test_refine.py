@@ -5,7 +5,7 @@ import pytest
 from support import Interrupt, numbers, run_small, small_experiment
 
 from fedsim.errors import UserError
-from fedsim.run.workspace import workspace
+from fedsim.run.workspace import close_workspaces
 from strategies.parts import ServerRound
 from strategies.refine.server_average import ServerAverage
 from strategies.refine.server_step import ServerStep
@@ -85,7 +85,7 @@ def test_clients_train_on_beside_the_average_and_a_resumed_run_has_it(tmp_path):
     assert (ours["target_loss"].iloc[2:] != theirs["target_loss"].iloc[2:]).all()
     with pytest.raises(KeyboardInterrupt):
         run_small(small_experiment(tmp_path / "cut", method), Interrupt(2))
-    workspace.cache_clear()
+    close_workspaces()
     cut, _ = run_small(small_experiment(tmp_path / "cut", method))
     assert numbers(cut / "rounds.csv").equals(ours)
     assert numbers(cut / "clients.csv").equals(numbers(whole / "clients.csv"))
