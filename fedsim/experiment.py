@@ -57,7 +57,9 @@ class DataSettings(Settings):
     partition: Literal["iid", "dirichlet"] = Field("iid", description="how a domain is shared between its clients")
     alpha: float = Field(0.5, gt=0, description="concentration of the Dirichlet partition over classes")
     augment: Literal["none", "domainbed", "csac", "feddg-ga", "flip-jitter", "flip"] = Field("none")
-    normalize: Literal["none", "imagenet", "mnist"] = Field("none", description="mean and std after augmentation")
+    normalize: Literal["none", "imagenet", "mnist", "weights"] = Field(
+        "none", description="mean and std after augmentation; weights: those that go with the backbone's weights"
+    )
     cache: str = Field("", description="folder of the decoded images; empty: $FEDSIM_CACHE, else ~/.cache/fedsim")
     _run_seed: int = PrivateAttr(0)  # set by the Experiment
 
@@ -72,9 +74,14 @@ class ModelSettings(Settings):
 
     backbone: str = Field(
         "digits-cnn-bn",
-        description="digits-cnn, digits-cnn-bn, resnet18, resnet50, densenet121, alexnet, vit-b-16, vit-b-32",
+        description="digits-cnn, digits-cnn-bn, resnet18, resnet50, densenet121, alexnet, vit-b-16, vit-b-32, "
+        "or timm:NAME for a model of timm",
     )
-    weights: str = Field("none", description="none (random), imagenet (torchvision), or a local weight file")
+    options: dict[str, Any] = Field({}, description="further arguments of timm.create_model")
+    weights: str = Field(
+        "none",
+        description="none (random), imagenet or hub (downloaded), package (a Python package's), or a local file",
+    )
     bottleneck: int = Field(0, ge=0, description="width of Linear-BatchNorm1d-ReLU before the head; 0: none")
 
 

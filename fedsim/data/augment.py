@@ -108,22 +108,25 @@ AUGMENTATIONS = {
 
 @dataclass(frozen=True)
 class Normalization:
-    """(x - mean) / std per channel, mean and std of the training images of ImageNet or MNIST; "none": x as it is."""
+    """(x - mean) / std per channel; without a mean x is left as it is."""
 
-    kind: str = "none"
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
 
     def __call__(self, x: Tensor) -> Tensor:
-        if self.kind == "none":
+        if not self.mean:
             return x
-        mean, std = _statistics(self.kind, x.device, x.dtype)
+        mean, std = _statistics(self.mean, self.std, x.device, x.dtype)
         return (x - mean).div_(std)
 
 
 @lru_cache(maxsize=8)
-def _statistics(kind: str, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def _statistics(
+    mean: tuple[float, ...], std: tuple[float, ...], device: torch.device, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
     """Mean and std [1,C,1,1], kept on each device."""
-    mean, std = torch.tensor(STATISTICS[kind], dtype=dtype)[:, None, :, None, None].to(device)
-    return mean, std
+    both = torch.tensor([mean, std], dtype=dtype)[:, None, :, None, None].to(device)
+    return both[0], both[1]
 
 
 @dataclass(frozen=True)
@@ -150,17 +153,22 @@ def to_float(images: Tensor) -> Tensor:
     return images.to(torch.float32).div_(255)
 
 
-def make_transforms(data: DataSettings, channels: int) -> Transforms:
+def make_transforms(
+    data: DataSettings, channels: int, weights: tuple[tuple[float, ...], tuple[float, ...]] | None = None
+) -> Transforms:
     """Transforms of `data.augment` and `data.normalize` for images with `channels` channels.
 
     none; domainbed: crop 0.7-1, flip, jitter 0.3, greyscale 0.1; csac: crop 0.8-1, flip, jitter 0.4, greyscale 0.1;
     feddg-ga: as domainbed with jitter 0.4; flip-jitter (gPerXAN): flip, jitter 0.2 for half of the images; flip.
-    Raises UserError for statistics of another number of channels (ImageNet 3, MNIST 1).
+    `weights` are mean and std with which the backbone's weights were trained, for data.normalize = "weights".
+    Raises UserError for statistics of another number of channels (ImageNet 3, MNIST 1), or where there are none.
     """
-    wanted = len(STATISTICS[data.normalize][0]) if data.normalize in STATISTICS else channels
-    if wanted != channels:
+    if data.normalize == "weights" and weights is None:
+        raise UserError("data.normalize = 'weights': the backbone has no weights with statistics; use 'none'")
+    mean, std = weights if data.normalize == "weights" else STATISTICS.get(data.normalize, ((), ()))
+    if mean and len(mean) != channels:
         raise UserError(
-            f"data.normalize = {data.normalize!r} needs {'colour' if wanted == 3 else 'grey'} images, but "
+            f"data.normalize = {data.normalize!r} needs {'colour' if len(mean) == 3 else 'grey'} images, but "
             f"{data.dataset} has {channels} channel(s); use data.normalize = 'none'"
         )
-    return Transforms(AUGMENTATIONS[data.augment], Normalization(data.normalize))
+    return Transforms(AUGMENTATIONS[data.augment], Normalization(mean, std))

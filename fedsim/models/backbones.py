@@ -1,7 +1,9 @@
 """The catalog of backbones and `build_model`, which makes a net of settings."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -9,31 +11,47 @@ from torch import nn
 from fedsim.errors import UserError
 from fedsim.experiment import ModelSettings, nearest
 from fedsim.models.digits_cnn import SMALLEST_IMAGE, DigitsCNN
+from fedsim.models.layout import Layout, Statistics
 from fedsim.models.net import Net
 from fedsim.models.norms.base import Norm
+from fedsim.models.timm_family import fit_position_embedding, timm_row
 from fedsim.models.weights import State, download_imagenet, load_backbone, read_weight_file
 from fedsim.seeding import stream_seed
 
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+WEIGHT_WORDS = ("imagenet", "hub", "package")  # what `model.weights` may say beside "none" and a file
 ALEXNET_POOLS_FROM = 63  # below, the third pooling of AlexNet would make an empty map
 DENSENET_POOLS_FROM = 32  # below, the last transition of DenseNet would
 
 
+Source = Callable[[nn.Module, int], State]  # (backbone, image_size) -> its weights
+
+
 @dataclass(frozen=True)
 class Backbone:
-    """One row of the catalog; paths are relative to the backbone.
+    """One row of the catalog.
 
     make: (image_size, channels) -> module whose forward gives pooled features
-    classifier: prefix of the original classifier's keys in weight files
-    imagenet: torchvision's weight enum and the entry used, empty where there is none
+    layout: feature width and places, or a function (backbone, image_size) that finds them on the module
+    classifier: prefixes of the original classifier's keys in weight files
+    sources: where weights come from, by the word that `model.weights` names them with
+    statistics: mean and deviation that the weights expect; None: images in [0, 1] as they are
+    input_size: side in pixels of the images that the weights were trained on; 0: none
+    licence: licence of the published weights; empty: not known
+    own_channels: takes one-channel images itself
+    channels_last: faster in this memory layout on CPUs too
     """
 
     make: Callable[[int, int], nn.Module]
-    feature_dim: int
-    levels: tuple[str, ...] = ()
-    stages: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    classifier: str = "fc."
-    imagenet: tuple[str, str] = ("", "")
-    own_channels: bool = False  # takes one-channel images itself
+    layout: Layout | Callable[[nn.Module, int], Layout]
+    classifier: str | tuple[str, ...] = "fc."
+    sources: Mapping[str, Source] = field(default_factory=dict)
+    statistics: Statistics | None = None
+    input_size: int = 0
+    licence: str = ""
+    own_channels: bool = False
+    channels_last: bool = False
 
 
 def _resnet(name: str) -> Callable[[int, int], nn.Module]:
@@ -94,52 +112,97 @@ def _digits(batch_norm: bool) -> Callable[[int, int], nn.Module]:
     return make
 
 
+def _torchvision_row(make: Callable[[int, int], nn.Module], layout: Layout, classifier: str, enum: str,
+                     entry: str = "IMAGENET1K_V1") -> Backbone:  # fmt: skip
+    source = partial(download_imagenet, enum, entry)
+    return Backbone(
+        make, layout, classifier, {"imagenet": source, "hub": source}, Statistics(IMAGENET_MEAN, IMAGENET_STD), 224,
+        "BSD-3-Clause (torchvision)",
+    )  # fmt: skip
+
+
 def _resnet_row(name: str, feature_dim: int, enum: str, entry: str) -> Backbone:
     stages = {number: (f"layer{number}",) for number in (1, 2, 3, 4)}
-    return Backbone(_resnet(name), feature_dim, ("layer2", "layer3", "layer4"), stages, imagenet=(enum, entry))
+    layout = Layout(feature_dim, ("layer2", "layer3", "layer4"), stages)
+    return _torchvision_row(_resnet(name), layout, "fc.", enum, entry)
 
 
 def _vit_row(name: str, patch: int, enum: str) -> Backbone:
-    return Backbone(_vit(name, patch), 768, classifier="heads.", imagenet=(enum, "IMAGENET1K_V1"))
+    return _torchvision_row(_vit(name, patch), Layout(768), "heads.", enum)
 
 
-_DIGIT_LEVELS = {"levels": ("pool1", "pool2"), "classifier": "head.", "own_channels": True}
+_DIGIT_LEVELS = ("pool1", "pool2")
 _DENSE_STAGES = {
     **{number: (f"features.denseblock{number}", f"features.transition{number}") for number in (1, 2, 3)},
     4: ("features.denseblock4", "features.norm5"),
 }
+_DENSE_LEVELS = ("features.denseblock2", "features.denseblock3", "features.denseblock4")
 
 BACKBONES: dict[str, Backbone] = {
-    "digits-cnn": Backbone(_digits(False), DigitsCNN.feature_dim, **_DIGIT_LEVELS),
-    "digits-cnn-bn": Backbone(_digits(True), DigitsCNN.feature_dim, stages={1: ("norm1", "norm2")}, **_DIGIT_LEVELS),
+    "digits-cnn": Backbone(
+        _digits(False), Layout(DigitsCNN.feature_dim, _DIGIT_LEVELS), "head.", own_channels=True,
+    ),
+    "digits-cnn-bn": Backbone(
+        _digits(True), Layout(DigitsCNN.feature_dim, _DIGIT_LEVELS, {1: ("norm1", "norm2")}), "head.",
+        own_channels=True,
+    ),
     "resnet18": _resnet_row("resnet18", 512, "ResNet18_Weights", "IMAGENET1K_V1"),
     "resnet50": _resnet_row("resnet50", 2048, "ResNet50_Weights", "IMAGENET1K_V2"),
-    "densenet121": Backbone(
-        _densenet121, 1024, ("features.denseblock2", "features.denseblock3", "features.denseblock4"), _DENSE_STAGES,
-        "classifier.", ("DenseNet121_Weights", "IMAGENET1K_V1"),
+    "densenet121": _torchvision_row(
+        _densenet121, Layout(1024, _DENSE_LEVELS, _DENSE_STAGES), "classifier.", "DenseNet121_Weights"
     ),
     # CSAC's conv3, conv4 and conv5 are 384x13x13, 256x13x13 and, after the last pooling, 256x6x6
-    "alexnet": Backbone(_alexnet, 4096, ("features.7", "features.9", "features.12"), {}, "classifier.6.",
-                        ("AlexNet_Weights", "IMAGENET1K_V1")),
+    "alexnet": _torchvision_row(
+        _alexnet, Layout(4096, ("features.7", "features.9", "features.12")), "classifier.6.", "AlexNet_Weights"
+    ),
     "vit-b-16": _vit_row("vit-b-16", 16, "ViT_B_16_Weights"),
     "vit-b-32": _vit_row("vit-b-32", 32, "ViT_B_32_Weights"),
 }  # fmt: skip
 
+# Rows made of a name, as in "timm:resnet18": prefix -> function (name, model.options) -> the row
+FAMILIES: dict[str, Callable[[str, Mapping[str, Any]], Backbone]] = {
+    "timm": lambda name, options: Backbone(**timm_row(name, options)),
+}
 
-def _initial_state(model: ModelSettings, row: Backbone) -> State | None:
+
+def find_backbone(model: ModelSettings) -> Backbone:
+    """The catalog's row of `model.backbone`; UserError for an unknown one, or for options that it does not take."""
+    family, colon, name = model.backbone.partition(":")
+    if colon and family in FAMILIES:
+        return FAMILIES[family](name, model.options)
+    row = BACKBONES.get(model.backbone)
+    if row is None:
+        near = nearest(model.backbone, BACKBONES)
+        families = ", ".join(f"{family}:NAME" for family in FAMILIES)
+        raise UserError(f"model.backbone: unknown {model.backbone!r}; {near}known: {', '.join(BACKBONES)}, {families}")
+    if model.options:
+        raise UserError(f"model.options: {model.backbone} takes none; they are for {', '.join(FAMILIES)}:NAME")
+    return row
+
+
+def weight_statistics(model: ModelSettings) -> Statistics | None:
+    """Mean and deviation with which the backbone's weights were trained; None where there are no such weights."""
+    return find_backbone(model).statistics
+
+
+def _initial_state(model: ModelSettings, row: Backbone, backbone: nn.Module, image_size: int) -> State | None:
     if model.weights == "none":
         return None
-    if model.weights != "imagenet":
-        return read_weight_file(model.weights)
-    if not row.imagenet[0]:
-        raise UserError(f"model.weights: there are no ImageNet weights for {model.backbone}; use none or a local file")
-    return download_imagenet(*row.imagenet)
+    if model.weights in row.sources:
+        return row.sources[model.weights](backbone, image_size)
+    if model.weights in WEIGHT_WORDS:
+        known = ", ".join(["none", *row.sources])
+        raise UserError(f"model.weights: there are no ImageNet weights ({model.weights!r}) for {model.backbone}; "
+                        f"use {known} or a local file")  # fmt: skip
+    return read_weight_file(model.weights)
 
 
 def _fit_position_embedding(backbone: nn.Module, state: State, image_size: int) -> State:
     """Interpolate ViT's position embedding when the file was made for another image size."""
     key = "encoder.pos_embedding"
-    if key not in state or state[key].shape == backbone.get_parameter(key).shape:
+    if key not in state:
+        return fit_position_embedding(backbone, state, image_size)
+    if state[key].shape == backbone.get_parameter(key).shape:
         return state
     from torchvision.models.vision_transformer import interpolate_embeddings
 
@@ -163,33 +226,31 @@ def build_model(
     below 63 px and DenseNet's transitions keep odd borders below 32 px, where their maps would become empty.
     Raises UserError for an unknown backbone, weights that do not fit, or a norm that the backbone cannot carry.
     """
-    row = BACKBONES.get(model.backbone)
-    if row is None:
-        near = nearest(model.backbone, BACKBONES)
-        raise UserError(f"model.backbone: unknown {model.backbone!r}; {near}known: {', '.join(BACKBONES)}")
+    row = find_backbone(model)
     if channels not in (1, 3):
         raise UserError(f"model: images have 1 or 3 channels, not {channels}")
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(stream_seed(seed, "init"))  # the CPU's only: CUDA is not disturbed
+        backbone = row.make(image_size, channels)
+        layout = row.layout if isinstance(row.layout, Layout) else row.layout(backbone, image_size)
         net = Net(
-            row.make(image_size, channels), row.feature_dim, classes, bottleneck=model.bottleneck,
-            levels=tuple(f"backbone.{path}" for path in row.levels),
-            stages={number: tuple(f"backbone.{path}" for path in paths) for number, paths in row.stages.items()},
+            backbone, layout.feature_dim, classes, bottleneck=model.bottleneck,
+            levels=tuple(f"backbone.{path}" for path in layout.levels),
+            stages={number: tuple(f"backbone.{path}" for path in paths) for number, paths in layout.stages.items()},
             grayscale=channels == 1 and not row.own_channels,
         )  # fmt: skip
-        state = _initial_state(model, row)
+        state = _initial_state(model, row, backbone, image_size)
         if state is not None:
-            if model.backbone.startswith("vit"):
-                state = _fit_position_embedding(net.backbone, state, image_size)
-            load_backbone(net.backbone, state, row.classifier, repr(model.weights))
+            state = _fit_position_embedding(backbone, state, image_size)
+            load_backbone(backbone, state, row.classifier, repr(model.weights))
         if norm is not None:
             _apply_norm(net, norm, model.backbone)
-    return net
+    return net.to(memory_format=torch.channels_last) if row.channels_last else net
 
 
 def _apply_norm(net: Net, norm: Norm, backbone: str) -> None:
     has_batch_norm = any(isinstance(module, nn.BatchNorm2d) for module in net.backbone.modules())
     if norm.needs_batch_norm and not has_batch_norm:
         raise UserError(f"norm {type(norm).__name__} needs a backbone with batch norm, {backbone} has none; "
-                        "use digits-cnn-bn, a ResNet or densenet121")  # fmt: skip
+                        "use digits-cnn-bn, a ResNet, an EfficientNet or densenet121")  # fmt: skip
     norm.apply(net)

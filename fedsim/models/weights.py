@@ -1,5 +1,6 @@
-"""Initial weights of a backbone: torchvision's ImageNet weights or a local file, checked key by key."""
+"""Initial weights of a backbone: published ones, those of a Python package or a local file, checked key by key."""
 
+import importlib
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,7 +21,7 @@ def read_weight_file(file: str, setting: str = "model.weights") -> State:
     """State dict of a .safetensors file or of a torch file (tensors only, nothing is unpickled), named by a setting."""
     path = Path(file).expanduser()
     if not path.is_file():
-        known = "none, imagenet, or " if setting == "model.weights" else ""
+        known = "none, imagenet, hub, package, or " if setting == "model.weights" else ""
         raise UserError(f"{setting}: no file {file!r}; give {known}a .safetensors or .pth file")
     try:
         if path.suffix == ".safetensors":
@@ -34,7 +35,7 @@ def read_weight_file(file: str, setting: str = "model.weights") -> State:
     return dict(state)
 
 
-def download_imagenet(enum_name: str, entry: str) -> State:
+def download_imagenet(enum_name: str, entry: str, backbone: nn.Module, image_size: int) -> State:
     """ImageNet weights through torchvision's weights API (cached in torch's hub folder, hash checked)."""
     import torchvision
 
@@ -49,7 +50,39 @@ def download_imagenet(enum_name: str, entry: str) -> State:
         ) from None
 
 
-def load_backbone(backbone: nn.Module, state: State, classifier: str, source: str) -> None:
+def load_packaged(package: str, kind: str, backbone: nn.Module, image_size: int) -> State:
+    """Weights that a Python package ships in a file of its own: `package.kind.get_model_file_path()`.
+
+    The file's names are another code's, so its entries are taken in their order: the backbone's n entries are the
+    first n of the file, whose last two are the classifier's weight and bias. Every shape is checked.
+    Raises UserError when the package is not installed or its file does not fit.
+    """
+    try:
+        module = importlib.import_module(package)
+    except ImportError:
+        project = package.replace("_", "-")
+        raise UserError(f"model.weights: the package {project} is not installed; install fedsim[imagenet] or "
+                        f"{project}") from None  # fmt: skip
+    stored = read_weight_file(getattr(module, kind).get_model_file_path())
+    return in_order(stored, backbone.state_dict(), package)
+
+
+def in_order(stored: State, own: Mapping[str, torch.Tensor], source: str) -> State:
+    """The stored entries under the backbone's own names, matched by their order; the two after them are a classifier's.
+
+    Raises UserError for another number of entries, or for the first entry whose shape differs.
+    """
+    if len(stored) != len(own) + 2:
+        raise UserError(f"model.weights: {source} has {len(stored)} entries, and the backbone with a classifier "
+                        f"has {len(own) + 2}")  # fmt: skip
+    for (theirs, value), (name, wanted) in zip(stored.items(), own.items()):
+        if value.shape != wanted.shape:
+            raise UserError(f"model.weights: {source} does not fit the backbone: {theirs!r} has shape "
+                            f"{list(value.shape)}, {name!r} has {list(wanted.shape)}")  # fmt: skip
+    return dict(zip(own, stored.values()))
+
+
+def load_backbone(backbone: nn.Module, state: State, classifier: str | tuple[str, ...], source: str) -> None:
     """Load `state` into the backbone; its keys and shapes must fit exactly, those of the classifier aside.
 
     Files of torchvision models and of fedsim's own nets (`backbone.*`) are read. Files older than PyTorch 0.4 lack

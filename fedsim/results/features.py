@@ -15,6 +15,7 @@ from fedsim.data import benchmark, load_target
 from fedsim.data.augment import make_transforms
 from fedsim.errors import UserError
 from fedsim.experiment import Experiment
+from fedsim.models import weight_statistics
 from fedsim.results.figure_style import COLORS, MARKERS, SETTINGS
 from fedsim.results.reading import read_settings
 from fedsim.seeding import numpy_rng
@@ -32,7 +33,7 @@ def domain_features(
     load_arrays(net, load_file(weights))
     net.eval()
     found = benchmark(experiment.data)
-    transforms = make_transforms(experiment.data, found.channels)
+    transforms = make_transforms(experiment.data, found.channels, weight_statistics(experiment.model))
     features, classes, domains = [], [], []
     for index, domain in enumerate(found.domains):
         images, labels, _ = load_target(experiment.data, domain)

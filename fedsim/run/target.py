@@ -10,6 +10,7 @@ from torch import Tensor
 from fedsim.arrays import load_arrays
 from fedsim.data import load_target
 from fedsim.data.augment import make_transforms, to_float
+from fedsim.models import weight_statistics
 from fedsim.models.infer import accuracy_and_loss
 from fedsim.run.workspace import Workspace
 from fedsim.seeding import numpy_rng
@@ -26,8 +27,9 @@ class TargetEvaluator:
         self.net, self.device, self.infer = space.net, space.device, space.recipe.infer
         if self.infer.shuffled:
             indices = numpy_rng(experiment.run.seed, "test-order").permutation(indices)
+        channels = space.plan.data.channels
         self.classes = len(space.plan.data.classes)
-        self.normalize = make_transforms(experiment.data, space.plan.data.channels).normalize
+        self.normalize = make_transforms(experiment.data, channels, weight_statistics(experiment.model)).normalize
         self.size = experiment.run.evaluate_batch_size
         self.images = torch.from_numpy(np.ascontiguousarray(images[indices])).to(self.device)
         self.labels = torch.from_numpy(np.ascontiguousarray(labels[indices])).to(self.device)

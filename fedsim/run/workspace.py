@@ -10,6 +10,7 @@ from fedsim.data import load_client, load_pooled
 from fedsim.data.augment import make_transforms
 from fedsim.errors import UserError
 from fedsim.experiment import parse_experiment
+from fedsim.models import weight_statistics
 from fedsim.run.plan import POOLED, Plan, resolve
 
 KEPT = 2  # workspaces that a process keeps warm
@@ -61,7 +62,8 @@ class Workspace:
         if key not in self.clients:
             settings = self.experiment.data
             data = load_pooled(settings, self.experiment.run.target) if name == POOLED else load_client(settings, name)
-            local = LocalData(data, make_transforms(settings, self.plan.data.channels), self.device)
+            statistics = weight_statistics(self.experiment.model)
+            local = LocalData(data, make_transforms(settings, self.plan.data.channels, statistics), self.device)
             folder = client_folder(state_folder, name)
             self.clients[key] = DomainClient(
                 self.experiment,

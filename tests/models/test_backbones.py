@@ -209,8 +209,9 @@ def test_catalog_names_real_weights():
     import torchvision
 
     for row in BACKBONES.values():
-        if row.imagenet[0]:
-            assert getattr(torchvision.models, row.imagenet[0])[row.imagenet[1]].url.startswith("https://")
+        if "hub" in row.sources:
+            enum, entry = row.sources["hub"].args
+            assert getattr(torchvision.models, enum)[entry].url.startswith("https://")
 
 
 def test_vit_positions_fit_another_image_size(build, tmp_path):

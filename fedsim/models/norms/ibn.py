@@ -7,10 +7,11 @@ import torch
 from torch import nn
 
 from fedsim.errors import UserError
+from fedsim.models.digits_cnn import DigitsCNN
 from fedsim.models.net import Net
 from fedsim.models.norms.base import Norm
 from fedsim.models.norms.instance_norm import InstanceNorm2d
-from fedsim.models.norms.placement import replace, require_batch_norm
+from fedsim.models.norms.placement import batch_norm_paths, replace, require_batch_norm, within
 
 
 def _instance_norm_like(bn: nn.BatchNorm2d, channels: slice = slice(None)) -> InstanceNorm2d:
@@ -77,14 +78,23 @@ class ResidualIBNBlock(nn.Module):
         return self.relu(self.inorm(x + identity))
 
 
+def _normalize_before_last_activation(block: nn.Module) -> None:
+    """IBN-b in a block of timm's ResNets, whose activation after the residual sum is a module of its own."""
+    number = "3" if hasattr(block, "bn3") else "2"
+    last = getattr(block, "bn" + number)
+    inorm = InstanceNorm2d(last.num_features, last.eps).to(last.weight.device)
+    setattr(block, "act" + number, nn.Sequential(inorm, getattr(block, "act" + number)))
+
+
 @dataclass(frozen=True)
 class IBN(Norm):
     """Instance norm in shallow layers.
 
     variant "a": the first norm of every block of stages 1-3 is split. ResNet: half IN, then BN. DenseNet: norm1 of
-        layers 0, 3, 6, ... of dense blocks 1-3, BN first and 40 % IN last. digits-cnn-bn: the first norm only.
+        layers 0, 3, 6, ... of dense blocks 1-3, BN first and 40 % IN last. digits-cnn-bn: the first norm only. Other
+        families (EfficientNet, RegNet, ...; the paper has none) as ResNet, with the first norm of every block.
     variant "b": the stem's norm becomes IN and an IN follows the residual sum of the last block of stages 1 and 2
-        (ResNet; on digits-cnn-bn the first norm becomes IN; not defined for DenseNet).
+        (ResNets; on digits-cnn-bn the first norm becomes IN; not defined for other families).
     """
 
     variant: Literal["a", "b"] = "a"
@@ -101,12 +111,24 @@ class IBN(Norm):
             raise UserError(f"norm IBN: variant is 'a' or 'b', not {self.variant!r}")
         if hasattr(net.backbone, "layer1"):
             self._apply_resnet(net)
-        elif hasattr(net.backbone, "features"):
+        elif hasattr(net.backbone, "features") and hasattr(net.backbone.features, "denseblock1"):
             self._apply_densenet(net)
+        elif not isinstance(net.backbone, DigitsCNN):
+            self._apply_blocks(net)
         elif self.variant == "a":
             replace(net, ["backbone.norm1"], lambda bn: IBNLayer(bn, bn.num_features // 2))
         else:
             replace(net, ["backbone.norm1"], _instance_norm_like)
+
+    def _apply_blocks(self, net: Net) -> None:
+        if self.variant == "b":
+            raise UserError("norm IBN: variant 'b' is defined for ResNets only; use variant 'a' with this backbone")
+        first: dict[str, str] = {}
+        for path in batch_norm_paths(net, (1, 2, 3), stem=False):
+            stage = max((prefix for paths in net.stages.values() for prefix in paths if within(path, prefix)), key=len)
+            block = path.removeprefix(stage).split(".")[:2]  # the stage's child that holds the layer
+            first.setdefault(".".join([stage, *block]), path)
+        replace(net, list(first.values()), lambda bn: IBNLayer(bn, bn.num_features // 2))
 
     def _apply_resnet(self, net: Net) -> None:
         if self.variant == "a":
@@ -116,7 +138,10 @@ class IBN(Norm):
             return
         replace(net, ["backbone.bn1"], _instance_norm_like)
         for stage in (net.backbone.layer1, net.backbone.layer2):
-            stage[-1] = ResidualIBNBlock(stage[-1])
+            if hasattr(stage[-1], "relu"):  # torchvision's block has one ReLU for all its places
+                stage[-1] = ResidualIBNBlock(stage[-1])
+            else:
+                _normalize_before_last_activation(stage[-1])
 
     def _apply_densenet(self, net: Net) -> None:
         if self.variant == "b":

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection
 
-from torch import nn
+from torch import Tensor, nn
 
 from fedsim.errors import UserError
 from fedsim.models.net import Net
@@ -18,13 +18,14 @@ def batch_norm_paths(net: Net, stages: Collection[int] | None = None, stem: bool
     paths = []
     for name, module in net.backbone.named_modules(prefix="backbone"):
         if isinstance(module, nn.BatchNorm2d):
-            in_stem = not any(_within(name, prefix) for prefix in inside)
-            if (in_stem and stem) or any(_within(name, prefix) for prefix in kept):
+            in_stem = not any(within(name, prefix) for prefix in inside)
+            if (in_stem and stem) or any(within(name, prefix) for prefix in kept):
                 paths.append(name)
     return paths
 
 
-def _within(path: str, prefix: str) -> bool:
+def within(path: str, prefix: str) -> bool:
+    """Whether a module's path is `prefix` or lies below it."""
     return path == prefix or path.startswith(prefix + ".")
 
 
@@ -32,11 +33,44 @@ def require_batch_norm(net: Net, part: object) -> None:
     """Raise UserError when the backbone has no batch norm to replace (AlexNet, ViT, digits-cnn)."""
     if not batch_norm_paths(net):
         name = type(part).__name__
-        raise UserError(f"norm {name} needs a backbone with batch norm; use digits-cnn-bn, a ResNet or densenet121")
+        raise UserError(
+            f"norm {name} needs a backbone with batch norm; use digits-cnn-bn, a ResNet, an EfficientNet or densenet121"
+        )
+
+
+class NormThenAct(nn.Module):
+    """A replaced norm with the activation that its predecessor had inside: `y = act(drop(norm(x)))`.
+
+    timm's BatchNormAct2d is batch norm, optional dropout and activation in one module. A norm part knows batch norm
+    alone, so the three are taken apart where a part replaces such a layer.
+    """
+
+    def __init__(self, norm: nn.Module, drop: nn.Module, act: nn.Module) -> None:
+        super().__init__()
+        self.norm, self.drop, self.act = norm, drop, act
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, C, H, W] -> the same shape."""
+        return self.act(self.drop(self.norm(x)))
+
+
+def plain_batch_norm(layer: nn.Module) -> nn.Module:
+    """The layer itself, or for a subclass of BatchNorm2d a BatchNorm2d that shares its tensors."""
+    if not isinstance(layer, nn.BatchNorm2d) or type(layer) is nn.BatchNorm2d:
+        return layer
+    plain = nn.BatchNorm2d(layer.num_features, layer.eps, layer.momentum, layer.affine, layer.track_running_stats)
+    plain.weight, plain.bias = layer.weight, layer.bias
+    for name, buffer in layer.named_buffers(recurse=False):
+        setattr(plain, name, buffer)
+    return plain.train(layer.training)
 
 
 def replace(net: nn.Module, paths: Collection[str], make: Callable[[nn.Module], nn.Module]) -> None:
-    """Put `make(old)` in the place of every module in `paths`."""
+    """Put `make(old)` in the place of every module in `paths`; an activation inside the old one stays, after it."""
     for path in paths:
         parent, _, name = path.rpartition(".")
-        setattr(net.get_submodule(parent), name, make(net.get_submodule(path)))
+        old = net.get_submodule(path)
+        new = make(plain_batch_norm(old))
+        if act := getattr(old, "act", None):
+            new = NormThenAct(new, getattr(old, "drop", nn.Identity()), act)
+        setattr(net.get_submodule(parent), name, new)

@@ -1,0 +1,119 @@
+"""What others need to know of a backbone: its feature width, and the modules behind its stages and feature maps."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from fedsim.errors import UserError
+
+STAGE_REDUCTIONS = {4: 1, 8: 2, 16: 3, 32: 4}  # image side / map side -> number of the stage, as in a ResNet
+LEVEL_STAGES = (2, 3, 4)  # the stages whose outputs are CSAC's feature maps
+
+
+class Statistics(NamedTuple):
+    """Mean and standard deviation per channel of images in [0, 1], with which weights were trained."""
+
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Feature width and places of a backbone; paths are relative to the backbone.
+
+    levels: modules whose outputs are CSAC's feature maps, shallow to deep; empty where there are none
+    stages: modules of stage 1, 2, ...; norm layers outside them are the stem
+    """
+
+    feature_dim: int
+    levels: tuple[str, ...] = ()
+    stages: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+
+
+def survey(backbone: nn.Module, image_size: int, outputs: Mapping[str, int], name: str) -> Layout:
+    """Layout of a backbone that names the modules `outputs` {path: image side / map side} as its feature maps.
+
+    Stage 1, 2, 3, 4 end with the last output at 1/4, 1/8, 1/16 and 1/32 of the image's side, as in a ResNet; what works
+    before them is the stem, and a batch norm that follows the last output belongs to stage 4.
+    One image of zeros is passed in eval mode, which gives the feature width and shows whether the size fits. A backbone
+    whose outputs are no maps [B, C, H, W] of falling size (transformers) has no stages and no levels.
+
+    Raises UserError for an image size that the backbone cannot take.
+    """
+    shapes: dict[str, torch.Size] = {}
+    hooks = [
+        backbone.get_submodule(path).register_forward_hook(
+            lambda _module, _inputs, y, path=path: shapes.update({path: getattr(y, "shape", ())})
+        )
+        for path in outputs
+    ]
+    training = backbone.training
+    try:
+        with torch.inference_mode():
+            features = backbone.eval()(torch.zeros(1, 3, image_size, image_size))
+    except (RuntimeError, AssertionError, ValueError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
+        raise UserError(f"model.backbone: {name} cannot take images of {image_size} px ({reason}); "
+                        "change data.image_size") from None  # fmt: skip
+    finally:
+        backbone.train(training)
+        for hook in hooks:
+            hook.remove()
+    if features.dim() != 2:
+        raise UserError(
+            f"model.backbone: {name} gives features of shape {list(features.shape)} and no vector per image"
+        )
+    ends = _ends(outputs) if _are_maps(outputs, shapes) else {}
+    if not ends:
+        return Layout(features.shape[1])
+    levels = tuple(ends[stage] for stage in LEVEL_STAGES if stage in ends)
+    return Layout(features.shape[1], levels, _stages(backbone, outputs, ends))
+
+
+def _are_maps(outputs: Mapping[str, int], shapes: Mapping[str, torch.Size]) -> bool:
+    """Whether the outputs are square maps with channels first whose sides fall from the first to the last."""
+    found = [shapes.get(path, ()) for path in outputs]
+    if len(set(outputs.values())) < 2 or any(len(shape) != 4 or shape[2] != shape[3] for shape in found):
+        return False
+    sides = [shape[2] for shape in found]
+    return sides == sorted(sides, reverse=True)
+
+
+def _ends(outputs: Mapping[str, int]) -> dict[int, str]:
+    """The module that ends each stage: the last one at that resolution."""
+    return {STAGE_REDUCTIONS[size]: path for path, size in outputs.items() if size in STAGE_REDUCTIONS}
+
+
+def _stages(backbone: nn.Module, outputs: Mapping[str, int], ends: Mapping[int, str]) -> dict[int, tuple[str, ...]]:
+    """The modules of every stage, each up to the one that ends it."""
+    stem_ends = {path for path, size in outputs.items() if size < min(STAGE_REDUCTIONS)}
+    stages: dict[int, list[str]] = {stage: [] for stage in sorted(ends)}
+    by_end = {path: stage for stage, path in ends.items()}
+    waiting: list[str] = []  # modules since the last end
+    for path in _frontier(backbone, set(outputs)):
+        waiting.append(path)
+        if path in by_end:
+            first = by_end[path] == min(ends) and not stem_ends
+            stages[by_end[path]] += waiting[-1:] if first else waiting
+            waiting = []
+        elif path in stem_ends:
+            waiting = []
+    stages[max(ends)] += [path for path in waiting if _has_batch_norm(backbone.get_submodule(path))]
+    return {stage: tuple(paths) for stage, paths in stages.items()}
+
+
+def _frontier(module: nn.Module, outputs: set[str], prefix: str = "") -> Iterator[str]:
+    """Paths of the modules that lie side by side with the outputs, in the order of registration."""
+    for name, child in module.named_children():
+        path = f"{prefix}{name}"
+        if path not in outputs and any(output.startswith(path + ".") for output in outputs):
+            yield from _frontier(child, outputs, path + ".")
+        else:
+            yield path
+
+
+def _has_batch_norm(module: nn.Module) -> bool:
+    return any(isinstance(each, nn.BatchNorm2d) for each in module.modules())

