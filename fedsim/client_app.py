@@ -63,7 +63,7 @@ def space_of(message: Message, context: Context) -> tuple[Workspace, dict]:
 def client_of(message: Message, context: Context) -> tuple[DomainClient, dict]:
     """The warm client that the message addresses, with the message's config."""
     space, config = space_of(message, context)
-    if is_site(context) and node_client(context, space.plan) != config["client"]:
+    if is_site(context) and [config["client"]] != node_clients(context, space.plan):
         raise UserError(f"this site is {holds(context)} and does not train or validate as {config['client']!r}")
     return space.client(str(config["client"]), str(config["state-dir"]), str(config["token"])), config
 
@@ -71,35 +71,34 @@ def client_of(message: Message, context: Context) -> tuple[DomainClient, dict]:
 @app.query("handshake")
 @guarded
 def handshake(message: Message, context: Context) -> RecordDict:
-    """Which client this node is, how much it holds, with which versions."""
+    """Which clients this node is (a site is one, a node of a simulation may be several), how much each of them holds,
+    with which versions: the records `site`, `site-1`, ...; one with an empty name when it is nobody."""
     space, config = space_of(message, context)
-    name, target = node_client(context, space.plan), is_target(context, space.plan)
-    counts: list[int] = []
-    if target:
-        counts = target_of(space).class_counts()
-    elif name:
+    common = {"holds": holds(context), "version-python": platform.python_version()}
+    common |= {f"version-{package}": version(package) for package in PACKAGES}
+    sites = []
+    if is_target(context, space.plan):
+        sites = [(space.experiment.run.target, "target", target_of(space).class_counts())]
+    for name in [] if sites else node_clients(context, space.plan):
         client = space.client(name, str(config["state-dir"]), str(config["token"]))
-        counts = [int(count) for count in client.data.class_counts]
-    site = {
-        "client": space.experiment.run.target if target else name,
-        "role": "target" if target else "source",
-        "holds": holds(context),
-        "examples": sum(counts),
-        "class-counts": counts,
-        "version-python": platform.python_version(),
-    }
-    return RecordDict({"site": ConfigRecord(site | {f"version-{package}": version(package) for package in PACKAGES})})
+        sites.append((name, "source", [int(count) for count in client.data.class_counts]))
+    records = {}
+    for number, (name, role, counts) in enumerate(sites or [("", "source", [])]):
+        said = {"client": name, "role": role, "examples": sum(counts), "class-counts": counts, **common}
+        records[f"site-{number}" if number else "site"] = ConfigRecord(said)
+    return RecordDict(records)
 
 
-def node_client(context: Context, plan: Plan) -> str:
-    """Client name of a node: its configured domain, else the partition-id'th source client; empty for a spare node, and
-    for a site whose domain does not train in this experiment."""
-    clients = plan.clients
+def node_clients(context: Context, plan: Plan) -> list[str]:
+    """Names of a node's clients. A site's is the one of its domain; none when its domain does not train here.
+
+    In a simulation every node can hold every client, so that the nodes share them evenly, however many there are.
+    """
     if is_site(context):
-        name = matching(str(context.node_config["domain"]), clients)
-        return name if name and context.node_config.get("role", "source") == "source" else ""
-    index = int(context.node_config.get("partition-id", 0))
-    return clients[index] if index < len(clients) else ""
+        name = matching(str(context.node_config["domain"]), plan.clients)
+        return [name] if name and context.node_config.get("role", "source") == "source" else []
+    place, nodes = (int(context.node_config.get(key, 0)) for key in ("partition-id", "num-partitions"))
+    return list(plan.clients[place :: max(nodes, 1)])
 
 
 def is_site(context: Context) -> bool:

@@ -167,7 +167,12 @@ class Roster:
         expected = Expected("", self.run_config["token"], 0, "handshake")
         if reply.metadata.src_node_id != node:
             raise RejectedReplyError(f"it comes from node {reply.metadata.src_node_id}")
-        site, holds = judged(partial(read_site, node), reply.content, expected)
+        found = judged(partial(read_sites, node), reply.content, expected)
+        for site, holds in found:
+            self._take_site(node, site, holds)
+
+    def _take_site(self, node: int, site: Site, holds: str) -> None:
+        """Note one of a node's clients, or that nobody here needs it; UserError when it contradicts what is known."""
         wanted = self.target if site.role == "target" and self.target else self.sites.get(site.client)
         if wanted is None or (wanted.client, wanted.role) != (site.client, site.role):
             self._others[node] = holds
@@ -184,8 +189,9 @@ class Roster:
         """A node that answers with an error: the end of the run, or of one client when others may go on without it."""
         known = [client for client, site in self.sites.items() if site.node_id == node]
         if self.tolerant and known:
-            logger.warning("client %r came back and fails: %s", known[0], one_line(reason[-MOST_REASON:]))
-            self.sites[known[0]] = Site(known[0])
+            names = ", ".join(repr(client) for client in known)
+            logger.warning("client %s came back and fails: %s", names, one_line(reason[-MOST_REASON:]))
+            self.sites |= {client: Site(client) for client in known}
         elif self.tolerant:
             logger.warning("node %d fails in the handshake: %s", node, one_line(reason[-MOST_REASON:]))
             self._others[node] = "a node that fails"
@@ -195,11 +201,20 @@ class Roster:
             raise ClientFailedError(f"node {node} failed in the handshake:\n{reason[-MOST_REASON:].rstrip()}")
 
 
-def read_site(node: int, content: RecordDict, expected: Expected) -> tuple[Site, str]:
-    """What a node says it is, and what it calls its data; raises RejectedReplyError when it says nonsense."""
-    check_records(content, set(), set(), {"echo", "site"})
+def read_sites(node: int, content: RecordDict, expected: Expected) -> list[tuple[Site, str]]:
+    """What a node says it is: one client, or several in a simulation; raises RejectedReplyError for nonsense."""
+    more = {f"site-{number}" for number in range(1, len(content.config_records) - 1)}
+    check_records(content, set(), set(), {"echo", "site", *more})
     check_echo(content, expected)
-    said = dict(content.config_records["site"])
+    sites = [read_site(node, dict(content.config_records[name])) for name in content.config_records if name != "echo"]
+    names = [site.client for site, _ in sites]
+    if len(set(names)) < len(names):
+        raise RejectedReplyError("it names a client twice")
+    return sites
+
+
+def read_site(node: int, said: dict) -> tuple[Site, str]:
+    """One client of a node, and what the node calls its data."""
     client, role, examples, counts = (said.get(key) for key in ("client", "role", "examples", "class-counts"))
     if not isinstance(client, str) or role not in ("source", "target"):
         raise RejectedReplyError(f"it is {reprlib.repr(client)} with the role {reprlib.repr(role)}")
