@@ -9,6 +9,7 @@ import torch
 from flwr.client import NumPyClient
 from torch import Tensor, nn
 
+from clients.budget import Amount, local_plan
 from clients.local_data import LocalData
 from clients.networks import after_step_functions
 from clients.optimizers import learning_rate, make_optimizer, optimizer_tensors, restore_optimizer
@@ -28,7 +29,8 @@ class DomainClient(NumPyClient):
     message, personal ones (places `upload` and `local`) from the store, at first participation from the initial model.
     Frozen tensors are in the network since it was built, and nothing ever writes to them.
 
-    clients: names of all source clients in domain order.
+    clients: names of all source clients in domain order. source_clients: how many hold source data, those that a pooled
+    client stands for included.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class DomainClient(NumPyClient):
         store: ClientStore,
         device: torch.device,
         clients: Sequence[str] = (),
+        source_clients: int = 1,
     ) -> None:
         self.experiment = experiment
         self.recipe = recipe
@@ -53,6 +56,9 @@ class DomainClient(NumPyClient):
         self.store = store
         self.device = device
         self.clients = tuple(clients)
+        self.source_clients = source_clients
+        self.counts: list[int] = [data.examples]  # training images of every client
+        self.spent: list[Amount] = []  # in the round
         self.warm: dict[str, tuple[Any, Any]] = {}
         self.records: dict[str, dict[str, np.ndarray]] = {}
         self.outbox: dict[str, dict[str, np.ndarray]] = {}
@@ -76,6 +82,7 @@ class DomainClient(NumPyClient):
         """Train on the received model; returns the tensors to send, the number of training examples and metrics."""
         started = time.perf_counter()
         round = self._open(config)
+        self.counts, self.spent = config.get("counts", [self.data.examples]), []
         self._keep_banks()
         self._load(parameters, "train")
         metrics: dict[str, float] = {}
@@ -85,7 +92,7 @@ class DomainClient(NumPyClient):
             self._train(round.for_phase(self.recipe.client.prelude))
             self._load(parameters, "train")
         metrics["train_loss"] = self._train(round)
-        metrics |= round.tallied()
+        metrics |= round.tallied() | {unit: sum(getattr(part, unit) for part in self.spent) for unit in Amount._fields}
         for report in self.recipe.reports:
             metrics |= report.after(round)
         if self.experiment.run.select_on == "local":
@@ -186,9 +193,8 @@ class DomainClient(NumPyClient):
     def _train(self, round: LocalRound) -> float:
         """Local training; mean loss over the steps. Losses stay on the device until the end."""
         recipe, net = self.recipe, self.net
-        work = recipe.client.work(round)
-        items = self.data.examples * (recipe.augment.copies(round) if recipe.augment else 1)
-        plan = list(recipe.batches.indices(items, round, work))
+        work, plan = local_plan(recipe, round, self.counts, self.source_clients)
+        self.spent.append(Amount.of(plan))
         round.steps = len(plan)
         round.lr = learning_rate(work, max(round.round, 1), round.rounds)
         round.optimizer = make_optimizer(net, work, round.lr)

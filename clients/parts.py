@@ -265,7 +265,12 @@ class Term(ClientPart):
 
 
 class Batches(ClientPart):
-    """Which examples make up the round's batches."""
+    """Which examples make up the round's batches.
+
+    balanced: every client trains on the same number of examples, whatever it holds (see `clients.budget`).
+    """
+
+    balanced: ClassVar[bool] = False
 
     def indices(self, examples: int, round: LocalRound, train: TrainSettings) -> Iterator[np.ndarray]:
         """Index arrays into the client's training examples, one per step. It is called before all other parts begin:

@@ -12,7 +12,7 @@ from flwr.clientapp import ClientApp
 
 from clients.base import DomainClient
 from fedsim.arrays import record_to_arrays, state_to_record
-from fedsim.data.benchmarks import matching
+from fedsim.data.names import matching
 from fedsim.errors import USER_ERROR, UserError
 from fedsim.run.local_privacy import perturbed
 from fedsim.run.plan import Plan

@@ -92,6 +92,11 @@ class TrainSettings(Settings):
     epochs: int = Field(1, ge=1, description="local passes per round, unless iterations is set")
     iterations: int = Field(0, ge=0, description="local steps per round; 0: epochs count")
     batch_size: int = Field(64, ge=2)
+    budget: Literal["paper", "images", "steps"] = Field(
+        "paper",
+        description="local work: as the method's parts say, or as many training images (steps) as FedAvg's, preludes "
+        "and copies included (clients/budget.py)",
+    )
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     lr: float = Field(0.01, gt=0)
     momentum: float = Field(0.0, ge=0, lt=1)
@@ -282,15 +287,21 @@ def _check_tables(table: dict, presets: Any, where: str) -> None:
 
 
 def parse_override(text: str) -> tuple[str, Any]:
-    """`"train.rounds=5"` -> `("train.rounds", 5)`; what is not a TOML value is taken as a string."""
+    """`"train.rounds=5"` -> `("train.rounds", 5)`; what is not a TOML value is taken as a string.
+
+    A setting that is a text takes the words as they stand: `run.target=2020` is the domain "2020".
+    """
     key, sign, value = text.partition("=")
     key, value = key.strip(), value.strip()
     if not sign or not key:
         raise UserError(f"override {text!r} is not of the form section.key=value")
+    section, _, name = key.partition(".")
+    known = SECTIONS[section].model_fields.get(name) if section in SECTIONS else None
     try:
-        return key, tomllib.loads(f"value = {value}")["value"]
+        parsed = tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
         return key, value
+    return key, value if known and known.annotation is str and not isinstance(parsed, str) else parsed
 
 
 def _assign(table: dict, path: list[str], value: Any, key: str) -> None:

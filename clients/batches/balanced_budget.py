@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -19,6 +19,8 @@ class BalancedBudget(Batches):
     n > budget: drawn without replacement, anew each round; n < budget: whole copies plus a random remainder. With
     `unit="batches"` the budget counts batches of `train.batch_size`, as in the official code. `budget=0` gives FedAvg.
     """
+
+    balanced: ClassVar[bool] = True
 
     budget: Annotated[int, Field(ge=0)] = 2880
     unit: Literal["examples", "batches"] = "examples"

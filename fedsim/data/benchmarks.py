@@ -3,12 +3,11 @@
 benchmark(DataSettings(dataset="pacs")).domains  ->  ("art_painting", "cartoon", "photo", "sketch")
 """
 
-import re
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from fedsim.data.names import composed, matching, same
 from fedsim.errors import UserError
 from fedsim.experiment import DataSettings, data_root, nearest
 
@@ -212,19 +211,6 @@ BENCHMARKS: dict[str, Benchmark] = {
 }
 
 
-def plain(name: str) -> str:
-    """Spelling-free form of a folder name: "Real World", "Real_World" and "RealWorld" are one."""
-    return re.sub(r"[^a-z0-9]", "", name.lower()) or name
-
-
-def matching(name: str, known: Iterable[str]) -> str | None:
-    """The one of `known` that equals `name`, exactly or up to spelling; None when there is none."""
-    known = list(known)
-    if name in known:
-        return name
-    return next((candidate for candidate in known if plain(candidate) == plain(name)), None)
-
-
 def benchmark(data: DataSettings) -> Benchmark:
     """The benchmark that the settings name, with `data.domains` chosen; "folder" is read from disk.
 
@@ -239,8 +225,8 @@ def benchmark(data: DataSettings) -> Benchmark:
     found = BENCHMARKS[data.dataset]
     if data.dataset == "folder":
         found = _named(data) or _discover(data_root(data), data.domains)
-        if data.classes and found.classes != tuple(sorted(data.classes)):
-            different = sorted({*found.classes} ^ {*data.classes})
+        if data.classes and found.classes != tuple(sorted(map(composed, data.classes))):
+            different = sorted({*found.classes} ^ {*map(composed, data.classes)})
             raise UserError(f"{data_root(data)}: the class folders are not data.classes ({', '.join(different[:5])})")
     found = replace(found, **found.variants.get(data.variant, {}))
     if not data.domains:
@@ -250,8 +236,11 @@ def benchmark(data: DataSettings) -> Benchmark:
 
 
 def resolve_domain(found: Benchmark, name: str) -> str:
-    """A domain's name as the benchmark spells it; UserError with the nearest one when there is none."""
-    domain = matching(name, found.domains)
+    """A domain's name as the benchmark spells it; UserError with the nearest one when there is none.
+
+    A published benchmark's names may be spelled with other separators and in other case; those of a folder are exact.
+    """
+    domain = (matching if found.folder else same)(name, found.domains)
     if domain is None:
         raise UserError(
             f"{found.title} has no domain {name!r}; {nearest(name, found.domains)}known: {', '.join(found.domains)}"
@@ -267,16 +256,30 @@ def subfolders(folder: Path) -> list[str]:
         raise UserError(f"cannot read the folder {folder}: {error.strerror}; set data.root or $FEDSIM_DATA") from None
 
 
+def names_in(folder: Path) -> list[str]:
+    """Sorted names of the visible folders in a folder, in Unicode's composed form."""
+    found = subfolders(folder)
+    names = sorted(map(composed, found))
+    for name, following in zip(names, [*names[1:], ""]):
+        if name == following:
+            raise UserError(f"{folder}: two folders have the name {name!r}, in two Unicode forms; rename one of them")
+        if not name.isprintable():
+            raise UserError(f"{folder}: the folder name {name!r} is not text in UTF-8; rename it")
+    return names
+
+
 def _named(data: DataSettings) -> Benchmark | None:
     """The benchmark of a machine without images, by the names that the settings give; None when they give none."""
     if not (data.domains and len(data.classes) > 1) or any((data_root(data) / name).is_dir() for name in data.domains):
         return None
-    return replace(BENCHMARKS["folder"], domains=tuple(sorted(data.domains)), classes=tuple(sorted(data.classes)))
+    domains, classes = (tuple(sorted(map(composed, names))) for names in (data.domains, data.classes))
+    return replace(BENCHMARKS["folder"], domains=domains, classes=classes)
 
 
 def _discover(root: Path, asked: list[str]) -> Benchmark:
     """Benchmark of a tree root/domain/class/image; `asked` domains may be absent here (they live on other sites)."""
-    on_disk = subfolders(root)
+    on_disk = names_in(root)
+    asked = [composed(name) for name in asked]
     for name in set(asked) - set(on_disk):
         hint = nearest(name, set(on_disk) - set(asked))
         if hint or not set(asked) & set(on_disk):
@@ -285,10 +288,11 @@ def _discover(root: Path, asked: list[str]) -> Benchmark:
     used = [name for name in on_disk if not asked or name in asked]
     if not used:
         raise UserError(f"no domain folders in {root}: expected domain/class/image below it; set data.root")
-    classes = subfolders(root / used[0])
+    folder_of = {composed(name): root / name for name in subfolders(root)}
+    classes = names_in(folder_of[used[0]])
     for name in used:
-        if subfolders(root / name) != classes:
-            difference = sorted(set(subfolders(root / name)) ^ set(classes))
+        if names_in(folder_of[name]) != classes:
+            difference = sorted(set(names_in(folder_of[name])) ^ set(classes))
             raise UserError(
                 f"{root}: domains {used[0]!r} and {name!r} have different class folders "
                 f"({', '.join(difference[:5])}); every domain needs the same classes, or set data.domains"

@@ -103,7 +103,8 @@ def _digest(content: bytes) -> bytes:
 
 def _content(listing: Listing, digests: list[bytes]) -> str:
     """Fingerprint of a domain: its files' names, labels and the digests of their bytes, in order."""
-    return content_hash("\0".join(listing.files).encode(), listing.labels.tobytes(), b"".join(digests))
+    names = "\0".join(listing.files).encode(errors="surrogateescape")
+    return content_hash(names, listing.labels.tobytes(), b"".join(digests))
 
 
 def _unreadable(path: Path, reason: str) -> UserError:
@@ -120,7 +121,7 @@ def _manifest(listing: Listing, dataset: str, domain: str, image_size: int) -> d
             status = (listing.folder / name).stat()
         except OSError as error:
             raise _unreadable(listing.folder / name, error.strerror) from None
-        digest.update(f"{name}\0{label}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
+        digest.update(f"{name}\0{label}\0{status.st_size}\0{status.st_mtime_ns}\n".encode(errors="surrogateescape"))
     return {**content, "hash": digest.hexdigest()[:16]}
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedsim.data.benchmarks import Benchmark, matching, plain, subfolders
+from fedsim.data.benchmarks import Benchmark, subfolders
+from fedsim.data.names import matching, plain, same
 from fedsim.errors import UserError
 from fedsim.experiment import DataSettings, data_root
 
@@ -76,7 +77,7 @@ def list_domain(data: DataSettings, found: Benchmark, domain: str) -> Listing:
     Raises UserError for a missing folder, an empty or unknown class, a foreign file or missing images.
     """
     root = dataset_folder(data, found)
-    name = matching(domain, subfolders(root))
+    name = (matching if found.folder else same)(domain, subfolders(root))
     if name is None:
         raise UserError(
             f"{found.title}: domain {domain!r} has no folder in {root} (found: {', '.join(subfolders(root))})"
@@ -97,7 +98,7 @@ def list_domain(data: DataSettings, found: Benchmark, domain: str) -> Listing:
 def _class_folders(found: Benchmark, domain: str, folder: Path) -> list[str]:
     """Names of the class folders on disk, in the order of the benchmark's classes."""
     present = subfolders(folder)
-    by_class = {name: matching(name, present) for name in found.classes}
+    by_class = {name: (matching if found.folder else same)(name, present) for name in found.classes}
     missing = [name for name, on_disk in by_class.items() if on_disk is None]
     if missing:
         index = found.classes.index(missing[0])

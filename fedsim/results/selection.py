@@ -87,6 +87,8 @@ def summary_row(
     for rule in RULES:
         row |= _selected(rounds, rule, column)
     trained = rounds[rounds["round"] >= 1]
+    for unit in ("images", "steps"):  # of training, over all clients and the whole run, preludes and copies included
+        row[unit] = int(rounds[unit].sum()) if unit in rounds else None
     row["bytes_down_per_round"] = _mean(trained, "bytes_down")
     row["bytes_up_per_round"] = _mean(trained, "bytes_up")
     seconds = trained.get("round_seconds", pd.Series(dtype=float))

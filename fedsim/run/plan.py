@@ -38,6 +38,12 @@ class Plan:
         """Does one client hold all source data?"""
         return self.recipe.pooled
 
+    @property
+    def sources(self) -> int:
+        """How many clients hold source data, those that the pooled one stands for included."""
+        names = client_names(self.experiment.data, self.experiment.run.target) if self.pooled else self.clients
+        return len(names)
+
     def build_net(self) -> nn.Module:
         """A new network of this run with its initial weights, which the run's seed determines."""
         return build_net(self.experiment, self.recipe)

@@ -139,6 +139,8 @@ class Session:
             "target_loss": score.loss,
             "clients": sum("weight" in row for row in rows),
             "failed": sum(row["status"] != "ok" for row in rows),
+            "images": sum(row.get("images", 0) for row in rows),
+            "steps": sum(row.get("steps", 0) for row in rows),
             "bytes_down": sum(row["bytes_down"] for row in rows),
             "bytes_up": sum(row["bytes_up"] for row in rows),
             "train_seconds": total(rows, "train_seconds"),

@@ -75,6 +75,7 @@ class Workspace:
                 ClientStore(folder, name, run),
                 self.device,
                 list(self.plan.clients),
+                self.plan.sources,
             )
         return self.clients[key]
 

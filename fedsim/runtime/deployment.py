@@ -17,7 +17,7 @@ from typing import Any
 import pandas as pd
 import tomli_w
 
-from fedsim.data.benchmarks import matching
+from fedsim.data.names import matching
 from fedsim.deploy.control import Control
 from fedsim.deploy.federation import CONNECTION, Federation, read_federation
 from fedsim.errors import USER_ERROR, ClientFailedError, UserError

@@ -64,6 +64,7 @@ class Exchange:
             records = {} if arrays is None else {"arrays": arrays}
             records |= {name: handed[client] for name, handed in banks.items() if client in handed}
             config = {**self.run_config, "round": round, "phase": phase, "client": client, **more}
+            config["counts"] = [site.examples for site in self.sites.values() if site.examples]
             config |= {"state-round": self.state.stored.get(client, -1), "saved-round": self.saved_round}
             self.log.count(client, "down", records, records)
             message = Message(RecordDict({**records, "config": ConfigRecord(config)}), self.sites[client].node_id, kind)

@@ -52,7 +52,7 @@ def test_standard_columns_lead_and_new_ones_follow(tmp_path):
     record(Recorder(tmp_path), 3)
     lines = (tmp_path / "clients.csv").read_text().splitlines()
     assert lines[0] == ",".join([*CLIENT_COLUMNS, "gap"])
-    assert lines[1].startswith("0,a,a,ok,,,0.0,")
+    assert lines[1].startswith("0,a,a,ok,,,,,0.0,")
     assert lines[1].endswith(",")
     assert lines[5].endswith(repr(2 / 3))
     assert lines[6].endswith(",")

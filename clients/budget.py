@@ -1,0 +1,130 @@
+"""How much a client trains in a round: the method's own plan, or one that spends what FedAvg spends.
+
+`train.budget` says which. E, I and B are `train.epochs`, `iterations` and `batch_size`, n_k the training images of
+client k, T the rounds; FedAvg's own amount in a round is
+
+    images  N_k = E n_k          steps  N_k = E ceil(n_k / B)          with I: I steps, and the images in them
+
+(a last batch of one image is left out). An image counts each time that it is in a training batch, copies in other
+styles included; validation, reports and further passes over the same batch within one step do not count.
+
+- `paper`: what the method's parts say, whatever it costs: FedSB its S examples (also where I is set), CCST its copies,
+  CSAC its acquisition on top. Methods then differ in their budgets.
+- `images`, `steps`: client k passes N_k of them per round, as with FedAvg. A plan that is longer is cut (of CCST's
+  copies each round takes others); one that is shorter goes on with its own images in a new order. Where the method
+  gives every client the same amount (FedSB), each gets the mean of all N_k. A prelude (CSAC's acquisition, A_k of them)
+  is part of the budget: over the whole run T N_k are passed, and prelude and rounds are both multiplied by
+
+      T N_k / (A_k + T N_k)          T becomes T m / K where m of K clients are drawn each round
+
+The pooled client (DeepAll) stands for all K clients: with I it takes K I steps, under every budget.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from clients.batches.shuffled import chunks
+from clients.parts import LocalRound
+from fedsim.experiment import TrainSettings
+
+
+class Amount(NamedTuple):
+    """Work in training images and in optimizer steps."""
+
+    images: float
+    steps: float
+
+    @classmethod
+    def of(cls, plan: Iterable[np.ndarray]) -> "Amount":
+        """What a plan of batches comes to."""
+        sizes = [len(batch) for batch in plan]
+        return cls(sum(sizes), len(sizes))
+
+
+def fedavg_amount(examples: int, train: TrainSettings) -> Amount:
+    """What one round of FedAvg passes on a client with so many training images."""
+    full, rest = divmod(examples, train.batch_size)
+    sizes = [train.batch_size] * full + [rest] * (rest > 1)
+    if not train.iterations:
+        return Amount(train.epochs * sum(sizes), train.epochs * len(sizes))
+    passes, more = divmod(train.iterations, len(sizes))
+    return Amount(passes * sum(sizes) + sum(sizes[:more]), train.iterations)
+
+
+def local_plan(
+    recipe: Any, round: LocalRound, counts: Sequence[int], clients: int
+) -> tuple[TrainSettings, list[np.ndarray]]:
+    """The work that the step part asks for, and the batches of this round as positions of training items.
+
+    counts: training images of every client (of the pooled one alone, where there is one). clients: how many clients
+    hold source data, those that are pooled included.
+    """
+    work = _work_of(recipe, round, clients)
+    plan = _paper_plan(recipe, round, work)
+    if work.budget == "paper":
+        return work, list(plan)
+    limit = _limit(recipe, round, counts, clients, work.budget)
+    return work, list(_fitted(plan, limit, work, round.rng("budget")))
+
+
+def _work_of(recipe: Any, round: LocalRound, clients: int) -> TrainSettings:
+    return _for_all(recipe, recipe.client.work(round), clients)
+
+
+def _for_all(recipe: Any, train: TrainSettings, clients: int) -> TrainSettings:
+    """The pooled client takes the steps of all clients."""
+    more = clients if recipe.pooled else 1
+    return train.model_copy(update={"iterations": train.iterations * more})
+
+
+def _paper_plan(recipe: Any, round: LocalRound, work: TrainSettings) -> Iterator[np.ndarray]:
+    items = round.data.examples * (recipe.augment.copies(round) if recipe.augment else 1)
+    return recipe.batches.indices(items, round, work)
+
+
+def _limit(recipe: Any, round: LocalRound, counts: Sequence[int], clients: int, unit: str) -> int:
+    """Images or steps of this round. Fractions are carried from round to round, so that the run's sum is exact."""
+    train = _for_all(recipe, round.train, clients)
+    whose = counts if recipe.batches.balanced else [round.data.examples]
+    each = float(np.mean([getattr(fedavg_amount(count, train), unit) for count in whose]))
+    prelude, share = 0.0, 1.0
+    if recipe.client.prelude:
+        before = round.for_phase(recipe.client.prelude)
+        prelude = getattr(Amount.of(_paper_plan(recipe, before, _work_of(recipe, before, clients))), unit)
+        drawn = min(train.clients_per_round or clients, clients) / clients
+        share = drawn * round.rounds * each / (prelude + drawn * round.rounds * each)
+    if recipe.client.prelude and round.phase == recipe.client.prelude:
+        return max(_floor(share * prelude), 1)
+    return max(_floor(share * each * round.round) - _floor(share * each * (round.round - 1)), 1)
+
+
+def _floor(value: float) -> int:
+    """Largest whole number up to the value, which may have lost its last digits."""
+    return math.floor(value + 1e-6)
+
+
+def _fitted(
+    plan: Iterable[np.ndarray], limit: int, work: TrainSettings, rng: np.random.Generator
+) -> Iterator[np.ndarray]:
+    """The plan's beginning, or the plan and more passes over its items, up to `limit` images or steps."""
+    left = limit
+    for batch in _endless(plan, work.batch_size, rng):
+        batch = batch[:left] if work.budget == "images" else batch
+        if len(batch) > 1:  # batch norm needs two images
+            yield batch
+        left -= len(batch) if work.budget == "images" else 1
+        if left <= 0:
+            return
+
+
+def _endless(plan: Iterable[np.ndarray], size: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
+    passed = []
+    for batch in plan:
+        passed.append(batch)
+        yield batch
+    items = np.concatenate(passed)
+    while True:
+        yield from chunks(rng.permutation(items), size)

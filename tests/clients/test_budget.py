@@ -1,0 +1,108 @@
+"""Budgets: what a client's round comes to, counted on made-up sizes."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from small_round import colour_images, small_data, small_round
+
+from clients.batches.balanced_budget import BalancedBudget
+from clients.batches.shuffled import Shuffled
+from clients.budget import Amount, fedavg_amount, local_plan
+from clients.step.calibration import SemanticCalibration
+from clients.step.supervised import SupervisedStep
+from fedsim.experiment import TrainSettings
+
+DATA = small_data(colour_images(20))
+
+
+class Copies:
+    """Three versions of every image."""
+
+    def copies(self, round) -> int:
+        return 3
+
+
+def plan_of(train: dict, round: int = 1, phase: str = "train", counts=(20, 40), clients: int = 2, **parts) -> list:
+    recipe = {"client": SupervisedStep(), "batches": Shuffled(), "augment": None, "pooled": False} | parts
+    settings = TrainSettings(batch_size=8, **train)
+    seen = small_round(DATA, train=settings, round=round, rounds=4, phase=phase)
+    return local_plan(SimpleNamespace(**recipe), seen, counts, clients)[1]
+
+
+def test_fedavg_by_hand():
+    assert fedavg_amount(20, TrainSettings(batch_size=8, epochs=3)) == (60, 9)  # 8 + 8 + 4, three times
+    assert fedavg_amount(17, TrainSettings(batch_size=8, epochs=1)) == (16, 2)  # the last image alone is left out
+    assert fedavg_amount(20, TrainSettings(batch_size=8, iterations=5)) == (36, 5)  # 8 + 8 + 4 + 8 + 8
+
+
+@given(st.integers(2, 200), st.integers(2, 32), st.integers(1, 3), st.integers(0, 20))
+def test_fedavg_amount_is_what_shuffled_batches_come_to(examples, size, epochs, iterations):
+    train = TrainSettings(batch_size=size, epochs=epochs, iterations=iterations)
+    batches = Shuffled().indices(examples, small_round(DATA), train)
+    assert Amount.of(batches) == fedavg_amount(examples, train)
+
+
+@pytest.mark.parametrize("budget", ["paper", "images", "steps"])
+@pytest.mark.parametrize("train", [{"epochs": 2}, {"iterations": 7}])
+def test_every_budget_leaves_fedavg_as_it_is(budget, train):
+    plan = plan_of({**train, "budget": budget}, counts=(20, 40))
+    plain = list(Shuffled().indices(20, small_round(DATA), TrainSettings(batch_size=8, **train)))
+    assert [batch.tolist() for batch in plan] == [batch.tolist() for batch in plain]
+
+
+@pytest.mark.parametrize("budget", ["paper", "images", "steps"])
+def test_the_pooled_client_takes_the_steps_of_all_clients(budget):
+    plan = plan_of({"iterations": 5, "budget": budget}, counts=(20,), clients=3, pooled=True)
+    assert len(plan) == 15
+
+
+@pytest.mark.parametrize(("budget", "amount"), [("paper", (100, 13)), ("images", (30, 4)), ("steps", (32, 4))])
+def test_balanced_clients_share_what_fedavg_spends_together(budget, amount):
+    # FedAvg: 20 images in 3 steps and 40 in 5: on average 30 images, 4 steps; FedSB here asks for 100 images
+    plan = plan_of({"budget": budget}, batches=BalancedBudget(100))
+    assert Amount.of(plan) == amount
+
+
+def test_a_short_plan_goes_on_with_its_own_images():
+    plan = plan_of({"iterations": 10, "budget": "images"}, batches=BalancedBudget(16))
+    # FedAvg's ten batches of 20 images: 8 8 4, three times, and 8; of 40 images: 8 each
+    assert Amount.of(plan).images == (68 + 80) / 2
+    assert {int(item) for batch in plan for item in batch} <= set(range(20))
+
+
+@pytest.mark.parametrize("budget", ["images", "steps"])
+def test_copies_are_part_of_the_budget_and_change_from_round_to_round(budget):
+    first, second = (plan_of({"budget": budget}, round=number, augment=Copies()) for number in (1, 2))
+    assert getattr(Amount.of(first), budget) == getattr(fedavg_amount(20, TrainSettings(batch_size=8)), budget)
+    items = [{int(item) for batch in plan for item in batch} for plan in (first, second)]
+    assert max(items[0] | items[1]) >= 20  # other versions than the first
+    assert items[0] != items[1]
+    assert Amount.of(plan_of({}, augment=Copies())).images == 60
+
+
+@pytest.mark.parametrize(("budget", "run"), [("images", 4 * 20), ("steps", 4 * 3)])
+@pytest.mark.parametrize("epochs", [1, 3, 40])
+def test_a_prelude_is_paid_from_the_same_budget(budget, run, epochs):
+    step = SemanticCalibration(acquire_iterations=0, acquire_epochs=epochs)
+    phases = [(0, "acquire"), (1, "train"), (2, "train"), (3, "train"), (4, "train")]
+    plans = [plan_of({"budget": budget}, round=number, phase=phase, client=step) for number, phase in phases]
+    amounts = [getattr(Amount.of(plan), budget) for plan in plans]
+    assert run - 5 <= sum(amounts) <= run + 5  # a last batch of one image is left out
+    if epochs == 3 and budget == "steps":
+        assert amounts == [5, 1, 2, 2, 1]  # 9 and 12 steps, both times 12/21: 5.1, then 1.7, 3.4, 5.1, 6.9 in all
+    paper = plan_of({}, round=0, phase="acquire", client=step)
+    assert Amount.of(paper) == (20 * epochs, 3 * epochs)
+
+
+@given(st.integers(3, 60), st.integers(1, 100), st.sampled_from(["images", "steps"]), st.integers(1, 6))
+def test_no_plan_exceeds_its_budget(budget, iterations, unit, round):
+    plan = plan_of({"budget": unit, "iterations": iterations}, round=round, batches=BalancedBudget(budget))
+    spent = getattr(Amount.of(plan), unit)
+    allowed = np.mean(
+        [getattr(fedavg_amount(count, TrainSettings(batch_size=8, iterations=iterations)), unit) for count in (20, 40)]
+    )
+    assert spent <= np.ceil(allowed)
+    assert all(len(batch) > 1 for batch in plan)
