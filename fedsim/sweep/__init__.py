@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 
 from fedsim.console import console, errors
+from fedsim.sweep.axes import Axes
 from fedsim.sweep.budget import Budget, Slot, local_slots
-from fedsim.sweep.plan import Axes, Cell, dry_table, plan_cells
+from fedsim.sweep.plan import Cell, dry_table, plan_cells
 from fedsim.sweep.view import SweepView
 
 __all__ = ["Axes", "Budget", "Cell", "run_sweep"]
@@ -26,20 +27,28 @@ def run_sweep(
     waiting = [cell for cell in cells if cell.state == "waiting"]
     device = cells[0].experiment.run.device
     slots = [] if budget.ray else local_slots(budget, device, cells[0].experiment.run.threads)[: len(waiting)]
-    console.print(
-        f"{len(cells)} cells, {len(cells) - len(waiting)} finished, {len(waiting)} to run, {manner(budget, slots)}"
-    )
+    refused = [cell for cell in cells if cell.state == "failed"]
+    done = len(cells) - len(waiting) - len(refused)
+    impossible = f"{len(refused)} cannot run, " if refused else ""
+    console.print(f"{len(cells)} cells, {done} finished, {impossible}{len(waiting)} to run, {manner(budget, slots)}")
     if dry_run:
         console.print(dry_table(cells, len(slots) or budget.jobs))
-        return []
+        return report_failed(cells)
     try:
         if waiting:
             run_cells(cells, waiting, slots, budget)
     finally:
-        complete_finish(*(cell.experiment for cell in cells if is_finished(cell.folder)))
+        ours = [cell for cell in cells if cell not in refused and is_finished(cell.folder)]
+        complete_finish(*(cell.experiment for cell in ours))
+    return report_failed(cells)
+
+
+def report_failed(cells: Sequence[Cell]) -> list[Cell]:
+    """Print why each failed cell failed; the failed cells."""
     failed = [cell for cell in cells if cell.state == "failed"]
     for cell in failed:
-        errors.print(f"failed: {cell.title}: {cell.reason}", style="red", highlight=False, soft_wrap=True)
+        text = f"failed: {cell.title}: {cell.reason}"
+        errors.print(text, style="red", highlight=False, markup=False, soft_wrap=True)
     return failed
 
 

@@ -2,27 +2,20 @@
 
 import contextlib
 import itertools
+import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from rich.table import Table
+from rich.text import Text
 
 from fedsim.errors import UserError
-from fedsim.experiment import Experiment, parse_override, read_experiment
-
-
-@dataclass(frozen=True)
-class Axes:
-    """What a sweep varies; `targets` may be `["all"]`, `grid` holds `key=v1,v2` words."""
-
-    methods: Sequence[str]
-    targets: Sequence[str]
-    seeds: Sequence[int]
-    grid: Sequence[str] = ()
+from fedsim.experiment import Experiment, read_experiment
+from fedsim.sweep.axes import Axes, check_axes, grid_points, label_of
 
 
 @dataclass
@@ -75,26 +68,19 @@ class Cell:
 def plan_cells(config: str, axes: Axes, overrides: Sequence[str], preset: str) -> list[Cell]:
     """Every cell once with its settings resolved and checked; the ones with a summary are marked finished.
 
-    UserError for settings that cannot run, and for a folder that holds a run with other settings.
+    A cell whose parts do not fit together (`a+b`), or whose folder holds a run with other settings or data, is marked
+    failed with the reason, and the others are run. UserError for what no cell could run with.
     """
     from fedsim.data import benchmark
     from fedsim.results.callbacks import find_callback
-    from fedsim.run.plan import resolve
-    from fedsim.run.session import Fingerprints, is_finished, local_fingerprints, refuse_other_settings
 
     base = read_experiment(config, overrides, preset)
     for name in base.run.callbacks:
         find_callback(name)
+    label = check_axes(axes, overrides, preset)
     targets = benchmark(base.data).domains if list(axes.targets) == ["all"] else axes.targets
     cells: dict[Path, Cell] = {}
-    seen: dict[str, Fingerprints] = {}  # the same data is read once for all cells
-
-    def data_of(experiment: Experiment) -> Fingerprints:
-        key = experiment.data.model_dump_json()
-        if key not in seen:
-            seen[key] = local_fingerprints(experiment)
-        return seen[key]
-
+    data_of = _fingerprint_reader()
     for method, values, target, seed in itertools.product(axes.methods, grid_points(axes.grid), targets, axes.seeds):
         words = [
             *overrides,
@@ -102,46 +88,47 @@ def plan_cells(config: str, axes: Axes, overrides: Sequence[str], preset: str) -
             *values,
             f"run.target={target}",
             f"run.seed={seed}",
-            f"run.label={label_of(values)}",
+            f"run.label={json.dumps(label_of(values, label), ensure_ascii=False)}",
         ]
-        plan = resolve(read_experiment(config, words, preset))
-        experiment, folder = plan.experiment, plan.folder
-        refuse_other_settings(folder, experiment, data_of)
-        cell = Cell(experiment, folder, "finished" if is_finished(folder) else "waiting")
-        if cells.setdefault(folder, cell).experiment != experiment:
-            raise UserError(f"--grid {values[-1]}: two values share the folder {folder}; run them as two sweeps")
+        cell = _plan_cell(read_experiment(config, words, preset), data_of)
+        if cells.setdefault(cell.folder, cell).experiment != cell.experiment:
+            raise UserError(f"--grid {values[-1]}: two values share the folder {cell.folder}; run them as two sweeps")
     return list(cells.values())
 
 
-def label_of(values: Sequence[str]) -> str:
-    """`guiding_head.weight=0.25,train.lr=0.1`: the grid's values as a part of a folder's name."""
-    return ",".join(word.removeprefix("method.") for word in values).replace("/", "_")
+def _plan_cell(experiment: Experiment, data_of: Callable[[Experiment], dict]) -> Cell:
+    """The cell of an experiment: waiting, finished, or failed with the reason."""
+    from fedsim.run.plan import complete, resolve, run_folder
+    from fedsim.run.session import is_finished, refuse_other_settings
+
+    try:
+        plan = resolve(experiment)
+        experiment = plan.experiment
+    except UserError as error:
+        if "+" not in experiment.method_name:
+            raise
+        experiment = complete(experiment)
+        return Cell(experiment, run_folder(experiment), "failed", reason=str(error))
+    try:
+        refuse_other_settings(plan.folder, experiment, data_of)
+    except UserError as error:
+        return Cell(experiment, plan.folder, "failed", reason=str(error))
+    return Cell(experiment, plan.folder, "finished" if is_finished(plan.folder) else "waiting")
 
 
-def grid_points(grid: Sequence[str]) -> list[tuple[str, ...]]:
-    """`["a=1,2", "b=x"]` -> `[("a=1", "b=x"), ("a=2", "b=x")]`; one empty point without a grid."""
-    axes = []
-    for axis in grid:
-        key, _ = parse_override(axis)
-        axes.append([f"{key}={value}" for value in split_values(axis.partition("=")[2])])
-    return list(itertools.product(*axes))
+def _fingerprint_reader() -> Callable[[Experiment], dict]:
+    """Function experiment -> fingerprints of its data; the same data is read once for all cells."""
+    from fedsim.run.session import Fingerprints, local_fingerprints
 
+    seen: dict[str, Fingerprints] = {}
 
-def split_values(text: str) -> list[str]:
-    """`1,[2,3],"a,b"` -> `1`, `[2,3]`, `"a,b"`: commas inside brackets and quotes belong to a value."""
-    values, depth, quote = [""], 0, ""
-    for sign in text:
-        if quote:
-            quote = "" if sign == quote else quote
-        elif sign in "\"'":
-            quote = sign
-        else:
-            depth += (sign in "[{") - (sign in "]}")
-        if sign == "," and not depth and not quote:
-            values.append("")
-        else:
-            values[-1] += sign
-    return [value.strip() for value in values]
+    def data_of(experiment: Experiment) -> Fingerprints:
+        key = experiment.data.model_dump_json()
+        if key not in seen:
+            seen[key] = local_fingerprints(experiment)
+        return seen[key]
+
+    return data_of
 
 
 def dry_table(cells: Sequence[Cell], width: int) -> Table:
@@ -150,7 +137,7 @@ def dry_table(cells: Sequence[Cell], width: int) -> Table:
     for cell in cells:
         cell.round = rounds_on_disk(cell)
         shown = f"{cell.round}/" if cell.state == "waiting" and cell.round else ""
-        table.add_row(cell.title, cell.state, f"{shown}{cell.experiment.train.rounds}")
+        table.add_row(Text(cell.title), cell.state, f"{shown}{cell.experiment.train.rounds}")
     rates = measured_rates(cells)
     seconds = time_left(cells, rates, width or 1)
     if seconds is None:

@@ -4,6 +4,7 @@ from rich.console import Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
+from rich.text import Text
 
 from fedsim.console import errors
 from fedsim.sweep.plan import Cell, duration, measured_rates, observed_rates, time_left
@@ -44,7 +45,7 @@ class SweepView:
             self._open.remove(cell)
             accuracy = cell.target_accuracy
             shown = f"{100 * accuracy:.1f} % at the last round" if accuracy is not None else ""
-            self._live.console.print(f"{cell.state}: {cell.title} {shown}", highlight=False)
+            self._live.console.print(f"{cell.state}: {cell.title} {shown}", highlight=False, markup=False)
         self._rates |= observed_rates(self._todo)
         seconds = time_left(self._todo, self._rates, self._width)
         done = sum(cell.experiment.train.rounds - cell.rounds_left for cell in self._todo)
@@ -58,7 +59,9 @@ class SweepView:
                 accuracy = "" if cell.target_accuracy is None else f"{100 * cell.target_accuracy:.1f} %"
                 seconds = time_left([cell], observed_rates([cell]), 1)
                 left = "" if seconds is None else duration(seconds)
-                table.add_row(cell.title, f"{cell.round}/{cell.experiment.train.rounds}", accuracy, left, cell.place)
+                table.add_row(
+                    Text(cell.title), f"{cell.round}/{cell.experiment.train.rounds}", accuracy, left, cell.place
+                )
         states = [cell.state for cell in self._cells]
         counts = ", ".join(
             f"{states.count(name)} {name}" for name in ("finished", "running", "waiting", "failed") if name in states

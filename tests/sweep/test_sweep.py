@@ -15,7 +15,8 @@ from fedsim.cli import app
 from fedsim.errors import UserError
 from fedsim.experiment import read_experiment
 from fedsim.sweep import Axes, Budget, budget
-from fedsim.sweep.plan import Cell, duration, grid_points, observed_rates, plan_cells, split_values, time_left
+from fedsim.sweep.axes import grid_points, split_values
+from fedsim.sweep.plan import Cell, duration, observed_rates, plan_cells, time_left
 from fedsim.sweep.pool import LocalPool, cause
 from fedsim.sweep.view import SweepView
 
@@ -119,8 +120,67 @@ def test_a_finished_run_with_other_settings_is_not_taken_for_a_cell(tmp_path):
     config = next(folder.rglob("experiment.toml"))
     axes = Axes(["fedavg"], ["rot15"], [0])
     assert plan_cells(str(config), axes, [], "")[0].state == "finished"
-    with pytest.raises(UserError, match=r"holds a run with other settings \(train.lr\)"):
-        plan_cells(str(config), axes, ["train.lr=0.5"], "")
+    (conflict,) = plan_cells(str(config), axes, ["train.lr=0.5"], "")
+    assert conflict.state == "failed"
+    assert "holds a run with other settings (train.lr)" in conflict.reason
+
+
+def test_one_conflicting_cell_does_not_stop_a_sweep(tmp_path):
+    """It is named with its reason at the end, the others are run, and the exit code says that one failed."""
+    words = ["sweep", "digits", "--targets", "rot0,rot15", "--jobs", "1", "--output", str(tmp_path)]
+    words += [part for word in SMALL for part in ("--set", word)]
+    axes = Axes(["fedavg"], ["rot0"], [0])
+    first = plan_cells("digits", axes, [*SMALL, f"run.output={tmp_path}", "train.lr=0.5"], "")[0]
+    first.folder.mkdir(parents=True)
+    (first.folder / "experiment.toml").write_text(first.experiment.toml())
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 1
+    assert "2 cells, 0 finished, 1 cannot run, 1 to run" in result.output
+    assert "holds a run with other settings (train.lr)" in " ".join(result.output.split())
+    assert (tmp_path / "digits" / "fedavg" / "rot15" / "seed0" / "summary.csv").is_file()
+
+
+def test_a_refused_combination_does_not_stop_a_sweep(tmp_path):
+    """A pair whose parts do not fit together is one failed cell; a name that does not exist stops the sweep."""
+    words = [*SMALL, f"run.output={tmp_path}"]
+    cells = plan_cells("digits", Axes(["fedavg", "csac+feddg-ga"], ["rot0"], [0]), words, "")
+    assert [cell.state for cell in cells] == ["waiting", "failed"]
+    assert cells[1].title.startswith("csac+feddg-ga")
+    with pytest.raises(UserError, match="fedaavg"):
+        plan_cells("digits", Axes(["fedavg", "fedaavg"], ["rot0"], [0]), words, "")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--grid", "run.seed=1,2"], "--grid run.seed=1,2: a sweep takes this from --seeds; use --seeds 1,2"),
+        (["--grid", "run.target=rot0,rot15"], "use --targets rot0,rot15"),
+        (["--grid", "method.name=fedavg,csac"], "use --methods fedavg,csac"),
+        (["--set", "run.seed=3"], "--set run.seed=3: a sweep takes this from --seeds"),
+        (["--set", "run.target=rot0"], "from --targets"),
+        (["--set", "method.name=csac"], "from --methods"),
+        (["--grid", "run.label=a,b"], "one sweep has one value of run.label"),
+        (["--grid", "run.output=a,b"], "use --output"),
+        (["--grid", "train.lr=0.1", "--grid", "train.lr=0.2"], "train.lr is there twice"),
+        (["--grid", "train.lr=0.1,0.2", "--set", "train.lr=0.3"], "also set to one value"),
+        (["--grid", "preset=a,b", "--preset", "a"], "preset"),
+    ],
+)
+def test_nothing_is_overridden_silently(words, said, tmp_path):
+    """What a sweep would drop or run twice is refused in one line, before anything starts."""
+    result = CliRunner().invoke(app, ["sweep", "digits", "--output", str(tmp_path / "out"), *words])
+    assert isinstance(result.exception, UserError)
+    assert said in str(result.exception)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_label_is_kept(tmp_path):
+    """`--set run.label=x` is part of every cell's folder, before the grid's values."""
+    axes = Axes(["fedavg"], ["rot0"], [0], ["train.lr=0.1,0.2"])
+    cells = plan_cells("digits", axes, [*SMALL, f"run.output={tmp_path}", "run.label=x"], "")
+    assert [cell.experiment.run.label for cell in cells] == ["x,train.lr=0.1", "x,train.lr=0.2"]
+    (alone,) = plan_cells("digits", Axes(["fedavg"], ["rot0"], [0]), [*SMALL, "run.label=x"], "")
+    assert alone.folder.parts[-3] == "fedavg@x"
 
 
 def cell(method="fedavg", rounds=10, **state):

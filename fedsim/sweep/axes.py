@@ -1,0 +1,81 @@
+"""What a sweep varies: methods, targets, seeds and a grid; nothing of it may override another silently."""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fedsim.errors import UserError
+from fedsim.experiment import parse_override
+
+# Settings that a sweep gives to its cells, and where the user says them.
+OPTIONS = {"method.name": "--methods", "run.target": "--targets", "run.seed": "--seeds"}
+# Settings of a whole sweep, which all its cells share.
+SHARED = {"run.output": "--output", "run.label": "--set run.label=NAME", "name": "--set name=NAME"}
+
+
+@dataclass(frozen=True)
+class Axes:
+    """What a sweep varies; `targets` may be `["all"]`, `grid` holds `key=v1,v2` words."""
+
+    methods: Sequence[str]
+    targets: Sequence[str]
+    seeds: Sequence[int]
+    grid: Sequence[str] = ()
+
+
+def check_axes(axes: Axes, overrides: Sequence[str], preset: str = "") -> str:
+    """The label that `--set run.label=...` gives to all cells; UserError for a setting that is given in two ways.
+
+    Methods, targets and seeds are the sweep's own axes: as an override or a grid they would be lost or meet twice.
+    """
+    fixed = [parse_override(text) for text in overrides]
+    for key, value in fixed:
+        if key in OPTIONS:
+            raise UserError(f"--set {key}={value}: a sweep takes this from {OPTIONS[key]}; use {OPTIONS[key]} {value}")
+    varied = [(key, text) for key, text in ((parse_override(axis)[0], axis) for axis in axes.grid)]
+    set_keys, seen = {key for key, _ in fixed}, set()
+    for key, text in varied:
+        values = text.partition("=")[2].strip()
+        if key in OPTIONS:
+            raise UserError(f"--grid {text}: a sweep takes this from {OPTIONS[key]}; use {OPTIONS[key]} {values}")
+        if key in SHARED:
+            raise UserError(f"--grid {text}: one sweep has one value of {key}; use {SHARED[key]}")
+        if key in seen:
+            raise UserError(f"--grid {text}: {key} is there twice; give all its values in one --grid")
+        if key in set_keys or (key == "preset" and preset):
+            raise UserError(f"--grid {text}: {key} is also set to one value; leave one of the two out")
+        seen.add(key)
+    labels = [value for key, value in fixed if key == "run.label"]
+    return str(labels[-1]) if labels else ""
+
+
+def label_of(values: Sequence[str], label: str = "") -> str:
+    """`mine,guiding_head.weight=0.25,train.lr=0.1`: the user's label and the grid's values, for a folder's name."""
+    words = [word.removeprefix("method.") for word in values]
+    return ",".join([*([label] if label else []), *words]).replace("/", "_")
+
+
+def grid_points(grid: Sequence[str]) -> list[tuple[str, ...]]:
+    """`["a=1,2", "b=x"]` -> `[("a=1", "b=x"), ("a=2", "b=x")]`; one empty point without a grid."""
+    axes = []
+    for axis in grid:
+        key, _ = parse_override(axis)
+        axes.append([f"{key}={value}" for value in split_values(axis.partition("=")[2])])
+    return list(itertools.product(*axes))
+
+
+def split_values(text: str) -> list[str]:
+    """`1,[2,3],"a,b"` -> `1`, `[2,3]`, `"a,b"`: commas inside brackets and quotes belong to a value."""
+    values, depth, quote = [""], 0, ""
+    for sign in text:
+        if quote:
+            quote = "" if sign == quote else quote
+        elif sign in "\"'":
+            quote = sign
+        else:
+            depth += (sign in "[{") - (sign in "]}")
+        if sign == "," and not depth and not quote:
+            values.append("")
+        else:
+            values[-1] += sign
+    return [value.strip() for value in values]
