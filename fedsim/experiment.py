@@ -82,6 +82,11 @@ class ModelSettings(Settings):
         "none",
         description="none (random), imagenet or hub (downloaded), package (a Python package's), or a local file",
     )
+    train: str = Field(
+        "all",
+        description="all; or what is trained while the rest stays frozen and does not travel: head, norm, or a pattern "
+        "of parameter names such as backbone.layer4.*, joined by +",
+    )
     bottleneck: int = Field(0, ge=0, description="width of Linear-BatchNorm1d-ReLU before the head; 0: none")
 
 

@@ -15,6 +15,7 @@ from fedsim.models.layout import Layout, Statistics
 from fedsim.models.net import Net
 from fedsim.models.norms.base import Norm
 from fedsim.models.timm_family import fit_position_embedding, timm_row
+from fedsim.models.training import frozen_tensors, names_of
 from fedsim.models.weights import State, download_imagenet, load_backbone, read_weight_file
 from fedsim.seeding import stream_seed
 
@@ -243,8 +244,10 @@ def build_model(
         if state is not None:
             state = _fit_position_embedding(backbone, state, image_size)
             load_backbone(backbone, state, row.classifier, repr(model.weights))
+        frozen = frozen_tensors(net, model.train)
         if norm is not None:
             _apply_norm(net, norm, model.backbone)
+        net.frozen = names_of(net, frozen)
     return net.to(memory_format=torch.channels_last) if row.channels_last else net
 
 

@@ -16,6 +16,7 @@ class Net(nn.Module):
         feature_dim: size of `features(x)`.
         levels: paths of the modules whose outputs are CSAC's feature maps, shallow to deep; empty for ViT.
         stages: paths of the modules that make up stage 1, 2, ... ; norm layers outside them are the stem.
+        frozen: names of the state's entries that are not trained (`model.train`).
         grayscale: one-channel images are repeated to the three channels that the backbone expects.
     """
 
@@ -39,6 +40,7 @@ class Net(nn.Module):
         self.head = nn.Linear(self.feature_dim, classes)
         self.levels = levels
         self.stages = dict(stages or {})
+        self.frozen: frozenset[str] = frozenset()
         self.grayscale = grayscale
 
     def features(self, x: torch.Tensor) -> torch.Tensor:

@@ -30,7 +30,7 @@ def domain_features(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(features, class index, domain index) of a random subset of every domain, the unseen one included."""
     net = build_net(experiment, build_recipe(experiment))
-    load_arrays(net, load_file(weights))
+    load_arrays(net, load_file(weights), net.state_dict().keys() - net.frozen)
     net.eval()
     found = benchmark(experiment.data)
     transforms = make_transforms(experiment.data, found.channels, weight_statistics(experiment.model))

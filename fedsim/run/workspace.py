@@ -45,7 +45,7 @@ class Workspace:
         self.net = plan.build_net().to(self.device)
         if self.device.type == "cuda":
             self.net = self.net.to(memory_format=torch.channels_last)
-        self.places = self.recipe.share.place(self.net)
+        self.places = self.recipe.share.place(self.net) | dict.fromkeys(self.net.frozen, "frozen")
         state = self.net.state_dict()
         self.initial = {
             name: state[name].detach().cpu().clone()

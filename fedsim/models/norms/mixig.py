@@ -190,12 +190,19 @@ def switched(layers: Mapping[str, MixIGLayer], mode: Mode) -> Iterator[None]:
 
 @torch.no_grad()
 def install_global(net: nn.Module, arrays: Mapping[str, np.ndarray]) -> None:
-    """Fill the read-only global statistics and affine from a state's arrays by name; sigma_G = sqrt(var_G + eps)."""
+    """Fill the read-only global statistics and affine from a state's arrays by name; sigma_G = sqrt(var_G + eps).
+
+    Frozen ones are equal everywhere and do not travel: there the layer's own are the global ones.
+    """
+    frozen = getattr(net, "frozen", ())
     for path, layer in mixig_layers(net).items():
         norm = layer.norm
         prefix = f"{path}.bn.bn" if norm is not layer.bn else f"{path}.bn"
         mean, variance, weight, bias = (
-            torch.tensor(arrays[f"{prefix}.{name}"]) for name in ("running_mean", "running_var", "weight", "bias")
+            getattr(norm, name).detach()
+            if f"{prefix}.{name}" in net.frozen
+            else torch.tensor(arrays[f"{prefix}.{name}"])
+            for name in ("running_mean", "running_var", "weight", "bias")
         )
         layer.fresh = bool((mean == 0).all() and (variance == 1).all())
         values = {"mean": mean, "std": torch.sqrt(variance + norm.eps), "weight": weight, "bias": bias}

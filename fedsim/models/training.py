@@ -1,0 +1,68 @@
+"""Which tensors of a network are trained: `model.train`. All others are frozen and do not travel."""
+
+import fnmatch
+from collections.abc import Iterator
+
+from torch import Tensor, nn
+
+from fedsim.errors import UserError
+from fedsim.models.net import Net
+
+NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
+
+
+def frozen_tensors(net: Net, train: str) -> list[nn.Parameter | Tensor]:
+    """Parameters and buffers of `net` that are not trained; `train` joins words by `+`.
+
+    all: every tensor. head: the bottleneck and the head (linear probing). norm: the backbone's normalization layers.
+    Any other word is a pattern of parameter names with `*` and `?`, e.g. `backbone.layer4.*`. A layer's buffers
+    (running statistics, counters) are trained when one of its own parameters is, else they are frozen too.
+
+    Raises UserError for a pattern that no parameter matches.
+    """
+    if "all" in train.split("+"):
+        return []
+    trained = {id(parameter) for word in train.split("+") for parameter in _chosen(net, word)}
+    frozen: list[nn.Parameter | Tensor] = []
+    for module in net.modules():
+        own = list(module.parameters(recurse=False))
+        frozen += [parameter for parameter in own if id(parameter) not in trained]
+        if not any(id(parameter) in trained for parameter in own):
+            frozen += module.buffers(recurse=False)
+    return frozen
+
+
+def _chosen(net: Net, word: str) -> Iterator[nn.Parameter]:
+    if word == "head":
+        yield from net.bottleneck.parameters()
+        yield from net.head.parameters()
+        return
+    if word == "norm":
+        for module in net.backbone.modules():
+            if isinstance(module, NORMS):
+                yield from module.parameters(recurse=False)
+        return
+    named = dict(net.named_parameters())
+    matching = fnmatch.filter(named, word)
+    if not matching:
+        some = ", ".join([*list(named)[:2], list(named)[-1]])
+        raise UserError(f"model.train: no parameter is called {word!r}; use all, head, norm, or a pattern of names "
+                        f"such as {some}, joined by +")  # fmt: skip
+    yield from (named[name] for name in matching)
+
+
+def names_of(net: nn.Module, tensors: list[nn.Parameter | Tensor]) -> frozenset[str]:
+    """Names in the network's state of these very tensors, after norm parts have changed its layers.
+
+    A layer that a part made keeps the tensors that it took over, and what it added is trained. A layer that trains one
+    of its own parameters also trains its buffers, because they follow what it normalizes.
+    """
+    wanted = {id(tensor) for tensor in tensors}
+    names: set[str] = set()
+    for path, module in net.named_modules(remove_duplicate=False):
+        prefix = f"{path}." if path else ""
+        own = dict(module.named_parameters(recurse=False))
+        still = {name for name, parameter in own.items() if id(parameter) in wanted}
+        buffers = {name for name, buffer in module.named_buffers(recurse=False) if id(buffer) in wanted}
+        names |= {prefix + name for name in (still | buffers if len(still) == len(own) else still)}
+    return frozenset(names & net.state_dict().keys())
