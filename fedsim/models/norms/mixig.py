@@ -199,9 +199,7 @@ def install_global(net: nn.Module, arrays: Mapping[str, np.ndarray]) -> None:
         norm = layer.norm
         prefix = f"{path}.bn.bn" if norm is not layer.bn else f"{path}.bn"
         mean, variance, weight, bias = (
-            getattr(norm, name).detach()
-            if f"{prefix}.{name}" in net.frozen
-            else torch.tensor(arrays[f"{prefix}.{name}"])
+            getattr(norm, name) if f"{prefix}.{name}" in frozen else torch.tensor(arrays[f"{prefix}.{name}"])
             for name in ("running_mean", "running_var", "weight", "bias")
         )
         layer.fresh = bool((mean == 0).all() and (variance == 1).all())
