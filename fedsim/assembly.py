@@ -1,6 +1,8 @@
 """From `[method]` settings to a checked recipe and its network."""
 
 import functools
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,23 +22,29 @@ from fedsim.seeding import stream_seed
 
 def build_recipe(experiment: Experiment) -> Recipe:
     """The recipe of `[method]`, with its overrides; UserError for unknown names and for parts that do not fit."""
-    settings = dict(experiment.method)
+    recipe = assemble(experiment.method, experiment.parts)
+    check_recipe(recipe, experiment.method_name)
+    for _, part in parts_of(recipe):
+        validated(part, {}, f"method.{part_name(part)}")  # a row's own values too
+        part.check(experiment)
+    return recipe
+
+
+def assemble(method: Mapping[str, Any], values: Mapping[str, dict[str, Any]]) -> Recipe:
+    """The recipe of the `[method]` settings with `[parts]` values; its parts are not yet checked against each other."""
+    settings = dict(method)
     name = settings.pop("name")
     recipe = functools.reduce(combine, [(word, find_row(word)) for word in name.split("+")])[1]
     for slot in [key for key in settings if key in SLOTS]:
         recipe = exchange(recipe, slot, settings.pop(slot))
     recipe = complete(add(recipe, settings.pop("add", [])))
     present = {part_name(part): part for _, part in parts_of(recipe)}
-    for key, fields in experiment.parts.items():  # values for this data set, for recipes that have the part
+    for key, fields in values.items():  # values for this data set, for recipes that have the part
         check_values(key, present.get(key), fields)
         if key in present:
             recipe = set_fields(recipe, key, fields, name)
     for key, fields in settings.items():
         recipe = set_fields(recipe, key, fields, name)
-    check_recipe(recipe, name)
-    for _, part in parts_of(recipe):
-        validated(part, {}, f"method.{part_name(part)}")  # a row's own values too
-        part.check(experiment)
     return recipe
 
 

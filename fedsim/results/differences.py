@@ -37,19 +37,13 @@ def value_text(value: Any) -> str:
 
 
 def differing_settings(experiments: Iterable[Experiment]) -> dict[str, list[str]]:
-    """Keys in which runs differ, with their values; a method's own settings are compared within that method only."""
-    groups: dict[str, list[dict[str, Any]]] = {"": []}
-    for experiment in experiments:
-        settings = comparable_settings(experiment)
-        own = {key: value for key, value in settings.items() if key.startswith("method.")}
-        groups[""].append({key: value for key, value in settings.items() if key not in own})
-        groups.setdefault(experiment.method_name, []).append(own)
+    """Keys in which runs differ, with their values; what a method's settings change stands in its label."""
+    tables = [comparable_settings(experiment) for experiment in experiments]
     differing: dict[str, list[str]] = {}
-    for tables in groups.values():
-        for key in dict.fromkeys(key for table in tables for key in table):
-            values = list(dict.fromkeys(value_text(table.get(key, ABSENT)) for table in tables))
-            if len(values) > 1:
-                differing[key] = list(dict.fromkeys([*differing.get(key, []), *values]))
+    for key in dict.fromkeys(key for table in tables for key in table if not key.startswith("method.")):
+        values = list(dict.fromkeys(value_text(table.get(key, ABSENT)) for table in tables))
+        if len(values) > 1:
+            differing[key] = values
     return differing
 
 

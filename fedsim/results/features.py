@@ -19,6 +19,7 @@ from fedsim.models import weight_statistics
 from fedsim.results.figure_style import COLORS, MARKERS, SETTINGS
 from fedsim.results.reading import read_settings
 from fedsim.seeding import numpy_rng
+from fedsim.variants import method_label
 
 # Ten classes are common: three more colours before they come again with other markers; black is the unseen domain's.
 HUES = (*(color for color in COLORS if color != "#000000"), "#882255", "#999933", "#888888", "#332288")
@@ -63,10 +64,10 @@ def plot_features(run: Path, out: Path, per_domain: int = 200) -> list[Path]:
         left, right = figure.subplots(1, 2)
         scatter(left, points, classes, list(found.classes), "by class")
         scatter(right, points, domains, domain_names, "by domain", found.domains.index(experiment.run.target))
-        run_name = f"{experiment.method_name}, unseen {experiment.run.target}, seed {experiment.run.seed}"
+        run_name = f"{method_label(experiment)}, unseen {experiment.run.target}, seed {experiment.run.seed}"
         figure.suptitle(f"t-SNE of the best model's features: {run_name}")
         out.mkdir(parents=True, exist_ok=True)
-        method = "@".join(filter(None, (experiment.method_name, experiment.run.label)))
+        method = "@".join(filter(None, (method_label(experiment), experiment.run.label)))
         stem = f"features-{method}-{experiment.run.target}-seed{experiment.run.seed}"
         files = [out / f"{stem}.{kind}" for kind in ("png", "svg")]
         for file in files:

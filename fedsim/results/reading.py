@@ -1,5 +1,6 @@
 """Runs on disk -> pandas: everything that `outputs/` holds in one call."""
 
+import contextlib
 import csv
 import io
 import os
@@ -14,6 +15,7 @@ import pandas as pd
 from fedsim.errors import UserError
 from fedsim.experiment import Experiment, nearest, parse_experiment
 from fedsim.results.recorder import atomic_write, csv_text
+from fedsim.variants import variant_words
 
 KEYS = ["run", "experiment", "method", "target", "seed"]
 # Names stay text even where they look like numbers: the domains of Rotated MNIST may be called 0, 15, 30.
@@ -46,10 +48,14 @@ class Runs:
     folder: Path = Path()
 
     def labels(self) -> dict[str, str]:
-        """Label of every run, as its summary names it; the method's name where there is none."""
+        """Label of every run, as its summary names it, with what its recipe changes in the method's row."""
         labels = {run: experiment.method_name for run, experiment in self.experiments.items()}
         if "label" in self.summary:
             labels |= dict(self.summary.dropna(subset=["label"]).set_index("run")["label"])
+        for run, experiment in self.experiments.items():
+            with contextlib.suppress(UserError):  # a record of a method or part that is no longer there
+                words = variant_words(experiment)
+                labels[run] += f"@{words}" if words and not labels[run].endswith(f"@{words}") else ""
         return labels
 
 

@@ -11,6 +11,7 @@ from fedsim.data import Benchmark, benchmark, client_names, resolve_domain
 from fedsim.errors import UserError
 from fedsim.experiment import Experiment
 from fedsim.recipe import Recipe
+from fedsim.variants import variant_words
 
 POOLED = "pooled"  # the only client of a recipe that pools all source data
 
@@ -81,7 +82,8 @@ def _with_target(experiment: Experiment, found: Benchmark) -> Experiment:
 
 
 def run_folder(experiment: Experiment) -> Path:
-    """outputs/<experiment>/<method>[@label]/<target>/seed<k>"""
+    """outputs/<experiment>/<method>[@what the recipe changes in its row, and the label]/<target>/seed<k>"""
     run = experiment.run
-    method = f"{experiment.method_name}@{run.label}" if run.label else experiment.method_name
-    return Path(run.output) / experiment.name / method / run.target / f"seed{run.seed}"
+    words = ",".join(filter(None, (variant_words(experiment), run.label)))
+    name = experiment.method_name.replace(":", ".")  # mymethods:moon; no folder's name takes a colon everywhere
+    return Path(run.output) / experiment.name / (f"{name}@{words}" if words else name) / run.target / f"seed{run.seed}"

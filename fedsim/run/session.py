@@ -28,6 +28,7 @@ from fedsim.run.checkpoint import Checkpoint, arrays_file, link_file, load_check
 from fedsim.run.personal import check_personal, personal_entries, write_personal
 from fedsim.run.plan import run_folder
 from fedsim.run.workspace import Workspace
+from fedsim.variants import same_method, variant_words
 from strategies.base import FedDG
 from strategies.model import server_model
 from strategies.wire.round_log import RoundLog
@@ -120,6 +121,8 @@ class Session:
             write_personal(self.folder, self.strategy.clients, entries, load_file(self.folder / "last.safetensors"))
         rounds = pd.read_csv(self.folder / "rounds.csv")
         label = self.space.recipe.label(self.experiment.method_name)
+        if words := variant_words(self.experiment):
+            label += f"@{words}"
         summary = summary_row(self.experiment, rounds, label, self.space.recipe.infer.transductive)
         self.recorder.write_summary(summary)
         complete_finish(self.experiment)
@@ -215,7 +218,10 @@ def refuse_other_settings(
     file = folder / "experiment.toml"
     if not file.is_file():
         return
-    changed = differing_keys(parse_experiment(file.read_text()).model_dump(), experiment.model_dump())
+    then = parse_experiment(file.read_text())
+    changed = differing_keys(then.model_dump(), experiment.model_dump())
+    if same_method(then, experiment):  # asked for in other words
+        changed = [key for key in changed if not key.startswith("method.")]
     changed = [key for key in changed if key not in MACHINE_KEYS and (not key.startswith("run.") or key in NUMBERS)]
     if changed:
         raise UserError(
@@ -223,9 +229,9 @@ def refuse_other_settings(
             "choose another --output or name, or remove the folder"
         )
     record = folder / "environment.json"
-    then = json.loads(record.read_text()).get("data", {}) if record.is_file() else {}
-    if then:
-        refuse_other_data(folder, then, data_of(experiment))
+    seen = json.loads(record.read_text()).get("data", {}) if record.is_file() else {}
+    if seen:
+        refuse_other_data(folder, seen, data_of(experiment))
 
 
 def differing_keys(a: Any, b: Any, prefix: str = "") -> list[str]:

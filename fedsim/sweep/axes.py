@@ -50,8 +50,11 @@ def check_axes(axes: Axes, overrides: Sequence[str], preset: str = "") -> str:
 
 
 def label_of(values: Sequence[str], label: str = "") -> str:
-    """`mine,guiding_head.weight=0.25,train.lr=0.1`: the user's label and the grid's values, for a folder's name."""
-    words = [word.removeprefix("method.") for word in values]
+    """`mine,train.lr=0.1`: the user's label and the grid's values, for a folder's name.
+
+    What the grid changes in a method stands in the name by itself (fedsim/variants.py).
+    """
+    words = [word for word in values if not word.startswith("method.")]
     return ",".join([*([label] if label else []), *words]).replace("/", "_")
 
 

@@ -35,10 +35,9 @@ class Cell:
 
     @property
     def title(self) -> str:
-        """method[@label] → target, seed."""
+        """method[@what it changes and the label], as in its folder's path → target, seed."""
         run = self.experiment.run
-        label = f"@{run.label}" if run.label else ""
-        return f"{self.experiment.method_name}{label} → {run.target} (seed {run.seed})"
+        return f"{self.folder.parent.parent.name} → {run.target} (seed {run.seed})"
 
     @property
     def rounds_left(self) -> int:
@@ -91,14 +90,15 @@ def plan_cells(config: str, axes: Axes, overrides: Sequence[str], preset: str) -
             f"run.label={json.dumps(label_of(values, label), ensure_ascii=False)}",
         ]
         cell = _plan_cell(read_experiment(config, words, preset), data_of)
-        if cells.setdefault(cell.folder, cell).experiment != cell.experiment:
+        other = cells.setdefault(cell.folder, cell).experiment
+        if other.model_copy(update={"method": cell.experiment.method}) != cell.experiment:  # one folder, one recipe
             raise UserError(f"--grid {values[-1]}: two values share the folder {cell.folder}; run them as two sweeps")
     return list(cells.values())
 
 
 def _plan_cell(experiment: Experiment, data_of: Callable[[Experiment], dict]) -> Cell:
     """The cell of an experiment: waiting, finished, or failed with the reason."""
-    from fedsim.run.plan import complete, resolve, run_folder
+    from fedsim.run.plan import complete, folder_of, resolve
     from fedsim.run.session import is_finished, refuse_other_settings
 
     try:
@@ -108,7 +108,7 @@ def _plan_cell(experiment: Experiment, data_of: Callable[[Experiment], dict]) ->
         if "+" not in experiment.method_name:
             raise
         experiment = complete(experiment)
-        return Cell(experiment, run_folder(experiment), "failed", reason=str(error))
+        return Cell(experiment, folder_of(experiment, experiment.method_name), "failed", reason=str(error))
     try:
         refuse_other_settings(plan.folder, experiment, data_of)
     except UserError as error:

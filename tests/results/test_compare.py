@@ -283,16 +283,14 @@ def test_select_on_is_a_difference():
         compare(mixed(pacs_experiment("fedavg"), pacs_experiment("csac", run={"select_on": "local"})))
 
 
-def test_method_settings_count_within_one_method_only():
+def test_what_a_method_changes_in_its_row_stands_in_its_label():
     weight = {"guiding_head": {"weight": 0.25}}
     runs = table_of_runs(
         {("fedavg", "photo", 0): 0.5, ("a", "photo", 0): 0.6, ("b", "photo", 0): 0.7},
         {("a", "photo", 0): pacs_experiment("gperxan"), ("b", "photo", 0): pacs_experiment("gperxan", method=weight)},
     )
-    with pytest.raises(UserError, match=r"method\.guiding_head\.weight \(default \| 0\.25\)"):
-        compare(runs)
-    labels = list(compare(runs, by=["method.guiding_head.weight"]).methods["label"])
-    assert labels == ["fedavg", "gperxan (weight=default)", "gperxan (weight=0.25)"]
+    labels = list(compare(runs).methods["label"])
+    assert labels == ["fedavg", "gperxan", "gperxan@guiding_head.weight=0.25"]
     apart = mixed(pacs_experiment("fedavg"), pacs_experiment("gperxan", method=weight))
     assert len(compare(apart).methods) == 2
 

@@ -186,7 +186,7 @@ def test_a_label_is_kept(tmp_path):
 def cell(method="fedavg", rounds=10, **state):
     """A cell without a folder."""
     experiment = read_experiment("digits", [f"method.name={method}", f"train.rounds={rounds}"])
-    return Cell(experiment, Path("/nowhere"), **state)
+    return Cell(experiment, Path("/nowhere") / method / "rot75" / "seed0", **state)
 
 
 def test_time_left_by_hand():

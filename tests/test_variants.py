@@ -1,0 +1,104 @@
+"""A recipe that differs from its row carries the difference in its folder and its label, always."""
+
+import pytest
+from support import run_small, small_experiment
+
+from fedsim.errors import UserError
+from fedsim.experiment import from_table
+from fedsim.results import compare, read_runs
+from fedsim.run.session import refuse_other_settings, run_folder
+from fedsim.sweep.plan import Axes, plan_cells
+from fedsim.variants import method_label, same_method
+
+
+def label(parts=None, **method):
+    """Label of `[method]` settings on an experiment with `[parts]` values."""
+    return method_label(from_table({"method": {"name": "fedavg", **method}, "parts": parts or {}}))
+
+
+@pytest.mark.parametrize(
+    ("method", "expected"),
+    [
+        ({}, "fedavg"),
+        ({"add": ["guiding_head"]}, "fedavg@add=guiding_head"),
+        ({"add": "guiding_head", "guiding_head": {"weight": 0.5}}, "fedavg@add=guiding_head"),
+        ({"add": ["guiding_head"], "guiding_head": {"weight": 1}}, "fedavg@add=guiding_head,guiding_head.weight=1"),
+        ({"terms": ["proximal", "guiding_head"]}, "fedavg@add=proximal+guiding_head"),
+        ({"name": "fedprox", "proximal": {"mu": 0.01}}, "fedprox@proximal.mu=0.01"),
+        ({"name": "fedprox", "proximal": {"mu": 0.1}}, "fedprox"),
+        ({"name": "fedprox", "terms": []}, "fedprox@terms=none"),
+        ({"name": "fedprox", "terms": "guiding_head"}, "fedprox@terms=guiding_head"),
+        ({"weights": "uniform"}, "fedavg@weights=uniform"),
+        ({"add": ["uniform"]}, "fedavg@weights=uniform"),
+        ({"weights": "by_examples"}, "fedavg"),
+        ({"weights": "generalization_adjustment"}, "fedavg@weights=generalization_adjustment"),
+        ({"name": "ccst", "augment": "none", "banks": []}, "ccst@banks=none,augment=none"),
+        ({"name": "gperxan", "xan": {"stages": [1, 2]}}, "gperxan@xan.stages=1+2"),
+        ({"name": "gperxan+fedprox", "guiding_head": {"weight": 0}}, "gperxan+fedprox@guiding_head.weight=0"),
+        ({"name": "ccst", "cross_client_style": {"quantise": True}}, "ccst@cross_client_style.quantise=true"),
+    ],
+)
+def test_the_difference_is_readable_and_the_same_for_equal_recipes(method, expected):
+    """What differs from the row in the order of the slots; words that ask for the same give the same."""
+    assert label(**method) == expected
+
+
+def test_values_of_the_experiment_are_no_difference():
+    """[parts] belongs to the data set; a method setting is told apart from them."""
+    parts = {"proximal": {"mu": 0.5}}
+    assert label(parts, name="fedprox") == "fedprox"
+    assert label(parts, name="fedprox", proximal={"mu": 0.5}) == "fedprox"
+    assert label(parts, name="fedprox", proximal={"mu": 0.1}) == "fedprox@proximal.mu=0.1"
+    assert label(parts, add=["proximal"]) == "fedavg@add=proximal"
+
+
+def test_long_words_and_paths_stay_one_folder_and_apart():
+    """What no folder's name takes is replaced, and a hash tells two such names apart."""
+    one, other = (label(name="ccst", cross_client_style={"encoder_weights": path}) for path in ("a/b", "a_b"))
+    assert "/" not in one
+    assert one != other
+    long = label(name="ccst", cross_client_style={"encoder_weights": "x" * 300})
+    assert len(long) < 150
+
+
+def test_a_changed_recipe_has_its_own_folder_and_row(tmp_path):
+    """Until now `method.add` landed in fedavg's folder, and compare showed it as fedavg."""
+    plain = small_experiment(tmp_path, train={"rounds": 1})
+    changed = small_experiment(tmp_path, {"name": "fedavg", "add": ["guiding_head"]}, train={"rounds": 1})
+    for experiment in (plain, changed):
+        run_small(experiment)
+    assert run_folder(changed).parent.parent.name == "fedavg@add=guiding_head"
+    labels = list(compare(read_runs(tmp_path)).methods["label"])
+    assert sorted(labels) == ["fedavg", "fedavg@add=guiding_head"]
+
+
+def test_other_words_for_the_same_recipe_find_its_run(tmp_path):
+    """A grid's point at the row's own value is the row's run: recipes are compared, not words."""
+    plain = small_experiment(tmp_path, "fedprox", train={"rounds": 1})
+    folder, _ = run_small(plain)
+    same = plain.replace(method={"proximal": {"mu": 0.1}})
+    assert same_method(plain, same)
+    assert run_folder(same) == run_folder(plain)
+    refuse_other_settings(folder, same)
+    other = plain.replace(method={"proximal": {"mu": 0.2}})
+    assert not same_method(plain, other)
+    with pytest.raises(UserError, match=r"method\.proximal"):
+        refuse_other_settings(folder, other)
+
+
+def test_one_impossible_or_conflicting_cell_does_not_stop_a_sweep(tmp_path):
+    """Such a cell has failed with its reason, and the others are planned; a name that nobody knows stops it."""
+    done = small_experiment(tmp_path, train={"rounds": 1})
+    folder, _ = run_small(done)
+    settings = [f"run.output={tmp_path}", "train.lr=0.2"]
+    axes = Axes(["fedavg", "fedprox", "fedbn+silobn"], ["rot45"], [0])
+    cells = plan_cells(str(folder / "experiment.toml"), axes, settings, "")
+    assert [cell.state for cell in cells] == ["failed", "waiting", "failed"]
+    assert "other settings (train.lr)" in cells[0].reason
+    assert "cannot be combined" in cells[2].reason
+    with pytest.raises(UserError, match="did you mean 'fedprox'"):
+        plan_cells("digits", Axes(["fedavg", "fedpro"], ["rot0"], [0]), [], "")
+    grid = plan_cells("digits", Axes(["fedprox"], ["rot0"], [0], ["method.proximal.mu=0.1,0.2"]), [], "")
+    assert [cell.title for cell in grid] == [
+        f"{name} → rot0 (seed 0)" for name in ("fedprox", "fedprox@proximal.mu=0.2")
+    ]
