@@ -11,12 +11,12 @@ from fedsim.arrays import nonnegative_names
 from fedsim.combinations import check_recipe, combine
 from fedsim.data import benchmark
 from fedsim.errors import UserError
-from fedsim.experiment import Experiment, nearest
-from fedsim.methods import METHODS
+from fedsim.experiment import Experiment
 from fedsim.models import build_model
 from fedsim.part import part_name
 from fedsim.part_settings import add, check_values, complete, exchange, set_fields, validated
 from fedsim.recipe import SLOTS, Recipe, parts_of
+from fedsim.registry import find_row
 from fedsim.seeding import stream_seed
 
 
@@ -46,13 +46,6 @@ def assemble(method: Mapping[str, Any], values: Mapping[str, dict[str, Any]]) ->
     for key, fields in settings.items():
         recipe = set_fields(recipe, key, fields, name)
     return recipe
-
-
-def find_row(name: str) -> Recipe:
-    """A row of METHODS by name; UserError with the nearest known one."""
-    if name not in METHODS:
-        raise UserError(f"unknown method {name!r}; {nearest(name, METHODS)}known: {', '.join(METHODS)}")
-    return METHODS[name]
 
 
 def build_net(experiment: Experiment, recipe: Recipe) -> nn.Module:

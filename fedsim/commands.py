@@ -61,15 +61,17 @@ def show_methods(name: str) -> None:
     """The map of methods, or one recipe with every part, field and what it discloses."""
     from fedsim.methods import METHODS
     from fedsim.part import part_name
+    from fedsim.plugins import entry_points, origin
     from fedsim.recipe import SLOTS, Recipe, parts_of
+    from fedsim.registry import find_row
 
     if not name:
-        table = Table("method", "parts that differ from FedAvg", "source", title="fedsim methods")
-        for key, recipe in METHODS.items():
+        table = Table("method", "parts that differ from FedAvg", "source", "origin", title="fedsim methods")
+        for key, recipe in {**METHODS, **{key: find_row(key) for key in entry_points("methods")}}.items():
             standard = {repr(part) for _, part in parts_of(Recipe())}
             own = [f"{slot}: {part_name(part)}" for slot, part in parts_of(recipe) if repr(part) not in standard]
             own += ["pooled"] if recipe.pooled else []
-            table.add_row(key, ", ".join(own) or "-", recipe.paper)
+            table.add_row(key, ", ".join(own) or "-", recipe.paper, origin("methods", key))
         console.print(table)
         console.print("combine rows with +, e.g. gperxan+fedprox; details: fedsim methods NAME")
         return

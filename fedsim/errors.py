@@ -1,5 +1,8 @@
 """The one exception that means «the user can mend this»: printed as one line, exit code 2."""
 
+import difflib
+from typing import Any
+
 
 class UserError(ValueError):
     """Bad input: what is wrong, where, and what to do, in one line and without a traceback."""
@@ -10,3 +13,9 @@ class ClientFailedError(RuntimeError):
 
 
 USER_ERROR = "user error: "  # prefix of an error reply that means «the user can mend this»
+
+
+def nearest(name: str, known: Any) -> str:
+    """`"did you mean 'fedavg'? "` for a near miss, else an empty string; for one-line errors."""
+    match = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f"did you mean {match[0]!r}? " if match else ""

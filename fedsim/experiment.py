@@ -5,7 +5,6 @@
 Order of precedence: the file, then its preset (`preset = "csac"` picks `[presets.csac]`), then the overrides.
 """
 
-import difflib
 import hashlib
 import json
 import os
@@ -17,7 +16,7 @@ from typing import Any, Literal
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
-from fedsim.errors import UserError
+from fedsim.errors import UserError, nearest
 
 
 class Settings(BaseModel):
@@ -56,7 +55,9 @@ class DataSettings(Settings):
     clients_per_domain: int = Field(1, ge=1, description="clients that share one domain")
     partition: Literal["iid", "dirichlet"] = Field("iid", description="how a domain is shared between its clients")
     alpha: float = Field(0.5, gt=0, description="concentration of the Dirichlet partition over classes")
-    augment: Literal["none", "domainbed", "csac", "feddg-ga", "flip-jitter", "flip"] = Field("none")
+    augment: str = Field(
+        "none", description="none, domainbed, csac, feddg-ga, flip-jitter, flip, or module:name of your own"
+    )
     normalize: Literal["none", "imagenet", "mnist", "weights"] = Field(
         "none", description="mean and std after augmentation; weights: those that go with the backbone's weights"
     )
@@ -345,12 +346,6 @@ def _explain(error: ValidationError) -> str:
     given = repr(problem.get("input"))
     got = f" (got {given})" if key and len(given) < 80 else ""  # not the whole configuration
     return f"{key or 'experiment'}: {problem['msg'].removeprefix('Value error, ')}{got}"
-
-
-def nearest(name: str, known: Any) -> str:
-    """`"did you mean 'fedavg'? "` for a near miss, else an empty string; for one-line errors."""
-    match = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f"did you mean {match[0]!r}? " if match else ""
 
 
 def data_root(data: DataSettings) -> Path:

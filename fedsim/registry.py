@@ -9,10 +9,11 @@ import importlib
 import pkgutil
 
 from fedsim.errors import UserError
-from fedsim.experiment import nearest
+from fedsim.experiment import Experiment
 from fedsim.methods import METHODS
 from fedsim.part import part_name
-from fedsim.recipe import SLOTS, parts_of, slots_of
+from fedsim.plugins import Package, instance, lookup, required_packages
+from fedsim.recipe import SLOTS, Recipe, parts_of, slots_of
 
 FOLDERS = {
     "share": "strategies.share",
@@ -58,13 +59,43 @@ def parts_by_slot() -> dict[str, dict[str, type]]:
 
 
 def find_part(name: object, slot: str = "") -> type:
-    """The class of a part by its settings name, in one slot or in any; UserError with the nearest known name."""
+    """The class of a part by its settings name or as `module:Class`, in one slot or in any.
+
+    UserError with the nearest known name, and for what is no part of that slot.
+    """
     known: dict[str, type] = {}
     for key, kinds in parts_by_slot().items():
         known |= kinds if slot in ("", key) else {}
-    if not isinstance(name, str) or name not in known:
+    where = f"method.{slot}: no part" if slot else "method: no part"
+    kind = lookup(name if isinstance(name, str) else repr(name), known, "parts", where)
+    if not slots_of(kind) or not dataclasses.is_dataclass(kind):
         raise UserError(
-            f"method{'.' + slot if slot else ''}: no part {name!r}; {nearest(str(name), known)}"
-            f"known: {', '.join(known) or 'none'}"
+            f"{where} {name!r}: it is no dataclass that derives from a slot's contract (see docs/own-method)"
         )
-    return known[name]
+    if slot and slot not in slots_of(kind):
+        raise UserError(f"{where} {name!r}: it is for {', '.join(slots_of(kind))}")
+    return kind
+
+
+def find_row(name: str) -> Recipe:
+    """A row of METHODS, of an installed package, or `module:name`; UserError with the nearest known name."""
+    return instance(lookup(name, METHODS, "methods", "unknown method"), Recipe, f"method {name!r}")
+
+
+def outside_names(experiment: Experiment) -> list[tuple[str, str]]:
+    """(group, name) of everything in an experiment's settings that may come from outside."""
+    method = experiment.method
+    parts = [value for key, value in method.items() if key == "add" or key in SLOTS]
+    words = [word for value in parts for word in (value if isinstance(value, list) else [value])]
+    return [
+        *(("methods", word) for word in experiment.method_name.split("+")),
+        *(("parts", word) for word in words if isinstance(word, str)),
+        ("datasets", experiment.data.dataset),
+        ("backbones", experiment.model.backbone),
+        ("augmentations", experiment.data.augment),
+    ]
+
+
+def packages_of(experiment: Experiment) -> list[Package]:
+    """Packages that every machine of a run needs beside fedsim: servers, workers and deployed sites."""
+    return required_packages(outside_names(experiment))

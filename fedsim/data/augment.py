@@ -16,6 +16,7 @@ from torch import Tensor
 from fedsim.data.image_ops import brightness, contrast, grey, hue, resized_crop, saturation
 from fedsim.errors import UserError
 from fedsim.experiment import DataSettings
+from fedsim.plugins import lookup
 
 STATISTICS = {  # mean and standard deviation of each channel
     "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
@@ -153,6 +154,17 @@ def to_float(images: Tensor) -> Tensor:
     return images.to(torch.float32).div_(255)
 
 
+def find_augmentation(name: str) -> Callable[[Tensor], Tensor]:
+    """A row of AUGMENTATIONS, of an installed package, or `module:name`: a function of float batches [B,C,H,W] in
+    [0,1], or a class whose instance is one. Random draws come from torch's generator, which is seeded per client and
+    round. UserError with the nearest known name."""
+    found = lookup(name, AUGMENTATIONS, "augmentations", "data.augment: unknown")
+    made = found() if isinstance(found, type) else found
+    if not callable(made):
+        raise UserError(f"data.augment {name!r} is {type(made).__name__}, not a function of batches of images")
+    return made
+
+
 def make_transforms(
     data: DataSettings, channels: int, weights: tuple[tuple[float, ...], tuple[float, ...]] | None = None
 ) -> Transforms:
@@ -171,4 +183,4 @@ def make_transforms(
             f"data.normalize = {data.normalize!r} needs {'colour' if len(mean) == 3 else 'grey'} images, but "
             f"{data.dataset} has {channels} channel(s); use data.normalize = 'none'"
         )
-    return Transforms(AUGMENTATIONS[data.augment], Normalization(mean, std))
+    return Transforms(find_augmentation(data.augment), Normalization(mean, std))

@@ -10,6 +10,7 @@ from typing import Any
 from fedsim.data.names import composed, matching, same
 from fedsim.errors import UserError
 from fedsim.experiment import DataSettings, data_root, nearest
+from fedsim.plugins import instance, lookup
 
 
 @dataclass(frozen=True)
@@ -211,18 +212,23 @@ BENCHMARKS: dict[str, Benchmark] = {
 }
 
 
+def find_dataset(name: str) -> Benchmark:
+    """A row of BENCHMARKS, of an installed package, or `module:name`: a Benchmark, or a Reader class with one as its
+    attribute `benchmark`, which then reads it. UserError with the nearest known name."""
+    where = "data.dataset: no data set"
+    found = lookup(name, BENCHMARKS, "datasets", where)
+    if isinstance(found, type) and isinstance(getattr(found, "benchmark", None), Benchmark):
+        return replace(found.benchmark, reader=f"{found.__module__}:{found.__qualname__}")
+    return instance(found, Benchmark, f"{where} {name!r}: it")
+
+
 def benchmark(data: DataSettings) -> Benchmark:
     """The benchmark that the settings name, with `data.domains` chosen; "folder" is read from disk.
 
     Domains come in the benchmark's (sorted) order whatever the order of `data.domains`.
     Raises UserError with the nearest name for an unknown data set or domain.
     """
-    if data.dataset not in BENCHMARKS:
-        raise UserError(
-            f"data.dataset: no data set {data.dataset!r}; {nearest(data.dataset, BENCHMARKS)}"
-            f"known: {', '.join(BENCHMARKS)}"
-        )
-    found = BENCHMARKS[data.dataset]
+    found = find_dataset(data.dataset)
     if data.dataset == "folder":
         found = _named(data) or _discover(data_root(data), data.domains)
         if data.classes and found.classes != tuple(sorted(map(composed, data.classes))):

@@ -1,12 +1,12 @@
 """What every data set's reader can do: the images of a domain, their labels alone, and a fingerprint of both."""
 
 import hashlib
-from importlib import import_module
 
 import numpy as np
 
 from fedsim.data.benchmarks import Benchmark
 from fedsim.experiment import DataSettings
+from fedsim.plugins import load
 
 
 class Reader:
@@ -33,8 +33,7 @@ class Reader:
 
 def reader(data: DataSettings, found: Benchmark) -> Reader:
     """The reader of a data set, imported when needed (torch, PIL)."""
-    module, _, name = found.reader.partition(":")
-    return getattr(import_module(module), name)(data, found)
+    return load(found.reader, "reader")(data, found)
 
 
 def content_hash(*parts: bytes) -> str:

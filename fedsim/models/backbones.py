@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fedsim.errors import UserError
-from fedsim.experiment import ModelSettings, nearest
+from fedsim.experiment import ModelSettings
 from fedsim.models.digits_cnn import SMALLEST_IMAGE, DigitsCNN
 from fedsim.models.layout import Layout, Statistics
 from fedsim.models.net import Net
@@ -17,6 +17,7 @@ from fedsim.models.norms.base import Norm
 from fedsim.models.timm_family import fit_position_embedding, timm_row
 from fedsim.models.training import frozen_tensors, names_of
 from fedsim.models.weights import State, download_imagenet, load_backbone, read_weight_file
+from fedsim.plugins import instance, lookup
 from fedsim.seeding import stream_seed
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -167,15 +168,16 @@ FAMILIES: dict[str, Callable[[str, Mapping[str, Any]], Backbone]] = {
 
 
 def find_backbone(model: ModelSettings) -> Backbone:
-    """The catalog's row of `model.backbone`; UserError for an unknown one, or for options that it does not take."""
+    """The row of `model.backbone` in the catalog, an installed package or a module (`module:name`).
+
+    UserError for an unknown one, or for options that it does not take.
+    """
     family, colon, name = model.backbone.partition(":")
     if colon and family in FAMILIES:
         return FAMILIES[family](name, model.options)
-    row = BACKBONES.get(model.backbone)
-    if row is None:
-        near = nearest(model.backbone, BACKBONES)
-        families = ", ".join(f"{family}:NAME" for family in FAMILIES)
-        raise UserError(f"model.backbone: unknown {model.backbone!r}; {near}known: {', '.join(BACKBONES)}, {families}")
+    where = "model.backbone: unknown"
+    known = {**BACKBONES, **dict.fromkeys(f"{family}:NAME" for family in FAMILIES)}
+    row = instance(lookup(model.backbone, known, "backbones", where), Backbone, f"{where} {model.backbone!r}: it")
     if model.options:
         raise UserError(f"model.options: {model.backbone} takes none; they are for {', '.join(FAMILIES)}:NAME")
     return row

@@ -1,14 +1,13 @@
 """What may follow a run while it goes on: progress bars, TensorBoard, and whatever a user names as `module:name`."""
 
-import importlib
 import math
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from fedsim.errors import UserError
-from fedsim.experiment import Experiment, RunSettings, nearest
+from fedsim.experiment import Experiment, RunSettings
+from fedsim.plugins import load
 
 HOOKS = ("on_start", "on_round", "on_end")
 
@@ -40,18 +39,7 @@ def find_callback(name: str) -> Callable[[], RunCallback]:
 
     Raises UserError when there is no such module or name in it.
     """
-    module, colon, attribute = name.partition(":")
-    if not (module and colon and attribute):
-        raise UserError(f"callback {name!r} is not of the form package.module:name")
-    if str(Path.cwd()) not in sys.path:  # the console script's path starts at its own folder
-        sys.path.append(str(Path.cwd()))
-    try:
-        found = getattr(importlib.import_module(module), attribute, None)
-    except ImportError as error:
-        raise UserError(f"callback {name!r}: {error}; install it, or start in the folder that holds it") from None
-    if found is None:
-        known = [key for key, value in vars(sys.modules[module]).items() if callable(value)]
-        raise UserError(f"callback {name!r}: {module} has no {attribute!r}; {nearest(attribute, known)}".rstrip("; "))
+    found = load(name, "callback")
     lacks = [hook for hook in HOOKS if isinstance(found, type) and not hasattr(found, hook)]
     if not callable(found) or lacks:
         what = f"has no {', '.join(lacks)}" if lacks else "is neither a class nor a function"

@@ -1,6 +1,5 @@
 """Runs on disk -> pandas: everything that `outputs/` holds in one call."""
 
-import contextlib
 import csv
 import io
 import os
@@ -14,8 +13,8 @@ import pandas as pd
 
 from fedsim.errors import UserError
 from fedsim.experiment import Experiment, nearest, parse_experiment
+from fedsim.results.differences import flatten, value_text
 from fedsim.results.recorder import atomic_write, csv_text
-from fedsim.variants import variant_words
 
 KEYS = ["run", "experiment", "method", "target", "seed"]
 # Names stay text even where they look like numbers: the domains of Rotated MNIST may be called 0, 15, 30.
@@ -48,15 +47,19 @@ class Runs:
     folder: Path = Path()
 
     def labels(self) -> dict[str, str]:
-        """Label of every run, as its summary names it, with what its recipe changes in the method's row."""
+        """Label of every run, as its summary names it: the method and what its recipe changes in the method's row.
+
+        Runs of one label with other method settings (older records) are told apart by these.
+        """
         labels = {run: experiment.method_name for run, experiment in self.experiments.items()}
         if "label" in self.summary:
             labels |= dict(self.summary.dropna(subset=["label"]).set_index("run")["label"])
-        for run, experiment in self.experiments.items():
-            with contextlib.suppress(UserError):  # a record of a method or part that is no longer there
-                words = variant_words(experiment)
-                labels[run] += f"@{words}" if words and not labels[run].endswith(f"@{words}") else ""
-        return labels
+        settings = {run: _method_words(experiment) for run, experiment in self.experiments.items()}
+        told = {label: {settings[run] for run in labels if labels[run] == label} for label in set(labels.values())}
+        return {
+            run: f"{label}@{settings[run]}" if len(told[label]) > 1 and settings[run] else label
+            for run, label in labels.items()
+        }
 
 
 def read_runs(folder: Path | str, unfinished: bool = False) -> Runs:
@@ -215,6 +218,12 @@ def parse_csv(text: str, where: str) -> pd.DataFrame:
         )
     except ValueError as error:
         raise UserError(f"{where}: not a readable record: {' '.join(str(error).split())}") from None
+
+
+def _method_words(experiment: Experiment) -> str:
+    """`guiding_head.weight=0.25`: the settings of a method as they were given."""
+    settings = {key: value for key, value in experiment.method.items() if key != "name"}
+    return ",".join(f"{key}={value_text(value)}" for key, value in sorted(flatten(settings).items()))
 
 
 def _key(path: Path, folder: Path) -> str:

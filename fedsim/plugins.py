@@ -1,0 +1,123 @@
+"""Methods, parts, data sets, backbones, augmentations and callbacks from outside, without a fork.
+
+They are named as `package.module:name`, or by the plain name of an entry point of an installed package:
+
+    [project.entry-points."fedsim.methods"]
+    moon = "mymethods:moon"
+
+A module is looked for where Python looks, then in the folders of $FEDSIM_PLUGINS, then in the working folder. Its code
+runs with the rights of whoever runs fedsim: name nothing that you do not trust.
+"""
+
+import functools
+import importlib
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from fedsim.errors import UserError, nearest
+
+GROUPS = ("methods", "parts", "datasets", "backbones", "augmentations")  # entry points fedsim.methods, ...
+FOLDERS = "FEDSIM_PLUGINS"
+
+
+@dataclass(frozen=True)
+class Package:
+    """What a plugin's name needs on every machine that runs it.
+
+    distribution and version are empty for a module that no installed package holds, such as a file in a folder.
+    """
+
+    reference: str
+    module: str
+    distribution: str
+    version: str
+
+    @property
+    def requirement(self) -> str:
+        """`mymethods==1.2`, as pip takes it; the module's name where no package holds it."""
+        return f"{self.distribution}=={self.version}" if self.distribution else self.module
+
+
+def lookup(name: str, known: Mapping[str, Any], group: str, where: str) -> Any:
+    """The row of that name: a known one, that of an entry point, or what `module:name` names.
+
+    UserError that starts with `where` and gives the nearest known name.
+    """
+    if name in known:
+        return known[name]
+    points = entry_points(group)
+    if name in points or ":" in name:
+        return load(points.get(name, name), where)
+    names = [*known, *points]
+    raise UserError(f"{where} {name!r}; {nearest(name, names)}known: {', '.join(names)}, or module:name of your own")
+
+
+@functools.cache
+def entry_points(group: str) -> dict[str, str]:
+    """{plain name: "module:name"} of what installed packages offer."""
+    found = sorted(metadata.entry_points(group=f"fedsim.{group}"), key=lambda point: point.name)
+    return {point.name: point.value for point in found}
+
+
+def load(reference: str, where: str) -> Any:
+    """What `package.module:name` names; UserError when there is no such module, or no such name in it."""
+    module, _, attribute = reference.partition(":")
+    if not (module and attribute):
+        raise UserError(f"{where} {reference!r} is not of the form package.module:name")
+    for folder in search_folders():
+        if folder not in sys.path:  # the console script's path starts at its own folder
+            sys.path.append(folder)
+    try:
+        found = getattr(importlib.import_module(module), attribute, None)
+    except ImportError as error:
+        raise UserError(f"{where} {reference!r}: {error}; install it, or start in the folder that holds it") from None
+    except UserError:
+        raise
+    except Exception as error:  # the module's own code
+        raise UserError(f"{where} {reference!r}: importing {module} failed: {type(error).__name__}: {error}") from error
+    if found is None:
+        names = [key for key in vars(sys.modules[module]) if not key.startswith("_")]
+        raise UserError(
+            f"{where} {reference!r}: {module} has no {attribute!r}; {nearest(attribute, names)}".rstrip("; ")
+        )
+    return found
+
+
+def search_folders() -> list[str]:
+    """Folders beside Python's own in which a plugin's module is looked for."""
+    named = [folder for folder in os.environ.get(FOLDERS, "").split(os.pathsep) if folder]
+    return list(dict.fromkeys([*(str(Path(folder).resolve()) for folder in named), str(Path.cwd())]))
+
+
+def required_packages(names: Iterable[tuple[str, str]]) -> list[Package]:
+    """The packages that (group, name) pairs come from; fedsim's own names need none."""
+    references = [entry_points(group).get(name, name) for group, name in names]
+    return [package_of(reference) for reference in dict.fromkeys(references) if ":" in reference]
+
+
+def package_of(reference: str) -> Package:
+    """The installed package that holds a module:name."""
+    module = reference.partition(":")[0]
+    holders = metadata.packages_distributions().get(module.partition(".")[0], [])
+    if not holders:
+        return Package(reference, module, "", "")
+    return Package(reference, module, holders[0], metadata.version(holders[0]))
+
+
+def origin(group: str, name: str) -> str:
+    """Where a plain name comes from: fedsim, or the package of its entry point."""
+    point = entry_points(group).get(name)
+    return package_of(point).requirement if point else "fedsim"
+
+
+def instance(found: Any, kind: type, where: str, hint: str = "") -> Any:
+    """`found`, or what it gives when called without arguments, if that is of the wanted kind; UserError otherwise."""
+    made = found() if isinstance(found, Callable) and not isinstance(found, kind) else found
+    if not isinstance(made, kind):
+        raise UserError(f"{where} is {type(made).__name__}, not a {kind.__name__}{hint}")
+    return made
