@@ -59,6 +59,10 @@ def same_parts(a: Recipe, b: Recipe) -> bool:
 
 def check_recipe(recipe: Recipe, name: str) -> None:
     """Refuse what a part refuses, a part that stands twice in a slot, and parts that pooled data leave idle."""
+    named: dict[str, type] = {}
+    for _, part in parts_of(recipe):
+        if named.setdefault(part_name(part), type(part)) is not type(part):
+            raise UserError(f"{name}: two different parts are called {part_name(part)}; rename the class of one")
     for slot in LIST_SLOTS:
         kinds = [type(part) for part in getattr(recipe, slot)]
         for kind in kinds:

@@ -14,9 +14,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, field_validator, model_validator
 
 from fedsim.errors import UserError, nearest
+from fedsim.plugins import entry_points
+
+AUGMENTS = ("none", "domainbed", "csac", "feddg-ga", "flip-jitter", "flip")  # rows of fedsim.data.augment
 
 
 class Settings(BaseModel):
@@ -68,6 +71,14 @@ class DataSettings(Settings):
     def seed_of_splits(self) -> int:
         """The seed that splits are drawn from: `split_seed`, or the run's."""
         return self._run_seed if self.split_seed < 0 else self.split_seed
+
+    @field_validator("augment")
+    @classmethod
+    def _augmentation_is_known(cls, name: str) -> str:
+        known = [*AUGMENTS, *entry_points("augmentations")]
+        if name not in known and ":" not in name:
+            raise ValueError(f"no augmentation {name!r}; {nearest(name, known)}known: {', '.join(known)}")
+        return name
 
 
 class ModelSettings(Settings):

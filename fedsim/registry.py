@@ -69,9 +69,8 @@ def find_part(name: object, slot: str = "") -> type:
     where = f"method.{slot}: no part" if slot else "method: no part"
     kind = lookup(name if isinstance(name, str) else repr(name), known, "parts", where)
     if not slots_of(kind) or not dataclasses.is_dataclass(kind):
-        raise UserError(
-            f"{where} {name!r}: it is no dataclass that derives from a slot's contract (see docs/own-method)"
-        )
+        hint = "a part is a dataclass that derives from a slot's contract (docs/own-method.md)"
+        raise UserError(f"{where} {name!r}: {hint}")
     if slot and slot not in slots_of(kind):
         raise UserError(f"{where} {name!r}: it is for {', '.join(slots_of(kind))}")
     return kind

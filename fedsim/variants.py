@@ -11,6 +11,7 @@ from fedsim.experiment import Experiment
 from fedsim.part import Part, part_name
 from fedsim.part_settings import make, parts_in, validated
 from fedsim.recipe import LIST_SLOTS, SLOTS, Recipe, parts_of
+from fedsim.registry import shipped_parts
 
 LONGEST = 120  # characters: a folder's name holds 255 bytes, and the method's name and run.label stand beside it
 
@@ -40,7 +41,7 @@ def variant_words(experiment: Experiment) -> str:
     row = assemble({"name": experiment.method_name}, experiment.parts)
     added, words = [], []
     for slot in SLOTS:
-        before, after = ([part_name(part) for part in parts_in(half, slot)] for half in (row, recipe))
+        before, after = ([_full_name(part) for part in parts_in(half, slot)] for half in (row, recipe))
         if slot in LIST_SLOTS and after[: len(before)] == before:
             added += [name for name in after[len(before) :] if name not in [*added, *_required(recipe, slot)]]
         elif before != after:
@@ -55,6 +56,12 @@ def variant_words(experiment: Experiment) -> str:
 def _required(recipe: Recipe, slot: str) -> list[str]:
     """Names of parts that another part brings along."""
     return [part.requires[slot] for _, part in parts_of(recipe) if slot in part.requires]
+
+
+def _full_name(part: Part) -> str:
+    """The settings name; of a part from outside the module and class, because a shipped part may have its name."""
+    kind = type(part)
+    return part_name(part) if kind in shipped_parts() else f"{kind.__module__}.{kind.__name__}"
 
 
 def _reference(part: Part, row: Recipe, experiment: Experiment) -> Part:

@@ -81,7 +81,7 @@ def test_a_part_in_two_slots_gets_its_settings_in_both(watcher):
         ({"weights": {"d": 0.5}}, "method.by_examples.d"),
         ({"client": {"weight": 0.3}}, "method.supervised_step.weight"),
         ({"norm": ["xan"]}, "takes one part"),
-        ({"norm": 5}, "no part 5"),
+        ({"norm": 5}, "no part '5'"),
         ({"terms": 5}, "names of parts"),
         ({"add": 5}, "names of parts"),
         ({"add": [5]}, "names of parts"),

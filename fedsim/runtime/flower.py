@@ -25,6 +25,7 @@ import tomli_w
 
 from fedsim.errors import ClientFailedError, UserError
 from fedsim.experiment import Experiment, cache_root, data_root
+from fedsim.plugins import FOLDERS, search_folders
 
 START_SECONDS = 180.0
 STOP_SECONDS = 15.0
@@ -89,10 +90,11 @@ def with_absolute_paths(experiment: Experiment) -> Experiment:
 
 
 def folders(experiment: Experiment) -> dict[str, str]:
-    """Environment variables for the data folders that the settings leave open."""
+    """Environment variables for the data folders that the settings leave open, and for the user's own modules."""
     return {
         "FEDSIM_DATA": str(data_root(experiment.data).resolve()),
         "FEDSIM_CACHE": str(cache_root(experiment.data).resolve()),
+        FOLDERS: os.pathsep.join(search_folders()),
     }
 
 

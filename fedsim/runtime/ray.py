@@ -22,7 +22,8 @@ from fedsim.runtime.inline import LocalGrid
 from fedsim.runtime.worker import CLIENT_APP_RAISED, Parcel, Place, Want, Worker, without_arrays
 
 CLIENT_APP = "fedsim.client_app:app"
-FORWARDED = ("FEDSIM_DATA", "FEDSIM_CACHE")  # the driver's folders, for workers whose machine has none of its own
+# the driver's folders, for workers whose machine has none of its own
+FORWARDED = ("FEDSIM_DATA", "FEDSIM_CACHE", "FEDSIM_PLUGINS")
 
 SMALL_BYTES = 2**19  # below, a trip through the object store takes longer than the bytes themselves
 

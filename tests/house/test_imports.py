@@ -17,7 +17,7 @@ FLOORS = (
     ("fedsim.runtime", "fedsim.deploy"),
     ("fedsim.server_app", "fedsim.client_app", "fedsim.results.pictures", "fedsim.results.features"),
     ("fedsim.run",),
-    ("fedsim.assembly",),
+    ("fedsim.assembly", "fedsim.variants"),
     ("fedsim.registry", "fedsim.combinations", "fedsim.part_settings"),
     ("fedsim.methods",),
     ("fedsim.recipe",),
@@ -26,6 +26,7 @@ FLOORS = (
     ("fedsim.models", "fedsim.data", "fedsim.results"),
     ("fedsim.part", "fedsim.console"),
     ("fedsim.experiment", "fedsim.arrays", "fedsim.seeding"),
+    ("fedsim.plugins",),
     ("fedsim.errors", "fedsim.cores"),
 )
 FLOWER = (
