@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from fedsim.errors import UserError, nearest
@@ -81,7 +82,7 @@ def load(reference: str, where: str) -> Any:
     except Exception as error:  # the module's own code
         raise UserError(f"{where} {reference!r}: importing {module} failed: {type(error).__name__}: {error}") from error
     if found is None:
-        names = [key for key in vars(sys.modules[module]) if not key.startswith("_")]
+        names = [key for key, value in vars(sys.modules[module]).items() if not isinstance(value, ModuleType)]
         raise UserError(
             f"{where} {reference!r}: {module} has no {attribute!r}; {nearest(attribute, names)}".rstrip("; ")
         )
