@@ -11,7 +11,7 @@ from fedsim.data import Benchmark, benchmark, client_names, resolve_domain
 from fedsim.errors import UserError
 from fedsim.experiment import Experiment
 from fedsim.recipe import Recipe
-from fedsim.variants import variant_words
+from fedsim.variants import method_label
 
 POOLED = "pooled"  # the only client of a recipe that pools all source data
 
@@ -82,8 +82,14 @@ def _with_target(experiment: Experiment, found: Benchmark) -> Experiment:
 
 
 def run_folder(experiment: Experiment) -> Path:
+    """Folder of an experiment's records; UserError for a method that does not resolve."""
+    return folder_of(experiment, method_label(experiment))
+
+
+def folder_of(experiment: Experiment, method: str) -> Path:
     """outputs/<experiment>/<method>[@what the recipe changes in its row, and the label]/<target>/seed<k>"""
     run = experiment.run
-    words = ",".join(filter(None, (variant_words(experiment), run.label)))
-    name = experiment.method_name.replace(":", ".")  # mymethods:moon; no folder's name takes a colon everywhere
+    name, _, words = method.partition("@")
+    words = ",".join(filter(None, (words, run.label)))
+    name = name.replace(":", ".")  # of mymethods:moon; not every file system takes a colon
     return Path(run.output) / experiment.name / (f"{name}@{words}" if words else name) / run.target / f"seed{run.seed}"

@@ -71,7 +71,6 @@ def plan_cells(config: str, axes: Axes, overrides: Sequence[str], preset: str) -
     failed with the reason, and the others are run. UserError for what no cell could run with.
     """
     from fedsim.data import benchmark
-    from fedsim.registry import find_row
     from fedsim.results.callbacks import find_callback
 
     base = read_experiment(config, overrides, preset)
