@@ -7,7 +7,6 @@ changed source gets a new folder. Old folders are never read again and may be de
 """
 
 import hashlib
-import io
 import json
 import os
 import shutil
@@ -19,16 +18,16 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
 from rich.console import Console
 from rich.progress import Progress
 
 from fedsim.data.folders import Listing, list_domain
+from fedsim.data.pixels import decode, read_bytes, unreadable
 from fedsim.data.reader import Reader, content_hash
 from fedsim.errors import UserError
 from fedsim.experiment import cache_root
 
-FORMAT = 2
+FORMAT = 3
 DAY = 86_400.0
 PATIENCE = 2.0  # seconds of decoding before a progress bar appears
 Report = Callable[[int, int], None]  # (images decoded, images in all)
@@ -52,7 +51,7 @@ class ImageTree(Reader):
         manifest = _manifest(listing, self.found.name, domain, self.data.image_size)
         stored = _stored(cache_root(self.data) / self.found.name / f"{domain}-{manifest['hash']}")
         return stored.get("content") or _content(
-            listing, [_digest(_bytes(listing.folder / name)) for name in listing.files]
+            listing, [_digest(read_bytes(listing.folder / name)) for name in listing.files]
         )
 
 
@@ -76,27 +75,6 @@ def cached_images(
     return opened
 
 
-def decode(path: Path, image_size: int, content: bytes | None = None) -> np.ndarray:
-    """One image file as RGB uint8 [3,s,s]: both sides resized, bilinear and antialiased (DomainBed's evaluation).
-
-    `content` are the file's bytes when they have been read already.
-    """
-    try:
-        with Image.open(io.BytesIO(_bytes(path) if content is None else content)) as image:
-            small = image.convert("RGB").resize((image_size, image_size), Image.Resampling.BILINEAR)
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        reason = "not an image that Pillow knows" if isinstance(error, UnidentifiedImageError) else str(error)
-        raise _unreadable(path, reason) from None
-    return np.asarray(small).transpose(2, 0, 1)
-
-
-def _bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise _unreadable(path, error.strerror) from None
-
-
 def _digest(content: bytes) -> bytes:
     return hashlib.blake2b(content, digest_size=16).digest()
 
@@ -105,10 +83,6 @@ def _content(listing: Listing, digests: list[bytes]) -> str:
     """Fingerprint of a domain: its files' names, labels and the digests of their bytes, in order."""
     names = "\0".join(listing.files).encode(errors="surrogateescape")
     return content_hash(names, listing.labels.tobytes(), b"".join(digests))
-
-
-def _unreadable(path: Path, reason: str) -> UserError:
-    return UserError(f"cannot read the image {path} ({reason}); replace or remove it")
 
 
 def _manifest(listing: Listing, dataset: str, domain: str, image_size: int) -> dict:
@@ -120,7 +94,7 @@ def _manifest(listing: Listing, dataset: str, domain: str, image_size: int) -> d
         try:
             status = (listing.folder / name).stat()
         except OSError as error:
-            raise _unreadable(listing.folder / name, error.strerror) from None
+            raise unreadable(listing.folder / name, error.strerror) from None
         digest.update(f"{name}\0{label}\0{status.st_size}\0{status.st_mtime_ns}\n".encode(errors="surrogateescape"))
     return {**content, "hash": digest.hexdigest()[:16]}
 
@@ -204,7 +178,7 @@ def _write_images(listing: Listing, manifest: dict, path: Path, report: Report |
 
     def fill(index: int) -> bytes:
         path = listing.folder / listing.files[index]
-        content = _bytes(path)
+        content = read_bytes(path)
         images[index] = decode(path, shape[-1], content)
         return _digest(content)
 

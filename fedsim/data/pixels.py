@@ -1,0 +1,77 @@
+"""One image file as RGB pixels: every kind of file that Pillow reads is either shown rightly or refused by name."""
+
+import io
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from fedsim.errors import UserError
+
+BITS_PER_SAMPLE = 258  # TIFF tag
+COLOUR = {"1", "L", "P", "RGB", "RGBA", "RGBa", "RGBX", "LA", "La", "PA", "CMYK", "YCbCr", "HSV"}
+
+
+class UnclearImageError(ValueError):
+    """An image whose numbers do not say how bright they are."""
+
+
+def decode(path: Path, image_size: int, content: bytes | None = None) -> np.ndarray:
+    """One image file as RGB uint8 [3,s,s]: both sides resized, bilinear and antialiased (DomainBed's evaluation).
+
+    Turned as its EXIF says. Transparent parts show white. 16-bit values are divided by 257 (12-bit ones by 4095/255),
+    floats are taken as brightness from 0 to 1. Of several pages or frames the first counts. Colour profiles are not
+    applied. `content` are the file's bytes when they have been read already. Raises UserError with the file's name for
+    what cannot be read, 32-bit integers, floats outside 0..1, and colour spaces that Pillow cannot convert.
+    """
+    try:
+        with Image.open(io.BytesIO(read_bytes(path) if content is None else content)) as image:
+            small = _rgb(image).resize((image_size, image_size), Image.Resampling.BILINEAR)
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        reason = "not an image that Pillow knows" if isinstance(error, UnidentifiedImageError) else str(error)
+        raise unreadable(path, reason) from None
+    return np.asarray(small).transpose(2, 0, 1)
+
+
+def read_bytes(path: Path) -> bytes:
+    """A file's bytes; UserError when it cannot be read."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise unreadable(path, error.strerror) from None
+
+
+def unreadable(path: Path, reason: str) -> UserError:
+    """The error for an image file that cannot be used."""
+    return UserError(f"cannot read the image {path} ({reason}); replace or remove it")
+
+
+def _rgb(image: Image.Image) -> Image.Image:
+    """The image in mode RGB, upright."""
+    bits = image.tag_v2.get(BITS_PER_SAMPLE, (16,))[0] if image.format == "TIFF" else 16
+    transparent = image.has_transparency_data
+    if image.mode not in COLOUR:
+        if transparent:
+            raise UnclearImageError(f"mode {image.mode} with a transparent colour; convert it to 8 bits")
+        image = _eight_bits(ImageOps.exif_transpose(image), image.format, bits)
+    else:
+        image = ImageOps.exif_transpose(image)
+    if not transparent:
+        return image.convert("RGB")
+    image = image.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
+
+
+def _eight_bits(image: Image.Image, format: str | None, bits: int) -> Image.Image:
+    """Grey values of more than 8 bits, scaled by the range of their mode."""
+    values = np.asarray(image)
+    if image.mode.startswith("I;16") or (image.mode == "I" and format == "PPM"):
+        return Image.fromarray(np.round(values * (255 / (4095 if bits == 12 else 65535))).astype(np.uint8))
+    if image.mode == "F":
+        low, high = float(values.min()), float(values.max())
+        if 0 <= low <= high <= 1:
+            return Image.fromarray(np.round(values * 255).astype(np.uint8))
+        raise UnclearImageError(f"floats from {low:g} to {high:g}, not from 0 to 1; convert it to 8 bits")
+    if image.mode == "I":
+        raise UnclearImageError("32-bit integers, whose range is not known; convert it to 8 or 16 bits")
+    raise UnclearImageError(f"colour mode {image.mode}; convert it to RGB")
