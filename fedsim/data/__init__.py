@@ -10,6 +10,7 @@ Batched augmentation lives in `fedsim.data.augment` (it needs torch).
 from fedsim.data.benchmarks import BENCHMARKS, Benchmark, benchmark, resolve_domain
 from fedsim.data.loading import (
     ClientData,
+    check_partitions,
     client_names,
     count_classes,
     domain_of,
@@ -23,6 +24,7 @@ __all__ = [
     "Benchmark",
     "ClientData",
     "benchmark",
+    "check_partitions",
     "client_names",
     "count_classes",
     "domain_of",

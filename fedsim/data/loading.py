@@ -1,6 +1,7 @@
 """What a client, the server and a pooled baseline see of the data: each call loads its own domains and no other."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -78,7 +79,7 @@ def load_client(data: DataSettings, client: str) -> ClientData:
     seed = seed_hash(split_seed, environment)
     if data.clients_per_domain > 1:
         index = _client_index(data, client)
-        pool = pool[_partition(data, labels[pool], environment)[index]]
+        pool = pool[_partition(data, labels[pool], environment)[index]]  # drawn once for all clients of the domain
         seed = seed_hash(split_seed, environment, index)
     elif client != domain_of(client):
         raise UserError(f"no client {client!r}: data.clients_per_domain is 1, so the client is called {domain!r}")
@@ -109,6 +110,19 @@ def load_target(data: DataSettings, domain: str) -> tuple[np.ndarray, np.ndarray
     if data.test_split == "in":
         indices = indices[random_split(len(indices), data.holdout, seed_hash(split_seed, environment))[0]]
     return images, labels, indices
+
+
+def check_partitions(data: DataSettings, target: str) -> None:
+    """UserError when a source domain cannot be shared between its clients as the settings say; opens no images."""
+    if data.clients_per_domain == 1:
+        return
+    found = benchmark(data)
+    read = reader(data, found)
+    for domain in found.domains:
+        if domain != target:
+            labels, environment = read.labels(domain), found.environment(domain)
+            pool = fraction_subset(labels, data.fraction, seed_hash(data.seed_of_splits, environment, "fraction"))
+            _partition(data, labels[pool], environment)
 
 
 def count_classes(data: DataSettings, client: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
@@ -161,9 +175,16 @@ def _client_index(data: DataSettings, client: str) -> int:
 
 def _partition(data: DataSettings, labels: np.ndarray, environment: int) -> list[np.ndarray]:
     seed = seed_hash(data.seed_of_splits, environment, "partition")
-    if data.partition == "iid":
-        return iid_partition(len(labels), data.clients_per_domain, seed)
-    return dirichlet_partition(labels, data.clients_per_domain, data.alpha, seed)
+    return _drawn(labels.tobytes(), data.partition, data.clients_per_domain, data.alpha, seed)
+
+
+@lru_cache(maxsize=32)
+def _drawn(labels: bytes, kind: str, clients: int, alpha: float, seed: int) -> list[np.ndarray]:
+    """A partition, kept for the other clients of the domain in this process."""
+    found = np.frombuffer(labels, dtype=np.int64)
+    if kind == "iid":
+        return iid_partition(len(found), clients, seed)
+    return dirichlet_partition(found, clients, alpha, seed)
 
 
 def _split(data: DataSettings, labels: np.ndarray, seed: int, client: str) -> tuple[np.ndarray, np.ndarray]:

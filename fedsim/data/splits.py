@@ -69,21 +69,20 @@ def dirichlet_partition(labels: np.ndarray, clients: int, alpha: float, seed: in
     """0..N-1 shared between clients, the shares of every class drawn from Dirichlet(alpha).
 
     q_c ~ Dir(alpha * 1_K); client k gets the share q_ck of class c (Hsu et al. 2019; FedIG-A appendix). Redrawn until
-    every client has 3 images (NIID-Bench's rule, with its smaller bound); UserError when 200 draws do not do.
+    every client has 3 images (NIID-Bench's rule, with its smaller bound); UserError when 200 draws do not do. The
+    shares of all classes are drawn first, and only those that will do are filled with images.
     """
     _check_pool(len(labels), clients)
     rng = np.random.RandomState(seed)
+    classes, sizes = np.unique(labels, return_counts=True)
     for _ in range(REDRAWS):
-        parts: list[list[np.ndarray]] = [[] for _ in range(clients)]
-        for label in np.unique(labels):
-            members = rng.permutation(np.flatnonzero(labels == label))
-            shares = rng.dirichlet(np.full(clients, alpha))
-            cuts = np.round(np.cumsum(shares)[:-1] * len(members)).astype(np.int64)
-            for part, chunk in zip(parts, np.split(members, cuts)):
-                part.append(chunk)
-        joined = [np.sort(np.concatenate(part)) for part in parts]
-        if min(map(len, joined)) >= MIN_IMAGES:
-            return joined
+        shares = rng.dirichlet(np.full(clients, alpha), size=len(classes))
+        cuts = np.round(np.cumsum(shares, axis=1)[:, :-1] * sizes[:, None]).astype(np.int64)
+        ends = np.concatenate([np.zeros((len(classes), 1), np.int64), cuts, sizes[:, None]], axis=1)
+        if np.diff(ends, axis=1).sum(axis=0).min() < MIN_IMAGES:
+            continue
+        chunks = [np.split(rng.permutation(np.flatnonzero(labels == label)), own) for label, own in zip(classes, cuts)]
+        return [np.sort(np.concatenate(parts)) for parts in zip(*chunks)]
     raise UserError(
         f"a Dirichlet partition with data.alpha = {alpha} leaves one of {clients} clients with fewer than "
         f"{MIN_IMAGES} of {len(labels)} images; raise data.alpha or lower data.clients_per_domain"

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedsim.client_app import app
+from fedsim.data import check_partitions
 from fedsim.experiment import Experiment
 from fedsim.results.callbacks import RunCallback
 from fedsim.run.plan import Plan, resolve
@@ -18,6 +19,8 @@ def launch(experiment: Experiment, callbacks: Sequence[RunCallback] = ()) -> Pat
 
 def carry_out(plan: Plan, callbacks: Sequence[RunCallback] = ()) -> Path:
     """Carry out (or resume) a run that is resolved; returns its folder."""
+    if plan.experiment.run.runtime != "deployment":  # before any worker starts
+        check_partitions(plan.experiment.data, plan.experiment.run.target)
     if plan.experiment.run.runtime == "flower":
         from fedsim.runtime.flower import run_with_flower
 
