@@ -4,20 +4,9 @@ import math
 from collections.abc import Iterable, Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 MMD_SCALES = (1 / 27, 1 / 9, 1 / 3, 1.0, 3.0)
-
-
-def smoothed_cross_entropy(logits: Tensor, labels: Tensor, eps: float) -> Tensor:
-    """Cross-entropy against smoothed labels, mean over the batch; eps = 0 is plain cross-entropy.
-
-    q_c = (1−ε)[c = y] + ε/M ;  L = −Σ_c q_c log softmax(logits)_c
-
-    logits [B, M], labels [B] integer. Source: FedSB (ICASSP 2025), label smoothing; CSAC's stage A with ε = ρ.
-    """
-    return F.cross_entropy(logits, labels, label_smoothing=eps)
 
 
 class _HalfSquaredDistance(torch.autograd.Function):

@@ -93,11 +93,6 @@ def nonnegative_names(model: nn.Module) -> list[str]:
     ]
 
 
-def trainable_names(model: nn.Module) -> list[str]:
-    """Names of the parameters that require gradients."""
-    return [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-
-
 # ------------------------------------------------------------------------------------------------------------- encode
 
 

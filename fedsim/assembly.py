@@ -45,7 +45,24 @@ def assemble(method: Mapping[str, Any], values: Mapping[str, dict[str, Any]]) ->
             recipe = set_fields(recipe, key, fields, name)
     for key, fields in settings.items():
         recipe = set_fields(recipe, key, fields, name)
+    given = {key: {**values.get(key, {}), **settings.get(key, {})} for key in present}
+    return _agree(recipe, given, name)
+
+
+def _agree(recipe: Recipe, given: dict[str, dict], name: str) -> Recipe:
+    """The recipe with the field values that its parts want of each other, but for those that the user gave."""
+    for _, part in parts_of(recipe):
+        for key, fields in part.sets.items():
+            wanted = {field: value for field, value in fields.items() if field not in given.get(key, {})}
+            recipe = set_fields(recipe, key, wanted, name) if key in given and wanted else recipe
     return recipe
+
+
+def find_row(name: str) -> Recipe:
+    """A row of METHODS by name; UserError with the nearest known one."""
+    if name not in METHODS:
+        raise UserError(f"unknown method {name!r}; {nearest(name, METHODS)}known: {', '.join(METHODS)}")
+    return METHODS[name]
 
 
 def build_net(experiment: Experiment, recipe: Recipe) -> nn.Module:

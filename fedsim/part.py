@@ -21,6 +21,13 @@ class Part:
 
     requires: ClassVar[dict[str, str]] = {}
     needs: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def sets(self) -> dict[str, dict[str, object]]:
+        """Field values that this part wants of other parts of the recipe, as {part: {field: value}}; a value that the
+        user gave stays."""
+        return {}
+
     needs_clients: ClassVar[bool] = False
 
     @property

@@ -23,7 +23,6 @@ from fedsim.arrays import (
     record_to_arrays,
     state_to_record,
     tensor_kinds,
-    trainable_names,
 )
 
 DTYPES = st.sampled_from([np.float16, np.float32, np.float64, np.int64, np.int32, np.uint8, np.bool_])
@@ -152,12 +151,6 @@ def test_bn_scopes():
     assert bn_scope(nn.Linear(2, 2), "all") == bn_scope(nn.Linear(2, 2), "xan") == []
     with pytest.raises(ValueError, match="scope"):
         bn_scope(model, "some")
-
-
-def test_trainable_names():
-    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
-    model[0].bias.requires_grad_(False)
-    assert trainable_names(model) == ["0.weight", "1.weight", "1.bias"]
 
 
 def test_load_copies_in_place_without_warning():

@@ -26,13 +26,16 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class StylePlan:
-    """Which style each item (copy * n + position) gets: F -> scale F + shift; `own` items stay as they are."""
+    """Which style each item (copy * n + position) gets, as an affine map; `own` items stay as they are."""
 
     copies: int
     own: Tensor
-    scale: Tensor
-    shift: Tensor
+    affine: style.Affine
     kept: Tensor | None = None  # transferred images as uint8, for a slow space
+
+    def of(self, index: Tensor) -> style.Affine:
+        """The maps of some items."""
+        return tuple(values[index] for values in self.affine)
 
 
 @dataclass(frozen=True)
@@ -133,7 +136,7 @@ class CrossClientStyle(Augment):
             index = torch.from_numpy(items).to(images.device)
             if plan.kept is not None:
                 return to_float(plan.kept[index.to(plan.kept.device)].to(images.device))
-            moved = style.apply_affine(space, images, plan.scale[index], plan.shift[index])
+            moved = style.apply_affine(space, images, plan.of(index))
             moved = (moved * 255).round_().div_(255) if self.quantise else moved
             return torch.where(plan.own[index][:, None, None, None], images, moved)
 
@@ -188,8 +191,10 @@ class CrossClientStyle(Augment):
         index = (sizes.cumsum(0) - sizes)[owner] + which
         target = [torch.from_numpy(np.concatenate(arrays))[index].to(device) for arrays in zip(*pool)]
         content = (means.repeat(copies, 1), variances.repeat(copies, 1))
-        scale, shift = style.adain_affine(content, tuple(target), self.alpha, self.space(device).gain)
-        return StylePlan(copies, (owner == 0).to(device), scale, shift)
+        space = self.space(device)
+        affine = style.adain_affine(content, tuple(target), self.alpha, space.gain)
+        same = self.alpha == 0 and not space.slow  # exact inverses: without strength every item is its original
+        return StylePlan(copies, (owner == 0).to(device) | same, affine)
 
 
 def _chunks(positions: np.ndarray, space: style.Space) -> list[np.ndarray]:
@@ -208,7 +213,7 @@ def _materialise(space: style.Space, data, plan: StylePlan) -> Tensor:
     images = data.images[: data.examples]
     kept = images.repeat(plan.copies, 1, 1, 1)
     for items in _chunks((~plan.own).nonzero()[:, 0].cpu().numpy(), space):
-        index = torch.from_numpy(items).to(plan.scale.device)
-        moved = style.apply_affine(space, data.raw(items % data.examples), plan.scale[index], plan.shift[index])
+        index = torch.from_numpy(items).to(plan.own.device)
+        moved = style.apply_affine(space, data.raw(items % data.examples), plan.of(index))
         kept[index.to(kept.device)] = (moved * 255).round_().to(torch.uint8).to(kept.device)
     return kept

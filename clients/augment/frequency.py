@@ -22,11 +22,6 @@ def window_rows(b: int, height: int, device: torch.device | None = None) -> Tens
     return torch.arange(-min(b, height // 2), min(b, (height - 1) // 2) + 1, device=device) % height
 
 
-def window_shape(b: int, height: int, width: int) -> tuple[int, int]:
-    """Rows and columns of the stored half window."""
-    return len(window_rows(b, height)), min(b, width // 2) + 1
-
-
 def window_of(spectrum: Tensor, b: int) -> Tensor:
     """Window [.., rows, columns] of rfft2 values [.., H, W/2+1] (or of their amplitudes)."""
     return spectrum.index_select(-2, window_rows(b, spectrum.shape[-2], spectrum.device))[..., : b + 1]

@@ -1,7 +1,7 @@
 """Styles as channel statistics: measuring, pooling, AdaIN, and the weight-free spaces it works in.
 
-AdaIN is written as one multiply-add per image and channel, so that whatever depends on an image's own statistics is
-computed once and a batch costs one pass over its values.
+AdaIN is written as one subtraction and one multiply-add per image and channel, so that whatever depends on an image's
+own statistics is computed once and a batch costs one pass over its values.
 """
 
 from typing import Protocol
@@ -12,6 +12,7 @@ from torch import Tensor
 
 EPS = 1e-5
 Statistics = tuple[Tensor, Tensor]  # means and population variances, [B, C] or [C]
+Affine = tuple[Tensor, Tensor, Tensor]  # centre, scale and shift, [B, C]: F -> scale (F - centre) + shift
 Bands = list[Tensor]  # feature maps [B, c, h, w] whose channels together make up a style
 
 
@@ -115,24 +116,32 @@ def deviation(variance: Tensor) -> Tensor:
 
 def adain_affine(
     content: Statistics, style: tuple[Tensor, Tensor], alpha: float = 1.0, gain: tuple[float, float] | None = None
-) -> tuple[Tensor, Tensor]:
-    """AdaIN as F -> scale F + shift, per image and channel.
+) -> Affine:
+    """AdaIN as F -> scale (F - centre) + shift, per image and channel.
 
     A = sigma_s (F - mu(F)) / sigma(F) + mu_s,  result alpha A + (1 - alpha) F
-    g = sigma_s / sigma(F), limited to `gain`;  scale = alpha g + 1 - alpha,  shift = alpha (mu_s - g mu(F))
+    g = sigma_s / sigma(F), limited to `gain`;  scale = alpha g + 1 - alpha,  shift = alpha mu_s + (1 - alpha) mu(F)
 
+    The centre mu(F) is subtracted before the multiplication: on a nearly constant map g is in the thousands, and
+    g F - g mu(F) would lose all digits of the difference.
     content: means and variances [.., C_s]; style: means and standard deviations, broadcast against them.
     """
     g = style[1] / deviation(content[1])
     if gain is not None:
         g = g.clamp(*gain)
-    return alpha * g + (1 - alpha), alpha * (style[0] - g * content[0])
+    return content[0], alpha * g + (1 - alpha), alpha * style[0] + (1 - alpha) * content[0]
 
 
-def apply_affine(space: Space, images: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-    """clamp(Psi(scale Phi(x) + shift), 0, 1); scale and shift [B, C_s]."""
+def move(features: Tensor, affine: Affine) -> Tensor:
+    """scale (F - centre) + shift of one feature map [B, C, h, w]."""
+    centre, scale, shift = (values[..., None, None] for values in affine)
+    return torch.addcmul(shift, features - centre, scale)
+
+
+def apply_affine(space: Space, images: Tensor, affine: Affine) -> Tensor:
+    """clamp(Psi(scale (Phi(x) - centre) + shift), 0, 1); centre, scale and shift [B, C_s]."""
     bands = space.encode(images)
     widths = [band.shape[1] for band in bands]
-    scales, shifts = scale[..., None, None].split(widths, 1), shift[..., None, None].split(widths, 1)
-    moved = [torch.addcmul(b, band, a) for band, a, b in zip(bands, scales, shifts)]
+    parts = zip(*(values.split(widths, 1) for values in affine))
+    moved = [move(band, part) for band, part in zip(bands, parts, strict=True)]
     return space.decode(moved, images).clamp(0, 1)

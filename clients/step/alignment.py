@@ -58,11 +58,16 @@ def _projection(shape: tuple[int, int, int], target: tuple[int, int], proj: str,
 QueryKey = tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]
 
 
+def query_key_pairs(levels: int, device: torch.device, channels: int = 32) -> list[QueryKey]:
+    """A query and a key convolution for every level, with random weights that nobody trains (CSAC's released code)."""
+    return [tuple(nn.Conv2d(channels, channels, 1).to(device) for _ in range(2)) for _ in range(levels)]
+
+
 @torch.no_grad()
 def attention(
     A: Sequence[Tensor],
     B: Sequence[Tensor],
-    qk: QueryKey | None = None,
+    qk: Sequence[QueryKey] | None = None,
     position: bool = True,
     channel: bool = True,
 ) -> Tensor:
@@ -72,9 +77,9 @@ def attention(
     pos_{l,m} = avg(A_l^T B_m) ;  ch_{l,m} = avg(A_l B_m^T) ;
     alpha_{l,m} = ½ (softmax_m(pos_{l,:}) + softmax_m(ch_{l,:}))
 
-    A, B: projected features of the fused and the local model, one [B, c, g, w] per level. qk: query and key applied
-    to A and B for the position scores. With position or channel off the other softmax stands alone; with both off
-    alpha is uniform.
+    A, B: projected features of the fused and the local model, one [B, c, g, w] per level. qk: a (query, key) pair per
+    level, the query applied to that level of A and the key to that of B, for the position scores. With position or
+    channel off the other softmax stands alone; with both off alpha is uniform.
     The mean over a product's entries is a product of means, so the d × d and c × c maps are never built:
     pos = Σ_c mean_d(A) mean_d(B), ch = Σ_d mean_c(A) mean_c(B).
 
@@ -86,7 +91,10 @@ def attention(
         query, key = _matrices(A), _matrices(B)
         scores = []
         if position:
-            q, k = (query, key) if qk is None else (_matrices([qk[0](a) for a in A]), _matrices([qk[1](b) for b in B]))
+            q, k = query, key
+            if qk is not None:
+                q = _matrices([pair[0](a) for pair, a in zip(qk, A, strict=True)])
+                k = _matrices([pair[1](b) for pair, b in zip(qk, B, strict=True)])
             scores.append(_mean_product(q.mean(3), k.mean(3)))
         if channel:
             scores.append(_mean_product(query.mean(2), key.mean(2)))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from clients.losses import mk_mmd
 from clients.networks import frozen_copy
 from clients.parts import Batch, LocalRound, Step, StepFunction
-from clients.step.alignment import Projections, alignment_loss, attention
+from clients.step.alignment import Projections, alignment_loss, attention, query_key_pairs
 from clients.step.supervised import SupervisedStep
 from clients.terms.label_smoothing import LabelSmoothing
 from fedsim.experiment import TrainSettings
@@ -52,7 +52,7 @@ class SemanticCalibration(Step):
     stage A (1,800 iterations, or full passes when 0); local work of stage C is the experiment's.
     align: cross (the paper), same_layer, logits (released code) or none. attention: both, position, channel, uniform.
     distance: mmd or mse. proj: conv (paper) or pool1x1 (cheap). qk_conv: the code's untrained query and key
-    convolutions. freeze_proj: projections are not trained. cross_entropy: False drops L_AR.
+    convolutions, a pair per level. freeze_proj: projections are not trained. cross_entropy: False drops L_AR.
     """
 
     weight: Annotated[float, Field(ge=0)] = 0.6
@@ -124,12 +124,13 @@ class SemanticCalibration(Step):
         with torch.no_grad(), tapped(local) as levels:
             local(next(round.data.evaluation(round.data.training_positions()[:1], 1))[0])
         shapes = [tuple(level.shape[1:]) for level in levels]
-        of_fused, of_local = (Projections(shapes, proj=self.proj).to(round.device) for _ in range(2))
+        target = tuple(max(size - round.net.level_margin, 1) for size in shapes[-1][1:])
+        of_fused, of_local = (Projections(shapes, target, self.proj).to(round.device) for _ in range(2))
         if self.freeze_proj:
             of_fused.requires_grad_(False), of_local.requires_grad_(False)
         else:
             round.optimizer.add_param_group({"params": [*of_fused.parameters(), *of_local.parameters()]})
-        qk = tuple(nn.Conv2d(32, 32, 1).to(round.device) for _ in range(2)) if self.qk_conv else None
+        qk = query_key_pairs(len(shapes), round.device) if self.qk_conv else None
         position, channel = self.attention in ("both", "position"), self.attention in ("both", "channel")
 
         def align(batch: Batch, levels: list[Tensor]) -> Tensor:

@@ -24,8 +24,9 @@ GLOBAL_BN = "global_bn"  # record with the averaged batch-norm side
 ADAPTER_OPTIMIZER = "adapter-optimizer"  # store entry with train.persist_optimizer
 
 
-def cafl(features: Tensor, mixed: Tensor, reduction: str = "sum") -> Tensor:
-    """mean_i ||f_i - f_D,i||^2 of features [B, D]; "mean" also averages over the D dimensions. Gradient in both."""
+def cafl(features: Tensor, mixed: Tensor, reduction: str = "mean") -> Tensor:
+    """Mean squared difference of features [B, D] over batch and dimensions; "sum" adds over the D dimensions, which is
+    mean_i ||f_i - f_D,i||^2. Gradients reach both."""
     squares = (features.float() - mixed.float()).square()
     return squares.sum(dim=1).mean() if reduction == "sum" else squares.mean()
 
@@ -34,7 +35,7 @@ def cafl(features: Tensor, mixed: Tensor, reduction: str = "sum") -> Tensor:
 class ClientAgnostic(Step):
     """Two passes over every batch, f by local batch norm and f_D by the network's second view, and one step on
 
-        L = CE(C(f), y) + lambda1 CE(C(stopgrad(f_D)), y) + lambda2 mean_i ||f_i - f_D,i||^2 + terms
+        L = CE(C(f), y) + lambda1 CE(C(stopgrad(f_D)), y) + lambda2 mean_(i,d) (f_id - f_D,id)^2 + terms
 
     FedIG (client-agnostic learning, ICLR 2023 submission); core.md 5.3. CACL (lambda1) reaches the classifier alone,
     CAFL (lambda2) everything else, through both branches. The second view is MixIG's, or that of an insert such as
@@ -45,13 +46,17 @@ class ClientAgnostic(Step):
 
     The features are those the head sees. `lambda1 = lambda2 = 0` gives the supervised step, FedBN's.
 
+    The paper's equation sums over the D feature dimensions. With the papers' bottleneck (D = 256) and lambda2 = 4 that
+    is some hundred times the cross-entropy, and training ends in NaN: lambda2 must belong to PyTorch's usual mean
+    squared error, which is the default here. `cafl_reduction = "sum"` is the printed equation.
+
     lambda1, lambda2: weights of CACL and CAFL; stable in [.1, .5] and [2, 5]
-    cafl_reduction: "sum" over feature dimensions (the equation) or "mean", 256 times smaller with the bottleneck
+    cafl_reduction: "mean" over feature dimensions, or their "sum" (the equation), D times larger
     """
 
     lambda1: Annotated[float, Field(ge=0)] = 0.1
     lambda2: Annotated[float, Field(ge=0)] = 4.0
-    cafl_reduction: Literal["sum", "mean"] = "sum"
+    cafl_reduction: Literal["mean", "sum"] = "mean"
 
     def refuses(self, recipe: "Recipe") -> str:
         """Needs a second view of the network that leaves no trace, and MixIG's needs the averages on the clients."""

@@ -153,9 +153,10 @@ BACKBONES: dict[str, Backbone] = {
     "densenet121": _torchvision_row(
         _densenet121, Layout(1024, _DENSE_LEVELS, _DENSE_STAGES), "classifier.", "DenseNet121_Weights"
     ),
-    # CSAC's conv3, conv4 and conv5 are 384x13x13, 256x13x13 and, after the last pooling, 256x6x6
+    # CSAC's conv3, conv4 and conv5 are 384x13x13, 256x13x13 and, after the last pooling, 256x6x6; projected to 4x4
     "alexnet": _torchvision_row(
-        _alexnet, Layout(4096, ("features.7", "features.9", "features.12")), "classifier.6.", "AlexNet_Weights"
+        _alexnet, Layout(4096, ("features.7", "features.9", "features.12"), level_margin=2), "classifier.6.",
+        "AlexNet_Weights",
     ),
     "vit-b-16": _vit_row("vit-b-16", 16, "ViT_B_16_Weights"),
     "vit-b-32": _vit_row("vit-b-32", 32, "ViT_B_32_Weights"),
@@ -238,7 +239,7 @@ def build_model(
         layout = row.layout if isinstance(row.layout, Layout) else row.layout(backbone, image_size)
         net = Net(
             backbone, layout.feature_dim, classes, bottleneck=model.bottleneck,
-            levels=tuple(f"backbone.{path}" for path in layout.levels),
+            levels=tuple(f"backbone.{path}" for path in layout.levels), level_margin=layout.level_margin,
             stages={number: tuple(f"backbone.{path}" for path in paths) for number, paths in layout.stages.items()},
             grayscale=channels == 1 and not row.own_channels,
         )  # fmt: skip

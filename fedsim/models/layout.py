@@ -26,11 +26,13 @@ class Layout:
 
     levels: modules whose outputs are CSAC's feature maps, shallow to deep; empty where there are none
     stages: modules of stage 1, 2, ...; norm layers outside them are the stem
+    level_margin: by how many pixels the common size of CSAC's projected levels is smaller than the last level
     """
 
     feature_dim: int
     levels: tuple[str, ...] = ()
     stages: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    level_margin: int = 0
 
 
 def survey(backbone: nn.Module, image_size: int, outputs: Mapping[str, int], name: str) -> Layout:

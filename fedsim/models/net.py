@@ -15,6 +15,7 @@ class Net(nn.Module):
         head: the linear classifier, the only part that knows the classes.
         feature_dim: size of `features(x)`.
         levels: paths of the modules whose outputs are CSAC's feature maps, shallow to deep; empty for ViT.
+        level_margin: by how many pixels the common size of projected levels is smaller than the last level.
         stages: paths of the modules that make up stage 1, 2, ... ; norm layers outside them are the stem.
         frozen: names of the state's entries that are not trained (`model.train`).
         grayscale: one-channel images are repeated to the three channels that the backbone expects.
@@ -28,6 +29,7 @@ class Net(nn.Module):
         *,
         bottleneck: int = 0,
         levels: tuple[str, ...] = (),
+        level_margin: int = 0,
         stages: Mapping[int, tuple[str, ...]] | None = None,
         grayscale: bool = False,
     ) -> None:
@@ -39,6 +41,7 @@ class Net(nn.Module):
         self.feature_dim = bottleneck or feature_dim
         self.head = nn.Linear(self.feature_dim, classes)
         self.levels = levels
+        self.level_margin = level_margin
         self.stages = dict(stages or {})
         self.frozen: frozenset[str] = frozenset()
         self.grayscale = grayscale

@@ -57,7 +57,7 @@ def style_columns(part: CrossClientStyle, name: str, data: dict[str, LocalData],
         affine = style.adain_affine(measured, tuple(target), part.alpha, space.gain)
         columns += [
             (f"one of\n{other}", example_images(data[other], rows)),
-            (f"in the style of\n{other}", style.apply_affine(space, content, *affine)),
+            (f"in the style of\n{other}", style.apply_affine(space, content, affine)),
         ]
     return columns
 

@@ -103,6 +103,8 @@ class GeneralizationAdjustment(Weights):
     FedDG-GA (Zhang et al., CVPR 2023), core.md 3. `d=0` gives uniform weights (FedAvg for equal sizes).
 
     d: initial step size (official code: 0.2). variant: `centred` (default), `paper` or `official`, see adjust_weights.
+    `official` also measures the gap as the released code does, by validation accuracy (core.md 3.7 item 2), unless
+    `method.generalization_gap.metric` says otherwise.
     a_min: floor of the weights (default 0; a client at 0 may come back).
     """
 
@@ -111,6 +113,12 @@ class GeneralizationAdjustment(Weights):
     a_min: Annotated[float, Field(ge=0, lt=1)] = 0.0
     requires: ClassVar[dict[str, str]] = {"reports": "generalization_gap"}
     needs: ClassVar[tuple[str, ...]] = ("gap", "gap_valid")
+
+    @property
+    def sets(self) -> dict[str, dict[str, object]]:
+        """The released code's metric with its variant."""
+        official = {"generalization_gap": {"metric": "validation_accuracy"}}
+        return official if self.variant == "official" else {}
 
     def weigh(self, updates: Sequence[Update], server: ServerRound) -> dict[str, float]:
         """Adjusts a by this round's gaps (invalid ones do not count), then renormalises over the updates."""

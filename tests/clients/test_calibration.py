@@ -1,8 +1,12 @@
 import pytest
 import torch
+from small_round import colour_images, small_data, small_round
 from torch import nn
 
-from clients.step.alignment import Projections, alignment_loss, attention
+from clients.step.alignment import Projections, alignment_loss, attention, query_key_pairs
+from clients.step.calibration import ACQUIRED, SemanticCalibration
+from fedsim.experiment import ModelSettings
+from fedsim.models import build_model
 
 RESNET18 = [(128, 28, 28), (256, 14, 14), (512, 7, 7)]
 
@@ -59,8 +63,17 @@ def test_resnet18_projections_have_the_published_size_and_kernels():
 
 
 def test_alexnet_projections():
-    project = Projections([(384, 13, 13), (256, 13, 13), (256, 6, 6)], (4, 4))
-    assert [level.kernel_size[0] for level in project.levels] == [10, 10, 3]
+    """core.md 4.3: 32x4x4, kernels 10, 10, 3, and 4,243,648 parameters, as the step builds them from the network."""
+    net = build_model(ModelSettings(backbone="alexnet"), 3, 3, 224, None, 0)
+    data = small_data(colour_images(3, 224))
+    round = small_round(data, net=net, optimizer=torch.optim.SGD(net.parameters(), 0.1))
+    round.store.put(ACQUIRED, net.state_dict())
+    before = len(round.optimizer.param_groups[0]["params"])
+    SemanticCalibration().begin(round)
+    assert before == len(list(net.parameters()))
+    projections = round.optimizer.param_groups[1]["params"]
+    assert sum(parameter.numel() for parameter in projections) == 4_243_648
+    assert [parameter.shape[-1] for parameter in projections if parameter.dim() == 4] == [10, 10, 3, 10, 10, 3]
 
 
 def test_projections_refuse_what_they_cannot_do():
@@ -98,11 +111,25 @@ def test_attention_equals_the_explicit_maps():
 def test_attention_has_no_gradient_and_query_key_touch_position_only():
     A = [a.requires_grad_() for a in features(seed=1)]
     B = features(seed=2)
-    qk = (nn.Conv2d(4, 4, 1).double(), nn.Conv2d(4, 4, 1).double())
+    qk = [(nn.Conv2d(4, 4, 1).double(), nn.Conv2d(4, 4, 1).double()) for _ in A]
     alpha = attention(A, B, qk)
     assert not alpha.requires_grad
     assert not torch.equal(alpha, attention(A, B))
     assert torch.equal(attention(A, B, qk, position=False), attention(A, B, position=False))
+
+
+def test_every_level_has_its_own_query_and_key():
+    """core.md 4.7 item 7: a pair per level; scaling the query of one level changes that row of the scores alone."""
+    A, B = features(seed=1, shift=0.5), features(seed=2, shift=0.5)
+    pairs = query_key_pairs(3, torch.device("cpu"), channels=4)
+    assert len({id(module) for pair in pairs for module in pair}) == 6
+    factors = (1.0, 2.0, 3.0)
+    qk = [(lambda a, f=f: f * a, lambda b: b) for f in factors]
+    expected = explicit_scores([f * a for f, a in zip(factors, A)], B, channel=False).softmax(1)
+    torch.testing.assert_close(attention(A, B, qk, channel=False), expected)
+    qk = [(lambda a: a, lambda b, f=f: f * b) for f in factors]
+    expected = explicit_scores(A, [f * b for f, b in zip(factors, B)], channel=False).softmax(1)
+    torch.testing.assert_close(attention(A, B, qk, channel=False), expected)
 
 
 @pytest.mark.parametrize("batch", [2, 6])

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from clients.augment.frequency import amplitude, half_width, interpolate, window_of, window_rows, window_shape
+from clients.augment.frequency import amplitude, half_width, interpolate, window_of, window_rows
 
 X = torch.tensor([[1.0, 2.0], [3.0, 4.0]])[None, None]
 
@@ -54,11 +54,12 @@ def test_t4_windows() -> None:
     for (size, share), (b, bins) in cases.items():
         assert half_width(share, size, size) == b
         assert (2 * b + 1) ** 2 == bins
-        assert window_shape(b, size, size) == (2 * b + 1, b + 1)
+        assert amplitude(torch.zeros(1, 1, size, size), b).shape[2:] == (2 * b + 1, b + 1)
     for height, width in ((8, 8), (7, 9), (5, 12)):
         whole = half_width(1.0, height, width)
         assert sorted(window_rows(whole, height).tolist()) == list(range(height))
-        assert window_shape(max(height, width), height, width) == (height, width // 2 + 1)
+        whole = amplitude(torch.zeros(1, 1, height, width), max(height, width))
+        assert whole.shape[2:] == (height, width // 2 + 1)
 
 
 @pytest.mark.parametrize("size", [(8, 8), (7, 9), (9, 6), (16, 11)])

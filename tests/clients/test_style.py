@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from clients.augment.style import Haar, Pixel, adain_affine, apply_affine, deviation, pool, statistics
+from clients.augment.style import Haar, Pixel, adain_affine, apply_affine, deviation, move, pool, statistics
 from clients.augment.vgg_style import Vgg, decoder, encoder, load_vgg
 from fedsim.errors import UserError
 
@@ -24,8 +24,7 @@ def target(mean: float, std: float) -> tuple[Tensor, Tensor]:
 
 
 def adain(features: Tensor, style: tuple[Tensor, Tensor], correction: int = 0, **options) -> list[float]:
-    scale, shift = adain_affine(statistics([features], correction), style, **options)
-    return (scale[..., None, None] * features + shift[..., None, None]).flatten().tolist()
+    return move(features, adain_affine(statistics([features], correction), style, **options)).flatten().tolist()
 
 
 def test_t1_adain_with_both_variances_and_alpha() -> None:
@@ -40,8 +39,16 @@ def test_t2_constant_content_takes_the_mean_and_stays_finite() -> None:
     features = torch.full((1, 1, 4, 4), 5.0)
     assert adain(features, target(10, 2)) == pytest.approx([10.0] * 16)
     assert deviation(statistics([features])[1]).item() == pytest.approx(0.0031623, abs=1e-7)
-    assert adain_affine(statistics([features]), target(10, 2))[0].item() == pytest.approx(2 * 316.2278, rel=1e-4)
-    assert adain_affine(statistics([features]), target(10, 2), gain=(0.1, 10))[0].item() == pytest.approx(10)
+    assert adain_affine(statistics([features]), target(10, 2))[1].item() == pytest.approx(2 * 316.2278, rel=1e-4)
+    assert adain_affine(statistics([features]), target(10, 2), gain=(0.1, 10))[1].item() == pytest.approx(10)
+
+
+@pytest.mark.parametrize("value", [5.0, 30.1, 0.1, 1000.7])
+@pytest.mark.parametrize(("size", "style"), [(4, (10, 20)), (7, (1.7e-5, 20)), (224, (0.3, 3.0))])
+def test_t2_constant_content_takes_the_mean_exactly(value: float, size: int, style: tuple[float, float]) -> None:
+    """Neither g F - g mu(F) may cancel (30.1 in style (10, 20) gave 10.0038), nor the mean be rounded."""
+    features = torch.full((1, 1, size, size), value)
+    assert set(adain(features, target(*style))) == {torch.tensor(float(style[0])).item()}
 
 
 def test_t3_own_statistics_are_the_identity_under_one_convention() -> None:
@@ -77,7 +84,7 @@ def test_t7_pixel_space_clamps() -> None:
 
     def transfer(mean: float, std: float) -> list[float]:
         affine = adain_affine(statistics([images]), target(mean, std))
-        return apply_affine(Pixel(), images, *affine).flatten().tolist()
+        return apply_affine(Pixel(), images, affine).flatten().tolist()
 
     assert transfer(0.3, 0.1) == pytest.approx([0.165849, 0.255283, 0.344717, 0.434151], abs=1e-5)
     assert transfer(0.7, 0.4)[3] == 1
@@ -91,7 +98,7 @@ def test_t8_haar_block_inverse_and_own_style() -> None:
     assert torch.allclose(space.decode(bands, images), images, atol=1e-6)
     mean, variance = statistics(bands)
     assert mean.shape == (2, 30)
-    own = apply_affine(space, images, *adain_affine((mean, variance), (mean, deviation(variance)), gain=space.gain))
+    own = apply_affine(space, images, adain_affine((mean, variance), (mean, deviation(variance)), gain=space.gain))
     assert torch.allclose(own, images, atol=1e-5)
     square = torch.rand(1, 1, 16, 16)
     energy = sum(band.square().sum() for band in space.encode(square))
@@ -104,7 +111,7 @@ def test_haar_moves_contrast_per_scale() -> None:
     space = Haar()
     style = statistics(space.encode(smooth))
     affine = adain_affine(statistics(space.encode(fine)), (style[0], deviation(style[1])), gain=space.gain)
-    moved = statistics(space.encode(apply_affine(space, fine, *affine)))
+    moved = statistics(space.encode(apply_affine(space, fine, affine)))
     assert abs(moved[0][0, 9]) < 0.1 * abs(statistics(space.encode(fine))[0][0, 9])  # the finest HH is gone
 
 

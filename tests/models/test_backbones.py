@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from fedsim.arrays import Kind, bn_scope, tensor_kinds, trainable_names
+from fedsim.arrays import Kind, bn_scope, tensor_kinds
 from fedsim.errors import UserError
 from fedsim.experiment import ModelSettings
 from fedsim.models import build_model
@@ -22,8 +22,7 @@ from fedsim.models.norms import BIN, DSON, IBN, XAN, BatchNorm
 ])  # fmt: skip
 def test_reference_sizes(build, backbone, trainable, layers, channels):
     net = build(backbone)
-    sizes = {name: parameter.numel() for name, parameter in net.named_parameters()}
-    assert sum(sizes[name] for name in trainable_names(net) if name.startswith("backbone.")) == trainable
+    assert sum(parameter.numel() for parameter in net.backbone.parameters() if parameter.requires_grad) == trainable
     assert sum(p.numel() for p in net.head.parameters()) == 7 * (net.feature_dim + 1)
     norms = [module for module in net.modules() if isinstance(module, nn.BatchNorm2d)]
     assert (len(norms), sum(norm.num_features for norm in norms)) == (layers, channels)

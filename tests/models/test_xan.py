@@ -41,13 +41,13 @@ def test_hand_computed_eval():
 def test_mixing_weights(trained_bn, images):
     layer = XANLayer(trained_bn).eval()
     layer.load_state_dict({**layer.state_dict(), "s_bn": torch.tensor(1.0), "s_in": torch.tensor(2.0)})
-    w_bn, w_in = layer.mixing_weights()
+    w_bn, w_in = layer._weights(layer.s_bn, layer.s_in)
     torch.testing.assert_close(torch.stack((w_bn, w_in)), torch.tensor([0.268941, 0.731059]), atol=1e-6, rtol=0)
     before = layer(images)
     layer.load_state_dict({**layer.state_dict(), "s_bn": torch.tensor(6.0), "s_in": torch.tensor(7.0)})
     torch.testing.assert_close(layer(images), before)
     free = XANLayer(copy.deepcopy(trained_bn), mix="free")
-    assert [w.item() for w in free.mixing_weights()] == [0.5, 0.5]
+    assert [w.item() for w in free._weights(free.s_bn, free.s_in)] == [0.5, 0.5]
 
 
 @pytest.mark.parametrize("training", [True, False])

@@ -4,8 +4,12 @@ import copy
 
 import pytest
 import torch
+import torch.nn.functional as F
+from sklearn.datasets import load_digits
 from torch import nn
 
+from fedsim.experiment import ModelSettings
+from fedsim.models import build_model
 from fedsim.models.infer import EvalMode, ZeroShotAdapter
 from fedsim.models.norms import MixIG
 from fedsim.models.norms.mixig import MixIGLayer, draw_z, install_global, mixig_layers, switched
@@ -24,7 +28,7 @@ def trained(build):
     for one in mixig_layers(net).values():
         one.norm.weight.data.uniform_(0.5, 1.5)
         if one.adapter is not None:
-            one.adapter.fc2.weight.data.normal_(std=0.1)
+            one.adapter.fc2.weight.data.normal_(std=0.03)
     install_global(net, {name: value.numpy() for name, value in net.state_dict().items()})
     return net
 
@@ -61,9 +65,9 @@ def test_inference_is_per_image_and_deterministic(trained):
         apart = torch.cat([predict(image[None]) for image in x])
     assert torch.equal(together, again)
     torch.testing.assert_close(apart, together, atol=1e-5, rtol=1e-5)
-    recorded = rule.details(trained)
+    recorded = [row for row in rule.details(trained) if row[0] == "alpha"]
     assert [name for _, name, _ in recorded] == [name for name, layer in mixig_layers(trained).items() if layer.adapter]
-    assert all(quantity == "alpha" and 0 <= value <= 1 for quantity, _, value in recorded)
+    assert all(0 <= value <= 1 for _, _, value in recorded)
     assert len({value for _, _, value in recorded}) > 10
 
 
@@ -92,3 +96,63 @@ def test_gradients_reach_the_first_adapter_through_the_frozen_network(trained):
     gradients = torch.autograd.grad(loss, parameters)
     assert all(gradient.abs().sum() > 0 for gradient in gradients[2:4])
     assert all(parameter.grad is None for parameter in trained.parameters())
+
+
+def test_spread_of_alpha_is_recorded(build):
+    """Mean, standard deviation and range over all images of an evaluation, batch by batch."""
+    net = build("digits-cnn-bn", MixIG(adapter=True), channels=1, size=28).eval()
+    layers = {path: layer for path, layer in mixig_layers(net).items() if layer.adapter is not None}
+    rule = ZeroShotAdapter()
+    predict = rule.begin(net, tuple)
+    images, expected = torch.rand(12, 1, 28, 28), {path: [] for path in layers}
+    for part in images.split(5):
+        predict(part)
+    with torch.no_grad(), switched(layers, "adapted"):
+        net(images)
+    for path, layer in layers.items():
+        alphas = layer.alpha.double()
+        expected[path] = [alphas.mean(), alphas.std(correction=0), alphas.min(), alphas.max()]
+    found = {(quantity, path): value for quantity, path, value in rule.details(net)}
+    for path, values in expected.items():
+        names = ("alpha", "alpha_std", "alpha_min", "alpha_max")
+        assert [found[name, path] for name in names] == pytest.approx([float(value) for value in values], abs=1e-6)
+        assert 0 < found["alpha_min", path] < found["alpha_max", path] < 1
+
+
+def test_an_adapter_at_its_bound_is_said_once(build, caplog):
+    """The clamp passes no gradient there: one warning that names the layer, at the first evaluation that shows it."""
+    net = build("digits-cnn-bn", MixIG(adapter=True), channels=1, size=28).eval()
+    path, layer = next((path, layer) for path, layer in mixig_layers(net).items() if layer.adapter is not None)
+    layer.adapter.fc2.bias.data[1] = 5.0
+    for _ in range(2):
+        rule = ZeroShotAdapter()
+        rule.begin(net, tuple)(torch.rand(4, 1, 28, 28))
+        rule.details(net)
+    (record,) = caplog.records
+    assert f"{path} (1)" in record.getMessage()
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_no_hidden_unit_starts_dead(seed):
+    """On real digits, after their statistics are known, every unit of every adapter passes for some image, every alpha
+    is inside (0, 1) and moves with the image; narrow layers have at least four units."""
+    images = torch.tensor(load_digits().images[:128], dtype=torch.float32)[:, None] / 16
+    images = F.interpolate(images, 28)
+    net = build_model(ModelSettings(backbone="digits-cnn-bn"), 10, 1, 28, MixIG(adapter=True), seed).train()
+    with torch.no_grad():
+        for _ in range(30):
+            net(images)
+    layers = {path: layer for path, layer in mixig_layers(net.eval()).items() if layer.adapter is not None}
+    seen = {}
+    for path, layer in layers.items():
+        assert layer.adapter.fc1.out_features >= 4
+        layer.register_forward_pre_hook(lambda module, inputs, path=path: seen.update({path: inputs[0]}))
+    with torch.no_grad(), switched(layers, "adapted"):
+        net(images)
+    for path, layer in layers.items():
+        x, norm = seen[path], layer.norm
+        std, std_g = (x.var((2, 3), correction=0) + norm.eps).sqrt(), (norm.running_var + norm.eps).sqrt()
+        shift = torch.cat([x.mean((2, 3)) - norm.running_mean, std - std_g], 1)
+        units = layer.adapter.fc1(shift).relu()
+        assert (units.amax(0) > 0).all()
+        assert 0 < layer.alpha.min() < layer.alpha.max() < 1

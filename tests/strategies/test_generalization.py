@@ -4,6 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedsim.assembly import build_recipe
+from fedsim.experiment import Experiment
 from strategies.weights.generalization_adjustment import VARIANTS, adjust_weights, step_size
 
 THIRD = 1 / 3
@@ -138,3 +140,17 @@ def test_centred_weights_ignore_shift_and_scale_of_the_gaps(gaps, shift, scale):
     moved = adjust(a, [scale * gap + shift for gap in gaps], 0.1)
     assert moved == pytest.approx(adjust(a, gaps, 0.1), abs=1e-9)
     assert max(abs(m - w) for m, w in zip(adjust(a, gaps, 0.5 / len(gaps)), a)) <= 0.5 / len(gaps) + 1e-12
+
+
+def test_official_variant_measures_validation_accuracy():
+    """core.md 3.7 item 2: the released code's metric comes with its variant; what the user says goes before it."""
+
+    def metric(**method):
+        recipe = build_recipe(Experiment(method={"name": "feddg-ga", **method}))
+        return next(part.metric for part in recipe.reports)
+
+    official = {"variant": "official"}
+    assert metric() == "train_loss"
+    assert metric(generalization_adjustment=official) == "validation_accuracy"
+    own = metric(generalization_adjustment=official, generalization_gap={"metric": "train_loss"})
+    assert own == "train_loss"

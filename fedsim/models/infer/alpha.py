@@ -1,5 +1,6 @@
 """Instance and global statistics mixed by one number: fixed or random alpha, and the zero-shot adapter's."""
 
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from fedsim.recipe import Recipe
 
 NO_ADAPTER = "infer 'zero_shot_adapter' needs the norm 'mix_ig' with adapter = true"
+
+QUANTITIES = ("alpha", "alpha_std", "alpha_min", "alpha_max")
+log = logging.getLogger(__name__)
 
 
 def mix_by(alpha: Tensor | float, mean: Tensor, variance: Tensor, bn: nn.Module) -> tuple[Tensor, Tensor]:
@@ -63,7 +67,9 @@ class RandomAlpha(Infer):
 class ZeroShotAdapter(Infer):
     """alpha = clamp(eps, 0, 1) of each layer's adapter, per image, in one forward pass (FedIG-A; core.md 6.5).
 
-    Deterministic and independent of the other images. Records the mean alpha of every layer.
+    Deterministic and independent of the other images. Records mean, standard deviation, least and largest alpha of
+    every layer over the images, and warns once of a layer whose alpha is 0 or 1 for every image: the clamp has no
+    gradient there, so that its adapter has stopped learning.
     """
 
     on_sources: ClassVar[bool] = True
@@ -81,24 +87,37 @@ class ZeroShotAdapter(Infer):
         if not any(layer.adapter is not None for layer in layers.values()):
             raise UserError(NO_ADAPTER)
         for layer in layers.values():
-            layer.alpha_sum, layer.alpha_count = 0.0, 0
+            layer.alphas = []
 
         def predict(images: Tensor) -> Tensor:
             with switched(layers, "adapted"):
                 logits = net(images)
             for layer in layers.values():
                 if layer.alpha is not None:
-                    layer.alpha_sum = layer.alpha_sum + layer.alpha.sum(dtype=torch.float64)
-                    layer.alpha_count += len(layer.alpha)
+                    layer.alphas.append(layer.alpha)
                     layer.alpha = None
             return logits
 
         return predict
 
     def details(self, net: nn.Module) -> list[tuple[str, str, float]]:
-        """Mean alpha of each layer over the images predicted since `begin`."""
-        return [
-            ("alpha", path, float(layer.alpha_sum) / layer.alpha_count)
-            for path, layer in mixig_layers(net).items()
-            if layer.alpha_count
-        ]
+        """Alpha of each layer over the images predicted since `begin`: mean, spread and range."""
+        found: list[tuple[str, str, float]] = []
+        stuck = []
+        for path, layer in mixig_layers(net).items():
+            if not layer.alphas:
+                continue
+            alphas = torch.cat(layer.alphas).double()
+            low, high = float(alphas.min()), float(alphas.max())
+            values = (float(alphas.mean()), float(alphas.std(correction=0)), low, high)
+            found += [(name, path, value) for name, value in zip(QUANTITIES, values, strict=True)]
+            if low == high and low in (0.0, 1.0) and not layer.at_bound:
+                layer.at_bound = True
+                stuck.append(f"{path} ({low:g})")
+        if stuck:
+            log.warning(
+                "alpha is the same bound for every image in %s: these adapters get no gradient any more and have no "
+                "effect; see alpha_min and alpha_max in details.csv",
+                ", ".join(stuck),
+            )
+        return found

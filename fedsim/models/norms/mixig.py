@@ -19,6 +19,7 @@ from fedsim.models.norms.moments import batch_moments, instance_affine
 from fedsim.models.norms.placement import batch_norm_paths, replace, require_batch_norm
 
 Mode = Literal["local", "mixed", "adapted"]
+NARROWEST = 4  # hidden units of an adapter: as many as on ResNet-18's stem, the paper's narrowest layer
 SMALLEST_STD = 1e-3  # extrapolation (u outside [0, 1]) can make sigma_D tiny or negative
 
 
@@ -26,7 +27,9 @@ class Adapter(nn.Module):
     """Linear(2C, h) - ReLU - Linear(h, 2): how far instance statistics are from the global ones -> (delta, eps).
 
     Initialisation is not stated in the paper, and the clamp of alpha has no gradient outside [0, 1]: the last layer
-    starts as N(0, 0.01^2) with delta 0.1 and eps 0.25, so that training starts inside.
+    starts as N(0, 0.01^2) with delta 0.1 and eps 0.25, so that training starts inside. The shifts of a client's own
+    images are small and centred, so that a hidden unit's bias decides whether the ReLU ever lets it pass: the biases of
+    the first layer start at 1, because with PyTorch's usual draw half of the units would be dead for every image.
     """
 
     def __init__(self, channels: int, hidden: int) -> None:
@@ -35,6 +38,7 @@ class Adapter(nn.Module):
         self.fc2 = nn.Linear(hidden, 2)
         nn.init.normal_(self.fc2.weight, std=0.01)
         with torch.no_grad():
+            self.fc1.bias.fill_(1.0)
             self.fc2.bias.copy_(torch.tensor([0.1, 0.25]))
 
     @staticmethod
@@ -67,8 +71,8 @@ class MixIGLayer(nn.Module):
     u: Tensor | None = None  # mixing weights of this iteration, drawn by `draw_u`
     z: Tensor | None = None  # noise of this iteration, drawn by `draw_z`
     alpha: Tensor | None = None  # [B], what the adapter said last
-    alpha_sum: Tensor | float = 0.0  # over the images of an evaluation
-    alpha_count: int = 0
+    alphas: list[Tensor]  # of the images of an evaluation, batch by batch
+    at_bound: bool = False  # somebody was told that alpha is the same bound for every image
     fresh: bool = True
     mode: Mode = "local"
     affine: Literal["local", "global"] = "local"  # affine of pass 3
@@ -76,11 +80,11 @@ class MixIGLayer(nn.Module):
     def __init__(self, bn: nn.Module, part: "MixIG") -> None:
         super().__init__()
         self.bn = BINLayer(bn) if part.local == "bin" and isinstance(bn, nn.BatchNorm2d) else bn
-        self.affine, self.u_range = part.adapter_affine, part.u
+        self.affine, self.u_range, self.alphas = part.adapter_affine, part.u, []
         channels = bn.num_features
         self.adapter: Adapter | None = None
         if part.adapter and isinstance(bn, nn.BatchNorm2d):
-            self.adapter = Adapter(channels, max(channels // part.reduction, 1)).to(bn.weight.device)
+            self.adapter = Adapter(channels, max(channels // part.reduction, NARROWEST)).to(bn.weight.device)
             self.adapter.requires_grad_(False)  # trained apart: no optimizer and no term of the main step may reach it
         for name, value in (("mean", 0.0), ("std", 1.0), ("weight", 1.0), ("bias", 0.0)):
             self.register_buffer(f"global_{name}", torch.full_like(bn.weight.detach(), value), persistent=False)
@@ -231,7 +235,7 @@ class MixIG(Norm):
     adapter: a zero-shot adapter beside every BatchNorm2d (FedIG-A)
     u: range of the uniform draw; Table 6 has (0, 0.5), (0.5, 1) and (-0.1, 1.1); equal ends fix u (Table 1: 0 only
         global, 1 only instance statistics, 0.5)
-    reduction: hidden width of the adapter is C / reduction, at least 1; 16 gives the paper's 0.22 M parameters
+    reduction: hidden width of the adapter is C / reduction, at least 4; 16 gives the paper's 0.22 M parameters
     adapter_affine: affine while the adapter trains, the client's own or the global one of inference
     local: the layer of pass 1 and of evaluation, batch norm or BIN ("learned alpha" of Table 3)
 

@@ -40,10 +40,6 @@ class XANLayer(nn.Module):
         if in_init == "copy_bn":
             self.inorm.load_state_dict({"weight": bn.weight, "bias": bn.bias})
 
-    def mixing_weights(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """(w_bn, w_in), two scalars."""
-        return self._weights(self.s_bn, self.s_in)
-
     def _weights(self, s_bn: torch.Tensor, s_in: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if self.mix == "free":
             return s_bn, s_in
