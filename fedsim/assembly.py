@@ -58,13 +58,6 @@ def _agree(recipe: Recipe, given: dict[str, dict], name: str) -> Recipe:
     return recipe
 
 
-def find_row(name: str) -> Recipe:
-    """A row of METHODS by name; UserError with the nearest known one."""
-    if name not in METHODS:
-        raise UserError(f"unknown method {name!r}; {nearest(name, METHODS)}known: {', '.join(METHODS)}")
-    return METHODS[name]
-
-
 def build_net(experiment: Experiment, recipe: Recipe) -> nn.Module:
     """The experiment's network with the recipe's normalisation, from the run's seed."""
     bench = benchmark(experiment.data)
