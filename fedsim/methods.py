@@ -24,7 +24,10 @@ from fedsim.recipe import Recipe
 from strategies.banks.amplitude import AmplitudeBank
 from strategies.banks.global_batch_norm import GlobalBatchNorm
 from strategies.banks.style import StyleBank
+from strategies.fuse.krum import Krum
+from strategies.fuse.q_fed_avg import QFedAvg
 from strategies.fuse.semantic_divergence import SemanticDivergence
+from strategies.refine.flower_optimizer import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from strategies.share.without_batch_norm import WithoutBatchNorm
 from strategies.share.without_statistics import WithoutStatistics
 from strategies.weights.generalization_adjustment import GeneralizationAdjustment
@@ -96,4 +99,10 @@ METHODS: dict[str, Recipe] = {
     "gfedavg": Recipe(terms=(GuidingHead(0.5),), paper="gPerXAN Table 4: guiding head on FedAvg (BN)"),
     "gfedavg-ibn": Recipe(norm=IBN(), terms=(GuidingHead(0.5),), paper="gPerXAN Table 4: I-BN"),
     "gfedavg-dson": Recipe(norm=DSON(), terms=(GuidingHead(0.5),), paper="gPerXAN Table 4: DSON"),
+    "fedavgm": Recipe(refine=(FedAvgM(),), paper="Hsu et al. 2019 (arXiv 1909.06335)"),
+    "fedadam": Recipe(refine=(FedAdam(),), paper="Reddi et al., ICLR 2021: FedAdam"),
+    "fedyogi": Recipe(refine=(FedYogi(),), paper="Reddi et al., ICLR 2021: FedYogi"),
+    "fedadagrad": Recipe(refine=(FedAdagrad(),), paper="Reddi et al., ICLR 2021: FedAdagrad"),
+    "krum": Recipe(fuse=Krum(), paper="Blanchard et al., NeurIPS 2017"),
+    "qfedavg": Recipe(fuse=QFedAvg(), weights=Uniform(), paper="Li et al., ICLR 2020: q-FedAvg"),
 }

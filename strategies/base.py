@@ -318,6 +318,7 @@ class FedDG(FedAvg):
             kinds=self.model.kinds,
             parameters=self.model.parameters,
             seed=self.experiment.run.seed,
+            train=self.experiment.train,
             device=self.model.device,
             build_net=self.model.build_net,
         )

@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 from fedsim.arrays import Kind
+from fedsim.experiment import TrainSettings
 from fedsim.part import Part, part_name
 from fedsim.seeding import numpy_rng, torch_generator
 
@@ -105,6 +106,7 @@ class ServerRound:
         fused value.
     arrays: this part's own tensors, {name: array}. Keep here whatever has the size of a model. Assign or change in
         place as you like: when a client is refused, all of it goes back to what it was at the beginning of the round.
+    train: the settings of [train], as `lr` and `momentum` of the local steps.
     device: where a part that trains puts its network.
     build_net: makes a fresh network of the experiment on `device`, with the initial weights of the run's seed.
     """
@@ -124,6 +126,7 @@ class ServerRound:
     parameters: frozenset[str] = frozenset()
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
     seed: int = 0
+    train: TrainSettings = field(default_factory=TrainSettings)
     device: torch.device = CPU
     build_net: Callable[[], nn.Module] = no_net
     details: list[dict[str, Any]] = field(default_factory=list)

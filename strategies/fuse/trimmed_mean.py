@@ -51,11 +51,8 @@ class TrimmedMean(Fuse):
 
     def check(self, experiment: Experiment) -> None:
         """UserError for a share that leaves out nobody: robust in name only."""
-        if not experiment.run.target:  # a recipe that is only shown
-            return
-        count = len(client_names(experiment.data, experiment.run.target))
-        count = min(count, experiment.train.clients_per_round or count)
-        if self.beta > 0 and int(self.beta * count) == 0:
+        count = clients_in_a_round(experiment)
+        if count and self.beta > 0 and int(self.beta * count) == 0:
             raise UserError(
                 f"method.trimmed_mean.beta = {self.beta:g} leaves out nobody of {count} clients; it must be at least "
                 f"1/{count} (or 0 for the uniform mean)"
@@ -67,6 +64,14 @@ class TrimmedMean(Fuse):
         """The trimmed mean of the updates; every client's weight column says 1/K."""
         equal_columns(updates, server)
         return trimmed_mean([update.arrays for update in updates], int(self.beta * len(updates)))
+
+
+def clients_in_a_round(experiment: Experiment) -> int:
+    """How many clients train in a round when none fails; 0 for a recipe that is only shown."""
+    if not experiment.run.target:
+        return 0
+    count = len(client_names(experiment.data, experiment.run.target))
+    return min(count, experiment.train.clients_per_round or count)
 
 
 def equal_columns(updates: Sequence[Update], server: ServerRound) -> None:

@@ -1,0 +1,56 @@
+"""Bulyan: Krum's selection, then a trimmed mean around the median of what was selected."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from fedsim.errors import UserError
+from fedsim.experiment import Experiment
+from strategies.fuse.krum import moves
+from strategies.fuse.trimmed_mean import clients_in_a_round, equal_columns, trimmed_mean
+from strategies.parts import Fuse, ServerRound, Update
+from strategies.wire import flower_strategies as flower
+
+
+@dataclass(frozen=True)
+class Bulyan(Fuse):
+    """S = the K - 2f models of lowest Krum score;  theta[i] = mean of the K - 4f values of S[i] nearest to its median.
+
+    El Mhamdi et al., ICML 2018, by Flower's Bulyan, on the shared parameters; everything else takes the coordinate-wise
+    median of all clients. Weights are not used. The rule needs K >= 4 f + 3 clients: a round in which fewer deliver
+    leaves the model as it was, as Flower does. `malicious=0` gives the uniform mean of parameters.
+
+    malicious: f, how many clients may send anything.
+    """
+
+    malicious: Annotated[int, Field(ge=0)] = 1
+    uses_weights: ClassVar[bool] = False
+
+    def check(self, experiment: Experiment) -> None:
+        """UserError when the federation is too small for that many malicious clients."""
+        count = clients_in_a_round(experiment)
+        if count and count < 4 * self.malicious + 3:
+            raise UserError(
+                f"method.bulyan.malicious = {self.malicious} needs {4 * self.malicious + 3} clients in a round, "
+                f"at least (4 f + 3), and there are {count}; use several clients per domain (data.clients_per_domain)"
+            )
+
+    def fuse(
+        self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound
+    ) -> dict[str, np.ndarray]:
+        """Parameters by Bulyan on the updates, the rest by the median; every client's weight column says 1/K."""
+        states = [update.arrays for update in updates]
+        rule = flower.Bulyan(num_malicious_nodes=self.malicious)
+        moved = flower.aggregate(rule, server.round, moves(updates, server), [{flower.WEIGHT: 1}] * len(updates))
+        if moved is None:
+            server.client_columns |= {update.client: {"weight": 0.0} for update in updates}
+            return {name: np.array(server.previous[name]) for name in states[0]}
+        equal_columns(updates, server)
+        rest = [{name: array for name, array in state.items() if name not in moved} for state in states]
+        fused = trimmed_mean(rest, (len(states) - 1) // 2)
+        for name, move in moved.items():
+            fused[name] = np.asarray(server.previous[name] + move, dtype=states[0][name].dtype)
+        return {name: fused[name] for name in states[0]}

@@ -1,0 +1,63 @@
+"""Krum and Multi-Krum: the models that lie closest to many others, and no others, count."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+from pydantic import Field
+
+from fedsim.errors import UserError
+from fedsim.experiment import Experiment
+from strategies.aggregate import weighted_mean
+from strategies.fuse.trimmed_mean import clients_in_a_round
+from strategies.parts import Fuse, ServerRound, Update
+from strategies.wire.flower_strategies import selected_by_krum
+
+
+def moves(updates: Sequence[Update], server: ServerRound) -> list[dict[str, np.ndarray]]:
+    """delta_k = theta_k - theta of the shared parameters, in float64: what rules compare by distance.
+
+    Distances between models are those between their updates, and only the latter survive the subtraction of squares
+    when models are large and alike. Counters and running statistics would drown the parameters.
+    """
+    names = sorted(server.parameters & updates[0].arrays.keys())
+    start = {name: np.asarray(server.previous[name], np.float64) for name in names}
+    return [{name: update.arrays[name] - start[name] for name in names} for update in updates]
+
+
+@dataclass(frozen=True)
+class Krum(Fuse):
+    """score_k = sum of ||theta_k - theta_j||^2 over the K - f - 2 nearest j;  theta = mean of the `select` lowest.
+
+    Blanchard et al., NeurIPS 2017 (Krum: `select=1`, Multi-Krum: more), by Flower's rule, on the shared parameters; the
+    mean of the selected models, whole, is weighted by the recipe's weights, as in Flower's MultiKrum. The paper's
+    guarantee needs K >= 2 f + 3 clients; where some fail in a round it is lost for that round. `select` of at least K
+    gives FedAvg.
+
+    malicious: f, how many clients may send anything. select: how many models are averaged.
+    """
+
+    malicious: Annotated[int, Field(ge=0)] = 0
+    select: Annotated[int, Field(ge=1)] = 1
+
+    def check(self, experiment: Experiment) -> None:
+        """UserError when the federation is too small for that many malicious clients."""
+        count = clients_in_a_round(experiment)
+        if count and count < 2 * self.malicious + 3:
+            raise UserError(
+                f"method.krum.malicious = {self.malicious} needs {2 * self.malicious + 3} clients in a round, "
+                f"at least (2 f + 3), and there are {count}; use several clients per domain (data.clients_per_domain)"
+            )
+
+    def fuse(
+        self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound
+    ) -> dict[str, np.ndarray]:
+        """The mean of the selected models; the others' weight column says 0."""
+        places = sorted(selected_by_krum(moves(updates, server), self.malicious, self.select))
+        chosen = [updates[place] for place in places]
+        shares = np.array([weights[update.client] for update in chosen])
+        shares = shares / shares.sum() if shares.sum() > 0 else np.full(len(chosen), 1 / len(chosen))
+        counted = dict(zip([update.client for update in chosen], shares))
+        server.client_columns |= {u.client: {"weight": float(counted.get(u.client, 0.0))} for u in updates}
+        return weighted_mean([update.arrays for update in chosen], shares)

@@ -1,0 +1,80 @@
+"""Flower's own aggregation strategies, fed with tensors: the one place where their replies are made and read.
+
+Flower's message strategies aggregate a list of replies. Ours were checked before (strategies/wire/reply_checks.py), so
+that here only their tensors go in, in float64 or as they are, and the new tensors come out.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
+from flwr.serverapp.strategy import Bulyan, FedAdagrad, FedAdam, FedAvg, FedAvgM, FedYogi, QFedAvg
+from flwr.serverapp.strategy.fedopt import FedOpt
+from flwr.serverapp.strategy.multikrum import select_multikrum
+
+from strategies.parts import Arrays
+
+WEIGHT = "num-examples"  # the metric by which Flower weighs a reply
+LOSS = "train_loss"
+
+__all__ = ["LOSS", "WEIGHT", "Bulyan", "FedAdagrad", "FedAdam", "FedAvgM", "FedOpt", "FedYogi", "QFedAvg"]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """As much of a reply as Flower's aggregation looks at; a Message proper could not be made without a node."""
+
+    content: RecordDict
+
+    def has_error(self) -> bool:
+        """Only accepted replies come here."""
+        return False
+
+
+def record(arrays: Arrays) -> ArrayRecord:
+    """Flower's record of tensors; scalars of any shape stay what they are."""
+    return ArrayRecord({name: Array(np.asarray(array)) for name, array in arrays.items()})
+
+
+def answer(arrays: Arrays, metrics: Mapping[str, float]) -> Answer:
+    """One accepted reply."""
+    return Answer(RecordDict({"arrays": record(arrays), "metrics": MetricRecord(dict(metrics))}))
+
+
+def aggregate(
+    strategy: FedAvg, round: int, states: Sequence[Arrays], metrics: Sequence[Mapping[str, float]]
+) -> dict[str, np.ndarray] | None:
+    """What a strategy makes of the clients' tensors and metrics (`WEIGHT` among them); None when it skips the round."""
+    replies = [answer(arrays, said) for arrays, said in zip(states, metrics, strict=True)]
+    arrays, _ = strategy.aggregate_train(round, replies)
+    return None if arrays is None else {name: array.numpy() for name, array in arrays.items()}
+
+
+def selected_by_krum(states: Sequence[Arrays], malicious: int, count: int) -> list[int]:
+    """Places of the `count` states with the lowest Krum scores, best first."""
+    contents = [answer(arrays, {}).content for arrays in states]
+    chosen = select_multikrum(contents, malicious, count)
+    return [next(place for place, content in enumerate(contents) if content is one) for one in chosen]
+
+
+def optimizer_step(
+    strategy: FedAvgM | FedOpt, round: int, start: Arrays, fused: Arrays, memory: Arrays
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """One step of a server optimizer from `start` towards `fused`: the new tensors, and its memory after the step.
+
+    memory: `m:NAME` (momentum, first moment) and `v:NAME` (second moment) of every tensor; empty before the first step.
+    """
+    m = {name: memory[f"m:{name}"] for name in fused if f"m:{name}" in memory} or None
+    v = {name: memory[f"v:{name}"] for name in fused if f"v:{name}" in memory} or None
+    momentum = isinstance(strategy, FedAvgM)
+    if momentum:
+        strategy.current_arrays, strategy.momentum_vector = record(start), list(m.values()) if m else None
+    else:
+        strategy.current_arrays, strategy.m_t, strategy.v_t = dict(start), m, v
+    moved = aggregate(strategy, round, [fused], [{WEIGHT: 1}])
+    after = dict(zip(fused, strategy.momentum_vector or ())) if momentum else strategy.m_t
+    kept = {f"m:{name}": np.asarray(array) for name, array in after.items()}
+    if not momentum:
+        kept |= {f"v:{name}": np.asarray(array) for name, array in strategy.v_t.items()}
+    return moved, kept
