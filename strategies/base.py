@@ -13,14 +13,14 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 
-from fedsim.arrays import all_finite, record_to_arrays, state_to_record
+from fedsim.arrays import record_to_arrays, state_to_record
 from fedsim.errors import ClientFailedError
 from fedsim.experiment import Experiment
-from fedsim.part import Part
 from fedsim.seeding import numpy_rng, seed_library
-from strategies.banks.checks import layout_of, misfit, odd_shapes, owned
+from strategies.banks.checks import owned
 from strategies.model import ServerModel
-from strategies.parts import SERVER, Bank, Broadcast, Place, Refine, RefusedUpdateError, ServerRound, Update
+from strategies.parts import Bank, Entries, Place, RefusedUpdateError, ServerRound, Update
+from strategies.server_parts import ServerParts, not_finite
 from strategies.state import ServerState
 from strategies.wire.exchange import Exchange
 from strategies.wire.handshake import Roster
@@ -32,26 +32,28 @@ from strategies.wire.target_site import TargetSite
 class FedDG(FedAvg):
     """Federated training by a recipe's server parts.
 
-    `exchange` sends messages and judges replies; `state` is all that a checkpoint needs beside the global arrays;
-    `model` says what the global arrays are; `places` says which state entries are shared.
+    `exchange` sends messages and judges replies, `parts` computes, `state` is all that a checkpoint needs beside the
+    global arrays; `places` says which state entries are shared.
     """
 
     def __init__(
         self, recipe: Any, experiment: Experiment, places: Mapping[str, Place], run_config: dict[str, str]
     ) -> None:
         super().__init__(min_train_nodes=1, min_evaluate_nodes=1, min_available_nodes=1)
-        self.recipe = recipe
         self.experiment = experiment
         self.places = places
-        self.model = ServerModel()
         self.state = ServerState()
+        self.parts = ServerParts(recipe, experiment, places, self.state)
         self.exchange = Exchange(experiment, run_config, self.state)
         self.target_site: TargetSite | None = None  # the unseen domain's, when the server does not evaluate itself
         self.finished_rounds = 0
-        self._saved: dict[str, np.ndarray] = {}  # the model as evaluated and saved
-        self._start: dict[str, np.ndarray] = {}  # the model from which the clients start: the same, unless refined
-        self._drawn: list[str] = []
+        self._saved: dict[str, np.ndarray] = {}  # the global model, as evaluated and saved
         self._phase = "train"
+
+    @property
+    def recipe(self) -> Any:
+        """The method's parts."""
+        return self.parts.recipe
 
     @property
     def log(self) -> RoundLog:
@@ -63,10 +65,14 @@ class FedDG(FedAvg):
         self.exchange.join(roster)
         self.target_site = TargetSite(self.exchange, roster) if roster.target else None
 
+    def describe(self, model: ServerModel) -> None:
+        """Say what the network is whose tensors are trained."""
+        self.parts.model = model
+
     def resume(self, round: int, state: ServerState) -> None:
         """Go on after a round, with what the server remembered then."""
         self.finished_rounds = self.exchange.saved_round = round
-        self.state = self.exchange.state = state
+        self.state = self.parts.state = self.exchange.state = state
 
     def summary(self) -> None:
         """Nothing: the records say it."""
@@ -76,13 +82,13 @@ class FedDG(FedAvg):
     def before_rounds(self, grid: Grid, arrays: ArrayRecord) -> ArrayRecord:
         """Phase 0: the banks, then the step part's prelude (CSAC's acquisition); returns the arrays of round 0."""
         self.exchange.log = RoundLog(0)
-        self._saved = self._start = record_to_arrays(arrays)
-        for bank in self._banks(when="once"):
-            self._collect(bank, grid)
-        if not self.recipe.client.prelude:
+        clients, prelude = self.exchange.clients, self.recipe.client.prelude
+        for bank in self.parts.banks("once"):
+            self._collect(bank, grid, record_to_arrays(arrays))
+        if not prelude:
             return arrays
-        self._phase = self.recipe.client.prelude
-        messages = self._train_messages(0, arrays, self.exchange.clients)
+        self._phase = prelude
+        messages = self._train_messages(0, arrays, clients)
         arrays = self._aggregate(grid.send_and_receive(messages, timeout=self.experiment.run.timeout))
         self._phase = "train"
         return arrays
@@ -103,10 +109,11 @@ class FedDG(FedAvg):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
         """Every source client validates the aggregated model, its batch-norm averages included."""
-        known = [name for name in arrays if self.places[name] != "local"]
-        record = arrays if len(known) == len(arrays) else ArrayRecord({name: arrays[name] for name in known})
+        record = self._placed(arrays, ("shared", "upload"))
         messages = self.exchange.messages("evaluate", self.log.round, record, self.exchange.clients, {})
-        return messages + (self.target_messages(self.log.round, arrays) if self.target_site else [])
+        if self.target_site:
+            messages += self.target_site.messages(self.log.round, arrays, self.wanted_entries())
+        return messages
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Unweighted mean over the clients (selection never sees the target; core.md R7)."""
@@ -116,15 +123,9 @@ class FedDG(FedAvg):
             self.log.row(client).update(columns)
         return None
 
-    # --- the unseen domain ------------------------------------------------------------------------------------------
-
-    def wanted_entries(self) -> Mapping[str, Mapping[str, np.ndarray]]:
-        """Entries of the bank that the inference rule wants, by client; empty when it wants none."""
+    def wanted_entries(self) -> Entries:
+        """Entries of the bank that the unseen domain's inference rule wants, by client; empty when it wants none."""
         return self.state.banks.get(self.recipe.infer.bank, {})
-
-    def target_messages(self, round: int, arrays: ArrayRecord) -> list[Message]:
-        """The message to the site that holds the unseen domain."""
-        return self.target_site.messages(round, arrays, self.wanted_entries())
 
     # --- what goes down ---------------------------------------------------------------------------------------------
 
@@ -135,81 +136,60 @@ class FedDG(FedAvg):
         drawn = numpy_rng(self.experiment.run.seed, "clients", round).choice(len(clients), count, replace=False)
         return [clients[index] for index in sorted(drawn)]
 
-    def _train_messages(self, round: int, arrays: ArrayRecord, clients: Sequence[str]) -> list[Message]:
-        self._saved, self._drawn = record_to_arrays(arrays), list(clients)
-        self._start = self._model_to_start_from(self._saved)
-        if self._start is not self._saved:
-            arrays = state_to_record(self._start)
-        server = self._server()
-        for bank in self._broadcasts():
-            if bank.name not in self.state.banks:
-                self.state.banks[bank.name] = self._made(bank, server)
-        shared = [name for name in arrays if self.places[name] == "shared"]
-        down = arrays if len(shared) == len(arrays) else ArrayRecord({name: arrays[name] for name in shared})
-        banks = {bank.name: self._handed_out(bank, clients, server) for bank in self.recipe.banks}
-        return self.exchange.messages(self._phase, round, down, clients, banks)
+    def _placed(self, arrays: ArrayRecord, places: Sequence[Place]) -> ArrayRecord:
+        """The tensors of these places."""
+        names = [name for name in arrays if self.places[name] in places]
+        return arrays if len(names) == len(arrays) else ArrayRecord({name: arrays[name] for name in names})
 
-    def _model_to_start_from(self, model: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The model from which the clients start: the saved one, unless a refining part goes on with another."""
-        start = model
-        if self._phase == "train":
-            for key, part in reversed(self._refining()):
-                start = part.start(start, self._view(self._server(), key))
-        return start
-
-    def _handed_out(self, bank: Bank, clients: Sequence[str], server: ServerRound) -> dict[str, ArrayRecord]:
-        """The bank's record for each client that gets one now: of a bank that comes once, those who lack it."""
-        kept = self.state.handed.setdefault(bank.name, []) if bank.when == "once" else []
-        entries, view = self.state.banks.get(bank.name, {}), self._view(server, bank_key(bank))
-        handed = {client: bank.hand_out(entries, client, view) for client in clients if client not in kept}
-        return {client: state_to_record(arrays) for client, arrays in handed.items() if arrays is not None}
+    def _train_messages(self, round: int, arrays: ArrayRecord, drawn: Sequence[str]) -> list[Message]:
+        self._saved = record_to_arrays(arrays)
+        self.parts.open(round, self._saved, self.exchange.clients, drawn, training=self._phase == "train")
+        if self.parts.start is not self._saved:
+            arrays = state_to_record(self.parts.start)
+        down = self._placed(arrays, ("shared",))
+        return self.exchange.messages(self._phase, round, down, drawn, encoded(self.parts.handed_out()))
 
     # --- what comes up ------------------------------------------------------------------------------------------------
 
-    def _collect(self, bank: Bank, grid: Grid) -> None:
+    def _collect(self, bank: Bank, grid: Grid, model: Mapping[str, np.ndarray]) -> None:
         """Ask every client for its contribution to a bank, once."""
-        exchange = self.exchange
-        messages = exchange.messages("collect", 0, None, exchange.clients, {}, bank=bank.name)
+        exchange, clients = self.exchange, self.exchange.clients
+        self.parts.open(0, model, clients, clients, training=False)
+        messages = exchange.messages("collect", 0, None, clients, {}, bank=bank.name)
         replies = grid.send_and_receive(messages, timeout=self.experiment.run.timeout)
-        views = {bank.name: self._view(self._server(), bank_key(bank))}
+        views = self.parts.views([bank])
         collected = exchange.judge(check_collected, replies, f"{bank.name} refused", banks=(bank,), views=views)
         entries = {client: owned(arrays) for client, arrays in collected.items()}
-        for client, reason in self._odd(bank, entries).items():
+        for client, reason in self.parts.odd(bank, entries).items():
             exchange.fail(client, f"{bank.name} refused: {reason}")
             del entries[client]
         self.state.banks[bank.name] = entries
-
-    def _odd(self, bank: Bank, entries: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, str]:
-        """Clients whose contributions are unlike the others', with the reason; the layout that is right is kept."""
-        if not bank.uniform or not entries:
-            return {}
-        odd = odd_shapes(entries, self.state.layouts.get(bank.name, ""))
-        for client in entries.keys() - odd.keys():
-            self.state.layouts.setdefault(bank.name, layout_of(entries[client]))
-        return odd
 
     def _aggregate(self, replies: Iterable[Message]) -> ArrayRecord:
         """The model of the round; with no reply that counts it stays as it was (core.md R1)."""
         started = time.perf_counter()
         seed_library(self.experiment.run.seed, "server", self.log.round)
-        updates = self._updates(replies)
-        fused = self._fused(updates)
+        fused = self._fused(self._updates(replies))
         self.log.aggregation_seconds += time.perf_counter() - started
         return state_to_record({**self._saved, **fused})
 
     def _updates(self, replies: Iterable[Message]) -> list[Update]:
         """The replies that pass the checks of the wire, of the banks, and of what all clients have in common."""
-        banks = self._contributed()
-        expected = {
-            "shapes": manifest({name: array for name, array in self._saved.items() if self.places[name] != "local"}),
-            "nonnegative": self.model.nonnegative,
-            "banks": banks,
-            "views": {bank.name: self._view(self._server(), bank_key(bank)) for bank in banks},
-            "metrics": self._needs(),
-        }
-        updates = self.exchange.judge(check_update, replies, "reply refused", **expected)
+        banks = self.parts.contributed()
+        sent_up = {name: array for name, array in self._saved.items() if self.places[name] in ("shared", "upload")}
+        updates = self.exchange.judge(
+            check_update,
+            replies,
+            "reply refused",
+            shapes=manifest(sent_up),
+            nonnegative=self.parts.model.nonnegative,
+            banks=banks,
+            views=self.parts.views(banks),
+            metrics=self.parts.needs(),
+        )
         for bank in banks:
-            for client, reason in self._odd(bank, {name: u.records[bank.name] for name, u in updates.items()}).items():
+            entries = {client: update.records[bank.name] for client, update in updates.items()}
+            for client, reason in self.parts.odd(bank, entries).items():
                 self.exchange.fail(client, f"reply refused: {bank.name}: {reason}")
                 del updates[client]
         return list(updates.values())
@@ -222,7 +202,7 @@ class FedDG(FedAvg):
         saved = self.state.saved_parts()
         while updates:
             try:
-                server, fused = self._computed(updates)
+                server, fused = self.parts.compute(updates)
             except RefusedUpdateError as error:
                 if error.client not in [update.client for update in updates]:
                     raise
@@ -240,28 +220,6 @@ class FedDG(FedAvg):
         self.log.note("no client delivered; the model stays as it was")
         return {}
 
-    def _computed(self, updates: list[Update]) -> tuple[ServerRound, dict[str, np.ndarray]]:
-        """Weigh, fuse, merge the banks, refine, make the broadcasts: the round with its weights and banks, the tensors.
-
-        Nothing but the parts' own states is changed.
-        """
-        server, recipe, training = self._server(updates), self.recipe, self._phase == "train"
-        server.weights = recipe.weights.weigh(updates, self._view(server, "weights"))
-        fused = recipe.fuse.fuse(updates, server.weights, self._view(server, "fuse"))
-        fused = same_layout(recipe.fuse, fused, updates[0].arrays)
-        for bank in [bank for bank in self._banks(when="round") if training and not isinstance(bank, Broadcast)]:
-            view = self._view(server, bank_key(bank))
-            entries = {update.client: owned(bank.gather(update, view)) for update in updates}
-            server.banks = {**server.banks, bank.name: bank.merge(server.banks.get(bank.name, {}), entries, view)}
-        for key, part in self._refining() if training else []:
-            if not_finite(fused):
-                return server, fused
-            fused = same_layout(part, part.refine(fused, self._view(server, key)), fused)
-        server.current = self._model_to_start_from({**self._saved, **fused})
-        for bank in self._broadcasts():
-            server.banks = {**server.banks, bank.name: self._made(bank, server)}
-        return server, fused
-
     def _drop(self, reason: str) -> None:
         """The round's model is of no use: the end of the run, or a line in its record."""
         if self.experiment.run.on_client_failure == "stop":
@@ -274,76 +232,21 @@ class FedDG(FedAvg):
             self.log.row(update.client).update(examples=update.examples, **update.metrics)
             if update.stored:
                 self.state.stored[update.client] = self.log.round
-        for bank in self._banks(when="once"):
-            handed = self.state.handed.setdefault(bank.name, [])
-            handed += [update.client for update in updates if update.client not in handed]
+        self.parts.keep([update.client for update in updates])
         for client, weight in server.weights.items():
             self.log.row(client)["weight"] = float(weight)
         self.log.details += server.details
         for client, columns in server.client_columns.items():
             self.log.row(client).update(columns)
 
-    # --- the recipe's server parts ------------------------------------------------------------------------------------
 
-    def _banks(self, when: str) -> list[Bank]:
-        return [bank for bank in self.recipe.banks if bank.when == when]
-
-    def _broadcasts(self) -> list[Broadcast]:
-        return [bank for bank in self.recipe.banks if isinstance(bank, Broadcast)]
-
-    def _contributed(self) -> tuple[Bank, ...]:
-        """Banks whose contributions come with this phase's replies."""
-        return tuple(bank for bank in self._banks(when="round") if bank.contributed and self._phase == "train")
-
-    def _refining(self) -> list[tuple[str, Refine]]:
-        return [(f"refine.{place}.{type(part).__name__}", part) for place, part in enumerate(self.recipe.refine)]
-
-    def _needs(self) -> set[str]:
-        """Metrics without which a reply is of no use."""
-        parts = [self.recipe.weights, self.recipe.fuse, *self.recipe.banks, *self.recipe.refine]
-        return {name for part in parts for name in part.needs} if self._phase == "train" else set()
-
-    def _server(self, updates: Sequence[Update] = ()) -> ServerRound:
-        """The round in progress, without any part's own state."""
-        return ServerRound(
-            round=self.log.round,
-            rounds=self.experiment.train.rounds,
-            clients=self.exchange.clients,
-            previous=self._start,
-            drawn=self._drawn,
-            updates=updates,
-            current=self._start,
-            banks=self.state.banks,
-            places=self.places,
-            kinds=self.model.kinds,
-            parameters=self.model.parameters,
-            seed=self.experiment.run.seed,
-            train=self.experiment.train,
-            device=self.model.device,
-            build_net=self.model.build_net,
-        )
-
-    def _view(self, server: ServerRound, key: str) -> ServerRound:
-        """The round as the part of this key sees it."""
-        return server.of_part(*self.state.of_part(key))
-
-    def _made(self, bank: Broadcast, server: ServerRound) -> dict[str, dict[str, np.ndarray]]:
-        return {SERVER: owned(bank.make(self._view(server, bank_key(bank))))}
-
-
-def bank_key(bank: Bank) -> str:
-    """Key of a bank's own state."""
-    return f"banks.{bank.name}"
-
-
-def not_finite(arrays: Mapping[str, np.ndarray]) -> str:
-    """Name of the first tensor with NaN or infinite values, or an empty string."""
-    return next((name for name, array in arrays.items() if not all_finite(array)), "")
-
-
-def same_layout(part: Part, arrays: Mapping[str, np.ndarray], like: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """What a part returned, if it has the tensors that it should; ValueError names the part: it has a bug."""
-    reason = misfit(arrays, like)
-    if reason:
-        raise ValueError(f"{type(part).__name__} returned tensors that are not the model's: {reason}")
-    return dict(arrays)
+def encoded(handed: Mapping[str, Entries]) -> dict[str, dict[str, ArrayRecord]]:
+    """What each bank hands to each client as records; what several clients get alike is written once."""
+    written: dict[int, ArrayRecord] = {}
+    records: dict[str, dict[str, ArrayRecord]] = {}
+    for bank, owners in handed.items():
+        for client, arrays in owners.items():
+            if id(arrays) not in written:
+                written[id(arrays)] = state_to_record(arrays)
+            records.setdefault(bank, {})[client] = written[id(arrays)]
+    return records

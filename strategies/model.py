@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from fedsim.arrays import Kind, nonnegative_names, tensor_kinds
-from strategies.parts import CPU, Place, no_net
+from strategies.server_round import CPU, Place, no_net
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,7 @@ class Session:
         """Follow a strategy; a resumed one gets its banks, part states and finished rounds back."""
         self.strategy, self.evaluate_target = strategy, evaluate_target
         space = self.space
-        strategy.model = server_model(space.net, space.places, space.plan.build_net, space.device)
+        strategy.describe(server_model(space.net, space.places, space.plan.build_net, space.device))
         if self.checkpoint:
             strategy.resume(self.checkpoint.round, self.checkpoint.state)
         for callback in self.callbacks:

@@ -72,11 +72,13 @@ class Scene:
         """Let a copy of the server take the replies of a phase."""
         strategy = copy.copy(self.strategy)
         strategy.exchange = copy.copy(self.strategy.exchange)
-        strategy.state = strategy.exchange.state = copy.deepcopy(self.strategy.state)
+        strategy.parts = copy.copy(self.strategy.parts)
+        strategy.state = strategy.parts.state = strategy.exchange.state = copy.deepcopy(self.strategy.state)
         arrays = self.arrays
         if phase == "collect":
             strategy.state.banks, strategy.exchange.log = {}, RoundLog(0)
-            strategy._collect(strategy.recipe.banks[0], CannedGrid(replies))
+            model = record_to_arrays(self.arrays)
+            strategy._collect(strategy.recipe.banks[0], CannedGrid(replies), model)
         else:
             number(strategy.configure_train(2, self.arrays, ConfigRecord(), None))
             if phase == "train":
@@ -99,7 +101,7 @@ def build(method: str | dict, folder: Path, recipe: Any = None, extra: Any = Non
     space = Workspace(resolve(experiment))
     run_config = {"experiment": experiment.toml(), "state-dir": "", "token": TOKEN}
     strategy = FedDG(recipe(space.recipe) if recipe else space.recipe, experiment, space.places, run_config)
-    strategy.model = server_model(space.net, space.places, space.plan.build_net, space.device)
+    strategy.describe(server_model(space.net, space.places, space.plan.build_net, space.device))
     strategy.exchange.sites = {
         name: Site(name, node, space.client(name, "").data.examples)
         for node, name in enumerate(space.plan.clients, start=2)
@@ -122,7 +124,7 @@ def build(method: str | dict, folder: Path, recipe: Any = None, extra: Any = Non
             "collect", 0, None, strategy.exchange.clients, {}, bank=bank.name
         )
         scene.replies["collect"] = answers(scene.messages["collect"])
-        strategy._collect(bank, CannedGrid(list(scene.replies["collect"].values())))
+        strategy._collect(bank, CannedGrid(list(scene.replies["collect"].values())), record_to_arrays(scene.arrays))
     for round in (1, 2):
         scene.messages["train"] = strategy.configure_train(round, scene.arrays, ConfigRecord(), None)
         scene.replies["train"] = answers(scene.messages["train"])

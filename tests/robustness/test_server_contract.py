@@ -127,7 +127,7 @@ def test_a_contribution_of_every_round_that_is_refused_is_its_client_s_failure(s
 @pytest.mark.parametrize("fuse", [Critical(), Needing()])
 def test_a_metric_that_a_fusion_misses_is_its_client_s_failure(scene, fuse, monkeypatch):
     """Declared in `needs` or only read: the client that does not report it is left out."""
-    monkeypatch.setattr(scene.strategy, "recipe", replace(scene.strategy.recipe, fuse=fuse))
+    monkeypatch.setattr(scene.strategy.parts, "recipe", replace(scene.strategy.recipe, fuse=fuse))
 
     def give(reply, value):
         reply.content["metrics"]["quality"] = value

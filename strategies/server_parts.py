@@ -1,0 +1,171 @@
+"""A recipe's server parts at work: what they hand out, and what they make of a round's updates."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedsim.arrays import all_finite
+from fedsim.experiment import Experiment
+from fedsim.part import Part
+from strategies.banks.checks import layout_of, misfit, odd_shapes, owned
+from strategies.model import ServerModel
+from strategies.parts import SERVER, Arrays, Bank, Broadcast, Entries, Place, Refine, ServerRound, Update
+from strategies.state import ServerState
+
+
+class ServerParts:
+    """The parts of a recipe that act on the server, in one round after the other.
+
+    `open` begins a round. `start` is the model from which its clients start. `training` is False before round 1 (a
+    step's prelude), where banks of every round and refining parts do not act.
+    """
+
+    def __init__(self, recipe: Any, experiment: Experiment, places: Mapping[str, Place], state: ServerState) -> None:
+        self.recipe, self.experiment, self.places, self.state = recipe, experiment, places, state
+        self.model = ServerModel()
+        self.round, self.training = 0, True
+        self.clients: list[str] = []
+        self.drawn: list[str] = []
+        self.start: Arrays = {}
+
+    def open(self, round: int, model: Arrays, clients: Sequence[str], drawn: Sequence[str], training: bool) -> None:
+        """Begin a round with the model as saved; broadcasts that were never made are made."""
+        self.round, self.training = round, training
+        self.clients, self.drawn = list(clients), list(drawn)
+        self.start = model
+        self.start = self._start_from(model)
+        server = self.server()
+        for bank in self._broadcasts():
+            if bank.name not in self.state.banks:
+                self.state.banks[bank.name] = self._made(bank, server)
+
+    def needs(self) -> set[str]:
+        """Metrics without which a reply is of no use."""
+        parts = [self.recipe.weights, self.recipe.fuse, *self.recipe.banks, *self.recipe.refine]
+        return {name for part in parts for name in part.needs} if self.training else set()
+
+    # --- banks ------------------------------------------------------------------------------------------------------
+
+    def banks(self, when: str) -> list[Bank]:
+        """Banks that are filled once, or in every round."""
+        return [bank for bank in self.recipe.banks if bank.when == when]
+
+    def contributed(self) -> tuple[Bank, ...]:
+        """Banks whose contributions come with this phase's replies."""
+        return tuple(bank for bank in self.banks("round") if bank.contributed and self.training)
+
+    def views(self, banks: Sequence[Bank]) -> dict[str, ServerRound]:
+        """The round as each of these banks sees it."""
+        return {bank.name: self._bank_view(bank, self.server()) for bank in banks}
+
+    def handed_out(self) -> dict[str, dict[str, Arrays]]:
+        """Every bank's record for each drawn client that gets one now: of a bank that comes once, those who lack it."""
+        server, found = self.server(), {}
+        for bank in self.recipe.banks:
+            kept = self.state.handed.setdefault(bank.name, []) if bank.when == "once" else []
+            entries, view = self.state.banks.get(bank.name, {}), self._bank_view(bank, server)
+            handed = {client: bank.hand_out(entries, client, view) for client in self.drawn if client not in kept}
+            found[bank.name] = {client: own for client, own in handed.items() if own is not None}
+        return found
+
+    def odd(self, bank: Bank, entries: Entries) -> dict[str, str]:
+        """Clients whose contributions are unlike the others', with the reason; the layout that is right is kept."""
+        if not bank.uniform or not entries:
+            return {}
+        odd = odd_shapes(entries, self.state.layouts.get(bank.name, ""))
+        for client in entries.keys() - odd.keys():
+            self.state.layouts.setdefault(bank.name, layout_of(entries[client]))
+        return odd
+
+    def keep(self, clients: Sequence[str]) -> None:
+        """These clients trained, so that they have what is handed out once."""
+        for bank in self.banks("once"):
+            handed = self.state.handed.setdefault(bank.name, [])
+            handed += [client for client in clients if client not in handed]
+
+    # --- a round ----------------------------------------------------------------------------------------------------
+
+    def compute(self, updates: Sequence[Update]) -> tuple[ServerRound, dict[str, np.ndarray]]:
+        """Weigh, fuse, merge the banks, refine, make the broadcasts: the round with its weights and banks, the tensors.
+
+        Nothing but the parts' own states is changed. A model that is not finite is returned as soon as it is one.
+        """
+        server, recipe = self.server(updates), self.recipe
+        server.weights = recipe.weights.weigh(updates, self._view(server, "weights"))
+        fused = recipe.fuse.fuse(updates, server.weights, self._view(server, "fuse"))
+        fused = same_layout(recipe.fuse, fused, updates[0].arrays)
+        for bank in self.banks("round") if self.training else []:
+            if not isinstance(bank, Broadcast):
+                server.banks = {**server.banks, bank.name: self._merged(bank, updates, server)}
+        for key, part in self._refining():
+            if not_finite(fused):
+                return server, fused
+            fused = same_layout(part, part.refine(fused, self._view(server, key)), fused)
+        server.current = self._start_from({**self.start, **fused})
+        for bank in self._broadcasts():
+            server.banks = {**server.banks, bank.name: self._made(bank, server)}
+        return server, fused
+
+    def server(self, updates: Sequence[Update] = ()) -> ServerRound:
+        """The round in progress, without any part's own state."""
+        return ServerRound(
+            round=self.round,
+            rounds=self.experiment.train.rounds,
+            clients=self.clients,
+            previous=self.start,
+            drawn=self.drawn,
+            updates=updates,
+            current=self.start,
+            banks=self.state.banks,
+            places=self.places,
+            kinds=self.model.kinds,
+            parameters=self.model.parameters,
+            seed=self.experiment.run.seed,
+            train=self.experiment.train,
+            device=self.model.device,
+            build_net=self.model.build_net,
+        )
+
+    # --- one part -----------------------------------------------------------------------------------------------------
+
+    def _view(self, server: ServerRound, key: str) -> ServerRound:
+        """The round as the part of this key sees it."""
+        return server.of_part(*self.state.of_part(key))
+
+    def _bank_view(self, bank: Bank, server: ServerRound) -> ServerRound:
+        return self._view(server, f"banks.{bank.name}")
+
+    def _broadcasts(self) -> list[Broadcast]:
+        return [bank for bank in self.recipe.banks if isinstance(bank, Broadcast)]
+
+    def _made(self, bank: Broadcast, server: ServerRound) -> dict[str, dict[str, np.ndarray]]:
+        return {SERVER: owned(bank.make(self._bank_view(bank, server)))}
+
+    def _merged(self, bank: Bank, updates: Sequence[Update], server: ServerRound) -> dict[str, Arrays]:
+        view = self._bank_view(bank, server)
+        entries = {update.client: owned(bank.gather(update, view)) for update in updates}
+        return bank.merge(server.banks.get(bank.name, {}), entries, view)
+
+    def _refining(self) -> list[tuple[str, Refine]]:
+        parts = self.recipe.refine if self.training else ()
+        return [(f"refine.{place}.{type(part).__name__}", part) for place, part in enumerate(parts)]
+
+    def _start_from(self, model: Arrays) -> Arrays:
+        """The model from which clients start: the saved one, unless a refining part goes on with another."""
+        for key, part in reversed(self._refining()):
+            model = part.start(model, self._view(self.server(), key))
+        return model
+
+
+def not_finite(arrays: Arrays) -> str:
+    """Name of the first tensor with NaN or infinite values, or an empty string."""
+    return next((name for name, array in arrays.items() if not all_finite(array)), "")
+
+
+def same_layout(part: Part, arrays: Arrays, like: Arrays) -> dict[str, np.ndarray]:
+    """What a part returned, if it has the tensors that it should; ValueError names the part: it has a bug."""
+    reason = misfit(arrays, like)
+    if reason:
+        raise ValueError(f"{type(part).__name__} returned tensors that are not the model's: {reason}")
+    return dict(arrays)

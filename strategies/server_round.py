@@ -1,0 +1,128 @@
+"""What a server part may look at in one round: the replies that count, and one `ServerRound`."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedsim.arrays import Kind
+from fedsim.experiment import TrainSettings
+from fedsim.seeding import numpy_rng, torch_generator
+
+Arrays = Mapping[str, np.ndarray]
+Entries = Mapping[str, Arrays]  # what a bank holds: arrays by owner, which is a client or SERVER
+Place = Literal["shared", "upload", "local", "frozen"]
+CPU = torch.device("cpu")
+SERVER = "server"  # owner of a bank's entry that the server made itself; no client has this name
+
+
+class RefusedUpdateError(Exception):
+    """A part refuses what one client sent: the round is computed again without it, as `run.on_client_failure` says."""
+
+    def __init__(self, client: str, reason: str) -> None:
+        super().__init__(f"{client}: {reason}")
+        self.client, self.reason = client, reason
+
+
+class Reported(dict):
+    """What a client reported, by name: a name that is missing is that client's failure, not the server's."""
+
+    def __init__(self, client: str, kind: str, values: Mapping[str, Any]) -> None:
+        super().__init__(values)
+        self.client, self.kind = client, kind
+
+    def __missing__(self, name: str) -> Any:
+        raise RefusedUpdateError(self.client, f"its reply lacks the {self.kind} {name!r}")
+
+
+@dataclass
+class Update:
+    """One client's reply to a train message, checked: names, shapes, types and finite values are as expected.
+
+    arrays: the tensors that it trained (places `shared` and `upload`). metrics: numbers that it reported, `train_loss`
+    among them. records: its contributions to the banks of every round, by the bank's name.
+    A metric or record that is missing raises RefusedUpdateError when it is read with [].
+    """
+
+    client: str
+    examples: int
+    arrays: Arrays
+    metrics: dict[str, float] = field(default_factory=dict)
+    records: dict[str, Arrays] = field(default_factory=dict)
+    stored: int = 0  # entries of client state that it keeps on its side
+
+    def __post_init__(self) -> None:
+        self.metrics = Reported(self.client, "metric", self.metrics)
+        self.records = Reported(self.client, "record", self.records)
+
+
+def no_net() -> nn.Module:
+    """Stands for `ServerRound.build_net` where a round was made without an experiment (in tests of single parts)."""
+    raise RuntimeError("this ServerRound was made without a network")
+
+
+@dataclass
+class ServerRound:
+    """What a server part may look at in one round. Nothing here may be changed but `state`, `arrays` and the records.
+
+    round: number of the round, from 1 (0 before the first). rounds: how many the run has.
+    clients: names of all clients of the federation, in domain order (N of the papers is `len(clients)`).
+    previous: the global tensors from which this round started, by name (theta^(t-1)); read-only.
+    state: this part's own numbers, a dict that JSON can hold.
+    drawn: names of the clients that take part in this round, in domain order.
+    updates: the replies that count, in domain order (K of the papers is `len(updates)`); empty in `hand_out`, and in a
+        `make` before the first round. One that another part refuses is not among them.
+    current: the global tensors from which the next round starts; in `make` alone they differ from `previous`.
+    weights: what `weigh` returned, by client; empty before.
+    banks: all banks of the recipe by name, each as {owner: arrays}.
+    places: place of every tensor of the network (see Share.place).
+    kinds: kind of every tensor by the type of its module: weight, batch-norm affine or statistics, counter.
+    parameters: names of the shared tensors that are parameters, by the type of their module. A server that moves the
+        model moves these: everything else is a buffer (running statistics, counters) or a client's own and keeps the
+        fused value.
+    arrays: this part's own tensors, {name: array}. Keep here whatever has the size of a model. Assign or change in
+        place as you like: when a client is refused, all of it goes back to what it was at the beginning of the round.
+    train: the settings of [train], as `lr` and `momentum` of the local steps.
+    device: where a part that trains puts its network.
+    build_net: makes a fresh network of the experiment on `device`, with the initial weights of the run's seed.
+    """
+
+    round: int
+    rounds: int
+    clients: list[str]
+    previous: Arrays
+    state: dict[str, Any] = field(default_factory=dict)
+    drawn: list[str] = field(default_factory=list)
+    updates: Sequence[Update] = ()
+    current: Arrays = field(default_factory=dict)
+    weights: Mapping[str, float] = field(default_factory=dict)
+    banks: Mapping[str, Entries] = field(default_factory=dict)
+    places: Mapping[str, Place] = field(default_factory=dict)
+    kinds: Mapping[str, Kind] = field(default_factory=dict)
+    parameters: frozenset[str] = frozenset()
+    arrays: dict[str, np.ndarray] = field(default_factory=dict)
+    seed: int = 0
+    train: TrainSettings = field(default_factory=TrainSettings)
+    device: torch.device = CPU
+    build_net: Callable[[], nn.Module] = no_net
+    details: list[dict[str, Any]] = field(default_factory=list)
+    client_columns: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    def rng(self, purpose: str) -> np.random.Generator:
+        """NumPy generator of (run's seed, purpose, round): the same at every call, also after a resume."""
+        return numpy_rng(self.seed, "server", purpose, self.round)
+
+    def generator(self, purpose: str) -> torch.Generator:
+        """CPU torch generator of (run's seed, purpose, round): the same at every call, also after a resume."""
+        return torch_generator(self.seed, "server", purpose, self.round)
+
+    def detail(self, client: str, quantity: str, name: str, value: float) -> None:
+        """Record a quantity of one client (and one layer, `name`) for details.csv."""
+        self.details.append({"client": client, "quantity": quantity, "name": name, "value": float(value)})
+
+    def of_part(self, state: dict[str, Any], arrays: dict[str, np.ndarray]) -> "ServerRound":
+        """The same round as one part sees it, with the state that is its own."""
+        return replace(self, state=state, arrays=arrays)
