@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 from rich.table import Table
 
-from fedsim.console import ProgressBar, console
+from fedsim.console import ProgressBar, console, errors
 from fedsim.errors import UserError
 from fedsim.experiment import Experiment, nearest
 
@@ -139,8 +139,13 @@ def show_comparison(folder: Path, runs: "Runs", select: str, baseline: str, by: 
 def draw_plots(folder: Path, runs: "Runs", select: str) -> None:
     """Draw all figures into FOLDER/plots and list them."""
     from fedsim.results import plot_all
+    from fedsim.results.fonts import fonts_for, missing_text
+    from fedsim.results.plots import names_in
 
     files = plot_all(runs, folder / "plots", select)
+    boxes = missing_text(fonts_for(names_in(runs))[1])
+    if boxes:
+        errors.print(boxes, soft_wrap=True, markup=False, highlight=False)
     for file in files:
         if file.suffix == ".png":
             console.print(f"{file} (and .svg)", soft_wrap=True, markup=False)

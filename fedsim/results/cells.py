@@ -61,12 +61,12 @@ def accuracy_cells(comparison: Comparison) -> dict[str, dict[str, Cell]]:
 def further_columns(comparison: Comparison) -> list[str]:
     """Heads of the columns that follow the accuracies."""
     tests = [f"Δ {comparison.baseline}", "p", "Pairs"] if comparison.baseline else []
-    budgets = [f"{name.capitalize()}/client" for name in shown_budgets(comparison)]
+    budgets = [name.capitalize() for name in shown_budgets(comparison)]
     return ["Seeds", "Rank", *tests, *budgets, "Down/round", "Up/round", "s/round"]
 
 
 def shown_budgets(comparison: Comparison) -> list[str]:
-    """Those of `images` and `steps` (per client, in a whole run) that the records hold."""
+    """Those of `images` and `steps` (of a whole run, over all clients) that the records hold."""
     return [name for name in BUDGETS if comparison.methods[name].notna().any()]
 
 

@@ -1,15 +1,21 @@
 """How figures look: a palette that colour-blind readers can tell apart, and line styles and hatches for greyscale."""
 
 import textwrap
-from collections.abc import Iterable, Sequence
+import unicodedata
+import warnings
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import matplotlib as mpl
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+
+from fedsim.results.fonts import fonts_for
 
 # Okabe and Ito's palette with grey for its yellow, which vanishes on white.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#808080")
@@ -33,6 +39,30 @@ SETTINGS = {
     # Fixed ids and no date: the same records give the same SVG bytes.
     "svg.hashsalt": "fedsim",
 }
+
+
+MOST_NAME = 28  # letters of a name in a figure
+
+
+@contextmanager
+def look(names: Iterable[str] = ()) -> Iterator[None]:
+    """The figures' settings, with fonts for these names; signs without a font are boxes, about which one line is said
+    elsewhere (`fonts.missing_text`), not one for each of them here."""
+    families, _ = fonts_for(names)
+    with mpl.rc_context({**SETTINGS, "font.family": families}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r"Glyph \d+ .* missing from font")
+        yield
+
+
+def written(name: str, most: int = MOST_NAME) -> str:
+    """A name as a figure can write it: long ones lose their middle, and a dollar sign is no mathematics."""
+    short = name if len(name) <= most else f"{name[: most * 2 // 3]}…{name[len(name) - most // 3 + 1 :]}"
+    return short.replace("$", r"\$")
+
+
+def width_of(text: str) -> int:
+    """Width of a text in letters; East Asian signs are as wide as two."""
+    return sum(2 if unicodedata.east_asian_width(sign) in "WF" else 1 for sign in text)
 
 
 @dataclass(frozen=True)
@@ -61,16 +91,34 @@ def panels(rows: int, columns: int, title: str, sharey: str | bool = "row") -> t
 
 def set_title(figure: Figure, text: str) -> None:
     """Title broken into lines that fit the figure's width."""
-    width = int(11 * figure.get_figwidth())
+    width, text = int(11 * figure.get_figwidth()), text.replace("$", r"\$")
+    if width_of(text) > len(text):  # textwrap counts letters
+        width //= 2
     figure.suptitle("\n".join(line for part in text.split("\n") for line in textwrap.wrap(part, width)))
 
 
-def band(axes: Axes, frame: pd.DataFrame, column: str, style: Style, label: str, scale: float = 1.0) -> None:
-    """Mean line over seeds per round with a band of one sample standard deviation; one seed has no band."""
+def band(
+    axes: Axes,
+    frame: pd.DataFrame,
+    column: str,
+    style: Style,
+    label: str,
+    scale: float = 1.0,
+    rounds: Collection[int] = (),
+) -> None:
+    """Mean line over seeds per round with a band of one sample standard deviation; one seed has no band.
+
+    rounds: those in which there could be a value. The line breaks where there is none (a client that was not drawn),
+    and every value of a broken line has a marker, as one without a neighbour would be invisible.
+    """
     values = frame.dropna(subset=[column]).groupby("round")[column].agg(["mean", "std"]) * scale
     if values.empty:
         return
-    every = max(1, len(values) // 6)
+    inside = [round_ for round_ in sorted(rounds) if values.index[0] <= round_ <= values.index[-1]]
+    broken = len(inside) > len(values)
+    every = 1 if broken else max(1, len(values) // 6)
+    if broken:
+        values = values.reindex(inside)
     axes.plot(
         values.index,
         values["mean"],
@@ -78,10 +126,10 @@ def band(axes: Axes, frame: pd.DataFrame, column: str, style: Style, label: str,
         linestyle=style.line,
         marker=style.marker,
         markevery=every,
-        markersize=3.5,
+        markersize=2.2 if broken else 3.5,
         label=label,
     )
-    spread = values["std"].fillna(0.0)
+    spread = values["std"].fillna(0.0)  # where the mean is missing, too, nothing is filled
     if (spread > 0).any():
         axes.fill_between(
             values.index, values["mean"] - spread, values["mean"] + spread, color=style.color, alpha=0.15, linewidth=0
@@ -93,19 +141,19 @@ def legend_below(figure: Figure, axes: Sequence[Axes], names: Iterable[str]) -> 
     """One legend of all axes under the figure, outside of the plotted area, in the order of `names`."""
     found = _entries(axes, names)
     if found:
-        columns = max(1, min(len(found), int(figure.get_figwidth() // (0.75 + 0.08 * max(map(len, found))))))
+        texts = [written(name) for name in found]
+        columns = max(1, min(len(found), int(figure.get_figwidth() // (0.75 + 0.08 * max(map(width_of, texts))))))
         # The panels keep their height whatever the number of entries: the page grows by the lines of the legend.
         figure.set_figheight(figure.get_figheight() + 0.19 * (-(-len(found) // columns) - 1))
-        figure.legend(
-            found.values(), found.keys(), loc="outside lower center", ncols=columns, frameon=False, handlelength=3.2
-        )
+        figure.legend(found.values(), texts, loc="outside lower center", ncols=columns, frameon=False, handlelength=3.2)
 
 
 def legend_beside(row: Sequence[Axes], names: Iterable[str]) -> None:
     """Legend of one row of panels right of its last panel, for figures whose rows have different keys."""
     found = _entries(row, names)
+    texts = [written(name) for name in found]
     row[-1].legend(
-        found.values(), found.keys(), loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False, handlelength=3.0
+        found.values(), texts, loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False, handlelength=3.0
     )
 
 

@@ -8,13 +8,12 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fedsim.results.compare import Comparison
-from fedsim.results.figure_style import Style, band, legend_below, legend_beside, panels, set_title, styles
+from fedsim.results.figure_style import Style, band, legend_below, legend_beside, panels, set_title, styles, written
 from fedsim.results.recorder import CLIENT_COLUMNS
 from fedsim.results.selection import RULE_TITLES
 
 MOST_ROWS = 6
-FRONT = "cost-quality front"
-COSTS = {"gigabytes": "exchanged in one run, up and down", "minutes": "wall time of one run"}
+MOST_LINES = 12  # of clients or domains in one panel
 CURVES = (("target_accuracy", "target accuracy (%)"), ("mean_validation_accuracy", "validation accuracy (%)"))
 
 
@@ -32,7 +31,7 @@ def learning_curves(rounds: pd.DataFrame, name: str) -> Figure | None:
             for label, frame in rounds[rounds["target"] == target].groupby("label", sort=False):
                 band(one, frame, column, looks[label], label, scale=100)
     for one, target in zip(axes[0], targets):
-        one.set_title(f"unseen: {target}")
+        one.set_title(unseen(target))
     _round_axis(axes[-1])
     legend_below(figure, axes.ravel(), looks)
     return figure
@@ -58,10 +57,10 @@ def target_bars(comparison: Comparison, runs_table: pd.DataFrame, name: str) -> 
         own = cells[cells["target"] == group].set_index("label").reindex(labels)
         seeds = runs_table[runs_table["target"] == group]
         _bars(one, own, seeds, looks)
-        one.set_title("average" if group == "average" else f"unseen: {group}")
+        one.set_title("average" if group == "average" else unseen(group))
     for one in axes.ravel()[len(groups) :]:
         one.set_visible(False)
-    axes[0][0].set_yticks(range(len(labels)), labels)
+    axes[0][0].set_yticks(range(len(labels)), [written(label) for label in labels])
     # invert_yaxis acts on all panels, which share the axis: the first method stands on top.
     axes[0][0].invert_yaxis()
     axes[0][0].set_xlim(left=start)
@@ -105,62 +104,6 @@ def _bars(axes: Axes, own: pd.DataFrame, seeds: pd.DataFrame, looks: dict[str, S
     axes.grid(axis="y", visible=False)
 
 
-def cost_front(comparison: Comparison, costs: pd.DataFrame, name: str) -> Figure | None:
-    """Average accuracy against what a whole run costs, with the front of methods that no other beats in both.
-
-    costs: index label; columns gigabytes and minutes.
-    """
-    shown = [(column, title) for column, title in COSTS.items() if costs[column].notna().any()]
-    methods = comparison.methods.dropna(subset=["average"]).set_index("label")
-    if not shown or methods.empty:
-        return None
-    figure = Figure(figsize=(4.3 * len(shown), 3.8), layout="constrained")
-    axes = figure.subplots(1, len(shown), sharey=True, squeeze=False)[0]
-    set_title(figure, f"{name}: cost and accuracy\n({RULE_TITLES[comparison.select]}; mean ± std over seeds)")
-    looks = styles(comparison.methods["label"])
-    for one, (column, title) in zip(axes, shown):
-        factor, unit = readable(float(costs[column].max()), column)
-        points = methods.assign(cost=factor * costs[column]).dropna(subset=["cost"])
-        front = _front(points)
-        one.step(
-            front["cost"], 100 * front["average"], where="post", color="#999999", linewidth=1, zorder=1, label=FRONT
-        )
-        for label, row in points.iterrows():
-            style = looks[label]
-            spread = 0 if pd.isna(row["average_std"]) else 100 * row["average_std"]
-            one.errorbar(
-                row["cost"],
-                100 * row["average"],
-                yerr=spread,
-                color=style.color,
-                marker=style.marker,
-                markersize=7,
-                capsize=2,
-                linestyle="none",
-                label=label,
-            )
-        if len(points) and points["cost"].max() > 10 * points["cost"].min() > 0:
-            one.set_xscale("log")
-        else:
-            one.set_xlim(0, 1.1 * points["cost"].max() or 1)
-        one.set_xlabel(f"{title} ({unit})")
-    axes[0].set_ylabel("average target accuracy (%)")
-    legend_below(figure, axes, [*looks, FRONT])
-    return figure
-
-
-def readable(most: float, column: str) -> tuple[float, str]:
-    """Factor and unit in which the greatest cost has no more than three digits before or zeros after the point."""
-    if column == "gigabytes":
-        return (1.0, "GB") if most >= 1 else (1e3, "MB") if most >= 1e-3 else (1e6, "kB")
-    return (1 / 60, "h") if most >= 120 else (1.0, "min") if most >= 2 else (60.0, "s")
-
-
-def _front(points: pd.DataFrame) -> pd.DataFrame:
-    ordered = points.sort_values(["cost", "average"], ascending=[True, False])
-    return ordered[ordered["average"] > ordered["average"].cummax().shift(fill_value=-1.0)]
-
-
 def client_metrics(clients: pd.DataFrame) -> list[str]:
     """Columns of clients.csv worth a figure: the aggregation weight and whatever metrics the methods added."""
     known = {*CLIENT_COLUMNS, "run", "experiment", "method", "target", "seed", "label"} - {"weight"}
@@ -175,6 +118,19 @@ def client_metrics(clients: pd.DataFrame) -> list[str]:
     ]
 
 
+def client_key(clients: pd.DataFrame) -> tuple[pd.DataFrame, str, str]:
+    """(frame, the column that has a line each, its words): the clients, or their domains where clients are many.
+
+    Where the domains are too many as well, all clients are one line.
+    """
+    if clients["client"].nunique() <= MOST_LINES:
+        return clients, "client", "of each client (mean ± std over seeds"
+    domains = clients["client"].str.rpartition("/")[0].where(clients["client"].str.contains("/"), clients["client"])
+    if domains.nunique() <= MOST_LINES:
+        return clients.assign(domain=domains), "domain", "of the clients of each domain (mean ± std over clients, seeds"
+    return clients.assign(domain="all clients"), "domain", "of all clients (mean ± std over clients, seeds"
+
+
 def metric_over_rounds(clients: pd.DataFrame, column: str, name: str) -> Figure | None:
     """One per-client quantity over rounds: a row of panels per method, a column per target, a line per client."""
     frame = clients.dropna(subset=[column])
@@ -186,18 +142,20 @@ def metric_over_rounds(clients: pd.DataFrame, column: str, name: str) -> Figure 
     left_out = f"; first {MOST_ROWS} of {len(chosen)} methods" if len(chosen) > MOST_ROWS else ""
     chosen, targets = chosen[:MOST_ROWS], sorted(frame["target"].unique())
     title = column.replace("_", " ")
-    heading = f"{name}: {title} of each client (mean ± std over seeds{left_out})"
+    clients, key, of_what = client_key(clients)
+    frame = frame.assign(**{key: clients[key]})
+    heading = f"{name}: {title} {of_what}{left_out})"
     figure, axes = panels(len(chosen), len(targets), heading)
     # The same client looks the same in every figure, whichever methods have a row there.
-    looks = styles(sorted(clients["client"].unique(), key=lambda client: (client == "pooled", client)))
+    looks = styles(sorted(clients[key].unique(), key=lambda client: (client == "pooled", client)))
     for row, label in zip(axes, chosen):
-        row[0].set_ylabel(f"{label}\n{title}")
+        row[0].set_ylabel(f"{written(label)}\n{title}")
         for one, target in zip(row, targets):
             part = frame[(frame["label"] == label) & (frame["target"] == target)]
-            for client, own in part.groupby("client"):
-                band(one, own, column, looks[client], client)
+            for client, own in part.groupby(key):
+                band(one, own, column, looks[client], client, rounds=part["round"].unique())
     for one, target in zip(axes[0], targets):
-        one.set_title(f"unseen: {target}")
+        one.set_title(unseen(target))
     _round_axis(axes[-1])
     legend_below(figure, axes.ravel(), looks)
     return figure
@@ -214,10 +172,11 @@ def detail_over_rounds(details: pd.DataFrame, name: str, label: str, quantity: s
     figure, axes = panels(2, len(targets), f"{name}, {label}: {title} over rounds (mean ± std over seeds)")
     spread = are_shares(frame)
     below = f"{title}\nspread between clients" if spread else f"{title}\nper layer group"
-    for row, key, text in zip(axes, ("client", "group"), (f"{title}\nper domain", below)):
+    frame, who, _ = client_key(frame)
+    for row, key, text in zip(axes, (who, "group"), (f"{title}\nper domain", below)):
         row[0].set_ylabel(text)
         # Domains in the order of their names as in every other figure, layers in the order of the network.
-        looks = styles(sorted(frame[key].unique()) if key == "client" else frame[key].unique())
+        looks = styles(sorted(frame[key].unique()) if key == who else frame[key].unique())
         for one, target in zip(row, targets):
             own = frame[frame["target"] == target]
             if key == "group" and spread:
@@ -225,10 +184,10 @@ def detail_over_rounds(details: pd.DataFrame, name: str, label: str, quantity: s
                 own = own.groupby(keys, as_index=False, sort=False)["value"].std()
             own = own.groupby([key, "seed", "round"], as_index=False, sort=False)["value"].mean()
             for part, values in own.groupby(key, sort=False):
-                band(one, values, "value", looks[part], str(part))
+                band(one, values, "value", looks[part], str(part), rounds=own["round"].unique())
         legend_beside(row, looks)
     for one, target in zip(axes[0], targets):
-        one.set_title(f"unseen: {target}")
+        one.set_title(unseen(target))
     _round_axis(axes[-1])
     return figure
 
@@ -263,7 +222,7 @@ def detail_histogram(details: pd.DataFrame, name: str, label: str, quantity: str
                 linestyle=style.line,
                 label=f"round {round_}",
             )
-        one.set_title(f"unseen: {target}")
+        one.set_title(unseen(target))
         one.set_xlabel(quantity.replace("_", " "))
         one.xaxis.set_major_locator(MaxNLocator(nbins=5))
         one.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
@@ -286,6 +245,11 @@ def layer_group(name: str) -> str:
     if len(parts) > 1 and parts[1].isdigit() and parts[0] in ("blocks", "layers", "conv"):
         return ".".join(parts[:2])
     return parts[0] if parts else name
+
+
+def unseen(target: str) -> str:
+    """Title of a target's panel."""
+    return f"unseen: {written(target, 22)}"
 
 
 def _round_axis(axes: Iterable[Axes]) -> None:

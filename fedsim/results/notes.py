@@ -93,7 +93,7 @@ def split_notes(table: pd.DataFrame) -> list[str]:
 
 
 def budget_notes(methods: pd.DataFrame) -> list[str]:
-    """Methods whose clients saw other numbers of images or made other numbers of steps than the first one's."""
+    """A method that trained on another number of images, or made another number of steps, than the first one."""
     notes = []
     for column in ("images", "steps"):
         known = methods.dropna(subset=column)
@@ -103,7 +103,7 @@ def budget_notes(methods: pd.DataFrame) -> list[str]:
         least = known.loc[known[column].idxmin()]
         other = most if most["label"] != base["label"] else least
         notes.append(
-            f"Budgets differ: {other['label']} has {other[column] / base[column]:.2g} times the {column} per client "
+            f"Budgets differ: {other['label']} has {other[column] / base[column]:.2g} times the {column} "
             f"of {base['label']}; the table compares methods together with their budgets."
         )
     return notes

@@ -4,15 +4,15 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-import matplotlib as mpl
 import pandas as pd
 from matplotlib.figure import Figure
 
 from fedsim.errors import UserError
 from fedsim.results import figures
 from fedsim.results.compare import Comparison, compare
+from fedsim.results.cost_figure import cost_front
 from fedsim.results.differences import differing_settings, variant, variant_text
-from fedsim.results.figure_style import SETTINGS
+from fedsim.results.figure_style import look
 from fedsim.results.reading import Runs, of_experiment
 
 
@@ -26,7 +26,7 @@ def plot_all(runs: Runs, out: Path | str, select: str = "best_validation") -> li
     out.mkdir(parents=True, exist_ok=True)
     paths: list[Path] = []
     names = list(dict.fromkeys(experiment.name for experiment in runs.experiments.values()))
-    with mpl.rc_context(SETTINGS):
+    with look(names_in(runs)):
         for name in names:
             prefix = f"{_file_name(name)}-" if len(names) > 1 else ""
             for key, figure in draw(of_experiment(runs, name), name, select):
@@ -46,12 +46,21 @@ def draw(runs: Runs, name: str, select: str = "best_validation") -> list[tuple[s
     if len(runs.summary):
         comparison = compare(runs, select, by=list(_differences(runs)), published=False)
         found.append(("target-accuracy", figures.target_bars(comparison, _per_run(runs, comparison, label), name)))
-        found.append(("cost", figures.cost_front(comparison, _costs(rounds), name)))
+        found.append(("cost", cost_front(comparison, _costs(rounds), name)))
     for column in figures.client_metrics(clients) if len(clients) else []:
         found.append((f"client-{column}", figures.metric_over_rounds(clients, column, name)))
     if len(details):
         found += _details(details, name)
     return [(key, figure) for key, figure in found if figure is not None]
+
+
+def names_in(runs: Runs) -> list[str]:
+    """Every name that a figure may write: experiments, labels, targets, clients."""
+    targets = [
+        target for experiment in runs.experiments.values() for target in (experiment.name, experiment.run.target)
+    ]
+    clients = runs.clients["client"].unique() if "client" in runs.clients else []
+    return list(dict.fromkeys([*targets, *run_labels(runs).values(), *map(str, clients)]))
 
 
 def run_labels(runs: Runs) -> dict[str, str]:

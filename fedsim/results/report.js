@@ -20,3 +20,7 @@ for (const table of document.querySelectorAll("table.sortable")) {
     body.append(...rows);
   }));
 }
+
+// A figure fits the screen; a click shows it large, to be scrolled.
+for (const image of document.querySelectorAll("figure img"))
+  image.addEventListener("click", () => image.classList.toggle("large"));

@@ -7,7 +7,6 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import pandas as pd
 
 from fedsim.experiment import Experiment
@@ -26,15 +25,20 @@ from fedsim.results.cells import (
 )
 from fedsim.results.compare import Comparison, compare
 from fedsim.results.differences import comparable_settings, differing_settings, value_text
-from fedsim.results.figure_style import SETTINGS
+from fedsim.results.figure_style import look
+from fedsim.results.fonts import fonts_for, missing_text
 from fedsim.results.markup import Data
-from fedsim.results.plots import draw, run_labels
+from fedsim.results.plots import draw, names_in, run_labels
 from fedsim.results.reading import Runs, of_experiment, read_runs, run_folder
 from fedsim.results.recorder import atomic_write
 from fedsim.results.reproduce import command_line
 from fedsim.results.selection import RULES
 
 Notes = Mapping[str, Mapping[str, str]]
+BYTES_NOTE = (
+    "Bytes per round are sums over the clients of a round, mean over the rounds from 1 on; what comes before round 1 "
+    "(a first model or style of each client) is in clients.csv under round 0 and in the figure of costs."
+)
 RULE_HEADS = {"best_validation": "best validation", "last": "last round", "oracle": "ORACLE (upper bound)"}
 
 
@@ -122,14 +126,15 @@ def _further(comparison: Comparison, row: pd.Series) -> list[Data]:
 
 
 def _figures(runs: Runs, name: str, select: str) -> str:
-    pictures = []
-    with mpl.rc_context(SETTINGS):
+    pictures, names = [], names_in(runs)
+    boxes = missing_text(fonts_for(names)[1])
+    with look(names):
         for _, figure in draw(runs, name, select):
             buffer = io.BytesIO()
             figure.savefig(buffer, format="svg", facecolor="white", metadata={"Date": None})
             title = figure.get_suptitle().replace("\n", " ")
             pictures.append(markup.picture(buffer.getvalue(), title, figure.get_figwidth()))
-    return "\n".join([*pictures, *_feature_pictures(runs)])
+    return "\n".join([markup.bullets([boxes]) if boxes else "", *pictures, *_feature_pictures(runs)])
 
 
 def _feature_pictures(runs: Runs) -> list[str]:
@@ -170,7 +175,7 @@ def _costs(runs: Runs, comparison: Comparison, notes: Notes) -> str:
                 *(Data(own.get(text, ""), style="long") for text in texts),
             ]
         )
-    return markup.table(heads, rows) + markup.bullets(["Bytes per round are sums over the clients of a round."])
+    return markup.table(heads, rows) + markup.bullets([BYTES_NOTE])
 
 
 def _record_head(column: str) -> str:
@@ -179,11 +184,15 @@ def _record_head(column: str) -> str:
 
 
 def _record_bytes(runs: Runs, records: list[str]) -> dict[tuple[str, str], float]:
+    """Bytes per round of each record; as in the totals, round 0 (what comes before training) is no round."""
     if not records:
         return {}
     clients = runs.clients.assign(label=runs.clients["run"].map(run_labels(runs)))
-    sums = clients.groupby(["label", "run", "round"])[records].sum(min_count=1).groupby("label").mean()
-    return {(str(label), column): value for column in records for label, value in sums[column].items()}
+    trained = clients[clients["round"] >= 1]
+    # A record that is not sent in a round has no bytes there: the parts add up to the total.
+    sums = trained.groupby(["label", "run", "round"])[records].sum()
+    sums = sums.groupby(["label", "run"]).mean().groupby("label").mean()
+    return {(str(label), column): value for column in records for label, value in sums[column].items() if value > 0}
 
 
 def _every_run(runs: Runs) -> str:

@@ -9,8 +9,9 @@ from matplotlib.image import imread
 
 from fedsim.errors import UserError
 from fedsim.results import plot_all, read_runs
+from fedsim.results.cost_figure import readable
 from fedsim.results.figure_style import styles
-from fedsim.results.figures import are_shares, detail_over_rounds, histogram_bounds, layer_group, readable
+from fedsim.results.figures import are_shares, detail_over_rounds, histogram_bounds, layer_group
 from fedsim.results.plots import draw
 
 from .invented import pacs_experiment, write_grid, write_run

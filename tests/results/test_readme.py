@@ -33,6 +33,8 @@ SUMMARY_COLUMNS = (
     "bytes_up_per_round",
     "seconds_per_round",
     "train_seconds",
+    "images",
+    "steps",
 )
 
 

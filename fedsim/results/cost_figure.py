@@ -1,0 +1,67 @@
+"""The figure of costs: accuracy against bytes and minutes of a whole run."""
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from fedsim.results.compare import Comparison
+from fedsim.results.figure_style import legend_below, set_title, styles
+from fedsim.results.selection import RULE_TITLES
+
+FRONT = "cost-quality front"
+COSTS = {"gigabytes": "exchanged in one run, up and down", "minutes": "wall time of one run"}
+
+
+def cost_front(comparison: Comparison, costs: pd.DataFrame, name: str) -> Figure | None:
+    """Average accuracy against what a whole run costs, with the front of methods that no other beats in both.
+
+    costs: index label; columns gigabytes and minutes.
+    """
+    shown = [(column, title) for column, title in COSTS.items() if costs[column].notna().any()]
+    methods = comparison.methods.dropna(subset=["average"]).set_index("label")
+    if not shown or methods.empty:
+        return None
+    figure = Figure(figsize=(4.3 * len(shown), 3.8), layout="constrained")
+    axes = figure.subplots(1, len(shown), sharey=True, squeeze=False)[0]
+    set_title(figure, f"{name}: cost and accuracy\n({RULE_TITLES[comparison.select]}; mean ± std over seeds)")
+    looks = styles(comparison.methods["label"])
+    for one, (column, title) in zip(axes, shown):
+        factor, unit = readable(float(costs[column].max()), column)
+        points = methods.assign(cost=factor * costs[column]).dropna(subset=["cost"])
+        front = _front(points)
+        one.step(
+            front["cost"], 100 * front["average"], where="post", color="#999999", linewidth=1, zorder=1, label=FRONT
+        )
+        for label, row in points.iterrows():
+            style = looks[label]
+            spread = 0 if pd.isna(row["average_std"]) else 100 * row["average_std"]
+            one.errorbar(
+                row["cost"],
+                100 * row["average"],
+                yerr=spread,
+                color=style.color,
+                marker=style.marker,
+                markersize=7,
+                capsize=2,
+                linestyle="none",
+                label=label,
+            )
+        if len(points) and points["cost"].max() > 10 * points["cost"].min() > 0:
+            one.set_xscale("log")
+        else:
+            one.set_xlim(0, 1.1 * points["cost"].max() or 1)
+        one.set_xlabel(f"{title} ({unit})")
+    axes[0].set_ylabel("average target accuracy (%)")
+    legend_below(figure, axes, [*looks, FRONT])
+    return figure
+
+
+def readable(most: float, column: str) -> tuple[float, str]:
+    """Factor and unit in which the greatest cost has no more than three digits before or zeros after the point."""
+    if column == "gigabytes":
+        return (1.0, "GB") if most >= 1 else (1e3, "MB") if most >= 1e-3 else (1e6, "kB")
+    return (1 / 60, "h") if most >= 120 else (1.0, "min") if most >= 2 else (60.0, "s")
+
+
+def _front(points: pd.DataFrame) -> pd.DataFrame:
+    ordered = points.sort_values(["cost", "average"], ascending=[True, False])
+    return ordered[ordered["average"] > ordered["average"].cummax().shift(fill_value=-1.0)]
