@@ -17,6 +17,28 @@ if TYPE_CHECKING:
     from fedsim.results import Runs
 
 
+OWN_DATA = """\
+folder: your own images, ROOT/DOMAIN/CLASS/IMAGE. Each folder in ROOT is a domain; the classes are the folders in it.
+Write an experiment file, e.g. mine.toml, and run it with `fedsim run mine.toml --target DOMAIN`:
+
+[data]
+dataset = "folder"
+root = "ROOT"
+image_size = 224
+augment = "domainbed"
+normalize = "imagenet"
+
+[model]
+backbone = "resnet18"
+weights = "imagenet"
+
+[train]
+rounds = 40
+batch_size = 64
+lr = 0.01
+"""
+
+
 def run_one(experiment: Experiment) -> None:
     """Run (or resume) one experiment with a progress bar; prints the headline and where the records are."""
     from fedsim.run.plan import resolve
@@ -97,6 +119,9 @@ def show_datasets(name: str) -> None:
 
     if name and name not in BENCHMARKS:
         raise UserError(f"unknown data set {name!r}; {nearest(name, BENCHMARKS)}known: {', '.join(BENCHMARKS)}")
+    if name and not BENCHMARKS[name].domains:
+        print(OWN_DATA)
+        return
     if name:
         bench = BENCHMARKS[name]
         table = Table("domain", "images", title=f"{bench.title}: {len(bench.classes)} classes")

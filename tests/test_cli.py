@@ -10,8 +10,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from support import numbers
+from typer.testing import CliRunner
 
-from fedsim.cli import main
+from fedsim.cli import app, main
+from fedsim.experiment import read_experiment
 
 SMALL = ["--set", "train.rounds=3", "--set", "data.fraction=0.1", "--set", 'data.domains=["rot0", "rot15", "rot30"]']
 FEDSIM = [sys.executable, "-c", "from fedsim.cli import main; main()"]
@@ -181,3 +183,13 @@ def test_failing_cell_is_reported(tmp_path):
     assert done.returncode == 1
     assert "failed: fedavg@train.lr=1e30" in done.stderr
     assert "1 of 2 cells finished, 1 failed" in done.stderr
+
+
+def test_datasets_folder_says_what_to_write(tmp_path):
+    """Own data has no fixed domains: instead of an empty table there is an experiment file that is valid."""
+    result = CliRunner().invoke(app, ["datasets", "folder"])
+    assert result.exit_code == 0
+    assert "ROOT/DOMAIN/CLASS/IMAGE" in result.output
+    (tmp_path / "mine.toml").write_text(result.output[result.output.index("[data]") :])
+    experiment = read_experiment(str(tmp_path / "mine.toml"))
+    assert (experiment.data.dataset, experiment.data.root, experiment.train.rounds) == ("folder", "ROOT", 40)

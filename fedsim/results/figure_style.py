@@ -1,5 +1,6 @@
 """How figures look: a palette that colour-blind readers can tell apart, and line styles and hatches for greyscale."""
 
+import logging
 import textwrap
 import unicodedata
 import warnings
@@ -51,7 +52,13 @@ def look(names: Iterable[str] = ()) -> Iterator[None]:
     families, _ = fonts_for(names)
     with mpl.rc_context({**SETTINGS, "font.family": families}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"Glyph \d+ .* missing from font")
-        yield
+        finder = logging.getLogger("matplotlib.font_manager")
+        level = finder.level
+        finder.setLevel(logging.ERROR)  # it says of each family that its normal weight has another number
+        try:
+            yield
+        finally:
+            finder.setLevel(level)
 
 
 def written(name: str, most: int = MOST_NAME) -> str:

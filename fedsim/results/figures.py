@@ -249,7 +249,7 @@ def layer_group(name: str) -> str:
 
 def unseen(target: str) -> str:
     """Title of a target's panel."""
-    return f"unseen: {written(target, 22)}"
+    return f"unseen: {written(target, 18)}"
 
 
 def _round_axis(axes: Iterable[Axes]) -> None:

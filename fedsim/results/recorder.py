@@ -11,6 +11,7 @@ import math
 import os
 import tempfile
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -65,11 +66,19 @@ def atomic_write(path: Path | str, content: bytes | str) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        Path(name).chmod(0o644)
+        Path(name).chmod(file_mode())
         Path(name).replace(path)
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+@cache
+def file_mode() -> int:
+    """Permissions of a new file under the process's umask; whatever writes its own temporary file takes them over."""
+    umask = os.umask(0o077)
+    os.umask(umask)
+    return 0o666 & ~umask
 
 
 def format_cell(value: Any) -> str:

@@ -13,6 +13,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from fedsim.errors import UserError
+from fedsim.results.recorder import file_mode
 from strategies.state import ServerState
 
 STATE = "checkpoint.safetensors"
@@ -43,6 +44,7 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray], metadata: dict[st
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = unfinished(path)
     save_file({name: np.asarray(array, order="C") for name, array in arrays.items()}, temporary, metadata=metadata)
+    temporary.chmod(file_mode())  # safetensors' own files are closed to everybody else
     temporary.replace(path)
 
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from fedsim.results.recorder import atomic_write, file_mode
 from fedsim.run.checkpoint import link_file, unfinished, write_arrays
 
 
@@ -30,3 +31,12 @@ def test_what_a_killed_writer_left_is_taken_over(saved):
     link_file(saved, best)
     assert {file.name for file in saved.parent.iterdir()} == {saved.name, best.name}
     assert best.read_bytes() == saved.read_bytes()
+
+
+def test_models_are_as_readable_as_the_records(tmp_path):
+    """safetensors makes files of its own that nobody else may read."""
+    atomic_write(tmp_path / "summary.csv", "a\n")
+    write_arrays(tmp_path / "best.safetensors", {"w": np.zeros(2, np.float32)})
+    (tmp_path / "rounds.csv").write_text("a\n")
+    modes = {file.stat().st_mode & 0o777 for file in tmp_path.iterdir()}
+    assert modes == {file_mode()}
