@@ -159,6 +159,7 @@ class DomainClient(NumPyClient):
             store=self.store,
             data=self.data,
             clients=self.clients,
+            places=self.places,
             records=self.records,
             first_visit=first_visit,
             warm=self.warm,

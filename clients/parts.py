@@ -59,6 +59,7 @@ class LocalRound:
     client, clients: this client's name, and the names of all source clients in domain order.
     net: the network with the received tensors, and with this client's own where the share rule keeps some.
     train: the experiment's `[train]` settings. classes: number of classes. seed: the run's seed.
+    places: place of every tensor of the network (`shared`, `upload`, `local`, `frozen`; see `strategies.parts.Share`).
     round, rounds: number of this round (0 before the first one) and of all. phase: "train", or a step's prelude.
     steps: number of steps of this round, known when the parts begin.
     store: what this client keeps from round to round. data: its examples (`clients.local_data.LocalData`).
@@ -82,6 +83,7 @@ class LocalRound:
     store: ClientStore
     data: Any
     clients: tuple[str, ...] = ()
+    places: Mapping[str, str] = field(default_factory=dict)
     steps: int = 0
     optimizer: torch.optim.Optimizer | None = None
     lr: float = 0.0

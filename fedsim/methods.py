@@ -12,6 +12,7 @@ from clients.step.calibration import SemanticCalibration
 from clients.step.client_agnostic import ClientAgnostic
 from clients.step.ditto import Ditto
 from clients.step.episodic import EpisodicStep
+from clients.terms.drift_correction import DriftCorrection
 from clients.terms.guiding_head import GuidingHead
 from clients.terms.label_smoothing import LabelSmoothing
 from clients.terms.moon import ModelContrast
@@ -22,6 +23,7 @@ from fedsim.models.inserts.projection_head import ProjectionHead
 from fedsim.models.norms import DSON, IBN, XAN, MixIG
 from fedsim.recipe import Recipe
 from strategies.banks.amplitude import AmplitudeBank
+from strategies.banks.control_variates import ControlVariates
 from strategies.banks.global_batch_norm import GlobalBatchNorm
 from strategies.banks.style import StyleBank
 from strategies.fuse.krum import Krum
@@ -37,6 +39,9 @@ METHODS: dict[str, Recipe] = {
     "fedavg": Recipe(paper="McMahan et al., AISTATS 2017"),
     "fedprox": Recipe(terms=(Proximal(),), paper="Li et al., MLSys 2020"),
     "moon": Recipe(terms=(ModelContrast(),), inserts=(ProjectionHead(),), paper="Li et al., CVPR 2021"),
+    "scaffold": Recipe(
+        terms=(DriftCorrection(),), banks=(ControlVariates(),), paper="Karimireddy et al., ICML 2020, Option II"
+    ),
     "ditto": Recipe(client=Ditto(), paper="Li et al., ICML 2021; its shared model is FedAvg's"),
     "fedbn": Recipe(
         share=WithoutBatchNorm(),

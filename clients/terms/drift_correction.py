@@ -1,0 +1,107 @@
+"""SCAFFOLD's client: gradients corrected by control variates."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from clients.parts import LocalRound, Term
+from fedsim.errors import UserError
+from fedsim.experiment import Experiment
+
+OWN = "control"  # store entry of c_k
+
+
+def gradient_count(steps: int, momentum: float) -> float:
+    """a: by how many gradients, each times the learning rate, the parameters have moved after so many steps.
+
+    SGD: a = tau; with momentum rho and a fresh buffer a = [tau - rho (1 - rho^tau) / (1 - rho)] / (1 - rho), for a
+    constant gradient (FedNova, baselines.md A.5).
+    """
+    if momentum == 0:
+        return float(steps)
+    return (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)
+
+
+@dataclass(frozen=True)
+class DriftCorrection(Term):
+    """Every step takes g + c - c_k in place of the gradient g, over the shared parameters; after the last one
+
+        c_k+ = c_k - c + (w^t - y) / (a eta),   delta c_k = c_k+ - c_k goes to the bank `control`.
+
+    SCAFFOLD (Karimireddy et al., ICML 2020), Option II; baselines.md A.8. c is the server's variate, c_k this client's,
+    kept between rounds; both start at 0. y is the trained model, eta the parameter's learning rate, and a the number of
+    steps (with momentum: `gradient_count`, our choice, because the paper has plain SGD). Adaptive optimizers are
+    refused. Buffers and a client's own layers are not corrected. The server's learning rate is the part `server_step`,
+    uniform weights (the paper) are `method.weights = "uniform"`. Equal clients give FedAvg.
+
+    variant: what divides w^t - y. "option_ii" as above; "epochs_only" (FedDG_Benchmark) takes the number of local
+        epochs for a; "without_rate" (FedDG-GA's code) leaves eta out: its variates are too small by that factor.
+    """
+
+    variant: Literal["option_ii", "epochs_only", "without_rate"] = "option_ii"
+    bank: ClassVar[str] = "control"
+    requires: ClassVar[dict[str, str]] = {"banks": "control_variates"}
+
+    @property
+    def discloses(self) -> str:
+        """The variate is a mean gradient."""
+        return "each round the mean local gradient (easier to invert than a difference of weights)"
+
+    def check(self, experiment: Experiment) -> None:
+        """The identity behind c_k+ holds for SGD that starts anew each round and keeps its last iterate."""
+        train = experiment.train
+        if train.optimizer != "sgd":
+            raise UserError(f"drift_correction needs train.optimizer = 'sgd', not {train.optimizer!r}")
+        if train.momentum and train.persist_optimizer:
+            raise UserError("drift_correction needs a fresh momentum each round; set train.persist_optimizer = false")
+        if train.local_checks:
+            raise UserError("drift_correction needs the last iterate of each round; set train.local_checks = 0")
+
+    def begin(self, round: LocalRound) -> None:
+        """Adds c - c_k to the gradients before every step; there is nothing to add to the loss."""
+        if round.phase != "train":
+            return
+        parameters = shared_parameters(round)
+        server, own = round.tensors(self.bank, "drift_correction"), round.store.get(OWN) or {}
+        zero = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
+        own = {name: own.get(name, value).to(round.device) for name, value in zero.items()}
+        correction = {name: server.get(name, value) - own[name] for name, value in zero.items()}
+        start = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+        round.scratch[OWN] = (start, own, correction)
+
+        def correct() -> None:
+            pairs = [(p.grad, correction[name]) for name, p in parameters.items() if p.grad is not None]
+            torch._foreach_add_([gradient for gradient, _ in pairs], [change for _, change in pairs])
+
+        round.before_step.append(correct)
+
+    def end(self, round: LocalRound) -> None:
+        """Keeps c_k+ and sends delta c_k; without a step, or with a learning rate of 0, the variate stays."""
+        if round.phase != "train":
+            return
+        start, own, correction = round.scratch[OWN]
+        scales = self._scales(round)
+        change: dict[str, Tensor] = {}
+        for name, parameter in shared_parameters(round).items():
+            scale = scales.get(parameter, 0.0)  # parameters that this optimizer does not move have none
+            server = correction[name] + own[name]
+            moved = (start[name] - parameter.detach()) / scale if scale else server
+            change[name] = moved - server
+        round.send(self.bank, change)
+        round.store.put(OWN, {name: own[name] + value for name, value in change.items()})
+
+    def _scales(self, round: LocalRound) -> dict[Tensor, float]:
+        """What divides w^t - y, by parameter."""
+        count = gradient_count(round.steps, round.train.momentum)
+        if self.variant == "epochs_only":
+            count = float(round.train.epochs)
+        groups = round.optimizer.param_groups
+        rate = {parameter: group["lr"] for group in groups for parameter in group["params"]}
+        return {parameter: count * (1.0 if self.variant == "without_rate" else lr) for parameter, lr in rate.items()}
+
+
+def shared_parameters(round: LocalRound) -> dict[str, Tensor]:
+    """Parameters that are averaged, by name: those of place `shared`."""
+    return {name: p for name, p in round.net.named_parameters() if round.places.get(name, "shared") == "shared"}
