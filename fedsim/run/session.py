@@ -118,7 +118,7 @@ class Session:
         link_file(arrays_file(self.checkpoint_folder, self.experiment.train.rounds), self.folder / "last.safetensors")
         if self.experiment.run.keep_personal:
             entries = personal_entries(self.space.recipe, self.space.places)
-            write_personal(self.folder, self.strategy.clients, entries, load_file(self.folder / "last.safetensors"))
+            write_personal(self.folder, self.space.plan.clients, entries, load_file(self.folder / "last.safetensors"))
         rounds = pd.read_csv(self.folder / "rounds.csv")
         label = self.space.recipe.label(self.experiment.method_name)
         if words := variant_words(self.experiment):
