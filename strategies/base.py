@@ -83,7 +83,7 @@ class FedDG(FedAvg):
         """Phase 0: the banks, then the step part's prelude (CSAC's acquisition); returns the arrays of round 0."""
         self.exchange.log = RoundLog(0)
         clients, prelude = self.exchange.clients, self.recipe.client.prelude
-        for bank in self.parts.banks("once"):
+        for bank in [bank for bank in self.parts.banks("once") if bank.contributed]:
             self._collect(bank, grid, record_to_arrays(arrays))
         if not prelude:
             return arrays

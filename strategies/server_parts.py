@@ -122,7 +122,7 @@ class ServerParts:
             kinds=self.model.kinds,
             parameters=self.model.parameters,
             seed=self.experiment.run.seed,
-            train=self.experiment.train,
+            experiment=self.experiment,
             device=self.model.device,
             build_net=self.model.build_net,
         )

@@ -9,14 +9,14 @@ import torch
 from torch import nn
 
 from fedsim.arrays import Kind
-from fedsim.experiment import TrainSettings
+from fedsim.experiment import Experiment
 from fedsim.seeding import numpy_rng, torch_generator
 
 Arrays = Mapping[str, np.ndarray]
 Entries = Mapping[str, Arrays]  # what a bank holds: arrays by owner, which is a client or SERVER
 Place = Literal["shared", "upload", "local", "frozen"]
 CPU = torch.device("cpu")
-SERVER = "server"  # owner of a bank's entry that the server made itself; no client has this name
+SERVER = ""  # owner of a bank's entry that the server made itself; no client has an empty name
 
 
 class RefusedUpdateError(Exception):
@@ -85,7 +85,7 @@ class ServerRound:
         fused value.
     arrays: this part's own tensors, {name: array}. Keep here whatever has the size of a model. Assign or change in
         place as you like: when a client is refused, all of it goes back to what it was at the beginning of the round.
-    train: the settings of [train], as `lr` and `momentum` of the local steps.
+    experiment: all settings, such as `experiment.train.lr` of the local steps, or `experiment.data`.
     device: where a part that trains puts its network.
     build_net: makes a fresh network of the experiment on `device`, with the initial weights of the run's seed.
     """
@@ -105,7 +105,7 @@ class ServerRound:
     parameters: frozenset[str] = frozenset()
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
     seed: int = 0
-    train: TrainSettings = field(default_factory=TrainSettings)
+    experiment: Experiment = field(default_factory=Experiment)
     device: torch.device = CPU
     build_net: Callable[[], nn.Module] = no_net
     details: list[dict[str, Any]] = field(default_factory=list)

@@ -37,7 +37,7 @@ class QFedAvg(Fuse):
             if loss < 0:
                 raise RefusedUpdateError(client, f"its training loss is {loss:g}, and q-FedAvg needs one of at least 0")
         deltas = moves(updates, server)
-        rule = flower.QFedAvg(client_learning_rate=server.train.lr, q=self.q)
+        rule = flower.QFedAvg(client_learning_rate=server.experiment.train.lr, q=self.q)
         rule.current_arrays = flower.record({name: np.zeros_like(delta) for name, delta in deltas[0].items()})
         moved = flower.aggregate(
             rule, server.round, deltas, [{flower.WEIGHT: 1, flower.LOSS: loss} for loss in losses.values()]

@@ -236,6 +236,41 @@ def test_a_server_that_trains_is_resumed_exactly_and_broadcasts_its_moves(traine
     assert not numbers(plain / "rounds.csv")["target_loss"].equals(numbers(whole / "rounds.csv")["target_loss"])
 
 
+def test_layouts_may_differ_where_a_bank_says_so(scene, monkeypatch):
+    """`uniform = False`: contributions are as different as the bank accepts; here `merge` then refuses one itself."""
+
+    class Ragged(Vectors):
+        uniform: ClassVar[bool] = False
+
+        def merge(self, bank, entries, server):
+            for client, arrays in entries.items():
+                if arrays["v"].size > 2:
+                    raise RefusedUpdateError(client, "too long")
+            return dict(entries)
+
+    monkeypatch.setattr(scene.strategy.parts, "recipe", replace(scene.strategy.recipe, banks=(Ragged(),)))
+    short = scene.play("train", with_vector(scene, np.ones(1, np.float32)))
+    assert all(row["status"] == "ok" for row in short.rows.values())
+    assert short.state["banks"]["vectors"][VICTIM]["v"].shape == (1,)
+    long = scene.play("train", with_vector(scene, np.ones(3, np.float32)))
+    assert "too long" in long.rows[VICTIM]["status"]
+
+
+def test_a_broadcast_is_there_in_the_prelude_and_made_again_after_it(tmp_path, monkeypatch):
+    """Before round 1 nothing has moved; the prelude's own move is what round 1 gets."""
+    row = replace(methods.METHODS["csac"], banks=(LastMove(),), terms=(Reading(),))
+    monkeypatch.setitem(methods.METHODS, "prelude", row)
+    noted.clear()
+    _, grid = run_small(small_experiment(tmp_path, "prelude", train={"rounds": 1}))
+    sent = {
+        message.content.config_records["config"]["phase"]: record_to_arrays(message.content.array_records["move"])
+        for message, _ in grid.seen
+        if message.metadata.message_type == "train"
+    }
+    assert not sent["acquire"]["bias"].any()
+    assert sent["train"]["bias"].any()
+
+
 def test_streams_depend_on_seed_purpose_and_round_alone():
     """The same numbers at every call, others for another purpose, round or seed."""
     first = ServerRound(1, 3, [], {}, seed=4)

@@ -9,7 +9,7 @@ from support import Interrupt, numbers, run_small, small_experiment
 
 from fedsim.assembly import build_recipe
 from fedsim.errors import UserError
-from fedsim.experiment import TrainSettings
+from fedsim.experiment import Experiment
 from fedsim.run.workspace import close_workspaces
 from strategies.aggregate import weighted_mean
 from strategies.fuse.bulyan import Bulyan
@@ -93,7 +93,7 @@ def updates(*columns, counts=None):
 
 def server(*start):
     """A round that started from this parameter."""
-    return ServerRound(1, 3, [], model(*start), parameters=frozenset({"w"}), train=TrainSettings(lr=0.5))
+    return ServerRound(1, 3, [], model(*start), parameters=frozenset({"w"}), experiment=Experiment(train={"lr": 0.5}))
 
 
 def even(replies):
