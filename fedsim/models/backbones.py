@@ -114,13 +114,25 @@ def _digits(batch_norm: bool) -> Callable[[int, int], nn.Module]:
     return make
 
 
-def _torchvision_row(make: Callable[[int, int], nn.Module], layout: Layout, classifier: str, enum: str,
-                     entry: str = "IMAGENET1K_V1") -> Backbone:  # fmt: skip
+def _torchvision_row(
+    make: Callable[[int, int], nn.Module],
+    layout: Layout,
+    classifier: str,
+    enum: str,
+    entry: str = "IMAGENET1K_V1",
+    channels_last: bool = True,
+) -> Backbone:
     source = partial(download_imagenet, enum, entry)
     return Backbone(
-        make, layout, classifier, {"imagenet": source, "hub": source}, Statistics(IMAGENET_MEAN, IMAGENET_STD), 224,
-        "BSD-3-Clause (torchvision)",
-    )  # fmt: skip
+        make,
+        layout,
+        classifier,
+        sources={"imagenet": source, "hub": source},
+        statistics=Statistics(IMAGENET_MEAN, IMAGENET_STD),
+        input_size=224,
+        licence="BSD-3-Clause",
+        channels_last=channels_last,
+    )
 
 
 def _resnet_row(name: str, feature_dim: int, enum: str, entry: str) -> Backbone:
@@ -130,7 +142,7 @@ def _resnet_row(name: str, feature_dim: int, enum: str, entry: str) -> Backbone:
 
 
 def _vit_row(name: str, patch: int, enum: str) -> Backbone:
-    return _torchvision_row(_vit(name, patch), Layout(768), "heads.", enum)
+    return _torchvision_row(_vit(name, patch), Layout(768), "heads.", enum, channels_last=False)
 
 
 _DIGIT_LEVELS = ("pool1", "pool2")

@@ -143,7 +143,8 @@ def test_norm_parts_need_batch_norm(build, norm):
 @pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
 def test_local_weights(build, tmp_path, suffix):
     donor, file = build("resnet18", seed=3), tmp_path / ("weights" + suffix)
-    state = {**donor.backbone.state_dict(), "fc.weight": torch.ones(1000, 512), "fc.bias": torch.ones(1000)}
+    own = {name: value.contiguous() for name, value in donor.backbone.state_dict().items()}
+    state = {**own, "fc.weight": torch.ones(1000, 512), "fc.bias": torch.ones(1000)}
     (save_file if suffix == ".safetensors" else torch.save)(state, file)
     net = build("resnet18", weights=str(file))
     for name, value in donor.backbone.state_dict().items():

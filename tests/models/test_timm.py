@@ -82,7 +82,7 @@ def test_layout(build, name, dim, levels, norms, stem):
 def test_timm_resnet_equals_torchvisions(build, tmp_path):
     """One weight file, two codes: the same places and the same features."""
     donor, file = build("resnet18", seed=3).eval(), tmp_path / "resnet18.safetensors"
-    save_file(donor.backbone.state_dict(), file)
+    save_file({name: value.contiguous() for name, value in donor.backbone.state_dict().items()}, file)
     net = build("timm:resnet18", weights=str(file)).eval()
     x = torch.randn(2, 3, 32, 32)
     torch.testing.assert_close(net.backbone(x), donor.backbone(x), rtol=1e-4, atol=1e-5)
