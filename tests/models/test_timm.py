@@ -183,7 +183,7 @@ def test_statistics_come_with_the_weights():
     ({"backbone": "timm:resnet18", "options": {"wings": 2}}, 64, "cannot build 'resnet18'.*wings"),
     ({"backbone": "timm:inception_v3"}, 32, "inception_v3 cannot take images of 32 px"),
     ({"backbone": "resnet18", "options": {"drop_rate": 0.1}}, 64, "model.options: resnet18 takes none"),
-    ({"backbone": "tim:resnet18"}, 64, "known: .*timm:NAME"),
+    ({"backbone": "resnet19"}, 64, "known: .*timm:NAME"),
 ])  # fmt: skip
 def test_bad_settings_are_one_line(settings, size, message):
     with pytest.raises(UserError, match=message) as raised:
