@@ -19,7 +19,8 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError,
 from fedsim.errors import UserError, nearest
 from fedsim.plugins import entry_points
 
-AUGMENTS = ("none", "domainbed", "csac", "feddg-ga", "flip-jitter", "flip")  # rows of fedsim.data.augment
+# Rows of fedsim.data.augment.
+AUGMENTS = ("none", "domainbed", "csac", "feddg-ga", "flip-jitter", "fedsb", "ccst", "flip")
 
 
 class Settings(BaseModel):
@@ -50,16 +51,23 @@ class DataSettings(Settings):
         1.0, gt=0, le=1, description="share of every domain's images used (per class, by split_seed)"
     )
     holdout: float = Field(0.1, gt=0, lt=1, description="share of a client's images held out for validation")
-    split: Literal["random", "stratified"] = Field("random", description="DomainBed's split, or per class (CSAC)")
+    split: Literal["random", "stratified", "lists"] = Field(
+        "random", description="DomainBed's split, per class (CSAC), or the published lists in data.lists"
+    )
+    lists: str = Field("", description="folder of split lists, seen from data.root: DOMAIN_train*.txt and so on")
     split_seed: int = Field(
         -1, ge=-1, description="seed of subsets, splits and partitions; -1: run.seed, so that seeds differ in data too"
     )
-    test_split: Literal["all", "in"] = Field("all", description="target images tested: all, or DomainBed's 'in' part")
+    test_split: Literal["all", "in", "list"] = Field(
+        "all",
+        description="target images tested: all, DomainBed's 'in' part, or those of DOMAIN_test*.txt in data.lists",
+    )
     clients_per_domain: int = Field(1, ge=1, description="clients that share one domain")
     partition: Literal["iid", "dirichlet"] = Field("iid", description="how a domain is shared between its clients")
     alpha: float = Field(0.5, gt=0, description="concentration of the Dirichlet partition over classes")
     augment: str = Field(
-        "none", description="none, domainbed, csac, feddg-ga, flip-jitter, flip, or module:name of your own"
+        "none",
+        description=f"{', '.join(AUGMENTS)}, or module:name of your own",
     )
     normalize: Literal["none", "imagenet", "mnist", "weights"] = Field(
         "none", description="mean and std after augmentation; weights: those that go with the backbone's weights"

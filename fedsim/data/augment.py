@@ -28,12 +28,14 @@ STATISTICS = {  # mean and standard deviation of each channel
 class Augmentation:
     """x float [B,C,H,W] in [0,1] -> same shape and range. Fields at their defaults do nothing.
 
-    crop: range of the area share of RandomResizedCrop (aspect ratio 3/4..4/3); flip: probability of a mirror image;
+    crop: range of the area share of RandomResizedCrop (aspect ratio 3/4..4/3); centre: share of both sides that a crop
+    of the middle keeps (resize to 232, then 224 of the centre: 224/232); flip: probability of a mirror image;
     jitter: strengths of brightness, contrast, saturation, hue; jitter_share: probability that an image is jittered;
     grey: probability of greyscale. One-channel images skip the colour operations.
     """
 
     crop: tuple[float, float] | None = None
+    centre: float = 1.0
     flip: float = 0.0
     jitter: tuple[float, float, float, float] | None = None
     jitter_share: float = 1.0
@@ -43,8 +45,8 @@ class Augmentation:
         if self == NOTHING:
             return x
         flipped = torch.rand(len(x)) < self.flip
-        if self.crop:
-            x = resized_crop(x, draw_boxes(len(x), *x.shape[-2:], self.crop), flipped)
+        if self.crop or self.centre < 1:
+            x = resized_crop(x, self._boxes(len(x), *x.shape[-2:]), flipped)
         elif self.flip:
             x = torch.where(_per_image(flipped, x), x.flip(-1), x)
         if x.shape[1] != 3:
@@ -52,6 +54,12 @@ class Augmentation:
         if self.jitter:
             x = _on_some(x, torch.rand(len(x)) < self.jitter_share, self._jittered)
         return _on_some(x, torch.rand(len(x)) < self.grey, lambda some: grey(some).expand_as(some))
+
+    def _boxes(self, count: int, height: int, width: int) -> Tensor:
+        if self.crop:
+            return draw_boxes(count, height, width, self.crop)
+        border, side = (1 - self.centre) / 2, self.centre
+        return torch.tensor([border * height, border * width, side * height, side * width]).expand(count, 4)
 
     def _jittered(self, x: Tensor) -> Tensor:
         strength = torch.tensor(self.jitter)[:, None]
@@ -103,6 +111,8 @@ AUGMENTATIONS = {
     "csac": Augmentation(crop=(0.8, 1.0), flip=0.5, jitter=(0.4, 0.4, 0.4, 0.4), grey=0.1),
     "feddg-ga": Augmentation(crop=(0.7, 1.0), flip=0.5, jitter=(0.4, 0.4, 0.4, 0.4), grey=0.1),
     "flip-jitter": Augmentation(flip=0.5, jitter=(0.2, 0.2, 0.2, 0.2), jitter_share=0.5),
+    "fedsb": Augmentation(centre=224 / 232, flip=0.5, jitter=(0.3, 0.3, 0.3, 0.3), grey=0.1),
+    "ccst": Augmentation(crop=(0.8, 1.0), flip=0.5),
     "flip": Augmentation(flip=0.5),
 }
 
@@ -171,7 +181,8 @@ def make_transforms(
     """Transforms of `data.augment` and `data.normalize` for images with `channels` channels.
 
     none; domainbed: crop 0.7-1, flip, jitter 0.3, greyscale 0.1; csac: crop 0.8-1, flip, jitter 0.4, greyscale 0.1;
-    feddg-ga: as domainbed with jitter 0.4; flip-jitter (gPerXAN): flip, jitter 0.2 for half of the images; flip.
+    feddg-ga: as domainbed with jitter 0.4; flip-jitter (gPerXAN): flip, jitter 0.2 for half of the images; fedsb:
+    centre 224/232, flip, jitter 0.3, greyscale 0.1; ccst: crop 0.8-1, flip; flip.
     `weights` are mean and std with which the backbone's weights were trained, for data.normalize = "weights".
     Raises UserError for statistics of another number of channels (ImageNet 3, MNIST 1), or where there are none.
     """

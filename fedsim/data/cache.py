@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from fedsim.data.folders import Listing, list_domain
+from fedsim.data.lists import WORDS, list_file, listed
 from fedsim.data.pixels import decode, read_bytes, unreadable
 from fedsim.data.reader import Reader, content_hash
 from fedsim.errors import UserError
@@ -50,9 +51,19 @@ class ImageTree(Reader):
         listing = list_domain(self.data, self.found, domain)
         manifest = _manifest(listing, self.found.name, domain, self.data.image_size)
         stored = _stored(cache_root(self.data) / self.found.name / f"{domain}-{manifest['hash']}")
-        return stored.get("content") or _content(
+        content = stored.get("content") or _content(
             listing, [_digest(read_bytes(listing.folder / name)) for name in listing.files]
         )
+        used = [list_file(self.data, domain, part) for part in WORDS] if self._reads_lists() else []
+        lists = [file.read_bytes() for file in used if file is not None]
+        return content_hash(content.encode(), *lists) if lists else content
+
+    def _reads_lists(self) -> bool:
+        return self.data.split == "lists" or self.data.test_split == "list"
+
+    def listed(self, domain: str, part: str) -> np.ndarray | None:
+        """Indices of the images that a list in `data.lists` names."""
+        return listed(self.data, domain, part, list_domain(self.data, self.found, domain))
 
 
 def cached_images(

@@ -83,7 +83,16 @@ def load_client(data: DataSettings, client: str) -> ClientData:
         seed = seed_hash(split_seed, environment, index)
     elif client != domain_of(client):
         raise UserError(f"no client {client!r}: data.clients_per_domain is 1, so the client is called {domain!r}")
-    train, validation = _split(data, labels[pool], seed, client)
+    if data.split == "lists":
+        pool = np.arange(len(labels))
+        train, validation = _listed_split(data, found, domain, seed)
+    else:
+        train, validation = _split(data, labels[pool], seed)
+    if len(train) < 2 or not len(validation):
+        raise UserError(
+            f"client {client!r} has {len(train)} training and {len(validation)} validation images, at "
+            "least 2 and 1 are needed; change data.holdout, data.fraction or data.clients_per_domain"
+        )
     return ClientData(
         client,
         images,
@@ -109,6 +118,8 @@ def load_target(data: DataSettings, domain: str) -> tuple[np.ndarray, np.ndarray
     indices = fraction_subset(labels, data.fraction, seed_hash(split_seed, environment, "fraction"))
     if data.test_split == "in":
         indices = indices[random_split(len(indices), data.holdout, seed_hash(split_seed, environment))[0]]
+    if data.test_split == "list":
+        indices = _required(data, found, domain, "test")
     return images, labels, indices
 
 
@@ -187,14 +198,29 @@ def _drawn(labels: bytes, kind: str, clients: int, alpha: float, seed: int) -> l
     return dirichlet_partition(found, clients, alpha, seed)
 
 
-def _split(data: DataSettings, labels: np.ndarray, seed: int, client: str) -> tuple[np.ndarray, np.ndarray]:
+def _split(data: DataSettings, labels: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
     if data.split == "stratified":
-        train, validation = stratified_split(labels, data.holdout, seed)
-    else:
-        train, validation = random_split(len(labels), data.holdout, seed)
-    if len(train) < 2 or not len(validation):
-        raise UserError(
-            f"client {client!r} has {len(train)} training and {len(validation)} validation images, at "
-            "least 2 and 1 are needed; change data.holdout, data.fraction or data.clients_per_domain"
-        )
+        return stratified_split(labels, data.holdout, seed)
+    return random_split(len(labels), data.holdout, seed)
+
+
+def _listed_split(data: DataSettings, found: Benchmark, domain: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """(train, validation) of the published lists; without a validation list, `holdout` of the training list."""
+    if data.clients_per_domain > 1 or data.fraction < 1:
+        raise UserError("data.split = 'lists' gives all images of a domain to one client; leave data.fraction at 1")
+    train = _required(data, found, domain, "train")
+    validation = reader(data, found).listed(domain, "validation")
+    if validation is None:
+        kept, held = random_split(len(train), data.holdout, seed)
+        return train[kept], train[held]
+    both = np.intersect1d(train, validation)
+    if len(both):
+        raise UserError(f"{domain}: {len(both)} images are in the training list and in the validation list")
     return train, validation
+
+
+def _required(data: DataSettings, found: Benchmark, domain: str, part: str) -> np.ndarray:
+    indices = reader(data, found).listed(domain, part)
+    if indices is None:
+        raise UserError(f"no list {domain}_{part}*.txt in {data.lists}; data.split and data.test_split ask for one")
+    return indices

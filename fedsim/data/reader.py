@@ -5,6 +5,7 @@ import hashlib
 import numpy as np
 
 from fedsim.data.benchmarks import Benchmark
+from fedsim.errors import UserError
 from fedsim.experiment import DataSettings
 from fedsim.plugins import load
 
@@ -25,6 +26,10 @@ class Reader:
     def labels(self, domain: str, apart: bool = False) -> np.ndarray:
         """Labels int64 [N] alone; image trees list their files and open none."""
         return self.images(domain, apart)[1]
+
+    def listed(self, domain: str, part: str) -> np.ndarray | None:
+        """Indices of the images that a published list names (`part`: train, validation, test); None without a list."""
+        raise UserError(f"{self.found.title} has no files that a list could name; use data.split = 'stratified'")
 
     def fingerprint(self, domain: str) -> str:
         """Hash of a domain's content: equal for equal data, wherever it lies."""

@@ -145,3 +145,18 @@ def test_imagenet_statistics_need_colour():
 def test_transforms_can_be_sent_to_another_process(batch):
     transforms = pickle.loads(pickle.dumps(make_transforms(DataSettings(augment="domainbed", normalize="imagenet"), 3)))
     assert transforms.normalize(transforms.augment(batch)).shape == batch.shape
+
+
+def test_the_centre_of_fedsb_on_a_ramp():
+    """Pixel i of a ramp of 58 becomes the value at 58/2 + (i - 28.5) 56/58: the middle 56 of 58, at full size."""
+    ramp = (torch.arange(58.0) / 58).expand(1, 1, 58, 58).contiguous()
+    out = Augmentation(centre=56 / 58)(ramp)
+    expected = (28.5 + (torch.arange(58.0) - 28.5) * (56 / 58)) / 58
+    assert torch.allclose(out[0, 0, 20, 1:-1], expected[1:-1], atol=1e-5)  # the border pixels stay within the crop
+    assert AUGMENTATIONS["fedsb"].centre == 224 / 232
+
+
+def test_ccst_crops_and_mirrors_and_leaves_colours():
+    flat = torch.rand(8, 3, 1, 1).expand(8, 3, 16, 16).contiguous()
+    assert torch.allclose(AUGMENTATIONS["ccst"](flat), flat, atol=1e-6)
+    assert not torch.allclose(AUGMENTATIONS["fedsb"](flat), flat, atol=1e-3)

@@ -1,0 +1,64 @@
+"""Published splits: text files that name a domain's training, validation and test images.
+
+art_painting_train_kfold.txt     art_painting/dog/pic_001.jpg 1
+"""
+
+from pathlib import Path
+
+import numpy as np
+
+from fedsim.data.folders import Listing
+from fedsim.data.names import composed
+from fedsim.errors import UserError
+from fedsim.experiment import DataSettings, data_root
+
+WORDS = {"train": ("train",), "validation": ("crossval", "val"), "test": ("test",)}
+
+
+def list_folder(data: DataSettings) -> Path:
+    """Folder of the lists: `data.lists`, seen from the data root. UserError when it is not there."""
+    folder = data_root(data) / data.lists
+    if not data.lists or not folder.is_dir():
+        named = f"no folder {folder}" if data.lists else "data.lists is empty"
+        raise UserError(f"{named}; set data.lists to the folder of the split lists (DOMAIN_train*.txt and so on)")
+    return folder
+
+
+def list_file(data: DataSettings, domain: str, part: str) -> Path | None:
+    """The file DOMAIN_train*.txt (DOMAIN_crossval*.txt or DOMAIN_val*.txt, DOMAIN_test*.txt); None without one."""
+    files = sorted(list_folder(data).glob("*.txt"))
+    for word in WORDS[part]:
+        found = [file for file in files if composed(file.name).casefold().startswith(f"{domain}_{word}".casefold())]
+        if len(found) > 1:
+            raise UserError(f"{found[0].parent}: several lists {domain}_{word}*.txt; keep one")
+        if found:
+            return found[0]
+    return None
+
+
+def listed(data: DataSettings, domain: str, part: str, listing: Listing) -> np.ndarray | None:
+    """Sorted indices into the listing of the images that a list names; None when there is no list.
+
+    A line is a path, and perhaps a label, which is not used: the class is that of the image's folder. The path's last
+    parts have to name an image of the domain. UserError for one that does not, or for an image named twice.
+    """
+    file = list_file(data, domain, part)
+    if file is None:
+        return None
+    index = {composed(name): position for position, name in enumerate(listing.files)}
+    found: dict[int, int] = {}
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+        if not line.strip():
+            continue
+        path = line.strip()
+        head, _, label = path.rpartition(" ")
+        path = composed(head.strip() if head and label.isdecimal() else path)
+        parts = path.replace("\\", "/").split("/")
+        endings = ["/".join(parts[start:]) for start in range(len(parts))]
+        position = next((index[ending] for ending in endings if ending in index), None)
+        if position is None:
+            raise UserError(f"{file}, line {number}: {path!r} is none of the images of {domain} in {listing.folder}")
+        if position in found:
+            raise UserError(f"{file}, line {number}: {path!r} was named in line {found[position]} already")
+        found[position] = number
+    return np.array(sorted(found), dtype=np.int64)

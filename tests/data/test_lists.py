@@ -1,0 +1,83 @@
+"""Published split lists: who trains, validates and is tested, and what a list may not say."""
+
+import pytest
+
+from fedsim.data import load_client, load_target
+from fedsim.data.fingerprint import fingerprints
+from fedsim.errors import UserError
+
+
+@pytest.fixture
+def lists(tree_settings, tmp_path):
+    """Settings with lists, and a function that writes one: lists("photo_train", ["photo/cat/000.png 1"])."""
+    folder = tmp_path / "lists"
+    folder.mkdir()
+
+    def write(name: str, lines: list[str]) -> None:
+        (folder / f"{name}.txt").write_text("\n".join(lines) + "\n")
+
+    return tree_settings(split="lists", test_split="list", lists="../lists"), write
+
+
+def test_the_lists_say_who_trains_and_validates(lists):
+    data, write = lists
+    write("photo_train_kfold", ["photo/dog/002.png 2", "photo/cat/000.png 1", "photo/cat/003.png 1", ""])
+    write("photo_crossval_kfold", ["PACS/photo/dog/000.png", "cat\\001.png"])
+    own = load_client(data, "photo")
+    assert own.train.tolist() == [0, 3, 6]  # cat 0 to 3, dog 4 to 7, in sorted order
+    assert own.validation.tolist() == [1, 4]
+    assert own.class_counts().tolist() == [2, 1]
+
+
+def test_without_a_validation_list_a_part_of_the_training_list_validates(lists):
+    data, write = lists
+    write("photo_train", [f"photo/{name}/00{index}.png" for name in ("cat", "dog") for index in range(3)])
+    own = load_client(data.model_copy(update={"holdout": 0.34}), "photo")
+    assert (len(own.train), len(own.validation)) == (4, 2)
+    assert sorted([*own.train, *own.validation]) == [0, 1, 2, 4, 5, 6]
+
+
+def test_the_target_is_tested_on_its_test_list(lists):
+    data, write = lists
+    write("sketch_test", ["sketch/dog/001.png 2"])
+    assert load_target(data, "sketch")[2].tolist() == [5]
+
+
+def test_other_lists_are_other_data(lists):
+    data, write = lists
+    write("photo_train", ["photo/cat/000.png"])
+    before = fingerprints(data)["photo"]
+    write("photo_train", ["photo/cat/001.png"])
+    assert fingerprints(data)["photo"]["content"] != before["content"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (["photo/cat/999.png 1"], r"photo_train.txt, line 1: 'photo/cat/999.png' is none of the images of photo"),
+        (["photo/cat/000.png", "a/photo/cat/000.png"], r"line 2: 'a/photo/cat/000.png' was named in line 1 already"),
+        (["photo/cat/000.png"], "1 training and 1 validation images"),
+        (["photo/cat/001.png", "photo/dog/000.png", "photo/dog/001.png"], "1 images are in the training list and in"),
+    ],
+)
+def test_lists_that_cannot_be_meant_are_refused(lists, lines, said):
+    data, write = lists
+    write("photo_train", lines)
+    write("photo_val", ["photo/cat/001.png"])
+    with pytest.raises(UserError, match=said) as error:
+        load_client(data, "photo")
+    assert "\n" not in str(error.value)
+
+
+def test_missing_lists_are_named(lists, tmp_path):
+    data, _ = lists
+    with pytest.raises(UserError, match=r"no list photo_train\*.txt"):
+        load_client(data, "photo")
+    with pytest.raises(UserError, match=r"no folder .*elsewhere; set data.lists"):
+        load_client(data.model_copy(update={"lists": "elsewhere"}), "photo")
+    with pytest.raises(UserError, match=r"data.lists is empty; set data.lists"):
+        load_client(data.model_copy(update={"lists": ""}), "photo")
+    with pytest.raises(UserError, match=r"has no files that a list could name"):
+        load_client(data.model_copy(update={"dataset": "digits"}), "rot0")
+    with pytest.raises(UserError, match=r"all images of a domain to one client"):
+        load_client(data.model_copy(update={"fraction": 0.5}), "photo")

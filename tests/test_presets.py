@@ -1,0 +1,101 @@
+"""The shipped presets against the hyper-parameters of their sources (docs/presets.md lists them with their pages)."""
+
+import pytest
+
+from fedsim.assembly import build_recipe
+from fedsim.experiment import read_experiment
+from fedsim.run.plan import complete
+
+FEDIG = {
+    "train": {"rounds": 40, "iterations": 200, "batch_size": 64, "lr": 0.01, "momentum": 0.5, "local_checks": 10},
+    "data": {"holdout": 0.2, "test_split": "in", "augment": "domainbed"},
+    "model": {"backbone": "resnet18", "bottleneck": 256},
+}
+CSAC = {
+    "train": {"rounds": 40, "epochs": 10, "iterations": 0, "batch_size": 64, "lr": 0.01, "momentum": 0.5},
+    "data": {"holdout": 0.1, "split": "stratified", "augment": "csac"},
+    "model": {"backbone": "resnet18", "bottleneck": 256},
+}
+GPERXAN = {
+    "train": {
+        "rounds": 100,
+        "epochs": 1,
+        "batch_size": 32,
+        "lr": 0.002,
+        "momentum": 0.9,
+        "weight_decay": 5e-4,
+        "persist_optimizer": True,
+    },
+    "data": {"holdout": 0.1, "augment": "flip-jitter"},
+    "model": {"backbone": "resnet50"},
+}
+GA = {
+    "train": {"rounds": 40, "epochs": 5, "batch_size": 16, "lr": 0.001, "schedule": "step", "persist_optimizer": True},
+    "data": {"holdout": 0.1, "augment": "feddg-ga"},
+}
+FEDSB = {
+    "train": {"rounds": 100, "optimizer": "adam", "lr": 1e-4, "batch_size": 64},
+    "data": {"holdout": 0.1, "augment": "fedsb"},
+}
+CCST = {
+    "train": {"rounds": 500, "epochs": 1, "lr": 0.001, "momentum": 0.0, "weight_decay": 0.0},
+    "data": {"image_size": 222, "augment": "ccst"},
+}
+SOURCES = {
+    ("pacs", "fedig"): FEDIG,
+    ("vlcs", "fedig"): FEDIG,
+    ("office-home", "fedig"): FEDIG,
+    ("pacs", "fedig-30"): {
+        "train": {"rounds": 120, "iterations": 20, "clients_per_round": 10},
+        "data": {"clients_per_domain": 10, "test_split": "in"},
+    },
+    ("pacs", "csac"): CSAC,
+    ("vlcs", "csac"): CSAC,
+    ("pacs", "csac-code"): {**CSAC, "train": {"rounds": 40, "iterations": 200}},
+    ("vlcs", "csac-alexnet"): {
+        **CSAC,
+        "train": {"epochs": 10, "lr": 0.001},
+        "model": {"backbone": "alexnet", "bottleneck": 0},
+    },
+    ("pacs", "gperxan"): GPERXAN,
+    ("office-home", "gperxan"): GPERXAN,
+    ("pacs", "feddg-ga"): GA,
+    ("office-home", "feddg-ga"): GA,
+    ("terra-incognita", "feddg-ga"): {"train": {"batch_size": 64}, "data": {"holdout": 0.2}},
+    ("pacs", "fedsb"): {**FEDSB, "model": {"backbone": "resnet18"}},
+    ("vlcs", "fedsb"): {**FEDSB, "model": {"backbone": "resnet18"}},
+    ("office-home", "fedsb"): {**FEDSB, "model": {"backbone": "resnet50"}},
+    ("terra-incognita", "fedsb"): {**FEDSB, "model": {"backbone": "resnet50"}},
+    ("pacs", "ccst"): {**CCST, "model": {"backbone": "resnet50"}},
+    ("office-home", "ccst"): {**CCST, "model": {"backbone": "resnet18"}},
+}
+
+
+@pytest.mark.parametrize(("config", "preset"), SOURCES)
+def test_preset_has_the_values_of_its_source(config, preset):
+    table = read_experiment(config, preset=preset).model_dump()
+    for section, values in SOURCES[config, preset].items():
+        assert {key: table[section][key] for key in values} == values
+    assert table["train"]["budget"] == "paper"
+
+
+@pytest.mark.parametrize("config", ["pacs", "vlcs", "office-home", "terra-incognita"])
+def test_base_settings_give_every_method_the_same_budget(config):
+    assert read_experiment(config).train.budget == "images"
+
+
+@pytest.mark.parametrize(("config", "stages"), [("pacs", (1, 2, 3)), ("office-home", (1, 2)), ("vlcs", (1, 2))])
+def test_mixstyles_stages(config, stages):
+    recipe = build_recipe(complete(read_experiment(config, ["method.name=mixstyle"])))
+    assert recipe.inserts[0].stages == stages
+
+
+def test_parts_of_the_presets():
+    def step(preset):
+        return build_recipe(complete(read_experiment("pacs", ["method.name=csac"], preset))).client
+
+    assert (step("csac").acquire_iterations, step("csac").acquire_epochs, step("csac").smoothing) == (0, 30, 0.1)
+    code = step("csac-code")
+    assert (code.acquire_iterations, code.smoothing, code.align) == (1800, 0.0, "logits")
+    ccst = build_recipe(complete(read_experiment("pacs", ["method.name=ccst"], "ccst")))
+    assert type(ccst.weights).__name__ == "Uniform"
