@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from fedsim.deploy.cli import app as deploy
-from fedsim.errors import ClientFailedError, UserError
+from fedsim.edge import guarded
+from fedsim.errors import UserError
 
 app = typer.Typer(
     add_completion=False,
@@ -37,30 +38,21 @@ def main() -> None:
     """Console entry: bad input is one line and exit code 2, a failed client its own traceback and 1, Ctrl-C 130."""
     for number in (signal.SIGINT, signal.SIGTERM):  # a background shell starts commands with SIGINT ignored
         signal.signal(number, _interrupt)
+    sys.exit(guarded(_command))
+
+
+def _command() -> int:
     try:
         code = app(standalone_mode=False) or 0  # without standalone mode, typer.Exit's code is returned
-        if code == 130:  # Typer's own answer to Ctrl-C
-            raise KeyboardInterrupt
-        sys.exit(code)
-    except UserError as error:
-        sys.exit(_complain(str(error), 2))
-    except ClientFailedError as error:
-        sys.exit(_complain(str(error), 1))
-    except (KeyboardInterrupt, typer.Abort):
-        sys.exit(_complain("interrupted; the same command continues where it stopped", 130))
-    except Exception as error:
-        if hasattr(error, "format_message"):  # click's usage errors
-            sys.exit(_complain(error.format_message(), 2))
-        raise
+    except typer.Abort:
+        code = 130
+    if code == 130:  # Typer's own answer to Ctrl-C
+        raise KeyboardInterrupt
+    return code
 
 
 def _interrupt(number: int, frame: object) -> None:
     raise KeyboardInterrupt
-
-
-def _complain(text: str, code: int) -> int:
-    print(f"fedsim: {text}", file=sys.stderr)
-    return code
 
 
 @app.command()
@@ -97,7 +89,9 @@ def _short(**options: str | int) -> list[str]:
         "federation": "run.federation",
         "output": "run.output",
     }
-    return [f"{names[key]}={value}" for key, value in options.items() if value not in ("", -1)]
+    given = {key: value for key, value in options.items() if value not in ("", -1)}
+    # in quotes, so that a domain called 100 or 1.10 stays a name
+    return [f"{names[key]}={json.dumps(value, ensure_ascii=False)}" for key, value in given.items()]
 
 
 def _callbacks(names: list[str] | None) -> list[str]:

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pandas as pd
+from rich.markup import escape
 from rich.table import Table
 
-from fedsim.console import ProgressBar, console, errors
+from fedsim.console import ProgressBar, console, errors, say
 from fedsim.errors import UserError
 from fedsim.experiment import Experiment, nearest
 
@@ -50,14 +51,14 @@ def run_one(experiment: Experiment) -> None:
     if is_finished(folder):
         refuse_other_settings(folder, experiment)
         complete_finish(experiment)
-        console.print(f"already finished: {folder}")
+        say(f"already finished: {folder}")
     else:
         bar = ProgressBar()
         try:
             carry_out(plan, [bar])
         finally:
             bar.close()
-    console.print(headline(folder))
+    say(headline(folder))
 
 
 def make_pictures(experiment: Experiment, output: Path, rows: int) -> None:
@@ -66,7 +67,7 @@ def make_pictures(experiment: Experiment, output: Path, rows: int) -> None:
     from fedsim.run.plan import resolve
 
     for file in draw_pictures(resolve(experiment), output, rows):
-        console.print(str(file), soft_wrap=True)
+        say(str(file))
 
 
 def headline(folder: Path) -> str:
@@ -93,23 +94,23 @@ def show_methods(name: str) -> None:
             standard = {repr(part) for _, part in parts_of(Recipe())}
             own = [f"{slot}: {part_name(part)}" for slot, part in parts_of(recipe) if repr(part) not in standard]
             own += ["pooled"] if recipe.pooled else []
-            table.add_row(key, ", ".join(own) or "-", recipe.paper, origin("methods", key))
+            table.add_row(*map(escape, (key, ", ".join(own) or "-", recipe.paper, origin("methods", key))))
         console.print(table)
-        console.print("combine rows with +, e.g. gperxan+fedprox; details: fedsim methods NAME")
+        say("combine rows with +, e.g. gperxan+fedprox; details: fedsim methods NAME")
         return
     from fedsim.assembly import find_recipe
 
     recipe = find_recipe(name)
-    table = Table("slot", "part", "settings", title=f"{name}: {recipe.paper}")
+    table = Table("slot", "part", "settings", title=escape(f"{name}: {recipe.paper}"))
     for slot in SLOTS:
         for part in [part for key, part in parts_of(recipe) if key == slot]:
             fields = [
                 f"method.{part_name(part)}.{field.name} = {getattr(part, field.name)!r}"
                 for field in dataclasses.fields(part)
             ]
-            table.add_row(slot, part_name(part), "\n".join(fields))
+            table.add_row(slot, part_name(part), escape("\n".join(fields)))
     console.print(table)
-    console.print(f"discloses: {recipe.disclosure()}")
+    say(f"discloses: {recipe.disclosure()}")
 
 
 def show_datasets(name: str) -> None:
@@ -124,11 +125,11 @@ def show_datasets(name: str) -> None:
         return
     if name:
         bench = BENCHMARKS[name]
-        table = Table("domain", "images", title=f"{bench.title}: {len(bench.classes)} classes")
+        table = Table("domain", "images", title=escape(f"{bench.title}: {len(bench.classes)} classes"))
         for domain in bench.domains:
-            table.add_row(domain, str(bench.counts[domain]) if bench.counts else "not checked")
+            table.add_row(escape(domain), str(bench.counts[domain]) if bench.counts else "not checked")
         console.print(table)
-        console.print(f"classes: {', '.join(bench.classes)}\nsource: {bench.source}\n{bench.note}")
+        say(f"classes: {', '.join(bench.classes)}\nsource: {bench.source}\n{bench.note}")
         return
     table = Table("data set", "domains", "classes", "images", title="fedsim datasets")
     for key, bench in BENCHMARKS.items():
@@ -136,7 +137,7 @@ def show_datasets(name: str) -> None:
         table.add_row(key, ", ".join(bench.domains), str(len(bench.classes)), images)
     console.print(table)
     configs = sorted({file.stem for folder in config_folders() for file in folder.glob("*.toml")})
-    console.print(f"shipped experiments: {', '.join(configs)}")
+    say(f"shipped experiments: {', '.join(configs)}")
 
 
 def chosen_runs(folder: Path, methods: str, targets: str, seeds: str) -> "Runs":
@@ -173,7 +174,7 @@ def draw_plots(folder: Path, runs: "Runs", select: str) -> None:
         errors.print(boxes, soft_wrap=True, markup=False, highlight=False)
     for file in files:
         if file.suffix == ".png":
-            console.print(f"{file} (and .svg)", soft_wrap=True, markup=False)
+            say(f"{file} (and .svg)")
 
 
 def make_report(folder: Path, runs: "Runs") -> None:
@@ -181,7 +182,7 @@ def make_report(folder: Path, runs: "Runs") -> None:
     from fedsim.results import write_report
 
     notes = method_notes(runs.experiments.values())
-    console.print(f"report: {write_report(folder, notes, runs=runs)}", soft_wrap=True, markup=False)
+    say(f"report: {write_report(folder, notes, runs=runs)}")
 
 
 def method_notes(experiments: Iterable[Experiment]) -> dict[str, dict[str, str]]:
@@ -205,4 +206,4 @@ def draw_features(run: Path, output: Path, per_domain: int) -> None:
     from fedsim.results.features import plot_features
 
     png, _ = plot_features(run, output, per_domain)
-    console.print(f"{png} (and .svg)", soft_wrap=True)
+    say(f"{png} (and .svg)")

@@ -11,12 +11,17 @@ console = Console()
 errors = Console(stderr=True)
 
 
+def say(text: str) -> None:
+    """Print a line as it is: brackets in names are no markup, and paths are not broken."""
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
 class ProgressBar:
     """Callback that draws a run: round, validation and target accuracy, time left."""
 
     def __init__(self) -> None:
         self._progress = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("{task.fields[scores]}"),

@@ -11,16 +11,27 @@ import os
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from fedsim.errors import UserError, nearest
 from fedsim.plugins import entry_points
 
 # Rows of fedsim.data.augment.
 AUGMENTS = ("none", "domainbed", "csac", "feddg-ga", "flip-jitter", "fedsb", "ccst", "flip")
+
+LONGEST_NAME = 200  # bytes of a part of a folder's name; file systems take 255 for the whole
 
 
 class Settings(BaseModel):
@@ -30,6 +41,31 @@ class Settings(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _whole_numbers_are_names(cls, table: Any) -> Any:
+        """A domain may be called 100: a whole number where a text is wanted is that text."""
+        if not isinstance(table, dict):
+            return table
+        wanted = {key: field.annotation for key, field in cls.model_fields.items() if key in table}
+        return {**table, **{key: _as_text(table[key], kind) for key, kind in wanted.items()}}
+
+
+def _as_text(value: Any, kind: Any) -> Any:
+    """A whole number as the text that is wanted, alone or in a list; anything else as it is."""
+    if kind == list[str] and isinstance(value, list):
+        return [_as_text(item, str) for item in value]
+    return str(value) if kind is str and type(value) is int else value
+
+
+def folder_name(value: str) -> str:
+    """A text that can name one folder, and only one below its parent; ValueError says what is wrong with it."""
+    if value in (".", "..") or any(sign in value for sign in "/\\") or not value.isprintable():
+        raise ValueError("it names a folder: no slashes, no control characters, and neither . nor ..")
+    if len(value.encode(errors="surrogateescape")) > LONGEST_NAME:
+        raise ValueError(f"it names a folder: at most {LONGEST_NAME} bytes")
+    return value
 
 
 class DataSettings(Settings):
@@ -149,7 +185,9 @@ class RunSettings(Settings):
 
     target: str = Field("", description="the unseen domain; empty: the last one")
     seed: int = Field(0, ge=0)
-    label: str = Field("", description="told apart from other runs of the same method, e.g. by a sweep's grid")
+    label: Annotated[str, AfterValidator(folder_name)] = Field(
+        "", description="told apart from other runs of the same method, e.g. by a sweep's grid"
+    )
     runtime: Literal["inline", "ray", "flower", "deployment"] = Field(
         "inline",
         description="this process, Ray workers, Flower's own simulation engine, or a federation's own machines",
@@ -194,7 +232,7 @@ class RunSettings(Settings):
 class Experiment(Settings):
     """One experiment, resolved: everything that a run depends on."""
 
-    name: str = "experiment"
+    name: Annotated[str, AfterValidator(folder_name), Field(min_length=1)] = "experiment"
     data: DataSettings = DataSettings()
     model: ModelSettings = ModelSettings()
     train: TrainSettings = TrainSettings()
@@ -295,7 +333,7 @@ def _resolve(table: dict, overrides: Sequence[str], preset: str, where: str) -> 
         table = _merge(table, presets[preset])
     for key, value in changes:
         _assign(table, key.split("."), value, key)
-    return from_table(table, where)
+    return from_table(table, where, overrides)
 
 
 def _check_tables(table: dict, presets: Any, where: str) -> None:
@@ -345,12 +383,19 @@ def _merge(base: dict, changes: dict) -> dict:
     return merged
 
 
-def from_table(table: dict, where: str = "settings") -> Experiment:
-    """Validated Experiment of a nested table; raises UserError naming the key and the nearest right one."""
+def from_table(table: dict, where: str = "settings", overrides: Sequence[str] = ()) -> Experiment:
+    """Validated Experiment of a nested table; UserError names the key, the nearest right one, and who set it."""
     try:
         return Experiment.model_validate(table)
     except ValidationError as error:
-        raise UserError(f"{where}: {_explain(error)}") from None
+        key = ".".join(str(part) for part in error.errors()[0]["loc"])
+        guilty = [text for text in overrides if _concerns(text.partition("=")[0].strip(), key)]
+        raise UserError(f"{f'override {guilty[-1]!r}' if guilty else where}: {_explain(error)}") from None
+
+
+def _concerns(override: str, key: str) -> bool:
+    """Does an override's key set what an error is about: the same key, or one above or below it?"""
+    return f"{key}.".startswith(f"{override}.") or f"{override}.".startswith(f"{key}.")
 
 
 def _explain(error: ValidationError) -> str:

@@ -222,5 +222,5 @@ def table(federation: Federation, findings: list[Finding], title: str) -> Table:
         versions = [getattr(answer, key) or "-" for key in ("fedsim", "flwr", "torch", "python", "device")]
         role = " (target)" if finding.site.role == "target" else ""
         state = "online" if finding.online else "offline"
-        shown.add_row(finding.site.name, finding.site.domain + role, state, *versions, images, verdict)
+        shown.add_row(escape(finding.site.name), escape(finding.site.domain + role), state, *versions, images, verdict)
     return shown

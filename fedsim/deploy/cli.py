@@ -22,7 +22,7 @@ def init(
     from fedsim.deploy.kits import init as write_kits
 
     for kit in write_kits(read_federation(federation), force, add):
-        console.print(str(kit), soft_wrap=True, highlight=False)
+        console.print(str(kit), soft_wrap=True, markup=False, highlight=False)
 
 
 @app.command()
@@ -33,7 +33,7 @@ def register(federation: FederationFile = Path("federation.toml")) -> None:
     from fedsim.deploy.federation import read_federation
 
     nodes = register_keys(read_federation(federation))
-    console.print(f"registered: {', '.join(nodes) or 'no site'}", soft_wrap=True, highlight=False)
+    console.print(f"registered: {', '.join(nodes) or 'no site'}", soft_wrap=True, markup=False, highlight=False)
 
 
 @app.command()

@@ -223,7 +223,9 @@ class RayGrid(LocalGrid):
         self._hire(slot)
         if slot.careful:
             who = addressee(slot.jobs[0].message)
-            self._fail_first(slot, f"the worker of {who} died twice (out of memory?): {essence(error)}")
+            started = not getattr(error, "actor_init_failed", False)
+            what = "died twice (out of memory?)" if started else "could not start"
+            self._fail_first(slot, f"the worker of {who} {what}: {essence(error)}")
         slot.careful = True
 
     def _replace_late(self) -> None:

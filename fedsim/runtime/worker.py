@@ -15,6 +15,8 @@ from pathlib import Path
 from flwr.app import Array, ArrayRecord, Context, Error, Message, RecordDict
 
 from fedsim.arrays import nbytes, record_of
+from fedsim.edge import refuse_hidden_packages
+from fedsim.errors import USER_ERROR, UserError
 from fedsim.runtime.identity import with_content
 
 CLIENT_APP_RAISED = 2  # Flower's error code for an exception in the client app
@@ -72,6 +74,10 @@ class Worker:
             os.chdir(place.folder)
         for name, value in place.variables.items():
             os.environ.setdefault(name, value)  # a machine's own data folder wins
+        try:
+            refuse_hidden_packages()  # Ray puts the driver's folder first in the search
+        except UserError as error:
+            raise UserError(f"{USER_ERROR}{error}") from None
         import torch
 
         torch.set_num_threads(place.threads)

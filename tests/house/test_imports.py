@@ -24,7 +24,7 @@ FLOORS = (
     ("clients",),
     ("strategies",),
     ("fedsim.models", "fedsim.data", "fedsim.results"),
-    ("fedsim.part", "fedsim.console"),
+    ("fedsim.part", "fedsim.console", "fedsim.edge"),
     ("fedsim.experiment", "fedsim.arrays", "fedsim.seeding"),
     ("fedsim.plugins",),
     ("fedsim.errors", "fedsim.cores"),

@@ -1,0 +1,124 @@
+"""The edge between the program and a person: whatever goes wrong becomes one line and an exit code.
+
+2: what the person can mend (settings, files, disks). 1: a client that failed, with its own traceback, or something
+that nobody foresaw, whose traceback goes into a log file. 130: interrupted.
+"""
+
+import contextlib
+import errno
+import importlib.util
+import os
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from fedsim.errors import ClientFailedError, UserError
+
+OWN_PACKAGES = ("clients", "strategies")
+# What a person can mend at a file, a disk or a terminal.
+MENDABLE = {
+    getattr(errno, name)
+    for name in (
+        *("ENOENT", "ENOTDIR", "EISDIR", "EEXIST", "EACCES", "EPERM", "EROFS", "ENOSPC", "EDQUOT", "EFBIG"),
+        *("ENAMETOOLONG", "ELOOP", "EMFILE", "ENFILE", "EIO", "ENOTEMPTY", "ESTALE"),
+    )
+}
+INTERRUPTED = "interrupted; the same command continues where it stopped"
+
+
+def guarded(command: Callable[[], int | None]) -> int:
+    """Run a command; its exit code. Whatever it raises is told in one line on the standard error."""
+    with _any_encoding():
+        code = _run(command)
+        return _flush(code)
+
+
+def _run(command: Callable[[], int | None]) -> int:
+    try:
+        refuse_hidden_packages()
+        return command() or 0
+    except UserError as error:
+        return complain(str(error), 2)
+    except ClientFailedError as error:
+        return complain(str(error), 1)
+    except KeyboardInterrupt:
+        return complain(INTERRUPTED, 130)
+    except BrokenPipeError:  # the reader of our output has gone: `fedsim compare ... | head`
+        _silence(sys.stdout)
+        return 1
+    except Exception as error:
+        return complain(*explain(error))
+
+
+def explain(error: Exception) -> tuple[str, int]:
+    """One line and an exit code for an error that is neither the user's nor a client's by its type."""
+    if hasattr(error, "format_message"):  # click's usage errors
+        return error.format_message(), 2
+    if isinstance(error, OSError) and error.errno in MENDABLE:
+        where = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
+        return f"{where or 'cannot write: '}{error.strerror}; mend that and give the same command again", 2
+    what = " ".join(f"{type(error).__name__}: {error}".split())
+    if "No space left on device" in what:  # libraries have error types of their own for it
+        return f"{what}; free some space and give the same command again", 2
+    return f"{what[:500]} (this was not foreseen{_kept(error)})", 1
+
+
+def _kept(error: Exception) -> str:
+    """Where the traceback is, in words; empty where it could not be written."""
+    text = "".join(traceback.format_exception(error))
+    for folder in (tempfile.gettempdir(), "."):
+        file = Path(folder) / f"fedsim-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
+        with contextlib.suppress(OSError):
+            file.write_text(f"{' '.join(sys.argv)}\n{text}", encoding="utf-8", errors="backslashreplace")
+            return f"; traceback in {file}"
+    return ""
+
+
+def complain(text: str, code: int) -> int:
+    """Say what is wrong on the standard error, as far as there is one; the exit code."""
+    with contextlib.suppress(OSError, ValueError):
+        print(f"fedsim: {text}", file=sys.stderr, flush=True)
+    return code
+
+
+def _flush(code: int) -> int:
+    """The standard output may be a full disk or a closed pipe, which shows only now."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _silence(sys.stdout)
+        return code or 1
+    except OSError as error:
+        _silence(sys.stdout)
+        return code or complain(f"cannot write to the standard output: {error.strerror}", 2)
+    return code
+
+
+def _silence(stream: object) -> None:
+    """Let the interpreter's own last flush go nowhere, instead of into a second error."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+@contextlib.contextmanager
+def _any_encoding() -> Iterator[None]:
+    """What a terminal or a file cannot spell is written as an escape: `±` in ASCII, names that are not UTF-8."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    yield
+
+
+def refuse_hidden_packages() -> None:
+    """UserError when a folder of the user's hides a package of ours: some searches begin in the working folder."""
+    home = Path(__file__).resolve().parents[1]
+    for name in OWN_PACKAGES:
+        spec = importlib.util.find_spec(name)
+        places = [Path(place).resolve() for place in (spec.submodule_search_locations or [spec.origin])] if spec else []
+        if not spec:
+            raise UserError(f"the package {name!r} of fedsim is missing beside {home / 'fedsim'}; install it again")
+        if home / name not in places:
+            raise UserError(f"{places[0]} hides the package {name!r} of fedsim; rename it, or start in another folder")

@@ -1,0 +1,122 @@
+"""Whatever goes wrong is one line and an exit code, never a page of traceback."""
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedsim import edge
+from fedsim.errors import ClientFailedError, UserError
+
+SMALL = ["--set", "train.rounds=1", "--set", "data.fraction=0.05"]
+PROGRAM = [sys.executable, "-m", "fedsim"]
+ROOT = Path(edge.__file__).parents[1]
+
+
+def fedsim(*words, stdout=subprocess.PIPE, cwd=None, **variables):
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
+    command = [*PROGRAM, *words]
+    return subprocess.run(
+        command, stdout=stdout, stderr=subprocess.PIPE, text=True, env=variables, cwd=cwd, timeout=120
+    )
+
+
+def one_line(done, code):
+    assert done.returncode == code, done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.startswith("fedsim: ")]
+    assert len(lines) == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    return lines[0]
+
+
+def test_output_on_a_file(tmp_path):
+    (tmp_path / "taken").write_text("")
+    said = one_line(fedsim("run", "digits", *SMALL, "--output", str(tmp_path / "taken")), 2)
+    assert "taken" in said
+    assert "Not a directory" in said or "File exists" in said
+
+
+@pytest.mark.parametrize("words", [["methods"], ["datasets"], ["--help"]])
+def test_a_full_standard_output(words):
+    with Path("/dev/full").open("w") as full:
+        assert "No space left on device" in one_line(fedsim(*words, stdout=full), 2)
+
+
+@pytest.mark.parametrize("words", [["methods"], ["datasets"], ["--help"]])
+def test_an_ascii_terminal(words):
+    done = fedsim(*words, PYTHONIOENCODING="ascii", COLUMNS="200")
+    assert done.returncode == 0, done.stderr
+    done.stdout.encode("ascii")
+
+
+@pytest.mark.parametrize("package", ["clients", "strategies"])
+def test_a_folder_that_hides_a_package_is_named(package, tmp_path):
+    """`python -m` searches the working folder first."""
+    (tmp_path / package).mkdir()
+    (tmp_path / package / "__init__.py").write_text("")
+    said = one_line(fedsim("methods", cwd=tmp_path), 2)
+    assert f"{tmp_path / package} hides the package '{package}'" in said
+
+
+def failing(error):
+    def command():
+        raise error
+
+    return command
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (UserError("no such thing"), 2, "no such thing"),
+        (ClientFailedError("photo: out of memory"), 1, "photo: out of memory"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (OSError(errno.EROFS, "Read-only file system", "/mnt/x"), 2, "/mnt/x: Read-only file system"),
+        (OSError(errno.ENOSPC, "No space left on device"), 2, "cannot write: No space left on device"),
+        (RuntimeError("I/O error: No space left on device (os error 28)"), 2, "free some space"),
+        (ZeroDivisionError("division by zero"), 1, "ZeroDivisionError: division by zero (this was not foreseen"),
+        (ValueError("two\nlines"), 1, "ValueError: two lines"),
+    ],
+)
+def test_every_error_becomes_one_line(error, code, said, capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(edge.tempfile, "gettempdir", lambda: str(tmp_path))
+    assert edge.guarded(failing(error)) == code
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("fedsim: ")
+    assert said in line
+    logs = list(tmp_path.glob("fedsim-*.log"))
+    assert bool(logs) == (code == 1 and not isinstance(error, ClientFailedError))
+    for log in logs:
+        assert str(log) in line
+        assert "Traceback" in log.read_text()
+
+
+def test_a_full_disk_does_not_hide_an_unforeseen_error(capsys, monkeypatch):
+    monkeypatch.setattr(Path, "write_text", failing_method(OSError(errno.ENOSPC, "full")))
+    assert edge.guarded(failing(ZeroDivisionError("division by zero"))) == 1
+    assert "(this was not foreseen)" in capsys.readouterr().err
+
+
+def failing_method(error):
+    def method(*args, **kwargs):
+        raise error
+
+    return method
+
+
+def test_an_image_name_that_is_not_utf_8(make_tree, tmp_path):
+    """It is read like any other; where it is broken, the line that says so shows what it can of the name."""
+    root = make_tree(["a", "b", "c"], ["x", "y"], 12)
+    odd = Path(os.fsdecode(os.fsencode(root / "a" / "x") + b"/caf\xe9.png"))
+    next((root / "a" / "x").iterdir()).rename(odd)
+    words = ["data.dataset=folder", f"data.root={root}", "train.rounds=1", "train.batch_size=4", "data.image_size=28"]
+    sets = [word for setting in [*words, "data.holdout=0.3", "data.domains=[]"] for word in ("--set", setting)]
+    sets += ["--target", "c", "--output", str(tmp_path / "out")]
+    done = fedsim("run", "digits", *sets, FEDSIM_CACHE=str(tmp_path / "cache"))
+    assert done.returncode == 0, done.stderr
+    odd.write_bytes(b"no image")
+    said = one_line(fedsim("run", "digits", *sets, "--seed", "1", FEDSIM_CACHE=str(tmp_path / "cache")), 2)
+    assert "caf" in said
