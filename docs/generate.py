@@ -64,7 +64,7 @@ def method_page(name: str, recipe: Recipe) -> str:
     parts = own_parts(recipe)
     if not parts:
         lines += ["Every part of this recipe is the standard one.", ""]
-    for slot, part in sorted(parts, key=lambda pair: SLOTS.index(pair[0])):
+    for slot, part in sorted(parts, key=lambda pair: list(SLOTS).index(pair[0])):
         lines += part_section(slot, part)
     return "\n".join(lines)
 
