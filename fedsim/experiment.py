@@ -169,6 +169,13 @@ class TrainSettings(Settings):
     )
     persist_optimizer: bool = Field(False, description="keep momentum and Adam moments between rounds")
     clients_per_round: int = Field(0, ge=0, description="clients drawn each round; 0: all")
+    evaluate_clients: str = Field(
+        "all",
+        pattern="^(all|drawn|[1-9][0-9]*)$",
+        description="clients that validate a round's model, on which selection rests: all, drawn (those that trained "
+        "in the round), or a number, so many that stay the same",
+    )
+    evaluate_every: int = Field(1, ge=1, description="rounds between validations; the last round is always validated")
     precision: Literal["fp32", "bf16"] = "fp32"
     dp_clip: float = Field(
         0.0, ge=0, description="local differential privacy: largest L2 norm of a client's update, 0: off"

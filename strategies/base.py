@@ -16,9 +16,10 @@ from flwr.serverapp.strategy import FedAvg
 from fedsim.arrays import record_to_arrays, state_to_record
 from fedsim.errors import ClientFailedError
 from fedsim.experiment import Experiment
-from fedsim.seeding import numpy_rng, seed_library
+from fedsim.seeding import seed_library
 from strategies.banks.checks import owned
 from strategies.model import ServerModel
+from strategies.participation import trainers, validators
 from strategies.parts import Bank, Entries, Place, RefusedUpdateError, ServerRound, Update
 from strategies.server_parts import ServerParts, not_finite
 from strategies.state import ServerState
@@ -47,6 +48,7 @@ class FedDG(FedAvg):
         self.exchange = Exchange(experiment, run_config, self.state)
         self.target_site: TargetSite | None = None  # the unseen domain's, when the server does not evaluate itself
         self.finished_rounds = 0
+        self._drawn: list[str] = []  # clients that train in this round
         self._saved: dict[str, np.ndarray] = {}  # the global model, as evaluated and saved
         self._phase = "train"
 
@@ -99,7 +101,8 @@ class FedDG(FedAvg):
         """One message per drawn client: shared tensors, bank records, config."""
         round = self.finished_rounds + 1
         self.exchange.log = RoundLog(round)
-        return self._train_messages(round, arrays, self._draw(round))
+        self._drawn = trainers(self.experiment.train, self.exchange.clients, self.experiment.run.seed, round)
+        return self._train_messages(round, arrays, self._drawn)
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord, MetricRecord | None]:
         """Check, weigh, fuse and refine the replies; the global model of the round."""
@@ -108,9 +111,11 @@ class FedDG(FedAvg):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """Every source client validates the aggregated model, its batch-norm averages included."""
+        """The clients of `train.evaluate_clients` validate the aggregated model, its batch-norm averages included."""
         record = self._placed(arrays, ("shared", "upload"))
-        messages = self.exchange.messages("evaluate", self.log.round, record, self.exchange.clients, {})
+        run, train, round = self.experiment.run, self.experiment.train, self.log.round
+        clients = validators(train, self.exchange.clients, self._drawn, run.seed, round)
+        messages = self.exchange.messages("evaluate", round, record, clients, {})
         if self.target_site:
             messages += self.target_site.messages(self.log.round, arrays, self.wanted_entries())
         return messages
@@ -128,13 +133,6 @@ class FedDG(FedAvg):
         return self.state.banks.get(self.recipe.infer.bank, {})
 
     # --- what goes down ---------------------------------------------------------------------------------------------
-
-    def _draw(self, round: int) -> list[str]:
-        clients, count = self.exchange.clients, self.experiment.train.clients_per_round
-        if count == 0 or count >= len(clients):
-            return clients
-        drawn = numpy_rng(self.experiment.run.seed, "clients", round).choice(len(clients), count, replace=False)
-        return [clients[index] for index in sorted(drawn)]
 
     def _placed(self, arrays: ArrayRecord, places: Sequence[Place]) -> ArrayRecord:
         """The tensors of these places."""

@@ -151,6 +151,9 @@ class Session:
             "aggregation_seconds": log.aggregation_seconds,
             "round_seconds": now - (log.started if log.round else self._round_ended),
         }
+        train = self.experiment.train
+        if train.evaluate_clients != "all" or train.evaluate_every > 1:  # what the selection rests on
+            row["validated"] = sum(found.get("validation_accuracy") is not None for found in rows)
         if self.experiment.run.select_on == "local":
             row["mean_local_validation_accuracy"] = mean(rows, "local_validation_accuracy")
         return row

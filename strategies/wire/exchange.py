@@ -53,7 +53,7 @@ class Exchange:
 
         A client that is not online has failed.
         """
-        if self.roster is not None:  # sites may come and go between two phases
+        if self.roster is not None and clients:  # sites may come and go between two phases
             self.roster.gather(self.experiment.run, clients)
         self._sent = []
         kind = {"evaluate": "evaluate", "collect": "query.collect"}.get(phase, "train")

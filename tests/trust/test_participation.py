@@ -1,0 +1,84 @@
+"""Few clients validate where few train: who they are, what the selection rests on, and what a round then costs."""
+
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support import Interrupt, numbers, run_small, small_experiment
+
+from fedsim.errors import UserError
+from fedsim.experiment import TrainSettings
+from strategies.participation import trainers, validators
+
+CLIENTS = [f"c{number}" for number in range(12)]
+
+
+@given(
+    st.integers(0, 15), st.sampled_from(["all", "drawn", "1", "5", "12", "500"]), st.integers(1, 7), st.integers(1, 20),
+    st.integers(0, 3),
+)  # fmt: skip
+def test_who_validates(per_round, which, every, round, seed):
+    train = TrainSettings(clients_per_round=per_round, evaluate_clients=which, evaluate_every=every, rounds=20)
+    drawn = trainers(train, CLIENTS, seed, round)
+    chosen = validators(train, CLIENTS, drawn, seed, round)
+    assert len(drawn) == (min(per_round, 12) or 12)
+    assert drawn == [client for client in CLIENTS if client in drawn]
+    if round % every and round != 20:
+        assert chosen == []
+    elif which == "drawn":
+        assert chosen == drawn
+    else:
+        assert len(chosen) == (12 if which == "all" else min(int(which), 12))
+        later = validators(train, CLIENTS, trainers(train, CLIENTS, seed, 20), seed, 20)
+        assert chosen == later  # the same in every round
+        assert chosen == [client for client in CLIENTS if client in chosen]
+
+
+def many(folder, **train):
+    """Twelve clients, of which three train in a round."""
+    data = {"clients_per_domain": 4, "fraction": 0.3}
+    return small_experiment(folder, data=data, train={"rounds": 4, "clients_per_round": 3, **train})
+
+
+@pytest.mark.parametrize(
+    ("train", "validated"),
+    [
+        ({"evaluate_clients": "drawn"}, [3, 3, 3, 3]),
+        ({"evaluate_clients": "5"}, [5, 5, 5, 5]),
+        ({"evaluate_every": 3}, [0, 0, 12, 12]),
+        ({"evaluate_clients": "drawn", "evaluate_every": 2}, [0, 3, 0, 3]),
+    ],
+)
+def test_messages_and_records_say_who_validated(train, validated, tmp_path):
+    folder, grid = run_small(many(tmp_path, **train))
+    rounds = pd.read_csv(folder / "rounds.csv").set_index("round").loc[1:]
+    assert list(rounds["validated"]) == validated
+    assert list(rounds["mean_validation_accuracy"].notna()) == [count > 0 for count in validated]
+    asked = [
+        message.content["config"]["round"] for message, _ in grid.seen if message.metadata.message_type == "evaluate"
+    ]
+    assert [asked.count(round) for round in (1, 2, 3, 4)] == validated
+    best = pd.read_csv(folder / "summary.csv")["best_validation_round"][0]
+    assert best == rounds["mean_validation_accuracy"].idxmax()
+
+
+def test_all_validate_by_default_and_the_records_are_as_before(tmp_path):
+    folder, _ = run_small(many(tmp_path))
+    rounds = pd.read_csv(folder / "rounds.csv")
+    assert "validated" not in rounds
+    assert rounds["mean_validation_accuracy"][1:].notna().all()
+
+
+def test_a_run_that_validates_rarely_resumes(tmp_path):
+    whole, _ = run_small(many(tmp_path / "whole", evaluate_every=2, evaluate_clients="2"))
+    with pytest.raises(KeyboardInterrupt):
+        run_small(many(tmp_path / "cut", evaluate_every=2, evaluate_clients="2"), Interrupt(3))
+    cut, _ = run_small(many(tmp_path / "cut", evaluate_every=2, evaluate_clients="2"))
+    assert numbers(cut / "rounds.csv").equals(numbers(whole / "rounds.csv"))
+    assert (cut / "best.safetensors").read_bytes() == (whole / "best.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("wrong", ["none", "0", "-3", "1.5", "ALL"])
+def test_nonsense_is_refused(wrong, tmp_path):
+    with pytest.raises(UserError, match=r"train\.evaluate_clients"):
+        many(tmp_path, evaluate_clients=wrong)
