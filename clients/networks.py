@@ -9,10 +9,15 @@ from torch import Tensor, nn
 
 
 def twin_of(net: nn.Module, state: Mapping[str, Tensor] | None = None) -> nn.Module:
-    """A copy of the network in the same modes, as it stands or with the tensors of `state` in it."""
+    """A copy of the network in the same modes, as it stands or with the tensors of `state` in it.
+
+    What `state` leaves out (frozen tensors, see `LocalRound.state_of`) stays; a name that the network lacks is a
+    ValueError.
+    """
     twin = copy.deepcopy(net)
-    if state is not None:
-        twin.load_state_dict(state)
+    unknown = twin.load_state_dict(state, strict=False).unexpected_keys if state is not None else []
+    if unknown:
+        raise ValueError(f"the network has no tensor {unknown[0]!r}")
     return twin
 
 

@@ -110,6 +110,12 @@ class LocalRound:
         """Trainable parameters of the network by name, in the network's order."""
         return {name: parameter for name, parameter in self.net.named_parameters() if parameter.requires_grad}
 
+    def state_of(self, net: nn.Module | None = None) -> dict[str, Tensor]:
+        """All tensors of the network (or of a copy of it) but the frozen ones, which are the same everywhere: what a
+        part keeps in the store when it keeps a model."""
+        state = (net or self.net).state_dict()
+        return {name: value for name, value in state.items() if self.places.get(name) != "frozen"}
+
     # --- one step -----------------------------------------------------------------------------------------------
 
     def forward(self, batch: Batch, net: nn.Module | None = None) -> Tensor:

@@ -94,7 +94,7 @@ class SemanticCalibration(Step):
     def end(self, round: LocalRound) -> None:
         """Keeps the acquired model."""
         if round.phase == self.prelude:
-            round.store.put(ACQUIRED, round.net.state_dict())
+            round.store.put(ACQUIRED, round.state_of())
 
     def _calibration(self, round: LocalRound) -> StepFunction:
         align = self._logit_alignment(round) if self.align == "logits" else self._level_alignment(round)

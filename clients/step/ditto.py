@@ -58,4 +58,4 @@ class Ditto(Step):
 
     def end(self, round: LocalRound) -> None:
         """Keeps v, running statistics included."""
-        round.store.put(ENTRY, round.scratch[ENTRY].state_dict())
+        round.store.put(ENTRY, round.state_of(round.scratch[ENTRY]))

@@ -59,4 +59,4 @@ class ModelContrast(Term):
     def end(self, round: LocalRound) -> None:
         """Keeps the trained model for the next round."""
         if self.mu != 0:
-            round.store.put(PREVIOUS, round.net.state_dict())
+            round.store.put(PREVIOUS, round.state_of())

@@ -13,7 +13,9 @@ from torch import nn
 from clients.batches.shuffled import Shuffled
 from clients.networks import apart, descend, statistics_frozen
 from clients.parts import Report, Term
+from clients.step.ditto import Ditto
 from clients.step.supervised import SupervisedStep
+from clients.terms.moon import ModelContrast
 from fedsim.errors import UserError
 from fedsim.experiment import ModelSettings
 from fedsim.models import build_model
@@ -206,7 +208,7 @@ class HeadOnly(Share):
 
 def test_frozen_tensors(tmp_path):
     """Frozen tensors neither travel nor move (running statistics included), and no client stores them."""
-    recipe = Recipe(share=HeadOnly())
+    recipe = Recipe(share=HeadOnly(), client=Ditto(), terms=(ModelContrast(),))
     client = client_of(tmp_path, recipe, train={"local_checks": 2})
     before = {name: value.clone() for name, value in client.state.items()}
     sent, _, _ = fit(client)
@@ -215,6 +217,10 @@ def test_frozen_tensors(tmp_path):
     assert changed == {"head.weight", "head.bias"}
     client.store.open_round(2)
     assert client.store.get("personal") is None
+    for entry in ("ditto", "previous-model"):  # parts that keep a model leave out what is the same everywhere
+        assert client.store.get(entry).keys() == {"head.weight", "head.bias"}
+    fit(client, {**CONFIG, "round": 2})
+    assert {name for name, value in client.state.items() if not value.equal(before[name])} == changed
 
 
 def test_every_kind_of_part_ends():

@@ -1,8 +1,11 @@
 """The client-agnostic step: the properties of core.md 5.9 and 6.9, baselines.md F.3."""
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
+from sklearn.datasets import load_digits
 from torch import nn
 
 from clients.optimizers import make_optimizer
@@ -242,3 +245,35 @@ def test_global_arrays_load_into_the_layers_that_infer():
     arrays[name] += 1
     load_arrays(net, arrays)
     torch.testing.assert_close(net.backbone.norm1.norm.running_mean, torch.tensor(arrays[name]))
+
+
+def trained_by(reduction, net, batches):
+    """lambda2 CAFL / CE of every step of a client-agnostic training with the papers' lambda2."""
+    round = local_round(net, lr=0.01)
+    step, ratios = ClientAgnostic(cafl_reduction=reduction).begin(round), []
+    for batch in batches:
+        round.sums.clear()
+        step(batch)
+        ratios.append(float(4 * round.sums["cafl_loss"] / round.sums["ce_loss"]))
+    return ratios
+
+
+def test_the_papers_lambda_trains_with_the_mean_and_explodes_with_the_sum():
+    """After 70 plain steps with a bottleneck of 256: the mean stays of the size of the cross-entropy; the sum
+    over dimensions is 256 times larger and ends in NaN within ten steps."""
+    digits = load_digits()
+    images = F.interpolate(torch.tensor(digits.images, dtype=torch.float32)[:, None] / 16, 28)
+    labels = torch.tensor(digits.target)
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0)).split(32)
+    batches = [Batch(images[part], labels[part]) for part in order[:55]]
+    net = make_net(MixIG(), bottleneck=256)
+    plain = SupervisedStep().begin(local_round(net, lr=0.01))
+    for batch in [*batches, *batches][:70]:
+        plain(batch)
+    start = snapshot(net)
+    mean = trained_by("mean", net, batches[:30])
+    assert all(0.3 < ratio < 6 for ratio in mean)
+    net.load_state_dict(start)
+    total = trained_by("sum", net, batches[:10])
+    assert total[0] == pytest.approx(256 * mean[0], rel=1e-3)
+    assert math.isnan(total[-1])
