@@ -202,6 +202,28 @@ def methods(name: Annotated[str, typer.Argument(help="a method, to see its parts
     show_methods(name)
 
 
+@app.command("check-method")
+def check_method(
+    method: Annotated[str, typer.Argument(help="module:name of your own, a row of `fedsim methods`, or a+b")],
+    set_: Override = None,
+) -> None:
+    """Check what every method promises, on a small federation; one line per property, exit code 1 when one fails."""
+    from fedsim.commands import show_findings
+
+    raise typer.Exit(0 if show_findings(method, set_ or []) else 1)
+
+
+@app.command("new-method")
+def new_method(
+    name: Annotated[str, typer.Argument(help="name of the module and of the method in it")],
+    folder: Annotated[Path, typer.Option(help="where the two files go")] = Path(),
+) -> None:
+    """Write a commented module with a part and a row, and a test that passes, ready to edit."""
+    from fedsim.commands import start_method
+
+    start_method(name, folder)
+
+
 @app.command()
 def datasets(name: Annotated[str, typer.Argument(help="a data set, to see its domains and counts")] = "") -> None:
     """List the data sets, or show one."""

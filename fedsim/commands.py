@@ -2,13 +2,15 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Iterable
+import logging
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pandas as pd
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from fedsim.console import ProgressBar, console, errors, say
 from fedsim.errors import UserError
@@ -111,6 +113,32 @@ def show_methods(name: str) -> None:
             table.add_row(slot, part_name(part), escape("\n".join(fields)))
     console.print(table)
     say(f"discloses: {recipe.disclosure()}")
+
+
+def show_findings(method: str, overrides: Sequence[str] = ()) -> bool:
+    """Print one line per property of a method; whether all hold."""
+    from fedsim.contract import findings
+
+    logging.disable(logging.WARNING)  # the failures that are staged
+    holds = True
+    for words, reason in findings(method, overrides):
+        holds &= not reason
+        mark, color = ("fails", "red") if reason else ("holds", "green")
+        console.print(Text.assemble((mark, color), f"  {words}{': ' + reason if reason else ''}"), soft_wrap=True)
+    return holds
+
+
+def start_method(name: str, folder: Path) -> None:
+    """Write the files of a new method and say what to do with them."""
+    from fedsim.new_method import write_method
+
+    for file in write_method(name, folder):
+        console.print(str(file), soft_wrap=True)
+    console.print(
+        f"edit them in this folder; then: pytest test_{name}.py, fedsim check-method {name}:{name}, "
+        f"fedsim run digits --method {name}:{name}",
+        soft_wrap=True,
+    )
 
 
 def show_datasets(name: str) -> None:

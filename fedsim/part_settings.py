@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import json
 import math
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -58,13 +59,18 @@ def complete(recipe: Recipe) -> Recipe:
     """Adds what a part requires and the recipe lacks: `requires = {"reports": "generalization_gap"}`."""
     for _, part in parts_of(recipe):
         for slot, name in part.requires.items():
-            kind = find_part(name, slot)
-            if not any(isinstance(present, kind) for present in parts_in(recipe, slot)):
-                new = make(kind)
+            if not any(part_name(present) == name for present in parts_in(recipe, slot)):
+                new = make(_beside(part, name) or find_part(name, slot))
                 recipe = dataclasses.replace(
                     recipe, **{slot: (*getattr(recipe, slot), new) if slot in LIST_SLOTS else new}
                 )
     return recipe
+
+
+def _beside(part: Part, name: str) -> type | None:
+    """A part of that settings name in the module that holds `part`: what a module from outside brings along."""
+    kinds = vars(sys.modules[type(part).__module__]).values()
+    return next((kind for kind in kinds if slots_of(kind) and part_name(kind) == name), None)
 
 
 def set_fields(recipe: Recipe, key: str, fields: Any, method: str) -> Recipe:

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 FLOORS = (
     ("fedsim.cli", "fedsim.__main__"),
     ("fedsim.commands", "fedsim.deploy.cli"),
-    ("fedsim.sweep",),
+    ("fedsim.sweep", "fedsim.contract"),
     ("fedsim.runtime", "fedsim.deploy"),
     ("fedsim.server_app", "fedsim.client_app", "fedsim.results.pictures", "fedsim.results.features"),
     ("fedsim.run",),
@@ -24,7 +24,7 @@ FLOORS = (
     ("clients",),
     ("strategies",),
     ("fedsim.models", "fedsim.data", "fedsim.results"),
-    ("fedsim.part", "fedsim.console", "fedsim.edge"),
+    ("fedsim.part", "fedsim.console", "fedsim.edge", "fedsim.new_method"),
     ("fedsim.experiment", "fedsim.arrays", "fedsim.seeding"),
     ("fedsim.plugins",),
     ("fedsim.errors", "fedsim.cores"),

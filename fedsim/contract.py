@@ -1,0 +1,251 @@
+"""What every method promises, checked on a small federation: `fedsim check-method mymethods:moon`.
+
+Four rotations of real digits, 16 pixels, the small CNN with batch norm, three rounds. Four runs of a method serve all
+properties: a whole one, one that is killed and finished in another process, one with everything that goes wrong in a
+federation, and FedAvg's, which the method must differ from.
+"""
+
+import functools
+import json
+import multiprocessing
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import tomli_w
+from safetensors.numpy import load_file
+
+from fedsim.arrays import record_to_arrays
+from fedsim.experiment import parse_experiment
+from fedsim.run.plan import Plan, resolve
+from fedsim.run.workspace import close_workspaces, open_workspace
+from fedsim.runtime.watched import WatchedGrid, trouble
+from fedsim.server_app import serve
+
+SMALL = {
+    "name": "contract",
+    "data": {
+        "dataset": "digits", "domains": ["rot0", "rot15", "rot30", "rot45"], "fraction": 0.08, "split": "stratified",
+        "holdout": 0.2, "image_size": 16,
+    },
+    "train": {"rounds": 3, "batch_size": 16, "lr": 0.05, "momentum": 0.5},
+    # parts whose work does not follow [train], and would take minutes here
+    "parts": {"balanced_budget": {"budget": 64}, "semantic_calibration": {"acquire_iterations": 3}},
+    "run": {"target": "rot45", "threads": 1, "device": "cpu"},
+}  # fmt: skip
+FAILED_ROUND = 2
+VARIABLES = ("FEDSIM_PLUGINS", "FEDSIM_CACHE", "FEDSIM_DATA")
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """A finished run: its records without timings, last tensors, and the messages with their replies."""
+
+    plan: Plan
+    rounds: pd.DataFrame
+    clients: pd.DataFrame
+    last: dict[str, np.ndarray]
+    messages: list[tuple[Any, Any]]
+    overrides: tuple[str, ...] = ()
+
+    def training(self) -> Iterator[tuple[Any, Any, Any]]:
+        """(config, sent, returned) of the replies to the rounds' train messages."""
+        for message, reply in self.messages:
+            config = message.content.config_records["config"]
+            if message.metadata.message_type == "train" and config["phase"] == "train" and not reply.has_error():
+                yield config, message.content, reply.content
+
+
+def run_watched(
+    plan: Plan, *callbacks: object, tamper: Callable | None = None, overrides: tuple[str, ...] = ()
+) -> Evidence:
+    """Run a plan inline to its end."""
+    grid = WatchedGrid(len(plan.clients), tamper)
+    folder = serve(grid, plan, callbacks)
+    return Evidence(plan, *(_numbers(folder / f"{name}.csv") for name in ("rounds", "clients")),
+                    load_file(folder / "last.safetensors"), grid.seen, overrides)  # fmt: skip
+
+
+def small_plan(method: str, output: Path | str, overrides: Sequence[str] = ()) -> Plan:
+    """The small federation's plan of a method; UserError for one that does not fit."""
+    table = tomli_w.dumps({**SMALL, "method": {"name": method}})
+    return resolve(parse_experiment(table, [*overrides, f"run.output={json.dumps(str(output))}"]))
+
+
+def _numbers(file: Path) -> pd.DataFrame:
+    table = pd.read_csv(file)
+    return table[[column for column in table if "seconds" not in column]]
+
+
+# --- properties: each returns why it does not hold, or an empty string -------------------------------------------
+
+
+def trains(whole: Evidence) -> str:
+    """Finite losses in every round, and more than half of the tensors move"""
+    if list(whole.rounds["round"]) != [0, 1, 2, 3]:
+        return f"rounds.csv has the rounds {list(whole.rounds['round'])}"
+    if not np.isfinite(whole.rounds["train_loss"].iloc[1:]).all():
+        return f"the training loss is {list(whole.rounds['train_loss'].iloc[1:])}"
+    initial = whole.plan.build_net().state_dict()
+    learned = {name for name, _ in whole.plan.build_net().named_parameters()}
+    moved = [name for name in learned if not np.array_equal(whole.last[name], initial[name].numpy())]
+    return "" if len(moved) > len(learned) / 2 else f"{len(moved)} of {len(learned)} tensors moved: {moved[:3]}"
+
+
+def differs_from_fedavg(whole: Evidence) -> str:
+    """It differs from FedAvg in a tensor, on the wire, in its predictions or in its records"""
+    plain = _fedavg(whole.overrides)
+    if whole.last.keys() != plain.last.keys():
+        return ""
+    if any(not np.array_equal(array, plain.last[name]) for name, array in whole.last.items()):
+        return ""
+    if _wire(whole) != _wire(plain):
+        return ""
+    same = whole.rounds.equals(plain.rounds) and whole.clients.equals(plain.clients)
+    return "all tensors, messages and records are FedAvg's: the method does nothing here" if same else ""
+
+
+def shares_what_it_says(whole: Evidence) -> str:
+    """Clients get and return the tensors of the share rule, and none is told of the unseen domain"""
+    space = open_workspace(whole.plan)
+    down = {name for name, place in space.places.items() if place == "shared"}
+    up = {name for name, place in space.places.items() if place in ("shared", "upload")}
+    count = 0
+    for config, sent, returned in whole.training():
+        count += 1
+        if set(sent.array_records["arrays"]) != down:
+            return f"sent {sorted(set(sent.array_records['arrays']) ^ down)[:3]} beside the share rule"
+        if set(record_to_arrays(returned.array_records["arrays"])) != up:
+            return f"returned {sorted(set(returned.array_records['arrays']) ^ up)[:3]} beside the share rule"
+        if config["client"] == whole.plan.experiment.run.target:
+            return "the unseen domain was asked to train"
+    expected = 3 * len(whole.plan.clients)
+    return "" if count == expected else f"{count} replies to train messages, expected {expected}"
+
+
+def resumes_elsewhere(whole: Evidence) -> str:
+    """Killed after the first round and finished by another process, it leaves the same records and model"""
+    with tempfile.TemporaryDirectory() as output:
+        plan = _moved(whole.plan, output)
+        try:
+            run_watched(plan, _Killed())
+        except KeyboardInterrupt:
+            close_workspaces()
+        _finish_elsewhere(plan)
+        for name, table in (("rounds", whole.rounds), ("clients", whole.clients)):
+            if not _numbers(plan.folder / f"{name}.csv").equals(table):
+                return f"{name}.csv of the two processes differs from that of one"
+        last = load_file(plan.folder / "last.safetensors")
+    different = [name for name in whole.last if not np.array_equal(last[name], whole.last[name], equal_nan=True)]
+    return f"tensors of the two processes differ from those of one: {different[:3]}" if different else ""
+
+
+def survives(whole: Evidence) -> str:
+    """With two clients a round, one that fails and malformed records of each bank, it finishes with finite numbers"""
+    changes = [*whole.overrides, "train.clients_per_round=2", "run.on_client_failure=continue"]
+    banks = list(whole.plan.recipe.contributors())
+    with tempfile.TemporaryDirectory() as output:
+        method = whole.plan.experiment.method_name
+        rough = run_watched(small_plan(method, output, changes), tamper=trouble(set(banks), FAILED_ROUND))
+    failed = rough.clients[rough.clients["status"] != "ok"]
+    if not (failed["round"] == FAILED_ROUND).any():
+        return f"the client that failed in round {FAILED_ROUND} is not recorded"
+    for bank in banks:
+        if not failed["status"].str.contains(bank, regex=False).any():
+            return f"a malformed record of the bank {bank!r} was taken"
+    if not all(np.isfinite(array).all() for array in rough.last.values()):
+        return "the last model is not finite"
+    return "" if len(rough.rounds) == 4 else f"it stopped after round {rough.rounds['round'].max()}"
+
+
+def reads_like_a_row(whole: Evidence) -> str:
+    """Its parts are equal to a copy of themselves and print their settings; source and disclosure are named"""
+    recipe = whole.plan.recipe
+    if "object at" in repr(recipe) or recipe != resolve(whole.plan.experiment).recipe:
+        return "a part is no frozen dataclass of plain fields"
+    return "" if recipe.paper and recipe.disclosure() else "Recipe(paper=...) or discloses is empty"
+
+
+PROPERTIES = (trains, differs_from_fedavg, shares_what_it_says, resumes_elsewhere, survives, reads_like_a_row)
+
+
+def findings(method: str, overrides: Sequence[str] = ()) -> Iterator[tuple[str, str]]:
+    """(property in words, why it does not hold or an empty string), one after the other.
+
+    overrides: `key=value` settings that the method needs, such as "train.momentum=0".
+    UserError for a method that is not there; an exception of the method's own code is the finding of its property.
+    """
+    with tempfile.TemporaryDirectory() as output:
+        whole = run_watched(small_plan(method, output, overrides), overrides=tuple(overrides))
+        for check in PROPERTIES:
+            if check is differs_from_fedavg and method == "fedavg":
+                continue
+            try:
+                yield check.__doc__, check(whole)
+            except Exception as error:
+                lines = str(error).strip().splitlines()
+                yield check.__doc__, f"{type(error).__name__}: {lines[-1] if lines else ''}"
+
+
+# --- what the properties use --------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _fedavg(overrides: tuple[str, ...]) -> Evidence:
+    """FedAvg with the same settings, those of the method's own parts aside."""
+    common = [text for text in overrides if not text.startswith("method.")]
+    with tempfile.TemporaryDirectory() as output:
+        return run_watched(small_plan("fedavg", output, common))
+
+
+def _wire(evidence: Evidence) -> list[tuple]:
+    """Record names, tensors and metrics of every training exchange."""
+    return [
+        (config["client"], *(sorted((name, *record) for name, record in content.array_records.items())
+                             for content in (sent, returned)), sorted(returned.metric_records["metrics"]))
+        for config, sent, returned in evidence.training()
+    ]  # fmt: skip
+
+
+class _Killed:
+    """Callback that ends a run after its first round, as a kill would."""
+
+    def on_start(self, experiment: object, folder: Path) -> None:
+        """Nothing."""
+
+    def on_round(self, row: dict, clients: list[dict]) -> None:
+        """Raise after round 1."""
+        if row["round"] == 1:
+            raise KeyboardInterrupt
+
+    def on_end(self, summary: dict) -> None:
+        """Nothing."""
+
+
+def _moved(plan: Plan, output: str) -> Plan:
+    return resolve(plan.experiment.replace(run={"output": output}))
+
+
+def _finish_elsewhere(plan: Plan) -> None:
+    """Finish a run in a process that has seen nothing of it."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])  # its children start with the imports done
+    variables = {name: os.environ[name] for name in VARIABLES if name in os.environ}
+    process = context.Process(target=_finish, args=(plan.experiment.toml(), variables, sys.path, str(Path.cwd())))
+    process.start()
+    process.join()
+    if process.exitcode:
+        raise RuntimeError(f"the second process ended with exit code {process.exitcode}")
+
+
+def _finish(settings: str, variables: dict[str, str], path: list[str], folder: str) -> None:
+    os.chdir(folder)
+    os.environ.update(variables)
+    sys.path[:] = path
+    run_watched(resolve(parse_experiment(settings)))

@@ -1,0 +1,48 @@
+"""Inline clients under observation: every message and its reply are kept, and replies may be spoiled on purpose."""
+
+from collections.abc import Callable, Iterable
+
+from flwr.app import Error, Message
+
+from fedsim.arrays import record_to_arrays, state_to_record
+from fedsim.client_app import app
+from fedsim.runtime.inline import InlineGrid
+
+Tamper = Callable[[Message, Message], Message]
+
+
+class WatchedGrid(InlineGrid):
+    """Inline grid that keeps every message and its reply in `seen`, and may replace replies."""
+
+    def __init__(self, nodes: int, tamper: Tamper | None = None) -> None:
+        super().__init__(app, nodes)
+        self.tamper = tamper
+        self.seen: list[tuple[Message, Message]] = []
+
+    def deliver(self, messages: list[Message]) -> Iterable[Message]:
+        """Replies, kept and perhaps replaced."""
+        for message, reply in zip(messages, super().deliver(messages), strict=True):
+            final = self.tamper(message, reply) if self.tamper else reply
+            self.seen.append((message, final))
+            yield final
+
+
+def trouble(banks: set[str], round: int) -> Tamper:
+    """Gives the first contribution to every bank a dimension too many, and lets one client fail in a round."""
+    done: set[str | int] = set()
+
+    def tamper(message: Message, reply: Message) -> Message:
+        if reply.has_error():
+            return reply
+        config = message.content.config_records["config"]
+        for bank in (banks - done) & set(reply.content.array_records):
+            done.add(bank)
+            arrays = record_to_arrays(reply.content.array_records[bank])
+            reply.content[bank] = state_to_record({name: array[None] for name, array in arrays.items()})
+            return reply
+        if config["round"] == round and config["phase"] == "train" and round not in done:
+            done.add(round)
+            return Message(Error(2, "the power went out"), reply_to=message)
+        return reply
+
+    return tamper

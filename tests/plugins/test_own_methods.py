@@ -1,0 +1,146 @@
+"""The two methods of the page "Your own method in ten minutes": formulas on numbers, and every method's promises."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from support import run_small, small_experiment
+
+from fedsim.assembly import build_recipe
+from fedsim.contract import findings
+from fedsim.errors import UserError
+from fedsim.experiment import Experiment
+
+HERE = Path(__file__).parent
+PLAIN = {"momentum": 0.0, "batch_size": 16, "lr": 0.05, "rounds": 3}
+
+
+@pytest.fixture(autouse=True)
+def folder(monkeypatch):
+    """The modules are found in a folder that $FEDSIM_PLUGINS names."""
+    monkeypatch.setenv("FEDSIM_PLUGINS", str(HERE))
+
+
+@pytest.mark.parametrize(("name", "most"), [("moon", 60), ("scaffold", 90)])
+def test_one_file_is_enough(name, most):
+    """Nothing of fedsim is changed, and the file is short."""
+    assert len((HERE / f"{name}.py").read_text().splitlines()) <= most
+
+
+@pytest.mark.parametrize("method", ["moon:moon", "scaffold:scaffold"])
+def test_promises_of_every_method(method):
+    """`fedsim check-method`, with plain SGD."""
+    assert {words: reason for words, reason in findings(method, ["train.momentum=0"]) if reason} == {}
+
+
+def test_moon_from_outside_equals_the_row(tmp_path):
+    """The same formula written twice gives the same model, on the network with its projection head."""
+    own = {"name": "moon:moon", "inserts": ["projection_head"]}
+    ours, _ = run_small(small_experiment(tmp_path / "own", own))
+    row, _ = run_small(small_experiment(tmp_path / "row", "moon"))
+    from safetensors.torch import load_file
+
+    one, other = (load_file(folder / "last.safetensors") for folder in (ours, row))
+    assert all(torch.allclose(one[name], other[name], rtol=1e-4, atol=1e-6) for name in other)
+
+
+class Steps:
+    """A round of one parameter w = 1 with the constant gradient 2, five steps of 0.1 (baselines.md A.8)."""
+
+    steps, lr = 5, 0.1
+
+    def __init__(self, c, own):
+        self.w = torch.nn.Parameter(torch.tensor([1.0]))
+        self.records = {"control": {"w": c}} if c is not None else {}
+        self.store = {"control": {"w": torch.tensor([own])}} if own is not None else {}
+        self.scratch, self.before_step, self.sent = {}, [], {}
+
+    def parameters(self):
+        """The one parameter."""
+        return {"w": self.w}
+
+    def tensors(self, name, wanted_by):
+        """The server's control variate."""
+        return {"w": torch.tensor([self.records[name]["w"]])}
+
+    def send(self, name, tensors):
+        """Keeps what goes to the server."""
+        self.sent |= tensors
+
+    def run(self, part):
+        """All steps of plain SGD."""
+        self.store = type("Store", (dict,), {"put": dict.__setitem__})(self.store)
+        part.begin(self)
+        for _ in range(self.steps):
+            self.w.grad = torch.tensor([2.0])
+            for hook in self.before_step:
+                hook()
+            self.w.data -= self.lr * self.w.grad
+        part.end(self)
+        return float(self.w.detach()), float(self.store["control"]["w"]), float(self.sent["w"])
+
+
+@pytest.mark.parametrize(
+    ("c", "own", "w", "after"), [(None, None, 0.0, 2.0), (0.5, 2.0, 0.75, 2.0), (2.0, 2.0, 0.0, 2.0)]
+)
+def test_scaffold_on_numbers(c, own, w, after):
+    """w = 1, gradient 2, five steps of 0.1: both cases of the specification, and c = c_k."""
+    sys.path.insert(0, str(HERE))
+    from scaffold import ControlledGradient
+
+    expected = pytest.approx((w, after, after - (own or 0.0)), abs=1e-5)
+    assert Steps(c, own).run(ControlledGradient()) == expected
+
+
+def test_scaffolds_control_variate_of_the_server():
+    """c grows by the sum of the changes over all N clients, also when only two of four deliver."""
+    sys.path.insert(0, str(HERE))
+    import numpy as np
+    from scaffold import Control
+
+    from strategies.parts import SERVER, ServerRound
+
+    server = ServerRound(1, 3, ["a", "b", "c", "d"], {"w": np.zeros(1, np.float32)}, parameters=["w"])
+    changes = {"a": {"w": np.float32([2.0])}, "c": {"w": np.float32([4.0])}}
+    merged = Control().merge({SERVER: {"w": np.float32([0.5])}}, changes, server)
+    assert float(merged[SERVER]["w"][0]) == 2.0
+    assert "expected" in Control().accept("a", {"w": np.zeros((1, 1), np.float32)}, server)
+
+
+def test_scaffold_refuses_momentum(tmp_path):
+    """The identity that it rests on does not hold with momentum, and the bank comes along by itself."""
+    with pytest.raises(UserError, match="momentum"):
+        build_recipe(small_experiment(tmp_path, "scaffold:scaffold"))
+    settings = {"name": "fedavg", "add": ["scaffold:ControlledGradient"]}
+    assert [bank.name for bank in build_recipe(Experiment(method=settings)).banks] == ["control"]
+
+
+def test_new_method_writes_files_that_pass(tmp_path, monkeypatch):
+    """`fedsim new-method` in an empty folder: the test that it writes passes, and a name that is taken is refused."""
+    import subprocess
+
+    from fedsim.commands import start_method
+
+    monkeypatch.chdir(tmp_path)
+    start_method("my_method", Path())
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_my_method.py"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout
+    for name, said in (
+        ("my_method", "is there already"),
+        ("json", "would be imported instead"),
+        ("My-Method", "small"),
+    ):
+        with pytest.raises(UserError, match=said):
+            start_method(name, Path())
+
+
+def test_check_method_prints_a_line_per_property(capsys):
+    """A method that does nothing fails in one line, and the command's answer is no."""
+    from fedsim.commands import show_findings
+
+    assert not show_findings("fedprox", ["method.proximal.mu=0"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines].count("fails") == 1
+    assert "does nothing" in next(line for line in lines if line.startswith("fails"))
