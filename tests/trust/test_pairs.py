@@ -1,0 +1,58 @@
+"""All pairs `a+b` of METHODS: each is a recipe that differs from both halves, or is refused with a reason."""
+
+import itertools
+
+import pytest
+
+from fedsim.assembly import find_recipe
+from fedsim.combinations import same_parts
+from fedsim.contract import run_watched, small_plan
+from fedsim.errors import UserError
+from fedsim.methods import METHODS
+
+PAIRS = list(itertools.combinations(METHODS, 2))
+
+
+def combined(a, b):
+    """The recipe of a pair, or the reason why there is none."""
+    try:
+        return find_recipe(f"{a}+{b}")
+    except UserError as error:
+        return str(error)
+
+
+def test_a_pair_differs_from_both_halves_or_is_refused_with_a_reason():
+    """One line that names both halves, and the same verdict whichever comes first."""
+    halves = {name: find_recipe(name) for name in METHODS}
+    accepted = 0
+    for a, b in PAIRS:
+        pair, swapped = combined(a, b), combined(b, a)
+        assert isinstance(pair, str) == isinstance(swapped, str), (a, b)
+        if isinstance(pair, str):
+            assert a in pair, pair
+            assert b in pair, pair
+            assert "\n" not in pair
+        else:
+            accepted += 1
+            assert not any(same_parts(pair, halves[name]) for name in (a, b)), (a, b)
+    assert len(PAIRS) / 3 < accepted < len(PAIRS)
+
+
+def test_a_row_with_fedavg_is_itself_and_pooled_data_leave_no_part_idle():
+    """What would change nothing is refused."""
+    for name in METHODS:
+        if name != "fedavg":
+            assert "adds nothing" in combined("fedavg", name)
+    assert "could not act" in combined("deepall", "feddg-ga")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pair", ["+".join(pair) for pair in PAIRS if not isinstance(combined(*pair), str)])
+def test_a_pair_runs(pair, tmp_path):
+    """One round of every pair that is not refused."""
+    try:
+        plan = small_plan(pair, tmp_path, ["train.rounds=1"])
+    except UserError as error:  # refused for the small federation alone, e.g. for its number of clients
+        assert "\n" not in str(error)
+        return
+    assert len(run_watched(plan).rounds) == 2
