@@ -49,10 +49,9 @@ def test_a_row_with_fedavg_is_itself_and_pooled_data_leave_no_part_idle():
 @pytest.mark.slow
 @pytest.mark.parametrize("pair", ["+".join(pair) for pair in PAIRS if not isinstance(combined(*pair), str)])
 def test_a_pair_runs(pair, tmp_path):
-    """One round of every pair that is not refused."""
+    """One round of every pair that is not refused; one that wants more clients than there are is skipped by name."""
     try:
         plan = small_plan(pair, tmp_path, ["train.rounds=1"])
-    except UserError as error:  # refused for the small federation alone, e.g. for its number of clients
-        assert "\n" not in str(error)
-        return
+    except UserError as error:
+        pytest.skip(str(error))
     assert len(run_watched(plan).rounds) == 2
