@@ -3,6 +3,11 @@
 With Delta_t = fused_t - theta_(t-1) for the shared parameters. Everything else (running statistics, counters, tensors
 that clients keep) takes its fused value, because moments of a variance or of a counter mean nothing. The arithmetic is
 that of Flower's classes (flwr.serverapp.strategy), in each tensor's own type; m and v are kept in the checkpoint.
+
+Batch norm: the running statistics are those of the clients' models, not of the parameters that the server moved. The
+further it moves them from the clients' mean, the worse the statistics fit, and the model's validation shows it. The
+papers use networks without batch norm; with it, take a small step (FedAvgM: lr = 1 - momentum) or re-estimate the
+statistics on the unseen domain (`method.infer="recompute"`).
 """
 
 from dataclasses import dataclass
