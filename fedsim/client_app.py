@@ -11,6 +11,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricR
 from flwr.clientapp import ClientApp
 
 from clients.base import DomainClient
+from fedsim import __version__
 from fedsim.arrays import record_to_arrays, state_to_record
 from fedsim.data.names import matching
 from fedsim.errors import USER_ERROR, UserError
@@ -23,7 +24,7 @@ from strategies.wire.target_site import UPLOADS, score_records
 
 CLIENT_APP_RAISED = 2  # Flower's error code for an exception in the client app
 
-PACKAGES = ("fedsim", "torch", "flwr", "numpy")
+PACKAGES = ("torch", "flwr", "numpy")
 
 app = ClientApp()
 
@@ -74,7 +75,7 @@ def handshake(message: Message, context: Context) -> RecordDict:
     """Which clients this node is (a site is one, a node of a simulation may be several), how much each of them holds,
     with which versions: the records `site`, `site-1`, ...; one with an empty name when it is nobody."""
     space, config = space_of(message, context)
-    common = {"holds": holds(context), "version-python": platform.python_version()}
+    common = {"holds": holds(context), "version-python": platform.python_version(), "version-fedsim": __version__}
     common |= {f"version-{package}": version(package) for package in PACKAGES}
     sites = []
     if is_target(context, space.plan):

@@ -13,11 +13,12 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
+from fedsim import __version__
 from fedsim.data import count_classes
 from fedsim.errors import UserError
 from fedsim.experiment import parse_experiment
 
-VERSIONS = ("fedsim", "flwr", "torch")
+VERSIONS = ("flwr", "torch")
 LONGEST_REASON = 500  # characters
 
 server = ServerApp()
@@ -68,7 +69,7 @@ def answer(message: Message, context: Context) -> Message:
 
 def installed_versions() -> dict[str, str]:
     """Versions of the packages that must fit together; "missing" for one that is not installed."""
-    found = {}
+    found = {"fedsim": __version__}
     for package in VERSIONS:
         try:
             found[package] = version(package)

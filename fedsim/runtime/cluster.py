@@ -6,6 +6,7 @@ import socket
 from dataclasses import dataclass
 from typing import Any
 
+from fedsim import extra
 from fedsim.errors import ClientFailedError, UserError
 from fedsim.experiment import RunSettings
 
@@ -34,7 +35,7 @@ def import_ray() -> Any:
     try:
         import ray
     except ImportError:
-        raise UserError("run.runtime 'ray' needs Ray: install fedsim[ray]") from None
+        raise UserError(f"run.runtime 'ray' needs Ray: {extra('ray')}") from None
     return ray
 
 

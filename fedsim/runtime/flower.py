@@ -23,6 +23,7 @@ from types import TracebackType
 
 import tomli_w
 
+from fedsim import extra
 from fedsim.errors import ClientFailedError, UserError
 from fedsim.experiment import Experiment, cache_root, data_root
 from fedsim.plugins import FOLDERS, search_folders
@@ -216,7 +217,7 @@ class SuperLink:
     def _tool(self, name: str) -> str:
         path = shutil.which(name, path=self.environment["PATH"])
         if path is None or shutil.which("flwr-simulation", path=self.environment["PATH"]) is None:
-            raise UserError("run.runtime 'flower' needs Flower's simulation engine: install fedsim[ray]")
+            raise UserError(f"run.runtime 'flower' needs Flower's simulation engine: {extra('ray')}")
         return path
 
     def _last_lines(self) -> str:

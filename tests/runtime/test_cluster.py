@@ -66,7 +66,7 @@ def test_what_does_not_fit_is_said(machines, settings, said):
 def test_without_ray_the_user_is_told_what_to_install(monkeypatch):
     """No traceback of an import."""
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(UserError, match=r"install fedsim\[ray\]"):
+    with pytest.raises(UserError, match=r"pip install .feddg-sim\[ray\]"):
         cluster.import_ray()
 
 
