@@ -13,6 +13,8 @@ from flwr.clientapp import ClientApp
 from clients.base import DomainClient
 from fedsim import __version__
 from fedsim.arrays import record_to_arrays, state_to_record
+from fedsim.data import domain_of
+from fedsim.data.fingerprint import fingerprint
 from fedsim.data.names import matching
 from fedsim.errors import USER_ERROR, UserError
 from fedsim.run.local_privacy import perturbed
@@ -83,6 +85,9 @@ def handshake(message: Message, context: Context) -> RecordDict:
     for name in [] if sites else node_clients(context, space.plan):
         client = space.client(name, str(config["state-dir"]), str(config["token"]))
         sites.append((name, "source", [int(count) for count in client.data.class_counts]))
+    if sites and is_site(context):  # in a simulation the server reads the same data itself
+        own = fingerprint(space.experiment.data, domain_of(sites[0][0]))
+        common |= {"data-images": own["images"], "data-content": own["content"]}
     records = {}
     for number, (name, role, counts) in enumerate(sites or [("", "source", [])]):
         said = {"client": name, "role": role, "examples": sum(counts), "class-counts": counts, **common}

@@ -92,7 +92,9 @@ def _serve(grid: Grid, space: Workspace, callbacks: Sequence[RunCallback]) -> Pa
 
     session.attach(strategy, evaluate)
     target = experiment.run.target if on_site else ""
-    strategy.join(Roster(grid, plan.clients, len(plan.data.classes), run_config, target))
+    roster = Roster(grid, plan.clients, len(plan.data.classes), run_config, target)
+    strategy.join(roster)
+    session.note_data(roster.fingerprints())
     arrays = session.initial_arrays()
     if not session.checkpoint:
         arrays = strategy.before_rounds(grid, arrays)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from fedsim.data.benchmarks import benchmark
+from fedsim.data.benchmarks import benchmark, resolve_domain
 from fedsim.data.reader import reader
 from fedsim.experiment import DataSettings
 
@@ -15,11 +15,14 @@ def fingerprints(data: DataSettings) -> Fingerprints:
     The hash covers the names below the domain's folder, the labels and the bytes of all files, and neither the folder's
     place nor any time. It is read from the cache when that is built. Raises UserError when the data cannot be read.
     """
+    return {domain: fingerprint(data, domain) for domain in benchmark(data).domains}
+
+
+def fingerprint(data: DataSettings, domain: str) -> dict[str, int | str]:
+    """The same of one domain, named as the data set or somebody else spells it."""
     found = benchmark(data)
-    read = reader(data, found)
-    return {
-        domain: {"images": len(read.labels(domain)), "content": read.fingerprint(domain)} for domain in found.domains
-    }
+    read, name = reader(data, found), resolve_domain(found, domain)
+    return {"images": len(read.labels(name)), "content": read.fingerprint(name)}
 
 
 def difference(then: Mapping[str, Mapping], now: Mapping[str, Mapping]) -> str:

@@ -61,14 +61,8 @@ class Session:
         self.recorder = Recorder(self.folder)
         self.recorder.truncate(self.checkpoint.round if self.checkpoint else -1)
         self.recorder.write_experiment(experiment.toml())
-        self.recorder.write_environment(
-            environment()
-            | {
-                "device": str(space.device),
-                "threads": torch.get_num_threads(),
-                "data": self.data,
-            }
-        )
+        self.environment = environment() | {"device": str(space.device), "threads": torch.get_num_threads()}
+        self.recorder.write_environment(self.environment | {"data": self.data})
         self.evaluate_target: EvaluateTarget | None = None
         self.best = self._best_so_far()
         self.strategy: FedDG | None = None
@@ -83,6 +77,12 @@ class Session:
             strategy.resume(self.checkpoint.round, self.checkpoint.state)
         for callback in self.callbacks:
             callback.on_start(self.experiment, self.folder)
+
+    def note_data(self, data: Fingerprints) -> None:
+        """Fingerprints that sites gave, by client: recorded; UserError when they are not those of the checkpoint."""
+        refuse_other_data(self.folder, self.checkpoint.data if self.checkpoint else {}, data)
+        self.data |= data
+        self.recorder.write_environment(self.environment | {"data": self.data})
 
     def initial_arrays(self) -> ArrayRecord:
         """The checkpoint's global model, or the initial one from the run's seed."""

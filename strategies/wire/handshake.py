@@ -4,6 +4,7 @@ A client is known by name. Its node may change: a site that restarts can come ba
 """
 
 import logging
+import re
 import reprlib
 import time
 from collections.abc import Collection, Sequence
@@ -46,6 +47,7 @@ class Site:
     class_counts: tuple[int, ...] = ()
     versions: dict[str, str] = field(default_factory=dict)
     role: str = "source"
+    data: dict[str, int | str] = field(default_factory=dict)  # fingerprint of a site's data
 
 
 class Roster:
@@ -106,6 +108,10 @@ class Roster:
             raise ClientFailedError(f"no node for {', '.join(missing)} within {wait:g} s{self._who_else()}")
         for client in missing if clients is None else []:
             logger.warning("going on without client %r: %s", client, NOT_ONLINE)
+
+    def fingerprints(self) -> dict[str, dict[str, int | str]]:
+        """Fingerprints of the sites' data by client; in a simulation none, where the server reads the same files."""
+        return {site.client: site.data for site in (*self.sites.values(), self.target) if site and site.data}
 
     def missing(self, clients: Collection[str] | None = None) -> list[str]:
         """Clients whose node is not known or was not online at the last call."""
@@ -225,7 +231,10 @@ def read_site(node: int, said: dict) -> tuple[Site, str]:
         for key in list(said)[:20]
         if key.startswith("version-")
     }
-    site = Site(client, node, examples, tuple(counts), versions, role)
+    data = {key: said[f"data-{key}"] for key in ("images", "content") if f"data-{key}" in said}
+    if data and not (type(data.get("images")) is int and re.fullmatch("[0-9a-f]{20}", str(data.get("content")))):
+        raise RejectedReplyError(f"client {client!r} says nonsense about its data: {reprlib.repr(data)}")
+    site = Site(client, node, examples, tuple(counts), versions, role, data)
     return site, one_line(str(said.get("holds") or client)) or "nameless"
 
 

@@ -1,0 +1,74 @@
+"""A deployment's sites say which data they hold; a run does not go on with others."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from fedsim.client_app import app
+from fedsim.data.fingerprint import fingerprint, fingerprints
+from fedsim.errors import UserError
+from fedsim.experiment import DataSettings, Experiment
+from fedsim.run.plan import resolve
+from fedsim.run.session import Session
+from fedsim.runtime.inline import InlineGrid
+from strategies.wire.handshake import Roster, read_site
+from strategies.wire.reply_checks import RejectedReplyError
+
+DIGITS = DataSettings(dataset="digits", image_size=16)
+SAID = {"client": "photo", "role": "source", "examples": 5, "class-counts": [2, 3], "holds": "a site"}
+GOOD = {"data-images": 5, "data-content": "0123456789abcdef0123"}
+
+
+def test_a_site_knows_its_domain_as_the_server_would():
+    assert fingerprint(DIGITS, "rot15") == fingerprints(DIGITS)["rot15"]
+
+
+def test_what_a_site_says_about_its_data():
+    site, _ = read_site(7, {**SAID, **GOOD})
+    assert site.data == {"images": 5, "content": "0123456789abcdef0123"}
+    assert read_site(7, SAID)[0].data == {}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"data-images": 5},
+        {"data-images": "5", "data-content": GOOD["data-content"]},
+        {"data-images": 5, "data-content": "<script>"},
+        {"data-images": True, "data-content": GOOD["data-content"]},
+        {"data-images": 5, "data-content": "0" * 10_000},
+    ],
+)
+def test_nonsense_about_data_is_refused(wrong):
+    with pytest.raises(RejectedReplyError, match="nonsense about its data") as error:
+        read_site(7, {**SAID, **wrong})
+    assert len(str(error.value)) < 300
+
+
+def test_a_run_does_not_go_on_with_other_data_at_a_site(tmp_path):
+    written = []
+    then = {"photo": {"images": 5, "content": "a" * 20}}
+    session = SimpleNamespace(
+        folder=tmp_path,
+        checkpoint=SimpleNamespace(data=then),
+        data={},
+        environment={},
+        recorder=SimpleNamespace(write_environment=written.append),
+    )
+    Session.note_data(session, then)
+    assert written == [{"data": then}]
+    with pytest.raises(UserError, match=r"other data \(photo: 5 images as before, but other files, pixels or labels\)"):
+        Session.note_data(session, {"photo": {"images": 5, "content": "b" * 20}})
+    with pytest.raises(UserError, match=r"photo: 5 images then, 6 now"):
+        Session.note_data(session, {"photo": {"images": 6, "content": "b" * 20}})
+
+
+def test_a_site_says_it_in_the_handshake(tmp_path):
+    experiment = resolve(Experiment.model_validate({"data": DIGITS.model_dump()})).experiment
+    grid = InlineGrid(app, 1)
+    (node,) = grid.get_node_ids()
+    grid.contexts[node].node_config = {"domain": "rot15", "site": "a", "data-dir": "", "state-dir": str(tmp_path)}
+    config = {"experiment": experiment.toml(), "state-dir": str(tmp_path), "token": "t", "timeout": 60.0}
+    roster = Roster(grid, ["rot15"], 10, config)
+    assert roster.call(60.0) == []
+    assert roster.fingerprints() == {"rot15": fingerprint(DIGITS, "rot15")}
