@@ -140,6 +140,9 @@ def compare(
     baseline: Annotated[str, typer.Option(help="method that the others are tested against")] = "",
     by: Annotated[list[str] | None, typer.Option(help="setting in which the runs may differ (repeatable)")] = None,
     format: Annotated[str, typer.Option(help="table, csv, markdown or latex")] = "table",
+    metric: Annotated[
+        str, typer.Option(help="accuracy, balanced_accuracy, macro_f1, auroc or ece (calibration error)")
+    ] = "accuracy",
     methods: OnlyMethods = "",
     targets: OnlyTargets = "",
     seeds: OnlySeeds = "",
@@ -147,7 +150,7 @@ def compare(
     """Compare finished runs: mean ± std over seeds per unseen domain, ranks, tests, cost, published numbers."""
     from fedsim.commands import chosen_runs, show_comparison
 
-    show_comparison(folder, chosen_runs(folder, methods, targets, seeds), select, baseline, by or [], format)
+    show_comparison(folder, chosen_runs(folder, methods, targets, seeds), select, baseline, by or [], format, metric)
 
 
 @app.command()

@@ -178,14 +178,18 @@ def chosen_runs(folder: Path, methods: str, targets: str, seeds: str) -> "Runs":
     return choose_runs(read_runs(folder), words[0], words[1], [int(word) for word in words[2]])
 
 
-def show_comparison(folder: Path, runs: "Runs", select: str, baseline: str, by: list[str], format: str) -> None:
-    """Print the comparison of a folder's finished runs; the CSV form also goes to FOLDER/comparison.csv."""
+def show_comparison(
+    folder: Path, runs: "Runs", select: str, baseline: str, by: list[str], format: str, metric: str = "accuracy"
+) -> None:
+    """Print the comparison of a folder's finished runs; the CSV form also goes to FOLDER/comparison.csv, that of
+    another metric than accuracy to comparison-METRIC.csv."""
     from fedsim.results import atomic_write, compare
 
-    comparison = compare(runs, select, baseline or None, by)
+    comparison = compare(runs, select, baseline or None, by, metric=metric)
     if format == "table":
         comparison.show(console)
-        atomic_write(folder / "comparison.csv", comparison.render("csv"))
+        name = "comparison" if metric == "accuracy" else f"comparison-{metric}"
+        atomic_write(folder / f"{name}.csv", comparison.render("csv"))
     else:
         print(comparison.render(format))
 

@@ -214,6 +214,9 @@ class RunSettings(Settings):
         "0: as many as cores are free to the process (a deployment's sites: each its own)",
     )
     output: str = "outputs"
+    keep_predictions: bool = Field(
+        True, description="keep the target's predictions of the selected, last and oracle round, for `compare --metric`"
+    )
     evaluate_batch_size: int = Field(256, ge=1)
     checkpoint_every: int = Field(1, ge=1, description="rounds between checkpoints")
     select_on: Literal["aggregated", "local"] = Field(

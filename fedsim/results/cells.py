@@ -50,7 +50,7 @@ def accuracy_cells(comparison: Comparison) -> dict[str, dict[str, Cell]]:
     for target, column in texts.groupby("target", sort=False):
         # By the printed number: two equal texts of which only one is bold would puzzle a reader.
         shown = column[column["label"].isin(ranked) & (column["text"] != MISSING)]
-        ordered = sorted({float(text) for text in shown["text"]}, reverse=True)
+        ordered = sorted({float(text) for text in shown["text"]}, reverse=not comparison.less_is_better)
         for index, row in column.iterrows():
             place = ordered.index(float(row["text"])) + 1 if index in shown.index else 0
             std = "" if row["spread"] == MISSING else row["spread"]

@@ -15,8 +15,9 @@ import pandas as pd
 from fedsim.errors import UserError
 from fedsim.experiment import Experiment, nearest
 from fedsim.results.differences import require_alike, variant, variant_text
+from fedsim.results.metrics import METRICS, metric_values
 from fedsim.results.notes import GROUPS, comparison_notes
-from fedsim.results.published import only_theirs, published_rows, setting
+from fedsim.results.published import COLUMNS, only_theirs, published_rows, setting
 from fedsim.results.reading import Runs
 from fedsim.results.selection import RULE_TITLES, RULES
 from fedsim.results.statistics import common_seeds, grid_of, mean_and_std, paired, per_seed_average, ranks
@@ -40,6 +41,7 @@ class Comparison:
     baseline the rank is that of the average over the seeds that all ranked methods have (`ranked_seeds`).
     `group` is empty, or the use of target images that sets a method apart: such methods are ranked among themselves.
     published: numbers from papers for the same setting (label, method, source, target, mean, std).
+    metric: what the cells hold; with another one than accuracy, "accuracy" above reads as that metric.
     """
 
     title: str
@@ -51,6 +53,17 @@ class Comparison:
     baseline: str = ""
     ranked_seeds: dict[str, list[int]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    metric: str = "accuracy"
+
+    @property
+    def measured(self) -> str:
+        """What the cells hold, in words."""
+        return f"{METRICS[self.metric].title} on the unseen domain"
+
+    @property
+    def less_is_better(self) -> bool:
+        """Whether the least value of a column is its best."""
+        return METRICS[self.metric].less_is_better
 
     def render(self, format: str = "table") -> str:
         """Text of the table as `table` (terminal), `csv`, `markdown` or `latex`."""
@@ -73,30 +86,39 @@ def compare(
     baseline: str | None = None,
     by: Sequence[str] = (),
     published: bool = True,
+    metric: str = "accuracy",
 ) -> Comparison:
     """Comparison of all finished runs under one selection rule.
 
+    metric: accuracy, or one that is computed from the kept predictions (`metrics.METRICS`).
     baseline: method or label that the others are compared with over the cells (target, seed) that both have.
     by: dotted settings in which the runs are meant to differ; each combination becomes a row of its own.
     Raises UserError if runs differ in anything but method, target, seed and `by`, or two runs fill the same cell.
     """
     if select not in RULES:
         raise UserError(f"unknown selection rule {select!r}; {nearest(select, RULES)}known: {', '.join(RULES)}")
+    if metric not in METRICS:
+        raise UserError(f"unknown metric {metric!r}; {nearest(metric, METRICS)}known: {', '.join(METRICS)}")
     if runs.summary.empty:
         raise UserError("no finished run to compare")
     experiments = {run: runs.experiments[run] for run in runs.summary["run"]}
     require_alike(list(experiments.values()), by)
     table = _rows(runs, experiments, by, f"{select}_target_accuracy")
+    if metric != "accuracy":
+        table["accuracy"] = table["run"].map(metric_values(runs, metric, select))
     targets = sorted(table["target"].unique(), key=_natural)
     labels = sorted(dict.fromkeys(table["label"]), key=lambda label: GROUPS.index(_group(table, label)))
     base = _baseline_label(table, baseline)
     cells = pd.DataFrame([cell for label in labels for cell in _cells(table, label, targets, by)])
     methods = pd.DataFrame([_method(table, label, targets, base, by) for label in labels])
-    methods, ranked_seeds = _with_ranks(methods, table, targets, base)
-    elsewhere, reasons = _published(runs, experiments, table, targets) if published else (pd.DataFrame(), [])
+    less = METRICS[metric].less_is_better
+    methods, ranked_seeds = _with_ranks(methods, table, targets, base, -1 if less else 1)
+    published = published and metric == "accuracy"  # papers print no other
+    nothing = pd.DataFrame(columns=COLUMNS), []
+    elsewhere, reasons = _published(runs, experiments, table, targets) if published else nothing
     name = ", ".join(dict.fromkeys(runs.summary["experiment"]))
     title = f"{name}: {RULE_TITLES[select]}"
-    result = Comparison(title, select, targets, cells, methods, elsewhere, base, ranked_seeds)
+    result = Comparison(title, select, targets, cells, methods, elsewhere, base, ranked_seeds, metric=metric)
     result.notes = comparison_notes(result, table, reasons, runs.unfinished)
     return result
 
@@ -191,7 +213,7 @@ def _method(table: pd.DataFrame, label: str, targets: list[str], base: str, by: 
 
 
 def _with_ranks(
-    methods: pd.DataFrame, table: pd.DataFrame, targets: list[str], base: str
+    methods: pd.DataFrame, table: pd.DataFrame, targets: list[str], base: str, sign: int = 1
 ) -> tuple[pd.DataFrame, dict[str, list[int]]]:
     """The methods with their ranks inside their groups; the seeds that each group's ranking rests on (no baseline)."""
     found, seeds = {}, {}
@@ -200,12 +222,12 @@ def _with_ranks(
             differences = own.set_index("label")["difference"]
             differences[differences.index == base] = 0.0
             covered = own.set_index("label")["covers"].map(lambda seen: seen >= set(targets))
-            found |= ranks(differences.where(covered)).to_dict()
+            found |= ranks(sign * differences.where(covered)).to_dict()
         else:
             averages = {label: per_seed_average(grid_of(table, label), targets) for label in own["label"]}
             labels, seeds[str(group)] = common_seeds(averages)
             scores = {label: averages[label][seeds[str(group)]].mean() for label in labels}
-            found |= ranks(pd.Series(scores, dtype=float)).to_dict()
+            found |= ranks(sign * pd.Series(scores, dtype=float)).to_dict()
     rank = methods["label"].map(found).astype("Int64")
     methods = methods.drop(columns="covers", errors="ignore")
     methods.insert(list(methods.columns).index("seeds_begun") + 1, "rank", rank)

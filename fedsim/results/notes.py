@@ -26,9 +26,13 @@ def comparison_notes(
 ) -> list[str]:
     """All remarks; table: one row per run with label, target, seed, accuracy, split_seed."""
     notes = [
-        "Accuracy on the unseen domain in %, mean ± sample standard deviation over seeds; "
+        f"{comparison.measured[0].upper()}{comparison.measured[1:]} in %, mean ± sample standard deviation over seeds; "
         "averages are taken per seed first, over the seeds that have every target."
     ]
+    if comparison.less_is_better:
+        notes.append("Less is better: the least value is the best, and a negative Δ is a gain.")
+    if comparison.metric != "accuracy":
+        notes.append("Computed from the kept predictions; classes without an image in the target are left out.")
     if comparison.select == "oracle":
         notes.append("ORACLE: the round was chosen on the target's labels. An upper bound, not a result.")
     notes += missing_notes(table, comparison.targets)

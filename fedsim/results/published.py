@@ -53,6 +53,7 @@ PROTOCOLS = {
 # Not part of a protocol: which images a seed draws (reported by the table), and the failures that a run forgives.
 FREE_KEYS = ("data.split_seed", "run.on_client_failure")
 SHOWN_DIFFERENCES = 4
+COLUMNS = ["label", "method", "source", "target", "mean", "std"]
 PAPER_NOTES = {
     "gPerXAN": "gPerXAN: mean of 3 runs, no spread printed",
     "CSAC": "CSAC: ± is the standard error of 5 runs; its released code picks the best round on the target, "
@@ -100,10 +101,9 @@ def published_rows(experiment: Experiment, methods: Iterable[str], targets: Iter
     Columns: label, method (ours), source (paper and table), target (our name, or `average`), mean, std (fractions).
     A paper that prints one method in several tables gives one row, from its fullest table.
     """
-    columns = ["label", "method", "source", "target", "mean", "std"]
     found = setting(experiment)
     if found is None:
-        return pd.DataFrame(columns=columns)
+        return pd.DataFrame(columns=COLUMNS)
     frame = _published()
     frame = frame[(frame["dataset"] == found[0]) & (frame["backbone"] == found[1])]
     ours = {_squeeze(method): method for method in methods}

@@ -31,7 +31,7 @@ from fedsim.results.recorder import csv_text
 def accuracy_table(comparison: Comparison) -> Table:
     """Rich table of the accuracies, published rows below a rule."""
     styles = {0: "", 1: "bold green", 2: "underline"}
-    table = Table(title=f"{escape(comparison.title)}\naccuracy on the unseen domain (%)", title_justify="left")
+    table = Table(title=f"{escape(comparison.title)}\n{comparison.measured} (%)", title_justify="left")
     table.add_column("Method")
     for name in head(comparison)[1:]:
         table.add_column(escape(name), justify="right")
@@ -90,6 +90,7 @@ def csv_table(comparison: Comparison) -> str:
     for _, method in comparison.methods.iterrows():
         cells = comparison.cells[comparison.cells["label"] == method["label"]]
         row = {"label": method["label"], "method": method["method"], "source": "ours", "select": comparison.select}
+        row |= {"metric": comparison.metric} if comparison.metric != "accuracy" else {}
         rest = {key: value for key, value in method.items() if key not in (*row, "average", "average_std", "seeds")}
         rows.append(row | _wide(cells) | rest)
     for (label, source), cells in comparison.published.groupby(["label", "source"], sort=False):

@@ -21,6 +21,7 @@ from fedsim.experiment import Experiment, parse_experiment
 from fedsim.results.callbacks import RunCallback
 from fedsim.results.differences import MACHINE_KEYS
 from fedsim.results.environment import environment
+from fedsim.results.predictions import forget_after, keep_selected, write_predictions
 from fedsim.results.reading import rebuild_results
 from fedsim.results.recorder import Recorder
 from fedsim.results.selection import summary_row, validation_column
@@ -60,6 +61,7 @@ class Session:
         refuse_other_data(self.folder, self.checkpoint.data if self.checkpoint else {}, self.data)
         self.recorder = Recorder(self.folder)
         self.recorder.truncate(self.checkpoint.round if self.checkpoint else -1)
+        forget_after(self.folder, self.checkpoint.round if self.checkpoint else -1)
         self.recorder.write_experiment(experiment.toml())
         self.environment = environment() | {"device": str(space.device), "threads": torch.get_num_threads()}
         self.recorder.write_environment(self.environment | {"data": self.data})
@@ -109,6 +111,8 @@ class Session:
         self.recorder.append_details({"round": round, **detail} for detail in strategy.log.details)
         self.recorder.append_round(row)
         strategy.finished_rounds = round
+        if round and score.predictions is not None:
+            write_predictions(self.folder, round, score.predictions)
         self._keep(round, row, arrays)
         for callback in self.callbacks:
             callback.on_round(row, clients)
@@ -166,6 +170,8 @@ class Session:
             state = Checkpoint(round, values, self.strategy.state, self.data)
             saved = save_checkpoint(self.checkpoint_folder, state)
             self.strategy.exchange.saved_round = round
+            # Only now: until a checkpoint is written, a resumed run may select an earlier round again.
+            keep_selected(self.folder, pd.read_csv(self.folder / "rounds.csv"), validation_column(self.experiment))
         score = row.get(validation_column(self.experiment))
         if round and score is not None and score > self.best:
             self.best = score

@@ -11,7 +11,8 @@ from fedsim.arrays import load_arrays
 from fedsim.data import load_target
 from fedsim.data.augment import make_transforms, to_float
 from fedsim.models import weight_statistics
-from fedsim.models.infer import accuracy_and_loss
+from fedsim.models.infer import Predict, accuracy_and_loss
+from fedsim.results.predictions import Predictions
 from fedsim.run.workspace import Workspace
 from fedsim.seeding import numpy_rng
 from strategies.wire.target_site import TargetScore
@@ -31,6 +32,8 @@ class TargetEvaluator:
         self.classes = len(space.plan.data.classes)
         self.normalize = make_transforms(experiment.data, channels, weight_statistics(experiment.model)).normalize
         self.size = experiment.run.evaluate_batch_size
+        self.indices, self.class_names = indices, tuple(space.plan.data.classes)
+        self.keeps = experiment.run.keep_predictions
         self.images = torch.from_numpy(np.ascontiguousarray(images[indices])).to(self.device)
         self.labels = torch.from_numpy(np.ascontiguousarray(labels[indices])).to(self.device)
 
@@ -55,5 +58,26 @@ class TargetEvaluator:
             for client in sorted(uploads)
         ]
         predict = self.infer.begin(self.net, lambda: (images for images, _ in self.batches()), own)
-        accuracy, loss, _ = accuracy_and_loss(predict, self.batches())
-        return TargetScore(accuracy, loss, time.perf_counter() - started, self.infer.details(self.net))
+        kept: list[Tensor] = []
+        accuracy, loss, _ = accuracy_and_loss(keeping(predict, kept) if self.keeps else predict, self.batches())
+        predictions = self._predictions(kept) if kept else None
+        seconds = time.perf_counter() - started
+        return TargetScore(accuracy, loss, seconds, self.infer.details(self.net), predictions)
+
+    def _predictions(self, kept: list[Tensor]) -> Predictions:
+        probabilities = torch.cat(kept).cpu().numpy()
+        return Predictions(np.asarray(self.indices), self.labels.cpu().numpy(), probabilities, self.class_names)
+
+
+def keeping(predict: Predict, kept: list[Tensor]) -> Predict:
+    """The same prediction; the probabilities of each batch are added to `kept`.
+
+    The softmax of logits and of log-probabilities, which some inference rules return, is the probabilities.
+    """
+
+    def kept_too(images: Tensor) -> Tensor:
+        logits = predict(images)
+        kept.append(logits.float().softmax(dim=1))
+        return logits
+
+    return kept_too

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -31,12 +32,14 @@ class TargetScore:
 
     seconds: what the evaluation took on the server (0 when a site did it: the site's row has its time).
     details: (quantity, layer, value) of the inference rule, for details.csv.
+    predictions: those of the server's own evaluation (fedsim.results.predictions); a site's never leave it.
     """
 
     accuracy: float | None = None
     loss: float | None = None
     seconds: float = 0.0
     details: list[tuple[str, str, float]] = field(default_factory=list)
+    predictions: Any = None
 
 
 class TargetSite:

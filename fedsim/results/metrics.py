@@ -1,0 +1,108 @@
+"""What follows from predictions: accuracy and its relatives, ranking, calibration, the confusion matrix.
+
+Classes without an image in the target are left out of every mean over classes: nothing can be measured on them.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedsim.errors import UserError
+from fedsim.results.predictions import Predictions, read_predictions
+from fedsim.results.reading import Runs, run_folder
+
+BINS = 15
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number in [0, 1] per run: its title, how it is computed, and whether less is better."""
+
+    title: str
+    of: Callable[[Predictions], float]
+    less_is_better: bool = False
+
+
+def accuracy(predictions: Predictions) -> float:
+    """Share of images whose most probable class is their label."""
+    return float(np.mean(predictions.predicted == predictions.label))
+
+
+def balanced_accuracy(predictions: Predictions) -> float:
+    """Mean over the classes of the share of their images that is recognised (recall)."""
+    return float(np.nanmean(per_class_accuracy(predictions)))
+
+
+def macro_f1(predictions: Predictions) -> float:
+    """Mean over the classes of F1 = 2 TP / (2 TP + FP + FN)."""
+    from sklearn.metrics import f1_score
+
+    present = np.unique(predictions.label)
+    predicted = predictions.predicted
+    return float(f1_score(predictions.label, predicted, labels=present, average="macro", zero_division=0.0))
+
+
+def auroc(predictions: Predictions) -> float:
+    """Mean over the classes of the area under the ROC curve, one class against the rest; NaN with one class only."""
+    from sklearn.metrics import roc_auc_score
+
+    present = np.unique(predictions.label)
+    if len(present) < 2:
+        return float("nan")
+    areas = [roc_auc_score(predictions.label == one, predictions.probabilities[:, one]) for one in present]
+    return float(np.mean(areas))
+
+
+def expected_calibration_error(predictions: Predictions, bins: int = BINS) -> float:
+    """ECE = sum_b n_b / N |accuracy_b - confidence_b| over bins of equal width of the greatest probability.
+
+    Source: Guo et al., ICML 2017, equation 3, 15 bins (lo, hi].
+    """
+    confidence = predictions.probabilities.max(axis=1).astype(float)
+    correct = predictions.predicted == predictions.label
+    place = np.clip(np.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)
+    count = np.bincount(place, minlength=bins)
+    gaps = np.bincount(place, correct, bins) - np.bincount(place, confidence, bins)
+    return float(np.abs(gaps).sum() / count.sum())
+
+
+def per_class_accuracy(predictions: Predictions) -> np.ndarray:
+    """[M] Share of each class's images that is recognised; NaN for a class without images."""
+    matrix = confusion_matrix(predictions)
+    total = matrix.sum(axis=1)
+    with np.errstate(invalid="ignore"):
+        return np.where(total > 0, np.diag(matrix) / total, np.nan)
+
+
+def confusion_matrix(predictions: Predictions) -> np.ndarray:
+    """[M, M] Images of the row's class that are taken for the column's."""
+    from sklearn.metrics import confusion_matrix as count
+
+    return count(predictions.label, predictions.predicted, labels=np.arange(len(predictions.classes)))
+
+
+METRICS: dict[str, Metric] = {
+    "accuracy": Metric("accuracy", accuracy),
+    "balanced_accuracy": Metric("balanced accuracy", balanced_accuracy),
+    "macro_f1": Metric("macro F1", macro_f1),
+    "auroc": Metric("AUROC, one class against the rest", auroc),
+    "ece": Metric("expected calibration error", expected_calibration_error, less_is_better=True),
+}
+
+
+def metric_values(runs: Runs, metric: str, select: str) -> dict[str, float]:
+    """{run: the metric of its predictions under a selection rule}; NaN where a run has kept none.
+
+    Raises UserError, with the first reason, where no run at all has kept them.
+    """
+    found, reasons = {}, []
+    for run in runs.summary["run"]:
+        try:
+            found[run] = METRICS[metric].of(read_predictions(run_folder(runs, run), select))
+        except UserError as error:
+            found[run] = float("nan")
+            reasons.append(str(error))
+    if len(reasons) == len(found):
+        raise UserError(f"{metric} needs kept predictions: {reasons[0]}; run again with run.keep_predictions = true")
+    return found

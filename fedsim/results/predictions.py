@@ -1,0 +1,128 @@
+"""The kept predictions on the unseen domain: one file for each round that a selection rule chooses.
+
+`predictions/round000007.safetensors` in a run's folder holds `index` [N] (the image's number in its domain), `label`
+[N] and `probabilities` [N, M], and the names of the M classes. The numbers that follow from them are computed when
+they are read (`metrics.py`), so that a new one needs no new run.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from fedsim.errors import UserError
+from fedsim.results.recorder import atomic_write
+from fedsim.results.selection import RULES, select
+
+FOLDER = "predictions"
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """index [N] int64, label [N] int64, probabilities [N, M] float32 (rows sum to 1), classes: M names."""
+
+    index: np.ndarray
+    label: np.ndarray
+    probabilities: np.ndarray
+    classes: tuple[str, ...]
+
+    @property
+    def predicted(self) -> np.ndarray:
+        """[N] The class of the greatest probability, the first of equals."""
+        return self.probabilities.argmax(axis=1)
+
+    def frame(self) -> pd.DataFrame:
+        """One row per image: index, label and predicted as class names, and each class's probability."""
+        names = np.array(self.classes, dtype=object)
+        keys = {"index": self.index, "label": names[self.label], "predicted": names[self.predicted]}
+        return pd.DataFrame(keys).join(pd.DataFrame(self.probabilities, columns=list(self.classes)), rsuffix=" (p)")
+
+
+def predictions_file(run: Path, round: int) -> Path:
+    """Where the predictions of a round are kept."""
+    return run / FOLDER / f"round{round:06d}.safetensors"
+
+
+def write_predictions(run: Path, round: int, predictions: Predictions) -> None:
+    """Write one round's predictions atomically, in the order of the images' indices."""
+    order = np.argsort(predictions.index, kind="stable")
+    arrays = {
+        "index": predictions.index[order].astype(np.int64),
+        "label": predictions.label[order].astype(np.int64),
+        "probabilities": np.ascontiguousarray(predictions.probabilities[order], dtype=np.float32),
+    }
+    # One entry: safetensors writes several in an order of its own, and equal predictions should be equal bytes.
+    metadata = {"classes": json.dumps(list(predictions.classes), ensure_ascii=False)}
+    atomic_write(predictions_file(run, round), save(arrays, metadata))
+
+
+def keep_selected(run: Path, rounds: pd.DataFrame, column: str) -> None:
+    """Remove the predictions of rounds that no selection rule would choose now; rounds: those of rounds.csv."""
+    chosen: set[int] = set()
+    for rule in RULES:
+        try:
+            chosen.add(int(select(rounds, rule, column)["round"]))
+        except UserError:  # nothing to select from yet, or NaN throughout
+            continue
+    _remove(run, lambda round: round not in chosen)
+
+
+def forget_after(run: Path, round: int) -> None:
+    """Remove the predictions of later rounds, which a resumed run makes again; -1 removes all."""
+    _remove(run, lambda other: other > round)
+
+
+def _remove(run: Path, unwanted: Callable[[int], bool]) -> None:
+    for file in (run / FOLDER).glob("round*.safetensors"):
+        if unwanted(int(file.stem.removeprefix("round"))):
+            file.unlink(missing_ok=True)
+
+
+def read_predictions(run: Path | str, select: str = "best_validation") -> Predictions:
+    """The predictions of a finished run's round under a selection rule.
+
+    Raises UserError where none were kept: records of before they were, a target on a site of its own, or
+    `run.keep_predictions = false`.
+    """
+    run = Path(run)
+    if select not in RULES:
+        raise UserError(f"unknown selection rule {select!r}; known: {', '.join(RULES)}")
+    if not (run / "summary.csv").is_file():
+        raise UserError(f"{run}: no finished run")
+    chosen = pd.read_csv(run / "summary.csv")[f"{select}_round"].iloc[0]
+    file = predictions_file(run, -1 if pd.isna(chosen) else int(chosen))
+    if pd.isna(chosen) or not file.is_file():
+        raise UserError(f"{run}: no predictions were kept of the round of {select}")
+    try:
+        with safe_open(file, framework="numpy") as content:
+            arrays = [content.get_tensor(name) for name in ("index", "label", "probabilities")]
+            classes = tuple(json.loads(content.metadata()["classes"]))
+    except (SafetensorError, KeyError, ValueError, TypeError) as error:
+        raise UserError(f"{file}: not readable predictions ({error})") from None
+    return checked(Predictions(*arrays, classes), file)
+
+
+def checked(predictions: Predictions, where: Path) -> Predictions:
+    """The predictions; UserError when their shapes, labels or probabilities do not fit together."""
+    count, classes = len(predictions.label), len(predictions.classes)
+    fits = predictions.index.shape == predictions.label.shape == (count,)
+    fits = fits and predictions.probabilities.shape == (count, classes)
+    if not fits or (count and not 0 <= predictions.label.min() <= predictions.label.max() < classes):
+        raise UserError(f"{where}: labels, probabilities and classes do not fit together")
+    return predictions
+
+
+def pooled(many: Sequence[Predictions]) -> Predictions:
+    """Predictions of several runs on the same classes as one, e.g. all seeds of a method."""
+    first = many[0]
+    if any(other.classes != first.classes for other in many):
+        raise UserError("predictions of different classes cannot be put together")
+    parts: Iterable[np.ndarray] = (
+        np.concatenate([getattr(one, name) for one in many]) for name in ("index", "label", "probabilities")
+    )
+    return Predictions(*parts, first.classes)
