@@ -15,6 +15,8 @@ API = {
     "strategies.parts": "Contracts of the server's parts",
     "strategies.aggregate": "Averages of client models",
     "clients.parts": "Contracts of the client's parts",
+    "clients.local_round": "What a client's part sees of its round",
+    "clients.networks": "Copies of networks, second passes and second optimizers for client parts",
     "clients.base": "One domain's client",
     "clients.losses": "Losses",
     "fedsim.recipe": "What a recipe is",
