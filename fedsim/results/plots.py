@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from fedsim.errors import UserError
 from fedsim.results import figures
 from fedsim.results.compare import Comparison, compare
+from fedsim.results.confusion import confusion_figure, kept_predictions
 from fedsim.results.cost_figure import cost_front
 from fedsim.results.differences import differing_settings, variant, variant_text
 from fedsim.results.figure_style import look
@@ -47,6 +48,8 @@ def draw(runs: Runs, name: str, select: str = "best_validation") -> list[tuple[s
         comparison = compare(runs, select, by=list(_differences(runs)), published=False)
         found.append(("target-accuracy", figures.target_bars(comparison, _per_run(runs, comparison, label), name)))
         found.append(("cost", cost_front(comparison, _costs(rounds), name)))
+    for key, by_target in kept_predictions(runs, label, select).items() if len(runs.summary) else []:
+        found.append((f"confusion-{key}", confusion_figure(by_target, name, key)))
     for column in figures.client_metrics(clients) if len(clients) else []:
         found.append((f"client-{column}", figures.metric_over_rounds(clients, column, name)))
     if len(details):

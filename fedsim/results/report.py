@@ -31,6 +31,7 @@ from fedsim.results.markup import Data
 from fedsim.results.plots import draw, names_in, run_labels
 from fedsim.results.reading import Runs, of_experiment, read_runs, run_folder
 from fedsim.results.recorder import atomic_write
+from fedsim.results.report_metrics import accuracy_data, more_than_accuracy
 from fedsim.results.reproduce import command_line
 from fedsim.results.selection import RULES
 
@@ -79,6 +80,7 @@ def _experiment(runs: Runs, name: str, notes: Notes, select: str, baseline: str 
         f'<section id="{escape(name)}"><h2>{escape(comparison.title)}</h2>',
         _results(comparison),
         markup.bullets(comparison.notes),
+        more_than_accuracy(runs, comparison, by),
         "<h3>Figures</h3>",
         _figures(runs, name, select),
         "<h3>Cost and disclosure</h3>",
@@ -102,22 +104,16 @@ def _results(comparison: Comparison) -> str:
     rows = []
     for _, row in comparison.methods.iterrows():
         own = cells[row["label"]]
-        rows.append([shown_label(row), *(_accuracy(own[target]) for target in columns), *_further(comparison, row)])
+        rows.append([shown_label(row), *(accuracy_data(own[target]) for target in columns), *_further(comparison, row)])
     below = [
         [
             f"{label} ({source}, published)",
-            *(_accuracy(values.get(target, Cell(MISSING))) for target in columns),
+            *(accuracy_data(values.get(target, Cell(MISSING))) for target in columns),
             *[""] * len(further_columns(comparison)),
         ]
         for label, source, values in published_cells(comparison)
     ]
     return markup.table(heads, rows, below)
-
-
-def _accuracy(cell: Cell) -> Data:
-    text = f"{cell.mean} ± {cell.std}" if cell.std else cell.mean
-    value = float(cell.mean) if cell.mean[0].isdigit() else float("nan")
-    return Data(text, value, {0: "", 1: "first", 2: "second"}[cell.place])
 
 
 def _further(comparison: Comparison, row: pd.Series) -> list[Data]:

@@ -10,8 +10,9 @@ from typer.testing import CliRunner
 
 from fedsim.cli import app
 from fedsim.errors import UserError
-from fedsim.results import compare, read_runs, select
+from fedsim.results import compare, read_runs, select, write_report
 from fedsim.results.metrics import METRICS, confusion_matrix, expected_calibration_error, per_class_accuracy
+from fedsim.results.plots import draw
 from fedsim.results.predictions import (
     Predictions,
     keep_selected,
@@ -178,3 +179,32 @@ def test_the_verb_takes_a_metric(outputs):
     for file in outputs.rglob("round*.safetensors"):
         file.unlink()
     assert "ece needs kept predictions" in str(CliRunner().invoke(app, [*words, "ece"]).exception)
+
+
+def test_confusion_is_drawn_per_target(outputs):
+    """A panel per target, pooled over seeds; cells are shares of the row's class."""
+    figure = dict(draw(read_runs(outputs), "pacs"))["confusion-csac"]
+    assert [axes.get_title() for axes in figure.axes] == ["unseen: photo", "unseen: sketch"]
+    runs = [read_predictions(outputs / "csac" / "photo" / f"seed{seed}") for seed in range(2)]
+    matrix = confusion_matrix(pooled(runs))
+    shown = figure.axes[0].get_images()[0].get_array()
+    assert shown[0].tolist() == pytest.approx((100 * matrix[0] / matrix[0].sum()).tolist())
+    assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == ["dog", "cat|", "house"]
+
+
+def test_the_report_has_more_than_accuracy(outputs):
+    """A column per metric, the accuracy of each class; without predictions there is no such section."""
+    text = write_report(outputs).read_text()
+    assert "<h3>More than accuracy</h3>" in text
+    assert "expected calibration error" in text
+    assert "Missing (\N{EN DASH} marks empty cells): fedavg: sketch (seed 1)." in text
+    assert "cat|" in text
+    recall = per_class_accuracy(
+        pooled(
+            [read_predictions(run) for target in ("photo", "sketch") for run in (outputs / "csac" / target).iterdir()]
+        )
+    )[0]
+    assert f">{100 * recall:.1f}</td>" in text
+    for file in outputs.rglob("round*.safetensors"):
+        file.unlink()
+    assert "More than accuracy" not in write_report(outputs).read_text()
