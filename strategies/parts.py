@@ -50,6 +50,7 @@ NO_MODEL = (
 class Share(Part):
     """Which tensors leave the client and which come back."""
 
+    upload: ClassVar[bool] = False  # clients send up what they keep to themselves; a rule may make it a field
     needs_clients: ClassVar[bool] = True
 
     def place(self, net: nn.Module) -> dict[str, Place]:

@@ -25,7 +25,7 @@ class GlobalBatchNorm(Broadcast):
 
     def refuses(self, recipe: "Recipe") -> str:
         """Without tensors that clients keep but send up there is nothing to send down."""
-        if getattr(recipe.share, "upload", False):
+        if recipe.share.upload:
             return ""
         return "global_batch_norm has nothing to send; use the share rule 'without_batch_norm' with upload = true"
 
