@@ -43,8 +43,9 @@ def confusion_figure(by_target: dict[str, Predictions], name: str, label: str) -
     figure.set_layout_engine("constrained")
     axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     set_title(figure, f"{name}, {written(label)}: confusion on the unseen domain (% of the images of each class)")
-    for one, (target, predictions) in zip(axes.ravel(), by_target.items()):
+    for number, (one, (target, predictions)) in enumerate(zip(axes.ravel(), by_target.items())):
         _panel(one, confusion_matrix(predictions), classes)
+        one.tick_params(labelbottom=number + columns >= len(by_target))  # nothing stands below these
         one.set_title(unseen(target))
     for one in axes.ravel()[len(by_target) :]:
         one.set_visible(False)

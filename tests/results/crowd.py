@@ -52,7 +52,7 @@ def _write_run(root, name, method, label, target, seed, targets, rounds, clients
     for number in range(rounds + 1):
         grown = 1 - np.exp(-number / 4)
         row = {"round": number, "mean_validation_accuracy": float(grown), "target_accuracy": float(0.7 * grown)}
-        row["target_accuracy"] += float(0.03 * rng.standard_normal())
+        row["target_accuracy"] = abs(row["target_accuracy"] + float(0.03 * rng.standard_normal()))
         here = list(rng.choice(names, drawn, replace=False)) if drawn else names
         if number:
             row |= {"bytes_down": 4_000_000 * len(here), "bytes_up": 4_000_000 * len(here), "round_seconds": 2.0}
