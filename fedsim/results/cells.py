@@ -2,11 +2,15 @@
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from fedsim.results.compare import BUDGETS, Comparison
 from fedsim.results.notes import mark
+from fedsim.results.selection import BUDGETS
+
+if TYPE_CHECKING:
+    from fedsim.results.compare import Comparison
 
 MISSING = "\N{EN DASH}"
 
@@ -36,7 +40,7 @@ def amount(size: float) -> str:
     return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
 
 
-def accuracy_cells(comparison: Comparison) -> dict[str, dict[str, Cell]]:
+def accuracy_cells(comparison: "Comparison") -> dict[str, dict[str, Cell]]:
     """{label: {target or `average`: Cell}} with the first and second place of each column by the printed number.
 
     Methods that are ranked apart have no place beside those that never see the target.
@@ -58,19 +62,19 @@ def accuracy_cells(comparison: Comparison) -> dict[str, dict[str, Cell]]:
     return cells
 
 
-def further_columns(comparison: Comparison) -> list[str]:
+def further_columns(comparison: "Comparison") -> list[str]:
     """Heads of the columns that follow the accuracies."""
     tests = [f"Δ {comparison.baseline}", "p", "Pairs"] if comparison.baseline else []
     budgets = [name.capitalize() for name in shown_budgets(comparison)]
     return ["Seeds", "Rank", *tests, *budgets, "Down/round", "Up/round", "s/round"]
 
 
-def shown_budgets(comparison: Comparison) -> list[str]:
+def shown_budgets(comparison: "Comparison") -> list[str]:
     """Those of `images` and `steps` (of a whole run, over all clients) that the records hold."""
     return [name for name in BUDGETS if comparison.methods[name].notna().any()]
 
 
-def further_values(comparison: Comparison, row: pd.Series) -> list[float]:
+def further_values(comparison: "Comparison", row: pd.Series) -> list[float]:
     """The numbers of the columns that follow the accuracies; NaN where there is none."""
     tests = ["difference", "p_value", "pairs"] if comparison.baseline else []
     keys = ["seeds", "rank", *tests, *shown_budgets(comparison)]
@@ -78,7 +82,7 @@ def further_values(comparison: Comparison, row: pd.Series) -> list[float]:
     return [math.nan if pd.isna(row[key]) else float(row[key]) for key in keys]
 
 
-def further_cells(comparison: Comparison, row: pd.Series) -> list[str]:
+def further_cells(comparison: "Comparison", row: pd.Series) -> list[str]:
     """Texts of the columns that follow the accuracies."""
     tests = []
     if comparison.baseline:
@@ -101,7 +105,7 @@ def further_cells(comparison: Comparison, row: pd.Series) -> list[str]:
     ]
 
 
-def published_cells(comparison: Comparison) -> list[tuple[str, str, dict[str, Cell]]]:
+def published_cells(comparison: "Comparison") -> list[tuple[str, str, dict[str, Cell]]]:
     """(label, source, {target: Cell}) of the papers' rows."""
     rows: dict[tuple[str, str], dict[str, Cell]] = {}
     for _, row in comparison.published.iterrows():
@@ -115,7 +119,7 @@ def shown_label(row: pd.Series) -> str:
     return f"{row['label']} {mark(row)}".rstrip()
 
 
-def by_group(comparison: Comparison) -> list[tuple[str, pd.DataFrame]]:
+def by_group(comparison: "Comparison") -> list[tuple[str, pd.DataFrame]]:
     """The methods in groups that are ranked apart; those that never see the target come first."""
     return [(str(group), rows) for group, rows in comparison.methods.groupby("group", sort=False)]
 
@@ -124,6 +128,6 @@ def plain(cell: Cell) -> str:
     return f"{cell.mean} ± {cell.std}" if cell.std else cell.mean
 
 
-def head(comparison: Comparison) -> list[str]:
+def head(comparison: "Comparison") -> list[str]:
     """Heads of the method and accuracy columns."""
     return ["Method", *comparison.targets, "Average"]

@@ -19,10 +19,9 @@ from fedsim.results.metrics import METRICS, metric_values
 from fedsim.results.notes import GROUPS, comparison_notes
 from fedsim.results.published import COLUMNS, only_theirs, published_rows, setting
 from fedsim.results.reading import Runs
-from fedsim.results.selection import RULE_TITLES, RULES
+from fedsim.results.selection import BUDGETS, RULE_TITLES, RULES
 from fedsim.results.statistics import common_seeds, grid_of, mean_and_std, paired, per_seed_average, ranks
 
-BUDGETS = ("images", "steps")
 COSTS = ("bytes_down_per_round", "bytes_up_per_round", "seconds_per_round")
 
 

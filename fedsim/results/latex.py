@@ -1,5 +1,7 @@
 """A comparison as LaTeX (booktabs): best of each column bold, second underlined."""
 
+from typing import TYPE_CHECKING
+
 from fedsim.results.cells import (
     MISSING,
     Cell,
@@ -11,7 +13,9 @@ from fedsim.results.cells import (
     published_cells,
     shown_label,
 )
-from fedsim.results.compare import Comparison
+
+if TYPE_CHECKING:
+    from fedsim.results.compare import Comparison
 
 SPECIAL = {
     "&": r"\&",
@@ -43,7 +47,7 @@ def escape_latex(text: str) -> str:
     return escaped
 
 
-def latex_table(comparison: Comparison) -> str:
+def latex_table(comparison: "Comparison") -> str:
     """booktabs table, best of each column bold, second underlined; the notes follow as comments."""
     heads = [*head(comparison), *further_columns(comparison)]
     lines = [

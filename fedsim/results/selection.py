@@ -19,6 +19,7 @@ RULE_TITLES = {
     "last": "last round",
     "oracle": "ORACLE: best round on the target, an upper bound",
 }
+BUDGETS = ("images", "steps")
 VALIDATION_COLUMNS = {"aggregated": "mean_validation_accuracy", "local": "mean_local_validation_accuracy"}
 
 

@@ -3,7 +3,7 @@
 import io
 import re
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 from rich.console import Console
@@ -23,12 +23,14 @@ from fedsim.results.cells import (
     published_cells,
     shown_label,
 )
-from fedsim.results.compare import Comparison
 from fedsim.results.latex import latex_table
 from fedsim.results.recorder import csv_text
 
+if TYPE_CHECKING:
+    from fedsim.results.compare import Comparison
 
-def accuracy_table(comparison: Comparison) -> Table:
+
+def accuracy_table(comparison: "Comparison") -> Table:
     """Rich table of the accuracies, published rows below a rule."""
     styles = {0: "", 1: "bold green", 2: "underline"}
     table = Table(title=f"{escape(comparison.title)}\n{comparison.measured} (%)", title_justify="left")
@@ -51,7 +53,7 @@ def _styled(cell: Cell, style: str) -> str:
     return f"[{style}]{plain(cell)}[/]" if style else plain(cell)
 
 
-def further_table(comparison: Comparison) -> Table:
+def further_table(comparison: "Comparison") -> Table:
     """Rich table of seeds, ranks, tests and costs."""
     table = Table(title="rank, test and cost", title_justify="left")
     table.add_column("Method")
@@ -64,7 +66,7 @@ def further_table(comparison: Comparison) -> Table:
     return table
 
 
-def print_table(comparison: Comparison, console: Console | None = None) -> None:
+def print_table(comparison: "Comparison", console: Console | None = None) -> None:
     """Two tables under each other, then the notes; wider than the terminal rather than with broken cells."""
     console = console or Console()
     tables = [accuracy_table(comparison), further_table(comparison)]
@@ -77,14 +79,14 @@ def print_table(comparison: Comparison, console: Console | None = None) -> None:
         console.print(f"- {note}", markup=False, highlight=False)
 
 
-def table_text(comparison: Comparison) -> str:
+def table_text(comparison: "Comparison") -> str:
     """The terminal's tables as plain text, never wrapped."""
     buffer = io.StringIO()
     print_table(comparison, Console(file=buffer, width=100, color_system=None))
     return buffer.getvalue()
 
 
-def csv_table(comparison: Comparison) -> str:
+def csv_table(comparison: "Comparison") -> str:
     """One line per method, numbers in full precision, accuracies as fractions; published rows below ours."""
     rows: list[dict[str, Any]] = []
     for _, method in comparison.methods.iterrows():
@@ -105,7 +107,7 @@ def _wide(cells: pd.DataFrame) -> dict[str, Any]:
     return {f"{cell['target']}_{kind}": cell[kind] for _, cell in cells.iterrows() for kind in kinds}
 
 
-def markdown_table(comparison: Comparison) -> str:
+def markdown_table(comparison: "Comparison") -> str:
     """GitHub Markdown, best of each column bold; names are escaped, so that they read as they are written."""
     heads = [*head(comparison), *further_columns(comparison)]
     title = escape_markdown(comparison.title)
