@@ -1,7 +1,7 @@
 """DomainClient: one domain's client. Loads what is shared, keeps what is personal, trains by the recipe's parts."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,7 @@ class DomainClient(NumPyClient):
     Frozen tensors are in the network since it was built, and nothing ever writes to them.
 
     clients: names of all source clients in domain order. source_clients: how many hold source data, those that a pooled
-    client stands for included.
+    client stands for included. build_net: makes the run's initial network.
     """
 
     def __init__(
@@ -45,6 +45,7 @@ class DomainClient(NumPyClient):
         device: torch.device,
         clients: Sequence[str] = (),
         source_clients: int = 1,
+        build_net: Callable[[], nn.Module] | None = None,
     ) -> None:
         self.experiment = experiment
         self.recipe = recipe
@@ -57,6 +58,7 @@ class DomainClient(NumPyClient):
         self.device = device
         self.clients = tuple(clients)
         self.source_clients = source_clients
+        self.build_net = build_net
         self.counts: list[int] = [data.examples]  # training images of every client
         self.spent: list[Amount] = []  # in the round
         self.warm: dict[str, tuple[Any, Any]] = {}
@@ -89,6 +91,7 @@ class DomainClient(NumPyClient):
         for report in self.recipe.reports:
             metrics |= report.before(round)
         if round.phase == "train" and self.recipe.client.lacks(round):
+            self._load_initial()
             self._train(round.for_phase(self.recipe.client.prelude))
             self._load(parameters, "train")
         metrics["train_loss"] = self._train(round)
@@ -164,6 +167,11 @@ class DomainClient(NumPyClient):
             first_visit=first_visit,
             warm=self.warm,
         )
+
+    def _load_initial(self) -> None:
+        """The run's initial model, from which a client that comes late goes through the prelude as the others did."""
+        initial = self.build_net().state_dict()
+        load_arrays(self.state, {name: value.numpy() for name, value in initial.items()}, list(initial))
 
     def _load(self, parameters: list[np.ndarray], phase: str) -> None:
         names = self.names(phase)

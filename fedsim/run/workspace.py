@@ -76,6 +76,7 @@ class Workspace:
                 self.device,
                 list(self.plan.clients),
                 self.plan.sources,
+                self.plan.build_net,
             )
         return self.clients[key]
 

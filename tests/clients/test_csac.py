@@ -161,3 +161,20 @@ def test_gap_on_validation_accuracy_and_subset(tmp_path):
         folder, _ = run_small(small_experiment(tmp_path / str(index), method))
         clients = numbers(folder / "clients.csv").dropna(subset=["weight"])
         np.testing.assert_allclose(clients.groupby("round")["weight"].sum(), 1.0)
+
+
+def test_a_late_client_acquires_from_the_initial_model(tmp_path):
+    """core.md 4.3: stage A starts from the initial model, also on the first participation of a late client."""
+    experiment = small_experiment(tmp_path, {"name": "csac"}, train={"rounds": 2, "lr": 1e-12})
+    space = Workspace(resolve(experiment))
+    client = space.client("rot0", "")
+    initial = {name: value.clone() for name, value in space.plan.build_net().named_parameters()}
+    received = [client.state[name].numpy() + 1 for name in client.names("train")]
+    arrays, _, _ = client.fit(received, {"round": 2, "phase": "train", "client": "rot0"})
+    acquired = client.store.get(ACQUIRED)
+    for name, value in initial.items():
+        assert torch.allclose(acquired[name], value, atol=1e-6)
+    sent = dict(zip(client.upload_names(), arrays))
+    for name, value in zip(client.names("train"), received):  # calibration goes on from what was received
+        if name in initial:
+            assert np.allclose(sent[name], value, atol=1e-6)
