@@ -122,14 +122,17 @@ def _further(comparison: Comparison, row: pd.Series) -> list[Data]:
 
 
 def _figures(runs: Runs, name: str, select: str) -> str:
-    pictures, names = [], names_in(runs)
+    pictures, confusions, names = [], [], names_in(runs)
     boxes = missing_text(fonts_for(names)[1])
     with look(names):
-        for _, figure in draw(runs, name, select):
+        for key, figure in draw(runs, name, select):
             buffer = io.BytesIO()
             figure.savefig(buffer, format="svg", facecolor="white", metadata={"Date": None})
             title = figure.get_suptitle().replace("\n", " ")
-            pictures.append(markup.picture(buffer.getvalue(), title, figure.get_figwidth()))
+            place = confusions if key.startswith("confusion-") else pictures
+            place.append(markup.picture(buffer.getvalue(), title, figure.get_figwidth()))
+    if confusions:
+        pictures.append(markup.folded("Confusion matrices, one figure per method", "\n".join(confusions)))
     return "\n".join([markup.bullets([boxes]) if boxes else "", *pictures, *_feature_pictures(runs)])
 
 

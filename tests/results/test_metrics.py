@@ -197,6 +197,8 @@ def test_the_report_has_more_than_accuracy(outputs):
     text = write_report(outputs).read_text()
     assert "<h3>More than accuracy</h3>" in text
     assert "expected calibration error" in text
+    folded = text[text.index("Confusion matrices, one figure per method") :]
+    assert folded[: folded.index("</details>")].count("<img") == 2
     assert "Missing (\N{EN DASH} marks empty cells): fedavg: sketch (seed 1)." in text
     assert "cat|" in text
     recall = per_class_accuracy(
