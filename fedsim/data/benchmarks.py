@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fedsim.data.names import composed, matching, same
+from fedsim.data.names import composed, matching, names_in, same, subfolders
 from fedsim.errors import UserError
 from fedsim.experiment import DataSettings, data_root, nearest
 from fedsim.plugins import instance, lookup
@@ -252,26 +252,6 @@ def resolve_domain(found: Benchmark, name: str) -> str:
             f"{found.title} has no domain {name!r}; {nearest(name, found.domains)}known: {', '.join(found.domains)}"
         )
     return domain
-
-
-def subfolders(folder: Path) -> list[str]:
-    """Sorted names of the visible folders in a folder."""
-    try:
-        return sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith((".", "__")))
-    except OSError as error:
-        raise UserError(f"cannot read the folder {folder}: {error.strerror}; set data.root or $FEDSIM_DATA") from None
-
-
-def names_in(folder: Path) -> list[str]:
-    """Sorted names of the visible folders in a folder, in Unicode's composed form."""
-    found = subfolders(folder)
-    names = sorted(map(composed, found))
-    for name, following in zip(names, [*names[1:], ""]):
-        if name == following:
-            raise UserError(f"{folder}: two folders have the name {name!r}, in two Unicode forms; rename one of them")
-        if not name.isprintable():
-            raise UserError(f"{folder}: the folder name {name!r} is not text in UTF-8; rename it")
-    return names
 
 
 def _named(data: DataSettings) -> Benchmark | None:

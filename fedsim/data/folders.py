@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedsim.data.benchmarks import Benchmark, subfolders
-from fedsim.data.names import matching, plain, same
+from fedsim.data.benchmarks import Benchmark
+from fedsim.data.names import matching, plain, same, subfolders
 from fedsim.errors import UserError
 from fedsim.experiment import DataSettings, data_root
 

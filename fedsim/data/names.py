@@ -3,6 +3,9 @@
 import re
 import unicodedata
 from collections.abc import Iterable
+from pathlib import Path
+
+from fedsim.errors import UserError
 
 
 def composed(name: str) -> str:
@@ -34,3 +37,23 @@ def matching(name: str, known: Iterable[str]) -> str | None:
         return exact
     alike = [candidate for candidate in known if plain(candidate) == plain(name)]
     return alike[0] if len(alike) == 1 else None
+
+
+def subfolders(folder: Path) -> list[str]:
+    """Sorted names of the visible folders in a folder."""
+    try:
+        return sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith((".", "__")))
+    except OSError as error:
+        raise UserError(f"cannot read the folder {folder}: {error.strerror}; set data.root or $FEDSIM_DATA") from None
+
+
+def names_in(folder: Path) -> list[str]:
+    """Sorted names of the visible folders in a folder, in Unicode's composed form."""
+    found = subfolders(folder)
+    names = sorted(map(composed, found))
+    for name, following in zip(names, [*names[1:], ""]):
+        if name == following:
+            raise UserError(f"{folder}: two folders have the name {name!r}, in two Unicode forms; rename one of them")
+        if not name.isprintable():
+            raise UserError(f"{folder}: the folder name {name!r} is not text in UTF-8; rename it")
+    return names
