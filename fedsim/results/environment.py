@@ -13,6 +13,7 @@ from fedsim.cores import free_cores
 PACKAGES = (
     "torch",
     "torchvision",
+    "timm",
     "flwr",
     "ray",
     "numpy",

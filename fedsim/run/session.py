@@ -64,6 +64,7 @@ class Session:
         forget_after(self.folder, self.checkpoint.round if self.checkpoint else -1)
         self.recorder.write_experiment(experiment.toml())
         self.environment = environment() | {"device": str(space.device), "threads": torch.get_num_threads()}
+        self.environment |= {"classes": list(space.plan.data.classes)}
         self.recorder.write_environment(self.environment | {"data": self.data})
         self.evaluate_target: EvaluateTarget | None = None
         self.best = self._best_so_far()

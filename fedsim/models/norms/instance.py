@@ -16,7 +16,7 @@ def has_positions(x: torch.Tensor) -> bool:
 def instance_moments(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Mean and biased variance [B, C] of each sample's maps [B, C, H, W], in float32 at least; no gradient."""
     x = x if x.dtype == torch.float64 else x.float()
-    if x.device.type != "cpu":
+    if x.device.type != "cpu" or torch.compiler.is_exporting():  # a file must not depend on the digits of one batch
         variance, mean = torch.var_mean(x, dim=(2, 3), correction=0)
         return mean, variance
     with torch.autocast(x.device.type, enabled=False):  # the product below must stay in float32

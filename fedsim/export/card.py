@@ -1,0 +1,84 @@
+"""The card of a trained model: what it was trained on and how, what it reached, and what to know before using it."""
+
+import json
+from pathlib import Path
+
+import pandas as pd
+
+from fedsim.export.trained import TrainedModel
+from fedsim.models.backbones import find_backbone
+
+
+def card(model: TrainedModel) -> str:
+    """Markdown text with data, method, domains, results, licence of the weights, limits and versions."""
+    experiment, plan = model.experiment, model.plan
+    method = plan.recipe.label(experiment.method_name)
+    sources = [domain for domain in plan.data.domains if domain != experiment.run.target]
+    sections = {
+        f"{plan.data.title}: {method}": _summary(model, method),
+        "Data": [
+            f"Data set: {plan.data.title} ({plan.data.source or 'own images'}).",
+            f"Trained on {', '.join(sources)}. No image of {experiment.run.target} was trained on.",
+            f"Classes: {', '.join(model.classes)}.",
+        ],
+        "Images": [
+            f"{model.channels} channel(s), {model.image_size} x {model.image_size} pixels, both sides resized "
+            "(bilinear, antialiased), values in [0, 1]; the model normalizes them itself.",
+        ],
+        "Method": [
+            f"{method} ({plan.recipe.paper or 'no paper named'}), {experiment.train.rounds} rounds, seed "
+            f"{experiment.run.seed}; inference rule {type(plan.recipe.infer).__name__}.",
+            f"Beside the model, clients disclosed: {plan.recipe.disclosure()}.",
+        ],
+        "Results": _results(model.file.parent),
+        "Weights": _weights(model),
+        "Limits": [
+            "The numbers are of one unseen domain and one seed. Another domain or other cameras may give other "
+            "numbers; measure them with `fedsim evaluate` before you rely on the model.",
+        ],
+        "Versions": _versions(model.file.parent),
+    }
+    parts = [f"{'#' if index == 0 else '##'} {title}\n\n" + "\n".join(lines)
+             for index, (title, lines) in enumerate(sections.items())]  # fmt: skip
+    return "\n\n".join(parts) + "\n"
+
+
+def _summary(model: TrainedModel, method: str) -> list[str]:
+    return [f"Image classifier, {model.experiment.model.backbone}, trained by federated domain generalization "
+            f"({method}). File: {model.file.name} of {'/'.join(model.file.parent.parts[-4:])}."]  # fmt: skip
+
+
+def _results(folder: Path) -> list[str]:
+    file = folder / "summary.csv"
+    if not file.is_file():
+        return ["The run has not finished; there is no summary."]
+    row = pd.read_csv(file).iloc[0]
+    return [
+        "| selection | round | accuracy on the unseen domain | mean validation accuracy on the sources |",
+        "|---|---|---|---|",
+        *(
+            f"| {label} | {row[f'{key}_round']:.0f} | {100 * row[f'{key}_target_accuracy']:.1f} % | "
+            f"{100 * row[f'{key}_mean_validation_accuracy']:.1f} % |"
+            for key, label in (("best_validation", "best source validation (`best`)"), ("last", "last round (`last`)"))
+        ),
+    ]
+
+
+def _weights(model: TrainedModel) -> list[str]:
+    settings = model.experiment.model
+    if settings.weights == "none":
+        return ["Trained from random weights."]
+    row = find_backbone(settings)
+    licence = row.licence if settings.weights in row.sources else ""
+    stated = f"licence: {licence}" if licence else "licence: not known to fedsim, see where they come from"
+    return [f"Started from the weights `{settings.weights}` of {settings.backbone} ({stated}). ImageNet's images have "
+            "terms of their own."]  # fmt: skip
+
+
+def _versions(folder: Path) -> list[str]:
+    file = folder / "environment.json"
+    if not file.is_file():
+        return ["Not recorded."]
+    packages = json.loads(file.read_text(encoding="utf-8")).get("packages", {})
+    wanted = ("fedsim", "torch", "torchvision", "timm", "flwr")
+    return [", ".join(f"{name} {packages[name]}" for name in wanted if name in packages) + "."]

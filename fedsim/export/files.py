@@ -1,0 +1,130 @@
+"""A trained model as a file for other programs: ONNX, or a program of torch.export. Checked before it is kept."""
+
+import importlib.util
+import json
+import logging
+import tempfile
+import warnings
+from collections.abc import Callable
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsim import extra
+from fedsim.data import load_target
+from fedsim.errors import UserError
+from fedsim.export.trained import TrainedModel, describe
+
+TOLERANCE = 1e-3  # of the logits' largest value
+IMAGES = 8  # real images that the file is compared on
+Runner = Callable[[np.ndarray], np.ndarray]
+
+
+def export(model: TrainedModel, format: str, output: Path) -> tuple[float, str]:
+    """Write the model; the largest difference of its logits from the original's, and the images it was measured on.
+
+    onnx: any ONNX runtime, opset of the installed exporter. torch: `torch.export.load(file).module()`, which needs
+    PyTorch alone. Both take float32 images [N, C, s, s] in [0, 1] for any N and give logits; normalization and the
+    inference rule are inside. The classes stand in the ONNX file's metadata, and beside both in the card.
+
+    The file is written beside its place, compared on up to 8 images of the run's data set, and only then renamed.
+    Without the data set at hand random images stand in, and the answer says so.
+    Raises UserError for an unknown format, a missing package, a rule that looks at other images first, and a file that
+    does not agree within 1e-3 of the largest logit.
+    """
+    if format not in WRITERS:
+        raise UserError(f"--format {format!r}: known are {', '.join(WRITERS)}")
+    if model.plan.recipe.infer.transductive:
+        name = type(model.plan.recipe.infer).__name__
+        raise UserError(f"the rule {name} looks at images of the unseen domain before it predicts, so that no single "
+                        "file holds the model; use fedsim.load")  # fmt: skip
+    images, source = comparison_images(model)
+    expected = _reference(model, images)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=output.parent, prefix=".export-") as folder:
+        file = Path(folder) / output.name
+        with _quiet():
+            runner = WRITERS[format](model, images, file)
+        worst = max(float(np.abs(runner(part.numpy()) - expected[: len(part)]).max()) for part in (images, images[:1]))
+        if not worst <= TOLERANCE * max(float(np.abs(expected).max()), 1.0):
+            raise UserError(f"the exported model differs from the original by {worst:.2g} on {source}; not written")
+        file.replace(output)
+    return worst, source
+
+
+def comparison_images(model: TrainedModel) -> tuple[Tensor, str]:
+    """Float images in [0, 1] of the run's unseen domain, or random ones where it is not at hand; and which they are."""
+    experiment = model.experiment
+    try:
+        images, _, indices = load_target(experiment.data, experiment.run.target)
+    except UserError:
+        shape = (IMAGES, model.channels, model.image_size, model.image_size)
+        noise = torch.rand(shape, generator=torch.Generator().manual_seed(0))
+        return noise, "random images (the run's data set is not here)"
+    chosen = indices[np.linspace(0, len(indices) - 1, min(IMAGES, len(indices))).astype(int)]
+    real = torch.from_numpy(np.ascontiguousarray(images[chosen])).float().div_(255)
+    return real, f"{len(real)} images of {experiment.run.target}"
+
+
+@torch.inference_mode()
+def _reference(model: TrainedModel, images: Tensor) -> np.ndarray:
+    return model(images).numpy()
+
+
+def _program(model: TrainedModel, images: Tensor) -> torch.export.ExportedProgram:
+    try:
+        with torch.no_grad():
+            batch = torch.export.Dim("N", min=1)
+            return torch.export.export(model.eval(), (images,), dynamic_shapes=({0: batch},), strict=False)
+    except Exception as error:  # whatever the tracer meets
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
+        raise UserError(f"this model cannot be traced: {reason}") from None
+
+
+def _write_torch(model: TrainedModel, images: Tensor, file: Path) -> Runner:
+    torch.export.save(_program(model, images), file)
+    module = torch.export.load(file).module()
+    return lambda batch: module(torch.from_numpy(batch)).detach().numpy()
+
+
+def _write_onnx(model: TrainedModel, images: Tensor, file: Path) -> Runner:
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        if importlib.util.find_spec(package) is None:
+            raise UserError(f"--format onnx needs the package {package}; {extra('export')}")
+    import onnx
+    import onnxruntime
+
+    program = torch.onnx.export(
+        _program(model, images), input_names=["images"], output_names=["logits"], dynamo=True, verbose=False
+    )
+    proto = program.model_proto
+    for key, value in describe(model).items():
+        entry = proto.metadata_props.add()
+        entry.key, entry.value = f"fedsim.{key}", value if isinstance(value, str) else json.dumps(value)
+    onnx.checker.check_model(proto)
+    onnx.save(proto, file)
+    session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    name = session.get_inputs()[0].name
+    return lambda batch: session.run(None, {name: batch})[0]
+
+
+WRITERS: dict[str, Callable[[TrainedModel, Tensor, Path], Runner]] = {"onnx": _write_onnx, "torch": _write_torch}
+
+
+@contextmanager
+def _quiet():
+    """Exporters print and warn about their own affairs."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels):
+            logger.setLevel(level)

@@ -1,0 +1,144 @@
+"""A trained model on images of a folder: predictions, and the usual measures of them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+from sklearn.metrics import f1_score, recall_score
+
+from fedsim.data.benchmarks import subfolders
+from fedsim.data.folders import IMAGE_SUFFIXES
+from fedsim.data.names import matching
+from fedsim.errors import UserError
+from fedsim.export.trained import TrainedModel
+from fedsim.seeding import numpy_rng
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """Image files of one domain with class indices."""
+
+    domain: str
+    files: list[Path]
+    labels: np.ndarray
+
+
+def labelled_images(folder: Path, classes: Sequence[str]) -> list[Labelled]:
+    """Images below FOLDER/CLASS or FOLDER/DOMAIN/CLASS, for the classes that the model knows.
+
+    A class without images is allowed. Raises UserError when no folder is called as a class, for a folder of another
+    name beside class folders, and when there are no images.
+    """
+    if not folder.is_dir():
+        raise UserError(f"no folder {folder}; give one with a folder of images per class, or per domain and class")
+    found = _domain(folder, folder.name, classes)
+    domains = [found] if found else [_domain(folder / name, name, classes) for name in subfolders(folder)]
+    kept = [domain for domain in domains if domain is not None and domain.files]
+    if not kept:
+        raise UserError(f"{folder} holds no folder of images that is called as a class of the model "
+                        f"({', '.join(classes[:5])}{', ...' if len(classes) > 5 else ''})")  # fmt: skip
+    return kept
+
+
+def _domain(folder: Path, name: str, classes: Sequence[str]) -> Labelled | None:
+    """The labelled images of FOLDER/CLASS; None when no folder is called as a class."""
+    named = {sub: matching(sub, classes) for sub in subfolders(folder)}
+    if not any(named.values()):
+        return None
+    unknown = [sub for sub, found in named.items() if found is None]
+    if unknown:
+        raise UserError(
+            f"{folder / unknown[0]} is called as no class of the model; its classes are {', '.join(classes)}"
+        )
+    files: list[Path] = []
+    labels: list[int] = []
+    for sub, found in named.items():
+        inside = sorted(path for path in (folder / sub).rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
+        files += inside
+        labels += [list(classes).index(found)] * len(inside)
+    return Labelled(name, files, np.array(labels, dtype=np.int64))
+
+
+def predict(model: TrainedModel, files: Sequence[Path]) -> pd.DataFrame:
+    """One row per image: its file, the predicted class, and the probability of every class."""
+    missing = [file for file in files if not Path(file).is_file()]
+    if missing:
+        raise UserError(f"no image {missing[0]}")
+    _adapt(model, list(files))
+    return _table(model, list(files))
+
+
+def evaluate(model: TrainedModel, data: Sequence[Labelled]) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """(measures per domain and of all, predictions): accuracy, balanced accuracy and macro F1 as fractions.
+
+    Balanced accuracy and macro F1 are means over the classes that occur in the labels. A transductive rule adapts to
+    each domain by itself.
+    """
+    tables = []
+    for domain in data:
+        _adapt(model, domain.files)
+        table = _table(model, domain.files)
+        table.insert(0, "domain", domain.domain)
+        table.insert(2, "label", [model.classes[label] for label in domain.labels])
+        tables.append(table)
+    whole = pd.concat(tables, ignore_index=True)
+    groups = [(domain.domain, table) for domain, table in zip(data, tables)]
+    if len(groups) > 1:
+        groups.append(("all", whole))
+    return pd.DataFrame([_measures(name, table) for name, table in groups]), whole
+
+
+@torch.inference_mode()
+def evaluate_arrays(
+    model: TrainedModel, domain: str, images: np.ndarray, labels: np.ndarray, indices: np.ndarray
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The same for images uint8 [N, C, s, s] that a data set's reader gives, of which `indices` are judged."""
+    if model.plan.recipe.infer.shuffled:  # the same order as in the run
+        indices = numpy_rng(model.experiment.run.seed, "test-order").permutation(indices)
+    size = model.batch_size
+    parts = [indices[start : start + size] for start in range(0, len(indices), size)]
+    if model.plan.recipe.infer.transductive:
+        model.adapt(torch.from_numpy(np.ascontiguousarray(images[part])) for part in parts)
+    batches = (torch.from_numpy(np.ascontiguousarray(images[part])) for part in parts)
+    probabilities = np.concatenate([model(batch).float().softmax(1).numpy() for batch in batches])
+    table = _predictions(model, [f"{domain}[{index}]" for index in indices], probabilities)
+    table.insert(0, "domain", domain)
+    table.insert(2, "label", [model.classes[label] for label in labels[indices]])
+    return pd.DataFrame([_measures(domain, table)]), table
+
+
+def _measures(domain: str, table: pd.DataFrame) -> dict[str, str | int | float]:
+    label, predicted = table["label"], table["predicted"]
+    over_classes = {"average": "macro", "labels": sorted(set(label)), "zero_division": 0}
+    return {
+        "domain": domain,
+        "images": len(table),
+        "accuracy": float((label == predicted).mean()),
+        "balanced_accuracy": float(recall_score(label, predicted, **over_classes)),
+        "macro_f1": float(f1_score(label, predicted, **over_classes)),
+    }
+
+
+def _adapt(model: TrainedModel, files: list[Path]) -> None:
+    if model.plan.recipe.infer.transductive:
+        size = model.batch_size
+        model.adapt(model.prepare(files[start : start + size]) for start in range(0, len(files), size))
+
+
+def _table(model: TrainedModel, files: list[Path]) -> pd.DataFrame:
+    return _predictions(model, [str(file) for file in files], model.probabilities(files))
+
+
+def _predictions(model: TrainedModel, images: list[str], probabilities: np.ndarray) -> pd.DataFrame:
+    best = probabilities.argmax(axis=1)
+    table = pd.DataFrame(
+        {
+            "image": images,
+            "predicted": [model.classes[index] for index in best],
+            "probability": probabilities[np.arange(len(best)), best],
+        }
+    )
+    return pd.concat([table, pd.DataFrame(probabilities, columns=[f"p({name})" for name in model.classes])], axis=1)

@@ -1,0 +1,142 @@
+"""A finished run's model as one module, with its transforms and its inference rule."""
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from safetensors.numpy import load_file
+from torch import Tensor, nn
+
+from fedsim.arrays import load_arrays
+from fedsim.data.augment import make_transforms, to_float
+from fedsim.data.pixels import decode
+from fedsim.errors import UserError, nearest
+from fedsim.experiment import Experiment
+from fedsim.models import weight_statistics
+from fedsim.results.reading import read_settings
+from fedsim.run.plan import Plan, resolve
+
+MODELS = "*.safetensors"
+
+
+class TrainedModel(nn.Module):
+    """Images [B, C, s, s], uint8 or float in [0, 1], to logits [B, classes].
+
+    The module normalizes the images as the run did and predicts by the run's inference rule in eval mode. `prepare`
+    makes such images of files. A rule that looks at many images of the unseen domain before it predicts (marked
+    transductive in results) needs `adapt(batches)` first.
+
+    classes: names of the classes, in the order of the logits; image_size: s; channels: C; batch_size: the run's
+    """
+
+    def __init__(self, plan: Plan, net: nn.Module, file: Path) -> None:
+        super().__init__()
+        self.plan, self.file = plan, file
+        self.experiment: Experiment = plan.experiment
+        self.classes, self.channels = plan.data.classes, plan.data.channels
+        self.image_size = self.experiment.data.image_size
+        self.net = net.eval().requires_grad_(False)
+        transforms = make_transforms(self.experiment.data, self.channels, weight_statistics(self.experiment.model))
+        normalize = transforms.normalize
+        self.register_buffer("mean", torch.tensor(normalize.mean).view(1, -1, 1, 1) if normalize.mean else None)
+        self.register_buffer("std", torch.tensor(normalize.std).view(1, -1, 1, 1) if normalize.std else None)
+        rule = plan.recipe.infer
+        self._predict = None if rule.transductive else rule.begin(self.net, tuple)
+        self.batch_size = self.experiment.run.evaluate_batch_size
+        self.eval()
+
+    def normalize(self, images: Tensor) -> Tensor:
+        """What the network sees of images that are uint8 or in [0, 1]."""
+        images = to_float(images) if images.dtype == torch.uint8 else images
+        return images if self.mean is None else (images - self.mean) / self.std
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits [B, classes] of images [B, C, s, s]; UserError when the rule needs `adapt` first."""
+        if self._predict is None:
+            name = type(self.plan.recipe.infer).__name__
+            raise UserError(f"the rule {name} looks at images of the unseen domain first; call adapt(batches)")
+        return self._predict(self.normalize(images))
+
+    def adapt(self, batches: Iterable[Tensor]) -> "TrainedModel":
+        """Show a transductive rule unlabelled batches of the domain that it predicts on; other rules ignore them."""
+        kept = [self.normalize(images) for images in batches]
+        self._predict = self.plan.recipe.infer.begin(self.net, lambda: iter(kept))
+        return self
+
+    def prepare(self, files: Sequence[Path | str | Image.Image]) -> Tensor:
+        """uint8 [B, C, s, s] of image files or PIL images, decoded and resized as in the run's evaluation."""
+        return torch.from_numpy(np.stack([self._decode(file) for file in files]))
+
+    def _decode(self, file: Path | str | Image.Image) -> np.ndarray:
+        if isinstance(file, Image.Image):
+            size = (self.image_size, self.image_size)
+            image = np.asarray(file.convert("RGB").resize(size, Image.Resampling.BILINEAR)).transpose(2, 0, 1)
+        else:
+            image = decode(Path(file), self.image_size)
+        if self.channels == 3:
+            return image
+        grey = Image.fromarray(np.ascontiguousarray(image.transpose(1, 2, 0))).convert("L")
+        return np.asarray(grey)[None]
+
+    @torch.inference_mode()
+    def probabilities(self, files: Sequence[Path | str | Image.Image]) -> np.ndarray:
+        """Softmax probabilities [N, classes] of image files, in batches."""
+        parts = [files[start : start + self.batch_size] for start in range(0, len(files), self.batch_size)]
+        return np.concatenate([self(self.prepare(part)).float().softmax(1).numpy() for part in parts])
+
+
+def load_trained(run: str | Path, which: str = "best") -> TrainedModel:
+    """The model of a finished run's folder, e.g. outputs/pacs/fedavg/sketch/seed0.
+
+    `which`: best (of the selected round), last, or another file of the folder such as personal-photo. Tensors that were
+    frozen are no part of these files: they are built again from the run's weights and seed.
+    Raises UserError for a folder without such a model, for other code or weights than the run had, and for an inference
+    rule that needs tensors of every client, which a run does not keep.
+    """
+    folder = Path(run)
+    file = folder / f"{which}.safetensors"
+    if not file.is_file():
+        found = sorted(path.stem for path in folder.glob(MODELS))
+        hint = f"{nearest(which, found)}it has: {', '.join(found)}" if found else "name the folder of one run"
+        raise UserError(f"{folder} holds no {which}.safetensors; {hint}")
+    plan = _plan(folder)
+    net = plan.build_net()
+    if bank := plan.recipe.infer.bank:
+        name = type(plan.recipe.infer).__name__
+        raise UserError(f"the rule {name} needs the bank {bank!r} of all clients, which a run does not keep; its model "
+                        "cannot be loaded")  # fmt: skip
+    try:
+        load_arrays(net, load_file(file), net.state_dict().keys() - net.frozen)
+    except ValueError as error:
+        raise UserError(f"{file} does not fit the run's settings: {error}") from None
+    return TrainedModel(plan, net, file)
+
+
+def _plan(folder: Path) -> Plan:
+    """The run's plan; where its own images are not at hand, domains and classes are those that the run recorded."""
+    experiment = read_settings(folder)
+    try:
+        return resolve(experiment)
+    except UserError:
+        file = folder / "environment.json"
+        recorded = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        if not {"data", "classes"} <= recorded.keys():
+            raise
+        names = {"domains": list(recorded["data"]), "classes": recorded["classes"]}
+        return resolve(experiment.replace(data=names))
+
+
+def describe(model: TrainedModel) -> dict[str, Any]:
+    """What another program needs to know of the model, as plain values."""
+    return {
+        "classes": list(model.classes),
+        "image_size": model.image_size,
+        "channels": model.channels,
+        "input": "float32 images [N, C, H, W] in [0, 1]; the model normalizes them itself",
+        "resize": "both sides to image_size, bilinear with antialiasing",
+        "output": "logits [N, classes]",
+    }

@@ -1,0 +1,62 @@
+"""What the verbs `evaluate`, `predict` and `export` do."""
+
+from pathlib import Path
+
+import pandas as pd
+from rich.table import Table
+
+from fedsim.console import console
+from fedsim.data import load_target
+from fedsim.export.card import card
+from fedsim.export.files import export
+from fedsim.export.judge import evaluate, evaluate_arrays, labelled_images, predict
+from fedsim.export.trained import load_trained
+
+SUFFIXES = {"onnx": ".onnx", "torch": ".pt2"}
+SHOWN = 200  # predictions printed
+
+
+def show_evaluation(run: Path, data: Path | None, which: str, output: Path | None) -> None:
+    """Print the measures per domain, and write the predictions when a file is named."""
+    model = load_trained(run, which)
+    if data is None:
+        target = model.experiment.run.target
+        images, labels, indices = load_target(model.experiment.data, target)
+        measures, predictions = evaluate_arrays(model, target, images, labels, indices)
+    else:
+        measures, predictions = evaluate(model, labelled_images(data, model.classes))
+    table = Table(*[column.replace("_", " ") for column in measures.columns], title=f"{run} ({which})")
+    for row in measures.itertuples(index=False):
+        table.add_row(str(row[0]), str(row[1]), *(f"{100 * value:.1f} %" for value in row[2:]))
+    console.print(table)
+    _write(predictions, output)
+
+
+def show_predictions(run: Path, images: list[Path], which: str, output: Path | None) -> None:
+    """Print image, class and probability."""
+    predictions = predict(load_trained(run, which), images)
+    table = Table("image", "class", "probability")
+    for row in predictions.head(SHOWN).itertuples(index=False):
+        table.add_row(row.image, row.predicted, f"{100 * row.probability:.1f} %")
+    console.print(table)
+    if len(predictions) > SHOWN:
+        console.print(f"and {len(predictions) - SHOWN} more; --output writes them all")
+    _write(predictions, output)
+
+
+def write_export(run: Path, format: str, which: str, output: Path | None) -> None:
+    """Write the model file and its card."""
+    model = load_trained(run, which)
+    file = output or run / f"{which}{SUFFIXES.get(format, '')}"
+    worst, source = export(model, format, file)
+    beside = file.with_name(f"{file.stem}-card.md")
+    beside.write_text(card(model), encoding="utf-8")
+    console.print(f"{file}: logits differ from the original's by at most {worst:.1e} on {source}", soft_wrap=True)
+    console.print(f"card: {beside}", soft_wrap=True)
+
+
+def _write(table: pd.DataFrame, output: Path | None) -> None:
+    if output is not None:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        table.to_csv(output, index=False)
+        console.print(f"predictions: {output}", soft_wrap=True)

@@ -1,0 +1,165 @@
+"""A finished run's model: loaded, judged, exported, described."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from PIL import Image
+from support import run_small, small_experiment
+
+import fedsim
+from fedsim.errors import UserError
+from fedsim.export.card import card
+from fedsim.export.files import WRITERS, export
+from fedsim.export.judge import evaluate, evaluate_arrays, labelled_images, predict
+from fedsim.run.workspace import close_workspaces
+
+METHODS = {
+    "fedavg": {},
+    "gperxan": {},
+    "fedig-a": {},  # the zero-shot adapter's rule
+    "silobn": {"method": {"name": "silobn", "infer": "recompute"}},  # transductive
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Folder of a finished run per method."""
+    made: dict = {}
+
+    def run(name):
+        if name not in made:
+            sections = {"train": {"rounds": 2}, **METHODS[name]}
+            method = sections.pop("method", name)
+            close_workspaces()
+            made[name] = run_small(small_experiment(tmp_path_factory.mktemp(name), method, **sections))[0]
+            close_workspaces()
+        return made[name]
+
+    return run
+
+
+def target_of(model):
+    from fedsim.data import load_target
+
+    return load_target(model.experiment.data, model.experiment.run.target)
+
+
+@pytest.fixture
+def pictures(tmp_path, runs):
+    """Twelve of the target's digits as PNG files, TREE/scan/<digit>/<n>.png."""
+    images, labels, indices = target_of(fedsim.load(runs("fedavg")))
+    for index in indices[::5][:12]:
+        folder = tmp_path / "tree" / "scan" / str(labels[index])
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(images[index][0]).save(folder / f"{index}.png")
+    return tmp_path / "tree"
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_loaded_model_has_the_recorded_accuracy(runs, method):
+    """Transforms, weights and inference rule are the run's: the target's accuracy of both files comes out again."""
+    folder = runs(method)
+    summary = pd.read_csv(folder / "summary.csv").iloc[0]
+    for which, column in (("best", "best_validation_target_accuracy"), ("last", "last_target_accuracy")):
+        model = fedsim.load(folder, which)
+        measures, table = evaluate_arrays(model, "rot45", *target_of(model))
+        assert measures["accuracy"][0] == pytest.approx(summary[column], abs=1e-12)
+        assert len(table) == measures["images"][0] == len(target_of(model)[2])
+
+
+def test_module_takes_bytes_and_fractions(runs):
+    model = fedsim.load(runs("fedavg"))
+    images, _, indices = target_of(model)
+    raw = torch.from_numpy(np.ascontiguousarray(images[indices[:4]]))
+    assert torch.equal(model(raw), model(raw.float() / 255))
+    assert not model.training
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_folder_of_images(runs, pictures):
+    """Grey PNG files give what the arrays give; one domain or several; measures by hand."""
+    model = fedsim.load(runs("fedavg"))
+    measures, table = evaluate(model, labelled_images(pictures, model.classes))
+    images, _, _ = target_of(model)
+    indices = [int(name.rsplit("/", 1)[1].removesuffix(".png")) for name in table["image"]]
+    expected = model(torch.from_numpy(np.ascontiguousarray(images[indices]))).softmax(1).numpy()
+    np.testing.assert_allclose(table[[f"p({name})" for name in model.classes]].to_numpy(), expected, atol=1e-6)
+    assert measures["domain"].tolist() == ["scan"]
+    assert measures["accuracy"][0] == np.mean(table["label"] == table["predicted"])
+    recalls = [np.mean(group["predicted"] == label) for label, group in table.groupby("label")]
+    assert measures["balanced_accuracy"][0] == pytest.approx(np.mean(recalls))
+    alone = evaluate(model, labelled_images(pictures / "scan", model.classes))[0]
+    assert alone["accuracy"][0] == measures["accuracy"][0]
+
+
+def test_transductive_rule_adapts(runs, pictures):
+    """Without images of the domain the rule cannot predict; its answer depends on all that it was shown."""
+    model = fedsim.load(runs("silobn"))
+    files = sorted(pictures.rglob("*.png"))
+    with pytest.raises(UserError, match="Recompute looks at images of the unseen domain first; call adapt"):
+        model(model.prepare(files))
+    some, all_ = predict(model, files[:4]), predict(model, files)
+    assert not np.allclose(some["probability"], all_["probability"][:4])
+    with pytest.raises(UserError, match="no single file holds the model"):
+        export(model, "onnx", pictures / "model.onnx")
+
+
+@pytest.mark.parametrize(("method", "format"), [("fedavg", "torch"), ("fedig-a", "onnx")])
+def test_export(runs, tmp_path, method, format):
+    """The file alone, in another runtime, gives the original's logits for real images, one or many."""
+    model, file = fedsim.load(runs(method)), tmp_path / f"model.{format}"
+    worst, source = export(model, format, file)
+    assert worst < 1e-4
+    assert source == "8 images of rot45"
+    images, _, indices = target_of(model)
+    batch = images[indices[:5]].astype(np.float32) / 255
+    if format == "onnx":
+        onnxruntime = pytest.importorskip("onnxruntime")
+        session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+        found = session.run(None, {"images": batch})[0]
+        assert json.loads(session.get_modelmeta().custom_metadata_map["fedsim.classes"]) == list(model.classes)
+    else:
+        found = torch.export.load(file).module()(torch.from_numpy(batch)).detach().numpy()
+    np.testing.assert_allclose(found, model(torch.from_numpy(batch)).numpy(), rtol=1e-4, atol=1e-4)
+    assert [path.name for path in tmp_path.iterdir()] == [file.name]
+
+
+def test_a_wrong_export_is_not_written(runs, tmp_path, monkeypatch):
+    model = fedsim.load(runs("fedavg"))
+    monkeypatch.setitem(WRITERS, "torch", lambda *_: lambda batch: np.zeros((len(batch), 10)))
+    with pytest.raises(UserError, match=r"differs from the original by .* not written"):
+        export(model, "torch", tmp_path / "model.pt2")
+    assert not list(tmp_path.iterdir())
+
+
+def test_card(runs):
+    text = card(fedsim.load(runs("gperxan")))
+    summary = pd.read_csv(runs("gperxan") / "summary.csv").iloc[0]
+    accuracy = f"{100 * summary['best_validation_target_accuracy']:.1f} %"
+    for word in (accuracy, "gperxan", "Le et al., CVPR 2024", "rot0, rot15, rot30", "No image of rot45", "28 x 28",
+                 "Trained from random weights"):  # fmt: skip
+        assert word in text, word
+
+
+@pytest.mark.parametrize(("make", "message"), [
+    (lambda folder: fedsim.load(folder / "nowhere"), "holds no best.safetensors; name the folder of one run"),
+    (lambda folder: fedsim.load(folder, "bets"), "did you mean 'best'"),
+    (lambda folder: export(fedsim.load(folder), "onxx", folder / "x"), "known are onnx, torch"),
+    (lambda folder: predict(fedsim.load(folder), [folder / "no.png"]), r"no image .*no\.png"),
+    (lambda folder: labelled_images(folder, ("cat", "dog")), "no folder of images that is called as a class"),
+    (lambda folder: labelled_images(folder / "no", ("cat", "dog")), "no folder"),
+])  # fmt: skip
+def test_bad_input_is_one_line(runs, make, message):
+    with pytest.raises(UserError, match=message) as raised:
+        make(runs("fedavg"))
+    assert "\n" not in str(raised.value)
+
+
+def test_unknown_class_folder_is_named(tmp_path):
+    for name in ("cat", "god"):
+        (tmp_path / name).mkdir()
+    with pytest.raises(UserError, match="god is called as no class of the model; its classes are cat, dog"):
+        labelled_images(tmp_path, ("cat", "dog"))
