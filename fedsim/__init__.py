@@ -6,18 +6,15 @@ logits = model(model.prepare(["cat.jpg", "dog.jpg"]))
 
 from typing import TYPE_CHECKING
 
+from fedsim.about import DISTRIBUTION, VERSION, extra
+
 if TYPE_CHECKING:
     from pathlib import Path
 
     from fedsim.export.trained import TrainedModel
 
-DISTRIBUTION = "feddg-sim"  # its name on a package index; another project is called fedsim there
-__version__ = "0.1.0"
-
-
-def extra(name: str) -> str:
-    """The command that installs an optional dependency, for messages."""
-    return f"pip install '{DISTRIBUTION}[{name}]'"
+__all__ = ["DISTRIBUTION", "__version__", "extra", "load"]
+__version__ = VERSION
 
 
 def load(run: "str | Path", which: str = "best") -> "TrainedModel":

@@ -11,7 +11,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricR
 from flwr.clientapp import ClientApp
 
 from clients.base import DomainClient
-from fedsim import __version__
+from fedsim.about import VERSION
 from fedsim.arrays import record_to_arrays, state_to_record
 from fedsim.data import domain_of
 from fedsim.data.fingerprint import fingerprint
@@ -77,7 +77,7 @@ def handshake(message: Message, context: Context) -> RecordDict:
     """Which clients this node is (a site is one, a node of a simulation may be several), how much each of them holds,
     with which versions: the records `site`, `site-1`, ...; one with an empty name when it is nobody."""
     space, config = space_of(message, context)
-    common = {"holds": holds(context), "version-python": platform.python_version(), "version-fedsim": __version__}
+    common = {"holds": holds(context), "version-python": platform.python_version(), "version-fedsim": VERSION}
     common |= {f"version-{package}": version(package) for package in PACKAGES}
     sites = []
     if is_target(context, space.plan):

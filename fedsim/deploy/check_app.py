@@ -13,7 +13,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from fedsim import __version__
+from fedsim.about import VERSION
 from fedsim.data import count_classes
 from fedsim.errors import UserError
 from fedsim.experiment import parse_experiment
@@ -69,7 +69,7 @@ def answer(message: Message, context: Context) -> Message:
 
 def installed_versions() -> dict[str, str]:
     """Versions of the packages that must fit together; "missing" for one that is not installed."""
-    found = {"fedsim": __version__}
+    found = {"fedsim": VERSION}
     for package in VERSIONS:
         try:
             found[package] = version(package)

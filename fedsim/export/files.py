@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsim import extra
+from fedsim.about import extra
 from fedsim.data import load_target
 from fedsim.errors import UserError
 from fedsim.export.trained import TrainedModel, describe

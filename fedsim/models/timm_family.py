@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedsim import extra
+from fedsim.about import extra
 from fedsim.errors import UserError
 from fedsim.experiment import nearest
 from fedsim.models.layout import Layout, Statistics, survey

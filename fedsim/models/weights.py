@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-from fedsim import extra
+from fedsim.about import extra
 from fedsim.errors import UserError
 
 State = dict[str, torch.Tensor]

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedsim import extra
+from fedsim.about import extra
 from fedsim.errors import UserError
 from fedsim.experiment import Experiment, RunSettings
 from fedsim.plugins import load

@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from fedsim import __version__
+from fedsim.about import VERSION
 from fedsim.cores import free_cores
 
 PACKAGES = (
@@ -35,7 +35,7 @@ def environment() -> dict[str, Any]:
         "machine": platform.machine(),
         "cpu_count": os.cpu_count(),
         "cores_free": free_cores(),
-        "packages": {"fedsim": __version__} | {name: found for name in PACKAGES if (found := _version(name))},
+        "packages": {"fedsim": VERSION} | {name: found for name in PACKAGES if (found := _version(name))},
     }
     return table | _git(Path(__file__).resolve())
 

@@ -6,7 +6,7 @@ import socket
 from dataclasses import dataclass
 from typing import Any
 
-from fedsim import extra
+from fedsim.about import extra
 from fedsim.errors import ClientFailedError, UserError
 from fedsim.experiment import RunSettings
 

@@ -23,7 +23,7 @@ from types import TracebackType
 
 import tomli_w
 
-from fedsim import extra
+from fedsim.about import extra
 from fedsim.errors import ClientFailedError, UserError
 from fedsim.experiment import Experiment, cache_root, data_root
 from fedsim.plugins import FOLDERS, search_folders

@@ -15,7 +15,7 @@ FLOORS = (
     ("fedsim.commands", "fedsim.deploy.cli"),
     ("fedsim.sweep", "fedsim.contract"),
     ("fedsim.runtime", "fedsim.deploy"),
-    ("fedsim.server_app", "fedsim.client_app", "fedsim.results.pictures", "fedsim.results.features"),
+    ("fedsim.server_app", "fedsim.client_app", "fedsim.export", "fedsim.results.pictures", "fedsim.results.features"),
     ("fedsim.run",),
     ("fedsim.assembly", "fedsim.variants"),
     ("fedsim.registry", "fedsim.combinations", "fedsim.part_settings"),
@@ -27,7 +27,7 @@ FLOORS = (
     ("fedsim.part", "fedsim.console", "fedsim.edge", "fedsim.new_method"),
     ("fedsim.experiment", "fedsim.arrays", "fedsim.seeding"),
     ("fedsim.plugins",),
-    ("fedsim.errors", "fedsim.cores"),
+    ("fedsim.errors", "fedsim.cores", "fedsim.about"),
 )
 FLOWER = (
     "fedsim.server_app", "fedsim.client_app", "fedsim.runtime", "fedsim.deploy", "fedsim.run", "fedsim.arrays",

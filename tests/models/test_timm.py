@@ -200,5 +200,5 @@ def test_vit_positions_fit_another_image_size(build, tmp_path):
 
 def test_missing_timm_says_what_to_install(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"install fedsim\[timm\]"):
+    with pytest.raises(UserError, match=r"pip install 'feddg-sim\[timm\]'"):
         build_model(ModelSettings(backbone="timm:resnet18"), 7, 3, 64)
