@@ -38,6 +38,7 @@ def test_run_then_again(tmp_path):
         "summary.csv",
         "best.safetensors",
         "last.safetensors",
+        "predictions",
     }
     assert "best source validation" in first.stdout
     assert "already finished" in fedsim(*command).stdout
