@@ -166,6 +166,7 @@ class DomainClient(NumPyClient):
             records=self.records,
             first_visit=first_visit,
             warm=self.warm,
+            pull=sum(term.pull for term in self.recipe.terms),
         )
 
     def _load_initial(self) -> None:

@@ -55,7 +55,7 @@ class LocalRound:
     terms: the functions of the recipe's terms. scratch: lives exactly as long as the round.
     before_step: functions that act on the gradients between the backward pass and the optimizer's step, in the order
     in which they were added. outbox: records that go to the server with the trained model; see `send`.
-    warm: see `remembered`.
+    warm: see `remembered`. pull: sum of the terms' `pull`.
     """
 
     client: str
@@ -81,6 +81,7 @@ class LocalRound:
     before_step: list[Hook] = field(default_factory=list)
     outbox: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
     warm: dict[str, tuple[Any, Any]] = field(default_factory=dict)
+    pull: float = 0.0
     sums: dict[str, Tensor] = field(default_factory=dict)
     means: set[str] = field(default_factory=set)
 
@@ -96,6 +97,10 @@ class LocalRound:
     def parameters(self) -> dict[str, nn.Parameter]:
         """Trainable parameters of the network by name, in the network's order."""
         return {name: parameter for name, parameter in self.net.named_parameters() if parameter.requires_grad}
+
+    def shared_parameters(self) -> dict[str, nn.Parameter]:
+        """Trainable parameters that all clients share, by name: those of place `shared`."""
+        return {name: p for name, p in self.parameters().items() if self.places.get(name, "shared") == "shared"}
 
     def state_of(self, net: nn.Module | None = None) -> dict[str, Tensor]:
         """All tensors of the network (or of a copy of it) but the frozen ones, which are the same everywhere: what a

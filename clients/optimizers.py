@@ -27,6 +27,26 @@ def learning_rate(train: TrainSettings, round: int, rounds: int) -> float:
     return train.lr
 
 
+def gradient_count(steps: int, momentum: float, pull: float = 0.0) -> float:
+    """a: by how many gradients, each times the learning rate, the parameters have moved after so many steps of SGD.
+
+    SGD: a = tau. Momentum rho with a fresh buffer: a = [tau - rho (1 - rho^tau) / (1 - rho)] / (1 - rho). A pull mu
+    towards the start, `pull` = eta mu: a <- (1 - eta mu) a + 1 per step. Both: the buffer of the pulled gradients,
+    b <- rho b + 1 - eta mu a, a <- a + b, which is exact for a constant gradient and gives the two as special cases.
+
+    Source: FedNova (Wang et al., NeurIPS 2020), baselines.md A.5.
+    """
+    if pull == 0 and momentum == 0:
+        return float(steps)
+    if pull == 0:
+        return (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)
+    buffer = count = 0.0
+    for _ in range(steps):
+        buffer = momentum * buffer + 1 - pull * count
+        count += buffer
+    return count
+
+
 def make_optimizer(net: nn.Module, train: TrainSettings, lr: float) -> torch.optim.Optimizer:
     """SGD, Adam or AdamW over the trainable parameters, one fused kernel per step.
 

@@ -89,6 +89,12 @@ class Step(ClientPart):
 class Term(ClientPart):
     """What is added to the local loss, or changes its gradients."""
 
+    @property
+    def pull(self) -> float:
+        """mu of a term whose gradient is mu (w - w^t), w^t the received model; 0 for all others. What counts the
+        gradients in a local update looks at it."""
+        return 0.0
+
     def begin(self, round: LocalRound) -> StepFunction | None:
         """Function batch -> scalar added to the loss, or None when there is nothing to add (a weight of 0, or a part
         that only appends a function to `round.before_step`)."""

@@ -8,6 +8,8 @@ A row names the parts in which the method differs from FedAvg. On the command li
 from clients.augment.cross_client_style import CrossClientStyle
 from clients.batches.balanced_budget import BalancedBudget
 from clients.reports.generalization_gap import GeneralizationGap
+from clients.reports.gradient_count import GradientCount
+from clients.reports.received_loss import ReceivedLoss
 from clients.step.calibration import SemanticCalibration
 from clients.step.client_agnostic import ClientAgnostic
 from clients.step.ditto import Ditto
@@ -26,12 +28,15 @@ from strategies.banks.amplitude import AmplitudeBank
 from strategies.banks.control_variates import ControlVariates
 from strategies.banks.global_batch_norm import GlobalBatchNorm
 from strategies.banks.style import StyleBank
+from strategies.fuse.gradient_mask import GradientMask
 from strategies.fuse.krum import Krum
+from strategies.fuse.normalized_average import NormalizedAverage
 from strategies.fuse.q_fed_avg import QFedAvg
 from strategies.fuse.semantic_divergence import SemanticDivergence
 from strategies.refine.flower_optimizer import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from strategies.share.without_batch_norm import WithoutBatchNorm
 from strategies.share.without_statistics import WithoutStatistics
+from strategies.weights.agnostic import AgnosticWeights
 from strategies.weights.generalization_adjustment import GeneralizationAdjustment
 from strategies.weights.uniform import Uniform
 
@@ -110,4 +115,8 @@ METHODS: dict[str, Recipe] = {
     "fedadagrad": Recipe(refine=(FedAdagrad(),), paper="Reddi et al., ICLR 2021: FedAdagrad"),
     "krum": Recipe(fuse=Krum(), paper="Blanchard et al., NeurIPS 2017"),
     "qfedavg": Recipe(fuse=QFedAvg(), weights=Uniform(), paper="Li et al., ICLR 2020: q-FedAvg"),
+    # federated optimisation
+    "fednova": Recipe(fuse=NormalizedAverage(), reports=(GradientCount(),), paper="Wang et al., NeurIPS 2020: FedNova"),
+    "fedgma": Recipe(fuse=GradientMask(), paper="Tenison et al., TMLR 2023: gradient masked averaging"),
+    "afl": Recipe(weights=AgnosticWeights(), reports=(ReceivedLoss(),), paper="Mohri et al., ICML 2019: agnostic FL"),
 }

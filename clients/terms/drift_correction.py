@@ -6,22 +6,12 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from clients.optimizers import gradient_count
 from clients.parts import LocalRound, Term
 from fedsim.errors import UserError
 from fedsim.experiment import Experiment
 
 OWN = "control"  # store entry of c_k
-
-
-def gradient_count(steps: int, momentum: float) -> float:
-    """a: by how many gradients, each times the learning rate, the parameters have moved after so many steps.
-
-    SGD: a = tau; with momentum rho and a fresh buffer a = [tau - rho (1 - rho^tau) / (1 - rho)] / (1 - rho), for a
-    constant gradient (FedNova, baselines.md A.5).
-    """
-    if momentum == 0:
-        return float(steps)
-    return (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)
 
 
 @dataclass(frozen=True)
@@ -63,7 +53,7 @@ class DriftCorrection(Term):
         """Adds c - c_k to the gradients before every step; there is nothing to add to the loss."""
         if round.phase != "train":
             return
-        parameters = shared_parameters(round)
+        parameters = round.shared_parameters()
         server, own = round.tensors(self.bank, "drift_correction"), round.store.get(OWN) or {}
         zero = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
         own = {name: own.get(name, value).to(round.device) for name, value in zero.items()}
@@ -84,7 +74,7 @@ class DriftCorrection(Term):
         start, own, correction = round.scratch[OWN]
         scales = self._scales(round)
         change: dict[str, Tensor] = {}
-        for name, parameter in shared_parameters(round).items():
+        for name, parameter in round.shared_parameters().items():
             scale = scales.get(parameter, 0.0)  # parameters that this optimizer does not move have none
             server = correction[name] + own[name]
             moved = (start[name] - parameter.detach()) / scale if scale else server
@@ -100,8 +90,3 @@ class DriftCorrection(Term):
         groups = round.optimizer.param_groups
         rate = {parameter: group["lr"] for group in groups for parameter in group["params"]}
         return {parameter: count * (1.0 if self.variant == "without_rate" else lr) for parameter, lr in rate.items()}
-
-
-def shared_parameters(round: LocalRound) -> dict[str, Tensor]:
-    """Parameters that are averaged, by name: those of place `shared`."""
-    return {name: p for name, p in round.net.named_parameters() if round.places.get(name, "shared") == "shared"}

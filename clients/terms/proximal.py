@@ -19,6 +19,11 @@ class Proximal(Term):
 
     mu: Annotated[float, Field(ge=0)] = 0.1
 
+    @property
+    def pull(self) -> float:
+        """mu."""
+        return self.mu
+
     def begin(self, round: LocalRound) -> StepFunction | None:
         """Keeps a copy of w^t for the round; None when mu is 0."""
         if self.mu == 0:

@@ -9,8 +9,8 @@ from pydantic import Field
 
 from fedsim.errors import UserError
 from fedsim.experiment import Experiment
-from strategies.fuse.krum import moves
 from strategies.fuse.trimmed_mean import clients_in_a_round, equal_columns, trimmed_mean
+from strategies.moves import moves
 from strategies.parts import Fuse, ServerRound, Update
 from strategies.wire import flower_strategies as flower
 

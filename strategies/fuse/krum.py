@@ -11,19 +11,9 @@ from fedsim.errors import UserError
 from fedsim.experiment import Experiment
 from strategies.aggregate import weighted_mean
 from strategies.fuse.trimmed_mean import clients_in_a_round
+from strategies.moves import moves
 from strategies.parts import Fuse, ServerRound, Update
 from strategies.wire.flower_strategies import selected_by_krum
-
-
-def moves(updates: Sequence[Update], server: ServerRound) -> list[dict[str, np.ndarray]]:
-    """delta_k = theta_k - theta of the shared parameters, in float64: what rules compare by distance.
-
-    Distances between models are those between their updates, and only the latter survive the subtraction of squares
-    when models are large and alike. Counters and running statistics would drown the parameters.
-    """
-    names = sorted(server.parameters & updates[0].arrays.keys())
-    start = {name: np.asarray(server.previous[name], np.float64) for name in names}
-    return [{name: update.arrays[name] - start[name] for name in names} for update in updates]
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import numpy as np
 from pydantic import Field
 
 from strategies.aggregate import weighted_mean
-from strategies.fuse.krum import moves
+from strategies.moves import moves
 from strategies.parts import Fuse, RefusedUpdateError, ServerRound, Update
 from strategies.wire import flower_strategies as flower
 

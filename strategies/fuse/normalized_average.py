@@ -1,0 +1,48 @@
+"""FedNova: every client's move counts per gradient, so that more local steps do not mean more weight."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from strategies.aggregate import weighted_mean
+from strategies.moves import mean_move, moved, moves
+from strategies.parts import Fuse, RefusedUpdateError, ServerRound, Update
+
+
+@dataclass(frozen=True)
+class NormalizedAverage(Fuse):
+    """theta <- theta + tau_eff sum_k p_k delta_k / a_k,   tau_eff = sum_k p_k a_k
+
+    FedNova (Wang et al., NeurIPS 2020), baselines.md A.5. delta_k = theta_k - theta on the shared parameters;
+    everything else takes its weighted mean. a_k comes from the client (part `gradient_count`): the number of its
+    steps with plain SGD, more with momentum, less with a proximal term; `fednova+fedprox` is the proximal solver. The
+    official code's momentum on the server (gmf, off by default) is the part `fed_avg_m`. It acts where clients take
+    different numbers of steps: with equal ones it is FedAvg up to rounding.
+
+    tau_eff: `gradients` as above; `steps` takes sum_k p_k tau_k, as the official code does with a proximal term
+    """
+
+    tau_eff: Literal["gradients", "steps"] = "gradients"
+    requires: ClassVar[dict[str, str]] = {"reports": "gradient_count"}
+    needs: ClassVar[tuple[str, ...]] = ("gradient_count", "steps")
+
+    def fuse(
+        self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound
+    ) -> dict[str, np.ndarray]:
+        """The fused model; a client whose count is not above 0 is refused."""
+        shares = [weights[update.client] for update in updates]
+        counts = [update.metrics["gradient_count"] for update in updates]
+        for update, count in zip(updates, counts, strict=True):
+            if not count > 0:
+                raise RefusedUpdateError(update.client, f"its gradient_count is {count:g}, not above 0")
+        units = counts if self.tau_eff == "gradients" else [update.metrics["steps"] for update in updates]
+        tau = math.fsum(share * unit for share, unit in zip(shares, units, strict=True))
+        coefficients = [tau * share / count for share, count in zip(shares, counts, strict=True)]
+        fused = weighted_mean([update.arrays for update in updates], shares)
+        deltas = moves(updates, server)
+        for name in deltas[0]:
+            fused[name] = moved(name, mean_move(deltas, coefficients, name), server)
+        return fused

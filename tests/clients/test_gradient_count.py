@@ -1,0 +1,71 @@
+"""What a client reports about its steps and about the received model: baselines.md A.5 and E.2."""
+
+import numpy as np
+import pytest
+import torch
+from small_round import colour_images, small_data, small_round
+from support import run_small, small_experiment
+from torch import nn
+
+from clients.optimizers import gradient_count
+from clients.reports.gradient_count import GradientCount
+from clients.reports.received_loss import ReceivedLoss
+from fedsim.errors import UserError
+from fedsim.experiment import TrainSettings
+
+
+def test_counts_of_the_specification():
+    """a(.9, 2) = 2.9, a(.9, 3) = 5.61; eta mu = .1 and three steps: 2.71."""
+    assert gradient_count(4, 0.0) == 4.0
+    assert gradient_count(2, 0.9) == pytest.approx(2.9)
+    assert gradient_count(3, 0.9) == pytest.approx(5.61)
+    assert gradient_count(3, 0.0, 0.1) == pytest.approx(2.71)
+    assert gradient_count(5, 0.9, 1e-12) == pytest.approx(gradient_count(5, 0.9))
+
+
+@pytest.mark.parametrize(("momentum", "mu"), [(0.0, 0.0), (0.9, 0.0), (0.0, 2.0), (0.9, 2.0)])
+def test_a_constant_gradient_is_recovered(momentum, mu):
+    """SGD on 3 w + mu/2 w^2 from 0: the move is -eta a 3."""
+    w = nn.Parameter(torch.zeros(1, dtype=torch.float64))
+    optimizer = torch.optim.SGD([w], 0.1, momentum=momentum)
+    for _ in range(4):
+        optimizer.zero_grad()
+        (3 * w + mu / 2 * w.square()).sum().backward()
+        optimizer.step()
+    assert -w.item() / (0.1 * 3) == pytest.approx(gradient_count(4, momentum, 0.1 * mu))
+
+
+def test_reported_with_the_round():
+    train = TrainSettings(momentum=0.9)
+    round = small_round(small_data(colour_images(3)), train=train, steps=3, lr=0.1, pull=0.5)
+    assert GradientCount().after(round) == {
+        "gradient_count": gradient_count(3, 0.9, 0.05),
+        "learning_rate": 0.1,
+    }
+
+
+def test_fednova_with_a_proximal_term_counts_it(tmp_path):
+    """`fednova+fedprox`: the reported counts are those of the pulled recursion; adam is refused."""
+    _, grid = run_small(small_experiment(tmp_path, "fednova+fedprox", train={"rounds": 1, "momentum": 0.0}))
+    metrics = [r.content.metric_records["metrics"] for m, r in grid.seen if m.metadata.message_type == "train"]
+    for record in metrics:
+        assert record["gradient_count"] == pytest.approx(gradient_count(record["steps"], 0.0, 0.05 * 0.1))
+    for train, words in (({"optimizer": "adam"}, "sgd"), ({"persist_optimizer": True}, "fresh"),
+                         ({"local_checks": 1}, "last iterate")):  # fmt: skip
+        with pytest.raises(UserError, match=words):
+            run_small(small_experiment(tmp_path / "x", "fednova", train=train))
+
+
+class Constant(nn.Module):
+    """Logits that are always (0, 0, log 2)."""
+
+    def forward(self, x):
+        return torch.tensor([0.0, 0.0, np.log(2.0)]).expand(len(x), 3)
+
+
+def test_received_loss_by_hand():
+    """Labels 0, 1, 2 and probabilities (1/4, 1/4, 1/2): mean loss (2 log 4 + log 2) / 3; validation images do not
+    count."""
+    round = small_round(small_data(colour_images(7), validation=1), net=Constant())
+    expected = (2 * np.log(4) + np.log(2)) / 3
+    assert ReceivedLoss().before(round)["received_loss"] == pytest.approx(expected)

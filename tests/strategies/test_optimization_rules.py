@@ -1,0 +1,134 @@
+"""FedGMA, AFL and FedNova on the numbers of baselines.md E.1, E.2 and A.5."""
+
+import numpy as np
+import pytest
+
+from strategies.fuse.gradient_mask import GradientMask
+from strategies.fuse.normalized_average import NormalizedAverage
+from strategies.fuse.weighted_mean import WeightedMean
+from strategies.parts import RefusedUpdateError, ServerRound, Update
+from strategies.weights.agnostic import AgnosticWeights
+
+
+def replies(*columns, start=0.0, metrics=()):
+    """Checked replies of the clients a, b, ... whose parameter `w` moved by these numbers, and the round; the running
+    mean `mean` of each is 10 times its number in the row of clients, 0, 10, 20, ..."""
+    width = len(columns[0])
+    previous = {"w": np.full(width, start, np.float32), "mean": np.zeros(1, np.float32)}
+    updates = [
+        Update(name, 10, {"w": previous["w"] + np.array(column, np.float32), "mean": np.full(1, 10 * k, np.float32)})
+        for k, (name, column) in enumerate(zip("abcdef", columns))
+    ]
+    for update, values in zip(updates, metrics):
+        update.metrics |= values
+    clients = [update.client for update in updates]
+    return updates, ServerRound(1, 4, clients, previous, parameters=frozenset({"w"}))
+
+
+def uniform(updates):
+    return {update.client: 1 / len(updates) for update in updates}
+
+
+SIGNS = ((1, 2, -3), (1, 2, 3), (1, 1, -0.5))  # one row per coordinate of three clients
+
+
+@pytest.mark.parametrize(
+    ("part", "expected"),
+    [
+        (GradientMask(0.4), (1, 5 / 3, -1 / 18)),  # A = (1, 1, 1/3)
+        (GradientMask(0.3), (1, 5 / 3, -1 / 6)),
+        (GradientMask(0.4, "hard"), (1, 5 / 3, 0)),
+    ],
+)
+def test_mask_on_numbers_worked_out_here(part, expected):
+    """Rows of the specification's triple read as coordinates: (1,1,1), (2,2,1), (-3,3,-.5)."""
+    updates, server = replies(*zip((1, 1, 1), (2, 2, 1), (-3, 3, -0.5)))
+    np.testing.assert_allclose(part.fuse(updates, uniform(updates), server)["w"], expected, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("part", "expected"),
+    [
+        (GradientMask(0.4), (0, 2, 0.5 / 3)),
+        (GradientMask(0.3), (0, 2, 0.5)),
+        (GradientMask(0.4, "feddg_benchmark"), (0, 1.6, 0)),
+    ],
+)
+def test_mask_numbers_of_the_specification(part, expected):
+    """Coordinates (1, 2, -3), (1, 2, 3), (1, 1, -.5): averages (0, 2, .5), A = (1/3, 1, 1/3)."""
+    updates, server = replies(*zip((1, 2, -3), (1, 2, 3), (1, 1, -0.5)))
+    fused = part.fuse(updates, uniform(updates), server)
+    np.testing.assert_allclose(fused["w"], expected, rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(fused["mean"], [10.0])  # buffers are never masked
+
+
+@pytest.mark.parametrize("part", [GradientMask(1.0), GradientMask(0.9, "hard")])
+def test_mask_of_equal_clients_is_fedavg(part):
+    updates, server = replies((0.1, -0.2, 0.0), (0.1, -0.2, 0.0), start=0.3)
+    ours, plain = (rule.fuse(updates, uniform(updates), server) for rule in (part, WeightedMean()))
+    assert all(np.array_equal(ours[name], plain[name]) for name in plain)
+
+
+def test_mask_without_a_threshold_is_fedavg_bit_for_bit():
+    rng = np.random.default_rng(0)
+    updates, server = replies(*rng.normal(size=(3, 50)), start=0.7)
+    weights = {"a": 0.5, "b": 0.3, "c": 0.2}
+    ours, plain = (rule.fuse(updates, weights, server) for rule in (GradientMask(0.0), WeightedMean()))
+    assert np.array_equal(ours["w"], plain["w"])
+    masked = server.details[0]
+    assert (masked["quantity"], masked["name"], masked["value"]) == ("gradient_mask", "w", 1.0)
+
+
+def agnostic(gamma, losses, round=2, state=None, delivered="abc"):
+    """Weights after one round of AFL with these losses of the model received."""
+    updates, server = replies((0,), (0,), (0,), metrics=[{"received_loss": loss} for loss in losses])
+    server.round, server.state = round, {} if state is None else state
+    updates = [update for update in updates if update.client in delivered]
+    return list(AgnosticWeights(gamma).weigh(updates, server).values())
+
+
+def test_agnostic_weights_of_the_specification():
+    """E.2: losses 1, 2, 3 with gamma .1 and .5; equal losses; gamma 0; the first round is uniform."""
+    np.testing.assert_allclose(agnostic(0.1, (1, 2, 3)), (0.7 / 3, 1 / 3, 1.3 / 3), atol=1e-12)
+    np.testing.assert_allclose(agnostic(0.5, (1, 2, 3)), (0, 0.25, 0.75), atol=1e-12)
+    np.testing.assert_allclose(agnostic(0.5, (2, 2, 2)), (1 / 3, 1 / 3, 1 / 3), atol=1e-12)
+    assert agnostic(0.0, (1, 2, 3)) == [1 / 3] * 3
+    assert agnostic(0.5, (1, 2, 3), round=1) == [1 / 3] * 3
+
+
+def test_agnostic_weights_accumulate_and_survive_an_absent_client():
+    """Two rounds at gamma .1: the second starts from the first; b alone at 0 still gets a weight."""
+    state = {}
+    agnostic(0.1, (1, 2, 3), 2, state)
+    second = agnostic(0.1, (1, 2, 3), 3, state)
+    np.testing.assert_allclose(second, (0.4 / 3, 1 / 3, 1.6 / 3), atol=1e-12)
+    np.testing.assert_allclose(agnostic(0.0, (1, 2, 3), 4, state, delivered="ac"), (0.2, 0.8), atol=1e-12)
+    assert agnostic(0.0, (0, 0, 0), 4, {"lambda": {"a": 1.0, "b": 0.0, "c": 0.0}}, delivered="bc") == [0.5, 0.5]
+    with pytest.raises(RefusedUpdateError, match="received_loss"):
+        agnostic(0.1, ())
+
+
+def fednova(moves, counts, steps=None, part=None, shares=None):
+    metrics = [{"gradient_count": a, "steps": t} for a, t in zip(counts, steps or counts)]
+    updates, server = replies(*[(move,) for move in moves], metrics=metrics)
+    weights = dict(zip("abcdef", shares)) if shares else uniform(updates)
+    return (part or NormalizedAverage()).fuse(updates, weights, server)
+
+
+def test_fednova_of_the_specification():
+    """A.5: w = 0, p = 1/2, tau = (2, 4), w_k - w = -(2, 8): -4.5, where FedAvg gives -5 and Flower's baseline -4."""
+    fused = fednova((-2, -8), (2, 4))
+    np.testing.assert_allclose(fused["w"], [-4.5], rtol=1e-6)
+    np.testing.assert_allclose(fused["mean"], [5.0])
+
+
+def test_fednova_by_hand():
+    """p = (.25, .75), a = (2.9, 5.61): tau_eff 4.9325, moves per gradient -1 and -2 give -4.9325 * 1.75; with the
+    numbers of steps (2, 3) in tau_eff, 2.75 * 1.75. Equal counts are FedAvg."""
+    moves = (-2.9, -11.22)
+    np.testing.assert_allclose(fednova(moves, (2.9, 5.61), shares=(0.25, 0.75))["w"], [-4.9325 * 1.75], rtol=1e-6)
+    by_steps = fednova(moves, (2.9, 5.61), (2, 3), NormalizedAverage("steps"), (0.25, 0.75))
+    np.testing.assert_allclose(by_steps["w"], [-2.75 * 1.75], rtol=1e-6)
+    np.testing.assert_allclose(fednova((-2, -8), (3, 3))["w"], [-5], rtol=1e-6)
+    with pytest.raises(RefusedUpdateError, match="not above 0"):
+        fednova((-2, -8), (3, 0))
