@@ -63,3 +63,30 @@ def check(
     for line in [*bad, *missing]:
         console.print(line, style="red", soft_wrap=True, markup=False, highlight=False)
     raise typer.Exit(2 if bad or missing else 0)
+
+
+@app.command(hidden=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def superlink(context: typer.Context, kit: Path) -> None:
+    """Run Flower's SuperLink with the gate before it (the server kit's start.sh calls this)."""
+    from fedsim.deploy.superlink import serve
+
+    serve(kit.resolve(), context.args)
+
+
+@app.command(hidden=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def supernode(context: typer.Context, kit: Path) -> None:
+    """Run Flower's SuperNode as a site's kit needs it (supervise.sh calls this)."""
+    import os
+
+    from fedsim.deploy.supernode import serve
+
+    code = serve(kit.resolve(), context.args)
+    os._exit(code)  # Flower's other threads would keep the process
+
+
+@app.command(hidden=True)
+def client(kit: Path, parent: Annotated[int, typer.Option(help="process that it ends with")] = 0) -> None:
+    """Keep one client process for all messages of a site (supervise.sh calls this)."""
+    from fedsim.deploy.warm_client import serve
+
+    serve(kit.resolve(), parent)

@@ -3,14 +3,17 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
+from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
 from fedsim.deploy.federation import CONNECTION, Federation
-from fedsim.deploy.kits import write_connection
+from fedsim.deploy.kits import is_locked, write_connection
+from fedsim.deploy.registry import members
 from fedsim.errors import UserError
 from fedsim.runtime.flower import QUIET
 
@@ -101,7 +104,26 @@ def register(federation: Federation, wait: float = START_SECONDS) -> dict[str, i
             temporary = records / f"{site}.new"
             temporary.write_text(record)
             temporary.replace(records / f"{site}.json")
+    write_key_map(federation)
     return registered_nodes(federation)
+
+
+def write_key_map(federation: Federation) -> None:
+    """Write the registered keys as nginx reads them (`map` from the header to the site), and tell it."""
+    kit = federation.kit("server")
+    lines = [f'"{b64encode(each.key).decode()}" {each.site};\n' for each in members(federation)]
+    temporary = kit / "state" / "keys.new"
+    temporary.write_text("".join(lines))
+    temporary.replace(kit / "state" / "keys.map")
+    reload_proxy(federation)
+
+
+def reload_proxy(federation: Federation) -> None:
+    """Have a running nginx of this kit read its configuration, keys and certificates again; no connection is lost."""
+    run = federation.kit("server") / "run"
+    lock, process = run / "nginx.lock", run / "nginx-master.pid"
+    if lock.is_file() and is_locked(lock) and process.is_file():
+        os.kill(int(process.read_text()), signal.SIGHUP)
 
 
 def registered_nodes(federation: Federation) -> dict[str, int]:

@@ -78,7 +78,10 @@ class Federation(Settings):
     kits: Path = Field(Path(), description="folder of the kits; empty: <name>-kits beside the TOML file")
     retry_seconds: int = Field(10, ge=1, description="a site's first wait before it starts its SuperNode again")
     longest_retry_seconds: int = Field(300, ge=1, description="a site's longest wait, reached by doubling")
-    tries: int = Field(12, ge=1, description="refused starts in a row after which a site gives up")
+    largest_reply_mb: int = Field(
+        2048, ge=1, le=1 << 20, description="the server takes no larger reply (MiB), whatever a run expects"
+    )
+    tries: int = Field(0, ge=0, description="refused starts in a row after which a site gives up; 0: never")
     sites: list[Site] = Field(min_length=1)
 
     @field_validator("name")

@@ -62,7 +62,7 @@ def spoil(reply: object, fault: dict) -> object:
 
 
 def install() -> None:
-    """Wrap the client's work and the app's replies; one process answers one message."""
+    """Wrap the client's work and the app's replies; the process answers one message at a time."""
     from flwr.clientapp import ClientApp
 
     from clients.base import DomainClient
@@ -92,5 +92,7 @@ def install() -> None:
     ClientApp.__call__ = spoiling(ClientApp.__call__)
 
 
-if "FEDSIM_FAULT" in os.environ and (__name__ == "faulty" or any("flwr-clientapp" in word for word in sys.orig_argv)):
+CLIENT = any("flwr-clientapp" in word for word in sys.orig_argv) or sys.orig_argv[-5:-3] == ["deploy", "client"]
+
+if "FEDSIM_FAULT" in os.environ and (__name__ == "faulty" or CLIENT):
     install()

@@ -33,7 +33,7 @@ done
 # Debian puts nginx into /usr/sbin, which a plain user's PATH lacks.
 [ "$PROXY" = none ] || PATH="$PATH:/usr/sbin" command -v nginx >/dev/null || fail "nginx is not installed; see README.md"
 
-launch superlink flower-superlink --host "$HOST" --port "$PORT" \
+launch superlink fedsim deploy superlink . --host "$HOST" --port "$PORT" \
   --ssl-ca-certfile ca.crt --ssl-certfile server.pem --ssl-keyfile server.key \
   --enable-supernode-auth --database state/superlink.db --disable-runtime-dependency-installation
 if ! fedsim deploy register federation.toml; then
@@ -41,6 +41,8 @@ if ! fedsim deploy register federation.toml; then
   fail "the SuperLink did not take the sites' keys; its log is $PWD/run/superlink.log"
 fi
 if [ "$PROXY" = nginx ]; then
+  # More open files than connections, two for each that is passed on; a hard limit below that is taken as it is.
+  ulimit -n 16384 2>/dev/null || ulimit -n "$(ulimit -Hn)" || true
   PATH="$PATH:/usr/sbin" launch nginx nginx -p "$PWD/" -e run/nginx.log -c "$PWD/nginx.conf" -g "daemon off;"
   sleep 1
   ! flock -n run/nginx.lock true || fail "nginx did not start: $(tail -n 2 run/nginx.log)"

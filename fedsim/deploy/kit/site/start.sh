@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Starts this site's SuperNode in the background and keeps it running until stop.sh; --foreground stays (systemd, Docker).
+# Called again, it tells whether the site is connected: exit code 0 if it is, 1 if not.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 . ./site.env
@@ -8,22 +9,44 @@ mkdir -p run
 
 fail() { echo "start.sh: $*" >&2; exit 2; }
 
-for tool in flower-supernode flock; do
+# contact_age: seconds since the last contact with the server; nothing before the first one.
+contact_age() { [ ! -e run/contact ] || echo $(($(date +%s) - $(stat -c %Y run/contact))); }
+
+last_word() { grep "supervise:" run/supernode.log 2>/dev/null | tail -n 1 | sed 's/.*supervise: //'; }
+
+for tool in fedsim flower-supernode flock; do
   PATH="$PWD/.venv/bin:$PATH" command -v "$tool" >/dev/null || fail "$tool is not installed here; see README.md"
 done
 [ -z "$DATA_DIR" ] || [ -d "$DATA_DIR" ] || fail "no folder $DATA_DIR; put the data there or change DATA_DIR in site.env"
-flock -n run/lock true || { echo "$SITE is running"; exit 0; }
+if [ ! -e key ]; then # a key that is made at the site never travels
+  PATH="$PWD/.venv/bin:$PATH" fedsim deploy key "$SITE" key key.pub
+  echo "$SITE has made its key; give the operator this line (fedsim deploy register --site $SITE --key FILE):"
+  cat key.pub
+fi
+if ! flock -n run/lock true; then
+  age=$(contact_age)
+  if [ -n "$age" ] && [ "$age" -le 60 ]; then
+    echo "$SITE is running and connected to $SUPERLINK (last contact $age s ago)"
+    exit 0
+  fi
+  since="it has not reached $SUPERLINK yet"
+  [ -z "$age" ] || since="its last contact with $SUPERLINK was $age s ago"
+  said=$(last_word)
+  echo "$SITE is running, but $since; it keeps trying${said:+ ($said)}; log: $PWD/run/supernode.log" >&2
+  exit 1
+fi
 if [ "${1:-}" = --foreground ]; then
   exec flock -n -F run/lock ./supervise.sh
 fi
 touch run/supernode.log
+rm -f run/contact
 before=$(stat -c %s run/supernode.log)
 setsid flock -n -F run/lock ./supervise.sh >>run/supernode.log 2>&1 </dev/null &
 for _ in $(seq 90); do # tells how the first attempt went; the attempts go on behind it
   sleep 1
+  [ ! -e run/contact ] || { echo "$SITE is connected to $SUPERLINK"; exit 0; }
   said=$(tail -c "+$((before + 1))" run/supernode.log)
   case $said in
-    *"SuperNode ID:"*) echo "$SITE is connected to $SUPERLINK"; exit 0 ;;
     *"supervise:"*) echo "$SITE: $(grep -m 1 "supervise:" <<<"$said")" >&2; exit 1 ;;
   esac
 done

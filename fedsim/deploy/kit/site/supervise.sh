@@ -1,20 +1,22 @@
 #!/usr/bin/env bash
-# Runs this site's SuperNode and starts it again when it ends, until SIGTERM or SIGINT. Called by start.sh.
+# Runs this site's SuperNode and starts it again when it ends or loses the server, until SIGTERM or SIGINT. Called by
+# start.sh, or by systemd. The SuperNode notes each contact with the server in run/contact; this script looks there.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 . ./site.env
 umask 077
 echo $$ >run/supervise.pid
-export PATH="$PWD/.venv/bin:$PATH" FLWR_HOME="$PWD/state/flwr" FEDSIM_CACHE="${FEDSIM_CACHE:-$PWD/cache}"
+export PATH="$PWD/run/bin:$PWD/.venv/bin:$PATH" FLWR_HOME="$PWD/state/flwr" FEDSIM_CACHE="${FEDSIM_CACHE:-$PWD/cache}"
 export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 PYTHONUNBUFFERED=1
+export FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.2
 export NO_PROXY="127.0.0.1,localhost${NO_PROXY:+,$NO_PROXY}"
 export no_proxy=$NO_PROXY
 STATE_DIR=${STATE_DIR:-$PWD/state}
-mkdir -p "$STATE_DIR" state/flwr
+mkdir -p "$STATE_DIR" state/flwr run/bin
 config="site='$SITE' domain='$DOMAIN' role='$ROLE' state-dir='$STATE_DIR'"
 [ -z "$DATA_DIR" ] || config+=" data-dir='$DATA_DIR'"
 
-child="" stopping=""
+child="" client="" watcher="" stopping=""
 trap 'stopping=yes; [ -z "$child" ] || kill -TERM "$child" 2>/dev/null' TERM INT
 
 say() { echo "$(date '+%F %T') supervise: $*"; }
@@ -29,26 +31,68 @@ await() {
   child=""
 }
 
-# watch PID: Flower's SuperNode (1.41) ends its work when a connection breaks inside the TLS handshake, as when the server
-# restarts, but its process stays. A moment after it said so it is ended, so that it is started again.
+# server_listens: a TCP connection to the server can be made.
+server_listens() {
+  local host=${SUPERLINK%:*}
+  host=${host#[} host=${host%]}
+  timeout 5 bash -c 'exec 3<>"/dev/tcp/$0/$1"' "$host" "${SUPERLINK##*:}" 2>/dev/null
+}
+
+# end PID: politely, then for good.
+end() {
+  kill -TERM "$1" 2>/dev/null
+  moment
+  moment
+  kill -KILL "$1" 2>/dev/null
+}
+
+# watch PID: the SuperNode polls or sends heartbeats all the time. When it has not reached the server for
+# SILENT_SECONDS although the server listens, it hangs: it is ended, so that it is started again.
+# A SuperNode without a first contact yet may also have broken off in the TLS handshake, after which it stays.
 watch() {
   trap 'kill "$!" 2>/dev/null; exit' TERM
   moment() { sleep "${WATCH_SECONDS:-10}" & wait "$!"; }
+  local begin=$SECONDS age
   while moment && kill -0 "$1" 2>/dev/null; do
+    if [ -e run/contact ]; then
+      age=$(($(date +%s) - $(stat -c %Y run/contact)))
+    else
+      age=$((SECONDS - begin))
+    fi
+    if [ "$age" -ge "${SILENT_SECONDS:-120}" ] && server_listens; then
+      say "no contact with $SUPERLINK for $age s although it listens: the SuperNode is started again"
+      end "$1"
+      return
+    fi
     if grep -q "SSL/TLS handshake error" run/attempt.log; then
       moment
-      kill -TERM "$1" 2>/dev/null
-      moment
-      kill -KILL "$1" 2>/dev/null
+      end "$1"
       return
     fi
   done
 }
 
+# keep_client: the process that does the client's work (fedsim/deploy/warm_client.py), started again when it ends.
+keep_client() {
+  trap 'kill -TERM "$!" 2>/dev/null; exit' TERM
+  while kill -0 $$ 2>/dev/null; do # while the supervisor lives
+    fedsim deploy client . --parent $$ &
+    wait "$!"
+    sleep 1 &
+    wait "$!"
+  done
+}
+
+if [ "${WARM:-yes}" = yes ]; then
+  keep_client >>run/client.log 2>&1 </dev/null &
+  client=$!
+fi
+
 failures=0 pause=$RETRY_SECONDS
 while [ -z "$stopping" ]; do
   begin=$SECONDS
-  flower-supernode --superlink "$SUPERLINK" --root-certificates ca.crt --auth-supernode-private-key key \
+  rm -f run/contact
+  fedsim deploy supernode . --superlink "$SUPERLINK" --root-certificates ca.crt --auth-supernode-private-key key \
     --port "$PORT" --node-config "$config" > >(exec tee -i run/attempt.log) 2>&1 &
   child=$!
   echo "$child" >run/supernode.pid
@@ -58,24 +102,39 @@ while [ -z "$stopping" ]; do
   kill "$watcher" 2>/dev/null
   [ -z "$stopping" ] || break
   sleep 0.5 # tee may still be writing
-  if [ $((SECONDS - begin)) -ge 60 ]; then
-    failures=0 pause=$RETRY_SECONDS
+  if [ $((SECONDS - begin)) -ge 60 ] || [ -e run/contact ]; then
+    failures=0
   fi
+  # After a good while the first wait is the short one again.
+  [ $((SECONDS - begin)) -lt 600 ] || pause=$RETRY_SECONDS
   failures=$((failures + 1)) limit=$TRIES
-  if grep -qE '\[code: 200[14]\]' run/attempt.log; then
+  if grep -qE '\[code: 2990\]' run/attempt.log; then
+    reason="$(grep -m 1 -oE 'the clock of this machine.*' run/attempt.log)"
+    limit=0
+  elif grep -qE '\[code: 200[14]\]' run/attempt.log; then
     reason="the server refuses this site's key: it is not registered, or another SuperNode with it counts as online (for 60 s)"
-    pause=$RETRY_SECONDS
+    [ "$failures" -gt 12 ] || pause=$RETRY_SECONDS
+  elif grep -q "certificate has expired" run/attempt.log; then
+    reason="the certificate of $SUPERLINK has expired: the operator calls fedsim deploy renew"
+    limit=0
+  elif grep -q "certificate is not yet valid" run/attempt.log; then
+    reason="the certificate of $SUPERLINK is not valid yet: the clock of this machine or of the server is wrong"
+    limit=0
   elif grep -q CERTIFICATE_VERIFY_FAILED run/attempt.log; then
     reason="the certificate of $SUPERLINK does not fit ca.crt or that name"
     limit=$((TRIES < 3 ? TRIES : 3))
   elif [ "$code" -gt 128 ]; then
     reason="the SuperNode was killed (signal $((code - 128)))"
+    limit=0
+  elif [ -e run/contact ]; then
+    reason="the SuperNode lost the server: $(grep -v '^ *$' run/attempt.log | grep -iE 'error|refused' | tail -n 1)"
+    limit=0
   else
     reason="the SuperNode ended: $(grep -v '^ *$' run/attempt.log | tail -n 1)"
   fi
-  if [ "$failures" -ge "$limit" ]; then
+  if [ "$limit" -gt 0 ] && [ "$failures" -ge "$limit" ]; then
     say "gave up after $failures attempts: $reason"
-    exit 1
+    break
   fi
   say "next attempt in $pause s: $reason"
   sleep "$pause" &
@@ -83,4 +142,6 @@ while [ -z "$stopping" ]; do
   await
   pause=$((pause * 2 > LONGEST_RETRY_SECONDS ? LONGEST_RETRY_SECONDS : pause * 2))
 done
+[ -z "$client" ] || kill -TERM "$client" 2>/dev/null
+[ -n "$stopping" ] || exit 1
 say "stopped"

@@ -1,0 +1,111 @@
+"""Which app bundles a site runs: those whose hash its kit allows, and those that the operator's key signed.
+
+An app bundle (FAB) is what an operator submits. The bundles of `fedsim run` and `fedsim deploy check` hold no code: they
+name the apps of the fedsim that is installed on the site. Their hashes are the same for every run, and `apps/allowed` in
+a kit lists them. Another bundle needs a line in `apps/allowed`, or a file `apps/<hash>.sig` with a signature by the key
+whose public half is the kit's `operator.pub` (`fedsim deploy sign`).
+
+The kit pins bundles when it has the file `apps/allowed`. Signatures are Ed25519 over `fedsim app <hash>`.
+"""
+
+import hashlib
+import logging
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+    load_ssh_public_key,
+)
+
+from fedsim.errors import UserError
+
+ALLOWED, OPERATOR = Path("apps/allowed"), Path("operator.pub")
+
+logger = logging.getLogger("fedsim")
+
+
+@dataclass(frozen=True)
+class Pins:
+    """The bundles that a kit allows."""
+
+    kit: Path
+
+    @classmethod
+    def read(cls, kit: Path) -> "Pins | None":
+        """The kit's pins; None when it runs whatever it is sent."""
+        return cls(kit) if (kit / ALLOWED).is_file() else None
+
+    def allows(self, fab: Any, trusted_entities: object = None) -> bool:
+        """Is the bundle's content one of those? In place of Flower's own check of a bundle."""
+        found = hashlib.sha256(fab.content).hexdigest()
+        if found in self.hashes() or self.signed(found):
+            return True
+        print(f"refused: the app bundle {found} is not allowed here; see apps/ in the kit", flush=True)
+        return False
+
+    def hashes(self) -> set[str]:
+        """The hashes in `apps/allowed`; what follows a hash on its line is a remark."""
+        lines = (self.kit / ALLOWED).read_text().splitlines()
+        return {line.split()[0].lower() for line in lines if line.strip() and not line.startswith("#")}
+
+    def signed(self, found: str) -> bool:
+        """Has the operator's key signed that hash?"""
+        signature, operator = self.kit / "apps" / f"{found}.sig", self.kit / OPERATOR
+        if not signature.is_file() or not operator.is_file():
+            return False
+        key = load_ssh_public_key(operator.read_bytes())
+        try:
+            assert isinstance(key, Ed25519PublicKey)
+            key.verify(bytes.fromhex(signature.read_text().strip()), text(found))
+        except (InvalidSignature, ValueError, AssertionError):
+            return False
+        return True
+
+
+def text(found: str) -> bytes:
+    """What is signed of a bundle."""
+    return f"fedsim app {found}".encode()
+
+
+def write_operator_key(write_private: Callable[[Path, bytes], None], private: Path, public: Path) -> None:
+    """A new Ed25519 key that signs app bundles, and its public half for the kits."""
+    key = Ed25519PrivateKey.generate()
+    write_private(private, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    public.write_bytes(key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b" operator\n")
+
+
+def sign(app: Path, private: Path) -> tuple[str, str]:
+    """(hash, signature) of an app folder's bundle; UserError when it cannot be built or the key is none."""
+    try:
+        key = load_pem_private_key(private.read_bytes(), None)
+        assert isinstance(key, Ed25519PrivateKey)
+    except (OSError, ValueError, TypeError, AssertionError):
+        raise UserError(f"{private} is not the operator's signing key (operator/apps.key in the kits)") from None
+    found = bundle_hash(app)
+    return found, key.sign(text(found)).hex()
+
+
+def bundle_hash(app: Path) -> str:
+    """SHA-256 of the bundle that `flwr run` would submit for an app folder."""
+    from flwr.cli.build import build_fab_from_disk
+
+    try:
+        return hashlib.sha256(build_fab_from_disk(app)).hexdigest()
+    except Exception as error:  # Flower raises what its command prints
+        raise UserError(f"{app} is not an app that Flower can build: {error}") from None
+
+
+def own_bundles(builders: dict[str, Callable[[Path], Path]]) -> dict[str, str]:
+    """Hashes of fedsim's own bundles by name; each builder writes its app into a new folder."""
+    with tempfile.TemporaryDirectory(prefix="fedsim-bundles-") as folder:
+        return {name: bundle_hash(build(Path(folder) / name)) for name, build in builders.items()}

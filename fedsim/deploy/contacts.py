@@ -1,0 +1,128 @@
+"""When, from where and with which clock each site was last in contact, as the SuperLink's gate sees it.
+
+The gate writes `run/contacts.json` in the server's kit every few seconds; `fedsim deploy status` and `check` read it.
+"""
+
+import json
+import os
+import time
+from collections import deque
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+WRITE_SECONDS = 2.0
+WINDOW_SECONDS = 60.0
+SWITCHES = 3  # between addresses within the window: one site that moves makes one
+HEARTBEATS = 6  # within the window: one SuperNode sends three or four
+
+
+@dataclass
+class Contact:
+    """What is known of one site. Times are seconds since 1970; `offset` is how far its clock is ahead, in seconds."""
+
+    address: str = ""
+    since: float = 0.0  # activated
+    last: float = 0.0
+    offset: float = 0.0
+    version: str = ""
+    bytes_up: int = 0
+    bytes_down: int = 0
+    refused: str = ""  # the last refusal
+    refused_at: float = 0.0
+    double: str = ""  # why two nodes seem to use this site's key
+    double_at: float = 0.0
+
+
+@dataclass
+class _Recent:
+    switches: deque[float] = field(default_factory=deque)
+    heartbeats: deque[float] = field(default_factory=deque)
+    activated: float = 0.0
+
+
+class Contacts:
+    """Keeps the contacts and writes them down."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.sites: dict[str, Contact] = read_contacts(file)
+        self._recent: dict[str, _Recent] = {}
+        self._written = 0.0
+
+    def seen(self, site: str, address: str, path: str, offset: float, version: str) -> str:
+        """Note an authenticated request; returns why two nodes seem to use the site's key, when that is new."""
+        contact, now = self.sites.setdefault(site, Contact()), time.time()
+        recent = self._recent.setdefault(site, _Recent())
+        if contact.address and contact.address != address:
+            recent.switches.append(now)
+        if path.endswith("/send-node-heartbeat"):
+            recent.heartbeats.append(now)
+        contact.address, contact.last, contact.offset, contact.version = address, now, round(offset, 2), version
+        said = self._doubled(contact, recent, now)
+        self.write()
+        return said
+
+    def activated(self, site: str) -> None:
+        """A SuperNode started with the site's key."""
+        now = time.time()
+        self.sites.setdefault(site, Contact()).since = now
+        self._recent[site] = _Recent(activated=now)
+        self.write(force=True)
+
+    def second(self, site: str, address: str) -> None:
+        """A second SuperNode with the site's key was turned away, because the first one is online."""
+        contact = self.sites.setdefault(site, Contact())
+        self._double(contact, f"another SuperNode with its key tried to join ({address})")
+
+    def refused(self, site: str, reason: str) -> None:
+        """Note a refusal of a known site."""
+        contact = self.sites.setdefault(site, Contact())
+        contact.refused, contact.refused_at = reason[:300], time.time()
+        self.write(force=True)
+
+    def moved(self, site: str, up: int = 0, down: int = 0) -> None:
+        """Count bytes."""
+        contact = self.sites.setdefault(site, Contact())
+        contact.bytes_up += up
+        contact.bytes_down += down
+
+    def write(self, force: bool = False) -> None:
+        """Write the file when it is due."""
+        now = time.monotonic()
+        if not force and now - self._written < WRITE_SECONDS:
+            return
+        self._written = now
+        temporary = self.file.with_suffix(".new")
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w") as stream:
+            json.dump({name: asdict(contact) for name, contact in self.sites.items()}, stream)
+        temporary.replace(self.file)
+
+    def _doubled(self, contact: Contact, recent: _Recent, now: float) -> str:
+        for times in (recent.switches, recent.heartbeats):
+            while times and now - times[0] > WINDOW_SECONDS:
+                times.popleft()
+        reason = ""
+        if len(recent.switches) >= SWITCHES:
+            reason = f"requests with its key come from several addresses by turns, {contact.address} among them"
+        elif len(recent.heartbeats) >= HEARTBEATS and now - recent.activated > WINDOW_SECONDS:
+            reason = f"{len(recent.heartbeats)} heartbeats within a minute: two SuperNodes use its key"
+        return self._double(contact, reason) if reason else ""
+
+    def _double(self, contact: Contact, reason: str) -> str:
+        now = time.time()
+        new = now - contact.double_at > WINDOW_SECONDS
+        contact.double, contact.double_at = reason, now
+        self.write(force=True)
+        return reason if new else ""
+
+
+def read_contacts(file: Path) -> dict[str, Contact]:
+    """The contacts by site; empty while there are none."""
+    try:
+        table: dict[str, dict[str, Any]] = json.loads(file.read_text())
+    except (OSError, ValueError):
+        return {}
+    known = Contact.__dataclass_fields__
+    return {site: Contact(**{key: row[key] for key in row if key in known}) for site, row in table.items()}

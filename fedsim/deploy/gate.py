@@ -1,0 +1,209 @@
+"""What every request of a site passes before Flower's SuperLink reads it: key, clock, replay, size, and whose reply.
+
+The gate is an ASGI middleware around the SuperLink's own HTTP API (fedsim/deploy/superlink.py puts it there). It looks
+at the headers first, so that nothing of a request without a registered key is ever read:
+
+1. the public key is a registered site's (else 401, or 400 when a SuperNode starts and can still say why);
+2. its signature over the time is right, the time is within Flower's own limits, and it was not used before;
+3. the body is not larger than a request of that kind can be, and a reply not larger than `largest_reply`;
+4. a reply names the node of the key as its source (Flower 1.41 does not compare them).
+
+An unexpected error of the SuperLink (500) goes out as 503: a SuperNode tries that again, and gives up for good at 500.
+"""
+
+import json
+import time
+from base64 import b64decode
+from collections.abc import Callable, MutableMapping
+from datetime import UTC, datetime
+from typing import Any
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_pem_public_key
+from flwr.proto.fleet_pb2 import PushMessagesRequest
+from google.protobuf.message import DecodeError
+
+from fedsim.deploy.audit import Audit
+from fedsim.deploy.contacts import Contacts
+from fedsim.deploy.registry import Member, Registry
+
+AHEAD_SECONDS, BEHIND_SECONDS = 5.0, 305.0  # Flower's own limits of a site's clock
+FLEET, ACTIVATE, PUSH, OBJECT = "/v1/fleet/", "activate-node", "push-messages", "push-object"
+MOST_BYTES = {OBJECT: 6 << 20, PUSH: 8 << 20}  # Flower sends tensors in parts of 5 MiB, and a reply's table of contents
+SMALL_BYTES = 64 << 10  # every other request
+NOT_ADMITTED, CLOCK = 2004, 2990  # codes in the answer, which a SuperNode prints: Flower's own, and ours
+
+Scope = MutableMapping[str, Any]
+
+
+class RefusedError(Exception):
+    """Why a request is refused: HTTP status, code and text for the site."""
+
+    def __init__(self, status: int, reason: str, code: int = NOT_ADMITTED, member: Member | None = None) -> None:
+        super().__init__(reason)
+        self.status, self.reason, self.code, self.member = status, reason, code, member
+
+
+class Gate:
+    """The middleware. `largest_reply` is in bytes; `trust_proxy`: the site's address is in X-Real-IP."""
+
+    def __init__(
+        self,
+        app: Callable,
+        registry: Registry,
+        audit: Audit,
+        contacts: Contacts,
+        largest_reply: int,
+        trust_proxy: bool,
+    ) -> None:
+        self.app, self.registry, self.audit, self.contacts = app, registry, audit, contacts
+        self.largest_reply, self.trust_proxy = largest_reply, trust_proxy
+        self._used: dict[tuple[str, str], float] = {}  # (site, signed time) until when it is remembered
+        self._replies: dict[str, int] = {}  # bytes of the reply that a site is sending
+
+    async def __call__(self, scope: Scope, receive: Callable, send: Callable) -> None:
+        """Refuse a request, or let it through."""
+        if scope["type"] != "http" or not scope["path"].startswith(FLEET):
+            await self.app(scope, receive, send)
+            return
+        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        kind, address = scope["path"].removeprefix(FLEET), self._address(scope, headers)
+        try:
+            member, offset = self._admit(kind, headers)
+            self._check_length(kind, member, headers)
+            if kind == PUSH:
+                receive = await self._own_replies(member, receive)
+        except RefusedError as refusal:
+            await self._refuse(send, refusal, address)
+            return
+        double = self.contacts.seen(member.site, address, kind, offset, headers.get("flwr-package-version", ""))
+        if double:
+            self.audit.write("double", site=member.site, address=address, reason=double)
+        await self._pass_on(kind, member, address, scope, receive, send)
+
+    def _address(self, scope: Scope, headers: dict[str, str]) -> str:
+        direct = (scope.get("client") or ("", 0))[0]
+        return headers.get("x-real-ip", direct) if self.trust_proxy else direct
+
+    def _admit(self, kind: str, headers: dict[str, str]) -> tuple[Member, float]:
+        """The site whose key signed the request and how far its clock is ahead, in seconds; or RefusedError."""
+        status = 400 if kind == ACTIVATE else 401
+        member = self.registry.of_key(headers.get("flwr-public-key", ""))
+        if member is None:
+            raise RefusedError(status, "this key is not registered")
+        signed, signature = headers.get("flwr-timestamp", ""), headers.get("flwr-signature", "")
+        try:
+            load_pem_public_key(member.key).verify(b64decode(signature, validate=True), signed.encode(), ALGORITHM)
+            at = datetime.fromisoformat(signed)
+            offset = ((at if at.tzinfo else at.replace(tzinfo=UTC)) - datetime.now(UTC)).total_seconds()
+        except (InvalidSignature, ValueError, TypeError):
+            raise RefusedError(status, "its signature is wrong", member=member) from None
+        if not -BEHIND_SECONDS < offset < AHEAD_SECONDS:
+            where = "ahead of" if offset > 0 else "behind"
+            reason = f"the clock of this machine is {abs(offset):.0f} s {where} the server's"
+            limit = f"{AHEAD_SECONDS:g} s ahead and {BEHIND_SECONDS:g} s behind are allowed"
+            raise RefusedError(status, f"{reason}: {limit}; set the clock (NTP)", CLOCK, member)
+        self._use_once(member, signed)
+        return member, offset
+
+    def _use_once(self, member: Member, signed: str) -> None:
+        now, key = time.monotonic(), (member.site, signed)
+        if len(self._used) > 50_000 or (self._used and next(iter(self._used.values())) < now):
+            self._used = {used: until for used, until in self._used.items() if until >= now}
+        if key in self._used:
+            raise RefusedError(503, "this signature was used before", member=member)
+        self._used[key] = now + AHEAD_SECONDS + BEHIND_SECONDS
+
+    def _check_length(self, kind: str, member: Member, headers: dict[str, str]) -> None:
+        """By the declared length alone; a body without one is counted while it is read by nobody: it is refused."""
+        length = headers.get("content-length", "")
+        if not length.isdecimal():
+            raise RefusedError(411, "the request does not say how long it is", member=member)
+        size = int(length)
+        if size > MOST_BYTES.get(kind, SMALL_BYTES):
+            raise RefusedError(413, f"a {kind} request of {size} bytes is too large", member=member)
+        if kind == OBJECT:
+            sent = self._replies.get(member.site, 0) + size
+            if sent > self.largest_reply:
+                reason = f"its reply is larger than {self.largest_reply} bytes (largest_reply_mb)"
+                raise RefusedError(413, reason, member=member)
+            self._replies[member.site] = sent
+        self.contacts.moved(member.site, up=size)
+
+    async def _own_replies(self, member: Member, receive: Callable) -> Callable:
+        """Read a reply's head and check that its source is the node of the key; a `receive` that tells it again."""
+        body, more = bytearray(), True
+        while more:
+            message = await receive()
+            if message["type"] != "http.request":
+                return replaying(message, receive)
+            body += message.get("body", b"")
+            more = message.get("more_body", False)
+            if len(body) > MOST_BYTES[PUSH]:
+                raise RefusedError(413, "its reply's head is too large", member=member)
+        try:
+            request = PushMessagesRequest.FromString(bytes(body))
+        except DecodeError:
+            raise RefusedError(400, "its reply cannot be read", member=member) from None
+        nodes = {request.node.node_id} | {message.metadata.src_node_id for message in request.messages_list}
+        if nodes != {member.node}:
+            other = [self.registry.of_node(node) for node in nodes - {member.node}]
+            names = ", ".join(each.site if each else "nobody" for each in other)
+            raise RefusedError(400, f"it sends a reply in the name of {names}", member=member)
+        self._replies[member.site] = 0
+        return replaying({"type": "http.request", "body": bytes(body), "more_body": False}, receive)
+
+    async def _pass_on(
+        self, kind: str, member: Member, address: str, scope: Scope, receive: Callable, send: Callable
+    ) -> None:
+        failed = False
+
+        async def answer(message: Scope) -> None:
+            nonlocal failed
+            if message["type"] == "http.response.start":
+                if message["status"] == 500:
+                    failed, message = True, {**message, "status": 503}
+                self._note(kind, member, address, message["status"])
+            elif message["type"] == "http.response.body":
+                self.contacts.moved(member.site, down=len(message.get("body", b"")))
+            await send(message)
+
+        await self.app(scope, receive, answer)
+        if failed:
+            self.audit.refuse(member.site, address, f"the SuperLink failed in {kind}; the site tries again")
+
+    def _note(self, kind: str, member: Member, address: str, status: int) -> None:
+        if kind == ACTIVATE and status == 200:
+            self.contacts.activated(member.site)
+            self.audit.write("admitted", site=member.site, domain=member.domain, role=member.role, address=address)
+        elif kind == ACTIVATE:
+            self.contacts.second(member.site, address)
+            self.audit.refuse(member.site, address, "a SuperNode with this key is online already")
+        elif kind == "deactivate-node" and status == 200:
+            self.audit.write("left", site=member.site, address=address)
+
+    async def _refuse(self, send: Callable, refusal: RefusedError, address: str) -> None:
+        site = refusal.member.site if refusal.member else ""
+        self.audit.refuse(site, address, refusal.reason)
+        if site:
+            self.contacts.refused(site, refusal.reason)
+        body = json.dumps({"code": refusal.code, "detail": refusal.reason}).encode()
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        headers.append((b"connection", b"close"))  # what is left of the body is not read
+        await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+
+ALGORITHM = ec.ECDSA(hashes.SHA256())
+
+
+def replaying(message: Scope, receive: Callable) -> Callable:
+    """A `receive` that gives this message first."""
+    waiting = [message]
+
+    async def again() -> Scope:
+        return waiting.pop() if waiting else await receive()
+
+    return again

@@ -1,0 +1,85 @@
+"""Who a key and a node are: the server's kit knows key -> site -> domain and role, and nobody's word counts beside it.
+
+`register` notes in `state/nodes/<site>.json` which node id the SuperLink gave to a site's key. The SuperLink lets a
+node act only with that key, so a node id in a message stands for the key.
+"""
+
+import json
+import time
+from base64 import b64encode
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
+
+from fedsim.deploy.federation import Federation, Site, read_federation
+
+LOOK_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Member:
+    """A registered site: name, node at the SuperLink, domain, role, and key as the SuperLink reads it."""
+
+    site: str
+    node: int
+    domain: str
+    role: str
+    key: bytes
+
+
+def members(federation: Federation) -> list[Member]:
+    """Registered sites that the federation still lists."""
+    known = {site.name: site for site in federation.sites}
+    found = []
+    for file in sorted((federation.kit("server") / "state" / "nodes").glob("*.json")):
+        site = known.get(file.stem)
+        try:
+            record = json.loads(file.read_text())
+            if site is not None:
+                found.append(member(site, int(record["node"]), str(record["key"])))
+        except (ValueError, KeyError, OSError):  # being replaced, or damaged: that site is nobody
+            continue
+    return found
+
+
+def member(site: Site, node: int, key: str) -> Member:
+    """A site with its node and its public key in OpenSSH's format."""
+    public = load_ssh_public_key(key.encode())
+    return Member(
+        site.name, node, site.domain, site.role, public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    )
+
+
+class Registry:
+    """The members of a server kit, read again when the kit's files change."""
+
+    def __init__(self, kit: Path) -> None:
+        self.kit = kit
+        self._looked, self._state = -LOOK_SECONDS, (0.0, 0.0)
+        self._by_key: dict[str, Member] = {}
+        self._by_node: dict[int, Member] = {}
+
+    def of_key(self, header: str) -> Member | None:
+        """The member with that public key, in base64 as Flower sends it."""
+        self._refresh()
+        return self._by_key.get(header)
+
+    def of_node(self, node: int) -> Member | None:
+        """The member that is that node."""
+        self._refresh()
+        return self._by_node.get(node)
+
+    def _refresh(self) -> None:
+        now = time.monotonic()
+        if now - self._looked < LOOK_SECONDS:
+            return
+        self._looked = now
+        nodes, file = self.kit / "state" / "nodes", self.kit / "federation.toml"
+        state = tuple(path.stat().st_mtime if path.exists() else 0.0 for path in (nodes, file))
+        if state == self._state:
+            return
+        found = members(read_federation(file))
+        self._state = state  # type: ignore[assignment]
+        self._by_key = {b64encode(each.key).decode(): each for each in found}
+        self._by_node = {each.node: each for each in found}

@@ -1,0 +1,73 @@
+"""Flower's SuperLink with the gate before it: `fedsim deploy superlink KIT OPTIONS`, called by start.sh.
+
+Four places of Flower 1.41 that are not public are touched, all of them here: the hook for extensions' middleware, the
+tuple of SQLite's settings, the name under which uvicorn makes its TLS context, and the command's own function.
+"""
+
+import ssl
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedsim.deploy.audit import Audit
+from fedsim.deploy.contacts import Contacts
+from fedsim.deploy.federation import read_federation
+from fedsim.deploy.gate import Gate
+from fedsim.deploy.registry import Registry
+
+AUDIT, CONTACTS = Path("state/audit.jsonl"), Path("run/contacts.json")
+DATABASE_SECONDS = 60  # how long a write waits for another one; Flower's five seconds end in errors on a busy disk
+LOOK_SECONDS = 5.0
+
+
+def serve(kit: Path, words: Sequence[str]) -> None:
+    """Run the SuperLink of a server kit until it ends; `words` are the options of `flower-superlink`."""
+    import uvicorn.config
+    from flwr.supercore import sql_mixin
+    from flwr.superlink import extensions
+    from flwr.superlink.cli.flower_superlink import flower_superlink
+    from starlette.middleware import Middleware
+
+    federation = read_federation(kit / "federation.toml")
+    gate = Middleware(
+        Gate,
+        registry=Registry(kit),
+        audit=Audit(kit / AUDIT),
+        contacts=Contacts(kit / CONTACTS),
+        largest_reply=federation.largest_reply_mb << 20,
+        trust_proxy=federation.proxy == "nginx",
+    )
+    extensions.get_middleware = lambda: (gate,)
+    waits = ("busy_timeout", str(1000 * DATABASE_SECONDS))
+    sql_mixin.SQLITE_PRAGMAS = (waits, *(pair for pair in sql_mixin.SQLITE_PRAGMAS if pair[0] != waits[0]))
+    make_context = uvicorn.config.create_ssl_context
+
+    def renewing(certfile: str, keyfile: str, **options: object) -> ssl.SSLContext:
+        context = make_context(certfile=certfile, keyfile=keyfile, **options)
+        threading.Thread(target=follow, args=(context, Path(certfile), Path(keyfile)), daemon=True).start()
+        return context
+
+    uvicorn.config.create_ssl_context = renewing
+    sys.argv = ["flower-superlink", *words]
+    flower_superlink()
+
+
+def follow(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
+    """Give new connections a renewed certificate, without a restart (`fedsim deploy renew`)."""
+    known = changed_at(certificate, key)
+    while True:
+        time.sleep(LOOK_SECONDS)
+        now = changed_at(certificate, key)
+        if now != known:
+            try:
+                context.load_cert_chain(certificate, key)
+                known = now
+            except (OSError, ssl.SSLError):  # between the two files: looked at again
+                continue
+
+
+def changed_at(*files: Path) -> tuple[int, ...]:
+    """When the files were written."""
+    return tuple(file.stat().st_mtime_ns if file.exists() else 0 for file in files)

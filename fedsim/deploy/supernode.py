@@ -1,0 +1,102 @@
+"""Flower's SuperNode as a site runs it: `fedsim deploy supernode KIT OPTIONS`, called by supervise.sh.
+
+Beside Flower's own work it
+
+- notes every successful contact with the server in `run/contact` (when, and whether it polls or works): the supervisor
+  and start.sh look there, and not at log lines;
+- ends the process when the polling has ended (Flower 1.41's process stays, and the site is offline while it lives);
+- asks for work more often while a run goes on than when nothing happens;
+- refuses app bundles that this site has not allowed (fedsim/deploy/bundles.py), when the kit pins them.
+
+Touched in Flower 1.41 and not public: the client class and the clock that two modules look up by name, and the check of
+an app bundle.
+"""
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from fedsim.deploy.bundles import Pins
+
+IDLE_SECONDS, BUSY_SECONDS = 3.0, 0.4  # between two questions for work: without a run, and while one goes on
+BUSY_FOR_SECONDS = 120.0  # a run counts as going on for so long after its last message
+ENDED = 75  # exit code: the polling ended
+
+logger = logging.getLogger("fedsim")
+
+
+class ContactFile:
+    """The file with the last contact: its modification time, and one word about what the SuperNode does."""
+
+    def __init__(self, file: Path) -> None:
+        self.file, self.worked = file, 0.0
+
+    def note(self, state: str = "") -> None:
+        """The server answered."""
+        if state or not self.file.is_file():
+            self.file.write_text(f"{state or 'polling'}\n")
+        else:
+            os.utime(self.file)
+
+
+def serve(kit: Path, words: Sequence[str]) -> int:
+    """Run the SuperNode of a site's kit until its polling ends; the process' exit code."""
+    from flwr.supernode import fleet_http_connection, start_client_internal
+    from flwr.supernode.cli.flower_supernode import flower_supernode
+
+    contact = ContactFile(kit / "run" / "contact")
+    contact.file.unlink(missing_ok=True)
+    fleet_http_connection.FleetHttpClient = watched(fleet_http_connection.FleetHttpClient, contact)
+    start_client_internal.time = SimpleNamespace(**{**vars(time), "sleep": pause(contact)})
+    pins = Pins.read(kit)
+    if pins is not None:
+        start_client_internal._verify_fab = pins.allows
+        wrapped = start_client_internal.start_client_internal
+        import flwr.supernode.cli.flower_supernode as command
+
+        # Flower asks for the verdict only where trusted entities are named.
+        command.start_client_internal = lambda **named: wrapped(**{**named, "trusted_entities": {"the kit": "pins"}})
+    sys.argv = ["flower-supernode", *words]
+    flower_supernode()
+    print("the SuperNode's polling ended", flush=True)
+    return ENDED
+
+
+def watched(client: type, contact: ContactFile) -> type:
+    """Flower's client of the server, with its contacts noted."""
+
+    class WatchedClient(client):  # type: ignore[misc, valid-type]
+        def PullMessages(self, request: Any) -> Any:  # noqa: N802
+            answer = super().PullMessages(request)
+            if answer.messages_list:
+                contact.worked = time.monotonic()
+            contact.note("working" if answer.messages_list else "polling")
+            return answer
+
+        def SendNodeHeartbeat(self, request: Any) -> Any:  # noqa: N802
+            answer = super().SendNodeHeartbeat(request)
+            contact.note()
+            return answer
+
+        def GetFab(self, request: Any) -> Any:  # noqa: N802
+            answer = super().GetFab(request)
+            answer.fab.verifications["valid_license"] = "the kit's pins decide"
+            return answer
+
+    return WatchedClient
+
+
+def pause(contact: ContactFile) -> Callable[[float], None]:
+    """Flower's waits of its main loop: its 3 s between two questions become short while a run goes on."""
+
+    def sleep(seconds: float) -> None:
+        if seconds == IDLE_SECONDS and time.monotonic() - contact.worked < BUSY_FOR_SECONDS:
+            seconds = BUSY_SECONDS
+        time.sleep(min(seconds, IDLE_SECONDS) if seconds != 0.5 else 0.1)  # 0.5: while the client works
+
+    return sleep

@@ -1,0 +1,245 @@
+"""One client process for all messages of a site: PyTorch, data and model stay in memory between rounds.
+
+Flower starts `flwr-clientapp` anew for every message. A program of that name, first in the SuperNode's PATH, hands each
+task to this process instead:
+
+    fedsim deploy client KIT          the process itself, kept alive by supervise.sh; writes KIT/run/bin/flwr-clientapp
+    KIT/run/bin/flwr-clientapp ...    what Flower starts: waits for the process and returns its exit code; without the
+                                      process it becomes Flower's own program
+
+Tasks come one at a time, as a SuperNode takes them. When the waiting program is gone (its SuperNode was stopped) or the
+work cannot be interrupted, the process ends, and supervise.sh starts a new one. App bundles with Python files of their
+own get fresh imports, and the process ends after them.
+
+This file is also run alone, without any package: it imports the standard library only at its top.
+"""
+
+import contextlib
+import io
+import json
+import os
+import signal
+import socket
+import struct
+import sys
+import threading
+import time
+import zipfile
+from pathlib import Path
+from typing import Any
+
+SOCKET, PROGRAM = "run/client.sock", "run/bin/flwr-clientapp"
+OWN_PACKAGES = ("fedsim", "strategies", "clients")
+FAILED = 1
+PARENT_SECONDS = 5.0
+
+
+class EndedError(BaseException):
+    """A task ended with an exit code, where Flower would end its process."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+# ------------------------------------------------------------------------------------------------- the waiting program
+
+
+def call(kit: Path, words: list[str]) -> int:
+    """Have a task done by the process and wait for it; its exit code."""
+    with socket.socket(socket.AF_UNIX) as line:
+        try:
+            os.chdir(kit)  # the path of a socket is short
+            line.connect(SOCKET)
+        except OSError:
+            become_flowers_own(kit, words)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda number, frame: os._exit(128 + number))
+        order = json.dumps(words).encode()
+        socket.send_fds(line, [struct.pack("!I", len(order))], [1, 2])
+        line.sendall(order)
+        answer = line.recv(1)
+    return answer[0] if answer else FAILED
+
+
+def become_flowers_own(kit: Path, words: list[str]) -> None:
+    """Run Flower's own program of this name, which is later in PATH."""
+    own = str(kit / "run" / "bin")
+    path = [folder for folder in os.environ.get("PATH", "").split(os.pathsep) if folder != own]
+    os.environ["PATH"] = os.pathsep.join(path)
+    os.execvp("flwr-clientapp", ["flwr-clientapp", *words])
+
+
+# ---------------------------------------------------------------------------------------------------------- the process
+
+
+def serve(kit: Path, parent: int = 0) -> None:
+    """Do tasks until SIGTERM, or until the process `parent` is gone."""
+    if parent:
+        threading.Thread(target=end_with, args=(parent,), daemon=True).start()
+    prepare()
+    os.chdir(kit)
+    door_file = Path(SOCKET)
+    door_file.unlink(missing_ok=True)
+    with socket.socket(socket.AF_UNIX) as door:
+        mask = os.umask(0o177)
+        door.bind(SOCKET)
+        os.umask(mask)
+        door.listen(8)
+        write_program(kit)
+        print("client process ready", flush=True)
+        try:
+            while True:
+                line, _ = door.accept()
+                with line:
+                    do_one(line)
+        finally:
+            door_file.unlink(missing_ok=True)
+
+
+def end_with(parent: int) -> None:
+    """End this process when another one has ended."""
+    while True:
+        time.sleep(PARENT_SECONDS)
+        try:
+            os.kill(parent, 0)
+        except ProcessLookupError:
+            os._exit(FAILED)
+
+
+def write_program(kit: Path) -> None:
+    """Write what Flower starts."""
+    program = kit / PROGRAM
+    program.parent.mkdir(parents=True, exist_ok=True)
+    text = f'#!/bin/sh\nexec "{sys.executable}" -S -E "{Path(__file__).resolve()}" "{kit}" "$@"\n'
+    temporary = program.with_suffix(".new")
+    temporary.write_text(text)
+    temporary.chmod(0o700)
+    temporary.replace(program)
+
+
+def prepare() -> None:
+    """Import what every task needs, and have Flower's task end by EndedError instead of ending the process."""
+    import fedsim.client_app  # noqa: F401
+    from fedsim.deploy.check_app import client  # noqa: F401
+
+    module = clientapp_module()
+    module.flwr_exit = end_task
+    module.start_parent_process_monitor = lambda parent: None  # `watch` does it
+    install = module.install_from_fab
+
+    def installing(content: bytes, **options: Any) -> Any:
+        if has_code(content):
+            forget_own_packages()
+            module.fedsim_foreign = True
+        return install(content, **options)
+
+    module.install_from_fab = installing
+    module.fedsim_foreign = False
+
+
+def clientapp_module() -> Any:
+    """Flower's module that runs one task."""
+    import importlib
+
+    return importlib.import_module("flwr.supernode.runtime.run_clientapp")
+
+
+def do_one(line: socket.socket) -> None:
+    """Take one task, do it with the caller's outputs, and tell its exit code."""
+    head, outputs, *_ = socket.recv_fds(line, 4, 2)
+    if len(head) < 4 or len(outputs) < 2:
+        return
+    order = bytearray()
+    while len(order) < struct.unpack("!I", head)[0]:
+        chunk = line.recv(1 << 16)
+        if not chunk:
+            return
+        order += chunk
+    done = threading.Event()
+    threading.Thread(target=watch, args=(line, done), daemon=True).start()
+    with outputs_of(outputs):
+        code = run_task(json.loads(order))
+    done.set()
+    with contextlib.suppress(OSError):
+        line.sendall(bytes([code & 0xFF]))
+    if clientapp_module().fedsim_foreign:
+        os._exit(0)  # its modules are not this site's
+
+
+def watch(line: socket.socket, done: threading.Event) -> None:
+    """End the process when the caller has gone before its task was done."""
+    with contextlib.suppress(OSError):
+        line.recv(1)
+    if not done.is_set():
+        os._exit(FAILED)
+
+
+@contextlib.contextmanager
+def outputs_of(descriptors: list[int]) -> Any:
+    """Write to the caller's outputs meanwhile."""
+    kept = [os.dup(number) for number in (1, 2)]
+    try:
+        for number, descriptor in enumerate(descriptors, start=1):
+            os.dup2(descriptor, number)
+            os.close(descriptor)
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for number, descriptor in enumerate(kept, start=1):
+            os.dup2(descriptor, number)
+            os.close(descriptor)
+
+
+def run_task(words: list[str]) -> int:
+    """Flower's `flwr-clientapp` with these words, in this process."""
+    from flwr.supernode.cli import flwr_clientapp
+
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)}
+    path, folder, program = list(sys.path), Path.cwd(), sys.argv
+    sys.argv = ["flwr-clientapp", *words]
+    try:
+        run = flwr_clientapp if callable(flwr_clientapp) else flwr_clientapp.flwr_clientapp
+        run()
+        return 0
+    except EndedError as ended:
+        return 0 if 0 <= ended.code < 100 else FAILED
+    except SystemExit as ended:
+        return int(ended.code or 0)
+    except Exception as error:
+        print(f"the task failed: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        return FAILED
+    finally:
+        sys.argv, sys.path[:] = program, path
+        os.chdir(folder)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def end_task(code: int, *words: Any, **options: Any) -> None:
+    """What Flower does before it ends a process, without the end."""
+    from flwr.supercore.exit.exit_handler import trigger_exit_handlers
+
+    for early in (True, False):
+        trigger_exit_handlers(run_before_force_exit=early)
+    raise EndedError(code)
+
+
+def has_code(content: bytes) -> bool:
+    """Does an app bundle hold Python files?"""
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as bundle:
+            return any(name.endswith(".py") for name in bundle.namelist())
+    except zipfile.BadZipFile:
+        return True
+
+
+def forget_own_packages() -> None:
+    """The bundle's own modules are imported in place of the installed ones."""
+    for name in [name for name in sys.modules if name.split(".")[0] in OWN_PACKAGES and name != __name__]:
+        del sys.modules[name]
+
+
+if __name__ == "__main__":
+    sys.exit(call(Path(sys.argv[1]), sys.argv[2:]))

@@ -1,0 +1,86 @@
+"""The fused model is looked at before anybody gets it, and taken back when no site can use it.
+
+Before it is sent: every value is finite, and the model's answers to a fixed batch of noise are finite too (numbers near
+the end of float32 overflow in the first layer). After the sites validated it: the loss of more than half of them is a
+number. Otherwise the model of the round before stays, and the client with the largest update (relative to the others')
+is named.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Message
+from torch import nn
+
+from fedsim.arrays import all_finite, load_arrays
+from strategies.parts import Arrays
+
+PROBE_IMAGES = 4
+Probe = Callable[[Arrays], bool]
+
+
+def model_probe(net: nn.Module, channels: int, size: int) -> Probe:
+    """A function that tells whether a model gives finite answers to noise; it leaves `net` as it was."""
+
+    def finite(arrays: Arrays) -> bool:
+        state = net.state_dict()
+        known = {name: array for name, array in arrays.items() if name in state}
+        kept = {name: state[name].detach().clone() for name in known}
+        device = next(net.parameters()).device
+        noise = torch.randn(PROBE_IMAGES, channels, size, size, generator=torch.Generator().manual_seed(0))
+        training = net.training
+        try:
+            load_arrays(state, known, set(known))
+            net.eval()
+            with torch.inference_mode():
+                return bool(torch.isfinite(net(noise.to(device))).all())
+        finally:
+            net.train(training)
+            with torch.no_grad():
+                for name, value in kept.items():
+                    state[name].copy_(value)
+
+    return finite
+
+
+def unusable(fused: Arrays, previous: Arrays, probe: Probe | None) -> str:
+    """Why a fused model must not be sent, or an empty string."""
+    broken = [name for name, array in fused.items() if not all_finite(array)]
+    if broken:
+        return f"the aggregate of {broken[0]!r} is not finite"
+    if probe is not None and not probe({**previous, **fused}) and probe(previous):
+        return "the aggregated model's answers are not finite"
+    return ""
+
+
+def useless(replies: Sequence[Message]) -> list[int]:
+    """Nodes that report a validation loss that is no finite number."""
+    return [
+        reply.metadata.src_node_id
+        for reply in replies
+        if reply.has_content() and not finite_loss(reply.content.metric_records)
+    ]
+
+
+def finite_loss(records: Mapping[str, Any]) -> bool:
+    """Is the loss of a validation a finite number (or missing, which other checks refuse)?"""
+    losses = [record.get("loss", 0.0) for record in records.values()]
+    return all(isinstance(loss, int | float) and math.isfinite(loss) for loss in losses)
+
+
+def suspect(sizes: Mapping[str, float]) -> tuple[str, float]:
+    """The client with the largest update and how many times the others' lower median it is."""
+    if not sizes:
+        return "", 0.0
+    client = max(sizes, key=lambda name: sizes[name])
+    others = sorted(size for name, size in sizes.items() if name != client)
+    median = others[(len(others) - 1) // 2] if others else 0.0
+    return client, sizes[client] / median if median else math.inf
+
+
+def put_back(record: dict, previous: Mapping[str, np.ndarray], encode: Callable[[Mapping], Iterable]) -> None:
+    """Replace a record's tensors in place: Flower's loop and the checkpoint hold this very record."""
+    record.update(encode(previous))

@@ -1,0 +1,88 @@
+"""A bound on how far one reply may move the model: finite numbers alone do not make an update.
+
+The size of an update is the L2 norm of (reply - global model) over all its floating-point tensors, in float64, so that
+3e38 in every weight is a number like any other. A reply of client k is refused in round t when
+
+    ||theta_k^t - theta^(t-1)||  >  limit * r_k
+
+where r_k is the lower median of the other replies' sizes in this round. Without other replies r_k is the lower median
+of the client's own earlier sizes, and in its very first round ||theta^(t-1)||. The reason also says how the size
+compares with the client's own history.
+The lower median of an even number of sizes is the smaller of the two in the middle: of two other clients, one that lies
+cannot lift the bound.
+"""
+
+import math
+from collections.abc import Mapping, MutableMapping, Sequence
+
+import numpy as np
+
+from strategies.parts import Arrays, Update
+
+KEPT_SIZES = 20  # of each client, for its own history
+BLOCK = 1 << 20  # values that are converted to float64 at a time
+
+
+def update_size(arrays: Arrays, previous: Arrays) -> float:
+    """L2 norm of the difference over the floating-point tensors of `arrays`; infinite when it is beyond float64."""
+    total = 0.0
+    for name, array in arrays.items():
+        if array.dtype.kind == "f":
+            total += squared_distance(array, previous.get(name))
+    return math.sqrt(total) if math.isfinite(total) else math.inf
+
+
+def squared_distance(array: np.ndarray, other: np.ndarray | None) -> float:
+    """Sum of squared differences in float64, block by block; of the array itself without another one."""
+    flat = np.asarray(array).reshape(-1)
+    base = None if other is None else np.asarray(other).reshape(-1)
+    total = 0.0
+    for start in range(0, flat.size, BLOCK):
+        block = flat[start : start + BLOCK].astype(np.float64)
+        if base is not None:
+            block -= base[start : start + BLOCK]
+        total += float(block @ block)
+    return total
+
+
+def lower_median(sizes: Sequence[float]) -> float:
+    """The value in the middle; of an even number, the smaller one of the two. Zero without any."""
+    return sorted(sizes)[(len(sizes) - 1) // 2] if sizes else 0.0
+
+
+def over_limit(
+    sizes: Mapping[str, float], history: Mapping[str, Sequence[float]], previous: float, limit: float
+) -> dict[str, str]:
+    """Clients whose update is too large, with the reason; nobody when the limit is 0 (off).
+
+    `sizes` are this round's by client, `history` the accepted ones of earlier rounds, `previous` the model's norm.
+    """
+    refused = {}
+    for client, size in sizes.items() if limit else ():
+        others = [value for name, value in sizes.items() if name != client]
+        own = lower_median(history.get(client, ()))
+        bound, whose = lower_median(others), "the median of the other replies"
+        if not others:
+            bound, whose = (own, "the median of its own earlier rounds") if own else (previous, "the model's norm")
+        if bound and size > limit * bound:
+            reason = f"its update has the norm {size:.3g}, {size / bound:.3g} times {whose} ({bound:.3g})"
+            reason += f" and {size / own:.3g} times its own earlier ones" if own and others else ""
+            refused[client] = f"{reason}; run.update_limit is {limit:g}"
+    return refused
+
+
+def limited(
+    updates: Sequence[Update], previous: Arrays, history: MutableMapping[str, list[float]], limit: float
+) -> tuple[dict[str, float], dict[str, str]]:
+    """(size by client, reason by refused client); the sizes of accepted updates are added to the history."""
+    sizes = {update.client: update_size(update.arrays, previous) for update in updates}
+    refused = over_limit(sizes, history, math.sqrt(sum(squared_distance(*pair) for pair in norms(previous))), limit)
+    for client, size in sizes.items():
+        if client not in refused:
+            history[client] = [*history.get(client, []), size][-KEPT_SIZES:]
+    return sizes, refused
+
+
+def norms(arrays: Arrays) -> list[tuple[np.ndarray, None]]:
+    """Arguments of `squared_distance` for the model's own norm."""
+    return [(array, None) for array in arrays.values() if array.dtype.kind == "f"]
