@@ -7,15 +7,24 @@ from typing import Any
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
-FIRST_SECONDS, LAST_SECONDS = 1.0, 3.0  # between two looks; each is a write to the SuperLink's database
+from fedsim.runtime.pulling import Puller, is_flowers_own
+
+FIRST_SECONDS, LAST_SECONDS = 0.3, 3.0  # between two looks; each is a write to the SuperLink's database
 SHARE = 20  # a look is late by at most this fraction of the wait
+LARGEST_REPLY = 1 << 30  # bytes, where nobody has said what is expected
+KEPT_MESSAGES = 1000  # that were sent and not answered
 
 
 class QuickGrid(Grid):
-    """Flower's own grid, asked for replies often at first, and the less often the longer the wait has been."""
+    """Flower's own grid, asked for replies often at first, and the less often the longer the wait has been.
 
-    def __init__(self, grid: Grid) -> None:
-        self._grid = grid
+    `largest_reply`: bytes of the largest reply that is expected; larger ones become errors of their sites.
+    """
+
+    def __init__(self, grid: Grid, largest_reply: int = LARGEST_REPLY) -> None:
+        self._grid, self.largest_reply = grid, largest_reply
+        self._puller = Puller(grid) if is_flowers_own(grid) else None
+        self._sent: dict[str, Message] = {}  # not answered yet
 
     def set_run(self, run: Any) -> None:
         """Flower's hook."""
@@ -38,11 +47,21 @@ class QuickGrid(Grid):
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Send messages; their ids."""
-        return self._grid.push_messages(messages)
+        messages = list(messages)
+        ids = list(self._grid.push_messages(messages))
+        if self._puller:
+            self._sent.update({key: message for key, message in zip(ids, messages) if key})
+            self._forget(list(self._sent)[:-KEPT_MESSAGES])
+        return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Replies that have arrived."""
-        return self._grid.pull_messages(message_ids)
+        if not self._puller:
+            return self._grid.pull_messages(message_ids)
+        sent = {key: self._sent[key] for key in message_ids if key in self._sent}
+        replies = self._puller.pull(sent, self.largest_reply)
+        self._forget([reply.metadata.reply_to_message_id for reply in replies])
+        return replies
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Send messages and wait for all replies, or what has come after `timeout` seconds."""
@@ -59,4 +78,12 @@ class QuickGrid(Grid):
                 break
             pause = min(max(FIRST_SECONDS, waited / SHARE), LAST_SECONDS)
             time.sleep(pause if timeout is None else min(pause, timeout - waited))
+        self._forget(waiting)
         return replies
+
+    def _forget(self, keys: Iterable[str]) -> None:
+        keys = list(keys)
+        for key in keys:
+            self._sent.pop(key, None)
+        if self._puller:
+            self._puller.forget(keys)

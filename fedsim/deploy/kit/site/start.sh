@@ -12,7 +12,7 @@ fail() { echo "start.sh: $*" >&2; exit 2; }
 # contact_age: seconds since the last contact with the server; nothing before the first one.
 contact_age() { [ ! -e run/contact ] || echo $(($(date +%s) - $(stat -c %Y run/contact))); }
 
-last_word() { grep "supervise:" run/supernode.log 2>/dev/null | tail -n 1 | sed 's/.*supervise: //'; }
+last_word() { grep "supervise:" run/supernode.log 2>/dev/null | tail -n 1 | sed 's/.*supervise: //' || true; }
 
 for tool in fedsim flower-supernode flock; do
   PATH="$PWD/.venv/bin:$PATH" command -v "$tool" >/dev/null || fail "$tool is not installed here; see README.md"

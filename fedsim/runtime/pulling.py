@@ -1,0 +1,163 @@
+"""Replies are fetched part by part and given up when they are larger than expected, before they are put together.
+
+Flower's grid fetches all parts of a reply into memory, however many there are, and waits for parts that never come
+(two hours in 1.41), while the other sites' replies wait behind it. Here a reply that is not whole yet is left and looked
+at again, and one that has become too large turns into an error of its site.
+
+Non-public in Flower 1.41: the grid's client and node, and how a reply is put together from its parts.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from flwr.app import Error, Message
+
+SMALL_REPLY = 4 << 20  # bytes of a reply that holds no tensors of the model: handshakes, validations
+UNKNOWN, UNAVAILABLE = 0, 4  # Flower's codes of errors
+TOO_LARGE = "its reply is larger than the {} bytes that were expected: refused before it was read"
+PARTS_AT_ONCE = 64  # parts of one reply that are fetched before the others get their turn
+
+
+class Grown(Exception):  # noqa: N818
+    """A reply is larger than it may be."""
+
+
+@dataclass
+class Arriving:
+    """A reply some of whose parts have arrived."""
+
+    message_id: str
+    waiting: list[str]  # ids of parts
+    most: int
+    parts: dict[str, bytes] = field(default_factory=dict)
+    size: int = 0
+
+    def add(self, part: str, content: bytes) -> None:
+        """One more part; raises Grown."""
+        self.size += len(content)
+        if self.size > self.most:
+            raise Grown(TOO_LARGE.format(self.most))
+        self.parts[part] = content
+
+
+def unpacked_bytes(parts: Mapping[str, bytes]) -> int:
+    """Size of all arrays when they are put together: an array may name the same part a thousand times."""
+    from flwr.app.message import Array
+    from flwr.supercore.inflatable.inflatable_object import get_object_body, get_object_head_values_from_object_content
+
+    total = 0
+    for content in parts.values():
+        kind, children, _ = get_object_head_values_from_object_content(content)
+        if kind == Array.__qualname__:
+            indices = json.loads(get_object_body(content, Array))["arraychunk_ids"]
+            total += sum(len(parts[children[index]]) for index in indices)
+    return total
+
+
+def most_bytes(message: Message, largest: int) -> int:
+    """How large the reply to a message may be; `largest` is that of a reply with the model's tensors."""
+    kind = message.metadata.message_type.split(".")
+    return largest if kind[0] == "train" or kind[-1] == "collect" else SMALL_REPLY
+
+
+class Puller:
+    """Fetches the replies of Flower's own grid."""
+
+    def __init__(self, grid: Any) -> None:
+        self._grid = grid
+        self._arriving: dict[str, Arriving] = {}  # by the id of the message that it answers
+
+    def pull(self, sent: Mapping[str, Message], largest: int) -> list[Message]:
+        """Replies to the sent messages {id: message} that are whole by now, and errors for those that never will be."""
+        wanted = [key for key in sent if key not in self._arriving]
+        for key, message_id, parts in self._new(wanted):
+            if key in sent:
+                self._arriving[key] = Arriving(message_id, parts, most_bytes(sent[key], largest))
+        replies: list[Message] = []
+        moving = [key for key in self._arriving if key in sent]
+        while moving:  # in turns, as long as parts are there
+            for key in list(moving):
+                left = len(self._arriving[key].waiting)
+                reply = self._advance(self._arriving[key], sent[key])
+                if reply is not None:
+                    del self._arriving[key]
+                    replies.append(reply)
+                if reply is not None or len(self._arriving[key].waiting) == left:
+                    moving.remove(key)
+        return replies
+
+    def forget(self, keys: Iterable[str]) -> None:
+        """Nobody waits for the replies to these messages any more."""
+        for key in keys:
+            self._arriving.pop(key, None)
+
+    def _new(self, keys: list[str]) -> list[tuple[str, str, list[str]]]:
+        from flwr.proto.runtime_pb2 import PullAppMessagesRequest
+        from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+
+        if not keys:
+            return []
+        found = self._grid._runtime_client.PullMessages(PullAppMessagesRequest(message_ids=keys))
+        return [
+            (proto.metadata.reply_to_message_id, proto.metadata.message_id, list(dict.fromkeys(part.object_id for part in tree_parts)))
+            for proto, tree_parts in (
+                (proto, iterate_object_tree(tree))
+                for proto, tree in zip(found.messages_list, found.message_object_trees, strict=True)
+            )
+        ]
+
+    def _advance(self, reply: Arriving, message: Message) -> Message | None:
+        """Fetch what is there; the whole reply, an error in its place, or None while parts are missing."""
+        from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectUnavailableError
+
+        fetch = self._fetcher()
+        try:
+            for _ in range(min(PARTS_AT_ONCE, len(reply.waiting))):
+                reply.add(reply.waiting[0], fetch(reply.waiting[0]))
+                reply.waiting.pop(0)
+        except ObjectUnavailableError:
+            return None
+        except Grown as error:
+            return self._instead(reply, message, Error(UNKNOWN, str(error)))
+        except ObjectPullError as error:
+            reason = f"its reply did not arrive whole ({len(reply.waiting)} parts are missing): {error}"
+            return self._instead(reply, message, Error(UNAVAILABLE, reason))
+        return None if reply.waiting else self._whole(reply, message)
+
+    def _whole(self, reply: Arriving, message: Message) -> Message:
+        from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+
+        self._confirm(reply)
+        try:
+            if unpacked_bytes(reply.parts) > reply.most:
+                return Message(Error(UNKNOWN, TOO_LARGE.format(reply.most)), reply_to=message)
+            whole = inflate_object_from_contents(reply.message_id, reply.parts)
+        except Exception as error:  # whatever a site sends as a reply
+            return Message(Error(UNKNOWN, f"its reply cannot be read: {type(error).__name__}: {error}"), reply_to=message)
+        whole.metadata.__dict__["_message_id"] = reply.message_id
+        return whole
+
+    def _instead(self, reply: Arriving, message: Message, error: Error) -> Message:
+        self._confirm(reply)
+        return Message(error, reply_to=message)
+
+    def _confirm(self, reply: Arriving) -> None:
+        """The SuperLink may remove the reply."""
+        from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
+
+        run = self._grid.run.run_id
+        request = ConfirmMessageReceivedRequest(node=self._grid.node, run_id=run, message_object_id=reply.message_id)
+        self._grid._runtime_client.ConfirmMessageReceived(request)
+
+    def _fetcher(self) -> Callable[[str], bytes]:
+        from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
+
+        run = self._grid.run.run_id
+        return make_pull_object_fn_protobuf(self._grid._runtime_client.PullObject, self._grid.node, run)
+
+
+def is_flowers_own(grid: Any) -> bool:
+    """Is it the grid of a SuperLink, whose replies come in parts?"""
+    return hasattr(type(grid), "_runtime_client") and hasattr(grid, "node")
