@@ -230,6 +230,24 @@ class RunSettings(Settings):
         False, description="write every client's own model to personal-<client>.safetensors; sites keep theirs"
     )
     on_client_failure: Literal["stop", "continue"] = "stop"
+    patience: float = Field(
+        600.0,
+        ge=0,
+        description="seconds for which a site whose connection broke is waited for, and asked again, before its reply "
+        "counts as lost",
+    )
+    update_limit: float = Field(
+        100.0,
+        ge=0,
+        description="a reply that moves the model more than so many times as far as the median of the others is "
+        "refused; 0: any",
+    )
+    examples_limit: float = Field(
+        100.0,
+        ge=0,
+        description="a site that says it holds more than so many times the examples of the others' median is "
+        "refused; 0: any number is believed",
+    )
     timeout: float = Field(3600.0, gt=0, description="seconds to wait for the replies of one phase")
     ray_address: str = Field("", description="existing Ray cluster; empty: a local one is started")
     workers: int = Field(0, ge=0, description="Ray workers; 0: as many as the resources carry, at most one per client")

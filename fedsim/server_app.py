@@ -11,6 +11,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedsim.arrays import record_to_arrays
 from fedsim.cores import free_cores
+from fedsim.deploy.registry import identities
 from fedsim.errors import USER_ERROR, UserError
 from fedsim.experiment import Experiment, parse_experiment, read_experiment
 from fedsim.results.callbacks import RunCallback, tell_failure, trackers
@@ -21,8 +22,11 @@ from fedsim.run.session import Session, is_finished
 from fedsim.run.target import TargetEvaluator
 from fedsim.run.workspace import Workspace, open_workspace, set_threads
 from strategies.base import FedDG
+from strategies.wire.fused_check import model_probe
 from strategies.wire.handshake import Roster
+from strategies.wire.patience import PatientGrid
 from strategies.wire.polling import QuickGrid
+from strategies.wire.pulling import expected_bytes
 from strategies.wire.target_site import TargetScore
 
 LOG = "run.log"
@@ -92,9 +96,14 @@ def _serve(grid: Grid, space: Workspace, callbacks: Sequence[RunCallback]) -> Pa
 
     session.attach(strategy, evaluate)
     target = experiment.run.target if on_site else ""
-    roster = Roster(grid, plan.clients, len(plan.data.classes), run_config, target)
+    if isinstance(grid, QuickGrid):
+        grid.largest_reply = largest_reply(space)
+    strategy.guard.probe = model_probe(space.net, plan.data.channels, experiment.data.image_size)
+    identify = identities(experiment.run.federation)
+    roster = Roster(grid, plan.clients, len(plan.data.classes), run_config, target, identify)
     strategy.join(roster)
     session.note_data(roster.fingerprints())
+    grid = PatientGrid(grid, strategy.exchange, experiment.run.patience)
     arrays = session.initial_arrays()
     if not session.checkpoint:
         arrays = strategy.before_rounds(grid, arrays)
@@ -105,6 +114,12 @@ def _serve(grid: Grid, space: Workspace, callbacks: Sequence[RunCallback]) -> Pa
             grid, arrays, num_rounds=rounds, timeout=experiment.run.timeout, evaluate_fn=session.end_of_round
         )
     return session.finish()
+
+
+def largest_reply(space: Workspace) -> int:
+    """Bytes of the largest reply that the recipe's model and banks can make."""
+    sizes = [tensor.nbytes for name, tensor in space.net.state_dict().items() if space.places[name] != "local"]
+    return expected_bytes(sizes, bool(space.recipe.banks))
 
 
 class LogLines:

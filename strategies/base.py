@@ -21,9 +21,10 @@ from strategies.banks.checks import owned
 from strategies.model import ServerModel
 from strategies.participation import trainers, validators
 from strategies.parts import Bank, Entries, Place, RefusedUpdateError, ServerRound, Update
-from strategies.server_parts import ServerParts, not_finite
+from strategies.server_parts import ServerParts
 from strategies.state import ServerState
 from strategies.wire.exchange import Exchange
+from strategies.wire.guard import Guard
 from strategies.wire.handshake import Roster
 from strategies.wire.reply_checks import check_collected, check_update, check_validation, manifest, one_line
 from strategies.wire.round_log import RoundLog
@@ -46,11 +47,14 @@ class FedDG(FedAvg):
         self.state = ServerState()
         self.parts = ServerParts(recipe, experiment, places, self.state)
         self.exchange = Exchange(experiment, run_config, self.state)
+        self.guard = Guard(experiment.run.update_limit)
         self.target_site: TargetSite | None = None  # the unseen domain's, when the server does not evaluate itself
         self.finished_rounds = 0
         self._drawn: list[str] = []  # clients that train in this round
         self._saved: dict[str, np.ndarray] = {}  # the global model, as evaluated and saved
         self._phase = "train"
+        self._record = ArrayRecord()  # the round's model as Flower's loop holds it
+        self._before = self.state.saved_parts(), self.state.banks  # what a round that is taken back goes back to
 
     @property
     def recipe(self) -> Any:
@@ -122,6 +126,9 @@ class FedDG(FedAvg):
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Unweighted mean over the clients (selection never sees the target; core.md R7)."""
+        replies = list(replies)
+        if self._taken_back(replies):
+            return None
         if self.target_site:
             replies = self.target_site.take(replies)
         for client, columns in self.exchange.judge(check_validation, replies, "validation refused").items():
@@ -169,7 +176,21 @@ class FedDG(FedAvg):
         seed_library(self.experiment.run.seed, "server", self.log.round)
         fused = self._fused(self._updates(replies))
         self.log.aggregation_seconds += time.perf_counter() - started
-        return state_to_record({**self._saved, **fused})
+        self._record = state_to_record({**self._saved, **fused})
+        return self._record
+
+    def _taken_back(self, replies: Sequence[Message]) -> bool:
+        """When most sites cannot use the new model, the one before stays, and whose update stands out has failed."""
+        client, reason = self.guard.useless(replies, self.exchange.asked + bool(self.target_site))
+        if reason:
+            self.guard.put_back(self._record, state_to_record(self._saved))
+            parts, self.state.banks = self._before
+            self.state.restore_parts(parts)
+            if client:
+                self.exchange.fail(client, f"reply refused: {reason}; the model of the round before stays")
+            else:
+                self._drop(reason)
+        return bool(reason)
 
     def _updates(self, replies: Iterable[Message]) -> list[Update]:
         """The replies that pass the checks of the wire, of the banks, and of what all clients have in common."""
@@ -190,6 +211,9 @@ class FedDG(FedAvg):
             for client, reason in self.parts.odd(bank, entries).items():
                 self.exchange.fail(client, f"reply refused: {bank.name}: {reason}")
                 del updates[client]
+        for client, reason in self.guard.too_large(list(updates.values()), self.parts.start, self.state).items():
+            self.exchange.fail(client, f"reply refused: {reason}")
+            del updates[client]
         return list(updates.values())
 
     def _fused(self, updates: list[Update]) -> dict[str, np.ndarray]:
@@ -198,6 +222,7 @@ class FedDG(FedAvg):
         A model that is not finite is dropped with all that its round would have changed (core.md R2).
         """
         saved = self.state.saved_parts()
+        self._before = saved, dict(self.state.banks)
         while updates:
             try:
                 server, fused = self.parts.compute(updates)
@@ -208,15 +233,26 @@ class FedDG(FedAvg):
                 updates = [update for update in updates if update.client != error.client]
                 self.state.restore_parts(saved)
                 continue
-            self._note_down(updates, server)
-            if broken := not_finite(fused):
+            if reason := self.guard.unusable(fused, self.parts.start):
+                client = self.guard.culprit(updates, lambda rest: self._usable(rest, saved))
                 self.state.restore_parts(saved)
-                self._drop(f"the aggregate of {broken!r} is not finite")
+                if client:
+                    self.exchange.fail(client, f"reply refused: with it, {reason}; without it the model is sound")
+                    updates = [update for update in updates if update.client != client]
+                    continue
+                self._note_down(updates, server)
+                self._drop(reason)
                 return {}
+            self._note_down(updates, server)
             self.state.banks = dict(server.banks)
             return fused
         self.log.note("no client delivered; the model stays as it was")
         return {}
+
+    def _usable(self, updates: list[Update], saved: tuple[dict, dict]) -> bool:
+        """Would the model of these updates alone be sound?"""
+        self.state.restore_parts(saved)
+        return not self.guard.unusable(self.parts.compute(updates)[1], self.parts.start)
 
     def _drop(self, reason: str) -> None:
         """The round's model is of no use: the end of the run, or a line in its record."""

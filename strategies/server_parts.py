@@ -12,6 +12,7 @@ from strategies.banks.checks import layout_of, misfit, odd_shapes, owned
 from strategies.model import ServerModel
 from strategies.parts import SERVER, Arrays, Bank, Broadcast, Entries, Place, Refine, ServerRound, Update
 from strategies.state import ServerState
+from strategies.wire.fused_check import not_finite
 
 
 class ServerParts:
@@ -156,11 +157,6 @@ class ServerParts:
         for key, part in reversed(self._refining()):
             model = part.start(model, self._view(self.server(), key))
         return model
-
-
-def not_finite(arrays: Arrays) -> str:
-    """Name of the first tensor with NaN or infinite values, or an empty string."""
-    return next((name for name, array in arrays.items() if not all_finite(array)), "")
 
 
 def same_layout(part: Part, arrays: Arrays, like: Arrays) -> dict[str, np.ndarray]:

@@ -43,7 +43,7 @@ APP = {
 class Answer(Settings):
     """What a node said about itself; a node that failed says `problem` only."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True)
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=False)  # JSON has no tuples
 
     node: int
     site: str = ""

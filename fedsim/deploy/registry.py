@@ -7,11 +7,13 @@ node act only with that key, so a node id in a message stands for the key.
 import json
 import time
 from base64 import b64encode
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
 
+from fedsim.data.benchmarks import matching
 from fedsim.deploy.federation import Federation, Site, read_federation
 
 LOOK_SECONDS = 1.0
@@ -26,6 +28,10 @@ class Member:
     domain: str
     role: str
     key: bytes
+
+    def serves(self, client: str, role: str) -> bool:
+        """May it act as that client in that role? Names are compared as everywhere, without regard to case."""
+        return role == self.role and matching(self.domain, [client]) is not None
 
 
 def members(federation: Federation) -> list[Member]:
@@ -83,3 +89,8 @@ class Registry:
         self._state = state  # type: ignore[assignment]
         self._by_key = {b64encode(each.key).decode(): each for each in found}
         self._by_node = {each.node: each for each in found}
+
+
+def identities(federation: str) -> Callable[[int], Member | None] | None:
+    """Tells whose key a node has, in the federation of that file; None (nobody is asked) without a federation."""
+    return Registry(read_federation(federation).kit("server")).of_node if federation else None

@@ -71,6 +71,22 @@ class Exchange:
             self._sent.append((client, message))
         return [message for _, message in self._sent]
 
+    @property
+    def asked(self) -> int:
+        """How many clients were asked in this phase."""
+        return len(self._sent)
+
+    def client_of(self, message: Message) -> str:
+        """Name of the client that a message of this phase is for; empty for another message."""
+        return next((client for client, sent in self._sent if sent is message), "")
+
+    def again(self, message: Message) -> Message:
+        """The same message to the node that its client has now; its reply counts in the first one's place."""
+        client = self.client_of(message)
+        renewed = Message(message.content, self.sites[client].node_id, message.metadata.message_type)
+        self._sent = [(name, renewed if sent is message else sent) for name, sent in self._sent]
+        return renewed
+
     def judge(
         self, check: Callable[[RecordDict, Expected], T], replies: Iterable[Message], refusal: str, **expected: Any
     ) -> dict[str, T]:

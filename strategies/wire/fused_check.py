@@ -7,10 +7,9 @@ is named.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from flwr.app import Message
 from torch import nn
@@ -46,23 +45,20 @@ def model_probe(net: nn.Module, channels: int, size: int) -> Probe:
     return finite
 
 
-def unusable(fused: Arrays, previous: Arrays, probe: Probe | None) -> str:
-    """Why a fused model must not be sent, or an empty string."""
-    broken = [name for name, array in fused.items() if not all_finite(array)]
-    if broken:
-        return f"the aggregate of {broken[0]!r} is not finite"
-    if probe is not None and not probe({**previous, **fused}) and probe(previous):
-        return "the aggregated model's answers are not finite"
-    return ""
+def not_finite(arrays: Arrays) -> str:
+    """Name of the first tensor with NaN or infinite values, or an empty string."""
+    return next((name for name, array in arrays.items() if not all_finite(array)), "")
 
 
-def useless(replies: Sequence[Message]) -> list[int]:
-    """Nodes that report a validation loss that is no finite number."""
-    return [
-        reply.metadata.src_node_id
-        for reply in replies
-        if reply.has_content() and not finite_loss(reply.content.metric_records)
-    ]
+def largest(arrays: Arrays) -> float:
+    """The largest absolute value of all floating-point tensors."""
+    floats = [array for array in arrays.values() if array.dtype.kind == "f" and array.size]
+    return max((max(float(array.max()), -float(array.min())) for array in floats), default=0.0)
+
+
+def useless_at(replies: Sequence[Message]) -> int:
+    """How many sites report a validation loss that is no finite number."""
+    return sum(reply.has_content() and not finite_loss(reply.content.metric_records) for reply in replies)
 
 
 def finite_loss(records: Mapping[str, Any]) -> bool:
@@ -79,8 +75,3 @@ def suspect(sizes: Mapping[str, float]) -> tuple[str, float]:
     others = sorted(size for name, size in sizes.items() if name != client)
     median = others[(len(others) - 1) // 2] if others else 0.0
     return client, sizes[client] / median if median else math.inf
-
-
-def put_back(record: dict, previous: Mapping[str, np.ndarray], encode: Callable[[Mapping], Iterable]) -> None:
-    """Replace a record's tensors in place: Flower's loop and the checkpoint hold this very record."""
-    record.update(encode(previous))

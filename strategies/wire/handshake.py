@@ -4,6 +4,7 @@ A client is known by name. Its node may change: a site that restarts can come ba
 """
 
 import logging
+import math
 import re
 import reprlib
 import time
@@ -16,6 +17,7 @@ from flwr.serverapp import Grid
 
 from fedsim.errors import USER_ERROR, ClientFailedError, UserError
 from fedsim.experiment import RunSettings
+from strategies.wire.membership import Identify, implausible, impostor, name_of
 from strategies.wire.reply_checks import (
     MOST_EXAMPLES,
     Expected,
@@ -53,13 +55,20 @@ class Site:
 class Roster:
     """The nodes of all clients (and of the target's site, when there is one), by name.
 
-    `sites` keeps the order of `clients`; a client that has not answered yet has the node NOBODY.
+    `sites` keeps the order of `clients`; a client that has not answered yet has the node NOBODY. `identify` tells whose
+    key a node has, where there are keys: a node is admitted in the role of its key alone.
     """
 
     def __init__(
-        self, grid: Grid, clients: Sequence[str], classes: int, run_config: dict[str, str], target: str = ""
+        self,
+        grid: Grid,
+        clients: Sequence[str],
+        classes: int,
+        run_config: dict[str, str],
+        target: str = "",
+        identify: Identify | None = None,
     ) -> None:
-        self.grid, self.classes, self.run_config = grid, classes, run_config
+        self.grid, self.classes, self.run_config, self.identify = grid, classes, run_config, identify
         self.sites = {client: Site(client) for client in clients}
         self.target = Site(target, role="target") if target else None
         self.tolerant = False  # a client that comes back broken is missing, and does not end the run
@@ -68,6 +77,7 @@ class Roster:
         self._waiting: dict[str, int] = {}  # node by id of the question that it has not answered yet
         self._since: dict[int, float] = {}  # when a node was asked
         self._others: dict[int, str] = {}  # nodes that are nobody whom this run needs
+        self._away: dict[str, float] = {}  # since when a client has been missed, while others may go on
 
     def call(self, wait: float, clients: Collection[str] | None = None, enough: int | None = None) -> list[str]:
         """Clients (of those asked for, else all with the target) that are not online after at most `wait` seconds.
@@ -93,21 +103,26 @@ class Roster:
         """Wait for the clients (at first for all, and the target's site), for at most `run.wait_for_sites` seconds.
 
         ClientFailedError names who is missing. With `run.on_client_failure = "continue"` one client is enough: at the
-        start the others are waited for, in a phase (`clients` given) they are not.
+        start the others are waited for, in a phase (`clients` given) for `run.patience` since they went.
         """
         wait, here = run.wait_for_sites, [] if clients is None else clients
+        self.tolerant = run.on_client_failure == "continue"
         if run.on_client_failure == "stop":
             missing = self.call(wait, [*here, *([self.target.client] if self.target else [])] if here else None)
         elif here:
-            missing = self.call(wait, here, enough=1)
+            missing = self.call(self._patience_left(run.patience, here), here)
+            if set(here) <= set(missing):
+                missing = self.call(wait, here, enough=1)
         else:
             missing = self.call(wait)
-        self.tolerant = run.on_client_failure == "continue"
+        self._refuse_implausible(run.examples_limit)
+        missing = self.missing(missing)
         wanted = here or list(self.sites)
         if missing and (not self.tolerant or set(wanted) <= set(missing)):
             raise ClientFailedError(f"no node for {', '.join(missing)} within {wait:g} s{self._who_else()}")
         for client in missing if clients is None else []:
             logger.warning("going on without client %r: %s", client, NOT_ONLINE)
+            self.give_up(client)
 
     def fingerprints(self) -> dict[str, dict[str, int | str]]:
         """Fingerprints of the sites' data by client; in a simulation none, where the server reads the same files."""
@@ -118,6 +133,28 @@ class Roster:
         known = {**self.sites, **({self.target.client: self.target} if self.target else {})}
         wanted = known if clients is None else clients
         return [client for client in wanted if known[client].node_id not in self._online]
+
+    def give_up(self, client: str) -> None:
+        """Do not wait for a client again before it has been back."""
+        self._away[client] = -math.inf
+
+    def _patience_left(self, patience: float, clients: Collection[str]) -> float:
+        """How long to wait for those of the clients that are away now."""
+        self._listen()
+        missing, now = self.missing(clients), time.monotonic()
+        others = {client: since for client, since in self._away.items() if client not in clients}
+        self._away = others | {client: self._away.get(client, now) for client in missing}
+        return max([patience - (now - self._away[client]) for client in missing], default=0.0)
+
+    def _refuse_implausible(self, limit: float) -> None:
+        """A site that claims far more examples than the others would decide alone."""
+        counts = {site.client: site.examples for site in self.sites.values() if site.node_id != NOBODY}
+        for client, reason in implausible(counts, limit).items():
+            if not self.tolerant:
+                raise UserError(f"client {client!r}: {reason}")
+            logger.warning("client %r is refused: %s", client, reason)
+            self._others[self.sites[client].node_id] = f"{client}, refused"
+            self.sites[client] = Site(client)
 
     def _count(self, clients: Collection[str] | None) -> int:
         return len(self.sites) + bool(self.target) if clients is None else len(clients)
@@ -179,6 +216,8 @@ class Roster:
 
     def _take_site(self, node: int, site: Site, holds: str) -> None:
         """Note one of a node's clients, or that nobody here needs it; UserError when it contradicts what is known."""
+        if self._is_impostor(node, site):
+            return
         wanted = self.target if site.role == "target" and self.target else self.sites.get(site.client)
         if wanted is None or (wanted.client, wanted.role) != (site.client, site.role):
             self._others[node] = holds
@@ -191,6 +230,14 @@ class Roster:
         else:
             self.sites[site.client] = site
 
+    def _is_impostor(self, node: int, site: Site) -> bool:
+        """A node that claims another role than its key has is nobody; the run goes on without it."""
+        known, reason = impostor(node, site.client, site.role, self.identify)
+        if known:
+            self._others[node] = known
+            logger.warning("%s: refused", reason)
+        return bool(known)
+
     def _refuse(self, node: int, reason: str) -> None:
         """A node that answers with an error: the end of the run, or of one client when others may go on without it."""
         known = [client for client, site in self.sites.items() if site.node_id == node]
@@ -199,12 +246,17 @@ class Roster:
             logger.warning("client %s came back and fails: %s", names, one_line(reason[-MOST_REASON:]))
             self.sites |= {client: Site(client) for client in known}
         elif self.tolerant:
-            logger.warning("node %d fails in the handshake: %s", node, one_line(reason[-MOST_REASON:]))
-            self._others[node] = "a node that fails"
+            logger.warning(
+                "%s fails in the handshake: %s", name_of(node, self.identify), one_line(reason[-MOST_REASON:])
+            )
+            self._others[node] = f"{name_of(node, self.identify)}, which fails"
         elif USER_ERROR in reason:
-            raise UserError(one_line(reason.split(USER_ERROR, 1)[1]))
+            whose = f"{name_of(node, self.identify)}: " if self.identify else ""
+            raise UserError(whose + one_line(reason.split(USER_ERROR, 1)[1]))
         else:
-            raise ClientFailedError(f"node {node} failed in the handshake:\n{reason[-MOST_REASON:].rstrip()}")
+            raise ClientFailedError(
+                f"{name_of(node, self.identify)} failed in the handshake:\n{reason[-MOST_REASON:].rstrip()}"
+            )
 
 
 def read_sites(node: int, content: RecordDict, expected: Expected) -> list[tuple[Site, str]]:

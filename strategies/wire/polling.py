@@ -7,7 +7,7 @@ from typing import Any
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
-from fedsim.runtime.pulling import Puller, is_flowers_own
+from strategies.wire.pulling import Puller, is_flowers_own
 
 FIRST_SECONDS, LAST_SECONDS = 0.3, 3.0  # between two looks; each is a write to the SuperLink's database
 SHARE = 20  # a look is late by at most this fraction of the wait

@@ -213,13 +213,16 @@ def check_arrays(arrays: Arrays, shapes: Mapping[str, tuple[tuple[int, ...], np.
 
 
 def check_nonnegative(arrays: Arrays, names: Collection[str]) -> None:
-    """No negative variance, no negative or absurd counter."""
+    """No negative variance, no layer that mostly has none, no negative or absurd counter."""
     for name in names:
         array = arrays.get(name)
         if array is None or not array.size:
             continue
         if (array < 0).any() or (array.dtype.kind in "iu" and array.max() > MOST_STEPS):
             raise RejectedReplyError(f"tensor {name!r} is negative somewhere, or counts more than anyone can")
+        # Single channels that are always off get there after a thousand steps; half a layer does not.
+        if array.dtype.kind == "f" and 2 * np.count_nonzero(array == 0) > array.size:
+            raise RejectedReplyError(f"tensor {name!r} has no variance in most channels")
 
 
 def check_contribution(bank: Bank, client: str, arrays: Arrays, server: ServerRound) -> None:

@@ -10,8 +10,8 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, 
 from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectUnavailableError
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedsim.runtime import pulling
-from fedsim.runtime.polling import QuickGrid
+from strategies.wire import pulling
+from strategies.wire.polling import QuickGrid
 
 MEGABYTE = 1 << 20
 

@@ -60,7 +60,7 @@ def _quick(monkeypatch):
 
 
 def settings(**words):
-    return RunSettings(**{"wait_for_sites": 0.1, **words})
+    return RunSettings(**{"wait_for_sites": 0.1, "patience": 0, **words})
 
 
 def test_all_are_found_once():
@@ -190,3 +190,79 @@ def test_what_a_broken_node_says_ends_the_handshake_with_its_reason(said, kind, 
     roster_, _ = roster({11: said, 12: site("b")})
     with pytest.raises(kind, match=reason):
         roster_.gather(settings())
+
+
+class Key:
+    """What the server knows of a node's key."""
+
+    def __init__(self, name, domain, role="source"):
+        self.site, self.domain, self.role = name, domain, role
+
+    def serves(self, client, role):
+        return (client, role) == (self.domain, self.role)
+
+
+def with_keys(nodes, keys):
+    grid = Nodes(nodes)
+    return Roster(grid, ["a", "b"], 2, {"token": "t"}, "", keys.get), grid
+
+
+def test_a_node_is_admitted_in_the_role_of_its_key_alone(caplog):
+    """Node 13 has the key of another site and says that it is "a", before and after the honest one came."""
+    keys = {11: Key("alpha", "a"), 12: Key("beta", "b"), 13: Key("gamma", "c")}
+    roster_, grid = with_keys({13: site("a"), 12: site("b")}, keys)
+    assert roster_.call(0.0) == ["a"]
+    grid.nodes[11] = site("a")
+    roster_.gather(settings())
+    assert (roster_.sites["a"].node_id, roster_.sites["b"].node_id) == (11, 12)
+    assert "site 'gamma' poses as 'a' (source), but its key is that of 'c' (source)" in caplog.text
+
+
+def test_a_node_without_a_registered_key_is_nobody():
+    """Even when everything it says is right; the wait names it."""
+    roster_, _ = with_keys({11: site("a"), 12: site("b")}, {11: Key("alpha", "a")})
+    with pytest.raises(ClientFailedError, match=r"no node for b .*a stranger, which poses as 'b'"):
+        roster_.gather(settings())
+
+
+def test_the_key_of_a_target_site_does_not_train():
+    """A role is part of what a key is registered for."""
+    roster_, _ = with_keys({11: site("a"), 12: site("b")}, {11: Key("alpha", "a"), 12: Key("beta", "b", "target")})
+    assert roster_.call(0.0) == ["b"]
+
+
+@pytest.mark.parametrize(("count", "refused"), [(700, False), (710, True), (10**9, True)])
+def test_a_count_far_from_the_others_is_refused(count, refused):
+    """7 examples at the other site: 100 times as many are believed, 10^9 are not."""
+    roster_, _ = roster({11: site("a"), 12: site("b", counts=(count, 0))})
+    if refused:
+        with pytest.raises(
+            UserError, match=rf"client 'b': it says that it holds {count} examples, .* the others \(7\)"
+        ):
+            roster_.gather(settings())
+    else:
+        roster_.gather(settings())
+    roster_, _ = roster({11: site("a"), 12: site("b", counts=(count, 0))})
+    roster_.gather(settings(on_client_failure="continue"))
+    assert roster_.missing() == (["b"] if refused else [])
+
+
+def test_a_site_that_fails_at_first_is_named_and_left_out_with_continue(caplog):
+    """`continue` counts from the first handshake on, and the log knows the site's name."""
+    keys = {11: Key("alpha", "a"), 12: Key("beta", "b")}
+    roster_, _ = with_keys({11: site("a"), 12: Error(2, f"{USER_ERROR}no folder photo")}, keys)
+    roster_.gather(settings(on_client_failure="continue"))
+    assert roster_.missing() == ["b"]
+    assert "site 'beta' (b) fails in the handshake" in caplog.text
+
+
+def test_a_lost_site_is_waited_for_once_with_continue():
+    """For the patience since it went, not anew in every phase."""
+    roster_, grid = roster({11: site("a"), 12: site("b")})
+    run = settings(on_client_failure="continue", patience=0.3)
+    roster_.gather(run)
+    del grid.nodes[12]
+    for least, most in ((0.3, 2.0), (0.0, 0.2)):
+        started = time.monotonic()
+        roster_.gather(run, ["a", "b"])
+        assert least <= time.monotonic() - started < most

@@ -1,8 +1,8 @@
 """Replies are fetched part by part and given up when they are larger than expected, before they are put together.
 
 Flower's grid fetches all parts of a reply into memory, however many there are, and waits for parts that never come
-(two hours in 1.41), while the other sites' replies wait behind it. Here a reply that is not whole yet is left and looked
-at again, and one that has become too large turns into an error of its site.
+(two hours in 1.41), while the other sites' replies wait behind it. Here a reply that is not whole yet is left and
+looked at again, and one that has become too large turns into an error of its site.
 
 Non-public in Flower 1.41: the grid's client and node, and how a reply is put together from its parts.
 """
@@ -15,6 +15,7 @@ from typing import Any
 from flwr.app import Error, Message
 
 SMALL_REPLY = 4 << 20  # bytes of a reply that holds no tensors of the model: handshakes, validations
+BANK_BYTES = 256 << 20  # of a reply's contributions to banks, whose size nobody knows beforehand
 UNKNOWN, UNAVAILABLE = 0, 4  # Flower's codes of errors
 TOO_LARGE = "its reply is larger than the {} bytes that were expected: refused before it was read"
 PARTS_AT_ONCE = 64  # parts of one reply that are fetched before the others get their turn
@@ -54,6 +55,11 @@ def unpacked_bytes(parts: Mapping[str, bytes]) -> int:
             indices = json.loads(get_object_body(content, Array))["arraychunk_ids"]
             total += sum(len(parts[children[index]]) for index in indices)
     return total
+
+
+def expected_bytes(sizes: Iterable[int], banks: bool) -> int:
+    """How large a reply with a model may be: its tensors and a tenth more, and room for banks where there are any."""
+    return int(1.1 * sum(sizes)) + (BANK_BYTES if banks else 0) + SMALL_REPLY
 
 
 def most_bytes(message: Message, largest: int) -> int:
@@ -100,13 +106,11 @@ class Puller:
         if not keys:
             return []
         found = self._grid._runtime_client.PullMessages(PullAppMessagesRequest(message_ids=keys))
-        return [
-            (proto.metadata.reply_to_message_id, proto.metadata.message_id, list(dict.fromkeys(part.object_id for part in tree_parts)))
-            for proto, tree_parts in (
-                (proto, iterate_object_tree(tree))
-                for proto, tree in zip(found.messages_list, found.message_object_trees, strict=True)
-            )
-        ]
+        new = []
+        for proto, tree in zip(found.messages_list, found.message_object_trees, strict=True):
+            parts = dict.fromkeys(part.object_id for part in iterate_object_tree(tree))
+            new.append((proto.metadata.reply_to_message_id, proto.metadata.message_id, list(parts)))
+        return new
 
     def _advance(self, reply: Arriving, message: Message) -> Message | None:
         """Fetch what is there; the whole reply, an error in its place, or None while parts are missing."""
@@ -135,7 +139,9 @@ class Puller:
                 return Message(Error(UNKNOWN, TOO_LARGE.format(reply.most)), reply_to=message)
             whole = inflate_object_from_contents(reply.message_id, reply.parts)
         except Exception as error:  # whatever a site sends as a reply
-            return Message(Error(UNKNOWN, f"its reply cannot be read: {type(error).__name__}: {error}"), reply_to=message)
+            return Message(
+                Error(UNKNOWN, f"its reply cannot be read: {type(error).__name__}: {error}"), reply_to=message
+            )
         whole.metadata.__dict__["_message_id"] = reply.message_id
         return whole
 

@@ -1,0 +1,69 @@
+"""What stands between single replies and the global model, beside the checks of each reply by itself.
+
+`too_large` holds the updates of a round against each other (update_limit.py). `unusable` looks at the fused model
+before anybody gets it, and `useless` at what the sites say of it afterwards (fused_check.py).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from flwr.app import Message
+
+from strategies.parts import Arrays, Update
+from strategies.state import ServerState
+from strategies.wire.fused_check import Probe, largest, not_finite, suspect, useless_at
+from strategies.wire.update_limit import limited
+
+STATE = "guard"  # key of the guard's own numbers in the server's state
+LARGE = 1e4  # below this, sums and products of a network stay far from the end of float32
+STANDS_OUT = 3.0  # times the others' update: the one that is named
+
+
+class Guard:
+    """Keeps one reply from destroying the model; `limit` is run.update_limit, 0 for none."""
+
+    def __init__(self, limit: float, probe: Probe | None = None) -> None:
+        self.limit, self.probe = limit, probe
+        self.sizes: dict[str, float] = {}  # of this round's accepted updates
+
+    def too_large(self, updates: Sequence[Update], previous: Arrays, state: ServerState) -> dict[str, str]:
+        """Clients whose update moves the model too far, with the reason."""
+        history, _ = state.of_part(STATE)
+        sizes, refused = limited(updates, previous, history, self.limit)
+        self.sizes = {client: size for client, size in sizes.items() if client not in refused}
+        return refused
+
+    def unusable(self, fused: Arrays, previous: Arrays) -> str:
+        """Why a fused model must not be sent, or an empty string."""
+        if broken := not_finite(fused):
+            return f"the aggregate of {broken!r} is not finite"
+        if self.probe is None or not largest(fused) > LARGE >= largest(previous):
+            return ""
+        sound = self.probe({**previous, **fused}) or not self.probe(previous)
+        return "" if sound else "the aggregated model's answers are not finite"
+
+    def culprit(self, updates: Sequence[Update], usable: Callable[[list[Update]], bool]) -> str:
+        """The client without which the model is usable, the largest update first; empty when there is none."""
+        for update in sorted(updates, key=lambda update: -self.sizes.get(update.client, 0.0)):
+            rest = [other for other in updates if other is not update]
+            if rest and usable(rest):
+                return update.client
+        return ""
+
+    def useless(self, replies: Sequence[Message], asked: int) -> tuple[str, str]:
+        """(client, reason) when most sites cannot use the model: whose update stands out, or nobody's; else two blanks.
+
+        The reason is empty when the model is fine.
+        """
+        count = useless_at(replies)
+        if 2 * count <= asked:
+            return "", ""
+        client, times = suspect(self.sizes)
+        reason = f"the model's loss is not finite at {count} of {asked} sites"
+        if client and times >= STANDS_OUT:
+            return client, f"{reason}; its update has {times:.3g} times the norm of the others'"
+        return "", f"{reason}, and no update stands out (the largest is that of {client!r})" if client else reason
+
+    @staticmethod
+    def put_back(record: Mapping, previous: Mapping) -> None:
+        """Replace a record's tensors in place: Flower's loop and the checkpoint hold this very record."""
+        record.__dict__["_data"].update(previous)

@@ -1,0 +1,111 @@
+"""A cut of any length up to `run.patience` is waited for: the site is asked again when it is back.
+
+A reply that was lost on the way (the connection broke, the site or its client process restarted) is no verdict on the
+site. Its message goes out again, to the node that the client has then; the client takes the round again from the state
+in which it began, so that the run's numbers are those of an unbroken one. What a client itself reports as an error, a
+refused reply, and a silence of `run.timeout` are not waited for.
+"""
+
+import logging
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from strategies.wire.handshake import Roster
+
+LOST = {3, 4, 5, 8}  # Flower's codes: message, reply or node unavailable, client app stopped responding
+MOST_ATTEMPTS = 5  # of one message; a client that kills its process each time is not asked for ever
+
+logger = logging.getLogger("fedsim")
+
+
+class Sender(Protocol):
+    """Who knows to which client a message went."""
+
+    roster: Roster | None
+
+    def client_of(self, message: Message) -> str:
+        """Name of the client that a message of this phase is for; empty for one of another phase."""
+
+    def again(self, message: Message) -> Message:
+        """The same message to the client's present node, to be matched in the first one's place."""
+
+
+class PatientGrid(Grid):
+    """A grid that asks again when a site is back."""
+
+    def __init__(self, grid: Grid, sender: Sender, patience: float) -> None:
+        self._grid, self._sender, self._patience = grid, sender, patience
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        """Send messages and wait for the replies; lost ones are asked for again within the patience."""
+        messages = list(messages)
+        replies = list(self._grid.send_and_receive(messages, timeout=timeout))
+        deadline, attempts = time.monotonic() + self._patience, 1
+        while self._sender.roster is not None and attempts < MOST_ATTEMPTS:
+            lost = self._lost(messages, replies)
+            if not lost or time.monotonic() >= deadline or not self._back(list(lost), deadline):
+                break
+            attempts += 1
+            back = {client: message for client, message in lost.items() if not self._missing(client)}
+            gone = {message.metadata.message_id for message in back.values()}
+            again = [self._sender.again(message) for message in back.values()]
+            messages = [message for message in messages if message.metadata.message_id not in gone] + again
+            replies = [reply for reply in replies if reply.metadata.reply_to_message_id not in gone]
+            replies += list(self._grid.send_and_receive(again, timeout=timeout))
+        return replies
+
+    def _lost(self, messages: Sequence[Message], replies: Sequence[Message]) -> dict[str, Message]:
+        """Messages whose reply was lost on the way, by client."""
+        broken = {
+            reply.metadata.reply_to_message_id for reply in replies if reply.has_error() and reply.error.code in LOST
+        }
+        found = {}
+        for message in messages:
+            client = self._sender.client_of(message)
+            if client and message.metadata.message_id in broken:
+                found[client] = message
+        return found
+
+    def _back(self, clients: list[str], deadline: float) -> bool:
+        """Wait until the clients are online, within the patience; is one of them?"""
+        left = deadline - time.monotonic()
+        logger.warning("%s: the connection broke; waiting up to %.0f s for it", ", ".join(clients), left)
+        roster = self._sender.roster
+        missing = roster.call(left, clients)
+        for client in missing:
+            roster.give_up(client)
+        return len(missing) < len(clients)
+
+    def _missing(self, client: str) -> bool:
+        return bool(self._sender.roster.missing([client]))
+
+    # --- the rest is the grid's own ---------------------------------------------------------------------------------
+
+    def set_run(self, run: Any) -> None:
+        """Flower's hook."""
+        self._grid.set_run(run)
+
+    @property
+    def run(self) -> Any:
+        """Flower's run information."""
+        return self._grid.run
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Ids of the nodes that are online."""
+        return self._grid.get_node_ids()
+
+    def create_message(self, *words: Any, **named: Any) -> Message:
+        """A message to a node."""
+        return self._grid.create_message(*words, **named)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Send messages; their ids."""
+        return self._grid.push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Replies that have arrived."""
+        return self._grid.pull_messages(message_ids)

@@ -1,0 +1,207 @@
+"""One reply cannot destroy the model: bounds on updates, the fused model's own check, and the way back."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from flwr.app import Message, MetricRecord, RecordDict
+from safetensors.numpy import load_file
+from support import numbers, run_small, small_experiment
+
+from fedsim.arrays import record_to_arrays, state_to_record
+from fedsim.errors import ClientFailedError
+from strategies.parts import Update
+from strategies.wire.fused_check import model_probe
+from strategies.wire.update_limit import limited, lower_median, over_limit, update_size
+
+VICTIM = "rot15"
+
+
+def test_the_size_of_an_update():
+    """sqrt((3-1)^2 + (1-2)^2 + 2^2) = 3; counters do not count, and 3e38 is a number like any other."""
+    before = {"w": np.array([1.0, 2.0], np.float32), "v": np.array([0.0]), "n": np.array(5)}
+    after = {"w": np.array([3.0, 1.0], np.float32), "v": np.array([2.0]), "n": np.array(900)}
+    assert update_size(after, before) == pytest.approx(3.0)
+    huge = {"w": np.full(4, 3e38, np.float32)}
+    assert update_size(huge, {"w": np.zeros(4, np.float32)}) == pytest.approx(6e38)
+
+
+def test_the_lower_median():
+    """Of an even number, the smaller of the two in the middle."""
+    assert [lower_median(values) for values in ([], [3.0], [1.0, 9.0], [9.0, 1.0, 4.0], [4, 1, 9, 2])] == [
+        0,
+        3,
+        1,
+        4,
+        2,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "refused"),
+    [
+        ({"a": 1.0, "b": 2.0, "c": 100.0}, set()),  # 100 times the lower median of (1, 2)
+        ({"a": 1.0, "b": 2.0, "c": 101.0}, {"c"}),
+        ({"a": 1.0, "b": 3e38, "c": 3e38}, {"b", "c"}),  # two that lie together
+        ({"a": 1.0, "b": float("inf")}, {"b"}),
+        ({"a": 0.0, "b": 5.0}, set()),  # nothing to compare with
+    ],
+)
+def test_who_is_over_the_limit(sizes, refused):
+    """Against the lower median of the others."""
+    assert over_limit(sizes, {}, 1.0, 100.0).keys() == refused
+    assert over_limit(sizes, {}, 1.0, 0.0) == {}
+
+
+def test_alone_a_client_is_held_against_itself():
+    """Against its own earlier rounds, and before these against the model."""
+    assert over_limit({"a": 301.0}, {"a": [3.0, 2.0, 4.0]}, 1.0, 100.0)["a"].startswith(
+        "its update has the norm 301, 100 times the median of its own"
+    )
+    assert not over_limit({"a": 300.0}, {"a": [3.0, 2.0, 4.0]}, 1.0, 100.0)
+    assert over_limit({"a": 201.0}, {}, 2.0, 100.0)
+
+
+def test_only_accepted_sizes_become_history():
+    """A refused one must not lift its own bound."""
+    before, history = {"w": np.zeros(1)}, {}
+    updates = [Update(name, 1, {"w": np.array([value])}) for name, value in (("a", 1.0), ("b", 2.0), ("c", 900.0))]
+    sizes, refused = limited(updates, before, history, 100.0)
+    assert sizes == {"a": 1.0, "b": 2.0, "c": 900.0}
+    assert refused.keys() == {"c"}
+    assert history == {"a": [1.0], "b": [2.0]}
+
+
+def test_the_probe_sees_what_overflows():
+    """Finite weights whose answers are not; the network is as it was afterwards."""
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3), torch.nn.Linear(3, 2)).train()
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    probe = model_probe(net, 1, 2)
+    sound = {name: value.numpy().copy() for name, value in before.items()}
+    assert probe(sound)
+    assert not probe({**sound, "1.weight": np.full((3, 4), 3e38, np.float32)})
+    assert net.training
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+
+
+def tamper(change, round=2, phase="train"):
+    """Changes the victim's arrays in one round."""
+
+    def tampered(message, reply):
+        config = message.content.config_records["config"]
+        if (message.metadata.message_type, config["client"], config["round"]) != (phase, VICTIM, round):
+            return reply
+        arrays = {name: np.array(array) for name, array in record_to_arrays(reply.content["arrays"]).items()}
+        content = RecordDict({**reply.content, "arrays": state_to_record(change(arrays))})
+        return Message(content, reply_to=message)
+
+    return tampered
+
+
+def everywhere(value):
+    """The value in every weight."""
+    return lambda arrays: {n: np.full_like(a, value) if a.dtype.kind == "f" else a for n, a in arrays.items()}
+
+
+def without_variance(arrays):
+    name = next(name for name in arrays if name.endswith("running_var"))
+    return {**arrays, name: np.zeros_like(arrays[name])}
+
+
+CONTINUE = {"rounds": 3}, {"on_client_failure": "continue"}
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (everywhere(3e38), "times the median of the other replies"),
+        (
+            lambda arrays: {name: array * 1e6 if array.dtype.kind == "f" else array for name, array in arrays.items()},
+            "run.update_limit is 100",
+        ),
+    ],
+)
+def test_a_huge_update_is_refused_by_name(tmp_path, change, reason):
+    """With its numbers; the run ends as one without that reply, and the other rounds are as sound."""
+    train, run = CONTINUE
+    experiment = small_experiment(tmp_path, train=train, run=run)
+    folder, _ = run_small(experiment, tamper=tamper(change))
+    clients = pd.read_csv(folder / "clients.csv").set_index(["round", "client"])
+    assert reason in clients.loc[(2, VICTIM), "status"]
+    assert clients.loc[3, "status"].eq("ok").all()
+    assert numbers(folder / "rounds.csv")["mean_validation_loss"][1:].notna().all()
+
+
+def test_with_stop_the_offender_is_named(tmp_path):
+    """And not an honest site that validates what is left; the last good round can be resumed."""
+    experiment = small_experiment(tmp_path, train={"rounds": 3})
+    with pytest.raises(
+        ClientFailedError, match=r"client 'rot15' failed in round 2: reply refused: its update has the norm"
+    ):
+        run_small(experiment, tamper=tamper(everywhere(3e38)))
+    folder, _ = run_small(experiment)
+    unbroken, _ = run_small(small_experiment(tmp_path / "unbroken", train={"rounds": 3}))
+    pd.testing.assert_frame_equal(numbers(folder / "rounds.csv"), numbers(unbroken / "rounds.csv"))
+
+
+def test_without_a_limit_the_fused_model_is_checked(tmp_path):
+    """3e38 passes every check of one reply; the model that it makes is not sent, and the reply is found."""
+    train, run = CONTINUE
+    experiment = small_experiment(tmp_path, train=train, run={**run, "update_limit": 0})
+    folder, _ = run_small(experiment, tamper=tamper(everywhere(3e38)))
+    clients = pd.read_csv(folder / "clients.csv").set_index(["round", "client"])
+    assert "without it the model is sound" in clients.loc[(2, VICTIM), "status"]
+    limited_run = small_experiment(tmp_path / "limited", train=train, run=run)
+    other, _ = run_small(limited_run, tamper=tamper(everywhere(3e38)))
+    pd.testing.assert_frame_equal(numbers(folder / "rounds.csv"), numbers(other / "rounds.csv"))
+
+
+def test_a_layer_without_variance_is_refused(tmp_path):
+    """Zero variances amplify by 300 in every layer."""
+    train, run = CONTINUE
+    experiment = small_experiment(
+        tmp_path, train=train, run=run, model={"backbone": "resnet18"}, data={"image_size": 16}
+    )
+    folder, _ = run_small(experiment, tamper=tamper(without_variance))
+    clients = pd.read_csv(folder / "clients.csv").set_index(["round", "client"])
+    assert "no variance in most channels" in clients.loc[(2, VICTIM), "status"]
+
+
+def nan_validation(rounds, clients=("rot0", "rot15", "rot30")):
+    """The validation of these clients has a loss that is no number."""
+
+    def tampered(message, reply):
+        config = message.content.config_records["config"]
+        if (
+            message.metadata.message_type != "evaluate"
+            or config["round"] not in rounds
+            or config["client"] not in clients
+        ):
+            return reply
+        metrics = {**dict(reply.content.metric_records["metrics"]), "loss": float("nan")}
+        return Message(RecordDict({**reply.content, "metrics": MetricRecord(metrics)}), reply_to=message)
+
+    return tampered
+
+
+def test_a_model_that_no_site_can_use_is_taken_back(tmp_path):
+    """Round 2 ends with the model of round 1; with `stop` it ends the run, and nobody honest is blamed."""
+    _, run = CONTINUE
+    folder, _ = run_small(small_experiment(tmp_path, train={"rounds": 2}, run=run), tamper=nan_validation({2}))
+    first, _ = run_small(small_experiment(tmp_path / "first", train={"rounds": 1}))
+    ours, theirs = (load_file(each / "last.safetensors") for each in (folder, first))
+    for name, array in ours.items():
+        np.testing.assert_array_equal(array, theirs[name], err_msg=name)
+    with pytest.raises(
+        ClientFailedError, match="round 2: the model's loss is not finite at 3 of 3 sites, and no update"
+    ):
+        run_small(small_experiment(tmp_path / "stop", train={"rounds": 2}), tamper=nan_validation({2}))
+
+
+def test_one_site_that_cannot_use_it_is_that_sites_failure(tmp_path):
+    """Fewer than half: the model stays."""
+    train, run = CONTINUE
+    folder, _ = run_small(small_experiment(tmp_path, train=train, run=run), tamper=nan_validation({2}, ("rot0",)))
+    clients = pd.read_csv(folder / "clients.csv").set_index(["round", "client"])
+    assert "validation refused" in clients.loc[(2, "rot0"), "status"]
+    assert clients.loc[(2, VICTIM), "status"] == "ok"
