@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 
-from fedsim.arrays import all_finite
 from fedsim.experiment import Experiment
 from fedsim.part import Part
 from strategies.banks.checks import layout_of, misfit, odd_shapes, owned
