@@ -11,6 +11,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedsim.arrays import record_to_arrays
 from fedsim.cores import free_cores
+from fedsim.deploy.progress import Progress
 from fedsim.deploy.registry import identities
 from fedsim.errors import USER_ERROR, UserError
 from fedsim.experiment import Experiment, parse_experiment, read_experiment
@@ -40,7 +41,9 @@ logger = logging.getLogger("fedsim")
 def main(grid: Grid, context: Context) -> None:
     """Entry point of `flwr run` and of a SuperLink."""
     try:
-        serve(QuickGrid(grid), resolve(experiment_of(dict(context.run_config))), [LogLines()])
+        plan = resolve(experiment_of(dict(context.run_config)))
+        federation = plan.experiment.run.federation
+        serve(QuickGrid(grid), plan, [LogLines(), *([Progress(federation)] if federation else [])])
     except UserError as error:  # Flower keeps the text alone; the mark tells whoever reads it that the user can mend it
         raise UserError(f"{USER_ERROR}{error}") from None
 

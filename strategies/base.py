@@ -211,7 +211,10 @@ class FedDG(FedAvg):
             for client, reason in self.parts.odd(bank, entries).items():
                 self.exchange.fail(client, f"reply refused: {bank.name}: {reason}")
                 del updates[client]
-        for client, reason in self.guard.too_large(list(updates.values()), self.parts.start, self.state).items():
+        refused = self.guard.too_large(list(updates.values()), self.parts.start, self.state)
+        for client, size in self.guard.sizes.items():
+            self.log.row(client)["update_norm"] = size
+        for client, reason in refused.items():
             self.exchange.fail(client, f"reply refused: {reason}")
             del updates[client]
         return list(updates.values())

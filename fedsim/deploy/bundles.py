@@ -27,7 +27,10 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_public_key,
 )
 
+from fedsim.deploy.check_bundle import APP as CHECK_APP
 from fedsim.errors import UserError
+from fedsim.runtime.flower import APP as RUN_APP
+from fedsim.runtime.flower import write_app
 
 ALLOWED, OPERATOR = Path("apps/allowed"), Path("operator.pub")
 
@@ -105,7 +108,8 @@ def bundle_hash(app: Path) -> str:
         raise UserError(f"{app} is not an app that Flower can build: {error}") from None
 
 
-def own_bundles(builders: dict[str, Callable[[Path], Path]]) -> dict[str, str]:
-    """Hashes of fedsim's own bundles by name; each builder writes its app into a new folder."""
+def own_bundles() -> dict[str, str]:
+    """Hashes of fedsim's own bundles by name: what `fedsim run` and `fedsim deploy check` submit."""
     with tempfile.TemporaryDirectory(prefix="fedsim-bundles-") as folder:
-        return {name: bundle_hash(build(Path(folder) / name)) for name, build in builders.items()}
+        apps = {"run": RUN_APP, "check": CHECK_APP}
+        return {f"fedsim-{name}": bundle_hash(write_app(Path(folder) / name, app)) for name, app in apps.items()}

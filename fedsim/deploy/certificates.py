@@ -24,6 +24,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from fedsim.deploy.federation import is_ip
 from fedsim.errors import UserError
 
+CA_DAYS = 3650  # the CA outlives its certificates, which are renewed without it
 CLOCK_SKEW = timedelta(hours=1)  # a site's clock may be behind
 
 
@@ -32,7 +33,7 @@ def write_ca(name: str, days: int, key_file: Path, certificate_file: Path) -> No
     key = ec.generate_private_key(ec.SECP384R1())
     subject = _subject(name, "CA")
     certificate = (
-        _builder(subject, subject, key, days)
+        _builder(subject, subject, key, max(days, CA_DAYS))
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_key_usage(signs_certificates=True), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)

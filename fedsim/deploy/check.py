@@ -15,29 +15,19 @@ from rich.table import Table
 
 from fedsim.data import benchmark, client_names, domain_of, resolve_domain
 from fedsim.deploy.check_app import installed_versions
+from fedsim.deploy.check_bundle import APP
+from fedsim.deploy.contacts import Contact, read_contacts
 from fedsim.deploy.control import Control, registered_nodes
 from fedsim.deploy.federation import CONNECTION, Federation, Site
+from fedsim.deploy.status import clock_problem
 from fedsim.errors import UserError
 from fedsim.experiment import Experiment, Settings
+from fedsim.runtime.flower import write_app
 
 START_SECONDS = 180.0  # from submitting to the ServerApp asking, on a busy machine
 POLL_SECONDS = 0.5
 STATUS_SECONDS = 10.0
-APP = {
-    "project": {"name": "fedsim-check", "version": "0.1.0", "description": "Asks the sites", "license": "Apache-2.0"},
-    "tool": {
-        "flwr": {
-            "app": {
-                "publisher": "fedsim",
-                "components": {
-                    "serverapp": "fedsim.deploy.check_app:server",
-                    "clientapp": "fedsim.deploy.check_app:client",
-                },
-                "config": {"experiment": "", "report": "", "wait": 0.0},
-            }
-        }
-    },
-}
+REFUSED_SECONDS = 600.0  # for so long a refusal explains an absence
 
 
 class Answer(Settings):
@@ -77,7 +67,21 @@ def check(federation: Federation, experiment: Experiment | None, wait: float) ->
     if experiment:
         experiment = with_names(experiment, federation)
     answers = ask_sites(control, experiment, wait) if any(online.values()) else []
-    return judge(federation, experiment, registered_nodes(federation), online, answers)
+    findings, missing = judge(federation, experiment, registered_nodes(federation), online, answers)
+    contacts = read_contacts(federation.kit("server") / "run" / "contacts.json")
+    for finding in findings:
+        add_contact(finding, contacts.get(finding.site.name, Contact()), time.time())
+    return findings, missing
+
+
+def add_contact(finding: Finding, contact: Contact, now: float) -> None:
+    """What the server's gate has seen of a site: why it is refused, its clock, a second node with its key."""
+    if not finding.online and now - contact.refused_at < REFUSED_SECONDS:
+        finding.problems.insert(0, f"refused: {contact.refused}")
+    if finding.online and (problem := clock_problem(contact.offset)):
+        finding.notes.append(problem)
+    if now - contact.double_at < REFUSED_SECONDS:
+        finding.notes.append(f"{contact.double}; if that is not you, shut the key out (DEPLOY.md, Changes)")
 
 
 def with_names(experiment: Experiment, federation: Federation) -> Experiment:
@@ -98,8 +102,7 @@ def ask_sites(control: Control, experiment: Experiment | None, wait: float) -> l
     """Answers of the connected nodes, by a run of the check app; UserError when it does not come to an end."""
     with tempfile.TemporaryDirectory(prefix="fedsim-check-") as name:
         folder = Path(name)
-        (folder / "app").mkdir()
-        (folder / "app" / "pyproject.toml").write_text(tomli_w.dumps(APP))
+        write_app(folder / "app", APP)
         report = folder / "report.json"
         config = {"experiment": experiment.toml() if experiment else "", "report": str(report), "wait": float(wait)}
         (folder / "settings.toml").write_text(tomli_w.dumps(config))

@@ -26,14 +26,84 @@ def init(
 
 
 @app.command()
-def register(federation: FederationFile = Path("federation.toml")) -> None:
-    """Let exactly the keys in the server kit's sites/ take part (its start.sh calls this)."""
+def register(
+    federation: FederationFile = Path("federation.toml"),
+    site: Annotated[str, typer.Option(help="a site that has made its own key")] = "",
+    key: Annotated[Path | None, typer.Option(help="the file with that site's public key")] = None,
+) -> None:
+    """Let exactly the keys in the server kit's sites/ take part (its start.sh calls this); --site adds a site's key."""
     from fedsim.console import console
+    from fedsim.deploy.control import add_public_key
     from fedsim.deploy.control import register as register_keys
     from fedsim.deploy.federation import read_federation
 
-    nodes = register_keys(read_federation(federation))
-    console.print(f"registered: {', '.join(nodes) or 'no site'}", soft_wrap=True, markup=False, highlight=False)
+    description = read_federation(federation)
+    if site:
+        add_public_key(description, site, key)
+    nodes = register_keys(description)
+    console.print(f"registered: {', '.join(nodes) or 'no site'}", soft_wrap=True, highlight=False)
+
+
+@app.command(name="key", hidden=True)
+def make_key(site: str, private: Path, public: Path) -> None:
+    """Make a site's own key (a site's start.sh calls this when its kit has none)."""
+    from fedsim.deploy.certificates import write_site_key
+
+    write_site_key(site, private, public)
+
+
+@app.command()
+def renew(
+    federation: FederationFile = Path("federation.toml"),
+    days: Annotated[int, typer.Option(min=0, help="validity; 0: as in the federation file")] = 0,
+) -> None:
+    """Replace the server's certificate; keys and kits stay, running sites go on."""
+    from fedsim.console import console
+    from fedsim.deploy.federation import read_federation
+    from fedsim.deploy.renewal import renew as renew_certificate
+
+    until = renew_certificate(read_federation(federation), days)
+    console.print(f"the server's certificate is valid until {until:%Y-%m-%d}", highlight=False)
+
+
+@app.command()
+def sign(
+    bundle: Annotated[Path, typer.Argument(help="folder of a Flower app")],
+    federation: Annotated[Path, typer.Option(help="the federation's TOML file")] = Path("federation.toml"),
+) -> None:
+    """Sign an app bundle with the operator's key, for sites that pin what they run."""
+    from fedsim.console import console
+    from fedsim.deploy.bundles import sign as sign_bundle
+    from fedsim.deploy.federation import read_federation
+
+    found, signature = sign_bundle(bundle, read_federation(federation).kit("operator") / "apps.key")
+    file = Path(f"{found}.sig")
+    file.write_text(f"{signature}\n")
+    console.print(f"{file}: hand it to the sites, who put it into apps/ of their kits", soft_wrap=True, highlight=False)
+
+
+@app.command()
+def status(
+    federation: FederationFile = Path("federation.toml"),
+    watch: Annotated[bool, typer.Option("--watch", help="show it again every two seconds, until Ctrl-C")] = False,
+) -> None:
+    """Show every site: since when, last contact, clock, bytes, the run's round, the last refusal."""
+    import time
+
+    from rich.live import Live
+
+    from fedsim.console import console
+    from fedsim.deploy.federation import read_federation
+    from fedsim.deploy.status import status_table
+
+    description = read_federation(federation)
+    if not watch:
+        console.print(status_table(description))
+        return
+    with Live(status_table(description), console=console) as live:
+        while True:
+            time.sleep(2)
+            live.update(status_table(description))
 
 
 @app.command()
@@ -52,6 +122,7 @@ def check(
     from fedsim.deploy.check import check as check_sites
     from fedsim.deploy.check import table
     from fedsim.deploy.federation import read_federation
+    from fedsim.deploy.renewal import warnings
     from fedsim.experiment import read_experiment
 
     description = read_federation(federation)
@@ -59,6 +130,8 @@ def check(
     experiment = read_experiment(config, overrides, preset) if config else None
     findings, missing = check_sites(description, experiment, wait)
     console.print(table(description, findings, experiment.name if experiment else "sites"))
+    for line in warnings(description):
+        console.print(line, style="yellow", soft_wrap=True, markup=False, highlight=False)
     bad = [f"{finding.site.name}: {finding.problems[0]}" for finding in findings if finding.problems]
     for line in [*bad, *missing]:
         console.print(line, style="red", soft_wrap=True, markup=False, highlight=False)

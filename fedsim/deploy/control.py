@@ -11,6 +11,10 @@ from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+
 from fedsim.deploy.federation import CONNECTION, Federation
 from fedsim.deploy.kits import is_locked, write_connection
 from fedsim.deploy.registry import members
@@ -106,6 +110,21 @@ def register(federation: Federation, wait: float = START_SECONDS) -> dict[str, i
             temporary.replace(records / f"{site}.json")
     write_key_map(federation)
     return registered_nodes(federation)
+
+
+def add_public_key(federation: Federation, site: str, key: Path | None) -> None:
+    """Take a key that a site has made itself into the server's kit; UserError when it is none, or there is another."""
+    file = federation.kit("server") / "sites" / f"{federation.site(site).name}.pub"
+    try:
+        text = (key or Path("key.pub")).read_text()
+        public = load_ssh_public_key(text.encode())
+    except (OSError, ValueError, UnsupportedAlgorithm) as error:
+        raise UserError(f"{key or 'key.pub'} holds no public key: {error}") from None
+    if not isinstance(public, EllipticCurvePublicKey):
+        raise UserError(f"{key}: a key on a NIST curve is needed, as a site's start.sh makes it")
+    if file.is_file() and file.read_text() != text:
+        raise UserError(f"site {site!r} has another key already; remove {file} first if this one replaces it")
+    file.write_text(text)
 
 
 def write_key_map(federation: Federation) -> None:

@@ -34,6 +34,9 @@ class Site(Settings):
     )
     data_dir: str = Field("", description="absolute path of the data set on the site; empty: embedded data")
     state_dir: str = Field("", description="absolute path of the client's state; empty: `state` in the kit's folder")
+    key: Literal["kit", "site"] = Field(
+        "kit", description="kit: init makes its key; site: its start.sh does, and sends the public half to the operator"
+    )
     port: int = Field(9094, ge=1, le=65535, description="loopback port of the SuperNode; differs for sites on one host")
 
     @field_validator("name")
@@ -76,6 +79,9 @@ class Federation(Settings):
     names: list[str] = Field([], description="further host names and IP addresses in the server's certificate")
     days: int = Field(365, ge=1, le=3650, description="validity of the certificates")
     kits: Path = Field(Path(), description="folder of the kits; empty: <name>-kits beside the TOML file")
+    pin: bool = Field(
+        True, description="sites run fedsim's own app bundles and those that the operator's key signed, and no others"
+    )
     retry_seconds: int = Field(10, ge=1, description="a site's first wait before it starts its SuperNode again")
     longest_retry_seconds: int = Field(300, ge=1, description="a site's longest wait, reached by doubling")
     largest_reply_mb: int = Field(

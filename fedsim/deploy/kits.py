@@ -1,8 +1,8 @@
 """`fedsim deploy init`: one kit per machine, written whole or not at all.
 
-    <kits>/operator/    ca.key                                                stays with the operator
+    <kits>/operator/    ca.key, apps.key                                      stays with the operator
     <kits>/server/      CA and server certificate, scripts, nginx.conf, sites/*.pub, connection of the operator's flwr
-    <kits>/<site>/      ca.crt, the site's own key, site.env, scripts
+    <kits>/<site>/      ca.crt, the site's own key, site.env, the app bundles that it runs, scripts
 
 Everything is written into a new folder beside the kits first; existing kits are then left alone, completed or replaced.
 """
@@ -17,7 +17,8 @@ from pathlib import Path
 
 import tomli_w
 
-from fedsim.deploy.certificates import write_ca, write_server_certificate, write_site_key
+from fedsim.deploy.bundles import own_bundles, write_operator_key
+from fedsim.deploy.certificates import write_ca, write_private, write_server_certificate, write_site_key
 from fedsim.deploy.federation import CONNECTION, Federation, Site, read_federation
 from fedsim.errors import UserError
 
@@ -93,7 +94,8 @@ def _add(federation: Federation, missing: Sequence[str]) -> list[Path]:
         for name in missing:
             _site_kit(federation, federation.site(name), folder / name, folder / "sites", federation.ca_certificate)
         for name in missing:
-            (folder / "sites" / f"{name}.pub").rename(server / "sites" / f"{name}.pub")
+            if (folder / "sites" / f"{name}.pub").exists():
+                (folder / "sites" / f"{name}.pub").rename(server / "sites" / f"{name}.pub")
             (folder / name).rename(federation.kits / name)
         for public in (server / "sites").glob("*.pub"):
             if public.stem not in {site.name for site in federation.sites}:
@@ -122,6 +124,7 @@ def _build(federation: Federation, folder: Path) -> None:
     server.mkdir(mode=0o700)
     ca = (folder / "operator" / "ca.key", server / "ca.crt")
     write_ca(federation.name, federation.days, *ca)
+    write_operator_key(write_private, folder / "operator" / "apps.key", server / "operator.pub")
     files = (server / "server.key", server / "server.pem")
     write_server_certificate(federation.name, federation.server_names, federation.days, ca, files)
     (server / "sites").mkdir()
@@ -154,7 +157,12 @@ def _build(federation: Federation, folder: Path) -> None:
 def _site_kit(federation: Federation, site: Site, kit: Path, public_keys: Path, ca_certificate: Path) -> None:
     kit.mkdir(mode=0o700)
     shutil.copyfile(ca_certificate, kit / "ca.crt")
-    write_site_key(site.name, kit / "key", public_keys / f"{site.name}.pub")
+    if site.key == "kit":
+        write_site_key(site.name, kit / "key", public_keys / f"{site.name}.pub")
+    if federation.pin:
+        (kit / "apps").mkdir()
+        (kit / "apps" / "allowed").write_text("".join(f"{found} {name}\n" for name, found in own_bundles().items()))
+        shutil.copyfile(ca_certificate.with_name("operator.pub"), kit / "operator.pub")
     _write_env(
         kit / "site.env",
         SITE=site.name,

@@ -73,10 +73,10 @@ def run_with_flower(experiment: Experiment, clients: int) -> None:
         raise ClientFailedError(f"Flower's run ended as {status}: {details or 'see the log above'}")
 
 
-def write_app(folder: Path) -> Path:
+def write_app(folder: Path, app: Mapping = APP) -> Path:
     """A Flower app folder that names fedsim's apps."""
     folder.mkdir()
-    (folder / "pyproject.toml").write_text(tomli_w.dumps(APP))
+    (folder / "pyproject.toml").write_text(tomli_w.dumps(app))
     return folder
 
 

@@ -23,13 +23,13 @@ class Guard:
 
     def __init__(self, limit: float, probe: Probe | None = None) -> None:
         self.limit, self.probe = limit, probe
-        self.sizes: dict[str, float] = {}  # of this round's accepted updates
+        self.sizes: dict[str, float] = {}  # of this round's updates
 
     def too_large(self, updates: Sequence[Update], previous: Arrays, state: ServerState) -> dict[str, str]:
         """Clients whose update moves the model too far, with the reason."""
         history, _ = state.of_part(STATE)
         sizes, refused = limited(updates, previous, history, self.limit)
-        self.sizes = {client: size for client, size in sizes.items() if client not in refused}
+        self.sizes = sizes
         return refused
 
     def unusable(self, fused: Arrays, previous: Arrays) -> str:
@@ -57,7 +57,7 @@ class Guard:
         count = useless_at(replies)
         if 2 * count <= asked:
             return "", ""
-        client, times = suspect(self.sizes)
+        client, times = suspect(self.sizes)  # a refused one is not part of the model, and ends the run with "stop"
         reason = f"the model's loss is not finite at {count} of {asked} sites"
         if client and times >= STANDS_OUT:
             return client, f"{reason}; its update has {times:.3g} times the norm of the others'"

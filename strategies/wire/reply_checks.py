@@ -21,7 +21,7 @@ REASON_CHARACTERS = 300
 MOST_TRACEBACK = 20_000  # characters of a client's own words that are shown
 METRIC_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 # Columns of clients.csv that only the server writes: a metric of that name would forge them.
-RESERVED = {"round", "client", "domain", "status", "examples", "weight", "bytes_down", "bytes_up"} | {
+RESERVED = {"round", "client", "domain", "status", "examples", "weight", "update_norm", "bytes_down", "bytes_up"} | {
     f"validation_{name}" for name in ("accuracy", "loss", "examples")
 }
 VALIDATION_COLUMNS = {"accuracy": "validation_accuracy", "loss": "validation_loss"}

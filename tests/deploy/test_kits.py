@@ -15,10 +15,10 @@ from fedsim.errors import UserError
 
 SERVER = {
     "README.md", "ca.crt", "federation.toml", "flwr", "nginx.conf", "server.env", "server.key", "server.pem", "sites",
-    "start.sh", "stop.sh",
+    "start.sh", "stop.sh", "operator.pub",
 }  # fmt: skip
-SITE = {"README.md", "ca.crt", "key", "site.env", "start.sh", "stop.sh", "supervise.sh"}
-PRIVATE = {"ca.key", "server.key", "key"}
+SITE = {"README.md", "apps", "ca.crt", "key", "operator.pub", "site.env", "start.sh", "stop.sh", "supervise.sh"}
+PRIVATE = {"apps.key", "ca.key", "server.key", "key"}
 
 
 def contents(folder):
@@ -38,11 +38,11 @@ def test_one_kit_per_machine(federation):
     """Each with all it needs and no other machine's secrets."""
     assert {kit.name for kit in federation.kits.iterdir()} == {"operator", "server", "alpha", "beta", "gamma", "delta"}
     assert {path.name for path in federation.kit("server").iterdir()} == SERVER
-    assert {path.name for path in federation.kit("operator").iterdir()} == {"ca.key"}
+    assert {path.name for path in federation.kit("operator").iterdir()} == {"apps.key", "ca.key"}
     for site in federation.sites:
         assert {path.name for path in federation.kit(site.name).iterdir()} == SITE
     keys = [path.read_bytes() for path in federation.kits.rglob("*") if path.name in PRIVATE]
-    assert len(set(keys)) == len(keys) == 6
+    assert len(set(keys)) == len(keys) == 7
     names = {f"{site.name}.pub" for site in federation.sites}
     assert {path.name for path in (federation.kit("server") / "sites").iterdir()} == names
 
@@ -197,7 +197,8 @@ def test_add_writes_new_sites_with_the_same_authority(federation, federation_fil
     assert init(larger, add=True) == [larger.kit("epsilon")]
     after = contents(larger.kits)
     new = after.keys() - before.keys()
-    assert new == {f"epsilon/{name}" for name in SITE} | {"server/sites/epsilon.pub"}
+    files = (SITE - {"apps"}) | {"apps/allowed"}
+    assert new == {f"epsilon/{name}" for name in files} | {"server/sites/epsilon.pub"}
     assert {name for name in before if before[name] != after[name]} == {"server/federation.toml"}
     assert after["epsilon/ca.crt"] == before["alpha/ca.crt"]
     assert [site.name for site in read_federation(larger.kit("server") / "federation.toml").sites][-1] == "epsilon"

@@ -1,0 +1,59 @@
+"""What a deployed run tells the server's kit: where it stands (for `fedsim deploy status`), and a line per reply."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from fedsim.deploy.audit import Audit
+from fedsim.deploy.federation import read_federation
+from fedsim.deploy.status import PROGRESS
+from fedsim.deploy.superlink import AUDIT
+from fedsim.experiment import Experiment
+
+
+class Progress:
+    """A run's callback: `run/progress.json` after every round, and `state/audit.jsonl` of the server's kit."""
+
+    def __init__(self, federation: str) -> None:
+        self.kit = read_federation(federation).kit("server")
+        self.audit = Audit(self.kit / AUDIT)
+        self.known: dict[str, Any] = {}
+
+    def on_start(self, experiment: Experiment, folder: Path) -> None:
+        """The run begins or goes on."""
+        run = experiment.run
+        name = f"{experiment.method_name} on {experiment.data.dataset}, target {run.target}, seed {run.seed}"
+        self.known = {"name": name, "folder": str(folder), "rounds": experiment.train.rounds, "round": 0}
+        self._write("running")
+        self.audit.write("run", name=name, folder=str(folder))
+
+    def on_round(self, row: dict, clients: list[dict]) -> None:
+        """Each client's reply: its size, how far it moved the model, and what became of it."""
+        self.known |= {"round": row["round"], "clients": [{k: c.get(k) for k in ("client", "status")} for c in clients]}
+        self._write("running")
+        for client in clients:
+            self.audit.write(
+                "reply",
+                round=row["round"],
+                client=client["client"],
+                bytes=client.get("bytes_up", 0),
+                norm=client.get("update_norm"),
+                verdict=client.get("status", ""),
+            )
+
+    def on_end(self, summary: dict) -> None:
+        """The run is finished."""
+        self._write("finished")
+
+    def on_failure(self, error: BaseException) -> None:
+        """The run stopped."""
+        self._write("stopped")
+        self.audit.write("stopped", reason=str(error))
+
+    def _write(self, state: str) -> None:
+        file = self.kit / PROGRESS
+        file.parent.mkdir(exist_ok=True)
+        temporary = file.with_suffix(".new")
+        temporary.write_text(json.dumps({**self.known, "state": state, "time": time.time()}))
+        temporary.replace(file)

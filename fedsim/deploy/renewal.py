@@ -1,0 +1,61 @@
+"""`fedsim deploy renew`: a new server certificate from the same CA; keys and kits stay, running sites go on.
+
+nginx reads it on a signal and keeps its connections; the SuperLink takes it for new connections within seconds.
+"""
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+from cryptography import x509
+
+from fedsim.deploy.certificates import write_server_certificate
+from fedsim.deploy.control import reload_proxy
+from fedsim.deploy.federation import Federation
+from fedsim.errors import UserError
+
+WARN_DAYS = 30
+
+
+def valid_until(certificate: Path) -> datetime:
+    """End of a certificate's validity."""
+    try:
+        return x509.load_pem_x509_certificate(certificate.read_bytes()).not_valid_after_utc
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read the certificate {certificate}: {error}") from None
+
+
+def warnings(federation: Federation, now: datetime | None = None) -> list[str]:
+    """What has run out, or will within WARN_DAYS, and what to do; empty when all is well."""
+    now, said = now or datetime.now(UTC), []
+    server = federation.kit("server")
+    for file, what, remedy in (
+        (server / "server.pem", "the server's certificate", "call `fedsim deploy renew`"),
+        (server / "ca.crt", "the CA's certificate", "stop all and call `fedsim deploy init --force`"),
+    ):
+        left = (valid_until(file) - now).total_seconds() / 86_400
+        if left < 0:
+            said.append(f"{what} has expired ({valid_until(file):%Y-%m-%d}): {remedy}")
+        elif left < WARN_DAYS:
+            said.append(f"{what} expires in {left:.0f} days: {remedy}")
+    return said
+
+
+def renew(federation: Federation, days: int = 0) -> datetime:
+    """Replace the server's key and certificate; when the new one ends. UserError without the CA's key."""
+    server, ca_key = federation.kit("server"), federation.kit("operator") / "ca.key"
+    if not ca_key.is_file():
+        raise UserError(
+            f"no CA key at {ca_key}: renew where the operator's kit lies, then copy server.key and server.pem"
+        )
+    files = (server / "server.key", server / "server.pem")
+    new = tuple(file.with_suffix(f"{file.suffix}.new") for file in files)
+    for file in new:
+        file.unlink(missing_ok=True)
+    names = federation.server_names
+    write_server_certificate(
+        federation.name, names, days or federation.days, (ca_key, federation.ca_certificate), (new[0], new[1])
+    )
+    for fresh, file in zip(new, files, strict=True):
+        fresh.replace(file)
+    reload_proxy(federation)
+    return valid_until(files[1])

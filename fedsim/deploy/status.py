@@ -1,0 +1,88 @@
+"""`fedsim deploy status`: who is there, since when, with which clock, what the run does, who was refused last."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from fedsim.deploy.contacts import Contact, read_contacts
+from fedsim.deploy.federation import Federation
+from fedsim.deploy.renewal import warnings
+
+RECENT_SECONDS = 60.0
+AHEAD_SECONDS, BEHIND_SECONDS = 2.0, 60.0  # a clock to be looked after; Flower's limits are 5 and 305
+PROGRESS = Path("run/progress.json")
+
+
+def clock_problem(offset: float) -> str:
+    """What to do about a site's clock, or an empty string."""
+    if -BEHIND_SECONDS <= offset <= AHEAD_SECONDS:
+        return ""
+    where = "ahead of" if offset > 0 else "behind"
+    return f"its clock is {abs(offset):.0f} s {where} the server's (5 s ahead and 305 s behind are refused): set up NTP"
+
+
+def status_table(federation: Federation, now: float | None = None) -> Table:
+    """One row per site, from what the gate and the run have written down."""
+    now, kit = now or time.time(), federation.kit("server")
+    contacts, progress = read_contacts(kit / "run" / "contacts.json"), read_progress(kit)
+    title = f"{federation.name}: {describe(progress, now)}"
+    columns = ("site", "domain", "state", "connected since", "last contact", "address", "flwr", "clock", "up", "down")
+    table = Table(*columns, "round", "last refusal", title=escape(title))
+    for site in federation.sites:
+        contact = contacts.get(site.name, Contact())
+        here = now - contact.last < RECENT_SECONDS
+        state = "[green]connected[/]" if here else "[red]silent[/]"
+        refusal = f"{contact.refused} ({ago(contact.refused_at, now)})" if contact.refused else ""
+        if contact.double:
+            refusal = f"[red]{escape(contact.double)} ({ago(contact.double_at, now)})[/] {refusal}"
+        clock = f"{contact.offset:+.1f} s" if contact.last else "-"
+        client = next((row for row in progress.get("clients", []) if row["client"] == site.domain), {})
+        table.add_row(
+            *(site.name, site.domain + (" (target)" if site.role == "target" else ""), state),
+            *(ago(contact.since, now), ago(contact.last, now), contact.address or "-", contact.version or "-"),
+            f"[red]{clock}[/]" if contact.last and clock_problem(contact.offset) else clock,
+            *(megabytes(contact.bytes_up), megabytes(contact.bytes_down)),
+            f"{progress['round']}: {escape(str(client['status']))}" if client else "-",
+            refusal or "-",
+        )
+    for line in warnings(federation):
+        table.caption = f"{table.caption}\n{line}" if table.caption else line
+    return table
+
+
+def read_progress(kit: Path) -> dict[str, Any]:
+    """What the run that was last seen has done so far; empty without one."""
+    try:
+        return json.loads((kit / PROGRESS).read_text())
+    except (OSError, ValueError):
+        return {}
+
+
+def describe(progress: dict[str, Any], now: float) -> str:
+    """A run in one line."""
+    if not progress:
+        return "no run yet"
+    return (
+        f"{progress['name']}, round {progress['round']} of {progress['rounds']}, {progress['state']} "
+        f"({ago(progress['time'], now)})"
+    )
+
+
+def ago(at: float, now: float) -> str:
+    """A time in words."""
+    if not at:
+        return "never"
+    seconds = max(now - at, 0.0)
+    for size, word in ((86_400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {word} ago"
+    return f"{seconds:.0f} s ago"
+
+
+def megabytes(count: int) -> str:
+    """Bytes in MB."""
+    return f"{count / 1e6:.1f} MB"
