@@ -3,7 +3,8 @@
 import logging
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from flwr.app import ArrayRecord, Context
@@ -11,8 +12,6 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedsim.arrays import record_to_arrays
 from fedsim.cores import free_cores
-from fedsim.deploy.progress import Progress
-from fedsim.deploy.registry import identities
 from fedsim.errors import USER_ERROR, UserError
 from fedsim.experiment import Experiment, parse_experiment, read_experiment
 from fedsim.results.callbacks import RunCallback, tell_failure, trackers
@@ -25,6 +24,7 @@ from fedsim.run.workspace import Workspace, open_workspace, set_threads
 from strategies.base import FedDG
 from strategies.wire.fused_check import model_probe
 from strategies.wire.handshake import Roster
+from strategies.wire.membership import Identify
 from strategies.wire.patience import PatientGrid
 from strategies.wire.polling import QuickGrid
 from strategies.wire.pulling import expected_bytes
@@ -39,11 +39,16 @@ logger = logging.getLogger("fedsim")
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Entry point of `flwr run` and of a SuperLink."""
+    """Entry point of `flwr run`."""
+    with marked():
+        serve(QuickGrid(grid), resolve(experiment_of(dict(context.run_config))), [LogLines()])
+
+
+@contextmanager
+def marked() -> Iterator[None]:
+    """Mark what the user can mend, for whoever reads what Flower keeps of an error."""
     try:
-        plan = resolve(experiment_of(dict(context.run_config)))
-        federation = plan.experiment.run.federation
-        serve(QuickGrid(grid), plan, [LogLines(), *([Progress(federation)] if federation else [])])
+        yield
     except UserError as error:  # Flower keeps the text alone; the mark tells whoever reads it that the user can mend it
         raise UserError(f"{USER_ERROR}{error}") from None
 
@@ -63,8 +68,11 @@ def experiment_of(run_config: dict) -> Experiment:
     return read_experiment(text, overrides)
 
 
-def serve(grid: Grid, plan: Plan, callbacks: Sequence[RunCallback] = ()) -> Path:
-    """Carry out (or resume) one run over a grid of clients; returns the run's folder."""
+def serve(grid: Grid, plan: Plan, callbacks: Sequence[RunCallback] = (), identify: Identify | None = None) -> Path:
+    """Carry out (or resume) one run over a grid of clients; returns the run's folder.
+
+    `identify` tells whose key a node has: it is admitted in that role alone. Without it nodes are taken at their word.
+    """
     folder, run = plan.folder, plan.experiment.run
     if is_finished(folder):
         return folder
@@ -73,13 +81,13 @@ def serve(grid: Grid, plan: Plan, callbacks: Sequence[RunCallback] = ()) -> Path
     space = open_workspace(plan)
     try:
         with claim(folder):
-            return folder if is_finished(folder) else _serve(grid, space, everyone)
+            return folder if is_finished(folder) else _serve(grid, space, everyone, identify)
     except BaseException as error:
         tell_failure(everyone, error)
         raise
 
 
-def _serve(grid: Grid, space: Workspace, callbacks: Sequence[RunCallback]) -> Path:
+def _serve(grid: Grid, space: Workspace, callbacks: Sequence[RunCallback], identify: Identify | None) -> Path:
     plan, experiment = space.plan, space.experiment
     on_site = experiment.run.evaluate_target == "site"
     evaluator = None if on_site else TargetEvaluator(space)
@@ -102,7 +110,6 @@ def _serve(grid: Grid, space: Workspace, callbacks: Sequence[RunCallback]) -> Pa
     if isinstance(grid, QuickGrid):
         grid.largest_reply = largest_reply(space)
     strategy.guard.probe = model_probe(space.net, plan.data.channels, experiment.data.image_size)
-    identify = identities(experiment.run.federation)
     roster = Roster(grid, plan.clients, len(plan.data.classes), run_config, target, identify)
     strategy.join(roster)
     session.note_data(roster.fingerprints())

@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+AUDIT = Path("state/audit.jsonl")  # in the server's kit
 SAME_SECONDS = 60.0
 MOST_REFUSALS = 60  # lines a minute
 LONGEST_VALUE = 500  # characters of one value

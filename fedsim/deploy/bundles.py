@@ -27,9 +27,8 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_public_key,
 )
 
-from fedsim.deploy.check_bundle import APP as CHECK_APP
+from fedsim.deploy.apps import CHECK, RUN
 from fedsim.errors import UserError
-from fedsim.runtime.flower import APP as RUN_APP
 from fedsim.runtime.flower import write_app
 
 ALLOWED, OPERATOR = Path("apps/allowed"), Path("operator.pub")
@@ -111,5 +110,5 @@ def bundle_hash(app: Path) -> str:
 def own_bundles() -> dict[str, str]:
     """Hashes of fedsim's own bundles by name: what `fedsim run` and `fedsim deploy check` submit."""
     with tempfile.TemporaryDirectory(prefix="fedsim-bundles-") as folder:
-        apps = {"run": RUN_APP, "check": CHECK_APP}
+        apps = {"run": RUN, "check": CHECK}
         return {f"fedsim-{name}": bundle_hash(write_app(Path(folder) / name, app)) for name, app in apps.items()}

@@ -14,8 +14,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedsim.data import benchmark, client_names, domain_of, resolve_domain
+from fedsim.deploy.apps import CHECK
 from fedsim.deploy.check_app import installed_versions
-from fedsim.deploy.check_bundle import APP
 from fedsim.deploy.contacts import Contact, read_contacts
 from fedsim.deploy.control import Control, registered_nodes
 from fedsim.deploy.federation import CONNECTION, Federation, Site
@@ -102,7 +102,7 @@ def ask_sites(control: Control, experiment: Experiment | None, wait: float) -> l
     """Answers of the connected nodes, by a run of the check app; UserError when it does not come to an end."""
     with tempfile.TemporaryDirectory(prefix="fedsim-check-") as name:
         folder = Path(name)
-        write_app(folder / "app", APP)
+        write_app(folder / "app", CHECK)
         report = folder / "report.json"
         config = {"experiment": experiment.toml() if experiment else "", "report": str(report), "wait": float(wait)}
         (folder / "settings.toml").write_text(tomli_w.dumps(config))

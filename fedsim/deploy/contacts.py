@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+CONTACTS = Path("run/contacts.json")  # in the server's kit
 WRITE_SECONDS = 2.0
 WINDOW_SECONDS = 60.0
 SWITCHES = 3  # between addresses within the window: one site that moves makes one

@@ -5,10 +5,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fedsim.deploy.audit import Audit
+from fedsim.deploy.audit import AUDIT, Audit
 from fedsim.deploy.federation import read_federation
 from fedsim.deploy.status import PROGRESS
-from fedsim.deploy.superlink import AUDIT
 from fedsim.experiment import Experiment
 
 

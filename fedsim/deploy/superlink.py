@@ -11,13 +11,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedsim.deploy.audit import Audit
-from fedsim.deploy.contacts import Contacts
+from fedsim.deploy.audit import AUDIT, Audit
+from fedsim.deploy.contacts import CONTACTS, Contacts
 from fedsim.deploy.federation import read_federation
 from fedsim.deploy.gate import Gate
 from fedsim.deploy.registry import Registry
 
-AUDIT, CONTACTS = Path("state/audit.jsonl"), Path("run/contacts.json")
 DATABASE_SECONDS = 60  # how long a write waits for another one; Flower's five seconds end in errors on a busy disk
 LOOK_SECONDS = 5.0
 

@@ -18,6 +18,7 @@ import pandas as pd
 import tomli_w
 
 from fedsim.data.names import matching
+from fedsim.deploy.apps import RUN as RUN_APP
 from fedsim.deploy.control import Control
 from fedsim.deploy.federation import CONNECTION, Federation, read_federation
 from fedsim.errors import USER_ERROR, ClientFailedError, UserError
@@ -87,7 +88,7 @@ def submit(control: Control, experiment: Experiment, folder: Path) -> str:
     with tempfile.TemporaryDirectory(prefix="fedsim-submit-") as name:
         settings = Path(name) / "settings.toml"
         settings.write_text(tomli_w.dumps({"experiment": experiment.toml()}))
-        app = write_app(Path(name) / "app")
+        app = write_app(Path(name) / "app", RUN_APP)
         answer = control.flwr("run", str(app), CONNECTION, "--run-config", str(settings))
     if "run-id" not in answer:
         raise ClientFailedError(f"Flower refused the run: {answer.get('error-message', answer)}")

@@ -1,6 +1,19 @@
-"""The app bundle of `fedsim deploy check`: it holds no code, and names the apps of the installed fedsim."""
+"""The app bundles of `fedsim run` and `fedsim deploy check`: no code, only the names of the installed fedsim's apps."""
 
-APP = {
+from fedsim.runtime.flower import APP
+
+RUN = {
+    **APP,
+    "tool": {
+        "flwr": {
+            "app": {
+                **APP["tool"]["flwr"]["app"],
+                "components": {"serverapp": "fedsim.deploy.server_app:app", "clientapp": "fedsim.client_app:app"},
+            }
+        }
+    },
+}
+CHECK = {
     "project": {"name": "fedsim-check", "version": "0.1.0", "description": "Asks the sites", "license": "Apache-2.0"},
     "tool": {
         "flwr": {
