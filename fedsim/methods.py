@@ -14,14 +14,18 @@ from clients.step.calibration import SemanticCalibration
 from clients.step.client_agnostic import ClientAgnostic
 from clients.step.ditto import Ditto
 from clients.step.episodic import EpisodicStep
+from clients.step.self_challenging import SelfChallenging
 from clients.terms.drift_correction import DriftCorrection
+from clients.terms.feature_augmentation import FeatureAugmentation
 from clients.terms.guiding_head import GuidingHead
 from clients.terms.label_smoothing import LabelSmoothing
 from clients.terms.moon import ModelContrast
 from clients.terms.proximal import Proximal
+from clients.terms.self_reg import SelfReg
 from fedsim.models.infer import ZeroShotAdapter
 from fedsim.models.inserts.mixstyle import MixStyle
 from fedsim.models.inserts.projection_head import ProjectionHead
+from fedsim.models.inserts.projector import Projector
 from fedsim.models.norms import DSON, IBN, XAN, MixIG
 from fedsim.recipe import Recipe
 from strategies.banks.amplitude import AmplitudeBank
@@ -106,6 +110,11 @@ METHODS: dict[str, Recipe] = {
         discloses="as FedIG, and the adapters' weights",
     ),
     "mixstyle": Recipe(inserts=(MixStyle(),), paper="Zhou et al., ICLR 2021, inside FedAvg"),
+    # Single-source generalization inside each client, under FedAvg
+    "rsc": Recipe(client=SelfChallenging(), paper="Huang et al., ECCV 2020, inside FedAvg"),
+    "sfa-s": Recipe(terms=(FeatureAugmentation("s"),), paper="Li et al., ICCV 2021: SFA-S, inside FedAvg"),
+    "sfa-a": Recipe(terms=(FeatureAugmentation("a"),), paper="Li et al., ICCV 2021: SFA-A, inside FedAvg"),
+    "selfreg": Recipe(terms=(SelfReg(),), inserts=(Projector(),), paper="Kim et al., ICCV 2021, inside FedAvg"),
     "gfedavg": Recipe(terms=(GuidingHead(0.5),), paper="gPerXAN Table 4: guiding head on FedAvg (BN)"),
     "gfedavg-ibn": Recipe(norm=IBN(), terms=(GuidingHead(0.5),), paper="gPerXAN Table 4: I-BN"),
     "gfedavg-dson": Recipe(norm=DSON(), terms=(GuidingHead(0.5),), paper="gPerXAN Table 4: DSON"),

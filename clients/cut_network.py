@@ -1,0 +1,75 @@
+"""A network in two halves: up to a module of its backbone, and from there on."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+
+class _ReachedError(Exception):
+    """The cut module has been called; not an error, but the way out of a forward pass."""
+
+    def __init__(self, output: Tensor) -> None:
+        super().__init__()
+        self.output = output
+
+
+class CutNetwork:
+    """The network cut behind the module at `path`: `front(images)` gives that module's output, `tail(output)` the
+    features that the head sees. `front` comes first: it shows the tail the shapes of what comes before the cut.
+
+    No backbone is known by its layers: the tail is the network's own forward pass, in which every module with
+    parameters that ran before the cut returns zeros in the shape of its output, without computing anything.
+    """
+
+    def __init__(self, net: nn.Module, path: str) -> None:
+        self.net, self.cut = net, net.get_submodule(path)
+        words = path.split(".")
+        above = {"", *(".".join(words[: count + 1]) for count in range(len(words)))}
+        self.before = [  # the outermost modules with parameters beside the way to the cut
+            module
+            for name, module in net.named_modules()
+            if name not in above
+            and name.rpartition(".")[0] in above - {path}
+            and any(True for _ in module.parameters())
+        ]
+        self.outputs: dict[nn.Module, Tensor] = {}
+
+    def front(self, images: Tensor) -> Tensor:
+        """Output of the cut module; what comes behind it is not run."""
+
+        def reached(module: nn.Module, inputs: tuple, output: Tensor) -> None:
+            raise _ReachedError(output)
+
+        def note(module: nn.Module, inputs: tuple, output: Tensor) -> None:
+            kept = self.outputs.get(module)
+            if kept is None or kept.shape != output.shape:
+                self.outputs[module] = torch.zeros_like(output)
+
+        handles = [module.register_forward_hook(note) for module in self.before]
+        handles.append(self.cut.register_forward_hook(reached))
+        try:
+            self.net.features(images)
+        except _ReachedError as found:
+            return found.output
+        finally:
+            for handle in handles:
+                handle.remove()
+        raise ValueError("the module at which the network is cut was never called")
+
+    def tail(self, level: Tensor) -> Tensor:
+        """Features that follow from the cut module's output."""
+        with self._standing_for({**self.outputs, self.cut: level}):
+            return self.net.features(level.new_zeros((len(level), 1, 1, 1)))
+
+    @contextmanager
+    def _standing_for(self, outputs: dict[nn.Module, Tensor]) -> Iterator[None]:
+        """Modules return these outputs instead of computing them."""
+        for module, output in outputs.items():
+            module.forward = lambda *inputs, output=output: output
+        try:
+            yield
+        finally:
+            for module in outputs:
+                del module.forward  # the class's own again

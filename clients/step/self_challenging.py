@@ -1,0 +1,157 @@
+"""Representation self-challenging: the classifier must do without the features that it relies on most."""
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from clients.cut_network import CutNetwork
+from clients.networks import statistics_frozen
+from clients.parts import Batch, LocalRound, Step, StepFunction
+
+# Of the released code (variant "official").
+SPATIAL, CHANNELS = 1 / 3, 1 / 3.2  # share of positions, or of channels, that is muted
+START, GROWTH, INTERVAL = 0.3, 0.2, 10  # share of the batch, and by how much it grows in so many local epochs
+MARGIN = 1e-4  # a sample counts as changed when its probability falls by more than this
+
+
+@dataclass(frozen=True)
+class SelfChallenging(Step):
+    """L = CE(h(z * M), y) + terms:  the features z with the largest gradient of the true class's score are muted.
+
+        g = d o_y / dz,  M_i = 1[g_i < percentile_(1-f)(g)];  a sample whose probability of its class falls less than
+        the batch's percentile_(1-b) keeps all of its features, M = 1
+
+    RSC (Huang et al., ECCV 2020); baselines.md B.2. Variant "domainbed" is this vector form, on the features that the
+    head sees (with a bottleneck: the bottleneck's). Terms see z unmuted, and the muted logits. No value gives FedAvg:
+    with f = 0 (b = 0) the largest entry (the most changed sample) is still muted, because the comparison is strict.
+
+    "official" is the released code: it mutes the last feature map (`net.levels`) before the pooling, with probability
+    1/2 each at the third of the positions with the largest sum_c mean_HW(g)_c U_c, or in the 1/3.2 of the channels with
+    the largest mean gradient, for a share of the batch that grows: 0.3 + 0.2 floor(e / 10), e the local epochs since
+    the run began. Mirrored copies double the batch, and with it the cost. f and b have no effect there.
+
+    f: share of the features that is muted. b: share of the batch in which they are.
+    """
+
+    variant: Literal["domainbed", "official"] = "domainbed"
+    f: Annotated[float, Field(ge=0, le=1)] = 1 / 3
+    b: Annotated[float, Field(ge=0, le=1)] = 1 / 3
+
+    @property
+    def needs_levels(self) -> bool:
+        """The released code's form mutes a feature map."""
+        return self.variant == "official"
+
+    def begin(self, round: LocalRound) -> StepFunction:
+        """The challenged step."""
+        return self._on_map(round) if self.variant == "official" else self._on_features(round)
+
+    def _on_features(self, round: LocalRound) -> StepFunction:
+        def step(batch: Batch) -> Tensor:
+            round.forward(batch)
+            features = batch.features
+            mask = feature_mask(saliency(batch.logits, batch.labels, features), self.f)
+            with torch.no_grad(), round.autocast():
+                muted = round.net.head(features * mask)
+            challenged = most_changed(batch.logits, muted, batch.labels, self.b)
+            return finish(round, batch, features * torch.where(challenged[:, None], mask, 1.0))
+
+        return step
+
+    def _on_map(self, round: LocalRound) -> StepFunction:
+        net, generator = round.net, round.generator("self-challenging")
+        cut = CutNetwork(net, net.levels[-1])
+        taken = [0]
+
+        def step(batch: Batch) -> Tensor:
+            share = batch_share(epochs_done(round, taken[0], len(batch.labels)))
+            taken[0] += 1
+            batch.images = torch.cat([batch.images, batch.images.flip(-1)])
+            batch.labels = batch.labels.repeat(2)
+            with round.autocast():
+                level = cut.front(batch.images)
+                with statistics_frozen(net):
+                    leaf = level.detach().requires_grad_()
+                    logits = net.head(cut.tail(leaf))
+                    gradient = saliency(logits, batch.labels, leaf)
+                    spatial = bool(torch.rand((), generator=generator) < 0.5)
+                    mask = spatial_mask(leaf.detach(), gradient) if spatial else channel_mask(gradient)
+                    with torch.no_grad():
+                        muted = net.head(cut.tail(leaf * mask))
+                challenged = largest_falls(logits, muted, batch.labels, share)
+                batch.features = cut.tail(level * torch.where(challenged[:, None, None, None], mask, 1.0))
+            return finish(round, batch, batch.features)
+
+        return step
+
+
+def finish(round: LocalRound, batch: Batch, muted: Tensor) -> Tensor:
+    """One step on the cross-entropy of the muted features, and the recipe's terms."""
+    with round.autocast():
+        batch.logits = round.net.head(muted)
+    batch.loss = F.cross_entropy(batch.logits.float(), batch.labels)
+    return round.apply_gradients(round.with_terms(batch, batch.loss))
+
+
+def saliency(logits: Tensor, labels: Tensor, inputs: Tensor) -> Tensor:
+    """g: gradient of the sum of the true classes' scores with respect to `inputs`, without a graph."""
+    score = logits.gather(1, labels[:, None]).sum()
+    return torch.autograd.grad(score, inputs, retain_graph=True)[0].float()
+
+
+def feature_mask(gradient: Tensor, f: float) -> Tensor:
+    """1 where an entry of g [B, D] is below the (1 - f) percentile of its row (linear interpolation), else 0."""
+    return (gradient < gradient.quantile(1 - f, dim=1, keepdim=True)).float()
+
+
+def true_class(logits: Tensor, labels: Tensor) -> Tensor:
+    """Probability of the true class, [B]."""
+    return logits.detach().float().softmax(1).gather(1, labels[:, None])[:, 0]
+
+
+def most_changed(before: Tensor, after: Tensor, labels: Tensor, b: float) -> Tensor:
+    """Samples [B] whose probability fell at least by the (1 - b) percentile of the batch; one sample alone always."""
+    fall = true_class(before, labels) - true_class(after, labels)
+    return fall >= fall.quantile(1 - b)
+
+
+def spatial_mask(level: Tensor, gradient: Tensor) -> Tensor:
+    """0 at the ceil(HW/3) positions of each map with the largest channel-weighted activation, [B, 1, H, W]."""
+    weighted = (level.float() * gradient.mean((2, 3), keepdim=True)).sum(1, keepdim=True)
+    return below_largest(weighted.flatten(1), SPATIAL).reshape(weighted.shape)
+
+
+def channel_mask(gradient: Tensor) -> Tensor:
+    """0 for the ceil(C/3.2) channels of each image with the largest mean gradient, [B, C, 1, 1]."""
+    return below_largest(gradient.mean((2, 3)), CHANNELS)[:, :, None, None]
+
+
+def below_largest(values: Tensor, share: float) -> Tensor:
+    """1 where an entry of a row [B, N] is not among its ceil(share N) largest (ties stay), else 0."""
+    count = min(math.ceil(values.shape[1] * share), values.shape[1] - 1)
+    limit = values.sort(1, descending=True).values[:, count]
+    return (values <= limit[:, None]).float()
+
+
+def largest_falls(before: Tensor, after: Tensor, labels: Tensor, share: float) -> Tensor:
+    """Samples [B] among the round(share B) whose probability fell most, by more than the margin."""
+    fall = (true_class(before, labels) - true_class(after, labels) - MARGIN).clamp_min(0)
+    count = min(round(share * len(fall)), len(fall) - 1)
+    return fall > fall.sort(descending=True).values[count]
+
+
+def batch_share(epochs: float) -> float:
+    """Share of the batch that is challenged after so many local epochs of the whole run."""
+    return min(START + GROWTH * math.floor(epochs / INTERVAL), 1.0)
+
+
+def epochs_done(round: LocalRound, steps: int, batch: int) -> float:
+    """Local epochs since the run began, this round's first `steps` steps included; every round counts alike."""
+    train = round.train
+    each = train.iterations * batch / max(round.data.examples, 1) if train.iterations else float(train.epochs)
+    return each * (max(round.round, 1) - 1 + steps / max(round.steps, 1))

@@ -1,0 +1,133 @@
+"""Simple feature augmentation: the classifier must hold under Gaussian noise on the features."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from clients.parts import Batch, LocalRound, StepFunction, Term
+
+MOMENTS = "class-moments"  # store entry: count, sum and sum of outer products of the features, by class
+FOLD_FROM = 4096  # rows that are kept before they are added to the sums
+RIDGE = 1e-4  # share of the mean variance added to the diagonal, so that a covariance of few samples has a root
+
+
+@dataclass(frozen=True)
+class FeatureAugmentation(Term):
+    """lam * CE(h(z'), y),   z' = a * z + b,   a ~ N(1, sigma1^2 I) for every sample and feature;
+
+        variant "s" (SFA-S):  b ~ N(0, sigma2^2 I)
+        variant "a" (SFA-A):  b ~ N(0, nu Sigma_y), Sigma_y the covariance of the client's features of class y
+
+    SFA (Li et al., ICCV 2021), baselines.md B.4 (from the abstract; no official code is known, so that sigma1, sigma2,
+    nu and lam are our choice). Gradients reach the features and the classifier. Sigma_y is that of the features in the
+    client's last round of training, and never leaves it; the first `warmup` rounds, and classes with fewer than two
+    images, have b = 0. Only in training. `lam = 0` gives FedAvg.
+
+    sigma1, sigma2: standard deviations. nu: scale of the covariance. lam: weight of the term. warmup: rounds.
+    """
+
+    variant: Literal["s", "a"] = "s"
+    sigma1: Annotated[float, Field(ge=0)] = 0.5
+    sigma2: Annotated[float, Field(ge=0)] = 0.5
+    nu: Annotated[float, Field(ge=0)] = 1.0
+    lam: Annotated[float, Field(ge=0)] = 1.0
+    warmup: Annotated[int, Field(ge=1)] = 1
+
+    def begin(self, round: LocalRound) -> StepFunction | None:
+        """The noisy cross-entropy; None when lam is 0."""
+        if self.lam == 0 or round.phase != "train":
+            return None
+        roots = self._roots(round) if self.variant == "a" else None
+        moments = round.scratch[MOMENTS] = ClassMoments(round.classes)
+
+        def term(batch: Batch) -> Tensor:
+            z = batch.features
+            noisy = z * torch.normal(1.0, self.sigma1, z.shape, device=z.device) + self._shift(batch, roots)
+            if self.variant == "a":
+                moments.add(z.detach().float(), batch.labels)
+            with round.autocast():
+                logits = round.net.head(noisy.to(z.dtype))
+            return self.lam * F.cross_entropy(logits.float(), batch.labels)
+
+        return term
+
+    def end(self, round: LocalRound) -> None:
+        """Keeps the moments of the round's features; a class that was not seen keeps those of an earlier round."""
+        if self.variant == "a" and MOMENTS in round.scratch and round.steps:
+            round.store.put(MOMENTS, round.scratch[MOMENTS].merged(round.store.get(MOMENTS)))
+
+    def _shift(self, batch: Batch, roots: Tensor | None) -> Tensor | float:
+        """b [B, D]."""
+        z = batch.features
+        if self.variant == "s":
+            return torch.normal(0.0, self.sigma2, z.shape, device=z.device)
+        if roots is None:
+            return 0.0
+        draws = torch.randn(z.shape, device=z.device)
+        of_all_classes = roots @ draws.T  # [classes, D, B]: cheaper than a root for every row
+        rows = torch.arange(len(z), device=z.device)
+        return self.nu**0.5 * of_all_classes[batch.labels, :, rows]
+
+    def _roots(self, round: LocalRound) -> Tensor | None:
+        """Lower triangular L_y with L_y L_y^T = Sigma_y, [classes, D, D]; None in a warm-up round."""
+        kept = round.store.get(MOMENTS)
+        if kept is None or round.round <= self.warmup:
+            return None
+        return covariance_roots(kept["count"], kept["sum"], kept["square"]).to(round.device)
+
+
+def covariance_roots(count: Tensor, total: Tensor, square: Tensor) -> Tensor:
+    """Cholesky roots [C, D, D] of the classes' covariances (population), zero for classes with fewer than two rows.
+
+    count [C], total [C, D] and square [C, D, D]: number, sum and sum of outer products of the rows, float64.
+    """
+    many = count.clamp_min(1)[:, None]
+    mean = total / many
+    covariance = square / many[..., None] - mean[:, :, None] * mean[:, None, :]
+    scale = covariance.diagonal(dim1=1, dim2=2).mean(1).clamp_min(1e-12)
+    covariance = covariance + RIDGE * torch.diag_embed(scale[:, None].expand_as(mean))
+    roots, failed = torch.linalg.cholesky_ex(covariance)
+    usable = (count >= 2) & (failed == 0)
+    return torch.where(usable[:, None, None], roots, 0.0).float()
+
+
+class ClassMoments:
+    """Count, sum and sum of outer products of features by class; rows are added up a few thousand at a time."""
+
+    def __init__(self, classes: int) -> None:
+        self.classes = classes
+        self.rows: list[tuple[Tensor, Tensor]] = []
+        self.sums: dict[str, Tensor] = {}
+
+    def add(self, features: Tensor, labels: Tensor) -> None:
+        """Remember the rows of a batch."""
+        self.rows.append((features, labels))
+        if sum(len(labels) for _, labels in self.rows) >= FOLD_FROM:
+            self.fold()
+
+    def fold(self) -> None:
+        """Add the remembered rows to the sums."""
+        if not self.rows:
+            return
+        features, labels = (torch.cat(values) for values in zip(*self.rows))
+        features, self.rows = features.double().cpu(), []
+        own = [features[(labels == index).cpu()] for index in range(self.classes)]
+        new = {
+            "count": torch.tensor([float(len(rows)) for rows in own], dtype=torch.float64),
+            "sum": torch.stack([rows.sum(0) for rows in own]),
+            "square": torch.stack([rows.T @ rows for rows in own]),
+        }
+        self.sums = {name: self.sums.get(name, 0) + value for name, value in new.items()}
+
+    def merged(self, earlier: dict[str, Tensor] | None) -> dict[str, Tensor]:
+        """These moments, with the earlier ones of the classes that have none."""
+        self.fold()
+        if earlier is None:
+            return self.sums
+        seen = self.sums["count"] > 0
+        shapes = {"count": seen, "sum": seen[:, None], "square": seen[:, None, None]}
+        return {name: torch.where(shapes[name], value, earlier[name]) for name, value in self.sums.items()}

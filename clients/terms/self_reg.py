@@ -1,0 +1,70 @@
+"""SelfReg: features and logits of one class are pulled together, without negatives."""
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from clients.parts import Batch, LocalRound, StepFunction, Term
+
+
+@dataclass(frozen=True)
+class SelfReg(Term):
+    """weight * c (lam L_ind + (1 - lam) L_hdl),   c = min(CE, 1) without a gradient,   lam ~ Beta(alpha, alpha):
+
+        L_ind = MSE(o, o_p1) + feature_weight MSE(z, q(z)_p1)
+        L_hdl = MSE(o, lam o_p1 + (1 - lam) o_p2) + feature_weight MSE(z, lam q(z)_p1 + (1 - lam) q(z)_p2)
+
+    SelfReg (Kim et al., ICCV 2021); baselines.md B.8. o are logits, z the features that the head sees, q the insert
+    `projector`, p1 and p2 two permutations of the batch within its classes, drawn for every batch. Raw features stand
+    against projected ones, as in the released code, and gradients flow through both. MSE is a mean over all entries.
+    Off here, because they belong to other parts or need several domains on a client: the average of weights (SWA) and
+    the curriculum over pairs of domains. `weight = 0` is FedAvg (with an idle projector).
+
+    alpha: of the Beta distribution. feature_weight: of the features beside the logits. weight: of the whole term, ours.
+    """
+
+    alpha: Annotated[float, Field(gt=0)] = 0.5
+    feature_weight: Annotated[float, Field(ge=0)] = 0.3
+    weight: Annotated[float, Field(ge=0)] = 1.0
+    requires: ClassVar[dict[str, str]] = {"inserts": "projector"}
+
+    def begin(self, round: LocalRound) -> StepFunction | None:
+        """The regulariser; None when its weight is 0."""
+        if self.weight == 0:
+            return None
+        projector = round.net.projector
+        rng, generator = round.rng("self-reg"), round.generator("self-reg")
+
+        def term(batch: Batch) -> Tensor:
+            order, *partners = class_permutations(batch.labels, generator)
+            with round.autocast():
+                projected = projector(batch.features)
+            lam = float(rng.beta(self.alpha, self.alpha))
+            logits = regulariser(batch.logits.float()[order], batch.logits.float()[order], partners, lam)
+            features = regulariser(batch.features.float()[order], projected.float()[order], partners, lam)
+            scale = batch.loss.detach().clamp(max=1.0)
+            loss = scale * (logits + self.feature_weight * features)
+            round.tally("selfreg_loss", loss)
+            return self.weight * loss
+
+        return term
+
+
+def class_permutations(labels: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+    """An order of the batch by class, and two independent permutations of the ordered batch within the classes."""
+    order = labels.argsort(stable=True)
+    ranked = labels[order].double()
+    draws = torch.rand(2, len(labels), generator=generator, dtype=torch.float64).to(labels.device)
+    return order, (ranked + draws[0]).argsort(), (ranked + draws[1]).argsort()
+
+
+def regulariser(own: Tensor, other: Tensor, partners: list[Tensor], lam: float) -> Tensor:
+    """lam MSE(own, other_p1) + (1 - lam) MSE(own, lam other_p1 + (1 - lam) other_p2), rows [B, D]."""
+    first, second = (other[partner] for partner in partners)
+    individual = F.mse_loss(own, first)
+    mixed = F.mse_loss(own, lam * first + (1 - lam) * second)
+    return lam * individual + (1 - lam) * mixed

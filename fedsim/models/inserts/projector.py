@@ -1,0 +1,27 @@
+"""A projector beside the classifier, for losses that compare features with projected ones."""
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from fedsim.models.inserts.base import Insert
+from fedsim.models.net import Net
+
+WIDEST = 2048  # the hidden width does not grow beyond it
+
+
+@dataclass(frozen=True)
+class Projector(Insert):
+    """net.projector: Linear(d, 2d) - BN - ReLU - Linear(2d, 2d) - BN - ReLU - Linear(2d, d) - BN, beside the head.
+
+    Predictions do not use it. SelfReg's q (Kim et al., ICCV 2021; baselines.md B.8); with d = 2048 the hidden width
+    stays 2048. It is aggregated like all other tensors, its batch norm as batch norm.
+    """
+
+    def apply(self, net: Net) -> None:
+        """Put the projector beside the head."""
+        d = net.feature_dim
+        hidden = max(min(2 * d, WIDEST), d)
+        widths = [(d, hidden), (hidden, hidden), (hidden, d)]
+        layers = [[nn.Linear(a, b), nn.BatchNorm1d(b), nn.ReLU()] for a, b in widths]
+        net.projector = nn.Sequential(*[layer for block in layers for layer in block][:-1])

@@ -1,0 +1,149 @@
+"""RSC: baselines.md B.2, both variants."""
+
+import math
+
+import pytest
+import torch
+from small_round import colour_images, small_data, small_round
+from torch import nn
+
+from clients.cut_network import CutNetwork
+from clients.optimizers import make_optimizer
+from clients.parts import Batch
+from clients.step import self_challenging as rsc
+from clients.step.self_challenging import SelfChallenging
+from fedsim.experiment import ModelSettings, TrainSettings
+from fedsim.models import build_model
+
+
+class Given(nn.Module):
+    """Features as they come, a linear head of given weights."""
+
+    def __init__(self, weight):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+        self.head = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+        self.head.weight.data = weight
+
+    def features(self, x):
+        """The images, times a parameter."""
+        return self.scale * x
+
+    def forward(self, x):
+        """Logits."""
+        return self.head(self.features(x))
+
+
+def trained_round(net, **changes):
+    """A round with an optimizer."""
+    round = small_round(small_data(colour_images(6)), net=net, steps=1, **changes)
+    round.optimizer = make_optimizer(net, round.train, 0.01)
+    return round
+
+
+def test_feature_mask():
+    """Test 1: percentile 2.33333 of (3, 1, 2); test 4: with f = 0 the largest entry is muted all the same."""
+    g = torch.tensor([[3.0, 1.0, 2.0]])
+    assert g.quantile(2 / 3).item() == pytest.approx(7 / 3)
+    assert rsc.feature_mask(g, 1 / 3).tolist() == [[0, 1, 1]]
+    assert rsc.feature_mask(g, 0.0).tolist() == [[0, 1, 1]]
+    assert rsc.feature_mask(torch.tensor([[5.0, 1.0, 2.0, 4.0]]), 0.0).tolist() == [[0, 1, 1, 1]]
+
+
+def test_loss_of_one_sample():
+    """Test 2: full logit 6, muted 3, loss log(1 + e^-3); a single sample is always muted."""
+    net = Given(torch.tensor([[3.0, 1.0, 2.0], [0.0, 0.0, 0.0]]))
+    step = SelfChallenging().begin(trained_round(net))
+    batch = Batch(torch.ones(1, 3), torch.tensor([0]))
+    assert step(batch).item() == pytest.approx(0.0485874, abs=1e-6)
+    assert batch.logits[0].tolist() == [3, 0]
+    assert math.log1p(math.exp(-6)) == pytest.approx(0.0024757, abs=1e-6)
+
+
+def test_only_the_most_changed_samples_are_muted():
+    """Falls .5, .1, .3 of the probability: the percentile 2/3 lies at .3667, so that one sample of three is muted."""
+    before = torch.tensor([[0.9, 0.1], [0.9, 0.1], [0.9, 0.1]]).log()
+    after = torch.tensor([[0.4, 0.6], [0.8, 0.2], [0.6, 0.4]]).log()
+    labels = torch.zeros(3, dtype=torch.int64)
+    assert rsc.most_changed(before, after, labels, 1 / 3).tolist() == [True, False, False]
+    assert rsc.most_changed(before, after, labels, 1.0).tolist() == [True, True, True]
+
+
+def test_the_gradient_is_that_of_the_masked_features():
+    """One step of the whole part equals the step on CE(h(z * M)), M worked out by hand for a linear head."""
+    torch.manual_seed(0)
+    net = Given(torch.randn(3, 6))
+    images, labels = torch.randn(5, 6), torch.tensor([0, 1, 2, 1, 0])
+    g = net.head.weight.detach()[labels]  # the gradient of o_y is the row of the class
+    mask = (g < g.quantile(2 / 3, dim=1, keepdim=True)).float()
+    with torch.no_grad():
+        p = [torch.softmax(net.head(z), 1)[range(5), labels] for z in (images, images * mask)]
+    fall = p[0] - p[1]
+    mask[fall < fall.quantile(2 / 3)] = 1
+    z = images * mask
+    expected = torch.autograd.grad(nn.functional.cross_entropy(net.head(z), labels), net.head.weight)[0]
+    start = net.head.weight.detach().clone()
+    SelfChallenging().begin(trained_round(net))(Batch(images, labels))
+    assert torch.allclose((start - net.head.weight) / 0.01, expected, atol=1e-5)
+
+
+def test_map_masks():
+    """The released code's masks: ceil(HW/3) positions by sum_c mean(g)_c U_c; ceil(C/3.2) channels by mean g."""
+    level = torch.zeros(1, 2, 2, 2)
+    level[0, 0] = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    gradient = torch.ones(1, 2, 2, 2)
+    assert rsc.spatial_mask(level, gradient).tolist() == [[[[1, 1], [0, 0]]]]  # ceil(4/3) = 2
+    means = torch.tensor([0.1, 0.9, 0.3, 0.2])[None, :, None, None].expand(1, 4, 2, 2)
+    assert rsc.channel_mask(means).flatten().tolist() == [1, 0, 0, 1]  # ceil(4/3.2) = 2
+    before, labels = torch.tensor([[0.9, 0.1]] * 4).log(), torch.zeros(4, dtype=torch.int64)
+    after = torch.tensor([[0.5, 0.5], [0.9, 0.1], [0.7, 0.3], [0.95, 0.05]]).log()
+    assert rsc.largest_falls(before, after, labels, 0.3).tolist() == [True, False, False, False]
+    assert rsc.largest_falls(before, after, labels, 1.0).tolist() == [True, False, True, False]
+
+
+def test_batch_share_counts_the_epochs_of_the_run():
+    """.3, then .2 more for every ten local epochs since the run began: it does not start again with each round."""
+    assert [rsc.batch_share(e) for e in (0, 9.9, 10, 25, 99)] == pytest.approx([0.3, 0.3, 0.5, 0.7, 1.0])
+    round = small_round(small_data(colour_images(8)), round=4, steps=6, train=TrainSettings(epochs=3))
+    assert rsc.epochs_done(round, 4, 2) == 3 * 3 + 2
+    round.train = TrainSettings(iterations=6)  # of 2 of the 8 images: 1.5 epochs a round
+    assert rsc.epochs_done(round, 4, 2) == pytest.approx(4.5 + 1)
+
+
+@pytest.mark.parametrize(
+    ("backbone", "size"), [("digits-cnn-bn", 16), ("resnet18", 32), ("densenet121", 32), ("alexnet", 64)]
+)
+def test_cut_network(backbone, size):
+    """tail(front(x)) is the network's features, with their gradients; a mask on the map changes them."""
+    torch.manual_seed(0)
+    net = build_model(ModelSettings(backbone=backbone, bottleneck=8), 3, 3, size, None, 0).eval()
+    images = torch.rand(2, 3, size, size)
+    whole = net.features(images)
+    whole.square().sum().backward()
+    gradients = {name: p.grad.clone() for name, p in net.named_parameters() if p.grad is not None}
+    net.zero_grad()
+    cut = CutNetwork(net, net.levels[-1])
+    level = cut.front(images)
+    features = cut.tail(level)
+    features.square().sum().backward()
+    assert features.equal(whole)
+    for name, p in net.named_parameters():
+        assert name not in gradients or torch.allclose(p.grad, gradients[name], atol=1e-5), name
+    assert not cut.tail(level * 0.5).equal(whole)
+    assert net.features(images).equal(whole)  # nothing is left behind in the network
+
+
+def test_the_released_variant_takes_a_step():
+    """Mirrored copies double the batch; running statistics and counters move once."""
+    torch.manual_seed(0)
+    net = build_model(ModelSettings(backbone="digits-cnn-bn", bottleneck=8), 3, 3, 28, None, 0).train()
+    part = SelfChallenging("official")
+    assert part.needs_levels
+    step = part.begin(trained_round(net))
+    before = net.head.weight.detach().clone()
+    batch = Batch(torch.rand(6, 3, 28, 28), torch.arange(6) % 3)
+    assert math.isfinite(step(batch).item())
+    assert len(batch.logits) == 12
+    assert not net.head.weight.equal(before)
+    counts = {int(b) for name, b in net.named_buffers() if name.endswith("num_batches_tracked")}
+    assert counts == {1}

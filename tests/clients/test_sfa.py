@@ -1,0 +1,109 @@
+"""SFA: baselines.md B.4."""
+
+import pytest
+import torch
+from small_round import colour_images, small_data, small_round
+from torch import nn
+
+from clients.parts import Batch
+from clients.terms.feature_augmentation import MOMENTS, ClassMoments, FeatureAugmentation, covariance_roots
+
+
+class HeadOnly(nn.Module):
+    """A linear head."""
+
+    def __init__(self, d=4):
+        super().__init__()
+        self.head = nn.Linear(d, 3)
+
+
+def batch_of(net, features, labels):
+    """A batch after the forward pass."""
+    batch = Batch(features, labels, features=features, logits=net.head(features))
+    batch.loss = nn.functional.cross_entropy(batch.logits, labels)
+    return batch
+
+
+@pytest.fixture
+def net():
+    """The head, from a seed."""
+    torch.manual_seed(0)
+    return HeadOnly()
+
+
+def round_of(net, **changes):
+    """A round."""
+    return small_round(small_data(colour_images(6)), net=net, steps=1, **changes)
+
+
+def test_without_noise_the_loss_is_counted_twice(net):
+    """Test 1: sigma = 0 gives exactly (1 + lam) CE; lam = 0 adds nothing."""
+    batch = batch_of(net, torch.randn(6, 4), torch.arange(6) % 3)
+    term = FeatureAugmentation("s", 0.0, 0.0, lam=0.7).begin(round_of(net))
+    assert term(batch).item() == pytest.approx(0.7 * batch.loss.item(), rel=1e-6)
+    assert FeatureAugmentation(lam=0.0).begin(round_of(net)) is None
+
+
+def test_noise_has_the_right_moments(net):
+    """Test 2: z = 2 and both deviations .5 give mean 2 and variance .25 * 4 + .25 = 1.25."""
+    net.head = nn.Identity()
+    seen = []
+    net.head.register_forward_hook(lambda module, inputs, output: seen.append(output))
+    z = torch.full((4000, 50), 2.0)
+    batch = Batch(z, torch.zeros(4000, dtype=torch.int64), features=z)
+    FeatureAugmentation().begin(round_of(net))(batch)
+    assert seen[0].mean().item() == pytest.approx(2, abs=0.01)
+    assert seen[0].var().item() == pytest.approx(1.25, abs=0.02)
+    assert seen[0][:, 0].var().item() == pytest.approx(1.25, abs=0.1)  # drawn for every sample, not once a batch
+
+
+def test_gradients_reach_features_and_head(net):
+    """The noise has none."""
+    z = torch.randn(6, 4, requires_grad=True)
+    FeatureAugmentation().begin(round_of(net))(batch_of(net, z, torch.arange(6) % 3)).backward()
+    assert z.grad.abs().min() > 0
+    assert net.head.weight.grad.abs().max() > 0
+
+
+def test_moments_give_the_covariance_of_each_class():
+    """Roots of the population covariance (and a ridge of 1e-4 of the mean variance); zero for a class of one image."""
+    torch.manual_seed(0)
+    features, labels = torch.randn(500, 3) @ torch.randn(3, 3), torch.arange(500) % 2
+    labels[-1] = 2
+    moments = ClassMoments(3)
+    for start in range(0, 500, 100):
+        moments.add(features[start : start + 100], labels[start : start + 100])
+    kept = moments.merged(None)
+    roots = covariance_roots(kept["count"], kept["sum"], kept["square"])
+    own = torch.cov(features[labels == 0].T, correction=0)
+    ridge = 1e-4 * own.diagonal().mean() * torch.eye(3)
+    assert torch.allclose(roots[0] @ roots[0].T, own + ridge, atol=1e-4)
+    assert roots[2].abs().max() == 0
+    later = ClassMoments(3)
+    later.add(torch.ones(4, 3), torch.ones(4, dtype=torch.int64))
+    merged = later.merged(kept)
+    assert merged["count"].tolist() == [kept["count"][0], 4, 1]  # seen classes are replaced, the others stay
+
+
+def test_sfa_a_draws_from_the_class(net):
+    """b ~ N(0, nu Sigma_y) after the warm-up, kept on the client; b = 0 in the warm-up round."""
+    torch.manual_seed(0)
+    part = FeatureAugmentation("a", sigma1=0.0, nu=4.0)
+    round = round_of(net)
+    term = part.begin(round)
+    spread = torch.tensor([1.0, 0.0, 2.0, 0.0])
+    z, labels = torch.randn(600, 4) * spread, torch.arange(600) % 3
+    batch = batch_of(net, z, labels)
+    assert term(batch).item() == pytest.approx(batch.loss.item(), rel=1e-6)
+    part.end(round)
+    round.store.commit()
+    assert round.outbox == {}  # nothing more than FedAvg goes up
+    round.store.open_round(2)
+    net.head = nn.Identity()
+    seen = []
+    net.head.register_forward_hook(lambda module, inputs, output: seen.append(output))
+    second = round_of(net, round=2, store=round.store)
+    part.begin(second)(Batch(z, labels, features=z))
+    noise = seen[0] - z
+    assert noise.std(0).tolist() == pytest.approx([2.0, 0.0, 4.0, 0.0], abs=0.3)
+    assert round.store.get(MOMENTS)["count"].tolist() == [200, 200, 200]
