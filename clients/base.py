@@ -136,9 +136,12 @@ class DomainClient(NumPyClient):
                     self.state[name].copy_(value)
         return bool(own)
 
-    def collect(self, config: dict[str, Any]) -> dict[str, np.ndarray]:
-        """This client's contribution to the bank that the message names."""
-        return self.recipe.contributor(config["bank"]).collect(self._open(config))
+    def collect(self, config: dict[str, Any], parameters: list[np.ndarray] | None = None) -> dict[str, np.ndarray]:
+        """This client's contribution to the bank that the message names, by the received model if there is one."""
+        round = self._open(config)
+        if parameters is not None:
+            self._load(parameters, "train")
+        return self.recipe.contributor(config["bank"]).collect(round)
 
     def _open(self, config: dict[str, Any]) -> LocalRound:
         run = self.experiment.run

@@ -38,8 +38,8 @@ __all__ = [
 class ClientPart(Part):
     """What all parts of a client have in common.
 
-    bank: name of the bank to which this part contributes: by `collect` when the bank is collected once, or by
-    `round.send(bank, ...)` in every round. Empty: it contributes nothing.
+    bank: name of the bank to which this part contributes: by `collect` when the bank is collected once or before each
+    round's training, else by `round.send(bank, ...)` in every round. Empty: it contributes nothing.
     personal: store entry in which this part keeps a personal model, as tensors by the network's own names (all of them
     or some; the received model fills the rest). Such a model is validated in every evaluation phase beside the received
     one, recorded in the columns `personal_accuracy` and `personal_loss`, and written to a file at the end of the run
@@ -56,7 +56,8 @@ class ClientPart(Part):
         return f"{part_name(self)} needs the bank {self.bank!r}; add it to method.banks"
 
     def collect(self, round: LocalRound) -> dict[str, np.ndarray]:
-        """This client's contribution to a bank that is collected once."""
+        """This client's contribution to a bank that is collected: once, before there is a model, or in every round
+        before training, with the received model in `round.net`."""
         raise NotImplementedError
 
     def end(self, round: LocalRound) -> None:

@@ -151,7 +151,10 @@ def target_of(space: Workspace) -> TargetEvaluator:
 def collect(message: Message, context: Context) -> RecordDict:
     """This client's contribution to one of the recipe's banks."""
     client, config = client_of(message, context)
-    return RecordDict({config["bank"]: state_to_record(client.collect(config))})
+    received = message.content.array_records.get("arrays")
+    parameters = None if received is None else ordered(record_to_arrays(received), client.names("train"))
+    client.records = {}
+    return RecordDict({config["bank"]: state_to_record(client.collect(config, parameters))})
 
 
 @app.train()

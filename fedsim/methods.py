@@ -15,6 +15,7 @@ from clients.step.client_agnostic import ClientAgnostic
 from clients.step.ditto import Ditto
 from clients.step.episodic import EpisodicStep
 from clients.step.self_challenging import SelfChallenging
+from clients.terms.classifier_alignment import ClassifierAlignment
 from clients.terms.drift_correction import DriftCorrection
 from clients.terms.feature_augmentation import FeatureAugmentation
 from clients.terms.guiding_head import GuidingHead
@@ -29,6 +30,7 @@ from fedsim.models.inserts.projector import Projector
 from fedsim.models.norms import DSON, IBN, XAN, MixIG
 from fedsim.recipe import Recipe
 from strategies.banks.amplitude import AmplitudeBank
+from strategies.banks.classifier_gradients import ClassifierGradients
 from strategies.banks.control_variates import ControlVariates
 from strategies.banks.global_batch_norm import GlobalBatchNorm
 from strategies.banks.style import StyleBank
@@ -126,6 +128,12 @@ METHODS: dict[str, Recipe] = {
     "qfedavg": Recipe(fuse=QFedAvg(), weights=Uniform(), paper="Li et al., ICLR 2020: q-FedAvg"),
     # federated optimisation
     "fednova": Recipe(fuse=NormalizedAverage(), reports=(GradientCount(),), paper="Wang et al., NeurIPS 2020: FedNova"),
+    "fediir": Recipe(
+        terms=(ClassifierAlignment(),),
+        banks=(ClassifierGradients(),),
+        weights=Uniform(),
+        paper="Guo et al., ICML 2023: FedIIR",
+    ),
     "fedgma": Recipe(fuse=GradientMask(), paper="Tenison et al., TMLR 2023: gradient masked averaging"),
     "afl": Recipe(weights=AgnosticWeights(), reports=(ReceivedLoss(),), paper="Mohri et al., ICML 2019: agnostic FL"),
 }

@@ -89,12 +89,13 @@ class FedDG(FedAvg):
         """Phase 0: the banks, then the step part's prelude (CSAC's acquisition); returns the arrays of round 0."""
         self.exchange.log = RoundLog(0)
         clients, prelude = self.exchange.clients, self.recipe.client.prelude
+        self.parts.open(0, record_to_arrays(arrays), clients, clients, training=False)
         for bank in [bank for bank in self.parts.banks("once") if bank.contributed]:
-            self._collect(bank, grid, record_to_arrays(arrays))
+            self._collect(bank, grid, 0, None, clients)
         if not prelude:
             return arrays
         self._phase = prelude
-        messages = self._train_messages(0, arrays, clients)
+        messages = self._train_messages(0, self._open(0, arrays, clients), clients)
         arrays = self._aggregate(grid.send_and_receive(messages, timeout=self.experiment.run.timeout))
         self._phase = "train"
         return arrays
@@ -102,11 +103,15 @@ class FedDG(FedAvg):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """One message per drawn client: shared tensors, bank records, config."""
+        """One message per drawn client: shared tensors, bank records, config; banks `before` training come first."""
         round = self.finished_rounds + 1
         self.exchange.log = RoundLog(round)
         self._drawn = trainers(self.experiment.train, self.exchange.clients, self.experiment.run.seed, round)
-        return self._train_messages(round, arrays, self._drawn)
+        down = self._open(round, arrays, self._drawn)
+        for bank in self.parts.banks("before"):
+            self._drawn = self._collect(bank, grid, round, down, self._drawn)
+            self.parts.drawn = self._drawn
+        return self._train_messages(round, down, self._drawn)
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord, MetricRecord | None]:
         """Check, weigh, fuse and refine the replies; the global model of the round."""
@@ -146,21 +151,25 @@ class FedDG(FedAvg):
         names = [name for name in arrays if self.places[name] in places]
         return arrays if len(names) == len(arrays) else ArrayRecord({name: arrays[name] for name in names})
 
-    def _train_messages(self, round: int, arrays: ArrayRecord, drawn: Sequence[str]) -> list[Message]:
+    def _open(self, round: int, arrays: ArrayRecord, drawn: Sequence[str]) -> ArrayRecord:
+        """Begin a round; the tensors that go to its clients."""
         self._saved = record_to_arrays(arrays)
         self.parts.open(round, self._saved, self.exchange.clients, drawn, training=self._phase == "train")
         if self.parts.start is not self._saved:
             arrays = state_to_record(self.parts.start)
-        down = self._placed(arrays, ("shared",))
+        return self._placed(arrays, ("shared",))
+
+    def _train_messages(self, round: int, down: ArrayRecord, drawn: Sequence[str]) -> list[Message]:
         return self.exchange.messages(self._phase, round, down, drawn, encoded(self.parts.handed_out()))
 
     # --- what comes up ------------------------------------------------------------------------------------------------
 
-    def _collect(self, bank: Bank, grid: Grid, model: Mapping[str, np.ndarray]) -> None:
-        """Ask every client for its contribution to a bank, once."""
-        exchange, clients = self.exchange, self.exchange.clients
-        self.parts.open(0, model, clients, clients, training=False)
-        messages = exchange.messages("collect", 0, None, clients, {}, bank=bank.name)
+    def _collect(
+        self, bank: Bank, grid: Grid, round: int, down: ArrayRecord | None, clients: Sequence[str]
+    ) -> list[str]:
+        """Ask clients for their contributions to a bank, with the model if they need it; who contributed."""
+        exchange = self.exchange
+        messages = exchange.messages("collect", round, down, clients, {}, bank=bank.name)
         replies = grid.send_and_receive(messages, timeout=self.experiment.run.timeout)
         views = self.parts.views([bank])
         collected = exchange.judge(check_collected, replies, f"{bank.name} refused", banks=(bank,), views=views)
@@ -168,7 +177,8 @@ class FedDG(FedAvg):
         for client, reason in self.parts.odd(bank, entries).items():
             exchange.fail(client, f"{bank.name} refused: {reason}")
             del entries[client]
-        self.state.banks[bank.name] = entries
+        self.parts.collected(bank, entries)
+        return list(entries)
 
     def _aggregate(self, replies: Iterable[Message]) -> ArrayRecord:
         """The model of the round; with no reply that counts it stays as it was (core.md R1)."""

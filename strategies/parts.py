@@ -6,7 +6,8 @@ saved with every checkpoint and come back when a run is resumed.
 
 Order of one round:
 
-    hand_out (banks) -> clients train -> accept (banks, for each reply) -> weigh -> fuse -> merge (banks)
+    collect, accept, merge (banks `before` training) -> hand_out (banks) -> clients train
+    -> accept (banks, for each reply) -> weigh -> fuse -> merge (banks)
     -> refine (each part in turn) -> make (broadcasts) -> the model is evaluated and saved
 
 What a part refuses of one client is this client's failure, and never the end of the run: `needs` names metrics without
@@ -141,6 +142,9 @@ class Bank(Part):
     `contributed` (the default), `when = "once"`: every client contributes before round 1 (client part with
     `bank = name`, its `collect`); then the bank is frozen. Each client gets it with its first train message and keeps
     it. A client that failed to contribute is missing from it and still gets the others'.
+    `contributed`, `when = "before"`: in every round, before they train, the drawn clients get the model of the round's
+    start and contribute (`collect`); the merged bank goes out with the train messages of the same round. It is a round
+    trip more. A client that failed to contribute does not train in this round.
     `contributed`, `when = "round"`: contributions come with the trained models (client parts write
     `round.outbox[name]`), and the merged bank goes out with every train message.
     Not `contributed`: nothing comes from the clients for it; the server takes what it needs from the updates (`gather`)
@@ -153,7 +157,7 @@ class Bank(Part):
     """
 
     name: ClassVar[str]
-    when: ClassVar[Literal["once", "round"]] = "once"
+    when: ClassVar[Literal["once", "before", "round"]] = "once"
     contributed: ClassVar[bool] = True
     uniform: ClassVar[bool] = True
     initial: ClassVar[bool] = False
@@ -180,7 +184,8 @@ class Bank(Part):
         """The bank after a round, given the accepted contributions by client: each client's newest one stays.
 
         What all clients get alike (a sum, a mean, clusters) may be kept under the owner SERVER or in `server.arrays`.
-        Called after `fuse`, and only in rounds in which a client delivered.
+        Called after `fuse` (of a bank `before` training: when its contributions are in), and only in rounds in which a
+        client delivered.
         """
         return {**bank, **entries}
 

@@ -48,7 +48,7 @@ class ServerParts:
     # --- banks ------------------------------------------------------------------------------------------------------
 
     def banks(self, when: str) -> list[Bank]:
-        """Banks that are filled once, or in every round."""
+        """Banks that are filled at this time."""
         return [bank for bank in self.recipe.banks if bank.when == when]
 
     def contributed(self) -> tuple[Bank, ...]:
@@ -77,6 +77,14 @@ class ServerParts:
         for client in entries.keys() - odd.keys():
             self.state.layouts.setdefault(bank.name, layout_of(entries[client]))
         return odd
+
+    def collected(self, bank: Bank, entries: Entries) -> None:
+        """Put in what clients were asked to contribute; one that is collected once takes it as it is."""
+        old = self.state.banks.get(bank.name, {})
+        if bank.when == "once":
+            self.state.banks[bank.name] = dict(entries)
+        elif entries:
+            self.state.banks[bank.name] = bank.merge(old, entries, self._bank_view(bank, self.server()))
 
     def keep(self, clients: Sequence[str]) -> None:
         """These clients trained, so that they have what is handed out once."""
