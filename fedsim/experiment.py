@@ -80,6 +80,9 @@ class DataSettings(Settings):
         [], description="a `folder` data set's classes, where its images are on other machines (a deployment's server)"
     )
     image_size: int = Field(28, ge=8, le=1024, description="images are decoded once to this size, in pixels")
+    columns: dict[str, str] = Field(
+        {}, description="names of a table's columns where they are not path, label, domain and split"
+    )
     variant: Literal["csac", "domainbed"] = Field(
         "csac", description="Rotated MNIST: same images in every domain, or disjoint"
     )

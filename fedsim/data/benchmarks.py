@@ -3,45 +3,15 @@
 benchmark(DataSettings(dataset="pacs")).domains  ->  ("art_painting", "cartoon", "photo", "sketch")
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+from fedsim.data.catalog import CATALOG
 from fedsim.data.names import composed, matching, names_in, same, subfolders
+from fedsim.data.row import Benchmark
 from fedsim.errors import UserError
 from fedsim.experiment import DataSettings, data_root, nearest
-from fedsim.plugins import instance, lookup
-
-
-@dataclass(frozen=True)
-class Benchmark:
-    """Facts about one data set; domains and classes in sorted order, which gives their indices."""
-
-    name: str
-    title: str
-    domains: tuple[str, ...]
-    classes: tuple[str, ...]
-    channels: int
-    counts: dict[str, int] | None = None  # images per domain
-    class_counts: dict[str, tuple[int, ...]] | None = None  # images per domain and class, in class order
-    folder: tuple[str, ...] = ()  # folder names below the data root, spelled as `plain` leaves them; () for none
-    source: str = ""
-    note: str = ""
-    all_domains: tuple[str, ...] = ()  # the data set's domains when `domains` is a chosen part of them
-    same_images: bool = False  # every domain shows the same images in the same order: all hold out the same ones
-    test_apart: bool = False  # the unseen domain is tested on images that no client holds in any domain
-    variants: dict[str, dict[str, Any]] = field(default_factory=dict)  # fields that a `data.variant` changes
-    reader: str = "fedsim.data.cache:ImageTree"  # module:class of its Reader
-
-    def environment(self, domain: str) -> int:
-        """Number that seeds a domain's split: its index among ALL sorted domains (DomainBed's env_index).
-
-        Where domains share their images it is 0 for all of them, so that subset, partition and hold-out are the same
-        everywhere: an image that validates on one client trains nobody.
-        """
-        index = (self.all_domains or self.domains).index(domain)
-        return 0 if self.same_images else index
-
+from fedsim.plugins import instance, load, lookup
 
 DIGITS = ("0", "1", "2", "3", "4", "5", "6", "7", "8", "9")
 ANGLES = (0, 15, 30, 45, 60, 75)
@@ -209,6 +179,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         source="your own images",
         note="domains and classes are read from disk; a site that holds one domain only must set data.domains",
     ),
+    **CATALOG,
 }
 
 
@@ -229,6 +200,8 @@ def benchmark(data: DataSettings) -> Benchmark:
     Raises UserError with the nearest name for an unknown data set or domain.
     """
     found = find_dataset(data.dataset)
+    if found.discover:
+        found = load(found.discover, "data set")(data, found)
     if data.dataset == "folder":
         found = _named(data) or _discover(data_root(data), data.domains)
         if data.classes and found.classes != tuple(sorted(map(composed, data.classes))):

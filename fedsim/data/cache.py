@@ -35,20 +35,24 @@ Report = Callable[[int, int], None]  # (images decoded, images in all)
 
 
 class ImageTree(Reader):
-    """Reads an image tree domain/class/image through the cache."""
+    """Reads an image tree domain/class/image through the cache. Other trees and tables give another `listing`."""
+
+    def listing(self, domain: str) -> Listing:
+        """Files and labels of a domain."""
+        return list_domain(self.data, self.found, domain)
 
     def images(self, domain: str, apart: bool = False) -> tuple[np.ndarray, np.ndarray]:
         """Images and labels of a domain, decoded on first use."""
-        listing, cache = list_domain(self.data, self.found, domain), cache_root(self.data)
+        listing, cache = self.listing(domain), cache_root(self.data)
         return cached_images(listing, self.found.name, domain, self.data.image_size, cache)
 
     def labels(self, domain: str, apart: bool = False) -> np.ndarray:
         """Labels of the files that are there; none is opened."""
-        return list_domain(self.data, self.found, domain).labels
+        return self.listing(domain).labels
 
     def fingerprint(self, domain: str) -> str:
         """Hash of the files' names, labels and bytes: from the cache, else by reading the files."""
-        listing = list_domain(self.data, self.found, domain)
+        listing = self.listing(domain)
         manifest = _manifest(listing, self.found.name, domain, self.data.image_size)
         stored = _stored(cache_root(self.data) / self.found.name / f"{domain}-{manifest['hash']}")
         content = stored.get("content") or _content(
@@ -63,7 +67,7 @@ class ImageTree(Reader):
 
     def listed(self, domain: str, part: str) -> np.ndarray | None:
         """Indices of the images that a list in `data.lists` names."""
-        return listed(self.data, domain, part, list_domain(self.data, self.found, domain))
+        return listed(self.data, domain, part, self.listing(domain))
 
 
 def cached_images(

@@ -31,7 +31,17 @@ def test_domains_and_classes_are_sorted_as_image_folder_sorts_them(name):
     found = BENCHMARKS[name]
     assert list(found.domains) == sorted(found.domains)
     assert list(found.classes) == sorted(found.classes)
-    assert len(set(found.classes)) == {"pacs": 7, "vlcs": 5, "office-home": 65}.get(name, 10)
+    assert len(set(found.classes)) == {
+        "pacs": 7,
+        "vlcs": 5,
+        "office-home": 65,
+        "domainnet": 345,
+        "domainnet-mini": 126,
+        "office-caltech-home": 8,
+        "camelyon17": 2,
+        "fed-isic2019": 8,
+        "table": 0,
+    }.get(name, 10)
     assert found.counts is None or set(found.counts) == set(found.domains)
 
 

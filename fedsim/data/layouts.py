@@ -1,0 +1,190 @@
+"""Data sets whose published form is no plain tree domain/class/image: where their files, labels and domains are."""
+
+import functools
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from fedsim.data.cache import ImageTree
+from fedsim.data.folders import IMAGE_SUFFIXES, Listing
+from fedsim.data.names import composed, matching, names_in, plain, subfolders
+from fedsim.data.row import Benchmark
+from fedsim.errors import UserError
+from fedsim.experiment import DataSettings, data_root
+
+
+class Row(NamedTuple):
+    """One image: its path below the data set's folder, class index, and published part ("" where there is none)."""
+
+    path: str
+    label: int
+    part: str = ""
+
+
+def folder_of(data: DataSettings, found: Benchmark, *needed: str) -> Path:
+    """The data set's folder, which holds `needed`: the data root, or a folder below it called as the data set."""
+    root = data_root(data)
+    below = [root / name for name in subfolders(root) if plain(name) in found.folder] if root.is_dir() else []
+    for folder in (root, *below):
+        if all((folder / name).exists() for name in needed):
+            return folder
+    raise UserError(f"{found.title}: no {needed[0]!r} in {root} or in a folder {found.folder[0]!r} below it; "
+                    "set data.root or $FEDSIM_DATA to where the data set is")  # fmt: skip
+
+
+def classes_on_disk(data: DataSettings, found: Benchmark) -> Benchmark:
+    """The row with its classes read from the class folders of its domains, whose number is checked.
+
+    DomainNet and its parts: many names, which every copy spells alike. Raises UserError for another number of classes.
+    """
+    root = data_root(data)
+    below = [root / name for name in subfolders(root) if plain(name) in found.folder] if root.is_dir() else []
+    for folder in (root, *below):
+        present = [name for domain in found.domains if (name := matching(domain, subfolders(folder)))]
+        if present:
+            break
+    else:
+        raise UserError(f"{found.title}: no domain folder ({', '.join(found.domains)}) in {root}; "
+                        "set data.root or $FEDSIM_DATA")  # fmt: skip
+    classes = sorted({name for domain in present for name in names_in(folder / domain)})
+    wanted = len(found.classes)
+    if len(classes) != wanted:
+        raise UserError(f"{found.title}: {len(classes)} class folders in {folder}, and the data set has {wanted}; "
+                        "use data.dataset = 'folder' for a part of it")  # fmt: skip
+    return replace(found, classes=tuple(classes))
+
+
+class PublishedRows(ImageTree):
+    """Reads the rows that `rows(domain)` gives, sorted by class and path, with their published parts."""
+
+    root: ClassVar[str] = ""  # a file or folder that tells the data set's folder
+
+    def folder(self) -> Path:
+        """Where the data set lies."""
+        return folder_of(self.data, self.found, self.root)
+
+    def rows(self, domain: str) -> Iterator[Row]:
+        """All images of a domain."""
+        raise NotImplementedError
+
+    def listing(self, domain: str) -> Listing:
+        """Files and labels of a domain; UserError when there are none."""
+        rows = self._sorted(domain)
+        return Listing(self.folder(), tuple(row.path for row in rows), np.array([row.label for row in rows], np.int64))
+
+    def listed(self, domain: str, part: str) -> np.ndarray | None:
+        """Indices of the images of a published part."""
+        chosen = np.array([index for index, row in enumerate(self._sorted(domain)) if row.part == part], np.int64)
+        return chosen if len(chosen) else None
+
+    def _reads_lists(self) -> bool:
+        return False  # the parts come with the rows
+
+    def _sorted(self, domain: str) -> list[Row]:
+        rows = sorted(self.rows(domain), key=lambda row: (row.label, row.path))
+        if not rows:
+            raise UserError(f"{self.found.title}: no image of domain {domain!r} in {self.folder()}")
+        if self.found.counts and len(rows) < self.found.counts[domain]:
+            raise UserError(f"{self.found.title} {domain} is incomplete in {self.folder()}: {len(rows):,} of "
+                            f"{self.found.counts[domain]:,} images; copy the data set again")  # fmt: skip
+        return rows
+
+    def below(self, folder: Path, label: int, part: str = "") -> Iterator[Row]:
+        """The image files in and below a folder."""
+        root = self.folder()
+        for parent, _, names in os.walk(folder):
+            for name in names:
+                if Path(name).suffix.lower() in IMAGE_SUFFIXES and not name.startswith("."):
+                    yield Row(os.path.relpath(Path(parent, name), root), label, part)
+
+    def in_classes(self, folder: Path, part: str = "") -> Iterator[Row]:
+        """The images of a folder CLASS/IMAGE; folders of other names than the classes' are left out."""
+        for name in subfolders(folder):
+            known = matching(composed(name), self.found.classes)
+            if known is not None:
+                yield from self.below(folder / name, self.found.classes.index(known), part)
+
+
+class DigitsDG(PublishedRows):
+    """Digits-DG's archive: DOMAIN/{train,val}/CLASS/IMAGE (Zhou et al., AAAI 2020); the parts are published."""
+
+    root = "mnist"
+
+    def rows(self, domain: str) -> Iterator[Row]:
+        """Training and validation images of a domain."""
+        for name, part in (("train", "train"), ("val", "validation")):
+            folder = self.folder() / domain / name
+            if not folder.is_dir():
+                raise UserError(f"{self.found.title}: no folder {folder}; unpack the archive again")
+            yield from self.in_classes(folder, part)
+
+
+class OfficeCaltechHome(PublishedRows):
+    """CSAC's seven domains: Office-Caltech-10 and Office-Home side by side, and the eight classes that both have."""
+
+    root = "amazon"
+    names: ClassVar[dict[str, str]] = {"laptopcomputer": "laptop"}  # Office-Caltech-10 says it longer
+
+    def rows(self, domain: str) -> Iterator[Row]:
+        """Images of a domain's folder, whichever spelling its class folders have."""
+        name = matching(domain, subfolders(self.folder()))
+        if name is None:
+            raise UserError(f"{self.found.title}: no folder of domain {domain!r} in {self.folder()}")
+        for sub in subfolders(self.folder() / name):
+            known = matching(self.names.get(plain(sub), sub), self.found.classes)
+            if known is not None:
+                yield from self.below(self.folder() / name / sub, self.found.classes.index(known))
+
+
+class Camelyon17(PublishedRows):
+    """WILDS's patches: metadata.csv has a row per patch with its hospital (`center`) and label (`tumor`).
+
+    The file of a row is patches/patient_PPP_node_N/patch_patient_PPP_node_N_x_X_y_Y.png. Domains are the hospitals
+    0 to 4; WILDS's own split and its validation hospital are not the benchmark's leave-one-hospital-out.
+    """
+
+    root = "metadata.csv"
+
+    def rows(self, domain: str) -> Iterator[Row]:
+        """Patches of one hospital."""
+        yield from _patches(self.folder() / self.root, (self.folder() / self.root).stat().st_mtime_ns).get(domain, [])
+
+
+@functools.lru_cache(maxsize=2)
+def _patches(file: Path, version: int) -> dict[str, list[Row]]:
+    types = {"patient": str, "node": int, "x_coord": int, "y_coord": int, "tumor": int, "center": int}
+    try:
+        table = pd.read_csv(file, usecols=list(types), dtype=types)
+    except ValueError as error:
+        raise UserError(f"{file} is not WILDS's metadata of Camelyon17 ({str(error)[:100]})") from None
+    found: dict[str, list[Row]] = {}
+    for row in table.itertuples(index=False):
+        slide = f"patient_{row.patient.zfill(3)}_node_{row.node}"
+        path = f"patches/{slide}/patch_{slide}_x_{row.x_coord}_y_{row.y_coord}.png"
+        found.setdefault(f"hospital_{row.center}", []).append(Row(path, row.tumor))
+    return found
+
+
+class FedISIC(PublishedRows):
+    """Fed-ISIC2019 as FLamby lays it out: train_test_split (a CSV) and one folder of preprocessed images.
+
+    The columns used are image, target (class 0 to 7), center (0 to 5) and fold (train or test).
+    """
+
+    root = "train_test_split"
+    inputs: ClassVar[str] = "ISIC_2019_Training_Input_preprocessed"
+
+    def rows(self, domain: str) -> Iterator[Row]:
+        """Images of one centre."""
+        file = self.folder() / self.root
+        try:
+            table = pd.read_csv(file, usecols=["image", "target", "center", "fold"])
+        except ValueError as error:
+            raise UserError(f"{file} is not Fed-ISIC2019's split ({str(error)[:100]})") from None
+        for row in table[table["center"] == int(domain.removeprefix("center_"))].itertuples(index=False):
+            yield Row(f"{self.inputs}/{row.image}.jpg", int(row.target), str(row.fold))

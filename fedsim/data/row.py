@@ -1,0 +1,35 @@
+"""One row of the data sets: its facts, and how it is read."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """Facts about one data set; domains and classes in sorted order, which gives their indices."""
+
+    name: str
+    title: str
+    domains: tuple[str, ...]
+    classes: tuple[str, ...]
+    channels: int
+    counts: dict[str, int] | None = None  # images per domain
+    class_counts: dict[str, tuple[int, ...]] | None = None  # images per domain and class, in class order
+    folder: tuple[str, ...] = ()  # folder names below the data root, spelled as `plain` leaves them; () for none
+    source: str = ""
+    note: str = ""
+    all_domains: tuple[str, ...] = ()  # the data set's domains when `domains` is a chosen part of them
+    same_images: bool = False  # every domain shows the same images in the same order: all hold out the same ones
+    test_apart: bool = False  # the unseen domain is tested on images that no client holds in any domain
+    variants: dict[str, dict[str, Any]] = field(default_factory=dict)  # fields that a `data.variant` changes
+    reader: str = "fedsim.data.cache:ImageTree"  # module:class of its Reader
+    discover: str = ""  # module:function (settings, row) -> the row with the domains and classes that the data have
+
+    def environment(self, domain: str) -> int:
+        """Number that seeds a domain's split: its index among ALL sorted domains (DomainBed's env_index).
+
+        Where domains share their images it is 0 for all of them, so that subset, partition and hold-out are the same
+        everywhere: an image that validates on one client trains nobody.
+        """
+        index = (self.all_domains or self.domains).index(domain)
+        return 0 if self.same_images else index

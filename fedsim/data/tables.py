@@ -1,0 +1,186 @@
+"""Images named by a table: CSV, TSV or Parquet, a row per image, with the columns path, label, domain, perhaps split.
+
+A table is read in pieces, so that opening one of a million rows takes seconds and little memory.
+"""
+
+import functools
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from fedsim.about import extra
+from fedsim.data.cache import ImageTree
+from fedsim.data.folders import Listing
+from fedsim.data.names import composed
+from fedsim.data.row import Benchmark
+from fedsim.errors import UserError, nearest
+from fedsim.experiment import DataSettings, data_root
+
+COLUMNS = ("path", "label", "domain", "split")
+PIECE = 200_000  # rows read at a time
+PARTS = {"train": "train", "val": "validation", "valid": "validation", "validation": "validation", "test": "test"}
+SUFFIXES = (".csv", ".tsv", ".parquet")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a whole table says: sorted domains and classes, and the number of images by (domain, class)."""
+
+    domains: tuple[str, ...]
+    classes: tuple[str, ...]
+    counts: Mapping[tuple[str, str], int]
+    has_split: bool
+
+
+def discover(data: DataSettings, row: Benchmark) -> Benchmark:
+    """The row with the table's domains and classes; `data.classes` may add classes that this table lacks.
+
+    Raises UserError for a missing or unreadable file, a missing column, an empty cell and fewer than two classes.
+    """
+    found = facts(data)
+    classes = tuple(sorted({*found.classes, *map(composed, data.classes)}))
+    if len(classes) < 2:
+        raise UserError(f"{table_file(data)}: {len(classes)} class(es) in the column of labels; at least 2 are needed")
+    return replace(row, domains=found.domains, classes=classes)
+
+
+class TableReader(ImageTree):
+    """Reads the images that a table names through the cache; paths are seen from the table's folder."""
+
+    def listing(self, domain: str) -> Listing:
+        """Files of a domain by class, then by path, whatever the order of the rows."""
+        rows = self._rows(domain)
+        return Listing(table_file(self.data).parent, tuple(rows["path"]), rows["label"].to_numpy(np.int64))
+
+    def labels(self, domain: str, apart: bool = False) -> np.ndarray:
+        """Labels alone, from the counts of the classes."""
+        counts = facts(self.data).counts
+        return np.repeat(np.arange(len(self.found.classes)), [counts.get((domain, c), 0) for c in self.found.classes])
+
+    def listed(self, domain: str, part: str) -> np.ndarray | None:
+        """Indices of the images whose split is `part`; None when no row of the domain has it."""
+        if not facts(self.data).has_split:
+            raise UserError(f"{table_file(self.data)} has no column {self.data.columns.get('split', 'split')!r}, which "
+                            "data.split = 'lists' and data.test_split = 'list' read")  # fmt: skip
+        chosen = np.flatnonzero(self._rows(domain)["split"] == part)
+        return chosen if len(chosen) else None
+
+    def _rows(self, domain: str) -> pd.DataFrame:
+        """Path, label (index of the class) and split of a domain's rows, sorted by label and path."""
+        file = table_file(self.data)
+        rows = _rows_of(file, _version(file), tuple(sorted(self.data.columns.items())), domain)
+        return rows.assign(label=rows["label"].map({name: index for index, name in enumerate(self.found.classes)}))
+
+
+def table_file(data: DataSettings) -> Path:
+    """The table: `data.root` itself."""
+    file = data_root(data)
+    if not file.is_file() or file.suffix.lower() not in SUFFIXES:
+        raise UserError(f"data.root: no table {file}; name a file that ends in {', '.join(SUFFIXES)}")
+    return file
+
+
+def facts(data: DataSettings) -> Facts:
+    """Facts of the settings' table, read once per process and version of the file."""
+    file = table_file(data)
+    return _facts(file, _version(file), tuple(sorted(data.columns.items())))
+
+
+def _version(file: Path) -> tuple[int, int]:
+    status = file.stat()
+    return status.st_size, status.st_mtime_ns
+
+
+@functools.lru_cache(maxsize=8)
+def _facts(file: Path, version: tuple[int, int], columns: tuple[tuple[str, str], ...]) -> Facts:
+    counts: Counter[tuple[str, str]] = Counter()
+    has_split = False
+    for piece in pieces(file, dict(columns), ("label", "domain", "split")):
+        has_split = has_split or "split" in piece
+        counts.update(piece.groupby(["domain", "label"], sort=False, observed=True).size().to_dict())
+    if not counts:
+        raise UserError(f"{file} has no rows")
+    domains, classes = (tuple(sorted({key[index] for key in counts})) for index in (0, 1))
+    return Facts(domains, classes, dict(counts), has_split)
+
+
+@functools.lru_cache(maxsize=16)
+def _rows_of(file: Path, version: tuple[int, int], columns: tuple[tuple[str, str], ...], domain: str) -> pd.DataFrame:
+    kept = [piece[piece["domain"] == domain] for piece in pieces(file, dict(columns), COLUMNS)]
+    rows = pd.concat(kept, ignore_index=True).sort_values(["label", "path"], ignore_index=True)
+    twice = rows["path"][rows["path"].duplicated()]
+    if len(twice):
+        raise UserError(f"{file}: {twice.iloc[0]!r} has more than one row in domain {domain!r}; keep one")
+    return rows
+
+
+def pieces(file: Path, columns: Mapping[str, str], wanted: tuple[str, ...]) -> Iterator[pd.DataFrame]:
+    """The wanted columns of a table under our names, as text, some rows at a time; a missing `split` is left out."""
+    unknown = [name for name in columns if name not in COLUMNS]
+    if unknown:
+        raise UserError(f"data.columns: no column {unknown[0]!r}; {nearest(unknown[0], COLUMNS)}known: "
+                        f"{', '.join(COLUMNS)}")  # fmt: skip
+    present = _header(file)
+    names = {name: columns.get(name, name) for name in wanted}
+    for name, theirs in names.items():
+        if theirs not in present and (name != "split" or name in columns):
+            raise UserError(f"{file} has no column {theirs!r}; {nearest(theirs, present)}it has: {', '.join(present)}; "
+                            f"name it with data.columns.{name}")  # fmt: skip
+    names = {name: theirs for name, theirs in names.items() if theirs in present}
+    row = 2  # as an editor counts: the header is line 1
+    for raw in _read(file, list(dict.fromkeys(names.values()))):
+        piece = pd.DataFrame({name: raw[theirs].astype(str).str.strip() for name, theirs in names.items()})
+        for name in piece.columns.difference(["split"]):
+            empty = np.flatnonzero(raw[names[name]].isna() | (piece[name] == ""))
+            if len(empty):
+                raise UserError(f"{file}, row {row + empty[0]}: the column {names[name]!r} is empty")
+        for name in ("label", "domain"):
+            if name in piece:
+                piece[name] = piece[name].map({text: composed(text) for text in piece[name].unique()})
+        if "split" in piece:
+            piece["split"] = piece["split"].str.lower().map(PARTS).fillna("")
+        yield piece
+        row += len(piece)
+
+
+def _header(file: Path) -> list[str]:
+    try:
+        if file.suffix.lower() == ".parquet":
+            return list(_parquet().ParquetFile(file).schema_arrow.names)
+        return list(pd.read_csv(file, nrows=0, sep=_separator(file), encoding="utf-8-sig").columns)
+    except (OSError, ValueError, UnicodeDecodeError) as error:
+        raise _unreadable(file, error) from None
+
+
+def _read(file: Path, columns: list[str]) -> Iterator[pd.DataFrame]:
+    try:
+        if file.suffix.lower() == ".parquet":
+            for batch in _parquet().ParquetFile(file).iter_batches(PIECE, columns=columns):
+                yield batch.to_pandas()
+            return
+        options = {"usecols": columns, "dtype": str, "chunksize": PIECE, "keep_default_na": False}
+        with pd.read_csv(file, sep=_separator(file), encoding="utf-8-sig", **options) as reader:
+            yield from reader
+    except (OSError, ValueError, UnicodeDecodeError) as error:
+        raise _unreadable(file, error) from None
+
+
+def _unreadable(file: Path, error: Exception) -> UserError:
+    reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
+    return UserError(f"cannot read the table {file} ({reason}); it must be UTF-8 text with a header, or Parquet")
+
+
+def _separator(file: Path) -> str:
+    return "\t" if file.suffix.lower() == ".tsv" else ","
+
+
+def _parquet():
+    try:
+        import pyarrow.parquet
+    except ImportError:
+        raise UserError(f"a Parquet table needs pyarrow: {extra('parquet')}") from None
+    return pyarrow.parquet
