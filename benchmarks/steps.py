@@ -37,14 +37,22 @@ class RandomData:
         self.images = torch.rand(args.batch, 3, args.size, args.size, generator=generator).to(device)
         self.labels = torch.randint(CLASSES, (args.batch,), generator=generator).to(device)
         self.examples = args.batch
+        self.augment: Callable | None = None
 
     def batch(self) -> Batch:
         """The batch, as prepared for a step."""
-        return Batch(self.images * 2 - 1, self.labels, self.images, self.training_positions(), self.prepare)
+        images, positions = self.transfer(self.images), self.training_positions()
+        return Batch(
+            self.normalize(images), self.labels, self.images, positions, self.normalize, images, self.normalize
+        )
+
+    def transfer(self, images: torch.Tensor) -> torch.Tensor:
+        """What the recipe's augmentation makes of the images."""
+        return self.augment(images, self.training_positions()) if self.augment else images
 
     @staticmethod
-    def prepare(images: torch.Tensor) -> torch.Tensor:
-        """The preparation of the batch."""
+    def normalize(images: torch.Tensor) -> torch.Tensor:
+        """The normalisation of the batch."""
         return images * 2 - 1
 
     def evaluation(self, positions, size: int):
@@ -107,6 +115,7 @@ def timed_step(method: str, args: argparse.Namespace, device: torch.device) -> C
         round.phase = "train"
     round.terms = [function for term in recipe.terms if (function := term.begin(round)) is not None]
     step = recipe.client.begin(round)
+    data.augment = recipe.augment.begin(round) if recipe.augment and recipe.augment.late else None
     hooks = after_step_functions(net)
 
     def take() -> None:

@@ -218,10 +218,11 @@ class DomainClient(NumPyClient):
         round.terms = [function for term in recipe.terms if (function := term.begin(round)) is not None]
         step = recipe.client.begin(round)
         transfer = recipe.augment.begin(round) if recipe.augment else None
+        late = transfer is not None and recipe.augment.late
         best = BestIterate(self, round.steps, work.local_checks)
         total = torch.zeros((), device=self.device)
         for number, positions in enumerate(plan, start=1):
-            total += step(self.data.batch(positions, transfer))
+            total += step(self.data.batch(positions, transfer, late))
             for hook in self._after_step:
                 hook()
             best.after_step(number)

@@ -37,26 +37,36 @@ class LocalData:
         images = self.images[index].to(self.device, non_blocking=True)
         return to_float(images)
 
-    def batch(self, items: np.ndarray, transfer: Callable[[Tensor, np.ndarray], Tensor] | None = None) -> Batch:
-        """Training batch: transfer (style, frequency), then augmentation, then normalisation.
+    def batch(
+        self, items: np.ndarray, transfer: Callable[[Tensor, np.ndarray], Tensor] | None = None, late: bool = False
+    ) -> Batch:
+        """Training batch: transfer (style, frequency), then augmentation, then normalisation; `late` transfers come
+        between the last two.
 
         Item `copy * n + position` is version `copy` of a training example, for a transfer that makes several of each.
         """
         positions = items % self.examples
         raw = self.raw(positions)
-        if transfer is not None:
+        if transfer is not None and not late:
             raw = transfer(raw, items)
         draws = torch.get_rng_state()
-        labels = self.labels[torch.from_numpy(positions).to(self.labels.device)]
-        return Batch(self.prepare(raw), labels, raw, positions, lambda images: self.prepare(images, draws))
 
-    def prepare(self, images: Tensor, draws: Tensor | None = None) -> Tensor:
-        """Augmented and normalised images; `draws`, a state of torch's generator, repeats an earlier augmentation."""
-        if draws is not None:
+        def augment(images: Tensor) -> Tensor:
+            images = self.transforms.augment(images)
+            return transfer(images, items) if transfer is not None and late else images
+
+        def prepare(images: Tensor) -> Tensor:
             with torch.random.fork_rng(devices=()):
                 torch.set_rng_state(draws)
-                return self.prepare(images)
-        images = self.transforms.normalize(self.transforms.augment(images))
+                return self.normalize(augment(images))
+
+        augmented = augment(raw)
+        labels = self.labels[torch.from_numpy(positions).to(self.labels.device)]
+        return Batch(self.normalize(augmented), labels, raw, positions, prepare, augmented, self.normalize)
+
+    def normalize(self, images: Tensor) -> Tensor:
+        """What the network gets of images in [0, 1]."""
+        images = self.transforms.normalize(images)
         return images.contiguous(memory_format=torch.channels_last) if self.device.type == "cuda" else images
 
     def evaluation(self, positions: np.ndarray, size: int) -> Iterator[tuple[Tensor, Tensor]]:

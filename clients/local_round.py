@@ -22,7 +22,8 @@ class Batch:
 
     `loss` is the cross-entropy alone, before any term. `raw` are the images in [0, 1] before augmentation, `positions`
     their places in the training split; `prepare` gives other images of that shape (a transformed `raw`) the very
-    augmentation and normalisation that `images` got.
+    augmentation and normalisation that `images` got. `augmented` are the images in [0, 1] after augmentation; for other
+    versions of them (views, tiles) `normalize` does what is left.
     """
 
     images: Tensor
@@ -30,6 +31,8 @@ class Batch:
     raw: Tensor | None = None
     positions: np.ndarray | None = None
     prepare: Callable[[Tensor], Tensor] | None = None
+    augmented: Tensor | None = None
+    normalize: Callable[[Tensor], Tensor] | None = None
     features: Tensor | None = None
     logits: Tensor | None = None
     loss: Tensor | None = None

@@ -50,6 +50,19 @@ def proximal(params: Iterable[Tensor], reference: Iterable[Tensor], mu: float) -
     return mu * _HalfSquaredDistance.apply(*params, *reference)
 
 
+def js_divergence(logits: Sequence[Tensor]) -> Tensor:
+    """Jensen-Shannon divergence of several predictions of the same batch, mean over the batch.
+
+    (1/V) Σ_v KL(p_v ‖ M) ,  M = (1/V) Σ_v p_v clipped at 1e-7 ;  0 for equal predictions, log V for disjoint ones
+
+    logits: V tensors [B, classes]; gradients flow through all of them. Natural logarithm.
+    Source: AugMix (Hendrycks et al., ICLR 2020), RandConv (Xu et al., ICLR 2021).
+    """
+    logs = [each.float().log_softmax(1) for each in logits]
+    mean = (sum(each.exp() for each in logs) / len(logs)).clamp_min(1e-7).log()
+    return sum((each.exp() * (each - mean)).sum(1).mean() for each in logs) / len(logs)
+
+
 def mk_mmd(x: Tensor, y: Tensor, scales: Sequence[float] = MMD_SCALES, statistic: str = "u") -> Tensor:
     """Multi-kernel maximum mean discrepancy between two samples.
 

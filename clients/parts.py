@@ -117,7 +117,13 @@ class Batches(ClientPart):
 
 
 class Augment(ClientPart):
-    """What happens to a batch of raw images in [0, 1] before the data set's own augmentation."""
+    """What happens to a batch of raw images in [0, 1] before the data set's own augmentation, or after it.
+
+    late: it acts after crop, flip and jitter of the data set, before the normalisation. Its draws come from torch's
+    generator, so that `Batch.prepare` can repeat them.
+    """
+
+    late: ClassVar[bool] = False
 
     def copies(self, round: LocalRound) -> int:
         """Versions of every example that make up an epoch. Item `copy * n + position` is version `copy` of an example;

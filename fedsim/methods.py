@@ -6,14 +6,17 @@ A row names the parts in which the method differs from FedAvg. On the command li
 """
 
 from clients.augment.cross_client_style import CrossClientStyle
+from clients.augment.rand_augment import RandAugment
 from clients.batches.balanced_budget import BalancedBudget
 from clients.reports.generalization_gap import GeneralizationGap
 from clients.reports.gradient_count import GradientCount
 from clients.reports.received_loss import ReceivedLoss
 from clients.step.calibration import SemanticCalibration
 from clients.step.client_agnostic import ClientAgnostic
+from clients.step.consistent_views import ConsistentViews
 from clients.step.ditto import Ditto
 from clients.step.episodic import EpisodicStep
+from clients.step.random_convolution import RandomConvolution
 from clients.step.self_challenging import SelfChallenging
 from clients.terms.classifier_alignment import ClassifierAlignment
 from clients.terms.drift_correction import DriftCorrection
@@ -114,6 +117,9 @@ METHODS: dict[str, Recipe] = {
     "mixstyle": Recipe(inserts=(MixStyle(),), paper="Zhou et al., ICLR 2021, inside FedAvg"),
     # Single-source generalization inside each client, under FedAvg
     "rsc": Recipe(client=SelfChallenging(), paper="Huang et al., ECCV 2020, inside FedAvg"),
+    "randaugment": Recipe(augment=RandAugment(), paper="Cubuk et al., NeurIPS workshops 2020, inside FedAvg"),
+    "augmix": Recipe(client=ConsistentViews(), paper="Hendrycks et al., ICLR 2020, inside FedAvg"),
+    "randconv": Recipe(client=RandomConvolution(), paper="Xu et al., ICLR 2021, inside FedAvg"),
     "sfa-s": Recipe(terms=(FeatureAugmentation("s"),), paper="Li et al., ICCV 2021: SFA-S, inside FedAvg"),
     "sfa-a": Recipe(terms=(FeatureAugmentation("a"),), paper="Li et al., ICCV 2021: SFA-A, inside FedAvg"),
     "selfreg": Recipe(terms=(SelfReg(),), inserts=(Projector(),), paper="Kim et al., ICCV 2021, inside FedAvg"),

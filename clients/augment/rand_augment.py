@@ -1,0 +1,75 @@
+"""RandAugment: random operations of one common strength."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from clients.augment.operations import SIGNED, apply_operations
+from clients.parts import Augment, LocalRound
+from fedsim.errors import UserError
+from fedsim.experiment import Experiment
+
+
+def magnitude_table(M: int, bins: int, height: int, width: int) -> dict[str, float]:
+    """Magnitude of each of the 14 operations at strength M of `bins`, in the units of `apply_operations`."""
+    share = M / (bins - 1)
+    return {
+        "identity": 0.0,
+        "shear_x": 0.3 * share,
+        "shear_y": 0.3 * share,
+        "translate_x": 150 / 331 * width * share,
+        "translate_y": 150 / 331 * height * share,
+        "rotate": 30 * share,
+        "brightness": 0.9 * share,
+        "color": 0.9 * share,
+        "contrast": 0.9 * share,
+        "sharpness": 0.9 * share,
+        "posterize": 8.0 - round(4 * share),
+        "solarize": 1 - share,
+        "auto_contrast": 0.0,
+        "equalize": 0.0,
+    }
+
+
+@dataclass(frozen=True)
+class RandAugment(Augment):
+    """N operations one after the other on every image, each drawn uniformly from 14, all of strength M.
+
+    RandAugment (Cubuk et al., NeurIPS workshops 2020) with torchvision's operations and magnitudes; baselines.md B.3.
+    FedIG-A and COPA do not say which N and M they use; these are torchvision's. Directions (of rotation, shear,
+    translation, factor) are drawn with equal chances. It comes after the data set's own crop, flip and jitter, which it
+    does not replace. Training images alone are changed. `N = 0` gives FedAvg.
+
+    N: operations per image. M: strength, from 0 to bins - 1. bins: number of strengths.
+    """
+
+    N: Annotated[int, Field(ge=0)] = 2
+    M: Annotated[int, Field(ge=0)] = 9
+    bins: Annotated[int, Field(ge=2)] = 31
+    late: ClassVar[bool] = True
+
+    def check(self, experiment: Experiment) -> None:
+        """M is one of the strengths."""
+        highest = self.bins - 1
+        if highest < self.M:
+            raise UserError(f"rand_augment.M = {self.M}: strengths go from 0 to bins - 1 = {highest}")
+
+    def begin(self, round: LocalRound) -> Callable[[Tensor, np.ndarray], Tensor]:
+        """The operations on a batch."""
+        return lambda images, items: self.augmented(images)
+
+    def augmented(self, images: Tensor) -> Tensor:
+        """Images [B, C, H, W] in [0, 1] after N operations each; draws come from torch's generator."""
+        table = magnitude_table(self.M, self.bins, *images.shape[-2:])
+        names, values = list(table), torch.tensor(list(table.values()), dtype=torch.float64)
+        signed = torch.tensor([name in SIGNED for name in names])
+        for _ in range(self.N):
+            chosen = torch.randint(len(names), (len(images),))
+            sign = torch.where(signed[chosen] & (torch.rand(len(images)) < 0.5), -1.0, 1.0)
+            images = apply_operations(images, names, chosen, values[chosen] * sign)
+        return images

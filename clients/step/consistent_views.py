@@ -1,0 +1,58 @@
+"""AugMix's training: predictions of an image and of two of its mixtures agree."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from clients.augment.aug_mix import STRENGTHS, mixed
+from clients.losses import js_divergence
+from clients.parts import Batch, LocalRound, Step, StepFunction
+
+
+@dataclass(frozen=True)
+class ConsistentViews(Step):
+    """L = CE(p_0, y) + weight JS(p_0, p_1, p_2) + terms,  p_0 of the image, p_1 and p_2 of two AugMix versions of it.
+
+        JS = mean_v KL(p_v || M),  M the mean of the three, clipped at 1e-7, mean over the batch
+
+    AugMix (Hendrycks et al., ICLR 2020); operations, their magnitudes and defaults are torchvision's (the paper leaves
+    out the four colour operations: `all_operations = false`). The three versions share the data set's own crop, flip
+    and jitter, and pass the network as one batch, as in the released code. Terms see the image's own.
+    `weight = 0` is FedAvg.
+
+    weight: 12 in the paper. severity, width, depth, alpha, all_operations: as in the augmentation `aug_mix`.
+    """
+
+    weight: Annotated[float, Field(ge=0)] = 12.0
+    severity: Annotated[int, Field(ge=1, le=STRENGTHS)] = 3
+    width: Annotated[int, Field(ge=1)] = 3
+    depth: Annotated[int, Field(ge=-1)] = -1
+    alpha: Annotated[float, Field(gt=0)] = 1.0
+    all_operations: bool = True
+
+    def begin(self, round: LocalRound) -> StepFunction:
+        """The step on three versions; the supervised step when the weight is 0."""
+        if self.weight == 0:
+            return lambda batch: round.apply_gradients(round.loss_of(batch))
+
+        def step(batch: Batch) -> Tensor:
+            versions = [self.version(batch) for _ in range(2)]
+            with round.autocast():
+                features = round.net.features(torch.cat([batch.images, *versions]))
+                logits = round.net.head(features).chunk(3)
+            batch.features, batch.logits = features[: len(batch.labels)], logits[0]
+            batch.loss = F.cross_entropy(batch.logits.float(), batch.labels)
+            divergence = js_divergence(logits)
+            round.tally("js_loss", divergence)
+            return round.apply_gradients(round.with_terms(batch, batch.loss + self.weight * divergence))
+
+        return step
+
+    def version(self, batch: Batch) -> Tensor:
+        """What the network gets of one mixture of the batch."""
+        images = mixed(batch.augmented, self.severity, self.width, self.depth, self.alpha, self.all_operations)
+        return batch.normalize(images)

@@ -1,0 +1,75 @@
+"""RandConv: training images with their local texture scrambled by random convolutions."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from clients.losses import js_divergence
+from clients.parts import Batch, LocalRound, Step, StepFunction
+
+
+@dataclass(frozen=True)
+class RandomConvolution(Step):
+    """L = CE(p_0, y) + weight JS(p_0, p_1, p_2) + terms, p_v the network's predictions of three views of the batch.
+
+        RC(x) = k * x,  k of size s x s, s uniform over `sizes`, entries N(0, 1/(C s^2)), one for the whole batch
+        "mix":    view = alpha RC(x) + (1 - alpha) x,  alpha ~ U(0, 1)
+        "img_p":  view = x with probability p, else RC(x)
+        JS = mean_v KL(p_v || M),  M the mean of the three, clipped at 1e-7, mean over the batch
+
+    RandConv (Xu et al., ICLR 2021); baselines.md B.5. x are normalised images with C channels, kernels C -> C without
+    bias, maps keep their size. Three kernels per step, three forward passes; terms see the first view's. Differs from
+    the released trainer, whose second and third views are convolutions of the first. The script for PACS is not
+    published: the default is `mix` with the weight of the digits' settings, 10 (5 with `img_p`). `weight = 0` makes one
+    pass; with `img_p` and p = 1 it is FedAvg.
+
+    variant: mix or img_p. p: probability of an unchanged view with img_p. sizes: of the kernels, odd.
+    """
+
+    variant: Literal["mix", "img_p"] = "mix"
+    weight: Annotated[float, Field(ge=0)] = 10.0
+    p: Annotated[float, Field(ge=0, le=1)] = 0.5
+    sizes: tuple[Literal[1, 3, 5, 7, 9, 11], ...] = (1, 3, 5, 7)
+
+    def begin(self, round: LocalRound) -> StepFunction:
+        """The step on three views."""
+        net, generator = round.net, round.generator("random-convolution")
+
+        def step(batch: Batch) -> Tensor:
+            images = batch.images
+            batch.images = self.view(images, generator)
+            loss = round.forward(batch)
+            if self.weight:
+                others = [self.view(images, generator) for _ in range(2)]
+                with round.autocast():
+                    logits = [batch.logits, *(net(view) for view in others)]
+                divergence = js_divergence(logits)
+                round.tally("js_loss", divergence)
+                loss = loss + self.weight * divergence
+            return round.apply_gradients(round.with_terms(batch, loss))
+
+        return step
+
+    def view(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        """One random version of images [B, C, H, W]."""
+        alpha = float(torch.rand((), generator=generator))
+        kernel = random_kernel(images.shape[1], self.sizes, generator).to(images)
+        if self.variant == "img_p":
+            return images if alpha < self.p else convolved(images, kernel)
+        return torch.lerp(images, convolved(images, kernel), alpha)
+
+
+def random_kernel(channels: int, sizes: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """k [C, C, s, s] with entries N(0, 1 / (C s^2))."""
+    size = sizes[int(torch.randint(len(sizes), (), generator=generator))]
+    deviation = (channels * size * size) ** -0.5
+    return deviation * torch.randn(channels, channels, size, size, generator=generator)
+
+
+def convolved(images: Tensor, kernel: Tensor) -> Tensor:
+    """The images convolved with the kernel, zeros around them, in their own size."""
+    return F.conv2d(images, kernel, padding=kernel.shape[-1] // 2)
