@@ -77,7 +77,9 @@ class DataSettings(Settings):
     root: str = Field("", description="folder of the data set; empty: $FEDSIM_DATA, else ./data")
     domains: list[str] = Field([], description="use only these domains; empty: all of the data set")
     classes: list[str] = Field(
-        [], description="a `folder` data set's classes, where its images are on other machines (a deployment's server)"
+        [],
+        description="a `folder` data set's classes, where its images are on other machines (a deployment's server), "
+        "or where a domain may lack some of them",
     )
     image_size: int = Field(28, ge=8, le=1024, description="images are decoded once to this size, in pixels")
     columns: dict[str, str] = Field(

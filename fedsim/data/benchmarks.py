@@ -203,10 +203,7 @@ def benchmark(data: DataSettings) -> Benchmark:
     if found.discover:
         found = load(found.discover, "data set")(data, found)
     if data.dataset == "folder":
-        found = _named(data) or _discover(data_root(data), data.domains)
-        if data.classes and found.classes != tuple(sorted(map(composed, data.classes))):
-            different = sorted({*found.classes} ^ {*map(composed, data.classes)})
-            raise UserError(f"{data_root(data)}: the class folders are not data.classes ({', '.join(different[:5])})")
+        found = _named(data) or _discover(data_root(data), data.domains, sorted(map(composed, data.classes)))
     found = replace(found, **found.variants.get(data.variant, {}))
     if not data.domains:
         return found
@@ -235,8 +232,11 @@ def _named(data: DataSettings) -> Benchmark | None:
     return replace(BENCHMARKS["folder"], domains=domains, classes=classes)
 
 
-def _discover(root: Path, asked: list[str]) -> Benchmark:
-    """Benchmark of a tree root/domain/class/image; `asked` domains may be absent here (they live on other sites)."""
+def _discover(root: Path, asked: list[str], named: list[str]) -> Benchmark:
+    """Benchmark of a tree root/domain/class/image; `asked` domains may be absent here (they live on other sites).
+
+    Where the classes are `named`, a domain may lack some of them: hospitals are not all alike.
+    """
     on_disk = names_in(root)
     asked = [composed(name) for name in asked]
     for name in set(asked) - set(on_disk):
@@ -248,13 +248,17 @@ def _discover(root: Path, asked: list[str]) -> Benchmark:
     if not used:
         raise UserError(f"no domain folders in {root}: expected domain/class/image below it; set data.root")
     folder_of = {composed(name): root / name for name in subfolders(root)}
-    classes = names_in(folder_of[used[0]])
+    classes = named or names_in(folder_of[used[0]])
     for name in used:
-        if names_in(folder_of[name]) != classes:
+        unknown = sorted(set(names_in(folder_of[name])) - set(classes)) if named else []
+        if unknown:
+            raise UserError(f"{root / name}: the class folders are not data.classes ({', '.join(unknown[:5])})")
+        if not named and names_in(folder_of[name]) != classes:
             difference = sorted(set(names_in(folder_of[name])) ^ set(classes))
             raise UserError(
                 f"{root}: domains {used[0]!r} and {name!r} have different class folders "
-                f"({', '.join(difference[:5])}); every domain needs the same classes, or set data.domains"
+                f"({', '.join(difference[:5])}); every domain needs the same classes; set data.domains, "
+                "or name all classes in data.classes"
             )
     if len(classes) < 2:
         raise UserError(f"{root / used[0]}: {len(classes)} class folder(s); at least 2 are needed (domain/class/image)")

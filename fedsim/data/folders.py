@@ -83,24 +83,25 @@ def list_domain(data: DataSettings, found: Benchmark, domain: str) -> Listing:
             f"{found.title}: domain {domain!r} has no folder in {root} (found: {', '.join(subfolders(root))})"
         )
     folder = root / name
-    class_folders = _class_folders(found, domain, folder)
+    lenient = found.name == "folder" and bool(data.classes)  # named classes may be absent from a domain
+    class_folders = _class_folders(found, domain, folder, lenient)
     files: list[str] = []
     counts = []
     for class_folder in class_folders:
-        images = _images(folder, class_folder)
+        images = _images(folder, class_folder) if class_folder else []
         counts.append(len(images))
         files.extend(images)
-    _check_counts(found, domain, folder, counts)
+    _check_counts(found, domain, folder, counts, lenient)
     labels = np.repeat(np.arange(len(counts), dtype=np.int64), counts)
     return Listing(folder, tuple(files), labels)
 
 
-def _class_folders(found: Benchmark, domain: str, folder: Path) -> list[str]:
-    """Names of the class folders on disk, in the order of the benchmark's classes."""
+def _class_folders(found: Benchmark, domain: str, folder: Path, lenient: bool) -> list[str]:
+    """Names of the class folders on disk, in the order of the benchmark's classes; empty for one that may be absent."""
     present = subfolders(folder)
     by_class = {name: (matching if found.folder else same)(name, present) for name in found.classes}
     missing = [name for name, on_disk in by_class.items() if on_disk is None]
-    if missing:
+    if missing and not lenient:
         index = found.classes.index(missing[0])
         expected = f" (0 of {found.class_counts[domain][index]} images)" if found.class_counts else ""
         raise UserError(
@@ -113,7 +114,7 @@ def _class_folders(found: Benchmark, domain: str, folder: Path) -> list[str]:
             f"{found.title} {domain}: {unknown[0]!r} in {folder} is none of the benchmark's classes; "
             "remove the folder or use data.dataset = 'folder'"
         )
-    return [by_class[name] for name in found.classes]
+    return [by_class[name] or "" for name in found.classes]
 
 
 def _images(folder: Path, class_folder: str) -> list[str]:
@@ -131,7 +132,7 @@ def _images(folder: Path, class_folder: str) -> list[str]:
     return images
 
 
-def _check_counts(found: Benchmark, domain: str, folder: Path, counts: list[int]) -> None:
+def _check_counts(found: Benchmark, domain: str, folder: Path, counts: list[int], lenient: bool) -> None:
     """Raise UserError for missing images, then for an empty class; more images than the benchmark's are accepted."""
     expected = found.class_counts[domain] if found.class_counts else counts
     short = [row for row in zip(found.classes, counts, expected) if row[1] < row[2]]
@@ -143,8 +144,11 @@ def _check_counts(found: Benchmark, domain: str, folder: Path, counts: list[int]
             "or use data.dataset = 'folder' for a part of it"
         )
     empty = [name for name, has in zip(found.classes, counts) if has == 0]
-    if empty:
-        raise UserError(f"{found.title} {domain}: no image of class {empty[0]!r} in {folder}; every class needs images")
+    if empty and (not lenient or not any(counts)):
+        raise UserError(
+            f"{found.title} {domain}: no image of class {empty[0]!r} in {folder}; every class needs images, "
+            "unless all classes are named in data.classes"
+        )
     if found.counts and sum(counts) < found.counts[domain]:
         raise UserError(
             f"{found.title} {domain} is incomplete in {folder}: {sum(counts)} of {found.counts[domain]} "

@@ -201,6 +201,10 @@ def _compare_with(experiment: Experiment, findings: list[Finding]) -> list[str]:
         if found and found != classes:
             different = sorted(set(found) ^ set(classes))
             finding.problems.append(f"its classes differ: {', '.join(different[:5]) or 'another order'}")
+        counts = finding.answer.counts if finding.answer else ()
+        absent = [name for name, count in zip(found, counts) if not count]
+        if absent:
+            finding.notes.append(f"holds no image of {', '.join(absent[:5])}{' ...' if len(absent) > 5 else ''}")
     provided = {finding.site.domain for finding in findings if finding.site.role == "source"}
     return [
         f"no site holds {client!r}, which the experiment trains on" for client in expected if client not in provided

@@ -79,6 +79,13 @@ class Federation(Settings):
     names: list[str] = Field([], description="further host names and IP addresses in the server's certificate")
     days: int = Field(365, ge=1, le=3650, description="validity of the certificates")
     kits: Path = Field(Path(), description="folder of the kits; empty: <name>-kits beside the TOML file")
+    wheel: str = Field(
+        "",
+        description="fedsim's wheel, which the kits then bring: a site's start.sh installs it where fedsim is missing",
+    )
+    torch_index: str = Field(
+        "", description="pip's index for PyTorch there, e.g. that of its CPU builds; empty: pip's own"
+    )
     pin: bool = Field(
         True, description="sites run fedsim's own app bundles and those that the operator's key signed, and no others"
     )

@@ -159,6 +159,8 @@ def _site_kit(federation: Federation, site: Site, kit: Path, public_keys: Path, 
     shutil.copyfile(ca_certificate, kit / "ca.crt")
     if site.key == "kit":
         write_site_key(site.name, kit / "key", public_keys / f"{site.name}.pub")
+    if federation.wheel:
+        shutil.copy(_wheel(federation), kit)
     if federation.pin:
         (kit / "apps").mkdir()
         (kit / "apps" / "allowed").write_text("".join(f"{found} {name}\n" for name, found in own_bundles().items()))
@@ -175,6 +177,7 @@ def _site_kit(federation: Federation, site: Site, kit: Path, public_keys: Path, 
         RETRY_SECONDS=federation.retry_seconds,
         LONGEST_RETRY_SECONDS=federation.longest_retry_seconds,
         TRIES=federation.tries,
+        TORCH_INDEX=federation.torch_index,
     )
     role = "it trains" if site.role == "source" else "it evaluates the unseen domain and never trains"
     _copy(
@@ -189,6 +192,14 @@ def _site_kit(federation: Federation, site: Site, kit: Path, public_keys: Path, 
             "DATA": f"`{site.data_dir}`" if site.data_dir else "empty: an embedded data set needs none",
         },
     )
+
+
+def _wheel(federation: Federation) -> Path:
+    """The wheel that the kits bring; relative paths mean relative to the federation file's folder."""
+    wheel = federation.kits.parent / federation.wheel
+    if wheel.suffix != ".whl" or not wheel.is_file():
+        raise UserError(f"no wheel at {wheel}; `pip wheel --no-deps .` in fedsim's source folder builds it")
+    return wheel
 
 
 def write_connection(federation: Federation) -> None:

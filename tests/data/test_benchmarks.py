@@ -4,8 +4,9 @@ import subprocess
 import sys
 
 import pytest
+from PIL import Image
 
-from fedsim.data import BENCHMARKS, benchmark, resolve_domain
+from fedsim.data import BENCHMARKS, benchmark, count_classes, resolve_domain
 from fedsim.errors import UserError
 from fedsim.experiment import DataSettings
 
@@ -113,5 +114,21 @@ def test_a_server_without_images_knows_a_folder_data_set_by_its_settings(tmp_pat
     for name in ("a", "b"):
         for label in ("x", "z"):
             (tmp_path / "site" / name / label).mkdir(parents=True)
-    with pytest.raises(UserError, match=r"not data.classes \(y, z\)"):
+    with pytest.raises(UserError, match=r"not data.classes \(z\)"):
         benchmark(settings.model_copy(update={"root": str(tmp_path / "site")}))
+
+
+def test_named_classes_may_be_absent_from_a_domain(tmp_path):
+    """A class without a folder, and an empty class folder: counted as zero; an unknown one and no image are errors."""
+    for name in ("a/cat/1.png", "a/dog/1.png", "b/dog/1.png", "b/dog/2.png"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8)).save(tmp_path / name)
+    (tmp_path / "b" / "elk").mkdir()
+    data = DataSettings(dataset="folder", root=str(tmp_path), classes=["cat", "dog", "elk"])
+    assert benchmark(data).classes == ("cat", "dog", "elk")
+    assert count_classes(data, "a") == (("cat", "dog", "elk"), (1, 1, 0))
+    assert count_classes(data, "b") == (("cat", "dog", "elk"), (0, 2, 0))
+    with pytest.raises(UserError, match="different class folders"):
+        benchmark(DataSettings(dataset="folder", root=str(tmp_path)))
+    with pytest.raises(UserError, match=r"not data.classes \(dog\)"):
+        benchmark(DataSettings(dataset="folder", root=str(tmp_path), classes=["cat", "ant"]))

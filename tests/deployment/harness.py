@@ -127,7 +127,8 @@ class Loopback:
     def start(self, name: str, expect: int | None = 0) -> subprocess.CompletedProcess:
         """Run a kit's start.sh."""
         own = {"FEDSIM_FAULT": str(self.fault_file(name)), "FEDSIM_FAULTY": str(FAULTY / "sitecustomize.py")}
-        own |= {} if self.warm else {"PYTHONPATH": str(FAULTY)}
+        paths = [str(FAULTY), *filter(None, [os.environ.get("PYTHONPATH")])]
+        own |= {} if self.warm else {"PYTHONPATH": os.pathsep.join(paths)}
         return self._script(name, "start.sh", {**self.environment, **(own if name != "server" else {})}, expect)
 
     @property

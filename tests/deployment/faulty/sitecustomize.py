@@ -55,6 +55,19 @@ def spoil(reply: object, fault: dict) -> object:
         name = next(name for name, array in arrays.items() if array.ndim > 1)
         arrays[name] = np.full_like(arrays[name], np.nan) if kind == "nan" else arrays[name][:1]
         reply.content["arrays"] = ArrayRecord({name: Array(array) for name, array in arrays.items()})
+    if kind in ("values", "huge"):  # 3e38 in every weight; so many megabytes that nobody asked for
+        record = reply.content.array_records["arrays"]
+        arrays = {name: np.array(array.numpy()) for name, array in record.items()}
+        if kind == "values":
+            arrays = {name: np.full_like(a, 3e38) if a.dtype.kind == "f" else a for name, a in arrays.items()}
+        else:
+            size = int(fault["megabytes"]) * (1 << 18)
+            arrays["much"] = np.random.default_rng().random(size, np.float32)
+        reply.content["arrays"] = ArrayRecord({name: Array(array) for name, array in arrays.items()})
+    if kind == "examples":  # a handshake that claims a thousand million of the first class
+        said = dict(reply.content.config_records["site"])
+        counts = [10**9 - sum(said["class-counts"][1:]), *said["class-counts"][1:]]
+        reply.content["site"] = ConfigRecord({**said, "class-counts": counts, "examples": 10**9})
     if kind in ("other-round", "other-run"):
         change = {"round": 1} if kind == "other-round" else {"token": "0" * 16}
         reply.content["echo"] = ConfigRecord({**reply.content.config_records["echo"], **change})
@@ -80,6 +93,7 @@ def install() -> None:
     def spoiling(answer: Callable) -> Callable:
         def spoiled(app: object, message: object, context: object) -> object:
             config = message.content.config_records.get("config", {})
+            now.clear()
             now.update(fault_of(int(config.get("round", -1)), str(config.get("phase", ""))))
             reply = answer(app, message, context)
             return reply if reply.has_error() else spoil(reply, now)

@@ -14,6 +14,15 @@ contact_age() { [ ! -e run/contact ] || echo $(($(date +%s) - $(stat -c %Y run/c
 
 last_word() { grep "supervise:" run/supernode.log 2>/dev/null | tail -n 1 | sed 's/.*supervise: //' || true; }
 
+# The kit brings the wheel (`wheel` in federation.toml): installed here, once, where there is no fedsim yet.
+if ! PATH="$PWD/.venv/bin:$PATH" command -v fedsim >/dev/null && ls ./*.whl >/dev/null 2>&1; then
+  echo "installing fedsim into $PWD/.venv; this takes some minutes" >&2
+  [ -x .venv/bin/pip ] || python3 -m venv .venv || fail "python3 -m venv failed (Debian: python3-venv)"
+  if [ -n "${TORCH_INDEX:-}" ]; then
+    .venv/bin/pip install --quiet torch torchvision --index-url "$TORCH_INDEX" || fail "pip could not install PyTorch"
+  fi
+  .venv/bin/pip install --quiet ./*.whl || fail "pip could not install fedsim"
+fi
 for tool in fedsim flower-supernode flock; do
   PATH="$PWD/.venv/bin:$PATH" command -v "$tool" >/dev/null || fail "$tool is not installed here; see README.md"
 done
