@@ -23,6 +23,7 @@ from datetime import UTC, datetime, timedelta
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_private_key
+from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 
 MOST_SECONDS, MOST_CONNECTIONS = 120.0, 2000
 
@@ -132,7 +133,7 @@ class Site:
             "flwr-public-key": b64encode(public).decode(),
             "flwr-timestamp": signed,
             "flwr-signature": b64encode(signature).decode(),
-            "content-type": "application/x-protobuf",
+            "content-type": PROTOBUF_MEDIA_TYPE,
         }
 
     def ask(self, path: str, body: bytes, headers: dict | None = None) -> tuple[int, str]:

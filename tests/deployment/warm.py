@@ -91,7 +91,7 @@ def become(order: dict, outputs: list[int], programs: dict) -> None:
 
     for number, descriptor in enumerate(outputs, start=1):
         os.dup2(descriptor, number)
-    sys.stdout, sys.stderr = (open(number, "w", buffering=1, closefd=False) for number in (1, 2))  # noqa: PTH123, SIM115
+    sys.stdout, sys.stderr = (open(number, "w", buffering=1, closefd=False) for number in (1, 2))  # noqa: SIM115
     for number in (*FORWARDED, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL if number != signal.SIGINT else signal.default_int_handler)
     os.environ.clear()
