@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from clients.budget import Amount, local_plan
 from clients.local_data import LocalData
-from clients.networks import after_step_functions
+from clients.networks import after_step_functions, freeze
 from clients.optimizers import learning_rate, make_optimizer, optimizer_tensors, restore_optimizer
 from clients.parts import LocalRound
 from clients.store import ClientStore
@@ -19,7 +19,8 @@ from fedsim.arrays import load_arrays
 from fedsim.experiment import Experiment
 from fedsim.models.infer import Predict, accuracy_and_loss
 from fedsim.seeding import seed_library
-from strategies.parts import Place
+from strategies.cuts import put_back, taken
+from strategies.parts import Cut, Place
 
 
 class DomainClient(NumPyClient):
@@ -61,6 +62,7 @@ class DomainClient(NumPyClient):
         self.build_net = build_net
         self.counts: list[int] = [data.examples]  # training images of every client
         self.spent: list[Amount] = []  # in the round
+        self.cut: dict[str, Cut] = {}  # what of shared tensors this client gets in the round, if not the whole
         self.warm: dict[str, tuple[Any, Any]] = {}
         self.records: dict[str, dict[str, np.ndarray]] = {}
         self.outbox: dict[str, dict[str, np.ndarray]] = {}
@@ -102,7 +104,8 @@ class DomainClient(NumPyClient):
             metrics["local_validation_accuracy"] = self._validate()[0]
         self._keep_personal()
         self.stored = self.store.commit()
-        arrays = [self.state[name].cpu().numpy().copy() for name in self.upload_names()]
+        trained = {name: self.state[name].cpu().numpy().copy() for name in self.upload_names()}
+        arrays = list(taken(trained, self.cut).values())
         metrics["train_seconds"] = time.perf_counter() - started
         self.outbox = round.outbox
         return arrays, self.data.examples, metrics
@@ -147,6 +150,8 @@ class DomainClient(NumPyClient):
         run = self.experiment.run
         self.store.open_round(config["round"], config.get("state-round", -1), config.get("saved-round"))
         seed_library(run.seed, "library", config["client"], config["phase"], config["round"])
+        training = config["phase"] == "train"
+        self.cut = self.recipe.share.cut(self.net, config["client"], config["round"], run.seed) if training else {}
         first_visit = self.store.get("personal") is None
         self._restore_personal()
         if first_visit:
@@ -178,8 +183,10 @@ class DomainClient(NumPyClient):
         load_arrays(self.state, {name: value.numpy() for name, value in initial.items()}, list(initial))
 
     def _load(self, parameters: list[np.ndarray], phase: str) -> None:
-        names = self.names(phase)
-        load_arrays(self.state, dict(zip(names, parameters, strict=True)), names)
+        names, cut = self.names(phase), self.cut if phase == "train" else {}
+        arrays = dict(zip(names, parameters, strict=True))
+        zeros = {name: np.zeros(tuple(self.state[name].shape), arrays[name].dtype) for name in cut}
+        load_arrays(self.state, put_back(arrays, cut, zeros), names)
 
     def _keep_banks(self) -> None:
         """Store a bank that comes only once, and fill `records` with those that came in an earlier round."""
@@ -247,25 +254,6 @@ class DomainClient(NumPyClient):
         groups = data.validation_by_domain
         results = [accuracy_and_loss(predict or self.net, data.evaluation(group, size)) for group in groups]
         return tuple(float(np.mean([result[index] for result in results])) for index in (0, 1))
-
-
-def freeze(net: nn.Module, places: dict[str, Place]) -> list[nn.Module]:
-    """Take the gradients from parameters of place `frozen`; the modules all of whose own tensors are frozen (their
-    running statistics may not move in training)."""
-    frozen = []
-    for path, module in net.named_modules():
-        prefix = f"{path}." if path else ""
-        own = [
-            f"{prefix}{name}"
-            for name, _ in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
-        ]
-        own = [name for name in own if name in places]
-        for name, parameter in module.named_parameters(recurse=False):
-            if places.get(f"{prefix}{name}") == "frozen":
-                parameter.requires_grad_(False)
-        if own and all(places[name] == "frozen" for name in own):
-            frozen.append(module)
-    return frozen
 
 
 class BestIterate:

@@ -74,3 +74,22 @@ def descend(optimizer: torch.optim.Optimizer, loss: Tensor) -> Tensor:
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return loss.detach()
+
+
+def freeze(net: nn.Module, places: Mapping[str, str]) -> list[nn.Module]:
+    """Take the gradients from parameters of place `frozen`; the modules all of whose own tensors are frozen (their
+    running statistics may not move in training)."""
+    frozen = []
+    for path, module in net.named_modules():
+        prefix = f"{path}." if path else ""
+        own = [
+            f"{prefix}{name}"
+            for name, _ in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
+        ]
+        own = [name for name in own if name in places]
+        for name, parameter in module.named_parameters(recurse=False):
+            if places.get(f"{prefix}{name}") == "frozen":
+                parameter.requires_grad_(False)
+        if own and all(places[name] == "frozen" for name in own):
+            frozen.append(module)
+    return frozen

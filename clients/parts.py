@@ -44,13 +44,17 @@ class ClientPart(Part):
     or some; the received model fills the rest). Such a model is validated in every evaluation phase beside the received
     one, recorded in the columns `personal_accuracy` and `personal_loss`, and written to a file at the end of the run
     with `run.keep_personal`. Empty: there is none.
+    whole: it compares the received model with others, and so cannot act where clients get a part of it (`Share.cut`).
     """
 
     bank: ClassVar[str] = ""
     personal: ClassVar[str] = ""
+    whole: ClassVar[bool] = False
 
     def refuses(self, recipe: "Recipe") -> str:
-        """A contribution needs the bank that takes it."""
+        """A contribution needs the bank that takes it; some parts need the whole model."""
+        if self.whole and recipe.share.partial:
+            return f"{part_name(self)} needs the whole model, of which {part_name(recipe.share)} sends a part"
         if not self.bank or any(bank.name == self.bank for bank in recipe.banks):
             return ""
         return f"{part_name(self)} needs the bank {self.bank!r}; add it to method.banks"

@@ -27,6 +27,7 @@ from clients.terms.moon import ModelContrast
 from clients.terms.proximal import Proximal
 from clients.terms.self_reg import SelfReg
 from fedsim.models.infer import ZeroShotAdapter
+from fedsim.models.inserts.kept_scale import KeptScale
 from fedsim.models.inserts.mixstyle import MixStyle
 from fedsim.models.inserts.projection_head import ProjectionHead
 from fedsim.models.inserts.projector import Projector
@@ -43,6 +44,7 @@ from strategies.fuse.normalized_average import NormalizedAverage
 from strategies.fuse.q_fed_avg import QFedAvg
 from strategies.fuse.semantic_divergence import SemanticDivergence
 from strategies.refine.flower_optimizer import FedAdagrad, FedAdam, FedAvgM, FedYogi
+from strategies.share.random_subnet import RandomSubnet
 from strategies.share.without_batch_norm import WithoutBatchNorm
 from strategies.share.without_statistics import WithoutStatistics
 from strategies.weights.agnostic import AgnosticWeights
@@ -139,6 +141,12 @@ METHODS: dict[str, Recipe] = {
         banks=(ClassifierGradients(),),
         weights=Uniform(),
         paper="Guo et al., ICML 2023: FedIIR",
+    ),
+    "feddrop": Recipe(
+        share=RandomSubnet(),
+        inserts=(KeptScale(),),
+        paper="Wen et al. 2021: Federated Dropout",
+        discloses="as FedAvg, of a part of the weights",
     ),
     "fedgma": Recipe(fuse=GradientMask(), paper="Tenison et al., TMLR 2023: gradient masked averaging"),
     "afl": Recipe(weights=AgnosticWeights(), reports=(ReceivedLoss(),), paper="Mohri et al., ICML 2019: agnostic FL"),

@@ -18,12 +18,13 @@ from fedsim.errors import ClientFailedError
 from fedsim.experiment import Experiment
 from fedsim.seeding import seed_library
 from strategies.banks.checks import owned
+from strategies.cuts import put_back, taken
 from strategies.model import ServerModel
 from strategies.participation import trainers, validators
 from strategies.parts import Bank, Entries, Place, RefusedUpdateError, ServerRound, Update
 from strategies.server_parts import ServerParts
 from strategies.state import ServerState
-from strategies.wire.exchange import Exchange
+from strategies.wire.exchange import Exchange, encoded
 from strategies.wire.guard import Guard
 from strategies.wire.handshake import Roster
 from strategies.wire.reply_checks import check_collected, check_update, check_validation, manifest, one_line
@@ -160,7 +161,9 @@ class FedDG(FedAvg):
         return self._placed(arrays, ("shared",))
 
     def _train_messages(self, round: int, down: ArrayRecord, drawn: Sequence[str]) -> list[Message]:
-        return self.exchange.messages(self._phase, round, down, drawn, encoded(self.parts.handed_out()))
+        cuts, shared = self.parts.cuts(), record_to_arrays(down)
+        own = {client: state_to_record(taken(shared, cut)) for client, cut in cuts.items()}
+        return self.exchange.messages(self._phase, round, down, drawn, encoded(self.parts.handed_out()), own)
 
     # --- what comes up ------------------------------------------------------------------------------------------------
 
@@ -206,16 +209,20 @@ class FedDG(FedAvg):
         """The replies that pass the checks of the wire, of the banks, and of what all clients have in common."""
         banks = self.parts.contributed()
         sent_up = {name: array for name, array in self._saved.items() if self.places[name] in ("shared", "upload")}
+        cuts = self.parts.cuts()
         updates = self.exchange.judge(
             check_update,
             replies,
             "reply refused",
+            {client: {"shapes": manifest(taken(sent_up, cut))} for client, cut in cuts.items()},
             shapes=manifest(sent_up),
             nonnegative=self.parts.model.nonnegative,
             banks=banks,
             views=self.parts.views(banks),
             metrics=self.parts.needs(),
         )
+        for client in cuts.keys() & updates.keys():
+            updates[client].arrays = put_back(updates[client].arrays, cuts[client], self.parts.start)
         for bank in banks:
             entries = {client: update.records[bank.name] for client, update in updates.items()}
             for client, reason in self.parts.odd(bank, entries).items():
@@ -285,15 +292,3 @@ class FedDG(FedAvg):
         self.log.details += server.details
         for client, columns in server.client_columns.items():
             self.log.row(client).update(columns)
-
-
-def encoded(handed: Mapping[str, Entries]) -> dict[str, dict[str, ArrayRecord]]:
-    """What each bank hands to each client as records; what several clients get alike is written once."""
-    written: dict[int, ArrayRecord] = {}
-    records: dict[str, dict[str, ArrayRecord]] = {}
-    for bank, owners in handed.items():
-        for client, arrays in owners.items():
-            if id(arrays) not in written:
-                written[id(arrays)] = state_to_record(arrays)
-            records.setdefault(bank, {})[client] = written[id(arrays)]
-    return records

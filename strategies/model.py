@@ -14,7 +14,7 @@ from strategies.server_round import CPU, Place, no_net
 class ServerModel:
     """Facts of a network by the types of its modules, and how to build it again; see the fields of ServerRound.
 
-    nonnegative: names of the tensors that count or are variances.
+    nonnegative: names of the tensors that count or are variances. net: the network, for its layers alone.
     """
 
     kinds: Mapping[str, Kind] = field(default_factory=dict)
@@ -22,6 +22,7 @@ class ServerModel:
     nonnegative: Collection[str] = ()
     device: torch.device = CPU
     build_net: Callable[[], nn.Module] = no_net
+    net: nn.Module | None = None
 
 
 def server_model(
@@ -36,4 +37,5 @@ def server_model(
         nonnegative=nonnegative_names(net),
         device=device,
         build_net=lambda: build_net().to(device),
+        net=net,
     )

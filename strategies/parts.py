@@ -21,7 +21,7 @@ import numpy as np
 from torch import nn
 
 from fedsim.part import Part, part_name
-from strategies.server_round import SERVER, Arrays, Entries, Place, RefusedUpdateError, ServerRound, Update
+from strategies.server_round import SERVER, Arrays, Cut, Entries, Place, RefusedUpdateError, ServerRound, Update
 
 if TYPE_CHECKING:
     from fedsim.recipe import Recipe
@@ -31,6 +31,7 @@ __all__ = [
     "Arrays",
     "Bank",
     "Broadcast",
+    "Cut",
     "Entries",
     "Fuse",
     "Place",
@@ -49,10 +50,14 @@ NO_MODEL = (
 
 
 class Share(Part):
-    """Which tensors leave the client and which come back."""
+    """Which tensors leave the client and which come back.
+
+    partial: clients train on a part of the shared tensors (`cut`); client parts that need the whole are then refused.
+    """
 
     upload: ClassVar[bool] = False  # clients send up what they keep to themselves; a rule may make it a field
     needs_clients: ClassVar[bool] = True
+    partial: ClassVar[bool] = False
 
     def place(self, net: nn.Module) -> dict[str, Place]:
         """Place of every entry of the network's state:
@@ -63,6 +68,15 @@ class Share(Part):
         is never sent, stored, fused or saved.
         """
         raise NotImplementedError
+
+    def cut(self, net: nn.Module, client: str, round: int, seed: int) -> dict[str, Cut]:
+        """Which entries of shared tensors go to a client for its training in a round and come back: the kept indices of
+        each axis, by name. A tensor that is not named travels whole.
+
+        On the client all other entries are 0; in its update they are those of the round's first model. Server and
+        client call it both, with the network (only its layers are looked at) and the run's seed, and must get the same.
+        """
+        return {}
 
 
 class Weights(Part):

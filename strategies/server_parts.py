@@ -9,7 +9,7 @@ from fedsim.experiment import Experiment
 from fedsim.part import Part
 from strategies.banks.checks import layout_of, misfit, odd_shapes, owned
 from strategies.model import ServerModel
-from strategies.parts import SERVER, Arrays, Bank, Broadcast, Entries, Place, Refine, ServerRound, Update
+from strategies.parts import SERVER, Arrays, Bank, Broadcast, Cut, Entries, Place, Refine, ServerRound, Update
 from strategies.state import ServerState
 from strategies.wire.fused_check import not_finite
 
@@ -39,6 +39,13 @@ class ServerParts:
         for bank in self._broadcasts():
             if bank.name not in self.state.banks:
                 self.state.banks[bank.name] = self._made(bank, server)
+
+    def cuts(self) -> dict[str, dict[str, Cut]]:
+        """What of the shared tensors each drawn client trains on in this round; empty where all get the whole."""
+        share, seed = self.recipe.share, self.experiment.run.seed
+        if not (share.partial and self.training and self.round):
+            return {}
+        return {client: share.cut(self.model.net, client, self.round, seed) for client in self.drawn}
 
     def needs(self) -> set[str]:
         """Metrics without which a reply is of no use."""

@@ -15,6 +15,7 @@ from fedsim.seeding import numpy_rng, torch_generator
 Arrays = Mapping[str, np.ndarray]
 Entries = Mapping[str, Arrays]  # what a bank holds: arrays by owner, which is a client or SERVER
 Place = Literal["shared", "upload", "local", "frozen"]
+Cut = tuple[np.ndarray | None, ...]  # kept indices of each axis of a tensor; None: the whole axis
 CPU = torch.device("cpu")
 SERVER = ""  # owner of a bank's entry that the server made itself; no client has an empty name
 

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -27,6 +27,7 @@ class GeneralizationGap(Report):
 
     metric: Literal["train_loss", "validation_accuracy"] = "train_loss"
     max_samples: Annotated[int, Field(ge=0)] = 0
+    whole: ClassVar[bool] = True
 
     def before(self, round: LocalRound) -> dict[str, float]:
         """The gap of the model just received."""

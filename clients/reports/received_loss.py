@@ -1,6 +1,7 @@
 """How large the received model's loss is on a client's training examples."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from clients.parts import LocalRound, Report
 from fedsim.models.infer import accuracy_and_loss
@@ -16,6 +17,8 @@ class ReceivedLoss(Report):
     AFL (Mohri et al., ICML 2019); baselines.md E.2, step 3. MarsFL measures the trained model on the client's test
     data, which is another quantity and is not offered.
     """
+
+    whole: ClassVar[bool] = True
 
     @property
     def discloses(self) -> str:

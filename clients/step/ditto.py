@@ -33,6 +33,7 @@ class Ditto(Step):
 
     lam: Annotated[float, Field(ge=0)] = 1.0
     personal: ClassVar[str] = ENTRY
+    whole: ClassVar[bool] = True
 
     def begin(self, round: LocalRound) -> StepFunction:
         """The supervised step, followed by the personal model's."""

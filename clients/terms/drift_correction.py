@@ -32,6 +32,7 @@ class DriftCorrection(Term):
 
     variant: Literal["option_ii", "epochs_only", "without_rate"] = "option_ii"
     bank: ClassVar[str] = "control"
+    whole: ClassVar[bool] = True
     requires: ClassVar[dict[str, str]] = {"banks": "control_variates"}
 
     @property

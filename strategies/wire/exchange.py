@@ -5,7 +5,9 @@ from typing import Any, TypeVar
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
+from fedsim.arrays import state_to_record
 from fedsim.experiment import Experiment
+from strategies.server_round import Entries
 from strategies.state import ServerState
 from strategies.wire.handshake import NOT_ONLINE, Roster, Site
 from strategies.wire.matching import match
@@ -47,11 +49,12 @@ class Exchange:
         arrays: ArrayRecord | None,
         clients: Sequence[str],
         banks: Mapping[str, Mapping[str, ArrayRecord]],
+        own: Mapping[str, ArrayRecord] | None = None,
         **more: str,
     ) -> list[Message]:
         """One message per client that is online: tensors, its records of the banks ({bank: {client: record}}), config.
 
-        A client that is not online has failed.
+        own: tensors of a client's own, in place of `arrays`. A client that is not online has failed.
         """
         if self.roster is not None and clients:  # sites may come and go between two phases
             self.roster.gather(self.experiment.run, clients)
@@ -61,7 +64,7 @@ class Exchange:
             if self.roster is not None and self.roster.missing([client]):
                 self.fail(client, NOT_ONLINE)
                 continue
-            records = {} if arrays is None else {"arrays": arrays}
+            records = {} if arrays is None else {"arrays": (own or {}).get(client, arrays)}
             records |= {name: handed[client] for name, handed in banks.items() if client in handed}
             config = {**self.run_config, "round": round, "phase": phase, "client": client, **more}
             config["counts"] = [site.examples for site in self.sites.values() if site.examples]
@@ -88,11 +91,16 @@ class Exchange:
         return renewed
 
     def judge(
-        self, check: Callable[[RecordDict, Expected], T], replies: Iterable[Message], refusal: str, **expected: Any
+        self,
+        check: Callable[[RecordDict, Expected], T],
+        replies: Iterable[Message],
+        refusal: str,
+        own: Mapping[str, Mapping[str, Any]] | None = None,
+        **expected: Any,
     ) -> dict[str, T]:
         """What the check makes of the replies, by client in domain order; what is missing or refused is a failure.
 
-        `expected` are fields of `Expected` beside those that the message itself says.
+        `expected` are fields of `Expected` beside those that the message itself says, `own` those of single clients.
         """
         found, strays = match(self._sent, replies)
         for line in strays:
@@ -108,7 +116,11 @@ class Exchange:
             else:
                 self.log.count(client, "up", reply.content.array_records, known)
                 try:
-                    results[client] = judged(check, reply.content, self._expected(client, message, expected))
+                    results[client] = judged(
+                        check,
+                        reply.content,
+                        self._expected(client, message, {**expected, **(own or {}).get(client, {})}),
+                    )
                 except RejectedReplyError as error:
                     self.fail(client, f"{refusal}: {error}")
         return results
@@ -133,3 +145,15 @@ class Exchange:
             examples=self.sites[client].examples,
             **more,
         )
+
+
+def encoded(handed: Mapping[str, Entries]) -> dict[str, dict[str, ArrayRecord]]:
+    """What each bank hands to each client as records; what several clients get alike is written once."""
+    written: dict[int, ArrayRecord] = {}
+    records: dict[str, dict[str, ArrayRecord]] = {}
+    for bank, owners in handed.items():
+        for client, arrays in owners.items():
+            if id(arrays) not in written:
+                written[id(arrays)] = state_to_record(arrays)
+            records.setdefault(bank, {})[client] = written[id(arrays)]
+    return records

@@ -1,0 +1,48 @@
+"""The fully connected hidden layers at the end of a network, as units that can be left out."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+from torch import nn
+
+# What may stand between two of these linear layers: a unit whose weights are all 0 gives 0 behind each of them.
+BETWEEN = (nn.BatchNorm1d, nn.ReLU, nn.Dropout, nn.Identity)
+
+
+@dataclass(frozen=True)
+class HiddenLayer:
+    """One hidden layer. units: their number. rows: entries of the state whose first axis is the units (weights, biases,
+    batch norm). columns: the next layer's weight, whose second axis is the units. reader: path of that next layer."""
+
+    units: int
+    rows: tuple[str, ...]
+    columns: str
+    reader: str
+
+
+def hidden_layers(net: nn.Module) -> list[HiddenLayer]:
+    """Hidden layers of the chain of linear layers that ends with `net.head`, from the first to the last.
+
+    The chain is read from the order in which modules are registered: it goes back from the head over linear layers of
+    fitting widths and what may stand between them, up to the first module of another kind. Layers with entries that are
+    not trained (`net.frozen`) are left out.
+    """
+    chain: list[tuple[str, nn.Module]] = []
+    leaves = [(path, module) for path, module in net.named_modules() if not list(module.children())]
+    places = [place for place, (_, module) in enumerate(leaves) if module is net.head]
+    for path, module in reversed(leaves[: places[0] + 1]):
+        if not isinstance(module, (nn.Linear, *BETWEEN)):
+            break
+        chain.insert(0, (path, module))
+    linear = [place for place, (_, module) in enumerate(chain) if isinstance(module, nn.Linear)]
+    found = []
+    for first, second in pairwise(linear):
+        producer, (reader, consumer) = chain[first][1], chain[second]
+        if producer.out_features != consumer.in_features:
+            continue
+        rows = [f"{path}.{name}" for path, module in chain[first:second] for name, value in module.state_dict().items()
+                if value.dim()]  # fmt: skip
+        columns = f"{reader}.weight"
+        if not {*rows, columns} & net.frozen:
+            found.append(HiddenLayer(producer.out_features, tuple(rows), columns, reader))
+    return found

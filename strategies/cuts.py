@@ -1,0 +1,25 @@
+"""Parts of tensors that travel alone: taken out on one side, put back on the other."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from strategies.server_round import Arrays, Cut
+
+
+def taken(arrays: Arrays, cut: Mapping[str, Cut]) -> dict[str, np.ndarray]:
+    """The tensors, of those that `cut` names only the kept entries (new arrays)."""
+    return {name: array[_index(array, cut[name])] if name in cut else array for name, array in arrays.items()}
+
+
+def put_back(arrays: Arrays, cut: Mapping[str, Cut], base: Arrays) -> dict[str, np.ndarray]:
+    """The whole tensors again: entries that were not kept are those of `base`."""
+    whole = dict(arrays)
+    for name, kept in cut.items():
+        whole[name] = np.array(base[name])
+        whole[name][_index(base[name], kept)] = arrays[name]
+    return whole
+
+
+def _index(array: np.ndarray, kept: Cut) -> tuple[np.ndarray, ...]:
+    return np.ix_(*(np.arange(size) if axis is None else axis for size, axis in zip(array.shape, kept, strict=True)))

@@ -1,0 +1,57 @@
+"""Federated dropout: every client trains a random part of the fully connected hidden layers, and only that travels."""
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import numpy as np
+from pydantic import Field
+from torch import nn
+
+from fedsim.models.hidden import hidden_layers
+from fedsim.seeding import numpy_rng
+from strategies.parts import Cut, Place, Share
+
+
+@dataclass(frozen=True)
+class RandomSubnet(Share):
+    """Each hidden unit is kept with probability 1 - rate, drawn anew for every client and round; a client gets and
+    returns the kept units' weights alone. The server fills the rest of its model with w^t and then averages.
+
+    FedDrop (Wen, Jeon, Huang: Federated Dropout, 2021), baselines.md A.10; the paper was not at hand. Units are those
+    of the fully connected hidden layers at the network's end: rows of a layer, its biases and batch norm, columns of
+    the next. Convolutions and the classifier's outputs travel whole. A unit that is not kept has all its weights at 0
+    on the client, so that it is silent and gets no gradient; kept ones are enlarged by 1 / (1 - rate) in training (part
+    `kept_scale`). At least one unit of a layer is kept. Server and client draw alike from the run's seed: no mask
+    travels. A network without such a layer is refused. `rate = 0` gives FedAvg bit for bit.
+
+    rate: probability of leaving a unit out, the same for all clients (the paper fits it to a client's resources)
+    """
+
+    rate: Annotated[float, Field(ge=0, lt=1)] = 0.5
+    requires: ClassVar[dict[str, str]] = {"inserts": "kept_scale"}
+    partial: ClassVar[bool] = True
+
+    @property
+    def sets(self) -> dict[str, dict[str, object]]:
+        """The scale of the kept units."""
+        return {"kept_scale": {"rate": self.rate}}
+
+    def place(self, net: nn.Module) -> dict[str, Place]:
+        """Every entry is `shared`."""
+        return dict.fromkeys(net.state_dict(), "shared")
+
+    def cut(self, net: nn.Module, client: str, round: int, seed: int) -> dict[str, Cut]:
+        """Kept rows and columns of every hidden layer."""
+        if self.rate == 0:
+            return {}
+        axes: dict[str, dict[int, np.ndarray]] = {}
+        rng = numpy_rng(seed, "subnet", client, round)
+        for layer in hidden_layers(net):
+            draws = rng.random(layer.units)
+            kept = np.flatnonzero(draws >= self.rate)
+            kept = kept if len(kept) else np.array([draws.argmax()])
+            for name in layer.rows:
+                axes.setdefault(name, {})[0] = kept
+            axes.setdefault(layer.columns, {})[1] = kept
+        state = net.state_dict()
+        return {name: tuple(kept.get(axis) for axis in range(state[name].dim())) for name, kept in axes.items()}

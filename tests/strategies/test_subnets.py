@@ -1,0 +1,144 @@
+"""FedDrop: baselines.md A.10; what travels, what it trains, and what the server makes of it."""
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+from support import numbers, run_small, small_experiment
+from torch import nn
+
+from fedsim.errors import UserError
+from fedsim.models.digits_cnn import DigitsCNN
+from fedsim.models.hidden import hidden_layers
+from fedsim.models.inserts.kept_scale import KeptScale
+from fedsim.models.inserts.projection_head import ProjectionHead
+from fedsim.models.net import Net
+from strategies.cuts import put_back, taken
+from strategies.share.random_subnet import RandomSubnet
+
+
+class Pool(nn.Module):
+    """A backbone without fully connected layers: 512 pooled channels."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(1, 512, 1)
+
+    def forward(self, x):
+        return self.conv(x).mean((2, 3))
+
+
+def test_hidden_layers_are_found_by_their_place():
+    """CSAC's bottleneck; the digits' own layer; both; a projection head's two; none behind pooled features."""
+    (bottleneck,) = hidden_layers(Net(Pool(), 512, 7, bottleneck=256))
+    assert bottleneck.units == 256
+    assert bottleneck.rows == ("bottleneck.0.weight", "bottleneck.0.bias", "bottleneck.1.weight", "bottleneck.1.bias",
+                               "bottleneck.1.running_mean", "bottleneck.1.running_var")  # fmt: skip
+    assert (bottleneck.columns, bottleneck.reader) == ("head.weight", "head")
+    both = hidden_layers(Net(DigitsCNN(batch_norm=True), 50, 10, bottleneck=16))
+    assert [(layer.units, layer.columns) for layer in both] == [(50, "bottleneck.0.weight"), (16, "head.weight")]
+    projected = Net(Pool(), 512, 7)
+    ProjectionHead(256).apply(projected)
+    assert [layer.units for layer in hidden_layers(projected)] == [512, 256]
+    assert hidden_layers(Net(Pool(), 512, 7)) == []
+
+
+def test_a_network_without_hidden_layers_is_refused():
+    with pytest.raises(UserError, match="nothing to drop"):
+        KeptScale(0.5).apply(Net(Pool(), 512, 7))
+
+
+def test_uploaded_elements_of_the_bottleneck():
+    """512 -> 256 with 128 kept units: 128 * 513 of the layer, 7 * 128 of the classifier, whose biases are whole."""
+    net = Net(Pool(), 512, 7, bottleneck=256)
+    state = {name: value.numpy() for name, value in net.state_dict().items()}
+    cut = RandomSubnet(0.5).cut(net, "a", 1, 0)
+    kept = cut["bottleneck.0.weight"][0]
+    assert 90 < len(kept) < 166  # 128 +- five deviations of 8 are 88 and 168
+    half = {name: tuple(None if axis is None else np.arange(128) for axis in axes) for name, axes in cut.items()}
+    sizes = {name: array.size for name, array in taken(state, half).items()}
+    assert sizes["bottleneck.0.weight"] + sizes["bottleneck.0.bias"] == 128 * 513
+    assert (sizes["head.weight"], sizes["head.bias"]) == (7 * 128, 7)
+    assert sizes["backbone.conv.weight"] == 512
+
+
+def test_draws_are_those_of_client_and_round():
+    net, rule = Net(Pool(), 512, 7, bottleneck=256), RandomSubnet(0.5)
+    kept = [
+        rule.cut(net, client, round, 0)["head.weight"][1] for client, round in (("a", 1), ("a", 1), ("b", 1), ("a", 2))
+    ]
+    assert np.array_equal(kept[0], kept[1])
+    assert not np.array_equal(kept[0], kept[2])
+    assert not np.array_equal(kept[0], kept[3])
+    assert len(RandomSubnet(0.999).cut(Net(DigitsCNN(), 50, 10), "a", 1, 0)["backbone.fc.bias"][0]) >= 1
+    assert RandomSubnet(0.0).cut(net, "a", 1, 0) == {}
+
+
+def test_average_of_the_specification():
+    """Old value 4; one client kept the unit and reached 6, the other dropped it: (6 + 4) / 2 = 5. All dropped: 4."""
+    base = {"w": np.array([4.0, 4.0, 1.0], np.float32)}
+    first = put_back({"w": np.array([6.0, 2.0], np.float32)}, {"w": (np.array([0, 2]),)}, base)["w"]
+    second = put_back({"w": np.array([3.0], np.float32)}, {"w": (np.array([2]),)}, base)["w"]
+    np.testing.assert_array_equal((first + second) / 2, [5.0, 4.0, 2.5])
+
+
+def test_silent_units_stay_silent_and_train_as_a_smaller_network():
+    """A network whose dropped units are 0 takes the same steps as a network that has the kept units alone, scale and
+    batch norm included, and the zeros stay."""
+    torch.manual_seed(0)
+    whole = Net(nn.Flatten(), 6, 3, bottleneck=8)
+    KeptScale(0.5).apply(whole)
+    kept = np.array([1, 4, 6])
+    cut = {
+        name: (kept, None)[: whole.state_dict()[name].dim()] for layer in hidden_layers(whole) for name in layer.rows
+    }
+    cut["head.weight"] = (None, kept)
+    small = Net(nn.Flatten(), 6, 3, bottleneck=3)
+    KeptScale(0.5).apply(small)
+    arrays = {name: value.numpy().copy() for name, value in whole.state_dict().items()}
+    narrow = taken(arrays, cut)
+    zeros = {name: np.zeros_like(array) for name, array in arrays.items()}
+    whole.load_state_dict({name: torch.tensor(array) for name, array in put_back(narrow, cut, zeros).items()})
+    small.load_state_dict({name: torch.tensor(array) for name, array in narrow.items()})
+    x, y = torch.randn(16, 1, 2, 3), torch.randint(3, (16,))
+    for net in (whole, small):
+        optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9, weight_decay=0.1)
+        for _ in range(4):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(net(x), y).backward()
+            optimizer.step()
+    after = {name: value.numpy() for name, value in whole.state_dict().items()}
+    for name, array in taken(after, cut).items():
+        np.testing.assert_allclose(array, small.state_dict()[name].numpy(), atol=1e-6)
+    dropped = [place for place in range(8) if place not in kept]
+    assert not after["bottleneck.0.weight"][dropped].any()
+    assert not after["head.weight"][:, dropped].any()
+    for scale in (2, 1):  # in training and in eval mode
+        whole.train(scale == 2)
+        logits = nn.functional.linear(scale * whole.features(x), whole.head.weight, whole.head.bias)
+        assert torch.allclose(whole(x), logits, atol=1e-6)
+
+
+def test_fewer_bytes_and_a_rate_of_zero_is_fedavg(tmp_path):
+    """Digits: every client gets and returns its part of fc and head; at rate 0 all numbers are FedAvg's."""
+    ours, grid = run_small(small_experiment(tmp_path / "a", "feddrop"))
+    none, _ = run_small(small_experiment(tmp_path / "b", {"name": "feddrop", "random_subnet": {"rate": 0.0}}))
+    plain, _ = run_small(small_experiment(tmp_path / "c"))
+    a, b = (load_file(folder / "last.safetensors") for folder in (none, plain))
+    assert all(np.array_equal(a[name], b[name]) for name in b)
+    own, other = numbers(ours / "clients.csv"), numbers(plain / "clients.csv")
+    trained = own["round"] > 0
+    up, full = own.loc[trained, "bytes_up"], other.loc[trained, "bytes_up"]
+    for saved in full.to_numpy() - up.to_numpy():
+        units, rest = divmod(saved, 4 * (320 + 1 + 10))  # a unit: its 320 weights, bias and 10 columns
+        assert rest == 0
+        assert 8 <= units <= 42
+    sent = [m.content.array_records["arrays"] for m, _ in grid.seen if m.metadata.message_type == "train"]
+    assert len({record["backbone.fc.weight"].shape[0] for record in sent}) > 1
+    assert all(record["backbone.fc.weight"].shape[0] == record["head.weight"].shape[1] for record in sent)
+
+
+@pytest.mark.parametrize("method", ["feddrop+scaffold", "feddrop+ditto", "feddrop+feddg-ga", "feddrop+afl"])
+def test_parts_that_need_the_whole_model_are_refused(tmp_path, method):
+    with pytest.raises(UserError, match="needs the whole model"):
+        run_small(small_experiment(tmp_path, method))
