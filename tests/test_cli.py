@@ -24,7 +24,22 @@ def fedsim(*words: str, **options) -> subprocess.CompletedProcess:
     return subprocess.run([*FEDSIM, *words], capture_output=True, text=True, timeout=300, **options)
 
 
-def test_run_then_again(tmp_path):
+@pytest.fixture
+def called(monkeypatch, capsys):
+    """The command line without a process of its own (starting one takes seconds): words -> (exit code, out, err)."""
+    monkeypatch.setattr(signal, "signal", lambda number, answer: None)
+
+    def call(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["fedsim", *words])
+        with pytest.raises(SystemExit) as ended:
+            main()
+            sys.exit(0)
+        return ended.value.code or 0, *capsys.readouterr()
+
+    return call
+
+
+def test_run_then_again(tmp_path, called):
     """A run leaves all files of the design, says its headline, and is not repeated."""
     command = ["run", "digits", "--method", "fedbn", "--target", "rot0", "--output", str(tmp_path), *SMALL]
     first = fedsim(*command)
@@ -41,7 +56,7 @@ def test_run_then_again(tmp_path):
         "predictions",
     }
     assert "best source validation" in first.stdout
-    assert "already finished" in fedsim(*command).stdout
+    assert "already finished" in called(*command)[1]
     clients = pd.read_csv(folder / "clients.csv")
     assert {"bytes_up_arrays", "bytes_down_arrays", "weight", "train_seconds", "validation_accuracy"} <= set(clients)
     assert (clients["bytes_down_arrays"] == clients["bytes_down"]).all()
@@ -62,20 +77,28 @@ def test_run_then_again(tmp_path):
         (["compare", "/nowhere"], "/nowhere"),
     ],
 )
-def test_bad_input_is_one_line(words, said, tmp_path):
+def test_bad_input_is_one_line(words, said, tmp_path, called, monkeypatch):
     """Exit code 2, one line that says what to do, nothing left behind."""
+    monkeypatch.chdir(tmp_path)
     if "run.device=cuda" in words:
         import torch
 
         if torch.cuda.is_available():
             pytest.skip("there is a CUDA device here")
     output = ["--output", str(tmp_path / "out")] if words[0] in ("run", "sweep") else []
-    done = fedsim(*words, *output, cwd=tmp_path)
-    assert done.returncode == 2, done.stderr
-    assert said in done.stderr
-    assert "Traceback" not in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
+    code, _, errors = called(*words, *output)
+    assert code == 2, errors
+    assert said in errors
+    assert "Traceback" not in errors
+    assert len(errors.strip().splitlines()) == 1
     assert not list(tmp_path.rglob("*.csv"))
+
+
+def test_bad_input_ends_a_process_of_its_own(tmp_path):
+    """The same as the shell sees it."""
+    done = fedsim("run", "digits", "--method", "gperxn", "--output", str(tmp_path / "out"), cwd=tmp_path)
+    assert (done.returncode, done.stdout, len(done.stderr.strip().splitlines())) == (2, "", 1)
+    assert "did you mean 'gperxan'" in done.stderr
 
 
 def test_interruption_is_said(monkeypatch, capsys):
@@ -113,7 +136,7 @@ def kill_when(process: subprocess.Popen, file: Path, rows: int) -> None:
     process.wait()
 
 
-@pytest.mark.parametrize("method", ["fedbn", "feddg-ga"])
+@pytest.mark.parametrize("method", ["fedbn", pytest.param("feddg-ga", marks=pytest.mark.slow)])
 def test_killed_run_continues_to_the_same_csv(method, tmp_path):
     """`kill -9` in the middle, the same command again: the CSV of the unbroken run."""
     words = ["run", "digits", "--method", method, "--target", "rot0", *SMALL, "--set", "train.rounds=12"]
@@ -132,7 +155,7 @@ def test_killed_run_continues_to_the_same_csv(method, tmp_path):
         assert numbers(folder / name).equals(numbers(whole / name)), name
 
 
-def test_sweep_compare_plot(tmp_path):
+def test_sweep_compare_plot(tmp_path, called):
     """Methods x targets x seeds, a failing cell is reported and does not stop the others; then a table and figures."""
     words = [
         "sweep",
@@ -147,18 +170,18 @@ def test_sweep_compare_plot(tmp_path):
         "--output",
         str(tmp_path),
     ]
-    assert "8 cells" in fedsim(*words, "--dry-run").stdout
+    assert "8 cells" in called(*words, "--dry-run")[1]
     assert not (tmp_path / "digits").exists()
     done = fedsim(*words)
     assert done.returncode == 0, done.stderr
     assert len(pd.read_csv(tmp_path / "digits" / "results.csv")) == 8
-    assert "8 finished, 0 to run" in fedsim(*words).stdout
-    table = fedsim("compare", str(tmp_path / "digits"), "--baseline", "fedavg", "--format", "csv")
-    assert table.returncode == 0, table.stderr
-    assert "deepall" in table.stdout
-    assert fedsim("plot", str(tmp_path / "digits")).returncode == 0
+    assert "8 finished, 0 to run" in called(*words)[1]
+    code, table, errors = called("compare", str(tmp_path / "digits"), "--baseline", "fedavg", "--format", "csv")
+    assert code == 0, errors
+    assert "deepall" in table
+    assert called("plot", str(tmp_path / "digits"))[0] == 0
     assert len(list((tmp_path / "digits" / "plots").glob("*.png"))) >= 3
-    assert fedsim("report", str(tmp_path / "digits")).returncode == 0
+    assert called("report", str(tmp_path / "digits"))[0] == 0
 
 
 def test_failing_cell_is_reported(tmp_path):

@@ -9,6 +9,7 @@ from support import small_experiment
 
 from fedsim.errors import UserError
 from fedsim.results.pictures import draw_pictures, save_grid
+from fedsim.run.plan import resolve
 
 
 @pytest.mark.parametrize(
@@ -19,7 +20,7 @@ from fedsim.results.pictures import draw_pictures, save_grid
     ],
 )
 def test_one_grid_per_source_client(method: dict, tmp_path: Path) -> None:
-    files = draw_pictures(small_experiment(tmp_path, method), tmp_path, rows=2)
+    files = draw_pictures(resolve(small_experiment(tmp_path, method)), tmp_path, rows=2)
     assert [file.stem.rsplit("-", 1)[1] for file in files] == ["rot0", "rot15", "rot30"]
     for file in files:
         with Image.open(file) as image:
@@ -28,7 +29,7 @@ def test_one_grid_per_source_client(method: dict, tmp_path: Path) -> None:
 
 def test_a_method_without_pictures_says_so(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="changes no images by a bank"):
-        draw_pictures(small_experiment(tmp_path), tmp_path)
+        draw_pictures(resolve(small_experiment(tmp_path)), tmp_path)
 
 
 def test_the_grid_shows_the_pixels_it_was_given(tmp_path: Path) -> None:
