@@ -19,21 +19,25 @@ from clients.step.episodic import EpisodicStep
 from clients.step.random_convolution import RandomConvolution
 from clients.step.self_challenging import SelfChallenging
 from clients.terms.classifier_alignment import ClassifierAlignment
+from clients.terms.conditional_information import ConditionalInformation
 from clients.terms.drift_correction import DriftCorrection
 from clients.terms.feature_augmentation import FeatureAugmentation
 from clients.terms.guiding_head import GuidingHead
 from clients.terms.label_smoothing import LabelSmoothing
 from clients.terms.moon import ModelContrast
 from clients.terms.proximal import Proximal
+from clients.terms.representation_norm import RepresentationNorm
 from clients.terms.self_reg import SelfReg
-from fedsim.models.infer import ZeroShotAdapter
+from fedsim.models.infer import SampledRepresentation, ZeroShotAdapter
 from fedsim.models.inserts.kept_scale import KeptScale
 from fedsim.models.inserts.mixstyle import MixStyle
 from fedsim.models.inserts.projection_head import ProjectionHead
 from fedsim.models.inserts.projector import Projector
+from fedsim.models.inserts.representation import Representation
 from fedsim.models.norms import DSON, IBN, XAN, MixIG
 from fedsim.recipe import Recipe
 from strategies.banks.amplitude import AmplitudeBank
+from strategies.banks.class_references import ClassReferences
 from strategies.banks.classifier_gradients import ClassifierGradients
 from strategies.banks.control_variates import ControlVariates
 from strategies.banks.global_batch_norm import GlobalBatchNorm
@@ -150,4 +154,24 @@ METHODS: dict[str, Recipe] = {
     ),
     "fedgma": Recipe(fuse=GradientMask(), paper="Tenison et al., TMLR 2023: gradient masked averaging"),
     "afl": Recipe(weights=AgnosticWeights(), reports=(ReceivedLoss(),), paper="Mohri et al., ICML 2019: agnostic FL"),
+    # simple representations
+    "fedsr": Recipe(
+        inserts=(Representation(),),
+        terms=(ConditionalInformation(), RepresentationNorm()),
+        banks=(ClassReferences(),),
+        infer=SampledRepresentation(),
+        paper="Nguyen et al., NeurIPS 2022",
+    ),
+    "fedl2r": Recipe(
+        inserts=(Representation(stochastic=False),),
+        terms=(RepresentationNorm(),),
+        paper="Nguyen et al., NeurIPS 2022: FedL2R, its deterministic half",
+    ),
+    "fedcmi": Recipe(
+        inserts=(Representation(),),
+        terms=(ConditionalInformation(),),
+        banks=(ClassReferences(),),
+        infer=SampledRepresentation(),
+        paper="Nguyen et al., NeurIPS 2022: FedCMI, without the L2 penalty",
+    ),
 }

@@ -290,5 +290,7 @@ class FedDG(FedAvg):
         for client, weight in server.weights.items():
             self.log.row(client)["weight"] = float(weight)
         self.log.details += server.details
+        for text in server.notes:
+            self.log.note(text)
         for client, columns in server.client_columns.items():
             self.log.row(client).update(columns)

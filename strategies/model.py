@@ -14,12 +14,14 @@ from strategies.server_round import CPU, Place, no_net
 class ServerModel:
     """Facts of a network by the types of its modules, and how to build it again; see the fields of ServerRound.
 
-    nonnegative: names of the tensors that count or are variances. net: the network, for its layers alone.
+    nonnegative: names of the tensors that count or are variances. classes: number of classes of the head.
+    net: the network, for its layers alone.
     """
 
     kinds: Mapping[str, Kind] = field(default_factory=dict)
     parameters: frozenset[str] = frozenset()
     nonnegative: Collection[str] = ()
+    classes: int = 0
     device: torch.device = CPU
     build_net: Callable[[], nn.Module] = no_net
     net: nn.Module | None = None
@@ -35,6 +37,7 @@ def server_model(
         kinds=tensor_kinds(net),
         parameters=frozenset(parameters & shared),
         nonnegative=nonnegative_names(net),
+        classes=net.head.out_features,
         device=device,
         build_net=lambda: build_net().to(device),
         net=net,

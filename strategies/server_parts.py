@@ -140,6 +140,7 @@ class ServerParts:
             experiment=self.experiment,
             device=self.model.device,
             build_net=self.model.build_net,
+            classes=self.model.classes,
         )
 
     # --- one part -----------------------------------------------------------------------------------------------------

@@ -86,6 +86,7 @@ class ServerRound:
         fused value.
     arrays: this part's own tensors, {name: array}. Keep here whatever has the size of a model. Assign or change in
         place as you like: when a client is refused, all of it goes back to what it was at the beginning of the round.
+    classes: number of classes (0 where a round was made without a network).
     experiment: all settings, such as `experiment.train.lr` of the local steps, or `experiment.data`.
     device: where a part that trains puts its network.
     build_net: makes a fresh network of the experiment on `device`, with the initial weights of the run's seed.
@@ -109,8 +110,10 @@ class ServerRound:
     experiment: Experiment = field(default_factory=Experiment)
     device: torch.device = CPU
     build_net: Callable[[], nn.Module] = no_net
+    classes: int = 0
     details: list[dict[str, Any]] = field(default_factory=list)
     client_columns: dict[str, dict[str, float]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
     def rng(self, purpose: str) -> np.random.Generator:
         """NumPy generator of (run's seed, purpose, round): the same at every call, also after a resume."""
@@ -123,6 +126,10 @@ class ServerRound:
     def detail(self, client: str, quantity: str, name: str, value: float) -> None:
         """Record a quantity of one client (and one layer, `name`) for details.csv."""
         self.details.append({"client": client, "quantity": quantity, "name": name, "value": float(value)})
+
+    def note(self, text: str) -> None:
+        """A line for the run's log and the notes of this round."""
+        self.notes.append(text)
 
     def of_part(self, state: dict[str, Any], arrays: dict[str, np.ndarray]) -> "ServerRound":
         """The same round as one part sees it, with the state that is its own."""

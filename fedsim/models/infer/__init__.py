@@ -6,6 +6,7 @@ from fedsim.models.infer.ensemble import EnsembleOfLocalBN
 from fedsim.models.infer.iabn import IABN
 from fedsim.models.infer.mixnorm import MixNorm
 from fedsim.models.infer.recompute import Recompute
+from fedsim.models.infer.sampled import SampledRepresentation
 from fedsim.models.infer.tsmobn import TsmoBN
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "Predict",
     "RandomAlpha",
     "Recompute",
+    "SampledRepresentation",
     "TsmoBN",
     "ZeroShotAdapter",
     "accuracy_and_loss",

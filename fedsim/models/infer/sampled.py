@@ -1,0 +1,50 @@
+"""Prediction by the mean over draws of a stochastic representation."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from fedsim.models.infer.base import Batches, Infer, Predict, Uploads
+from fedsim.models.infer.ensemble import mean_probabilities
+from fedsim.models.inserts.representation import Representation, gaussian_of
+
+if TYPE_CHECKING:
+    from fedsim.recipe import Recipe
+
+NOISE_SEED = 0
+
+
+@dataclass(frozen=True)
+class SampledRepresentation(Infer):
+    """log p(y|x) = log (1/S) sum_s softmax(head(mu + sigma eps_s)): probabilities are averaged, not logits.
+
+    FedSR (Nguyen et al., NeurIPS 2022); banks 5.5. The same S draws eps_s serve every image, in every round, so that
+    what is predicted for an image depends neither on its batch nor on the order of the images. It is part of the
+    method: source clients validate by it too. `method.infer = "eval_mode"` predicts from z = mu.
+
+    S: draws; 20 in the official code, 1 in FedDG_Benchmark
+    """
+
+    S: Annotated[int, Field(ge=1)] = 20
+    on_sources: ClassVar[bool] = True
+
+    def refuses(self, recipe: "Recipe") -> str:
+        """There must be something to draw from."""
+        if any(isinstance(insert, Representation) and insert.stochastic for insert in recipe.inserts):
+            return ""
+        return "sampled_representation needs the insert 'representation' with stochastic = true; use infer 'eval_mode'"
+
+    def begin(self, net: nn.Module, batches: Batches, uploads: Uploads | None = None) -> Predict:
+        """One pass of the backbone, S of the head."""
+        net.eval()
+
+        def predict(images: Tensor) -> Tensor:
+            mean, std = gaussian_of(net.features(images), "sampled_representation")
+            generator = torch.Generator().manual_seed(NOISE_SEED)
+            noise = torch.randn(self.S, mean.shape[1], generator=generator).to(mean.device)
+            return mean_probabilities([net.head(mean + std * eps) for eps in noise])
+
+        return predict

@@ -1,0 +1,78 @@
+"""FedSR's server: one Gaussian per class, averaged over the clients that have the class."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from strategies.parts import SERVER, Arrays, Bank, Entries, RefusedUpdateError, ServerRound, Update
+
+ROWS = ("r_mu", "r_rho")
+FIRST = {"r_mu": 0.0, "r_rho": 1.0}
+
+
+@dataclass(frozen=True)
+class ClassReferences(Bank):
+    """r_y <- sum_k n_ky r_ky / sum_k n_ky over the clients that delivered and have class y; else the old r_y stays.
+
+    FedSR (Nguyen et al., NeurIPS 2022), banks 5.2. A contribution has `counts` int64 [C] and the rows `r_mu`, `r_rho`
+    float32 [P, d] of the P classes whose count is positive, in their order. Down go all 2 C d numbers; nothing in the
+    first round, when every client starts from mean 0 and rho 1, as a class does that nobody has had yet.
+
+    shared: False makes it silent, for a reference that every client keeps to itself
+    """
+
+    shared: bool = True
+    name: ClassVar[str] = "class_reference"
+    when: ClassVar[str] = "round"
+
+    @property
+    def contributed(self) -> bool:
+        """Whether clients send anything."""
+        return self.shared
+
+    def accept(self, client: str, arrays: Arrays, server: ServerRound) -> str:
+        """Refuses what is not one row for each class that is counted."""
+        if arrays.keys() != {*ROWS, "counts"}:
+            return f"it holds {sorted(arrays)}, expected {sorted({*ROWS, 'counts'})}"
+        counts = arrays["counts"]
+        if counts.dtype != np.int64 or counts.ndim != 1 or len(counts) != (server.classes or len(counts)):
+            return f"counts are {counts.dtype}{list(counts.shape)}, expected int64[{server.classes}]"
+        if (counts < 0).any():
+            return "a count is negative"
+        for name in ROWS:
+            found, wanted = arrays[name], int((counts > 0).sum())
+            if found.dtype != np.float32 or found.ndim != 2 or len(found) != wanted:
+                return f"{name} is {found.dtype}{list(found.shape)}, expected float32 with {wanted} rows"
+        return ""
+
+    def gather(self, update: Update, server: ServerRound) -> Arrays:
+        """The client's rows, if it sends any."""
+        if not self.shared:
+            return {}
+        rows = update.records[self.name]
+        if rows["counts"].sum() > update.examples:
+            counted = int(rows["counts"].sum())
+            raise RefusedUpdateError(update.client, f"{self.name}: it counts {counted} of {update.examples} images")
+        return rows
+
+    def merge(self, bank: Entries, entries: Entries, server: ServerRound) -> dict[str, Arrays]:
+        """The new reference; sums in domain order, in float64."""
+        if not self.shared:
+            return dict(bank)
+        counts = np.stack([entry["counts"] for entry in entries.values()])
+        total = counts.sum(axis=0)
+        new = {}
+        for name in ROWS:
+            width = next(iter(entries.values()))[name].shape[1]
+            old = bank.get(SERVER, {}).get(name, np.full((len(total), width), FIRST[name], np.float32))
+            summed = np.zeros((len(total), width))
+            for own, entry in zip(counts, entries.values(), strict=True):
+                summed[own > 0] += own[own > 0, None] * entry[name].astype(np.float64)
+            mean = summed / np.maximum(total, 1)[:, None]
+            new[name] = np.where(total[:, None] > 0, mean, old).astype(np.float32)
+        return {SERVER: new}
+
+    def hand_out(self, bank: Entries, client: str, server: ServerRound) -> Arrays | None:
+        """The whole reference, the same for all clients."""
+        return bank.get(SERVER, {}) if self.shared else None
