@@ -228,11 +228,17 @@ def new_method(
 
 
 @app.command()
-def datasets(name: Annotated[str, typer.Argument(help="a data set, to see its domains and counts")] = "") -> None:
-    """List the data sets, or show one."""
-    from fedsim.commands import show_datasets
+def datasets(
+    name: Annotated[str, typer.Argument(help="a data set, to see its facts; or a folder or table, to inspect it")] = "",
+    grid: Annotated[Path | None, typer.Option(help="PNG file for an image per domain and class")] = None,
+) -> None:
+    """List the data sets, show one, or inspect a folder DOMAIN/CLASS/IMAGE or a table of your own."""
+    from fedsim.commands import show_datasets, show_inspection
 
-    show_datasets(name)
+    if name and Path(name).exists():
+        show_inspection(Path(name), grid)
+    else:
+        show_datasets(name)
 
 
 RunFolder = Annotated[Path, typer.Argument(help="folder of one run, e.g. outputs/pacs/fedavg/sketch/seed0")]

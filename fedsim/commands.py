@@ -141,6 +141,21 @@ def start_method(name: str, folder: Path) -> None:
     )
 
 
+def show_inspection(path: Path, grid: Path | None) -> None:
+    """Counts, sizes and modes of a folder or table of images, and what is wrong with it."""
+    from fedsim.data.inspect import draw_grid, inspect
+
+    found = inspect(path)
+    for title, frame in (("images", found.counts.reset_index()), ("files", found.domains)):
+        table = Table(*(escape(str(name)) for name in frame.columns), title=escape(f"{path}: {title}"))
+        for row in frame.itertuples(index=False):
+            table.add_row(*(escape(str(value)) for value in row))
+        console.print(table)
+    say("\n".join(found.problems) if found.problems else "nothing wrong was found")
+    if grid is not None:
+        say(f"pictures: {draw_grid(found, grid)}")
+
+
 def show_datasets(name: str) -> None:
     """The known data sets, or one with its domains, classes and counts."""
     from fedsim.data import BENCHMARKS
@@ -148,7 +163,7 @@ def show_datasets(name: str) -> None:
 
     if name and name not in BENCHMARKS:
         raise UserError(f"unknown data set {name!r}; {nearest(name, BENCHMARKS)}known: {', '.join(BENCHMARKS)}")
-    if name and not BENCHMARKS[name].domains:
+    if name == "folder":
         print(OWN_DATA)
         return
     if name:
@@ -157,7 +172,8 @@ def show_datasets(name: str) -> None:
         for domain in bench.domains:
             table.add_row(escape(domain), str(bench.counts[domain]) if bench.counts else "not checked")
         console.print(table)
-        say(f"classes: {', '.join(bench.classes)}\nsource: {bench.source}\n{bench.note}")
+        classes = "read from the data" if bench.discover else ", ".join(bench.classes)
+        say(f"classes: {classes}\nsource: {bench.source}\n{bench.note}")
         return
     table = Table("data set", "domains", "classes", "images", title="fedsim datasets")
     for key, bench in BENCHMARKS.items():

@@ -1,0 +1,162 @@
+"""A look at a folder or table of images before it is trained on: what is there, and what is wrong."""
+
+import hashlib
+import io
+import warnings
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+from PIL import Image
+
+from fedsim.data.benchmarks import benchmark
+from fedsim.data.names import names_in, subfolders
+from fedsim.data.pixels import decode, read_bytes
+from fedsim.data.reader import reader
+from fedsim.errors import UserError
+from fedsim.experiment import DataSettings
+
+MOST = 20_000  # images opened of one domain; of a larger one, evenly spaced ones
+SMALL = 16  # pixels to which images are decoded, which reads them to the end
+SHOWN = 20  # problems of one kind that are listed
+CELL = 96  # pixels of a picture in the grid
+
+
+class Found(NamedTuple):
+    """What one file turned out to be."""
+
+    file: Path
+    domain: str
+    label: int
+    size: tuple[int, int] = (0, 0)
+    mode: str = ""
+    digest: bytes = b""
+    problem: str = ""
+
+
+@dataclass
+class Inspection:
+    """Counts [domain x class], image sizes and modes per domain, problems in words, and one image per cell."""
+
+    counts: pd.DataFrame
+    domains: pd.DataFrame
+    problems: list[str] = field(default_factory=list)
+    examples: dict[tuple[str, str], Path] = field(default_factory=dict)
+
+
+def inspect(path: Path) -> Inspection:
+    """Inspect a folder DOMAIN/CLASS/IMAGE or a table.
+
+    Every image is read to its end (at most 20,000 a domain). Named are files that cannot be read, classes without
+    images, files with equal bytes in two classes or two domains, and how many others are doubled.
+    Raises UserError when there are no domains and classes to be found at all.
+    """
+    data = _settings(path)
+    found = benchmark(data)
+    read = reader(data, found)
+    counts, rows, files, problems, examples = [], [], [], [], {}
+    for domain in found.domains:
+        listing = read.listing(domain)
+        counts.append(np.bincount(listing.labels, minlength=len(found.classes)))
+        chosen = np.unique(np.linspace(0, len(listing.files) - 1, min(MOST, len(listing.files))).astype(int))
+        with ThreadPoolExecutor(4) as pool:
+            arguments = [
+                (listing.folder / listing.files[index], domain, int(listing.labels[index])) for index in chosen
+            ]
+            checked = list(pool.map(lambda each: _check(*each), arguments))
+        rows.append(_summary(domain, len(listing.files), checked))
+        problems += _listed([each.problem for each in checked if each.problem], f"in {domain}")
+        absent = [name for name, count in zip(found.classes, counts[-1]) if not count]
+        if absent:
+            hint = "" if path.is_file() else "; to train on it, name all classes in data.classes"
+            problems.append(f"{domain} has no image of {', '.join(absent)}{hint}")
+        for each in checked:
+            if not each.problem:
+                examples.setdefault((domain, found.classes[each.label]), each.file)
+        files += [each for each in checked if not each.problem]
+    table = pd.DataFrame(counts, index=pd.Index(found.domains, name="domain"), columns=list(found.classes))
+    return Inspection(table, pd.DataFrame(rows), problems + _doubles(files, found.classes), examples)
+
+
+def _settings(path: Path) -> DataSettings:
+    """Settings that read the whole folder or table, whichever classes a domain lacks."""
+    if path.is_file():
+        return DataSettings(dataset="table", root=str(path))
+    classes = sorted({name for domain in subfolders(path) for name in names_in(path / domain)})
+    return DataSettings(dataset="folder", root=str(path), classes=classes if len(classes) > 1 else [])
+
+
+def _check(file: Path, domain: str, label: int) -> Found:
+    try:
+        content = read_bytes(file)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Pillow's, of images that are decoded all the same
+            decode(file, SMALL, content)
+            with Image.open(io.BytesIO(content)) as image:
+                size, mode = image.size, image.mode
+    except UserError as error:
+        return Found(file, domain, label, problem=str(error))
+    return Found(file, domain, label, size, mode, hashlib.blake2b(content, digest_size=16).digest())
+
+
+def _summary(domain: str, images: int, checked: list[Found]) -> dict[str, str | int]:
+    sizes = np.array([each.size for each in checked if not each.problem]).reshape(-1, 2)
+    spans = [f"{low}-{high}" if low != high else f"{low}" for low, high in zip(sizes.min(0), sizes.max(0))] if len(
+        sizes
+    ) else ["-", "-"]  # fmt: skip
+    modes = Counter(each.mode for each in checked if not each.problem)
+    return {
+        "domain": domain,
+        "images": images,
+        "read": len(checked),
+        "width": spans[0],
+        "height": spans[1],
+        "modes": ", ".join(f"{mode} {count}" for mode, count in modes.most_common()),
+    }
+
+
+def _listed(problems: list[str], where: str) -> list[str]:
+    more = len(problems) - SHOWN
+    return problems[:SHOWN] + ([f"and {more} more such files {where}"] if more > 0 else [])
+
+
+def _doubles(files: list[Found], classes: tuple[str, ...]) -> list[str]:
+    groups: dict[bytes, list[Found]] = {}
+    for each in files:
+        groups.setdefault(each.digest, []).append(each)
+    doubled = [group for group in groups.values() if len(group) > 1]
+    two_classes = [group for group in doubled if len({each.label for each in group}) > 1]
+    two_domains = [group for group in doubled if group not in two_classes and len({each.domain for each in group}) > 1]
+    rest = sum(len(group) - 1 for group in doubled if group not in two_classes and group not in two_domains)
+    pairs = [sorted(group, key=lambda each: each.label) for group in two_classes]
+    said = _listed([f"{pair[0].file} and {pair[-1].file} are the same image in the classes {classes[pair[0].label]} "
+                    f"and {classes[pair[-1].label]}" for pair in pairs], "in two classes")  # fmt: skip
+    said += _listed([f"{group[0].file} and {group[-1].file} are the same image in two domains"
+                     for group in two_domains], "in two domains")  # fmt: skip
+    return said + ([f"{rest} images are there more than once in their domain and class"] if rest else [])
+
+
+def draw_grid(found: Inspection, file: Path, columns: int = 10) -> Path:
+    """PNG with a row of images per domain and a column per class (the first ones); cells without image stay empty."""
+    from matplotlib.figure import Figure
+
+    classes, domains = list(found.counts.columns[:columns]), list(found.counts.index)
+    figure = Figure(figsize=(1.1 * len(classes) + 1.4, 1.15 * len(domains) + 0.5), layout="constrained")
+    axes = figure.subplots(len(domains), len(classes), squeeze=False)
+    for row, domain in enumerate(domains):
+        for column, name in enumerate(classes):
+            cell = axes[row][column]
+            cell.set(xticks=[], yticks=[])
+            if (domain, name) in found.examples:
+                cell.imshow(decode(found.examples[domain, name], CELL).transpose(1, 2, 0))
+            if row == 0:
+                cell.set_title(name.replace("$", r"\$"), fontsize=8)
+            if column == 0:
+                cell.set_ylabel(domain.replace("$", r"\$"), fontsize=8)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(file, dpi=120)
+    return file

@@ -1,0 +1,83 @@
+"""A look at a folder of images: counts, sizes, modes, and each thing that is wrong with it."""
+
+import pandas as pd
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from fedsim.cli import app
+from fedsim.data.inspect import draw_grid, inspect
+from fedsim.errors import UserError
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """Two domains, three classes, and one of each kind of trouble."""
+    shades = iter(range(0, 250, 5))
+
+    def image(path, mode="RGB", size=(12, 10)):
+        file = tmp_path / "data" / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        shade = next(shades)
+        Image.new(mode, size, (shade, 0, 0) if mode == "RGB" else shade).save(file)
+        return file
+
+    for name in ("cat", "dog"):
+        for index in range(3):
+            image(f"[bold]/{name}/{index}.png")
+            image(f"Zürich/{name}/{index}.png", "L" if name == "dog" else "RGB", (20, 30))
+    image("[bold]/fish/0.png")
+    truncated = image("Zürich/cat/cut.png", size=(64, 64))
+    truncated.write_bytes(truncated.read_bytes()[:-30])
+    (tmp_path / "data" / "Zürich/cat/empty.png").write_bytes(b"")
+    for source, copy in (
+        ("[bold]/cat/0.png", "[bold]/dog/same.png"),
+        ("[bold]/cat/1.png", "Zürich/cat/same.png"),
+        ("[bold]/dog/1.png", "[bold]/dog/again.png"),
+    ):
+        (tmp_path / "data" / copy).write_bytes((tmp_path / "data" / source).read_bytes())
+    return tmp_path / "data"
+
+
+def test_what_is_there_and_what_is_wrong(tree):
+    found = inspect(tree)
+    expected = pd.DataFrame([[6, 3, 0], [3, 5, 1]], ["Zürich", "[bold]"], ["cat", "dog", "fish"])
+    for domain in expected.index:
+        assert found.counts.loc[domain, expected.columns].tolist() == expected.loc[domain].tolist()
+    domains = found.domains.set_index("domain")
+    assert domains.loc["[bold]", ["width", "height", "modes"]].tolist() == ["12", "10", "RGB 9"]
+    assert domains.loc["Zürich", ["width", "modes"]].tolist() == ["12-20", "RGB 4, L 3"]
+    text = "\n".join(found.problems)
+    assert len(found.problems) == 6
+    for words in ("cut.png (", "empty.png (", "Zürich has no image of fish",
+                  "same.png are the same image in the classes cat and dog", "are the same image in two domains",
+                  "1 images are there more than once"):  # fmt: skip
+        assert words in text
+
+
+def test_grid_has_a_cell_per_domain_and_class(tree, tmp_path):
+    file = draw_grid(inspect(tree), tmp_path / "pictures" / "grid.png")
+    with Image.open(file) as image:
+        assert image.width > image.height > 100
+        assert len(set(image.convert("RGB").getdata())) > 10
+
+
+def test_the_verb_prints_names_as_they_are(tree, tmp_path):
+    result = CliRunner().invoke(app, ["datasets", str(tree), "--grid", str(tmp_path / "g.png")])
+    assert result.exit_code == 0, result.output
+    assert "[bold]" in result.output
+    assert "Zürich" in result.output
+    assert (tmp_path / "g.png").is_file()
+
+
+def test_a_table_is_inspected_too(tree):
+    rows = [(f"[bold]/{name}/{index}.png", name, "one") for name in ("cat", "dog") for index in range(3)]
+    pd.DataFrame(rows, columns=["path", "label", "domain"]).to_csv(tree / "t.csv", index=False)
+    found = inspect(tree / "t.csv")
+    assert found.counts.to_numpy().tolist() == [[3, 3]]
+    assert found.problems == []
+
+
+def test_nothing_to_inspect_is_one_line(tmp_path):
+    with pytest.raises(UserError, match="no domain folders"):
+        inspect(tmp_path)
