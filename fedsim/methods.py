@@ -16,6 +16,7 @@ from clients.step.client_agnostic import ClientAgnostic
 from clients.step.consistent_views import ConsistentViews
 from clients.step.ditto import Ditto
 from clients.step.episodic import EpisodicStep
+from clients.step.jigsaw import Jigsaw
 from clients.step.random_convolution import RandomConvolution
 from clients.step.self_challenging import SelfChallenging
 from clients.terms.classifier_alignment import ClassifierAlignment
@@ -29,6 +30,7 @@ from clients.terms.proximal import Proximal
 from clients.terms.representation_norm import RepresentationNorm
 from clients.terms.self_reg import SelfReg
 from fedsim.models.infer import SampledRepresentation, ZeroShotAdapter
+from fedsim.models.inserts.jigsaw_head import JigsawHead
 from fedsim.models.inserts.kept_scale import KeptScale
 from fedsim.models.inserts.mixstyle import MixStyle
 from fedsim.models.inserts.projection_head import ProjectionHead
@@ -128,6 +130,7 @@ METHODS: dict[str, Recipe] = {
     "randconv": Recipe(client=RandomConvolution(), paper="Xu et al., ICLR 2021, inside FedAvg"),
     "sfa-s": Recipe(terms=(FeatureAugmentation("s"),), paper="Li et al., ICCV 2021: SFA-S, inside FedAvg"),
     "sfa-a": Recipe(terms=(FeatureAugmentation("a"),), paper="Li et al., ICCV 2021: SFA-A, inside FedAvg"),
+    "jigen": Recipe(client=Jigsaw(), inserts=(JigsawHead(),), paper="Carlucci et al., CVPR 2019, inside FedAvg"),
     "selfreg": Recipe(terms=(SelfReg(),), inserts=(Projector(),), paper="Kim et al., ICCV 2021, inside FedAvg"),
     "gfedavg": Recipe(terms=(GuidingHead(0.5),), paper="gPerXAN Table 4: guiding head on FedAvg (BN)"),
     "gfedavg-ibn": Recipe(norm=IBN(), terms=(GuidingHead(0.5),), paper="gPerXAN Table 4: I-BN"),

@@ -1,0 +1,106 @@
+"""JiGen: the network also says in which order the tiles of its images lie."""
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from clients.parts import Batch, LocalRound, Step, StepFunction
+from clients.step.permutations import PERMUTATIONS, TILES
+from fedsim.data import image_ops
+
+SIDE = 3  # tiles in a row
+
+
+@dataclass(frozen=True)
+class Jigsaw(Step):
+    """L = CE(h(f(x')), y) + alpha CE(j(f(x')), s) + terms,  x' the image with its 3 x 3 tiles in the order s.
+
+        s = 0 (as they were) with probability beta, else uniform over 0, 1, ..., P; the P permutations are fixed
+
+    JiGen (Carlucci et al., CVPR 2019); baselines.md B.7. j is the insert `jigsaw_head`, aggregated like everything
+    else; predictions use the classifier on the whole image. Each tile is grey with probability `grey`. The permutations
+    are ours, not the published list (`clients/step/permutations.py`). It acts on the images after the data set's own
+    crop, flip and jitter. Tiles have floor(size / 3) pixels; the border that is left over is cut off, 222 of 224 pixels
+    as in the paper (for a network that takes one size alone: `border = "keep"` leaves it where it is, unscrambled).
+    `alpha = 0`, `beta = 1`, `grey = 0` is FedAvg (on the cut images).
+
+    alpha, beta: .7 and .9 for ResNet-18 (.9 and .7 for AlexNet).
+    """
+
+    alpha: Annotated[float, Field(ge=0)] = 0.7
+    beta: Annotated[float, Field(ge=0, le=1)] = 0.9
+    grey: Annotated[float, Field(ge=0, le=1)] = 0.1
+    border: Literal["crop", "keep"] = "crop"
+    requires: ClassVar[dict[str, str]] = {"inserts": "jigsaw_head"}
+
+    def begin(self, round: LocalRound) -> StepFunction:
+        """The step with both losses."""
+        head, generator = round.net.jigsaw, round.generator("jigsaw")
+        table = torch.tensor([tuple(range(TILES)), *PERMUTATIONS])[: head.out_features]
+
+        def step(batch: Batch) -> Tensor:
+            orders = draw_orders(len(batch.labels), self.beta, len(table), generator)
+            grey = torch.rand(len(orders), TILES, generator=generator) < self.grey
+            batch.images = batch.normalize(self.scrambled(batch.augmented, table[orders], grey))
+            loss = round.forward(batch)
+            if self.alpha:
+                with round.autocast():
+                    logits = head(batch.features)
+                jigsaw_loss = F.cross_entropy(logits.float(), orders.to(logits.device))
+                round.tally("jigsaw_loss", jigsaw_loss)
+                loss = loss + self.alpha * jigsaw_loss
+            return round.apply_gradients(round.with_terms(batch, loss))
+
+        return step
+
+    def scrambled(self, images: Tensor, permutations: Tensor, grey: Tensor) -> Tensor:
+        """Images [B, C, H, W] with their tiles permuted [B, 9] and some of them grey [B, 9]."""
+        height, width = (size // SIDE * SIDE for size in images.shape[-2:])
+        top, left = (images.shape[-2] - height) // 2, (images.shape[-1] - width) // 2
+        middle = images[..., top : top + height, left : left + width]
+        tiles = shuffled(grey_tiles(cut(middle), grey), permutations)
+        if self.border == "crop" or (height, width) == tuple(images.shape[-2:]):
+            return joined(tiles)
+        whole = images.clone()
+        whole[..., top : top + height, left : left + width] = joined(tiles)
+        return whole
+
+
+def draw_orders(count: int, beta: float, orders: int, generator: torch.Generator) -> Tensor:
+    """Labels s [count] on the CPU: 0 with probability beta, else uniform over all `orders`, 0 among them."""
+    scrambled = torch.rand(count, generator=generator) >= beta
+    return torch.where(scrambled, torch.randint(orders, (count,), generator=generator), 0)
+
+
+def cut(images: Tensor) -> Tensor:
+    """[B, C, 3h, 3w] -> tiles [B, 9, C, h, w], row by row."""
+    count, channels, height, width = images.shape
+    tiles = images.reshape(count, channels, SIDE, height // SIDE, SIDE, width // SIDE)
+    return tiles.permute(0, 2, 4, 1, 3, 5).flatten(1, 2)
+
+
+def joined(tiles: Tensor) -> Tensor:
+    """[B, 9, C, h, w] -> images [B, C, 3h, 3w]."""
+    count, _, channels, height, width = tiles.shape
+    rows = tiles.reshape(count, SIDE, SIDE, channels, height, width).permute(0, 3, 1, 4, 2, 5)
+    return rows.reshape(count, channels, SIDE * height, SIDE * width)
+
+
+def shuffled(tiles: Tensor, permutations: Tensor) -> Tensor:
+    """Tile t of each image is its tile P[t]."""
+    index = permutations.to(tiles.device)
+    return tiles[torch.arange(len(tiles), device=tiles.device)[:, None], index]
+
+
+def grey_tiles(tiles: Tensor, chosen: Tensor) -> Tensor:
+    """Tiles [B, 9, C, h, w] with the chosen ones [B, 9] in grey; images of one channel stay."""
+    index = chosen.flatten().nonzero()[:, 0]
+    if tiles.shape[2] != 3 or not len(index):
+        return tiles
+    flat, index = tiles.flatten(0, 1), index.to(tiles.device)
+    grey = image_ops.grey(flat[index]).expand(-1, 3, -1, -1)
+    return flat.index_copy(0, index, grey).reshape(tiles.shape)

@@ -1,0 +1,106 @@
+"""JiGen: baselines.md B.7."""
+
+import numpy as np
+import pytest
+import torch
+from small_round import colour_images, small_data, small_round
+
+from clients.optimizers import make_optimizer
+from clients.step.jigsaw import Jigsaw, cut, draw_orders, grey_tiles, joined, shuffled
+from clients.step.permutations import PERMUTATIONS, generate
+from clients.step.supervised import SupervisedStep
+from fedsim.experiment import ModelSettings
+from fedsim.models import build_model
+from fedsim.models.inserts.jigsaw_head import JigsawHead
+
+ORDERED = torch.arange(9)[None]
+
+
+def test_permutations_are_those_of_their_code():
+    """The stored table is what `generate` makes: 30 permutations, none the identity, at least 7 places apart."""
+    assert list(PERMUTATIONS) == generate()
+    table = np.array([tuple(range(9)), *PERMUTATIONS])
+    assert all(sorted(row) == list(range(9)) for row in table.tolist())
+    distance = (table[:, None] != table[None]).sum(2)
+    assert distance[np.triu_indices(31, 1)].min() == 7
+
+
+def test_ordered_tiles_are_the_image():
+    """Test 1: bit-exact, and cut is row by row."""
+    x = torch.rand(2, 3, 12, 15)
+    assert joined(cut(x)).equal(x)
+    assert cut(x)[:, 5].equal(x[:, :, 4:8, 10:15])
+    assert shuffled(cut(x), ORDERED.expand(2, 9)).equal(cut(x))
+
+
+def test_output_tile_shows_the_permutations_tile():
+    """Test 2: tiles 0..8 under P show P[t]; the inverse restores them."""
+    x = joined(torch.arange(9.0).reshape(1, 9, 1, 1, 1).expand(1, 9, 1, 2, 2))
+    for permutation in PERMUTATIONS[:5]:
+        moved = shuffled(cut(x), torch.tensor([permutation]))
+        assert moved[0, :, 0, 0, 0].tolist() == list(permutation)
+        inverse = torch.tensor([permutation]).argsort(1)
+        assert joined(shuffled(moved, inverse)).equal(x)
+
+
+def test_label_frequencies():
+    """Test 3: label 0 has probability .9 + .1 / 31, the others .1 / 31 each."""
+    orders = draw_orders(200_000, 0.9, 31, torch.Generator().manual_seed(0))
+    share = torch.bincount(orders, minlength=31) / 200_000
+    assert share[0].item() == pytest.approx(0.90323, abs=0.002)
+    assert share[1:].min().item() == pytest.approx(0.1 / 31, rel=0.15)
+    assert draw_orders(100, 1.0, 31, torch.Generator()).sum() == 0
+
+
+def test_grey_tiles():
+    """The chosen ones alone, all channels their luma."""
+    tiles = torch.rand(2, 9, 3, 4, 4)
+    chosen = torch.zeros(2, 9, dtype=torch.bool)
+    chosen[1, 4] = True
+    done = grey_tiles(tiles, chosen)
+    luma = 0.2989 * tiles[1, 4, 0] + 0.587 * tiles[1, 4, 1] + 0.114 * tiles[1, 4, 2]
+    assert torch.allclose(done[1, 4], luma.expand(3, 4, 4))
+    done[1, 4] = tiles[1, 4]
+    assert done.equal(tiles)
+    assert grey_tiles(tiles[:, :, :1], chosen).equal(tiles[:, :, :1])
+
+
+def test_border():
+    """Cut off by default, 222 of 224 pixels; or left where it is."""
+    x = torch.rand(1, 3, 32, 32)
+    none = torch.zeros(1, 9, dtype=torch.bool)
+    assert Jigsaw().scrambled(x, ORDERED, none).equal(x[..., 1:31, 1:31])
+    kept = Jigsaw(border="keep").scrambled(x, torch.tensor(PERMUTATIONS[:1]), none)
+    assert kept[..., 0, :].equal(x[..., 0, :])
+    assert not kept.equal(x)
+    assert Jigsaw(border="keep").scrambled(x, ORDERED, none).equal(x)
+    assert Jigsaw().scrambled(torch.rand(1, 1, 224, 224), ORDERED, none).shape[-2:] == (222, 222)
+
+
+def one_step(part, size):
+    """A step of a part: loss, network, round."""
+    torch.manual_seed(0)
+    net = build_model(ModelSettings(backbone="digits-cnn-bn"), 3, 3, size, None, 0).train()
+    JigsawHead().apply(net)
+    data = small_data(colour_images(6, size=size))
+    round = small_round(data, net=net, steps=1)
+    round.optimizer = make_optimizer(net, round.train, 0.05)
+    return part.begin(round)(data.batch(data.training_positions())), net, round
+
+
+def test_neutral_settings_are_the_supervised_step():
+    """Test 4: alpha = 0, beta = 1 and no grey, bit for bit, where no border is left over."""
+    loss, net, _ = one_step(Jigsaw(alpha=0.0, beta=1.0, grey=0.0), 30)
+    wanted, plain, _ = one_step(SupervisedStep(), 30)
+    assert loss.equal(wanted)
+    assert all(a.equal(b) for a, b in zip(net.state_dict().values(), plain.state_dict().values()))
+
+
+def test_both_losses_train_the_features():
+    """The loss is CE + alpha CE of the order; both heads move."""
+    loss, net, round = one_step(Jigsaw(alpha=2.0, beta=0.0), 28)
+    start = one_step(Jigsaw(alpha=0.0, beta=0.0), 28)
+    assert loss.item() == pytest.approx(start[0].item() + 2 * round.tallied()["jigsaw_loss"], rel=1e-5)
+    assert not net.jigsaw.weight.equal(start[1].jigsaw.weight)
+    assert not net.backbone.conv1.weight.equal(start[1].backbone.conv1.weight)
+    assert net.jigsaw.out_features == 31
