@@ -82,4 +82,12 @@ CATALOG: dict[str, Benchmark] = {
         reader="fedsim.data.tables:TableReader",
         discover="fedsim.data.tables:discover",
     ),
+    "hugging-face": Benchmark(
+        "hugging-face", "Any Hugging Face data set on disk", (), (), 3,
+        source="your own images",
+        note="data.root is what `save_to_disk` wrote; columns image, label and domain, or others by data.columns "
+        "(path, label, domain); all its splits together",
+        reader="fedsim.data.hugging_face:HuggingFaceReader",
+        discover="fedsim.data.hugging_face:discover",
+    ),
 }  # fmt: skip

@@ -1,0 +1,131 @@
+"""Hugging Face data sets on disk (`save_to_disk`): image, label and domain columns, decoded once into the cache."""
+
+import functools
+import os
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedsim.about import extra
+from fedsim.data.names import composed
+from fedsim.data.pixels import decode
+from fedsim.data.reader import Reader, content_hash
+from fedsim.data.row import Benchmark
+from fedsim.errors import UserError, nearest
+from fedsim.experiment import DataSettings, cache_root, data_root
+
+COLUMNS = {
+    "path": "image",
+    "label": "label",
+    "domain": "domain",
+}  # our name -> theirs, where data.columns says none
+
+
+def discover(data: DataSettings, row: Benchmark) -> Benchmark:
+    """The row with the data set's domains and classes, sorted by name; `data.classes` may add classes.
+
+    A label column with names (ClassLabel) keeps also the classes that no image has. Raises UserError for a folder that
+    is no such data set, a missing column, and fewer than two classes.
+    """
+    rows = _rows(data)
+    names = rows.features[_column(data, "label")]
+    classes = set(getattr(names, "names", None) or _texts(data, "label"))
+    classes = tuple(sorted({*map(composed, classes), *map(composed, data.classes)}))
+    if len(classes) < 2:
+        raise UserError(f"{data_root(data)}: {len(classes)} class(es) in the column of labels; at least 2 are needed")
+    return replace(row, domains=tuple(sorted(set(_texts(data, "domain")))), classes=classes)
+
+
+class HuggingFaceReader(Reader):
+    """Reads the images of one domain in the data set's own order; a split called as such is not looked at."""
+
+    def labels(self, domain: str, apart: bool = False) -> np.ndarray:
+        """Class indices of a domain's images."""
+        index = {name: position for position, name in enumerate(self.found.classes)}
+        texts = _texts(self.data, "label")
+        return np.array([index[texts[row]] for row in self._of(domain)], np.int64)
+
+    def images(self, domain: str, apart: bool = False) -> tuple[np.ndarray, np.ndarray]:
+        """Images, decoded on first use, and labels."""
+        labels, size = self.labels(domain), self.data.image_size
+        name = content_hash(domain.encode(), self.fingerprint(domain).encode(), str(size).encode())
+        file = cache_root(self.data) / "huggingface" / f"{name}.npy"
+        if not file.is_file():
+            self._decode(domain, file)
+        return np.load(file, mmap_mode="r", allow_pickle=False), labels
+
+    def fingerprint(self, domain: str) -> str:
+        """Hash of the labels and of Arrow's own fingerprint of the data set's content."""
+        return content_hash(_rows(self.data)._fingerprint.encode(), self.labels(domain).tobytes())
+
+    def _of(self, domain: str) -> np.ndarray:
+        return np.flatnonzero(np.array(_texts(self.data, "domain"), dtype=object) == domain)
+
+    def _decode(self, domain: str, file: Path) -> None:
+        """Write the domain's images beside their place, then rename them to it."""
+        import datasets
+
+        column, size = _column(self.data, "path"), self.data.image_size
+        rows = _rows(self.data).select(self._of(domain)).select_columns([column])
+        rows = rows.cast_column(column, datasets.Image(decode=False))
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            number, temporary = tempfile.mkstemp(dir=file.parent, prefix=".tmp-", suffix=".npy")
+            os.close(number)
+            images = np.lib.format.open_memmap(temporary, mode="w+", dtype=np.uint8, shape=(len(rows), 3, size, size))
+            for index, row in enumerate(rows):
+                cell = row[column]
+                name = Path(cell["path"] or f"{data_root(self.data)}, image {index} of domain {domain!r}")
+                images[index] = decode(name, size, cell["bytes"])
+            images.flush()
+            Path(temporary).replace(file)
+        except OSError as error:
+            raise UserError(f"cannot write the image cache {file} ({error.strerror}); set data.cache") from None
+
+
+def _column(data: DataSettings, name: str) -> str:
+    return data.columns.get(name, COLUMNS[name])
+
+
+def _rows(data: DataSettings) -> Any:
+    folder = data_root(data).resolve()
+    if not folder.is_dir():
+        raise UserError(f"data.root: no folder {folder}; name what `save_to_disk` wrote")
+    wanted = tuple(_column(data, name) for name in COLUMNS)
+    return _open(folder, wanted)
+
+
+@functools.lru_cache(maxsize=4)
+def _open(folder: Path, wanted: tuple[str, ...]) -> Any:
+    try:
+        import datasets
+    except ImportError:
+        raise UserError(f"data.dataset = 'hugging-face' needs the package datasets: {extra('hf')}") from None
+    try:
+        found = datasets.load_from_disk(str(folder))
+    except (OSError, ValueError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
+        raise UserError(f"{folder} is no data set that `save_to_disk` wrote ({reason})") from None
+    if isinstance(found, datasets.DatasetDict):
+        found = datasets.concatenate_datasets(list(found.values()))
+    for name, theirs in zip(COLUMNS, wanted):
+        if theirs not in found.column_names:
+            raise UserError(f"{folder} has no column {theirs!r}; {nearest(theirs, found.column_names)}it has: "
+                            f"{', '.join(found.column_names)}; name it with data.columns.{name}")  # fmt: skip
+    return found
+
+
+def _texts(data: DataSettings, name: str) -> tuple[str, ...]:
+    """A column of names as text, in the order of the rows."""
+    return _text_column(data_root(data).resolve(), tuple(_column(data, each) for each in COLUMNS), _column(data, name))
+
+
+@functools.lru_cache(maxsize=8)
+def _text_column(folder: Path, wanted: tuple[str, ...], column: str) -> tuple[str, ...]:
+    rows = _open(folder, wanted)
+    names = getattr(rows.features[column], "names", None)
+    values = rows.data.column(column).to_pylist() if rows._indices is None else rows[column]
+    return tuple(composed(names[value] if names else str(value)) for value in values)
