@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 import torch
 
+from clients.base import freeze
 from clients.networks import after_step_functions
 from clients.optimizers import make_optimizer
 from clients.parts import Batch, LocalRound
@@ -103,7 +104,10 @@ def timed_step(method: str, args: argparse.Namespace, device: torch.device) -> C
     """Function that takes one local step of the row."""
     recipe, experiment, net = build(method, args, device)
     data = RandomData(args, device)
+    still = freeze(net, dict.fromkeys(net.state_dict(), "shared") | dict.fromkeys(net.frozen, "frozen"))
     net.train()
+    for module in still:
+        module.eval()
     with torch.no_grad():
         net(data.images)  # running statistics as after a round, not the untouched 0 and 1
     round = local_round(recipe, experiment, net, data, recipe.client.prelude or "train")

@@ -97,7 +97,7 @@ def trains(whole: Evidence) -> str:
     if not np.isfinite(whole.rounds["train_loss"].iloc[1:]).all():
         return f"the training loss is {list(whole.rounds['train_loss'].iloc[1:])}"
     initial = whole.plan.build_net().state_dict()
-    learned = {name for name, _ in whole.plan.build_net().named_parameters()}
+    learned = {name for name, _ in whole.plan.build_net().named_parameters()} & whole.last.keys()  # not the frozen
     moved = [name for name in learned if not np.array_equal(whole.last[name], initial[name].numpy())]
     return "" if len(moved) > len(learned) / 2 else f"{len(moved)} of {len(learned)} tensors moved: {moved[:3]}"
 

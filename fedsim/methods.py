@@ -30,6 +30,7 @@ from clients.terms.proximal import Proximal
 from clients.terms.representation_norm import RepresentationNorm
 from clients.terms.self_reg import SelfReg
 from fedsim.models.infer import SampledRepresentation, ZeroShotAdapter
+from fedsim.models.inserts.adapters import Adapters
 from fedsim.models.inserts.jigsaw_head import JigsawHead
 from fedsim.models.inserts.kept_scale import KeptScale
 from fedsim.models.inserts.mixstyle import MixStyle
@@ -49,6 +50,7 @@ from strategies.fuse.krum import Krum
 from strategies.fuse.normalized_average import NormalizedAverage
 from strategies.fuse.q_fed_avg import QFedAvg
 from strategies.fuse.semantic_divergence import SemanticDivergence
+from strategies.refine.ensemble_distillation import EnsembleDistillation
 from strategies.refine.flower_optimizer import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from strategies.share.random_subnet import RandomSubnet
 from strategies.share.without_batch_norm import WithoutBatchNorm
@@ -65,6 +67,14 @@ METHODS: dict[str, Recipe] = {
         terms=(DriftCorrection(),), banks=(ControlVariates(),), paper="Karimireddy et al., ICML 2020, Option II"
     ),
     "ditto": Recipe(client=Ditto(), paper="Li et al., ICML 2021; its shared model is FedAvg's"),
+    "perada": Recipe(
+        inserts=(Adapters(),),
+        client=Ditto(0.2),
+        weights=Uniform(),
+        refine=(EnsembleDistillation(),),
+        paper="Xie et al., CVPR 2024: PerAda",
+        discloses="adapters, norm and head only; the server looks at single clients' models where it distils",
+    ),
     "fedbn": Recipe(
         share=WithoutBatchNorm(),
         paper="Li et al., ICLR 2021",

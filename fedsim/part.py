@@ -1,6 +1,7 @@
 """The base of all parts of a recipe: what a part declares, and what others may ask of it."""
 
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
@@ -46,6 +47,13 @@ class Part:
 
     def check(self, experiment: "Experiment") -> None:
         """Raise UserError when the experiment lacks what this part needs, or when fields contradict each other."""
+
+    def check_server(self, experiment: "Experiment", known: Mapping[str, Mapping]) -> None:
+        """Raise UserError when the server's own machine lacks what this part needs there, such as a folder of images.
+
+        Called on the server alone: before the run's folder is made, and again when the sites have said the fingerprints
+        of their data (`known`, by client; empty in a simulation).
+        """
 
 
 def part_name(part: Any) -> str:

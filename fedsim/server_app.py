@@ -12,8 +12,10 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedsim.arrays import record_to_arrays
 from fedsim.cores import free_cores
+from fedsim.data.fingerprint import Fingerprints
 from fedsim.errors import USER_ERROR, UserError
 from fedsim.experiment import Experiment, parse_experiment, read_experiment
+from fedsim.recipe import parts_of
 from fedsim.results.callbacks import RunCallback, tell_failure, trackers
 from fedsim.run.checkpoint import run_token
 from fedsim.run.claim import claim
@@ -78,6 +80,7 @@ def serve(grid: Grid, plan: Plan, callbacks: Sequence[RunCallback] = (), identif
         return folder
     everyone = [*callbacks, *trackers(run)]
     set_threads(run.threads)
+    check_server(plan)
     space = open_workspace(plan)
     try:
         with claim(folder):
@@ -113,6 +116,7 @@ def _serve(grid: Grid, space: Workspace, callbacks: Sequence[RunCallback], ident
     roster = Roster(grid, plan.clients, len(plan.data.classes), run_config, target, identify)
     strategy.join(roster)
     session.note_data(roster.fingerprints())
+    check_server(plan, roster.fingerprints())
     grid = PatientGrid(grid, strategy.exchange, experiment.run.patience)
     arrays = session.initial_arrays()
     if not session.checkpoint:
@@ -124,6 +128,12 @@ def _serve(grid: Grid, space: Workspace, callbacks: Sequence[RunCallback], ident
             grid, arrays, num_rounds=rounds, timeout=experiment.run.timeout, evaluate_fn=session.end_of_round
         )
     return session.finish()
+
+
+def check_server(plan: Plan, known: Fingerprints | None = None) -> None:
+    """What the recipe's parts need on this machine is there; `known`: fingerprints of the sites' data."""
+    for _, part in parts_of(plan.recipe):
+        part.check_server(plan.experiment, known or {})
 
 
 def largest_reply(space: Workspace) -> int:

@@ -55,8 +55,8 @@ class ImageTree(Reader):
         listing = self.listing(domain)
         manifest = _manifest(listing, self.found.name, domain, self.data.image_size)
         stored = _stored(cache_root(self.data) / self.found.name / f"{domain}-{manifest['hash']}")
-        content = stored.get("content") or _content(
-            listing, [_digest(read_bytes(listing.folder / name)) for name in listing.files]
+        content = stored.get("content") or content_of(
+            listing, [digest(read_bytes(listing.folder / name)) for name in listing.files]
         )
         used = [list_file(self.data, domain, part) for part in WORDS] if self._reads_lists() else []
         lists = [file.read_bytes() for file in used if file is not None]
@@ -90,11 +90,12 @@ def cached_images(
     return opened
 
 
-def _digest(content: bytes) -> bytes:
+def digest(content: bytes) -> bytes:
+    """Hash of one file's bytes."""
     return hashlib.blake2b(content, digest_size=16).digest()
 
 
-def _content(listing: Listing, digests: list[bytes]) -> str:
+def content_of(listing: Listing, digests: list[bytes]) -> str:
     """Fingerprint of a domain: its files' names, labels and the digests of their bytes, in order."""
     names = "\0".join(listing.files).encode(errors="surrogateescape")
     return content_hash(names, listing.labels.tobytes(), b"".join(digests))
@@ -104,14 +105,14 @@ def _manifest(listing: Listing, dataset: str, domain: str, image_size: int) -> d
     """Everything the decoded array depends on, and its hash."""
     shape = [len(listing.files), 3, image_size, image_size]
     content = {"format": FORMAT, "dataset": dataset, "domain": domain, "shape": shape}
-    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode())
+    whole = hashlib.sha256(json.dumps(content, sort_keys=True).encode())
     for name, label in zip(listing.files, listing.labels):
         try:
             status = (listing.folder / name).stat()
         except OSError as error:
             raise unreadable(listing.folder / name, error.strerror) from None
-        digest.update(f"{name}\0{label}\0{status.st_size}\0{status.st_mtime_ns}\n".encode(errors="surrogateescape"))
-    return {**content, "hash": digest.hexdigest()[:16]}
+        whole.update(f"{name}\0{label}\0{status.st_size}\0{status.st_mtime_ns}\n".encode(errors="surrogateescape"))
+    return {**content, "hash": whole.hexdigest()[:16]}
 
 
 def _open(entry: Path, manifest: dict) -> tuple[np.ndarray, np.ndarray] | None:
@@ -195,16 +196,16 @@ def _write_images(listing: Listing, manifest: dict, path: Path, report: Report |
         path = listing.folder / listing.files[index]
         content = read_bytes(path)
         images[index] = decode(path, shape[-1], content)
-        return _digest(content)
+        return digest(content)
 
     digests = []
 
     with ThreadPoolExecutor(min(8, max(2, os.cpu_count() or 2))) as pool, _progress(manifest, report) as show:
-        for digest in pool.map(fill, range(len(listing.files))):
-            digests.append(digest)
+        for one in pool.map(fill, range(len(listing.files))):
+            digests.append(one)
             show(len(digests), len(listing.files))
     images.flush()
-    return _content(listing, digests)
+    return content_of(listing, digests)
 
 
 def _remove_leftovers(folder: Path) -> None:

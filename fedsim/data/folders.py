@@ -88,7 +88,7 @@ def list_domain(data: DataSettings, found: Benchmark, domain: str) -> Listing:
     files: list[str] = []
     counts = []
     for class_folder in class_folders:
-        images = _images(folder, class_folder) if class_folder else []
+        images = images_of(folder, class_folder) if class_folder else []
         counts.append(len(images))
         files.extend(images)
     _check_counts(found, domain, folder, counts, lenient)
@@ -117,7 +117,7 @@ def _class_folders(found: Benchmark, domain: str, folder: Path, lenient: bool) -
     return [by_class[name] or "" for name in found.classes]
 
 
-def _images(folder: Path, class_folder: str) -> list[str]:
+def images_of(folder: Path, class_folder: str) -> list[str]:
     """Relative paths of a class's images, sorted like ImageFolder does (folder by folder, then by name)."""
     images = []
     for parent, _, names in sorted(os.walk(folder / class_folder, followlinks=True)):

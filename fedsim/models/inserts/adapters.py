@@ -1,0 +1,127 @@
+"""Residual adapters in a backbone that stays frozen (PerAda)."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from fedsim.errors import UserError
+from fedsim.models.inserts.base import Insert
+from fedsim.models.net import Net
+
+
+class MapDropout(nn.Module):
+    """Dropout of maps: each number is 0 with probability p, else divided by 1 - p; the identity in eval mode.
+
+    On a CPU it draws 16 bits a number, where PyTorch's takes four times as long (a fifth of an adapter network's step).
+    p is met to 2^-16. Draws come from torch's generator, which is seeded per client and round.
+    """
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, C, H, W] -> the same shape."""
+        if not self.training or not self.p:
+            return x
+        dense = x.is_contiguous() or x.is_contiguous(memory_format=torch.channels_last)
+        if x.device.type != "cpu" or not dense:
+            return F.dropout(x, self.p)
+        count = x.numel()
+        bits = torch.empty(-(-count // 4), dtype=torch.int64).random_(-(2**63), None).view(torch.int16)[:count]
+        kept = (bits >= round((self.p - 0.5) * 2**16)).to(x.dtype).mul_(1 / (1 - self.p))
+        return x * kept.as_strided(x.shape, x.stride())
+
+
+class Adapter(nn.Module):
+    """A(x) = x + Conv1x1(Dropout_p(BN(x)))   [B, C, H, W] -> the same shape
+
+    The convolution has no bias and starts at N(0, std^2): with weights of zero A is the identity.
+    """
+
+    def __init__(self, channels: int, dropout: float, std: float) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(channels)
+        self.dropout = MapDropout(dropout)
+        self.conv = nn.Conv2d(channels, channels, 1, bias=False)
+        nn.init.normal_(self.conv.weight, std=std)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The map with the adapter's own part added."""
+        return x + self.conv(self.dropout(self.norm(x)))
+
+    def after(self, module: nn.Module, inputs: tuple, output: Tensor) -> Tensor:
+        """Forward hook. A bound method, so that a copy of the network calls its own copy of the adapter."""
+        return self(output)
+
+
+@dataclass(frozen=True)
+class Adapters(Insert):
+    """Adapters in the blocks of a backbone that is frozen: PerAda's network (Xie et al., CVPR 2024; section 7.3 of the
+    specification of representation methods).
+
+    A residual block of two convolutions (ResNet-18) gets two: after conv1 before bn1, and after conv2 before bn2. Any
+    other module that holds batch norm itself (a bottleneck block, the digits CNN) gets one after its last batch norm.
+    Trained and exchanged: the adapters, the batch norm of these modules (the stem's too), a bottleneck and the head.
+    All else, the batch norm of shortcuts included, has the place `frozen`: it keeps its weights and statistics, in
+    training too, and does not travel. A frozen backbone makes sense with pretrained weights (`model.weights`) only.
+    ResNet-18 trains 1,400,320 parameters in adapters and 7,808 in batch norm; its head has 513 a class.
+
+    dropout: p inside the adapters
+    std: of the initial weights
+    freeze: False trains and exchanges the whole network, as it must be without pretrained weights. Then `inserts =
+    "none"` gives FedAvg's network.
+    """
+
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.3
+    std: Annotated[float, Field(ge=0)] = 1e-4
+    freeze: bool = True
+
+    def apply(self, net: Net) -> None:
+        """Hook the adapters in, and declare what is frozen; UserError for a backbone without batch norm in blocks."""
+        places = [place for block in blocks(net.backbone) for place in adapter_places(block)]
+        if not places:
+            raise UserError("insert Adapters: the backbone has no blocks with batch norm; use a ResNet, densenet121 or "
+                            "digits-cnn-bn")  # fmt: skip
+        net.adapters = nn.ModuleList(Adapter(norm.num_features, self.dropout, self.std) for _, norm in places)
+        for adapter, (module, _) in zip(net.adapters, places, strict=True):
+            module.register_forward_hook(adapter.after)
+        if self.freeze:
+            net.frozen |= net.state_dict().keys() - trained_names(net)
+
+
+def blocks(backbone: nn.Module) -> Iterator[nn.Module]:
+    """Modules that hold batch norm themselves. A plain Sequential, such as a ResNet's shortcut, is none, and nor is the
+    backbone itself where it has blocks: its own batch norm is the stem's."""
+    found = [module for module in backbone.modules() if type(module) is not nn.Sequential and own_norms(module)]
+    yield from [module for module in found if module is not backbone] or found
+
+
+def own_norms(module: nn.Module) -> list[nn.BatchNorm2d]:
+    """Batch norm that the module holds itself, in order."""
+    return [child for child in module.children() if isinstance(child, nn.BatchNorm2d)]
+
+
+def adapter_places(block: nn.Module) -> list[tuple[nn.Module, nn.BatchNorm2d]]:
+    """Modules of a block that an adapter follows, each with a batch norm as wide as its output."""
+    norms = own_norms(block)
+    if len(norms) == 2 and all(hasattr(block, name) for name in ("conv1", "bn1", "conv2", "bn2")):
+        return [(block.conv1, block.bn1), (block.conv2, block.bn2)]
+    return [(norms[-1], norms[-1])]
+
+
+def trained_names(net: Net) -> set[str]:
+    """State entries of adapters, blocks' and the stem's batch norm, bottleneck and head."""
+    chosen = {id(norm) for block in (*blocks(net.backbone), net.backbone) for norm in own_norms(block)}
+    trained = {id(module) for part in (net.adapters, net.bottleneck, net.head) for module in part.modules()} | chosen
+    return {
+        f"{path}.{name}"
+        for path, module in net.named_modules()
+        if id(module) in trained
+        for name in (*dict(module.named_parameters(recurse=False)), *dict(module.named_buffers(recurse=False)))
+    }

@@ -1,0 +1,155 @@
+"""Distillation of the clients' models into their average, on unlabelled images that the server has."""
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from fedsim.arrays import load_arrays
+from fedsim.data.augment import make_transforms, to_float
+from fedsim.data.auxiliary import auxiliary_images, refuse_own_images
+from fedsim.data.benchmarks import benchmark
+from fedsim.errors import UserError
+from fedsim.experiment import Experiment
+from fedsim.models import weight_statistics
+from strategies.parts import Arrays, Refine, ServerRound
+
+Prepared = Callable[[np.ndarray], Tensor]
+
+EVALUATED = 256  # images of one forward pass of the teachers
+
+
+def distillation_loss(teacher: Tensor, student: Tensor, tau: float = 1.0) -> Tensor:
+    """mean over x of KL(softmax(a / tau) || softmax(b / tau)), without a factor tau^2.
+
+    teacher (a) and student (b) are logits [B, classes].
+    """
+    target, log_student = (teacher / tau).log_softmax(dim=1), (student / tau).log_softmax(dim=1)
+    return F.kl_div(log_student, target, reduction="batchmean", log_target=True)
+
+
+@dataclass(frozen=True)
+class EnsembleDistillation(Refine):
+    """From the fused model w, `steps` steps of Adam on mean KL(softmax(a(x)/tau) || softmax(b(x)/tau)),
+
+        a(x) = 1/K sum_k f(theta_k; x)   the mean of the logits of this round's client models, b(x) = f(w; x)
+
+    over unlabelled images x. PerAda (Xie et al., CVPR 2024), its server; section 7.2 of the specification of
+    representation methods. Only parameters that clients share are moved. The rate falls to 0 along a cosine in every
+    round. Teachers are in eval mode and see each image as it is, like the student; of the student only batch norm is.
+    A round with one client's model is left as it is, since teacher and student are the same, and so are rounds after
+    `rounds`. Without `data` nothing happens (the paper's ablation without distillation).
+
+    The released code stops early by labelled validation images of the server, and drops a distilled model that does not
+    beat the average; there are no labels here. Images of a client or of the target are refused by path and by content.
+
+    data: folder of images on the server's machine; folders in it are read too. Empty: no distillation
+    rounds: distillation in the first so many rounds (T_kd); 0: in all
+    steps: mini-batches per round (R_kd). batch_size: images of each. lr: eta_g. tau: temperature
+    bn: freeze: the student's batch norm normalizes by the averaged statistics, which stay; train: by those of the
+        images, which the running statistics then follow (released code)
+    """
+
+    data: str = ""
+    rounds: Annotated[int, Field(ge=0)] = 30
+    steps: Annotated[int, Field(ge=1)] = 100
+    batch_size: Annotated[int, Field(ge=2)] = 256
+    lr: Annotated[float, Field(gt=0)] = 1e-4
+    tau: Annotated[float, Field(gt=0)] = 1.0
+    bn: Literal["freeze", "train"] = "freeze"
+
+    @property
+    def tag(self) -> str:
+        """Results with distillation are told apart."""
+        return "kd" if self.data else ""
+
+    def check_server(self, experiment: Experiment, known: Mapping[str, Mapping]) -> None:
+        """UserError for a folder without images, and for one that holds a client's or the target's."""
+        if self.data:
+            refuse_own_images(self.data, experiment.data, known)
+
+    def refine(self, fused: Arrays, server: ServerRound) -> dict[str, np.ndarray]:
+        """The distilled tensors; all that the student did not train stays as fused."""
+        if not self.data or len(server.updates) < 2 or (self.rounds and server.round > self.rounds):
+            return dict(fused)
+        prepared, count = self._images(server)
+        order = visits(count, min(self.batch_size, count), self.steps, server.rng("distillation"))
+        used = np.unique(np.concatenate(order))
+        parts = np.array_split(used, -(-len(used) // EVALUATED))
+        net = server.build_net()
+        states = [{**server.previous, **update.arrays} for update in server.updates]
+        teacher = mean_logits(net, states, parts, prepared)
+        load_arrays(net, {**server.previous, **fused}, list(server.previous))
+        batches = ((prepared(part), teacher[np.searchsorted(used, part)]) for part in order)
+        first, last = self._train(net, batches, server)
+        server.detail("", "distillation_loss", "first", first)
+        server.detail("", "distillation_loss", "last", last)
+        state = net.state_dict()
+        names = server.parameters | ({name for name in fused if self.bn == "train"} & fused.keys())
+        return {**fused, **{name: state[name].cpu().numpy() for name in names & fused.keys()}}
+
+    def _images(self, server: ServerRound) -> tuple[Prepared, int]:
+        """Function index array -> normalized images on the server's device, and how many images there are."""
+        data, channels = server.experiment.data, benchmark(server.experiment.data).channels
+        images = auxiliary_images(self.data, data, channels)
+        if len(images) < 2:
+            raise UserError(f"{self.data} holds one image; distillation needs at least two")
+        normalize = make_transforms(data, channels, weight_statistics(server.experiment.model)).normalize
+        return lambda part: normalize(to_float(torch.from_numpy(images[part]).to(server.device))), len(images)
+
+    def _train(
+        self, net: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], server: ServerRound
+    ) -> tuple[float, float]:
+        """Train the student; its loss in the first and in the last step."""
+        net.train()
+        keep_statistics(net, server.parameters, all_of_them=self.bn == "freeze")
+        parameters = [value for name, value in net.named_parameters() if name in server.parameters]
+        optimizer = torch.optim.Adam(parameters, self.lr)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.steps)
+        losses = []
+        seed = int(torch.randint(2**62, (), generator=server.generator("distillation")))
+        with torch.random.fork_rng([server.device] if server.device.type == "cuda" else []):
+            torch.manual_seed(seed)
+            for images, teacher in batches:
+                loss = distillation_loss(teacher, net(images).float(), self.tau)
+                for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+                    parameter.grad = gradient
+                optimizer.step()
+                schedule.step()
+                losses.append(loss.detach())
+        return float(losses[0]), float(losses[-1])
+
+
+def keep_statistics(net: nn.Module, trained: Collection[str], all_of_them: bool) -> None:
+    """Put batch norm into eval mode: all of it, or where its parameters are not trained (a frozen backbone's)."""
+    for path, module in net.named_modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            names = [f"{path}.{name}" for name, _ in module.named_parameters(recurse=False)]
+            if all_of_them or not set(names) & set(trained):
+                module.eval()
+
+
+def visits(count: int, size: int, steps: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """Index arrays of `steps` batches: passes over all images in new orders, without short batches."""
+    batches: list[np.ndarray] = []
+    while len(batches) < steps:
+        order = rng.permutation(count)
+        batches += [order[start : start + size] for start in range(0, count - size + 1, size)]
+    return batches[:steps]
+
+
+@torch.no_grad()
+def mean_logits(net: nn.Module, states: Sequence[Arrays], parts: Sequence[np.ndarray], prepared: Prepared) -> Tensor:
+    """Mean over the models of their logits, [images, classes], each in eval mode with its own tensors in `net`."""
+    net.eval()
+    total: Tensor | None = None
+    for state in states:
+        load_arrays(net, state, list(state))
+        logits = torch.cat([net(prepared(part)).float() for part in parts])
+        total = logits if total is None else total + logits
+    return total / len(states)

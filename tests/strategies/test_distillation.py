@@ -1,0 +1,185 @@
+"""Ensemble distillation on the server (section 7.9 of the specification of representation methods)."""
+
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from support import numbers, run_small, small_experiment
+from torch import nn
+
+from fedsim.arrays import load_arrays
+from fedsim.data.auxiliary import auxiliary_images, refuse_own_images
+from fedsim.data.fingerprint import fingerprint
+from fedsim.errors import UserError
+from fedsim.experiment import DataSettings, Experiment
+from strategies.refine.ensemble_distillation import EnsembleDistillation, distillation_loss, mean_logits, visits
+from strategies.server_round import ServerRound, Update
+
+
+def logits(*rows):
+    """Logits in float64, with gradients."""
+    return torch.tensor(rows, dtype=torch.float64, requires_grad=True)
+
+
+def test_loss_numbers():
+    """T3: without a factor tau^2; equal logits give 0 and no gradient."""
+    assert distillation_loss(logits((0, 0)), logits((1, 0))).item() == pytest.approx(0.120114, abs=1e-6)
+    assert distillation_loss(logits((2, 0)), logits((1, 0))).item() == pytest.approx(0.067131, abs=1e-6)
+    assert distillation_loss(logits((2, 0)), logits((1, 0)), 2.0).item() == pytest.approx(0.026345, abs=1e-6)
+    student = logits((3, -1), (0.5, 2))
+    loss = distillation_loss(student.detach(), student)
+    loss.backward()
+    assert loss.item() == 0
+    assert student.grad.abs().max() < 1e-15
+
+
+def test_teacher_is_the_mean_of_logits():
+    """T2: (4, 0) and (0, 0) give softmax (.8808, .1192), not the mean of the probabilities."""
+    net = nn.Linear(1, 2)
+    states = [{"weight": np.zeros((2, 1), np.float32), "bias": np.array(bias, np.float32)} for bias in ((4, 0), (0, 0))]
+    teacher = mean_logits(net, states, [np.arange(3)], lambda part: torch.ones(len(part), 1))
+    assert teacher.softmax(1)[0].tolist() == pytest.approx([0.8808, 0.1192], abs=1e-4)
+
+
+def test_batches_visit_everything_in_turn():
+    """No short batch; each pass has its own order."""
+    batches = visits(10, 4, 5, np.random.default_rng(0))
+    assert [len(batch) for batch in batches] == [4] * 5
+    assert len(set(np.concatenate(batches[:2]))) == 8
+
+
+class Small(nn.Module):
+    """A convolution that is frozen, batch norm, and a head."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.norm, self.head = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.head(self.norm(self.conv(x)).mean((2, 3)))
+
+
+@pytest.fixture
+def server(tmp_path):
+    """A round with two clients' models, and auxiliary images of 16 pixels."""
+    rng = np.random.default_rng(0)
+    (tmp_path / "aux").mkdir()
+    for number in range(12):
+        pixels = rng.integers(0, 255, (16, 16, 3)).astype(np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "aux" / f"{number}.png")
+    net = Small()
+    state = {name: value.numpy().copy() for name, value in net.state_dict().items() if not name.startswith("conv")}
+    updates = [
+        Update(client, 10, {name: value + np.asarray(rng.normal(size=value.shape) * (value.dtype == np.float32))
+                            .astype(value.dtype) for name, value in state.items()})
+        for client in ("a", "b")
+    ]  # fmt: skip
+    for update in updates:
+        update.arrays["norm.running_var"] = np.abs(update.arrays["norm.running_var"])
+    data = {"dataset": "pacs", "image_size": 16, "cache": str(tmp_path / "cache"), "root": str(tmp_path)}
+    shared = frozenset({"norm.weight", "norm.bias", "head.weight", "head.bias"})
+    return ServerRound(1, 5, ["a", "b"], state, updates=updates, parameters=shared, build_net=Small,
+                       experiment=Experiment(data=DataSettings(**data)))  # fmt: skip
+
+
+def loss_on(server, part, arrays):
+    """Distillation loss of a model over all auxiliary images, in eval mode."""
+    prepared, count = part._images(server)
+    everything = [np.arange(count)]
+    teacher = mean_logits(Small(), [update.arrays for update in server.updates], everything, prepared)
+    net = Small().eval()
+    load_arrays(net, arrays, list(arrays))
+    with torch.no_grad():
+        return distillation_loss(teacher, net(prepared(everything[0]))).item()
+
+
+def test_distillation_reduces_its_loss(server, tmp_path):
+    """T9: on the auxiliary images; statistics and whatever is not a shared parameter stay as fused."""
+    part = EnsembleDistillation(data=str(tmp_path / "aux"), steps=60, lr=0.05, batch_size=6)
+    fused = {
+        name: np.mean([update.arrays[name] for update in server.updates], axis=0, dtype=value.dtype)
+        if value.dtype == np.float32
+        else value
+        for name, value in server.previous.items()
+    }
+    refined = part.refine(fused, server)
+    assert loss_on(server, part, refined) < 0.5 * loss_on(server, part, fused)
+    assert refined.keys() == fused.keys()
+    still = [name for name in fused if np.array_equal(refined[name], fused[name])]
+    assert sorted(still) == ["norm.num_batches_tracked", "norm.running_mean", "norm.running_var"]
+    again = part.refine(fused, server)
+    assert all(np.array_equal(again[name], refined[name]) for name in fused)
+    moved = EnsembleDistillation(data=part.data, steps=4, bn="train").refine(fused, server)
+    assert not np.array_equal(moved["norm.running_mean"], fused["norm.running_mean"])
+
+
+def test_when_nothing_is_distilled(server, tmp_path):
+    """T8: one client's model; without a folder; after T_kd."""
+    fused = dict(server.updates[0].arrays)
+    part = EnsembleDistillation(data=str(tmp_path / "aux"), rounds=0)
+    server.updates = server.updates[:1]
+    assert part.refine(fused, server) == fused
+    assert EnsembleDistillation().refine(fused, server) == fused
+    server.updates = server.updates * 2
+    server.round = 31
+    assert EnsembleDistillation(data=part.data).refine(fused, server) == fused
+
+
+def test_images_of_clients_and_target_are_refused(make_tree, tmp_path):
+    """By path, by a single file's content, and by the fingerprint that a site told."""
+    tree = make_tree(("cartoon", "photo", "sketch"))
+    data = DataSettings(dataset="folder", root=str(tree), cache=str(tmp_path / "cache"), image_size=16)
+    for own in (tree, tree / "photo", tree / "photo" / "dog"):
+        with pytest.raises(UserError, match="neither a client's nor the target's"):
+            refuse_own_images(str(own), data, {})
+    (tmp_path / "aux").mkdir()
+    Image.new("RGB", (20, 20), "red").save(tmp_path / "aux" / "new.png")
+    refuse_own_images(str(tmp_path / "aux"), data, {})
+    stolen = next((tree / "sketch").rglob("*.png"))
+    shutil.copy(stolen, tmp_path / "aux" / f"other{stolen.suffix}")
+    with pytest.raises(UserError, match=r"other.* is .* of the domain 'sketch'"):
+        refuse_own_images(str(tmp_path / "aux"), data, {})
+    shutil.copytree(tree / "photo", tmp_path / "copy")
+    away = data.model_copy(update={"root": str(tmp_path / "nowhere"), "domains": ["photo"], "classes": ["cat", "dog"]})
+    with pytest.raises(UserError, match="the images of 'photo'"):
+        refuse_own_images(str(tmp_path / "copy"), away, {"photo": fingerprint(data, "photo")})
+
+
+def test_folder_of_auxiliary_images(tmp_path):
+    """Missing and empty ones in one line; grey for grey data, as Pillow makes it."""
+    data = DataSettings(cache=str(tmp_path / "cache"), image_size=16)
+    with pytest.raises(UserError, match="no folder"):
+        auxiliary_images(str(tmp_path / "none"), data, 3)
+    (tmp_path / "aux" / "deep").mkdir(parents=True)
+    with pytest.raises(UserError, match="holds no image"):
+        auxiliary_images(str(tmp_path / "aux"), data, 3)
+    colour = Image.new("RGB", (16, 16), (200, 100, 50))
+    colour.save(tmp_path / "aux" / "deep" / "one.png")
+    assert auxiliary_images(str(tmp_path / "aux"), data, 3).shape == (1, 3, 16, 16)
+    grey = auxiliary_images(str(tmp_path / "aux"), data, 1)
+    assert grey.shape == (1, 1, 16, 16)
+    assert abs(int(grey[0, 0, 0, 0]) - colour.convert("L").getpixel((0, 0))) <= 1
+
+
+def test_a_run_distils_and_starts_with_nothing_half_written(tmp_path):
+    """The label says so; a folder that is not there stops it before its folder is made."""
+    (tmp_path / "aux").mkdir()
+    for number in range(8):
+        pixels = np.random.default_rng(number).integers(0, 255, (16, 16, 3)).astype(np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "aux" / f"{number}.png")
+    kd = {"data": str(tmp_path / "aux"), "steps": 3, "batch_size": 4, "lr": 0.01}
+    method = {"name": "perada", "ensemble_distillation": kd}
+    experiment = small_experiment(tmp_path / "out", method, train={"rounds": 1}, run={"keep_personal": True})
+    folder, _ = run_small(experiment)
+    assert numbers(folder / "summary.csv")["label"][0].startswith("perada(kd)")
+    details = numbers(folder / "details.csv")
+    assert set(details[details["quantity"] == "distillation_loss"]["name"]) == {"first", "last"}
+    assert len(list(folder.glob("personal-*.safetensors"))) == 3
+    gone = experiment.replace(run={"output": str(tmp_path / "other")},
+                              method={"ensemble_distillation": {"data": str(tmp_path / "none")}})  # fmt: skip
+    with pytest.raises(UserError, match="no folder"):
+        run_small(gone)
+    assert not (tmp_path / "other").exists()
