@@ -30,7 +30,7 @@ def test_commands_run(command, tmp_path, monkeypatch):
 
 def test_every_method_is_in_the_table():
     """With the very words that `fedsim methods NAME` prints."""
-    rows = dict(re.findall(r"^\| ([a-z-]+) \| (.*) \|$", TEXT.split("## What a site tells")[1], re.MULTILINE))
+    rows = dict(re.findall(r"^\| ([a-z0-9-]+) \| (.*) \|$", TEXT.split("## What a site tells")[1], re.MULTILINE))
     rows.pop("method")
     assert rows == {name: recipe.disclosure() for name, recipe in METHODS.items()}
 
