@@ -26,6 +26,7 @@ from clients.terms.feature_augmentation import FeatureAugmentation
 from clients.terms.guiding_head import GuidingHead
 from clients.terms.label_smoothing import LabelSmoothing
 from clients.terms.moon import ModelContrast
+from clients.terms.other_heads import OtherHeads
 from clients.terms.proximal import Proximal
 from clients.terms.representation_norm import RepresentationNorm
 from clients.terms.self_reg import SelfReg
@@ -44,6 +45,7 @@ from strategies.banks.class_references import ClassReferences
 from strategies.banks.classifier_gradients import ClassifierGradients
 from strategies.banks.control_variates import ControlVariates
 from strategies.banks.global_batch_norm import GlobalBatchNorm
+from strategies.banks.heads import Heads
 from strategies.banks.style import StyleBank
 from strategies.fuse.gradient_mask import GradientMask
 from strategies.fuse.krum import Krum
@@ -54,6 +56,7 @@ from strategies.refine.ensemble_distillation import EnsembleDistillation
 from strategies.refine.flower_optimizer import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from strategies.share.random_subnet import RandomSubnet
 from strategies.share.without_batch_norm import WithoutBatchNorm
+from strategies.share.without_head import WithoutHead
 from strategies.share.without_statistics import WithoutStatistics
 from strategies.weights.agnostic import AgnosticWeights
 from strategies.weights.generalization_adjustment import GeneralizationAdjustment
@@ -142,6 +145,15 @@ METHODS: dict[str, Recipe] = {
     "sfa-a": Recipe(terms=(FeatureAugmentation("a"),), paper="Li et al., ICCV 2021: SFA-A, inside FedAvg"),
     "jigen": Recipe(client=Jigsaw(), inserts=(JigsawHead(),), paper="Carlucci et al., CVPR 2019, inside FedAvg"),
     "selfreg": Recipe(terms=(SelfReg(),), inserts=(Projector(),), paper="Kim et al., ICCV 2021, inside FedAvg"),
+    "copa": Recipe(
+        share=WithoutHead(),
+        terms=(OtherHeads(),),
+        banks=(Heads(),),
+        augment=RandAugment(),
+        norm=IBN(),
+        infer=EnsembleOfHeads(),
+        paper="Wu and Gong, ICCV 2021",
+    ),
     "gfedavg": Recipe(terms=(GuidingHead(0.5),), paper="gPerXAN Table 4: guiding head on FedAvg (BN)"),
     "gfedavg-ibn": Recipe(norm=IBN(), terms=(GuidingHead(0.5),), paper="gPerXAN Table 4: I-BN"),
     "gfedavg-dson": Recipe(norm=DSON(), terms=(GuidingHead(0.5),), paper="gPerXAN Table 4: DSON"),

@@ -2,7 +2,7 @@
 
 from fedsim.models.infer.alpha import FixedAlpha, RandomAlpha, ZeroShotAdapter
 from fedsim.models.infer.base import EvalMode, Infer, Predict, accuracy_and_loss
-from fedsim.models.infer.ensemble import EnsembleOfLocalBN
+from fedsim.models.infer.ensemble import EnsembleOfHeads, EnsembleOfLocalBN
 from fedsim.models.infer.iabn import IABN
 from fedsim.models.infer.mixnorm import MixNorm
 from fedsim.models.infer.recompute import Recompute
@@ -11,6 +11,7 @@ from fedsim.models.infer.tsmobn import TsmoBN
 
 __all__ = [
     "IABN",
+    "EnsembleOfHeads",
     "EnsembleOfLocalBN",
     "EvalMode",
     "FixedAlpha",

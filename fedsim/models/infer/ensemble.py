@@ -1,4 +1,4 @@
-"""The ensemble of the clients' own batch norms."""
+"""Ensembles of what clients have of their own: batch norms, or classifiers."""
 
 import math
 from collections.abc import Sequence
@@ -42,5 +42,30 @@ class EnsembleOfLocalBN(Infer):
 
         def predict(images: Tensor) -> Tensor:
             return mean_probabilities([functional_call(net, dict(own), (images,)) for own in uploads])
+
+        return predict
+
+
+@dataclass(frozen=True)
+class EnsembleOfHeads(Infer):
+    """Mean of the softmax vectors of all clients' heads on one and the same features.
+
+    COPA (Wu and Gong, ICCV 2021); baselines.md B.9. The heads come from the bank `heads`. Until a client has sent one
+    (the initial model) the network's own head is used.
+    """
+
+    bank: ClassVar[str] = "heads"
+    requires: ClassVar[dict[str, str]] = {"banks": "heads"}
+
+    def begin(self, net: nn.Module, batches: Batches, uploads: Uploads | None = None) -> Predict:
+        """One pass of the extractor, then each head in turn."""
+        net.eval()
+        if not uploads:
+            return net
+        heads = [{name.removeprefix("head."): tensor for name, tensor in own.items()} for own in uploads]
+
+        def predict(images: Tensor) -> Tensor:
+            features = net.features(images)
+            return mean_probabilities([functional_call(net.head, own, (features,)) for own in heads])
 
         return predict
