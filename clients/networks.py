@@ -44,6 +44,18 @@ def statistics_frozen(net: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
+def evaluating(net: nn.Module) -> Iterator[None]:
+    """The network is in eval mode inside the block; afterwards each module is in the mode in which it was."""
+    training = [module for module in net.modules() if module.training]
+    net.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+@contextmanager
 def apart(generator: torch.Generator, device: torch.device) -> Iterator[None]:
     """What draws from torch's global generators inside the block (dropout, for example) draws from a stream of its own,
     seeded from `generator`; outside nothing has moved. For training that must not disturb that of the shared model."""

@@ -27,6 +27,7 @@ from clients.terms.guiding_head import GuidingHead
 from clients.terms.label_smoothing import LabelSmoothing
 from clients.terms.moon import ModelContrast
 from clients.terms.other_heads import OtherHeads
+from clients.terms.prototype_contrast import PrototypeContrast
 from clients.terms.proximal import Proximal
 from clients.terms.representation_norm import RepresentationNorm
 from clients.terms.self_reg import SelfReg
@@ -46,6 +47,7 @@ from strategies.banks.classifier_gradients import ClassifierGradients
 from strategies.banks.control_variates import ControlVariates
 from strategies.banks.global_batch_norm import GlobalBatchNorm
 from strategies.banks.heads import Heads
+from strategies.banks.prototypes import Prototypes
 from strategies.banks.style import StyleBank
 from strategies.fuse.gradient_mask import GradientMask
 from strategies.fuse.krum import Krum
@@ -199,4 +201,5 @@ METHODS: dict[str, Recipe] = {
         infer=SampledRepresentation(),
         paper="Nguyen et al., NeurIPS 2022: FedCMI, without the L2 penalty",
     ),
+    "fpl": Recipe(terms=(PrototypeContrast(),), banks=(Prototypes(),), paper="Huang et al., CVPR 2023: FPL"),
 }

@@ -1,0 +1,147 @@
+"""FPL's client: contrast against the clusters of all classes, consistency with the mean of its own class's clusters."""
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from clients.budget import fedavg_amount
+from clients.networks import evaluating
+from clients.parts import Batch, LocalRound, StepFunction, Term
+
+SEEN = "prototypes"  # scratch entry of the class means in the making
+
+
+def cpcl(features: Tensor, labels: Tensor, protos: Tensor, classes: Tensor, tau: float) -> Tensor:
+    """Per sample [B]: -log( sum_{p in P^y} e^{cos(f,p)/tau} / sum_{q in P} e^{cos(f,q)/tau} ), 0 where P^y is empty.
+
+    features [B, d], labels [B], protos [N, d] of the classes [N]. Gradients reach the features alone.
+    """
+    similarity = F.normalize(features, dim=1) @ F.normalize(protos, dim=1).T / tau
+    own = labels[:, None] == classes[None]
+    own = own | ~own.any(dim=1, keepdim=True)  # without prototypes of its class a sample is contrasted with nothing
+    return similarity.logsumexp(dim=1) - similarity.masked_fill(~own, -torch.inf).logsumexp(dim=1)
+
+
+def upcr(features: Tensor, labels: Tensor, unbiased: Tensor, known: Tensor, reduction: str = "mean") -> Tensor:
+    """Per sample [B]: ||f - U^y||^2 over the d dimensions ("sum"), or that divided by d ("mean"); 0 where y has no U.
+
+    unbiased [C, d], known bool [C].
+    """
+    squares = (features - unbiased[labels]).square()
+    return known[labels] * (squares.sum(dim=1) if reduction == "sum" else squares.mean(dim=1))
+
+
+class ClassMeans:
+    """Sums of features [C, d] and their counts [C], on the device."""
+
+    def __init__(self, classes: int, width: int, device: torch.device) -> None:
+        self.sums = torch.zeros(classes, width, device=device)
+        self.counts = torch.zeros(classes, device=device)
+
+    def add(self, features: Tensor, labels: Tensor) -> None:
+        """Count a batch of features [B, d]."""
+        self.sums.index_add_(0, labels, features.detach().float())
+        self.counts.index_add_(0, labels, torch.ones(len(labels), device=self.counts.device))
+
+    def record(self, least: int) -> dict[str, Tensor]:
+        """`protos` and `classes` of those with at least so many features."""
+        classes = (self.counts >= least).nonzero()[:, 0]
+        return {"protos": self.sums[classes] / self.counts[classes, None], "classes": classes}
+
+
+@dataclass(frozen=True)
+class PrototypeContrast(Term):
+    """(1/B) sum_i (CPCL_i + UPCR_i) over the samples whose class has prototypes:
+
+        CPCL = -log( sum_{p in P^y} e^{cos(f,p)/tau} / sum_{q in P} e^{cos(f,q)/tau} ),   UPCR = (1/d) ||f - U^y||^2
+
+    FPL (Huang et al., CVPR 2023); banks 6.3. f are the features that the head sees, P^c the cluster prototypes of class
+    c from the bank `prototypes`, U^c their plain mean, all constants. Up goes the mean feature of each class. B is the
+    whole batch. Without prototypes, as in round 1, the loss is FedAvg's bit for bit. The paper sums UPCR over the
+    dimensions, the released code takes their mean, d times less.
+
+    tau: temperature; .02 in the released code, .2 in the authors' later MarsFL
+    upcr: "mean" (released code) or "sum" (paper)
+    proto_source: the means of the features that the last local epoch trained on ("last_epoch", released code), or those
+        of one more pass over the unaugmented images by the trained model in eval mode ("final_pass")
+    min_per_proto: a class with fewer images sends nothing; 5 keeps single images from being read off
+    """
+
+    tau: Annotated[float, Field(gt=0)] = 0.02
+    upcr: Literal["mean", "sum"] = "mean"
+    proto_source: Literal["last_epoch", "final_pass"] = "last_epoch"
+    min_per_proto: Annotated[int, Field(ge=1)] = 1
+    bank: ClassVar[str] = "prototypes"
+    requires: ClassVar[dict[str, str]] = {"banks": "prototypes"}
+
+    @property
+    def discloses(self) -> str:
+        """What a mean says depends on how many images are in it."""
+        one = " (of a class with one image: that image's own feature)" if self.min_per_proto == 1 else ""
+        few = f" with at least {self.min_per_proto} images" if self.min_per_proto > 1 else ""
+        return (
+            f"each round the mean feature of every class{few} that the client holds{one}, and so which classes these "
+            "are; the other clients get means over clusters of clients, and that of a class which only one client "
+            "holds as it is"
+        )
+
+    def begin(self, round: LocalRound) -> StepFunction | None:
+        """The two losses; the features of the last epoch are summed up on the way."""
+        if round.phase != "train":
+            return None
+        means = round.scratch[SEEN] = ClassMeans(round.classes, round.net.feature_dim, round.device)
+        epoch = round.train.model_copy(update={"epochs": 1, "iterations": 0})
+        left = round.steps - fedavg_amount(round.data.examples, epoch).steps  # steps before the last epoch
+
+        def count() -> None:
+            nonlocal left
+            left -= 1
+
+        round.before_step.append(count)
+        contrast = self._contrast(round)
+
+        def term(batch: Batch) -> Tensor:
+            if self.proto_source == "last_epoch" and left <= 0:
+                means.add(batch.features, batch.labels)
+            return contrast(batch)
+
+        return term
+
+    def end(self, round: LocalRound) -> None:
+        """Sends the mean feature of each class."""
+        means = round.scratch.get(SEEN)
+        if means is None:
+            return
+        if self.proto_source == "final_pass":
+            self._pass(round, means)
+        round.send(self.bank, means.record(self.min_per_proto))
+
+    def _contrast(self, round: LocalRound) -> StepFunction:
+        record = round.tensors(self.bank, "prototype_contrast")
+        if not record:
+            return lambda batch: torch.zeros((), device=round.device)
+        protos, classes = record["cluster_protos"], record["classes"]
+        member = F.one_hot(classes, round.classes).float()
+        number = member.sum(dim=0)
+        unbiased = member.T @ protos / number.clamp_min(1)[:, None]
+
+        def term(batch: Batch) -> Tensor:
+            features = batch.features.float()
+            contrast = cpcl(features, batch.labels, protos, classes, self.tau).mean()
+            consistency = upcr(features, batch.labels, unbiased, number > 0, self.upcr).mean()
+            round.tally("cpcl_loss", contrast)
+            round.tally("upcr_loss", consistency)
+            return contrast + consistency
+
+        return term
+
+    @staticmethod
+    def _pass(round: LocalRound, means: ClassMeans) -> None:
+        """One more pass over the training images."""
+        with evaluating(round.net), torch.no_grad(), round.autocast():
+            for images, labels in round.data.evaluation(round.data.training_positions(), round.train.batch_size):
+                means.add(round.net.features(images), labels)

@@ -1,0 +1,57 @@
+"""FINCH: clusters of a few vectors by their first neighbours, without a parameter.
+
+Sarfraz et al., CVPR 2019; banks_and_representation.md 6.2. Our own, because the authors' package (finch-clust) is not
+free for commercial use, and because what is needed here is small: some tens of vectors, exact neighbours.
+"""
+
+import numpy as np
+
+
+def first_neighbour_clusters(points: np.ndarray) -> np.ndarray:
+    """Cluster numbers [n] of the rows of points [n, d]: every point hangs together with its nearest other point.
+
+    nn(i) = argmin_{j != i} (1 - cos(p_i, p_j)), the lowest j of equal ones; a zero vector is at distance 1 from all
+    others. The links i - nn(i) also join points with a common neighbour, so that the connected components are FINCH's.
+    """
+    from scipy.sparse import coo_array  # a part of a second that no client has to wait
+    from scipy.sparse.csgraph import connected_components
+
+    count = len(points)
+    if count < 2:
+        return np.zeros(count, np.int64)
+    norms = np.linalg.norm(points, axis=1, keepdims=True)
+    directions = np.divide(points, norms, out=np.zeros_like(points), where=norms > 0)
+    similarity = directions @ directions.T
+    np.fill_diagonal(similarity, -np.inf)
+    links = coo_array((np.ones(count), (np.arange(count), similarity.argmax(axis=1))), shape=(count, count))
+    return connected_components(links, directed=False)[1].astype(np.int64)
+
+
+def cluster_means(points: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Mean [J, d] of each cluster's rows of points [n, d], labels 0 .. J-1."""
+    return np.stack([points[labels == label].mean(axis=0) for label in range(labels.max() + 1)])
+
+
+def partitions(points: np.ndarray) -> list[np.ndarray]:
+    """FINCH's partitions from fine to coarse, each as cluster numbers [n] of the points.
+
+    The first joins points by their first neighbours; the next ones join clusters by the first neighbours of their
+    means (over all original members). It ends before a partition that has one cluster or as many as the last one; the
+    first partition is always there.
+    """
+    points = np.asarray(points, np.float64)
+    found = [first_neighbour_clusters(points)]
+    while (count := found[-1].max(initial=0) + 1) > 1:
+        coarser = first_neighbour_clusters(cluster_means(points, found[-1]))[found[-1]]
+        if coarser.max() == 0 or coarser.max() + 1 == count:
+            break
+        found.append(coarser)
+    return found
+
+
+def finch(points: np.ndarray) -> np.ndarray:
+    """Cluster numbers [n] of FINCH's coarsest partition with more than one cluster; all 0 where there is none.
+
+    No cluster has a single point, so that two or three points always make one cluster.
+    """
+    return partitions(points)[-1]
