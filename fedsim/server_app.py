@@ -20,6 +20,7 @@ from fedsim.results.callbacks import RunCallback, tell_failure, trackers
 from fedsim.run.checkpoint import run_token
 from fedsim.run.claim import claim
 from fedsim.run.plan import Plan, resolve
+from fedsim.run.privacy_account import statement
 from fedsim.run.session import Session, is_finished
 from fedsim.run.target import TargetEvaluator
 from fedsim.run.workspace import Workspace, open_workspace, set_threads
@@ -109,6 +110,8 @@ def _serve(grid: Grid, space: Workspace, callbacks: Sequence[RunCallback], ident
         return strategy.target_site.score if strategy.log.round else strategy.target_site.ask(grid, arrays)
 
     session.attach(strategy, evaluate)
+    if said := statement(experiment, space.recipe.fuse, len(plan.clients)):
+        logger.info(said)
     target = experiment.run.target if on_site else ""
     if isinstance(grid, QuickGrid):
         grid.largest_reply = largest_reply(space)

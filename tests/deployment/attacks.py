@@ -291,7 +291,7 @@ def expired_certificate(federation: Federation, watch: Watch) -> str:
     for name in ("server.key", "server.pem"):
         (kit / name).unlink()
     ca = (described.kit("operator") / "ca.key", kit / "ca.crt")
-    write_server_certificate("demo", described.server_names, -1, ca, (kit / "server.key", kit / "server.pem"))
+    write_server_certificate("demo", described.server_names, -0.02, ca, (kit / "server.key", kit / "server.pem"))
     reload_proxy(described)
     federation.stop(SITES[1])
     said = federation.start(SITES[1], expect=None).stdout

@@ -1,0 +1,75 @@
+"""What a run with differential privacy guarantees after all its rounds, not in a single one.
+
+T rounds of the Gaussian mechanism with noise multiplier z (the noise's standard deviation over the sensitivity) are
+together one Gaussian mechanism with mu = sqrt(T) / z, and for every epsilon exactly
+
+    delta(epsilon) = Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu)
+
+(Balle and Wang, ICML 2018, Theorem 8; Dong, Roth and Su 2022, Corollary 2.13). `total_epsilon` inverts it. Clients that
+are drawn by lot in each round are protected better: with the optional package dp-accounting (`pip install
+"feddg-sim[privacy]"`) that is counted (sampling without replacement); without it the number is that of a client that
+takes part in every round, which is an upper bound.
+"""
+
+import math
+from typing import Any
+
+from scipy.optimize import brentq
+from scipy.special import log_ndtr, ndtr
+
+from fedsim.errors import UserError
+from fedsim.experiment import Experiment
+
+DELTA = 1e-5  # of the central mechanism, where no setting says it
+
+
+def delta_of(epsilon: float, mu: float) -> float:
+    """delta(epsilon) of the Gaussian mechanism with that mu."""
+    return float(ndtr(mu / 2 - epsilon / mu) - math.exp(epsilon + log_ndtr(-mu / 2 - epsilon / mu)))
+
+
+def total_epsilon(noise: float, rounds: int, delta: float) -> float:
+    """epsilon after `rounds` rounds with noise multiplier `noise`, at `delta`; infinite without noise."""
+    if noise <= 0 or rounds <= 0:
+        return math.inf if rounds > 0 else 0.0
+    if not 0 < delta < 1:
+        raise UserError(f"delta is {delta}, it must be between 0 and 1")
+    mu = math.sqrt(rounds) / noise
+    if delta_of(0.0, mu) <= delta:
+        return 0.0
+    most = mu * mu / 2 + mu * math.sqrt(2 * math.log(1 / delta))  # zero-concentrated privacy: always enough
+    return float(brentq(lambda epsilon: delta_of(epsilon, mu) - delta, 0.0, most + 1.0, xtol=1e-9))
+
+
+def sampled_epsilon(noise: float, rounds: int, delta: float, drawn: int, clients: int) -> float | None:
+    """The same when `drawn` of `clients` take part in each round; None without dp-accounting, or when all do."""
+    if drawn >= clients or noise <= 0:
+        return None
+    try:
+        from dp_accounting import dp_event
+        from dp_accounting.privacy_accountant import NeighboringRelation
+        from dp_accounting.rdp import RdpAccountant
+    except ImportError:
+        return None
+    accountant = RdpAccountant(neighboring_relation=NeighboringRelation.REPLACE_ONE)
+    event = dp_event.SampledWithoutReplacementDpEvent(clients, drawn, dp_event.GaussianDpEvent(noise / 2))
+    accountant.compose(event, rounds)  # two clients differ by 2C, one from nothing by C
+    return float(min(accountant.get_epsilon(delta), total_epsilon(noise / 2, rounds, delta)))
+
+
+def statement(experiment: Experiment, fuse: Any, clients: int) -> str:
+    """The guarantee of a run in one line; empty without differential privacy."""
+    train = experiment.train
+    rounds = train.rounds
+    if train.dp_clip:
+        noise = math.sqrt(2 * math.log(1.25 / train.dp_delta)) / train.dp_epsilon
+        epsilon, delta = total_epsilon(noise, rounds, train.dp_delta), train.dp_delta
+        what = f"for a client's models of all {rounds} rounds (metrics and counts are not covered)"
+        return f"local differential privacy: epsilon {epsilon:.4g} at delta {delta:g} {what}"
+    if not getattr(fuse, "perturbs", False):
+        return ""
+    sampled = sampled_epsilon(fuse.noise, rounds, DELTA, train.clients_per_round or clients, clients)
+    what = f"one client in another's place, after {rounds} rounds"
+    if sampled is None:
+        sampled, what = total_epsilon(fuse.noise, rounds, DELTA), f"a client's presence in all {rounds} rounds"
+    return f"central differential privacy: epsilon {sampled:.4g} at delta {DELTA:g} for {what}"

@@ -1,0 +1,74 @@
+"""Certificates: what has run out or will, and a renewal that leaves keys and kits alone."""
+
+import ssl
+import threading
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from fedsim.deploy import superlink
+from fedsim.deploy.certificates import write_server_certificate
+from fedsim.deploy.renewal import renew, valid_until, warnings
+from fedsim.errors import UserError
+
+
+def replace_certificate(federation, days):
+    kit = federation.kit("server")
+    for name in ("server.key", "server.pem"):
+        (kit / name).unlink()
+    ca = (federation.kit("operator") / "ca.key", kit / "ca.crt")
+    write_server_certificate("demo", federation.server_names, days, ca, (kit / "server.key", kit / "server.pem"))
+
+
+def test_what_runs_out_is_said_in_time(federation):
+    """Thirty days before, and afterwards; the CA outlives the certificates."""
+    assert warnings(federation) == []
+    assert valid_until(federation.ca_certificate) > datetime.now(UTC) + timedelta(days=3600)
+    assert (
+        "the server's certificate expires in 29 days"
+        in warnings(federation, datetime.now(UTC) + timedelta(days=335.5))[0]
+    )
+    assert "the server's certificate has expired" in warnings(federation, datetime.now(UTC) + timedelta(days=366))[0]
+
+
+def test_a_renewal_replaces_the_certificate_alone(federation):
+    """Every other file of every kit stays as it is, byte for byte; the new certificate is of the same CA."""
+    replace_certificate(federation, -0.02)  # half an hour ago
+    assert "has expired" in warnings(federation)[0]
+    before = {path: path.read_bytes() for path in federation.kits.rglob("*") if path.is_file()}
+    renew(federation)
+    after = {path: path.read_bytes() for path in federation.kits.rglob("*") if path.is_file()}
+    assert {path.name for path in after if before.get(path) != after[path]} == {"server.key", "server.pem"}
+    assert warnings(federation) == []
+    assert (federation.kit("server") / "server.key").stat().st_mode & 0o777 == 0o600
+
+
+def test_without_the_cas_key_there_is_no_renewal(federation):
+    (federation.kit("operator") / "ca.key").unlink()
+    with pytest.raises(UserError, match="no CA key"):
+        renew(federation)
+
+
+def test_a_running_server_takes_the_new_certificate(federation, monkeypatch):
+    """New connections see it, without a restart."""
+    monkeypatch.setattr(superlink, "LOOK_SECONDS", 0.05)
+    kit = federation.kit("server")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(kit / "server.pem", kit / "server.key")
+    server = HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    follower = threading.Thread(
+        target=superlink.follow, args=(context, kit / "server.pem", kit / "server.key"), daemon=True
+    )
+    follower.start()
+    try:
+        first = ssl.get_server_certificate(server.server_address)
+        renew(federation)
+        until = datetime.now() + timedelta(seconds=10)
+        while ssl.get_server_certificate(server.server_address) == first and datetime.now() < until:
+            pass
+        assert ssl.get_server_certificate(server.server_address).strip() == (kit / "server.pem").read_text().strip()
+    finally:
+        server.shutdown()

@@ -1,0 +1,68 @@
+"""Epsilon over all rounds, against integrals and against the published numbers of single rounds."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy.integrate import quad
+from scipy.stats import norm
+from support import small_experiment
+
+from fedsim.run.privacy_account import delta_of, sampled_epsilon, statement, total_epsilon
+from strategies.fuse.private_mean import PrivateMean
+from strategies.fuse.weighted_mean import WeightedMean
+
+
+@pytest.mark.parametrize(("epsilon", "mu"), [(0.0, 1.0), (1.0, 1.0), (3.0, 2.0), (20.0, 4.47)])
+def test_delta_is_the_hockey_stick_divergence(epsilon, mu):
+    """Integral of max(0, p - e^epsilon q) for N(mu, 1) and N(0, 1)."""
+    edge = epsilon / mu + mu / 2  # p > e^epsilon q from here on
+    found, _ = quad(lambda x: norm.pdf(x, mu) - math.exp(epsilon) * norm.pdf(x), edge, edge + 40, epsabs=1e-14)
+    assert delta_of(epsilon, mu) == pytest.approx(found, rel=1e-6, abs=1e-13)
+
+
+def test_rounds_compose():
+    """100 rounds at z = 10 are one at z = 1; the inverse gives delta back; more rounds cost more."""
+    assert total_epsilon(10.0, 100, 1e-5) == pytest.approx(total_epsilon(1.0, 1, 1e-5), rel=1e-9)
+    epsilon = total_epsilon(1.0, 20, 1e-5)
+    assert delta_of(epsilon, math.sqrt(20)) == pytest.approx(1e-5, rel=1e-6)
+    assert total_epsilon(1.0, 21, 1e-5) > epsilon
+
+
+def test_it_is_tighter_than_the_bound_by_concentrated_privacy():
+    """epsilon = T/(2z^2) + sqrt(2T ln(1/delta))/z, 31.5 for 20 rounds at z = 1, and not below what is needed."""
+    for rounds, z in ((20, 1.0), (20, 5.0), (100, 3.0)):
+        bound = rounds / (2 * z * z) + math.sqrt(2 * rounds * math.log(1e5)) / z
+        assert 0.75 * bound < total_epsilon(z, rounds, 1e-5) < bound
+
+
+def test_edges():
+    """No noise protects nobody; no rounds need nothing; enough noise gives epsilon 0."""
+    assert total_epsilon(0.0, 1, 1e-5) == math.inf
+    assert total_epsilon(1.0, 0, 1e-5) == 0.0
+    assert total_epsilon(1e6, 1, 1e-5) == 0.0
+    assert sampled_epsilon(1.0, 10, 1e-5, 5, 5) is None
+
+
+def test_samples_of_the_mechanism_agree():
+    """The privacy loss of 4 rounds at z = 2, drawn: P(loss > epsilon) - e^epsilon P(-loss > epsilon) = delta."""
+    rng, mu = np.random.default_rng(0), 1.0
+    loss = rng.normal(mu * mu / 2, mu, 2_000_000)
+    other = rng.normal(-mu * mu / 2, mu, 2_000_000)
+    assert (loss > 1.0).mean() - math.e * (other > 1.0).mean() == pytest.approx(
+        delta_of(1.0, math.sqrt(4) / 2), abs=2e-3
+    )
+
+
+def test_the_statement_names_all_rounds(tmp_path):
+    """Central and local; nothing without noise."""
+    experiment = small_experiment(tmp_path, train={"rounds": 20})
+    assert statement(experiment, WeightedMean(), 3) == ""
+    said = statement(experiment, PrivateMean(1.0, 1.0), 3)
+    assert said.startswith("central differential privacy: epsilon 2")
+    assert "20 rounds" in said
+    local = experiment.replace(train={"dp_clip": 0.5, "dp_epsilon": 1.0, "dp_delta": 1e-5})
+    one = small_experiment(tmp_path, train={"rounds": 1, "dp_clip": 0.5, "dp_epsilon": 1.0, "dp_delta": 1e-5})
+    numbers = [float(statement(each, WeightedMean(), 3).split("epsilon ")[1].split()[0]) for each in (one, local)]
+    assert 0.5 < numbers[0] < 1.0  # the classical calibration is not tight
+    assert numbers[1] > 3 * numbers[0]
