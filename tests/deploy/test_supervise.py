@@ -1,6 +1,7 @@
 """The script that keeps a site's SuperNode running, tried with a program in the place of `fedsim deploy supernode`."""
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -150,3 +151,16 @@ def test_start_tells_running_from_connected(kit):
         assert "its last contact with" in done.stderr
         (kit / "run" / "contact").unlink()
         assert "has not reached" in start(kit).stderr
+
+
+def test_the_systemd_unit_is_sound(kit, tmp_path):
+    """systemd's own check has nothing to say; paths with blanks are quoted."""
+    done = subprocess.run([kit / "start.sh", "--unit"], capture_output=True, text=True, check=True)
+    assert f'ExecStart="{kit}/start.sh" --foreground' in done.stdout
+    assert "Restart=always" in done.stdout
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd-analyze is not installed")
+    unit = tmp_path / "fedsim-alpha.service"
+    unit.write_text(done.stdout)
+    checked = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True, timeout=60)
+    assert "fedsim-alpha.service" not in checked.stderr, checked.stderr

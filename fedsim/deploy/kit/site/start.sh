@@ -1,5 +1,7 @@
 #!/usr/bin/env bash
 # Starts this site's SuperNode in the background and keeps it running until stop.sh; --foreground stays (systemd, Docker).
+# --unit prints a systemd unit that starts this site with the machine:
+#     ./start.sh --unit | sudo tee /etc/systemd/system/fedsim-SITE.service; sudo systemctl enable --now fedsim-SITE
 # Called again, it tells whether the site is connected: exit code 0 if it is, 1 if not.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
@@ -8,6 +10,31 @@ umask 077
 mkdir -p run
 
 fail() { echo "start.sh: $*" >&2; exit 2; }
+
+if [ "${1:-}" = --unit ]; then
+  cat <<UNIT
+[Unit]
+Description=fedsim site $SITE
+Wants=network-online.target
+After=network-online.target
+StartLimitIntervalSec=0
+
+[Service]
+User=$(id -un)
+ExecStart="$PWD/start.sh" --foreground
+Restart=always
+RestartSec=30
+StandardOutput=append:$PWD/run/supernode.log
+StandardError=inherit
+NoNewPrivileges=yes
+PrivateTmp=yes
+ProtectSystem=full
+
+[Install]
+WantedBy=multi-user.target
+UNIT
+  exit 0
+fi
 
 # contact_age: seconds since the last contact with the server; nothing before the first one.
 contact_age() { [ ! -e run/contact ] || echo $(($(date +%s) - $(stat -c %Y run/contact))); }
