@@ -102,8 +102,8 @@ class LocalRound:
         return {name: parameter for name, parameter in self.net.named_parameters() if parameter.requires_grad}
 
     def shared_parameters(self) -> dict[str, nn.Parameter]:
-        """Trainable parameters that all clients share, by name: those of place `shared`."""
-        return {name: p for name, p in self.parameters().items() if self.places.get(name, "shared") == "shared"}
+        """Parameters that all clients share, by name: those of place `shared`."""
+        return {name: p for name, p in self.net.named_parameters() if self.places.get(name, "shared") == "shared"}
 
     def state_of(self, net: nn.Module | None = None) -> dict[str, Tensor]:
         """All tensors of the network (or of a copy of it) but the frozen ones, which are the same everywhere: what a

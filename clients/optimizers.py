@@ -66,6 +66,18 @@ def make_optimizer(net: nn.Module, train: TrainSettings, lr: float) -> torch.opt
     return kind(parameters, lr, weight_decay=train.weight_decay, fused=True)
 
 
+def zero_momentum(optimizer: torch.optim.Optimizer) -> None:
+    """Momentum buffers of 0 where there are none yet: SGD's first step then gives the same numbers.
+
+    PyTorch's fused SGD cannot step where some parameters have a buffer and others have not, which happens when one had
+    no gradient in its first step.
+    """
+    for group in optimizer.param_groups:
+        for parameter in group["params"] if group.get("momentum") else []:
+            if optimizer.state[parameter].get("momentum_buffer") is None:
+                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+
+
 @cache
 def eager(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
     """The same optimizer without the decorators that keep PyTorch's compiler away from it.

@@ -19,10 +19,14 @@ from clients.step.episodic import EpisodicStep
 from clients.step.jigsaw import Jigsaw
 from clients.step.random_convolution import RandomConvolution
 from clients.step.self_challenging import SelfChallenging
+from clients.step.sharpness_aware import GlobalAscent, SharpnessAware
 from clients.terms.classifier_alignment import ClassifierAlignment
+from clients.terms.client_momentum import ClientMomentum
 from clients.terms.conditional_information import ConditionalInformation
 from clients.terms.drift_correction import DriftCorrection
+from clients.terms.dynamic_regularizer import DynamicRegularizer
 from clients.terms.feature_augmentation import FeatureAugmentation
+from clients.terms.gradient_alignment import GradientAlignment
 from clients.terms.guiding_head import GuidingHead
 from clients.terms.label_smoothing import LabelSmoothing
 from clients.terms.moon import ModelContrast
@@ -46,14 +50,18 @@ from strategies.banks.class_references import ClassReferences
 from strategies.banks.classifier_gradients import ClassifierGradients
 from strategies.banks.control_variates import ControlVariates
 from strategies.banks.global_batch_norm import GlobalBatchNorm
+from strategies.banks.global_direction import GlobalDirection
 from strategies.banks.heads import Heads
 from strategies.banks.prototypes import Prototypes
 from strategies.banks.style import StyleBank
+from strategies.fuse.aligned_weights import AlignedWeights
 from strategies.fuse.gradient_mask import GradientMask
+from strategies.fuse.gradient_matching import GradientMatching
 from strategies.fuse.krum import Krum
 from strategies.fuse.normalized_average import NormalizedAverage
 from strategies.fuse.q_fed_avg import QFedAvg
 from strategies.fuse.semantic_divergence import SemanticDivergence
+from strategies.refine.dynamic_correction import DynamicCorrection
 from strategies.refine.ensemble_distillation import EnsembleDistillation
 from strategies.refine.flower_optimizer import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from strategies.share.random_subnet import RandomSubnet
@@ -178,6 +186,46 @@ METHODS: dict[str, Recipe] = {
         inserts=(KeptScale(),),
         paper="Wen et al. 2021: Federated Dropout",
         discloses="as FedAvg, of a part of the weights",
+    ),
+    "fedomg": Recipe(fuse=GradientMatching(), paper="Nguyen et al., ICLR 2025: FedOMG"),
+    "feddyn": Recipe(
+        terms=(DynamicRegularizer(),),
+        refine=(DynamicCorrection(),),
+        weights=Uniform(),
+        paper="Acar et al., ICLR 2021: FedDyn",
+    ),
+    "fedcm": Recipe(
+        terms=(ClientMomentum(),),
+        banks=(GlobalDirection(),),
+        reports=(GradientCount(),),
+        paper="Xu et al. 2021 (arXiv 2106.10874): FedCM",
+    ),
+    "fedsam": Recipe(client=SharpnessAware(), paper="Qu et al., ICML 2022: FedSAM"),
+    "mofedsam": Recipe(
+        client=SharpnessAware(),
+        terms=(ClientMomentum(),),
+        banks=(GlobalDirection(),),
+        reports=(GradientCount(),),
+        paper="Qu et al., ICML 2022: MoFedSAM",
+    ),
+    "fedlesam": Recipe(client=GlobalAscent(), paper="Fan et al., ICML 2024: FedLESAM"),
+    "fedlesam-s": Recipe(
+        client=GlobalAscent(),
+        terms=(DriftCorrection(),),
+        banks=(ControlVariates(),),
+        paper="Fan et al., ICML 2024: FedLESAM-S",
+    ),
+    "fedlesam-d": Recipe(
+        client=GlobalAscent(),
+        terms=(DynamicRegularizer(),),
+        refine=(DynamicCorrection(),),
+        weights=Uniform(),
+        paper="Fan et al., ICML 2024: FedLESAM-D",
+    ),
+    "fedgala": Recipe(
+        terms=(GradientAlignment(),),
+        fuse=AlignedWeights(),
+        paper="Pourpanah et al., AAAI 2025: FedGaLA's alignment rules, with a supervised loss",
     ),
     "fedgma": Recipe(fuse=GradientMask(), paper="Tenison et al., TMLR 2023: gradient masked averaging"),
     "afl": Recipe(weights=AgnosticWeights(), reports=(ReceivedLoss(),), paper="Mohri et al., ICML 2019: agnostic FL"),

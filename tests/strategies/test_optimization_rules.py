@@ -22,7 +22,7 @@ def replies(*columns, start=0.0, metrics=()):
     for update, values in zip(updates, metrics):
         update.metrics |= values
     clients = [update.client for update in updates]
-    return updates, ServerRound(1, 4, clients, previous, parameters=frozenset({"w"}))
+    return updates, ServerRound(1, 4, clients, previous, updates=updates, parameters=frozenset({"w"}))
 
 
 def uniform(updates):

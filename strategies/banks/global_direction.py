@@ -1,0 +1,35 @@
+"""FedCM's server: the global model's last move, in units of a gradient."""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from strategies.parts import Broadcast, ServerRound
+
+
+@dataclass(frozen=True)
+class GlobalDirection(Broadcast):
+    """D = -(theta^t - theta^(t-1)) / sum_k p_k a_k eta_k over the shared parameters; empty before there is a move.
+
+    FedCM (Xu et al. 2021), frontier.md 2: a_k eta_k is the number of local steps times the learning rate. With momentum
+    a_k counts the gradients that a step repeats (`clients.optimizers.gradient_count`, our choice): divided by the steps
+    alone, D would grow from round to round. The released code takes the steps of the first client.
+    """
+
+    name: ClassVar[str] = "momentum"
+    requires: ClassVar[dict[str, str]] = {"reports": "gradient_count"}
+    needs: ClassVar[tuple[str, ...]] = ("gradient_count", "learning_rate")
+
+    def make(self, server: ServerRound) -> dict[str, np.ndarray]:
+        """D of the round that ends; a round whose learning rate is 0 has none."""
+        lengths = {u.client: u.metrics["gradient_count"] * u.metrics["learning_rate"] for u in server.updates}
+        length = math.fsum(server.weights[client] * value for client, value in lengths.items())
+        if not length > 0:
+            return {}
+        direction = {}
+        for name in sorted(server.parameters):
+            move = np.asarray(server.current[name], np.float64) - server.previous[name]
+            direction[name] = np.asarray(-move / length, dtype=server.previous[name].dtype)
+        return direction

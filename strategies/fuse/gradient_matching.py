@@ -1,0 +1,147 @@
+"""FedOMG: one direction that agrees with every client's move, found on the server."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import numpy as np
+from pydantic import Field
+from scipy.optimize import minimize
+
+from strategies.aggregate import weighted_mean
+from strategies.moves import mean_move, moved, moves
+from strategies.parts import Fuse, ServerRound, Update
+
+EPS = 1e-4
+SHORT_MOVE = 0.05  # mean length of the moves below which EPS shows in the result
+logger = logging.getLogger("fedsim")
+
+
+def gram(deltas: Sequence[Mapping[str, np.ndarray]]) -> np.ndarray:
+    """Inner products [K, K] of the moves, over all tensors together, in float64."""
+    total = np.zeros((len(deltas), len(deltas)))
+    for name in deltas[0]:
+        rows = np.stack([delta[name].ravel() for delta in deltas])
+        total += rows @ rows.T
+    return total
+
+
+@dataclass(frozen=True)
+class GradientMatching(Fuse):
+    """theta <- theta + sum_k a_k delta_k,   a_k = (1/K + Gamma_k c ||g_0|| / ||g_Gamma||) / (1 + c^2)
+    Gamma = argmin over the simplex of  g_Gamma . g_0 + c ||g_0|| ||g_Gamma||,   g_0 = mean delta_k, g_Gamma = sum
+    Gamma_k delta_k
+
+    FedOMG (Nguyen et al., ICLR 2025), frontier.md 1: CAGrad's direction for the clients' moves delta_k = theta_k -
+    theta over the shared parameters, all flattened together. Only inner products of the delta_k are needed. Everything
+    else takes its weighted mean; the clients' weights count nowhere else. The server's rate is the part `server_step`.
+    One client, or none that moved, gives FedAvg. `c = 0` gives FedAvg with uniform weights for the parameters.
+
+    c: radius of the ball around the mean direction, in units of its length
+    solver: `descent` as released (gradient descent on a softmax, moves scaled to a mean length of about 1, 1e-4 added
+        under every root), or `exact`, the minimiser without these
+    lr, momentum, steps: of the descent; the best point of all counts
+    relative_eps: leaves the 1e-4 out of the scaling, so that the result does not depend on the length of the moves
+    rescale: divides by 1 + c^2 as released; the paper's formula does not
+    scale: `weights` multiplies delta_k by the client's weight p_k, so that weights of another part act
+    variant: `official` scales by p_k, moves half as far, and never averages buffers: running statistics stay initial
+    """
+
+    c: Annotated[float, Field(ge=0)] = 0.5
+    solver: Literal["descent", "exact"] = "descent"
+    lr: Annotated[float, Field(gt=0)] = 25.0
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.5
+    steps: Annotated[int, Field(ge=1)] = 20
+    relative_eps: bool = False
+    rescale: bool = True
+    scale: Literal["none", "weights"] = "none"
+    variant: Literal["default", "official"] = "default"
+
+    @property
+    def uses_weights(self) -> bool:
+        """Whether p_k acts on parameters."""
+        return self.scale == "weights" or self.variant == "official"
+
+    def fuse(
+        self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound
+    ) -> dict[str, np.ndarray]:
+        """The fused model; Gamma and the cosine of the direction with each move go to details.csv."""
+        shares = [weights[update.client] for update in updates]
+        fused = weighted_mean([update.arrays for update in updates], shares)
+        deltas = moves(updates, server)
+        scales = shares if self.uses_weights else [1.0] * len(updates)
+        g = gram(deltas) * np.outer(scales, scales)
+        if len(updates) == 1 or not g.diagonal().any():
+            return fused
+        gamma, a = self.solve(g)
+        if self.variant == "official":
+            a = 0.5 * a
+            fused = {name: np.array(server.previous[name]) for name in fused}
+        for name in deltas[0]:
+            fused[name] = moved(name, mean_move(deltas, list(a * scales), name), server)
+        self._note(updates, server, g, gamma, a)
+        return fused
+
+    def solve(self, g: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(Gamma [K], a [K]) from the Gram matrix [K, K] of the moves."""
+        if self.solver == "exact":
+            gamma, length, eps = self._exact(g), np.sqrt(g.mean()), 0.0
+        else:
+            s = np.sqrt(g.diagonal() + (0.0 if self.relative_eps else EPS)).mean()
+            g = g / s**2
+            length, eps = np.sqrt(g.mean() + EPS), EPS
+            gamma = self._descent(g, self.c * length)
+        own = np.sqrt(max(gamma @ g @ gamma, 0.0) + eps) + eps
+        pull = self.c * length / own if own > 0 else 0.0
+        a = 1 / len(g) + gamma * pull
+        return gamma, a / (1 + self.c**2) if self.rescale else a
+
+    def _descent(self, g: np.ndarray, radius: float) -> np.ndarray:
+        """Best Gamma = softmax(w) of gradient descent from w = 0."""
+        b, w, buffer = g.mean(1), np.zeros(len(g)), None
+        best, lowest = np.full(len(g), 1 / len(g)), np.inf
+        for step in range(self.steps + 1):
+            shifted = np.exp(w - w.max())
+            gamma = shifted / shifted.sum()
+            root = np.sqrt(gamma @ g @ gamma + EPS)
+            value = gamma @ b + radius * root
+            if value < lowest:
+                best, lowest = gamma, value
+            if step < self.steps:
+                slope = b + radius * (g @ gamma) / root
+                gradient = gamma * (slope - gamma @ slope)
+                buffer = gradient if buffer is None else self.momentum * buffer + gradient
+                w = w - self.lr * buffer
+        return best
+
+    def _exact(self, g: np.ndarray) -> np.ndarray:
+        """Minimiser over the simplex; moves scaled to a mean length of 1 for the solver's sake."""
+        g = g / np.sqrt(g.diagonal()).mean() ** 2
+        b, radius, start = g.mean(1), self.c * np.sqrt(g.mean()), np.full(len(g), 1 / len(g))
+
+        def value(gamma: np.ndarray) -> float:
+            return gamma @ b + radius * np.sqrt(max(gamma @ g @ gamma, 0.0))
+
+        found = minimize(value, start, method="SLSQP", bounds=[(0, 1)] * len(g), options={"ftol": 1e-14},
+                         constraints={"type": "eq", "fun": lambda gamma: gamma.sum() - 1})  # fmt: skip
+        gamma = np.maximum(found.x, 0.0)
+        gamma = gamma / gamma.sum()
+        return gamma if value(gamma) <= value(start) else start
+
+    def _note(
+        self, updates: Sequence[Update], server: ServerRound, g: np.ndarray, gamma: np.ndarray, a: np.ndarray
+    ) -> None:
+        """Gamma, cosines and the coefficients, and a warning where the moves are short."""
+        lengths = np.sqrt(g.diagonal())
+        direction = np.sqrt(max(a @ g @ a, 0.0))
+        cosines = (g @ a) / np.maximum(lengths * direction, 1e-30)
+        for index, update in enumerate(updates):
+            server.detail(update.client, "matching_gamma", "", gamma[index])
+            server.detail(update.client, "matching_cosine", "", cosines[index])
+            server.detail(update.client, "move_length", "", lengths[index])
+            server.client_columns[update.client] = {"weight": float(a[index])}
+        if lengths.mean() < SHORT_MOVE and not self.relative_eps and self.solver == "descent" and not server.state:
+            server.state["warned"] = True
+            logger.warning("the clients' moves are %.3g long on average, so that the 1e-4 in gradient_matching's "
+                           "scaling shows; relative_eps = true leaves it out", lengths.mean())  # fmt: skip

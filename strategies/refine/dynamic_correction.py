@@ -1,0 +1,30 @@
+"""FedDyn's server: the clients' mean, moved on by all past moves."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from strategies.moves import mean_move, moves
+from strategies.parts import Arrays, Refine, ServerRound
+
+
+@dataclass(frozen=True)
+class DynamicCorrection(Refine):
+    """H <- H + (1/N) sum_k (theta_k - theta);  theta <- fused + H over the shared parameters, H = 0 at first.
+
+    FedDyn (Acar et al., ICLR 2021), frontier.md 2. N counts all clients of the federation, drawn or not. Everything
+    else takes its fused value, so batch norm's running statistics are those of the clients' models and not of the one
+    that H moved. The paper averages the clients uniformly. H is kept with the checkpoint.
+    """
+
+    needs_clients: ClassVar[bool] = True
+
+    def refine(self, fused: Arrays, server: ServerRound) -> dict[str, np.ndarray]:
+        """The corrected parameters; H in float64."""
+        deltas, result = moves(server.updates, server), dict(fused)
+        for name in deltas[0]:
+            change = mean_move(deltas, [1 / len(server.clients)] * len(deltas), name)
+            total = server.arrays[name] = server.arrays.get(name, 0.0) + change
+            result[name] = np.asarray(fused[name] + total, dtype=fused[name].dtype)
+        return result

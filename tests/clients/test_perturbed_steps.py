@@ -1,0 +1,241 @@
+"""FedSAM, MoFedSAM, FedLESAM, FedCM, FedDyn and FedGaLA's clients on the numbers of frontier.md 2.9 and 5.9."""
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+from small_round import colour_images, small_data, small_round
+from support import run_small, small_experiment
+from torch import nn
+
+from clients.last_move import ENTRY, last_move
+from clients.optimizers import zero_momentum
+from clients.parts import Batch
+from clients.step.sharpness_aware import GlobalAscent, SharpnessAware, of_length
+from clients.step.supervised import SupervisedStep
+from clients.store import ClientStore
+from clients.terms.client_momentum import ClientMomentum
+from clients.terms.dynamic_regularizer import OWN, DynamicRegularizer
+from clients.terms.gradient_alignment import GradientAlignment, cosines
+from fedsim.errors import UserError
+from fedsim.experiment import TrainSettings
+
+
+class Scalar(nn.Module):
+    """One parameter w."""
+
+    def __init__(self, w):
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor([float(w)]))
+
+
+def scalar_round(w, loss, lr=0.1, records=None, store=None, momentum=0.0, decay=0.0, number=1):
+    """A round of the scalar model whose loss is `loss(w)`, whatever the batch."""
+    net = Scalar(w)
+    round = small_round(small_data(colour_images(3)), records or {}, net, round=number, steps=1, lr=lr)
+    if store is not None:
+        round.store = store
+    round.optimizer = torch.optim.SGD(net.parameters(), lr, momentum=momentum, weight_decay=decay)
+    round.loss_of = lambda batch: loss(net.w).sum()
+    return round
+
+
+def after_one_step(round, step=None, term=None):
+    """w after one step with these parts."""
+    if term is not None:
+        assert term.begin(round) is None
+    (step or SupervisedStep()).begin(round)(Batch(None, None))
+    return round.net.w.item()
+
+
+def square(w):
+    return w**2
+
+
+def test_numbers_of_the_specification():
+    """T1: L = w^2, w = 1, rho = .5, eta = .1; D = 1, alpha = .1."""
+    momentum = {"momentum": {"w": np.ones(1, np.float32)}}
+    assert after_one_step(scalar_round(1, square), SharpnessAware(0.5)) == pytest.approx(0.7)
+    assert after_one_step(scalar_round(1, square, records=momentum), None, ClientMomentum()) == pytest.approx(0.89)
+    sam = SharpnessAware(0.5)
+    assert after_one_step(scalar_round(1, square, records=momentum), sam, ClientMomentum()) == pytest.approx(0.88)
+    released = ClientMomentum(variant="official")
+    assert after_one_step(scalar_round(1, square, records=momentum), sam, released) == pytest.approx(0.61)
+
+
+def test_first_round_of_client_momentum():
+    """Without a direction a step is alpha times as long, or plain; alpha = 1 is plain with one too."""
+    nothing, something = {"momentum": {}}, {"momentum": {"w": np.ones(1, np.float32)}}
+    assert after_one_step(scalar_round(1, square, records=nothing), None, ClientMomentum(0.1)) == pytest.approx(0.98)
+    plain = ClientMomentum(0.1, first_round="plain")
+    assert after_one_step(scalar_round(1, square, records=nothing), None, plain) == pytest.approx(0.8)
+    assert after_one_step(scalar_round(1, square, records=something), None, ClientMomentum(1.0)) == pytest.approx(0.8)
+
+
+def test_perturbation_has_one_norm_over_all_tensors():
+    """T3: m = (-3, 0), (4), rho = .5 gives e = (.3, 0), (-.4); T6 and T7: its size does not count, zero stays zero."""
+    move = [torch.tensor([-3.0, 0.0]), torch.tensor([4.0])]
+    for factor in (1, 100):
+        e = of_length([factor * part for part in move], -0.5)
+        torch.testing.assert_close(e, [torch.tensor([0.3, 0.0]), torch.tensor([-0.4])])
+    assert of_length([torch.zeros(2)], 0.5)[0].tolist() == [0.0, 0.0]
+
+
+def test_weights_come_back_exactly():
+    """T9: a rate of 0 leaves the weights bit-identical; weight decay acts at w: 1 - .1 (3 + .5 * 1)."""
+    assert after_one_step(scalar_round(0.1, square, lr=0.0), SharpnessAware(0.3)) == torch.tensor(0.1).item()
+    assert after_one_step(scalar_round(1, square, decay=0.5), SharpnessAware(0.5)) == pytest.approx(0.65)
+
+
+def test_statistics_see_the_first_pass_alone():
+    """T8: as after one supervised step; `official` counts two batches. Tallies are those of the first pass."""
+
+    def trained(step):
+        torch.manual_seed(0)
+        body = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        net = nn.Sequential(body, nn.Linear(4, 3))
+        net.features, net.head = net[0], net[1]
+        data = small_data(colour_images(6))
+        round = small_round(data, net=net.train(), steps=1)
+        round.optimizer = torch.optim.SGD(net.parameters(), 0.1)
+
+        def term(batch):
+            round.tally("seen", batch.loss)
+            return 0 * batch.loss
+
+        round.terms = [term]
+        loss = step.begin(round)(data.batch(np.arange(6)))
+        assert round.tallied()["seen"] == pytest.approx(loss.item())
+        return body[1]
+
+    plain, sam, released = (
+        trained(step) for step in (SupervisedStep(), SharpnessAware(), SharpnessAware(variant="official"))
+    )
+    assert torch.equal(plain.running_mean, sam.running_mean)
+    assert torch.equal(plain.running_var, sam.running_var)
+    assert (plain.num_batches_tracked.item(), released.num_batches_tracked.item()) == (1, 2)
+    assert not torch.equal(plain.running_mean, released.running_mean)
+
+
+def test_last_move_is_between_the_models_received():
+    store = ClientStore(None)
+    moves = []
+    for number, w in ((1, 1.0), (2, 0.5), (5, 0.5)):
+        store.open_round(number)
+        round = scalar_round(w, square, store=store, number=number)
+        moves.append(last_move(round))
+        assert last_move(round) is moves[-1]  # a second part gets the same
+        round.net.w.data += 7  # what training does to w does not count
+        store.commit()
+    assert moves[0] is None
+    assert [move["w"].item() for move in moves[1:]] == [-0.5, 0.0]
+
+
+def test_global_ascent_by_hand():
+    """m = -2: e = +.5; the gradient of w^2 at 1.5 is 3, so w = 1 - .3. First round and constant model: FedAvg's .8."""
+    store = ClientStore(None)
+    store.put(ENTRY, {"w": torch.tensor([3.0])})
+    store.commit()
+    store.open_round(2)
+    assert after_one_step(scalar_round(1, square, store=store), GlobalAscent(0.5)) == pytest.approx(0.7)
+    assert after_one_step(scalar_round(1, square), GlobalAscent(0.5)) == pytest.approx(0.8)
+    store.put(ENTRY, {"w": torch.tensor([1.0])})
+    assert after_one_step(scalar_round(1, square, store=store), GlobalAscent(0.5)) == pytest.approx(0.8)
+
+
+def test_dynamic_regularizer_over_three_rounds():
+    """T5: L_k = (w - c_k)^2 / 2, c = (1, 3), lam = .1, eta = .5: theta 2, 2.9, 2.855 with the server's H."""
+    stores, theta, total = {c: ClientStore(None) for c in (1.0, 3.0)}, 0.0, 0.0
+    locals_, globals_, own = [], [], []
+    for number in (1, 2, 3):
+        trained = []
+        for c, store in stores.items():
+            store.open_round(number)
+            round = scalar_round(theta, lambda w, c=c: 0.5 * (w - c) ** 2, lr=0.5, store=store, number=number)
+            part = DynamicRegularizer(0.1)
+            trained.append(after_one_step(round, None, part))
+            part.end(round)
+            store.commit()
+        total += sum(w - theta for w in trained) / 2
+        theta = sum(trained) / 2 + total
+        locals_.append(trained)
+        globals_.append(theta)
+        own.append([store.get(OWN)["w"].item() for store in stores.values()])
+    np.testing.assert_allclose(locals_[:2], [(0.5, 1.5), (1.475, 2.425)], rtol=1e-6)
+    np.testing.assert_allclose(own[:2], [(0.5, 1.5), (-0.025, 1.925)], atol=1e-6)
+    np.testing.assert_allclose(globals_, (2.0, 2.9, 2.855), rtol=1e-6)
+
+
+def aligned(move, part, w=1.0, momentum=0.0, decay=0.0):
+    """w after a step on (w - 3)^2 / 2 when the model's last move was `move`."""
+    store = ClientStore(None)
+    store.put(ENTRY, {"w": torch.tensor([w - move])})
+    store.commit()
+    store.open_round(2)
+    round = scalar_round(w, lambda w: 0.5 * (w - 3) ** 2, store=store, momentum=momentum, decay=decay)
+    return after_one_step(round, None, part), round
+
+
+def test_gradients_that_disagree_wait():
+    """5.9 T5 and T7: a tensor that is left out is bit-identical, with momentum and decay too."""
+    assert aligned(0.5, GradientAlignment())[0] == pytest.approx(1.2)
+    assert aligned(0.5, GradientAlignment(variant="official"))[0] == 1.0
+    assert aligned(-0.5, GradientAlignment(variant="official"))[0] == pytest.approx(1.2)
+    w, round = aligned(-0.5, GradientAlignment(), momentum=0.9, decay=0.1)
+    assert w == 1.0
+    assert not round.optimizer.state[round.net.w]["momentum_buffer"].any()
+    assert round.tallied()["dropped_tensors"] == 1.0
+    assert aligned(-0.5, GradientAlignment(tau=-1.0))[0] == pytest.approx(1.2)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_tensors_that_wait_at_first_step_later(momentum):
+    """Fused SGD with two tensors, of which one has no gradient in the first step: as the unfused one with none ever."""
+    results = []
+    for fused in (True, False):
+        pair = [nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(3))]
+        optimizer = torch.optim.SGD(pair, 0.1, momentum=momentum, weight_decay=0.1, fused=fused)
+        if fused:
+            zero_momentum(optimizer)
+        for number in range(3):
+            optimizer.zero_grad()
+            (2 * pair[0].sum() + (pair[1].sum() if number else 0)).backward()
+            optimizer.step()
+        results.append(pair)
+    torch.testing.assert_close(results[0], results[1])
+
+
+def test_cosines_of_tensors():
+    first = [torch.tensor([1.0, 0.0]), torch.tensor([[1.0, 1.0]]), torch.zeros(3)]
+    second = [torch.tensor([0.0, 2.0]), torch.tensor([[3.0, 3.0]]), torch.ones(3)]
+    torch.testing.assert_close(cosines(first, second), torch.tensor([0.0, 1.0, 0.0]))
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        {"name": "fedsam", "sharpness_aware": {"rho": 0.0}},
+        {"name": "fedlesam", "global_ascent": {"rho": 0.0}},
+        {"name": "fedcm", "client_momentum": {"alpha": 1.0}},
+        {"name": "fedgala", "gradient_alignment": {"tau": -1.0}, "fuse": "weighted_mean"},
+    ],
+    ids=lambda method: method["name"],
+)
+def test_neutral_settings_are_fedavg_bit_for_bit(method, tmp_path):
+    ours, grid = run_small(small_experiment(tmp_path / "a", method, train={"rounds": 2}))
+    plain, reference = run_small(small_experiment(tmp_path / "b", train={"rounds": 2}))
+    a, b = (load_file(folder / "last.safetensors") for folder in (ours, plain))
+    assert all(np.array_equal(a[name], b[name]) for name in b)
+    up = [
+        {key for _, reply in seen.seen for key in reply.content.array_records.get("arrays", {})}
+        for seen in (grid, reference)
+    ]
+    assert up[0] == up[1]  # T11
+
+
+def test_half_precision_and_adam_are_refused(tmp_path):
+    with pytest.raises(UserError, match="fp32"):
+        SharpnessAware().check(small_experiment(tmp_path, "fedsam", train={"precision": "bf16"}))
+    with pytest.raises(UserError, match="sgd"):
+        run_small(small_experiment(tmp_path, "fedcm", train={"optimizer": "adam"}))
+    assert TrainSettings().precision == "fp32"

@@ -1,0 +1,179 @@
+"""FedOMG, FedGaLA's server, FedDyn's server and FedCM's record on the numbers of frontier.md 1, 5 and 2."""
+
+import numpy as np
+import pytest
+from test_optimization_rules import replies, uniform
+
+from fedsim.errors import UserError
+from fedsim.methods import METHODS
+from strategies.banks.global_direction import GlobalDirection
+from strategies.fuse.aligned_weights import AlignedWeights, alignment_weights
+from strategies.fuse.gradient_matching import GradientMatching, gram
+from strategies.fuse.weighted_mean import WeightedMean
+from strategies.refine.dynamic_correction import DynamicCorrection
+
+T1, T2 = ((1, 0), (0, 1)), ((2, 0), (-1, 1))
+T4 = ((1, 0, 0), (0, 1, 0), (-1, -1, 1))
+
+
+def matched(deltas, **settings):
+    """(Gamma, a, g) of FedOMG."""
+    deltas = [{"w": np.array(delta, float)} for delta in deltas]
+    gamma, a = GradientMatching(**settings).solve(gram(deltas))
+    return gamma, a, sum(share * delta["w"] for share, delta in zip(a, deltas))
+
+
+def close(found, expected, atol=1.5e-6):
+    np.testing.assert_allclose(found, expected, atol=atol, rtol=0)
+
+
+def test_matching_of_orthogonal_moves():
+    """T1."""
+    gamma, _, g = matched(T1)
+    close(gamma, (0.5, 0.5))
+    close(g, (0.599972, 0.599972))
+    close(matched(T1, solver="exact")[2], (0.6, 0.6))
+    close(matched(T1, solver="exact", rescale=False)[2], (0.75, 0.75))
+
+
+def test_matching_of_conflicting_moves():
+    """T2: the conflict is gone; T4: the smallest inner product rises from 0 to .085."""
+    gamma, a, g = matched(T2)
+    close(gamma, (0.000064, 0.999936))
+    close(a, (0.400013, 0.600032))
+    close(g, (0.199993, 0.600032))
+    close([g @ delta for delta in np.array(T2)], (0.399987, 0.400039))
+    gamma, _, g = matched(T2, solver="exact")
+    close(gamma, (0, 1), 1e-5)
+    close(g, (0.2, 0.6), 1e-5)
+    close(matched(T2, solver="exact", rescale=False)[2], (0.25, 0.75), 1e-5)
+    gamma, _, g = matched(T4)
+    close(gamma, (0.483622, 0.483622, 0.032757))
+    close(g, (0.094186, 0.094186, 0.273510))
+    gamma, _, g = matched(T4, solver="exact")
+    close(gamma, (0.468609, 0.468609, 0.062782), 2e-4)
+    close(g, (0.093722, 0.093722, 0.281165), 2e-4)
+    assert min(np.array(T4) @ matched(T4)[2]) == pytest.approx(0.085, abs=5e-4)
+
+
+def test_matching_of_equal_moves_and_of_no_ball():
+    """T3, and T5: c = 0 is the mean."""
+    gamma, _, g = matched([(1, 2)] * 3)
+    close(gamma, (1 / 3,) * 3)
+    close(g, (1.19996, 2.39992), 6e-6)
+    close(matched([(1, 2)] * 3, solver="exact")[2], (1.2, 2.4), 1e-6)
+    close(matched(T2, c=0.0)[2], (0.5, 0.5))
+
+
+def test_matching_keeps_order_and_scale():
+    """T6, T7, T10."""
+    gamma, _, _ = matched(T4)
+    turned, _, _ = matched([T4[2], T4[0], T4[1]])
+    close(turned, gamma[[2, 0, 1]], 1e-12)
+    g, scaled = (matched([np.multiply(factor, delta) for delta in T2], relative_eps=True)[2] for factor in (1, 7))
+    close(scaled, 7 * g, 1e-12)
+    gamma, a, _ = matched([np.multiply(0.01, delta) for delta in T2])
+    close(gamma, (0.000788, 0.999212))
+    close(a, (0.400158, 0.600189))
+    for seed in range(20):
+        deltas = np.random.default_rng(seed).normal(size=(4, 6))
+        gram4, mean = deltas @ deltas.T, deltas.mean(0)
+
+        def value(weights, deltas=deltas, mean=mean):
+            direction = weights @ deltas
+            return direction @ mean + 0.5 * np.linalg.norm(mean) * np.linalg.norm(direction)
+
+        found = [GradientMatching(solver=solver).solve(gram4)[0] for solver in ("descent", "exact")]
+        assert value(found[1]) <= value(found[0]) + 1e-9 <= value(np.full(4, 0.25)) + 1e-6
+
+
+def test_matching_moves_parameters_and_averages_buffers(caplog):
+    """T8, T9: buffers as FedAvg's, `official` leaves them; one client is FedAvg; short moves are pointed out once."""
+    updates, server = replies(*T2, start=1.0)
+    weights = {"a": 0.25, "b": 0.75}
+    fused = GradientMatching().fuse(updates, weights, server)
+    close(fused["w"], (1.199993, 1.600032))
+    close(fused["mean"], [7.5])
+    assert server.client_columns["b"]["weight"] == pytest.approx(0.600032, abs=1e-6)
+    official = GradientMatching(variant="official").fuse(updates, weights, server)
+    assert official["mean"].tolist() == [0.0]
+    close(official["w"] - 1, 0.5 * matched([(0.5, 0), (-0.75, 0.75)])[2], 1e-6)
+    alone, plain = (rule.fuse(updates[:1], {"a": 1.0}, server) for rule in (GradientMatching(), WeightedMean()))
+    assert np.array_equal(alone["w"], plain["w"])
+    short, server = replies((0.001, 0), (0, 0.001))
+    for _ in range(2):
+        GradientMatching().fuse(short, uniform(short), server)
+    assert [record.message.count("relative_eps") for record in caplog.records] == [1]
+
+
+def test_matching_refuses_weights_that_would_not_act():
+    from fedsim.assembly import find_recipe
+
+    with pytest.raises(UserError, match="gradient_matching does not look at the clients' weights"):
+        find_recipe("feddg-ga+fedomg")
+    assert GradientMatching(scale="weights").uses_weights
+
+
+@pytest.mark.parametrize(
+    ("vectors", "settings", "expected"),
+    [
+        (((1, 0), (0, 1), (1, 1)), (3, 0.0), (0.315301, 0.315301, 0.369398)),
+        (((1, 0), (0, 1), (1, 1)), (3, 0.25), (0.319809, 0.319809, 0.360382)),
+        (((1, 0), (1, 0), (-1, 0)), (3, 0.0), (0.5, 0.5, 0.0)),
+        (((0.5, 0), (0, 0.3), (0.2, 0.2)), (3, 0.0), (0.342162, 0.288857, 0.368981)),
+        (((0, 0), (0, 0), (0, 0)), (3, 0.0), (1 / 3, 1 / 3, 1 / 3)),
+        (((1, 0), (0, 1), (1, 1)), (3, 1.0), (1 / 3, 1 / 3, 1 / 3)),
+    ],
+)
+def test_alignment_weights_of_the_specification(vectors, settings, expected):
+    """5.9 T1 to T4 and gamma = 1."""
+    close(alignment_weights(np.array(vectors, float), *settings), expected, 1e-6)
+
+
+def test_alignment_weights_are_shares_of_whoever_comes():
+    """T8."""
+    vectors = np.random.default_rng(0).normal(size=(5, 30))
+    weights = alignment_weights(vectors, 3, 0.0)
+    assert weights.sum() == pytest.approx(1.0)
+    assert (weights >= 0).all()
+    close(alignment_weights(vectors[::-1], 3, 0.0), weights[::-1], 1e-12)
+    close(alignment_weights(7 * vectors, 3, 0.0), weights, 1e-12)
+
+
+def test_aligned_model_and_its_buffers():
+    """w = (.5, .5, 0) of T2's vectors on models 11, 11 and 9; the buffer follows p."""
+    updates, server = replies((1, 0), (1, 0), (-1, 0), start=10.0)
+    fused = AlignedWeights().fuse(updates, {"a": 0.5, "b": 0.25, "c": 0.25}, server)
+    close(fused["w"], (11, 10), 1e-5)
+    close(fused["mean"], [7.5])
+
+
+def test_dynamic_correction_counts_all_clients():
+    """T5, first two rounds on the server: theta 2, then 2.9; with one of two clients delivering H moves half as far."""
+    updates, server = replies((0.5,), (1.5,))
+    fused = WeightedMean().fuse(updates, uniform(updates), server)
+    assert DynamicCorrection().refine(fused, server)["w"].item() == 2.0
+    second, after = replies((-0.525,), (0.425,), start=2.0)
+    after.arrays = server.arrays
+    fused = WeightedMean().fuse(second, uniform(second), after)
+    assert DynamicCorrection().refine(fused, after)["w"].item() == pytest.approx(2.9)
+    assert DynamicCorrection().refine(fused, after)["mean"].item() == 5.0
+    partial, alone = replies((0.5,), (1.5,))
+    alone.updates = partial[:1]
+    assert DynamicCorrection().refine({"w": np.array([0.5], np.float32)}, alone)["w"].item() == 0.75
+
+
+def test_direction_is_the_last_move_per_gradient():
+    """theta moved by -6 in 4 gradients at rate .5 (client a) and 2 at 1 (b): D = 6 / 2. None before there is a move."""
+    metrics = [{"gradient_count": 4, "learning_rate": 0.5}, {"gradient_count": 2, "learning_rate": 1.0}]
+    updates, server = replies((-6,), (-6,), metrics=metrics)
+    server.weights, server.updates = uniform(updates), updates
+    server.current = {"w": np.array([-6.0], np.float32), "mean": np.ones(1, np.float32)}
+    made = GlobalDirection().make(server)
+    assert {name: array.tolist() for name, array in made.items()} == {"w": [3.0]}
+    server.updates = []
+    assert GlobalDirection().make(server) == {}
+
+
+def test_rows_name_what_they_add():
+    assert METHODS["fedcm"].disclosure() != METHODS["fedsam"].disclosure()
