@@ -2,18 +2,26 @@
 
     python benchmarks/steps.py --methods fedavg,fedig,fedig-a --threads 1
     python benchmarks/steps.py --methods fedig,fedig-a --inference --rules eval_mode,zero_shot_adapter
+    python benchmarks/steps.py --table csac-table-3 --record      (what `fedsim sweep TABLE --dry-run` counts with)
 
 The first row is the reference of the ratios. Each repetition takes every row once, in turn, so that a busy machine
 slows all of them alike; the ratio is the median over repetitions of the ratio within one repetition. The last column
 is the same of processor time, which other processes disturb least (with one thread). Images are random.
 Only steps that need no bank of other clients run here; a prelude (CSAC's acquisition) is done once, untimed.
+
+With --table every row of a paper's table is timed in its own settings (backbone, image size, batch); --record writes
+the medians to fedsim/sweep/step_times.csv with the machine's name. Rows that change the images before a step, or need
+what other clients send, are left out.
 """
 
 import argparse
+import platform
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 
+import pandas as pd
 import torch
 
 from clients.base import freeze
@@ -22,22 +30,28 @@ from clients.optimizers import make_optimizer
 from clients.parts import Batch, LocalRound
 from clients.store import ClientStore
 from fedsim.assembly import build_recipe
+from fedsim.data import benchmark
 from fedsim.experiment import Experiment
 from fedsim.models import Net, build_model
 from fedsim.recipe import Recipe
+from fedsim.sweep.estimate import COLUMNS, FILE, KEY, step_key
+from fedsim.sweep.tables import find_table, read_table, row_experiment
 from strategies.banks.global_batch_norm import GlobalBatchNorm
-
-CLASSES = 7
 
 
 class RandomData:
     """As much of a client's data as steps look at: one batch of random images."""
 
-    def __init__(self, args: argparse.Namespace, device: torch.device) -> None:
-        generator = torch.Generator().manual_seed(0)
-        self.images = torch.rand(args.batch, 3, args.size, args.size, generator=generator).to(device)
-        self.labels = torch.randint(CLASSES, (args.batch,), generator=generator).to(device)
-        self.examples = args.batch
+    def __init__(self, experiment: Experiment, device: torch.device) -> None:
+        generator, batch, side = (
+            torch.Generator().manual_seed(0),
+            experiment.train.batch_size,
+            experiment.data.image_size,
+        )
+        bench = benchmark(experiment.data)
+        self.images = torch.rand(batch, bench.channels, side, side, generator=generator).to(device)
+        self.labels = torch.randint(len(bench.classes), (batch,), generator=generator).to(device)
+        self.examples = batch
         self.augment: Callable | None = None
 
     def batch(self) -> Batch:
@@ -65,17 +79,25 @@ class RandomData:
         return torch.arange(self.examples).numpy()
 
 
-def build(method: str, args: argparse.Namespace, device: torch.device) -> tuple[Recipe, Experiment, Net]:
-    """Recipe, settings and network of one row; settings of absent parts are left out."""
-    model = {"backbone": args.backbone, "bottleneck": args.bottleneck}
-    train = {"lr": 0.01, "momentum": 0.5, "rounds": 40}
-    experiment = Experiment(method={"name": method}, model=model, train=train)
-    recipe = build_recipe(experiment)
-    net = build_model(experiment.model, CLASSES, 3, args.size, recipe.norm, 0)
+def experiment_of(method: str, args: argparse.Namespace) -> Experiment:
+    """Settings of one row of METHODS as the options say; PACS's classes."""
+    return Experiment(
+        data={"dataset": "pacs", "image_size": args.size},
+        model={"backbone": args.backbone, "bottleneck": args.bottleneck},
+        train={"lr": 0.01, "momentum": 0.5, "rounds": 40, "batch_size": args.batch},
+        method={"name": method},
+    )
+
+
+def build(experiment: Experiment, device: torch.device) -> tuple[Recipe, Net]:
+    """Recipe and network of one row, with random weights."""
+    recipe, bench = build_recipe(experiment), benchmark(experiment.data)
+    model = experiment.model.model_copy(update={"weights": "none"})
+    net = build_model(model, len(bench.classes), bench.channels, experiment.data.image_size, recipe.norm, 0)
     for part in recipe.inserts:
         part.apply(net)
     net = net.to(device)
-    return recipe, experiment, net.to(memory_format=torch.channels_last) if device.type == "cuda" else net
+    return recipe, net.to(memory_format=torch.channels_last) if device.type == "cuda" else net
 
 
 def local_round(recipe: Recipe, experiment: Experiment, net: Net, data: RandomData, phase: str) -> LocalRound:
@@ -86,7 +108,7 @@ def local_round(recipe: Recipe, experiment: Experiment, net: Net, data: RandomDa
         client="bench",
         net=net,
         train=experiment.train,
-        classes=CLASSES,
+        classes=len(benchmark(experiment.data).classes),
         round=2,
         rounds=40,
         phase=phase,
@@ -100,10 +122,10 @@ def local_round(recipe: Recipe, experiment: Experiment, net: Net, data: RandomDa
     return found
 
 
-def timed_step(method: str, args: argparse.Namespace, device: torch.device) -> Callable[[], None]:
+def timed_step(experiment: Experiment, device: torch.device) -> Callable[[], None]:
     """Function that takes one local step of the row."""
-    recipe, experiment, net = build(method, args, device)
-    data = RandomData(args, device)
+    recipe, net = build(experiment, device)
+    data = RandomData(experiment, device)
     still = freeze(net, dict.fromkeys(net.state_dict(), "shared") | dict.fromkeys(net.frozen, "frozen"))
     net.train()
     for module in still:
@@ -132,10 +154,11 @@ def timed_step(method: str, args: argparse.Namespace, device: torch.device) -> C
 
 def timed_inference(method: str, rule: str, args: argparse.Namespace, device: torch.device) -> Callable[[], None]:
     """Function that predicts one batch by a row's own rule, or by another one."""
-    recipe, experiment, net = build(method, args, device)
+    experiment = experiment_of(method, args)
+    recipe, net = build(experiment, device)
     if rule:
         recipe = build_recipe(experiment.replace(method={"infer": rule}))
-    images = RandomData(args, device).images * 2 - 1
+    images = RandomData(experiment, device).images * 2 - 1
     with torch.no_grad():
         net.train()(images)
         predict = recipe.infer.begin(net, lambda: [images], [])
@@ -147,8 +170,11 @@ def timed_inference(method: str, rule: str, args: argparse.Namespace, device: to
     return take
 
 
-def compare(rows: dict[str, Callable[[], None]], repeats: int, device: torch.device) -> None:
-    """Print one line a row: best and median milliseconds, ratios to the first row of wall time and processor time."""
+def compare(rows: dict[str, Callable[[], None]], repeats: int, device: torch.device) -> dict[str, float]:
+    """Print one line a row: best and median milliseconds, ratios to the first row of wall time and processor time.
+
+    Returns the medians.
+    """
     times: dict[str, list[float]] = {name: [] for name in rows}
     processor: dict[str, list[float]] = {name: [] for name in rows}
     for repetition in range(repeats + 2):  # two to warm up
@@ -168,6 +194,7 @@ def compare(rows: dict[str, Callable[[], None]], repeats: int, device: torch.dev
             f"{paired(values, times[first]):7.3f} {min(values) / min(times[first]):10.3f} "
             f"{paired(processor[name], processor[first]):10.3f}"
         )
+    return {name: 1e3 * statistics.median(values) for name, values in times.items()}
 
 
 def paired(values: list[float], reference: list[float]) -> float:
@@ -175,10 +202,68 @@ def paired(values: list[float], reference: list[float]) -> float:
     return statistics.median(value / base for value, base in zip(values, reference, strict=True))
 
 
+def table_experiments(name: str, chosen: list[str]) -> dict[str, list[Experiment]]:
+    """{block: experiments} of the rows of a table that can be timed here, each once; `chosen` methods, or all."""
+    file = find_table(name)
+    if file is None:
+        raise SystemExit(f"no table {name!r}")
+    found = {}
+    for block in read_table(file).blocks:
+        rows = [row_experiment(block, row) for row in block.rows if not chosen or row.method in chosen]
+        found[block.name] = [experiment for experiment in rows if stands_alone(build_recipe(experiment))]
+    return found
+
+
+def stands_alone(recipe: Recipe) -> bool:
+    """Whether a step needs neither other images than the client's own nor what other clients sent."""
+    return recipe.augment is None and all(isinstance(bank, GlobalBatchNorm) for bank in recipe.banks)
+
+
+def time_table(args: argparse.Namespace, device: torch.device) -> None:
+    """Time the rows of a table, block by block, and write them down when asked."""
+    for block, experiments in table_experiments(args.table, [name for name in args.methods.split(",") if name]).items():
+        if not experiments or (args.block and block != args.block):
+            continue
+        first = experiments[0]
+        print(
+            f"{block}: {first.model.backbone}, bottleneck {first.model.bottleneck}, {first.data.image_size} px, batch "
+            f"{first.train.batch_size}, {args.threads} thread(s), {args.device}, torch {torch.__version__}"
+        )
+        keys = {step_key(experiment)[-1]: experiment for experiment in experiments}
+        rows = {label: timed_step(experiment, device) for label, experiment in keys.items()}
+        medians = compare(rows, args.repeats, device)
+        if args.record:
+            record({step_key(keys[label]): value for label, value in medians.items()}, args)
+
+
+def machine_name(device: str) -> str:
+    """The GPU's or the processor's name."""
+    if device == "cuda":
+        return torch.cuda.get_device_name()
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.is_file() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def record(found: dict[tuple[str, ...], float], args: argparse.Namespace) -> None:
+    """Add to step_times.csv, in place of what it held for the same settings."""
+    frame = pd.read_csv(FILE, dtype=str)
+    machine = {"machine": machine_name(args.device), "threads": str(args.threads), "torch": torch.__version__}
+    rows = [{**dict(zip(KEY, key)), "milliseconds": f"{value:.1f}", **machine} for key, value in found.items()]
+    joined = pd.concat([frame, pd.DataFrame(rows)]).drop_duplicates(list(KEY), keep="last").sort_values(list(KEY))
+    joined[list(COLUMNS)].to_csv(FILE, index=False)
+
+
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--methods", default="fedavg,fedig,fedig-a", help="rows of METHODS, the first is the reference")
+    parser.add_argument(
+        "--methods", default="", help="rows of METHODS, the first is the reference (fedavg,fedig,fedig-a)"
+    )
+    parser.add_argument("--table", default="", help="time the rows of a paper's table in their own settings")
+    parser.add_argument("--block", default="", help="with --table: one block of it")
+    parser.add_argument("--record", action="store_true", help="with --table: write fedsim/sweep/step_times.csv")
     parser.add_argument("--inference", action="store_true", help="time prediction instead of a training step")
     parser.add_argument("--rules", default="", help="with --inference: other infer parts, on the last row")
     parser.add_argument("--backbone", default="resnet18")
@@ -191,7 +276,10 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     device = torch.device(args.device)
-    methods = args.methods.split(",")
+    if args.table:
+        time_table(args, device)
+        return
+    methods = (args.methods or "fedavg,fedig,fedig-a").split(",")
     if args.inference:
         rows = {method: timed_inference(method, "", args, device) for method in methods}
         rows |= {
@@ -200,7 +288,7 @@ def main() -> None:
             if rule
         }
     else:
-        rows = {method: timed_step(method, args, device) for method in methods}
+        rows = {method: timed_step(experiment_of(method, args), device) for method in methods}
     print(
         f"{args.backbone}, bottleneck {args.bottleneck}, {args.size} px, batch {args.batch}, "
         f"{args.threads} thread(s), {args.device}, torch {torch.__version__}"

@@ -101,9 +101,9 @@ def _callbacks(names: list[str] | None) -> list[str]:
 @app.command()
 def sweep(
     config: Config = "digits",
-    methods: Annotated[str, typer.Option(help="comma-separated methods")] = "fedavg",
-    targets: Annotated[str, typer.Option(help="comma-separated unseen domains, or all")] = "all",
-    seeds: Annotated[str, typer.Option(help="comma-separated seeds")] = "0",
+    methods: Annotated[str, typer.Option(help="comma-separated methods (default: fedavg, or all of a table)")] = "",
+    targets: Annotated[str, typer.Option(help="comma-separated unseen domains (default: all)")] = "all",
+    seeds: Annotated[str, typer.Option(help="comma-separated seeds (default: 0, or the table's)")] = "",
     grid: Annotated[list[str] | None, typer.Option(help="key=v1,v2: one more axis (repeatable)")] = None,
     jobs: Annotated[int, typer.Option(min=0, help="runs at a time; 0: as many as cores and GPUs carry")] = 0,
     cores_per_cell: Annotated[
@@ -119,17 +119,34 @@ def sweep(
     callback: Callbacks = None,
     set_: Override = None,
 ) -> None:
-    """Run methods x targets x seeds; finished cells are skipped, a failing cell is reported at the end."""
-    from fedsim.sweep import Axes, Budget, run_sweep
+    """Run methods x targets x seeds; finished cells are skipped, a failing cell is reported at the end.
 
-    words = seeds.split(",")
-    if not all(word.strip().isdigit() for word in words):
+    CONFIG may be a table of a paper, e.g. tables/fedig-a-table-5: it names methods, targets and seeds itself.
+    """
+    from fedsim.sweep import Axes, Budget, run_sweep
+    from fedsim.sweep.tables import Choice, find_table
+
+    words = [word.strip() for word in seeds.split(",")] if seeds else []
+    if not all(word.isdigit() for word in words):
         raise UserError(f"--seeds {seeds!r}: give whole numbers separated by commas, e.g. 0,1,2")
-    axes = Axes(methods.split(","), targets.split(","), [int(word) for word in words], grid or ())
+    numbers, named = [int(word) for word in words], methods.split(",") if methods else []
     budget = Budget(jobs, cores_per_cell, gpus_per_cell, ray)
     threads = [f"run.threads={cores_per_cell}"] if cores_per_cell else []
-    overrides = [*threads, *(set_ or ()), *_short(output=output), *_callbacks(callback)]
-    failed = run_sweep(config, axes, budget, overrides=overrides, preset=preset, dry_run=dry_run)
+    overrides = [*threads, *(set_ or ()), *_callbacks(callback)]
+    table = find_table(config)
+    if table:
+        from fedsim.sweep.table_run import run_table
+
+        if grid or preset:
+            raise UserError(
+                f"{config} is a table: it has no --grid and no --preset; use --set, or sweep its experiment"
+            )
+        choice = Choice(named, [] if targets == "all" else targets.split(","), numbers)
+        failed = run_table(table, choice, budget, overrides=overrides, output=output, dry_run=dry_run)
+    else:
+        axes = Axes(named or ["fedavg"], targets.split(","), numbers or [0], grid or ())
+        overrides += _short(output=output)
+        failed = run_sweep(config, axes, budget, overrides=overrides, preset=preset, dry_run=dry_run)
     raise typer.Exit(1 if failed else 0)
 
 
@@ -147,9 +164,15 @@ def compare(
     targets: OnlyTargets = "",
     seeds: OnlySeeds = "",
 ) -> None:
-    """Compare finished runs: mean ± std over seeds per unseen domain, ranks, tests, cost, published numbers."""
-    from fedsim.commands import chosen_runs, show_comparison
+    """Compare finished runs: mean ± std over seeds per unseen domain, ranks, tests, cost, published numbers.
 
+    In the folder of a table of a paper: ours beside theirs, with the difference.
+    """
+    from fedsim.commands import chosen_runs, is_table, show_comparison, show_reproduction
+
+    if is_table(folder) and not baseline and not by and metric == "accuracy":
+        show_reproduction(folder, chosen_runs(folder, methods, targets, seeds), select, format)
+        return
     show_comparison(folder, chosen_runs(folder, methods, targets, seeds), select, baseline, by or [], format, metric)
 
 

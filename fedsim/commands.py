@@ -210,6 +210,28 @@ def show_comparison(
         print(comparison.render(format))
 
 
+def is_table(folder: Path) -> bool:
+    """Whether a folder holds the runs of a paper's table."""
+    from fedsim.sweep.tables import COPY
+
+    return (folder / COPY).is_file()
+
+
+def show_reproduction(folder: Path, runs: "Runs", select: str, format: str) -> None:
+    """Print ours beside the numbers of the paper's table; the CSV form also goes to FOLDER/comparison.csv."""
+    from fedsim.results import atomic_write
+    from fedsim.sweep.reproduction import render, reproductions, show
+
+    if format not in ("table", "csv", "markdown", "latex"):
+        raise UserError(f"unknown format {format!r}; known: table, csv, markdown, latex")
+    results = reproductions(folder, runs, select)
+    if format == "table":
+        show(results, console)
+        atomic_write(folder / "comparison.csv", render(results, "csv"))
+    else:
+        print(render(results, format))
+
+
 def draw_plots(folder: Path, runs: "Runs", select: str) -> None:
     """Draw all figures into FOLDER/plots and list them."""
     from fedsim.results import plot_all

@@ -63,8 +63,13 @@ PAPER_NOTES = {
 
 
 @cache
+def _everything() -> pd.DataFrame:
+    return pd.read_csv(FILE, keep_default_na=False, na_values=[""])
+
+
+@cache
 def _published() -> pd.DataFrame:
-    frame = pd.read_csv(FILE, keep_default_na=False, na_values=[""])
+    frame = _everything()
     pooled = frame["paper"].str.startswith("CSAC") & frame["method"].isin(POOLED)
     return frame[~pooled].reset_index(drop=True)
 
@@ -92,7 +97,7 @@ def _lacks_domains(dataset: str, domains: Sequence[str]) -> bool:
         return False
     frame = _published()
     printed = set(frame.loc[frame["dataset"] == dataset, "target_domain"]) - {"average"}
-    return not {_domain(name) for name in printed} <= {_domain(name) for name in domains}
+    return not {domain_key(name) for name in printed} <= {domain_key(name) for name in domains}
 
 
 def published_rows(experiment: Experiment, methods: Iterable[str], targets: Iterable[str]) -> pd.DataFrame:
@@ -107,10 +112,10 @@ def published_rows(experiment: Experiment, methods: Iterable[str], targets: Iter
     frame = _published()
     frame = frame[(frame["dataset"] == found[0]) & (frame["backbone"] == found[1])]
     ours = {_squeeze(method): method for method in methods}
-    domains = {_domain(target): target for target in targets} | {"average": "average"}
+    domains = {domain_key(target): target for target in targets} | {"average": "average"}
     rows = frame.assign(
         method_name=frame["method"].map(lambda name: ours.get(_squeeze(METHODS.get(name, name)))),
-        target=frame["target_domain"].map(lambda name: domains.get(_domain(name))),
+        target=frame["target_domain"].map(lambda name: domains.get(domain_key(name))),
         paper_name=frame["paper"].str.split(" Table").str[0],
     ).dropna(subset=["method_name", "target"])
     # Of several tables of one paper with the same method, the first of those with the most columns.
@@ -119,7 +124,7 @@ def published_rows(experiment: Experiment, methods: Iterable[str], targets: Iter
     source = rows.groupby(["method_name", "paper_name"])["paper"].transform("first")
     rows = rows[rows["paper"] == source].sort_index()
     # A printed average is over all of the data set's domains: it stands beside ours only where ours is, too.
-    if not set(frame["target_domain"].map(_domain)) <= set(domains):
+    if not set(frame["target_domain"].map(domain_key)) <= set(domains):
         rows = rows[rows["target"] != "average"]
     result = pd.DataFrame(
         {
@@ -161,22 +166,48 @@ def _reason(paper: str, method: str, experiments: Mapping[str, Experiment], labe
     plain = [run for run in own if labels[run] == method]
     if not plain:
         return f"{paper} beside {{methods}}: the runs are variants ({', '.join(dict.fromkeys(map(labels.get, own)))})"
-    found: dict[str, str] = {}
+    found: list[str] = []
     for run in plain:
         protocol = protocol_of(paper, own[run])
         if protocol is None:
             return f"{paper} beside {{methods}}: its protocol is not shipped for {own[run].data.dataset}"
-        theirs, ours = _protocol_settings(protocol), _protocol_settings(own[run])
-        found |= {
-            f"{key} is {value_text(ours.get(key, ABSENT))}, there {value_text(theirs.get(key, ABSENT))}": key
-            for key in dict.fromkeys([*theirs, *ours])
-            if ours.get(key) != theirs.get(key)
+        found += protocol_differences(own[run], protocol)
+    return f"{paper} beside {{methods}}: not its protocol ({shortened(found)})" if found else ""
+
+
+def protocol_differences(ours: Experiment, theirs: Experiment) -> list[str]:
+    """`data.holdout is 0.1, there 0.2` for everything in which a run is not of a protocol."""
+    own, other = _protocol_settings(ours), _protocol_settings(theirs)
+    return [
+        f"{key} is {value_text(own.get(key, ABSENT))}, there {value_text(other.get(key, ABSENT))}"
+        for key in dict.fromkeys([*other, *own])
+        if own.get(key) != other.get(key)
+    ]
+
+
+def shortened(differences: Iterable[str]) -> str:
+    """The first few of them in one line, each once."""
+    found = list(dict.fromkeys(differences))
+    more = f" and {len(found) - SHOWN_DIFFERENCES} more" if len(found) > SHOWN_DIFFERENCES else ""
+    return "; ".join(found[:SHOWN_DIFFERENCES]) + more
+
+
+def printed_numbers(paper: str, experiment: Experiment) -> pd.DataFrame:
+    """What a table prints for an experiment's data set and backbone, as it stands in published.csv.
+
+    Columns: method (as printed), target (squeezed by `domain_key`), mean, std (fractions; NaN where none is printed).
+    """
+    data, model = DATASETS.get(experiment.data.dataset), BACKBONES.get(experiment.model.backbone)
+    frame = _everything()
+    frame = frame[(frame["paper"] == paper) & (frame["dataset"] == data) & (frame["backbone"] == model)]
+    return pd.DataFrame(
+        {
+            "method": frame["method"],
+            "target": frame["target_domain"].map(domain_key),
+            "mean": frame["accuracy_percent"] / 100,
+            "std": frame["std_percent"] / 100,
         }
-    if not found:
-        return ""
-    shown = list(found)[:SHOWN_DIFFERENCES]
-    more = f" and {len(found) - len(shown)} more" if len(found) > len(shown) else ""
-    return f"{paper} beside {{methods}}: not its protocol ({'; '.join(shown)}{more})"
+    ).reset_index(drop=True)
 
 
 def protocol_of(paper: str, experiment: Experiment) -> Experiment | None:
@@ -193,7 +224,8 @@ def protocol_of(paper: str, experiment: Experiment) -> Experiment | None:
 def _protocol_settings(experiment: Experiment) -> dict[str, object]:
     """What a protocol consists of; a list of domains that names all of them says nothing."""
     data = experiment.data
-    free = {*FREE_KEYS} | ({"data.domains"} if not _lacks_domains(DATASETS[data.dataset], data.domains) else set())
+    known = DATASETS.get(data.dataset)
+    free = {*FREE_KEYS} | ({"data.domains"} if known and not _lacks_domains(known, data.domains) else set())
     return {key: value for key, value in comparable_settings(experiment).items() if key not in free}
 
 
@@ -207,7 +239,7 @@ def _squeeze(name: str) -> str:
     return re.sub(r"[^a-z0-9+]", "", name.lower())
 
 
-def _domain(name: str) -> str:
+def domain_key(name: str) -> str:
     """`Real World`, `real_world` and `RealWorld` are one domain; so are `M15`, `15` and `rotated_15`."""
     squeezed = re.sub(r"[^a-z0-9]", "", name.lower())
     return re.sub(r"^(m|rot|rotated|rotation)(\d+)(deg)?$", r"\2", squeezed)

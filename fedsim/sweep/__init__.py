@@ -1,6 +1,8 @@
 """Methods x targets x seeds x grid values: every cell is one run, finished ones are skipped, several run at a time."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+from rich.table import Table
 
 from fedsim.console import console, errors
 from fedsim.sweep.axes import Axes
@@ -21,9 +23,14 @@ def run_sweep(
     dry_run: bool = False,
 ) -> list[Cell]:
     """Run all cells that are not finished; returns the failed ones. UserError before anything starts for bad input."""
+    cells = plan_cells(config, axes, overrides, preset)
+    return carry_out(cells, budget, dry_run, lambda slots: dry_table(cells, len(slots) or budget.jobs))
+
+
+def carry_out(cells: list[Cell], budget: Budget, dry_run: bool, dry: Callable[[Sequence[Slot]], Table]) -> list[Cell]:
+    """Run the cells that are not finished, or print what `dry` makes of the slots; returns the failed ones."""
     from fedsim.run.session import complete_finish, is_finished
 
-    cells = plan_cells(config, axes, overrides, preset)
     waiting = [cell for cell in cells if cell.state == "waiting"]
     device = cells[0].experiment.run.device
     slots = [] if budget.ray else local_slots(budget, device, cells[0].experiment.run.threads)[: len(waiting)]
@@ -32,14 +39,15 @@ def run_sweep(
     impossible = f"{len(refused)} cannot run, " if refused else ""
     console.print(f"{len(cells)} cells, {done} finished, {impossible}{len(waiting)} to run, {manner(budget, slots)}")
     if dry_run:
-        console.print(dry_table(cells, len(slots) or budget.jobs))
+        console.print(dry(slots))
         return report_failed(cells)
     try:
         if waiting:
             run_cells(cells, waiting, slots, budget)
     finally:
-        ours = [cell for cell in cells if cell not in refused and is_finished(cell.folder)]
-        complete_finish(*(cell.experiment for cell in ours))
+        ours = [cell.experiment for cell in cells if cell not in refused and is_finished(cell.folder)]
+        for name in dict.fromkeys(experiment.name for experiment in ours):
+            complete_finish(*(experiment for experiment in ours if experiment.name == name))
     return report_failed(cells)
 
 

@@ -64,8 +64,16 @@ class Cell:
                 self.reason += f" (traceback in {file})"
 
 
-def plan_cells(config: str, axes: Axes, overrides: Sequence[str], preset: str) -> list[Cell]:
+def plan_cells(
+    config: str,
+    axes: Axes,
+    overrides: Sequence[str],
+    preset: str,
+    data_of: Callable[[Experiment], dict] | None = None,
+) -> list[Cell]:
     """Every cell once with its settings resolved and checked; the ones with a summary are marked finished.
+
+    data_of: what `fingerprint_reader` gives, when several plans share their data.
 
     A cell whose parts do not fit together (`a+b`), or whose folder holds a run with other settings or data, is marked
     failed with the reason, and the others are run. UserError for what no cell could run with.
@@ -79,7 +87,7 @@ def plan_cells(config: str, axes: Axes, overrides: Sequence[str], preset: str) -
     label = check_axes(axes, overrides, preset)
     targets = benchmark(base.data).domains if list(axes.targets) == ["all"] else axes.targets
     cells: dict[Path, Cell] = {}
-    data_of = _fingerprint_reader()
+    data_of = data_of or fingerprint_reader()
     for method, values, target, seed in itertools.product(axes.methods, grid_points(axes.grid), targets, axes.seeds):
         words = [
             *overrides,
@@ -116,7 +124,7 @@ def _plan_cell(experiment: Experiment, data_of: Callable[[Experiment], dict]) ->
     return Cell(experiment, plan.folder, "finished" if is_finished(plan.folder) else "waiting")
 
 
-def _fingerprint_reader() -> Callable[[Experiment], dict]:
+def fingerprint_reader() -> Callable[[Experiment], dict]:
     """Function experiment -> fingerprints of its data; the same data is read once for all cells."""
     from fedsim.run.session import Fingerprints, local_fingerprints
 

@@ -1,0 +1,140 @@
+"""How long cells will take: from finished rounds, else from measured milliseconds of a local step; never guessed."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import torch
+
+from clients.budget import local_plan
+from clients.parts import LocalRound
+from fedsim.data import benchmark
+from fedsim.experiment import Experiment, parse_experiment
+from fedsim.run.plan import Plan, resolve
+from fedsim.sweep.plan import Cell, measured_rates
+from fedsim.variants import method_label
+
+FILE = Path(__file__).with_name("step_times.csv")
+KEY = ("dataset", "backbone", "bottleneck", "image_size", "batch_size", "precision", "method")
+COLUMNS = (*KEY, "milliseconds", "machine", "threads", "torch")
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Seconds of all cells of one row that are still to be run; None: not measured."""
+
+    seconds: float | None
+    source: str  # of the seconds, or why there are none
+
+
+def step_key(experiment: Experiment) -> tuple[str, ...]:
+    """What the time of a local step depends on, as step_times.csv has it."""
+    model, data, train = experiment.model, experiment.data, experiment.train
+    values = (data.dataset, model.backbone, model.bottleneck, data.image_size, train.batch_size, train.precision)
+    return (*map(str, values), method_label(experiment))
+
+
+@cache
+def step_times(file: Path = FILE) -> dict[tuple[str, ...], tuple[float, str]]:
+    """{key: (seconds of a step, where that was measured)}; written by `benchmarks/steps.py --table NAME --record`."""
+    frame = pd.read_csv(file, dtype=str)
+    return {
+        tuple(row[name] for name in KEY): (
+            float(row["milliseconds"]) / 1000,
+            f"{row['machine']}, {row['threads']} {'thread' if row['threads'] == '1' else 'threads'}",
+        )
+        for row in frame.to_dict("records")
+    }
+
+
+def estimate(
+    cells: Sequence[Cell], rates: Mapping[str, float], times: Mapping[tuple[str, ...], tuple[float, str]]
+) -> Estimate:
+    """Time for what is left of the cells of one row (a method with its settings, on several targets and seeds).
+
+    rates: seconds per round of each method as finished rounds have them (`measured_rates`); these count everything.
+    times: what `step_times` gives; it counts the local steps alone, without evaluation, aggregation and reading.
+    """
+    left = [cell for cell in cells if cell.rounds_left]
+    if not left:
+        return Estimate(0.0, "")
+    rate = rates.get(left[0].experiment.method_name)
+    if rate is not None:
+        return Estimate(rate * sum(cell.rounds_left for cell in left), "finished rounds")
+    known = times.get(step_key(left[0].experiment))
+    if known is None:
+        return Estimate(None, "not measured")
+    seconds, machine = known
+    steps = [steps_left(cell) for cell in left]
+    if None in steps:
+        return Estimate(None, "steps not counted")
+    return Estimate(seconds * sum(steps), f"local steps alone on {machine}")
+
+
+def row_estimate(cells: Sequence[Cell]) -> Estimate:
+    """`estimate` of one row from its own folders and from the measured steps."""
+    return estimate(cells, measured_rates(cells), step_times())
+
+
+def steps_left(cell: Cell) -> float | None:
+    """Local steps over all clients that a cell still has to take; None where the images are not counted."""
+    rounds = cell.experiment.train.rounds
+    counted = _steps(cell.experiment.replace(run={"seed": 0, "label": ""}).toml())
+    if counted is None:
+        return None
+    prelude, every_round = counted
+    return (prelude if cell.rounds_left == rounds else 0.0) + every_round * cell.rounds_left
+
+
+@cache
+def _steps(settings: str) -> tuple[float, float] | None:
+    """Steps over all clients before the first round, and in one round, of an experiment given as TOML text."""
+    plan = resolve(parse_experiment(settings))
+    counts = training_counts(plan)
+    if counts is None or plan.recipe.augment is not None:  # how many copies it makes depends on what others send
+        return None
+    train, recipe = plan.experiment.train, plan.recipe
+    drawn = min(train.clients_per_round or len(counts), len(counts)) / len(counts)
+    every_round = sum(_planned(plan, counts, client, "train") for client in range(len(counts))) * drawn
+    prelude = recipe.client.prelude
+    before = sum(_planned(plan, counts, client, prelude) for client in range(len(counts))) if prelude else 0
+    return float(before), every_round
+
+
+def _planned(plan: Plan, counts: list[int], client: int, phase: str) -> int:
+    """Batches that one client's parts plan for a round."""
+    train = plan.experiment.train
+    round_ = LocalRound(
+        client=plan.clients[client],
+        net=None,
+        train=train,
+        classes=len(plan.data.classes),
+        round=1,
+        rounds=train.rounds,
+        phase=phase,
+        seed=0,
+        device=torch.device("cpu"),
+        store=None,
+        data=SimpleNamespace(examples=counts[client]),
+        clients=plan.clients,
+    )
+    return len(local_plan(plan.recipe, round_, counts, plan.sources)[1])
+
+
+def training_counts(plan: Plan) -> list[int] | None:
+    """Training images of every client by the data set's published counts; None where it has none.
+
+    To within an image a class of what the split gives: enough for a time.
+    """
+    data, images = plan.experiment.data, benchmark(plan.experiment.data).counts
+    if images is None or data.split == "lists":
+        return None
+    sources = [domain for domain in plan.data.domains if domain != plan.experiment.run.target]
+    shares = [images[domain] * data.fraction / data.clients_per_domain for domain in sources]
+    counts = [math.floor(share) - int(data.holdout * share) for share in shares for _ in range(data.clients_per_domain)]
+    return [int(np.sum(counts))] if plan.pooled else counts

@@ -1,0 +1,74 @@
+"""Runs a table of a paper: all its rows as one sweep, or what that would be and how long it would take."""
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.markup import escape
+from rich.table import Table
+
+from fedsim.console import console
+from fedsim.sweep import carry_out
+from fedsim.sweep.budget import Budget, Slot
+from fedsim.sweep.estimate import Estimate, row_estimate
+from fedsim.sweep.plan import Cell, rounds_on_disk
+from fedsim.sweep.tables import COPY, Choice, PlannedRow, plan_table, read_table
+
+
+def run_table(
+    file: Path, choice: Choice, budget: Budget, *, overrides: Sequence[str], output: str, dry_run: bool
+) -> list[Cell]:
+    """Run all cells of a table that are not finished, below OUTPUT/<table>; returns the failed ones.
+
+    The table's file is copied into that folder, so that `fedsim compare` knows whose numbers stand beside ours.
+    """
+    folder = Path(output or "outputs") / file.stem
+    rows = plan_table(file, choice, overrides, str(folder))
+    cells = unique(rows)
+    if not dry_run:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not (folder / COPY).is_file() or not file.samefile(folder / COPY):
+            shutil.copyfile(file, folder / COPY)
+    console.print(escape(read_table(file).title), highlight=False, soft_wrap=True)
+    return carry_out(cells, budget, dry_run, lambda slots: dry_rows(rows, slots, budget))
+
+
+def unique(rows: Sequence[PlannedRow]) -> list[Cell]:
+    """The cells of all rows, one that two rows share once."""
+    return list({cell.folder: cell for row in rows for cell in row.cells}.values())
+
+
+def dry_rows(rows: Sequence[PlannedRow], slots: Sequence[Slot], budget: Budget) -> Table:
+    """The rows with their cells and hours; the hours that are not measured are not guessed."""
+    table = Table("block", "row", "method", "targets", "seeds", "finished", "hours")
+    known, unknown, sources = 0.0, 0, []
+    for row in rows:
+        for cell in row.cells:
+            cell.round = rounds_on_disk(cell)
+        found = row_estimate(row.cells)
+        known += found.seconds or 0.0
+        unknown += found.seconds is None
+        sources += [found.source] if found.seconds else []
+        table.add_row(*map(escape, cells_of(row, found)))
+    table.caption = caption(known, unknown, sources, len(slots) or budget.jobs or 1)
+    return table
+
+
+def cells_of(row: PlannedRow, found: Estimate) -> list[str]:
+    """The texts of one line."""
+    runs = [cell.experiment.run for cell in row.cells]
+    done = sum(cell.state == "finished" for cell in row.cells)
+    hours = found.source if found.seconds is None else f"{found.seconds / 3600:.1f}"
+    targets, seeds = ({run.target for run in runs}, {run.seed for run in runs})
+    name = " ".join([row.row.method, *row.row.settings])
+    return [row.block.name, row.row.title, name, str(len(targets)), str(len(seeds)), f"{done}/{len(runs)}", hours]
+
+
+def caption(seconds: float, unknown: int, sources: Sequence[str], width: int) -> str:
+    """The sum in words, and what it rests on."""
+    missing = f"{unknown} {'row is' if unknown == 1 else 'rows are'} not measured"
+    if not sources:
+        return f"no time: {missing}; python benchmarks/steps.py --table NAME --record measures local steps"
+    rest = f", and {missing}" if unknown else ""
+    basis = "; ".join(dict.fromkeys(sources))
+    return f"{seconds / 3600:.1f} hours one cell at a time, {seconds / 3600 / width:.1f} with {width} ({basis}){rest}"

@@ -1,0 +1,190 @@
+"""A table of a paper as an experiment: which rows it has, with which settings, targets and seeds each of them runs.
+
+    fedsim sweep tables/fedig-a-table-5.toml          (configs/tables/, or a file of your own)
+
+Each block of a table is one data set with one backbone: an experiment of its own below outputs/<table>/.
+"""
+
+import tomllib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import Field, ValidationError
+
+from fedsim.data import benchmark
+from fedsim.errors import UserError, nearest
+from fedsim.experiment import Experiment, Settings, config_folders, parse_override, read_experiment
+from fedsim.sweep.axes import SHARED, Axes
+from fedsim.sweep.plan import Cell, fingerprint_reader, plan_cells
+
+COPY = "table.toml"  # the table's own file in its folder of results
+
+
+class Row(Settings):
+    """One row of a table: the method as the paper prints it, and ours."""
+
+    method: str = Field(description="row of METHODS, or a+b")
+    printed: str = Field("", description="its name in published.csv; empty: the paper's numbers are not known here")
+    settings: list[str] = Field([], description="method.part.field=value, as with --set")
+
+    @property
+    def title(self) -> str:
+        """The paper's name of the row, or ours."""
+        return self.printed or " ".join([self.method, *self.settings])
+
+
+class Absent(Settings):
+    """A row of the paper that is not run."""
+
+    printed: str
+    why: str
+
+
+class Block(Settings):
+    """The part of a table that has one data set and one backbone."""
+
+    config: str = Field(description="experiment file")
+    preset: str = ""
+    name: str = Field("", description="of its experiment; empty: the experiment file's")
+    published: str = Field("", description="paper and table in published.csv; empty: none")
+    targets: list[str] = ["all"]
+    settings: list[str] = Field([], description="key=value for all rows")
+    rows: list[Row] = Field([], description="empty: the table's own")
+    absent: list[Absent] = []
+
+
+class PaperTable(Settings):
+    """What a file of configs/tables/ says."""
+
+    title: str
+    deviation: str = Field(description="what the paper's ± is, in words")
+    seeds: list[int] = Field(min_length=1)
+    rows: list[Row] = Field([], description="of the blocks that have none of their own")
+    absent: list[Absent] = Field([], description="of the blocks that have none of their own")
+    blocks: list[Block] = Field(min_length=1)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which part of a table is run; an empty list stands for all of it."""
+
+    methods: Sequence[str] = ()
+    targets: Sequence[str] = ()
+    seeds: Sequence[int] = ()
+
+
+@dataclass
+class PlannedRow:
+    """A row with its cells."""
+
+    block: Block
+    row: Row
+    cells: list[Cell]
+
+
+def find_table(config: str) -> Path | None:
+    """The file of a table, given as a path or by name; None where the words name an experiment file, or nothing."""
+    path = Path(config)
+    if path.is_file():
+        return path if "blocks" in _read(path) else None
+    for folder in config_folders():
+        found = folder / "tables" / f"{path.name.removesuffix('.toml')}.toml"
+        if found.is_file():
+            return found
+    if path.parent.name == "tables":
+        known = known_tables()
+        raise UserError(f"no table {config!r}; {nearest(path.stem, known)}shipped ones: {', '.join(known)}")
+    return None
+
+
+def known_tables() -> list[str]:
+    """Names of the shipped tables."""
+    return sorted({file.stem for folder in config_folders() for file in (folder / "tables").glob("*.toml")})
+
+
+def _read(path: Path) -> dict:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: not valid TOML: {error}") from None
+
+
+def read_table(path: Path) -> PaperTable:
+    """The table of a file, with every block's name and rows filled in; UserError says what is wrong with it."""
+    try:
+        table = PaperTable.model_validate(_read(path))
+    except ValidationError as error:
+        problem = error.errors()[0]
+        key = ".".join(str(part) for part in problem["loc"])
+        raise UserError(f"{path}: {key}: {problem['msg'].removeprefix('Value error, ')}") from None
+    blocks = []
+    for block in table.blocks:
+        own = {"name": block.name or Path(block.config).stem}
+        own |= {} if block.rows else {"rows": table.rows, "absent": table.absent}
+        blocks.append(block.model_copy(update=own))
+    names = [block.name for block in blocks]
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f"{path}: two blocks are called {name!r}; give one of them another name")
+    for block in blocks:
+        for row in block.rows:
+            alien = [word for word in row.settings if not parse_override(word)[0].startswith("method.")]
+            if alien:
+                raise UserError(f"{path}: {row.title}: {alien[0]} holds for a whole block; put it into its settings")
+    return table.model_copy(update={"blocks": blocks})
+
+
+def row_words(block: Block, row: Row, overrides: Sequence[str] = ()) -> list[str]:
+    """Overrides with which the block's experiment file becomes the row's experiment; the user's come last."""
+    return [*block.settings, *row.settings, *overrides]
+
+
+def row_experiment(block: Block, row: Row, target: str = "", overrides: Sequence[str] = ()) -> Experiment:
+    """The settings of one row, as the table's file has them."""
+    words = [*row_words(block, row, overrides), f"method.name={row.method}", f"name={block.name}"]
+    words += [f"run.target={target}"] if target else []
+    return read_experiment(block.config, words, block.preset)
+
+
+def plan_table(path: Path, choice: Choice, overrides: Sequence[str], output: str) -> list[PlannedRow]:
+    """The rows of a table with their cells; UserError for a choice that the table does not have."""
+    table = read_table(path)
+    for text in overrides:
+        key, value = parse_override(text)
+        if key in (*SHARED, "preset"):
+            raise UserError(f"--set {key}={value}: a table says this itself; use --output for another folder")
+    _check_methods(table, choice.methods)
+    targets_of = {block.name: _targets(block, choice.targets, overrides) for block in table.blocks}
+    if not any(targets_of.values()):
+        raise UserError(f"--targets {','.join(choice.targets)}: no block of the table has one of these domains")
+    data_of, planned = fingerprint_reader(), []
+    for block in table.blocks:
+        for row in block.rows:
+            if targets_of[block.name] and (not choice.methods or {row.method, row.printed} & set(choice.methods)):
+                axes = Axes([row.method], targets_of[block.name], choice.seeds or table.seeds)
+                words = [*row_words(block, row, overrides), f"name={block.name}", f"run.output={output}"]
+                planned.append(PlannedRow(block, row, _plan_row(block, axes, words, data_of)))
+    return planned
+
+
+def _plan_row(block: Block, axes: Axes, words: Sequence[str], data_of: Callable) -> list[Cell]:
+    try:
+        return plan_cells(block.config, axes, words, block.preset, data_of)
+    except UserError as error:
+        raise UserError(f"block {block.name!r} of the table: {error}") from None
+
+
+def _check_methods(table: PaperTable, methods: Sequence[str]) -> None:
+    known = dict.fromkeys(name for block in table.blocks for row in block.rows for name in (row.method, row.printed))
+    for name in methods:
+        if name not in known:
+            listed = dict.fromkeys(row.method for block in table.blocks for row in block.rows)
+            raise UserError(f"the table has no row {name!r}; {nearest(name, known)}there are: {', '.join(listed)}")
+
+
+def _targets(block: Block, wanted: Sequence[str], overrides: Sequence[str]) -> list[str]:
+    """Those of the block's targets that are wanted, all without a wish."""
+    data = read_experiment(block.config, [*block.settings, *overrides], block.preset).data
+    own = list(benchmark(data).domains) if block.targets == ["all"] else block.targets
+    return [target for target in own if not wanted or target in wanted]
