@@ -216,7 +216,9 @@ def table_experiments(name: str, chosen: list[str]) -> dict[str, list[Experiment
 
 def stands_alone(recipe: Recipe) -> bool:
     """Whether a step needs neither other images than the client's own nor what other clients sent."""
-    return recipe.augment is None and all(isinstance(bank, GlobalBatchNorm) for bank in recipe.banks)
+    return (recipe.augment is None or recipe.augment.late) and all(
+        isinstance(bank, GlobalBatchNorm) for bank in recipe.banks
+    )
 
 
 def time_table(args: argparse.Namespace, device: torch.device) -> None:

@@ -160,6 +160,7 @@ def show_datasets(name: str) -> None:
     """The known data sets, or one with its domains, classes and counts."""
     from fedsim.data import BENCHMARKS
     from fedsim.experiment import config_folders
+    from fedsim.sweep.tables import known_tables
 
     if name and name not in BENCHMARKS:
         raise UserError(f"unknown data set {name!r}; {nearest(name, BENCHMARKS)}known: {', '.join(BENCHMARKS)}")
@@ -182,6 +183,7 @@ def show_datasets(name: str) -> None:
     console.print(table)
     configs = sorted({file.stem for folder in config_folders() for file in folder.glob("*.toml")})
     say(f"shipped experiments: {', '.join(configs)}")
+    say(f"tables of papers, for `fedsim sweep tables/NAME`: {', '.join(known_tables())}")
 
 
 def chosen_runs(folder: Path, methods: str, targets: str, seeds: str) -> "Runs":

@@ -59,6 +59,11 @@ SOURCES = {
     },
     ("pacs", "gperxan"): GPERXAN,
     ("office-home", "gperxan"): GPERXAN,
+    ("camelyon17", "gperxan"): {
+        **GPERXAN,
+        "model": {"backbone": "densenet121"},
+        "data": {"holdout": 0.2, "image_size": 96, "augment": "flip-jitter"},
+    },
     ("pacs", "feddg-ga"): GA,
     ("office-home", "feddg-ga"): GA,
     ("terra-incognita", "feddg-ga"): {"train": {"batch_size": 64}, "data": {"holdout": 0.2}},

@@ -12,7 +12,7 @@ import pandas as pd
 import torch
 
 from clients.budget import local_plan
-from clients.parts import LocalRound
+from clients.parts import Augment, LocalRound
 from fedsim.data import benchmark
 from fedsim.experiment import Experiment, parse_experiment
 from fedsim.run.plan import Plan, resolve
@@ -96,7 +96,8 @@ def _steps(settings: str) -> tuple[float, float] | None:
     """Steps over all clients before the first round, and in one round, of an experiment given as TOML text."""
     plan = resolve(parse_experiment(settings))
     counts = training_counts(plan)
-    if counts is None or plan.recipe.augment is not None:  # how many copies it makes depends on what others send
+    augment = plan.recipe.augment
+    if counts is None or (augment and type(augment).copies is not Augment.copies):  # as many as others send styles
         return None
     train, recipe = plan.experiment.train, plan.recipe
     drawn = min(train.clients_per_round or len(counts), len(counts)) / len(counts)

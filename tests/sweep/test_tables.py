@@ -27,7 +27,7 @@ from fedsim.sweep.tables import Choice, Row, find_table, known_tables, plan_tabl
 TABLES = [
     "csac-table-1", "csac-table-2", "csac-table-3", "csac-table-4", "csac-table-5", "fedig-a-table-1",
     "fedig-a-table-2", "fedig-a-table-3", "fedig-a-table-5", "fedig-a-table-6", "fedig-a-table-9", "fedsb",
-    "gperxan-regulariser", "gperxan-table-2", "gperxan-table-4",
+    "gperxan-regulariser", "gperxan-table-2", "gperxan-table-3", "gperxan-table-4",
 ]  # fmt: skip
 
 
