@@ -63,6 +63,23 @@ def js_divergence(logits: Sequence[Tensor]) -> Tensor:
     return sum((each.exp() * (each - mean)).sum(1).mean() for each in logs) / len(logs)
 
 
+def supervised_contrast(z: Tensor, labels: Tensor, temperature: float) -> Tensor:
+    """Supervised contrastive loss of normalised vectors, every one an anchor.
+
+    mean_i [ log Σ_{j≠i} e^{s_ij} − mean_{j∈P_i} s_ij ] ,  s_ij = z_i·z_j / T ,  P_i = {j ≠ i, y_j = y_i}
+
+    z [N, D], labels [N]; give both views of a batch, so that every anchor has a positive (one without counts as 0).
+    Source: Khosla et al., NeurIPS 2020, L_out; their released code's factor T / T_base is 1.
+    """
+    s = z @ z.T / temperature
+    itself = torch.eye(len(z), dtype=torch.bool, device=z.device)
+    positive = (labels[:, None] == labels[None, :]) & ~itself
+    rest = s.masked_fill(itself, -math.inf).logsumexp(1)
+    count = positive.sum(1)
+    attraction = torch.where(positive, s, 0.0).sum(1) / count.clamp_min(1)
+    return torch.where(count > 0, rest - attraction, 0.0).mean()
+
+
 def mk_mmd(x: Tensor, y: Tensor, scales: Sequence[float] = MMD_SCALES, statistic: str = "u") -> Tensor:
     """Multi-kernel maximum mean discrepancy between two samples.
 

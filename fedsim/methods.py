@@ -17,6 +17,7 @@ from clients.step.consistent_views import ConsistentViews
 from clients.step.ditto import Ditto
 from clients.step.episodic import EpisodicStep
 from clients.step.jigsaw import Jigsaw
+from clients.step.learn_to_diversify import LearnToDiversify
 from clients.step.random_convolution import RandomConvolution
 from clients.step.self_challenging import SelfChallenging
 from clients.step.sharpness_aware import GlobalAscent, SharpnessAware
@@ -43,6 +44,7 @@ from fedsim.models.inserts.mixstyle import MixStyle
 from fedsim.models.inserts.projection_head import ProjectionHead
 from fedsim.models.inserts.projector import Projector
 from fedsim.models.inserts.representation import Representation
+from fedsim.models.inserts.stochastic_embedding import StochasticEmbedding
 from fedsim.models.norms import DSON, IBN, XAN, MixIG
 from fedsim.recipe import Recipe
 from strategies.banks.amplitude import AmplitudeBank
@@ -153,6 +155,11 @@ METHODS: dict[str, Recipe] = {
     "randconv": Recipe(client=RandomConvolution(), paper="Xu et al., ICLR 2021, inside FedAvg"),
     "sfa-s": Recipe(terms=(FeatureAugmentation("s"),), paper="Li et al., ICCV 2021: SFA-S, inside FedAvg"),
     "sfa-a": Recipe(terms=(FeatureAugmentation("a"),), paper="Li et al., ICCV 2021: SFA-A, inside FedAvg"),
+    "l2d": Recipe(
+        client=LearnToDiversify(),
+        inserts=(StochasticEmbedding(),),
+        paper="Wang et al., ICCV 2021, inside FedAvg; the augmenter stays on its client",
+    ),
     "jigen": Recipe(client=Jigsaw(), inserts=(JigsawHead(),), paper="Carlucci et al., CVPR 2019, inside FedAvg"),
     "selfreg": Recipe(terms=(SelfReg(),), inserts=(Projector(),), paper="Kim et al., ICCV 2021, inside FedAvg"),
     "copa": Recipe(

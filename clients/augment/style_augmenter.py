@@ -1,0 +1,65 @@
+"""L2D's augmenter: random convolutions around a few learned maps give images new styles."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+KERNELS = (9, 13, 17, 5)
+DROPOUT = 0.2
+LEAST_SUM = 0.1  # branch weights whose sum is nearer to zero are drawn again
+
+
+class StyleAugmenter(nn.Module):
+    """G(x): the weighted mean of branches of the noisy input x + 0.01 n nu, nu ~ N(0, I), tanh of each.
+
+        colour branch:   1x1 convolution with dropout
+        branch of k:     k x k convolution - instance norm - scale * . + shift - k x k transposed convolution
+
+    n and the per-pixel scale and shift (of H - k + 1 by W - k + 1 pixels) are learned. Convolutions never are: they are
+    drawn at every call with branch weights N(0, 1) over their sum (`fresh`), or are those drawn at the beginning, with
+    equal weights. Kernels that leave less than 2 x 2 pixels of the image are left out (k = 17 at 16 pixels).
+
+    L2D (Wang et al., ICCV 2021), stages 1 and 2; baselines.md B.6. Initial values: n = 0, scale N(1, .1), shift
+    N(0, .1), convolutions as PyTorch's. Draws come from torch's generator.
+    """
+
+    def __init__(self, channels: int, height: int, width: int) -> None:
+        super().__init__()
+        self.channels = channels
+        self.kernels = [k for k in KERNELS if min(height, width) - k + 1 >= 2]
+        shapes = [(channels, height - k + 1, width - k + 1) for k in self.kernels]
+        self.noise = nn.Parameter(torch.zeros(()))
+        self.scale = nn.ParameterList(1 + 0.1 * torch.randn(shape) for shape in shapes)
+        self.shift = nn.ParameterList(0.1 * torch.randn(shape) for shape in shapes)
+        for number, tensor in enumerate(self._draw()):
+            self.register_buffer(f"fixed{number}", tensor)
+
+    def forward(self, x: Tensor, fresh: bool) -> Tensor:
+        """Images [B, C, H, W] -> [B, C, H, W], not yet in a range."""
+        tensors = iter(tensor.to(x.device) for tensor in (self._draw() if fresh else list(self.buffers())))
+        x = x + 0.01 * self.noise * torch.randn_like(x)
+        branches = [F.dropout(F.conv2d(x, next(tensors), next(tensors)), DROPOUT)]
+        for scale, shift in zip(self.scale, self.shift):
+            down = F.instance_norm(F.conv2d(x, next(tensors), next(tensors)))
+            branches.append(F.conv_transpose2d(down * scale + shift, next(tensors), next(tensors)))
+        weights = branch_weights(len(branches)) if fresh else [1 / len(branches)] * len(branches)
+        return sum(weight * branch.tanh() for weight, branch in zip(weights, branches))
+
+    def _draw(self) -> list[Tensor]:
+        """Kernels and biases of all branches: uniform within 1 / sqrt(C k^2), as PyTorch's layers are."""
+        drawn = []
+        for size in [1, *(k for kernel in self.kernels for k in (kernel, kernel))]:
+            bound = (self.channels * size * size) ** -0.5
+            drawn += [
+                torch.empty(self.channels, self.channels, size, size).uniform_(-bound, bound),
+                torch.empty(self.channels).uniform_(-bound, bound),
+            ]
+        return drawn
+
+
+def branch_weights(count: int) -> list[float]:
+    """N(0, 1) over their sum; drawn again while the sum is near zero."""
+    while True:
+        weights = torch.randn(count)
+        if abs(float(weights.sum())) >= LEAST_SUM:
+            return (weights / weights.sum()).tolist()

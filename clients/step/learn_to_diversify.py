@@ -1,0 +1,136 @@
+"""L2D: an augmenter learns to diversify the styles of images, the network to agree on them."""
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from clients.augment.style_augmenter import StyleAugmenter
+from clients.losses import kernel_sum, squared_distances, supervised_contrast
+from clients.networks import descend, statistics_frozen
+from clients.optimizers import eager
+from clients.parts import Batch, LocalRound, Step, StepFunction
+from fedsim.models.inserts.stochastic_embedding import moments_of
+
+ENTRY = "augmenter"  # store entry of the client's augmenter
+BANDWIDTHS = (1 / 8, 1 / 4, 1 / 2, 1.0, 2.0)  # exp(-d / b), b = mean distance / 4 and doubled four times, as 2 a s
+SHARE = 0.6  # of the augmented image in the view, the rest is the image itself
+
+
+@dataclass(frozen=True)
+class LearnToDiversify(Step):
+    """Every batch is taken twice, x+ = .6 normalise(sigmoid(G(x))) + .4 x with the augmenter G. First the network:
+
+        L = CE(h(e+), y; h(e), y) + alpha1 SupCon(e+, e; temperature) + alpha2 mean((mu - e+)^2 / var + logvar) + terms
+
+    with convolutions of G drawn anew; then G alone, with fixed ones, the network standing still:
+
+        L_G = MMD_class(e+, e) + beta CLUB
+        CLUB = 1/2 mean_i( sum (mu_i - e+_p(i))^2 / var_i - sum (mu_i - e+_i)^2 / var_i )
+
+    L2D (Wang et al., ICCV 2021); baselines.md B.6. e, mu, logvar are the insert `stochastic_embedding`'s of x, e+ that
+    of x+, p a random permutation. MMD is the mean over the classes in the batch (the released code divides by zero for
+    a class that is missing). Both views pass the network as one batch; the second pass leaves no trace in running
+    statistics. G is the client's own, kept from round to round, never sent (our choice); terms see the view x. No value
+    gives FedAvg.
+
+    temperature: of SupCon. augmenter_lr: of plain SGD on G; .005 in the run script.
+    """
+
+    alpha1: Annotated[float, Field(ge=0)] = 1.0
+    alpha2: Annotated[float, Field(ge=0)] = 1.0
+    beta: Annotated[float, Field(ge=0)] = 0.1
+    temperature: Annotated[float, Field(gt=0)] = 0.07
+    augmenter_lr: Annotated[float, Field(gt=0)] = 0.005
+    requires: ClassVar[dict[str, str]] = {"inserts": "stochastic_embedding"}
+
+    def begin(self, round: LocalRound) -> StepFunction:
+        """Both stages on every batch."""
+        augmenter = round.scratch[ENTRY] = augmenter_of(round)
+        optimizer = eager(torch.optim.SGD)(augmenter.parameters(), self.augmenter_lr)
+
+        def step(batch: Batch) -> Tensor:
+            with torch.no_grad():
+                styled = view(augmenter, batch, fresh=True)
+            loss = round.apply_gradients(self._agreement(round, batch, styled))
+            round.tally("augmenter_loss", descend(optimizer, self._diversity(round, batch, augmenter)))
+            return loss
+
+        return step
+
+    def end(self, round: LocalRound) -> None:
+        """Keeps the augmenter."""
+        round.store.put(ENTRY, round.scratch[ENTRY].state_dict())
+
+    def _agreement(self, round: LocalRound, batch: Batch, styled: Tensor) -> Tensor:
+        """L of stage 1."""
+        count, labels = len(batch.labels), batch.labels.repeat(2)
+        with round.autocast():
+            embedded = round.net.features(torch.cat([styled, batch.images]))
+            logits = round.net.head(embedded).float()
+        mean, logvar = (values[count:] for values in moments_of(embedded, "learn_to_diversify"))
+        batch.features, batch.logits = embedded[count:], logits[count:]
+        batch.loss = F.cross_entropy(logits, labels)
+        contrast = supervised_contrast(F.normalize(embedded.float()), labels, self.temperature)
+        likelihood = ((mean - embedded[:count]).square() / logvar.exp() + logvar).mean()
+        return round.with_terms(batch, batch.loss + self.alpha1 * contrast + self.alpha2 * likelihood)
+
+    def _diversity(self, round: LocalRound, batch: Batch, augmenter: StyleAugmenter) -> Tensor:
+        """L_G of stage 2; its gradient is taken for the augmenter alone."""
+        count = len(batch.labels)
+        with round.autocast(), statistics_frozen(round.net):
+            embedded = round.net.features(torch.cat([view(augmenter, batch, fresh=False), batch.images]))
+        mean, logvar = (values[count:] for values in moments_of(embedded, "learn_to_diversify"))
+        other = torch.randperm(count).to(mean.device)
+        discrepancy = class_mmd(embedded[:count], embedded[count:], batch.labels, round.classes)
+        return discrepancy + self.beta * club(mean, logvar, embedded[:count], other)
+
+
+def view(augmenter: StyleAugmenter, batch: Batch, fresh: bool) -> Tensor:
+    """x+ of the normalised images."""
+    styled = batch.normalize(augmenter(batch.images, fresh).sigmoid())
+    return SHARE * styled + (1 - SHARE) * batch.images
+
+
+def augmenter_of(round: LocalRound) -> StyleAugmenter:
+    """The client's augmenter as it was kept, or a new one from the seed."""
+    with torch.random.fork_rng(devices=()):
+        torch.default_generator.manual_seed(round.generator(ENTRY).initial_seed())
+        augmenter = StyleAugmenter(*round.data.images.shape[1:])
+    kept = round.store.get(ENTRY)
+    if kept is not None:
+        augmenter.load_state_dict(kept)
+    return augmenter.to(round.device)
+
+
+def class_mmd(a: Tensor, b: Tensor, labels: Tensor, classes: int) -> Tensor:
+    """Mean over the classes in the batch of mean k(a, a) + mean k(b, b) - 2 mean k(a, b) within the class.
+
+    a, b [B, D] with the same labels [B]; k is a sum of five Gaussian kernels whose bandwidths follow the mean squared
+    distance s of the class's pairs, which is constant: exp(-d / (s/4)), ..., exp(-d / 4s).
+    """
+    n = len(labels)
+    distance = squared_distances(torch.cat([a, b]).float())
+    one_hot = F.one_hot(labels.repeat(2), classes).to(distance)
+    members = one_hot[:n].sum(0)
+    same = one_hot @ one_hot.T
+    pairs = (2 * members * (2 * members - 1)).clamp_min(1)
+    spread = (one_hot * (distance.detach() @ one_hot)).sum(0) / pairs  # s of every class
+    kernel = kernel_sum(distance, (one_hot @ spread)[:, None], BANDWIDTHS)
+    sign = torch.ones(2 * n, device=a.device)
+    sign[n:] = -1
+    share = one_hot @ (1 / members.clamp_min(1))
+    weights = same * torch.outer(sign * share, sign * share)
+    return (kernel * weights).sum() / (members > 0).sum()
+
+
+def club(mean: Tensor, logvar: Tensor, e: Tensor, other: Tensor) -> Tensor:
+    """1/2 mean_i( sum_d (mu_i - e_other(i))^2 / var_i - sum_d (mu_i - e_i)^2 / var_i ): an upper bound of what e tells
+    of the original embedding."""
+    precision = (-logvar).exp()
+    own = ((mean - e).square() * precision).sum(1)
+    foreign = ((mean - e[other]).square() * precision).sum(1)
+    return 0.5 * (foreign - own).mean()

@@ -1,0 +1,64 @@
+"""L2D's embedding: the classifier sees draws around a learned mean, with a learned spread."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from fedsim.errors import UserError
+from fedsim.models.inserts.base import Insert
+from fedsim.models.net import Net
+
+
+class EmbeddingLayer(nn.Module):
+    """u [B, d] -> e [B, width];  mu = LeakyReLU(Linear(u)),  logvar = ReLU(Linear(u)).
+
+        e = mu + spread exp(logvar / 2) eps, eps ~ N(0, I) (training mode);   e = mu (eval mode)
+
+    eps comes from torch's generator, which is seeded per client and round. e carries mu and logvar (`moments_of`), so
+    that a second pass does not overwrite those of the first.
+    """
+
+    def __init__(self, d: int, width: int, spread: float) -> None:
+        super().__init__()
+        self.mean, self.logvar = nn.Linear(d, width), nn.Linear(d, width)
+        self.spread = spread
+
+    def forward(self, u: Tensor) -> Tensor:
+        """The draw, in float32."""
+        mean, logvar = F.leaky_relu(self.mean(u)).float(), F.relu(self.logvar(u)).float()
+        noise = self.spread * (logvar / 2).exp() * torch.randn_like(mean) if self.training else 0.0
+        e = mean + noise
+        e.moments = (mean, logvar)
+        return e
+
+
+def moments_of(features: Tensor, wanted_by: str) -> tuple[Tensor, Tensor]:
+    """(mu, logvar) [B, width] of features that an `EmbeddingLayer` made; UserError for other features."""
+    if not hasattr(features, "moments"):
+        raise UserError(f"{wanted_by} needs features with a mean and a spread; add the insert 'stochastic_embedding'")
+    return features.moments
+
+
+@dataclass(frozen=True)
+class StochasticEmbedding(Insert):
+    """The layer above after the backbone (or after the bottleneck, which stays), and a classifier in its width.
+
+    L2D (Wang et al., ICCV 2021); baselines.md B.6. Both linear layers are aggregated like everything else.
+
+    width: of the embedding; 0 takes that of the features (512 on ResNet-18, as in the paper). spread: .2 in the code
+    """
+
+    width: Annotated[int, Field(ge=0)] = 0
+    spread: Annotated[float, Field(ge=0)] = 0.2
+
+    def apply(self, net: Net) -> None:
+        """Put the layer in front of the head, which is made anew."""
+        d, classes = net.feature_dim, net.head.out_features
+        layer = EmbeddingLayer(d, self.width or d, self.spread)
+        net.bottleneck = layer if isinstance(net.bottleneck, nn.Identity) else nn.Sequential(net.bottleneck, layer)
+        net.feature_dim = self.width or d
+        net.head = nn.Linear(net.feature_dim, classes)
