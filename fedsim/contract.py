@@ -39,6 +39,7 @@ SMALL = {
     "parts": {
         "balanced_budget": {"budget": 64},
         "semantic_calibration": {"acquire_iterations": 3},
+              "adversarial_reference": {"d_noise": 16, "width": 32, "r": 16, "hidden": 16},
         "jigsaw": {"border": "keep"},  # images of 15 pixels are too small for the network
     },
     "run": {"target": "rot45", "threads": 1, "device": "cpu"},

@@ -11,6 +11,7 @@ from clients.batches.balanced_budget import BalancedBudget
 from clients.reports.generalization_gap import GeneralizationGap
 from clients.reports.gradient_count import GradientCount
 from clients.reports.received_loss import ReceivedLoss
+from clients.step.adversarial_reference import AdversarialReference
 from clients.step.calibration import SemanticCalibration
 from clients.step.client_agnostic import ClientAgnostic
 from clients.step.consistent_views import ConsistentViews
@@ -51,6 +52,7 @@ from strategies.banks.amplitude import AmplitudeBank
 from strategies.banks.class_references import ClassReferences
 from strategies.banks.classifier_gradients import ClassifierGradients
 from strategies.banks.control_variates import ControlVariates
+from strategies.banks.feature_generator import FeatureGenerator
 from strategies.banks.global_batch_norm import GlobalBatchNorm
 from strategies.banks.global_direction import GlobalDirection
 from strategies.banks.heads import Heads
@@ -257,4 +259,9 @@ METHODS: dict[str, Recipe] = {
         paper="Nguyen et al., NeurIPS 2022: FedCMI, without the L2 penalty",
     ),
     "fpl": Recipe(terms=(PrototypeContrast(),), banks=(Prototypes(),), paper="Huang et al., CVPR 2023: FPL"),
+    "fedadg": Recipe(
+        client=AdversarialReference(),
+        banks=(FeatureGenerator(),),
+        paper="Zhang et al., 2021 (arXiv 2109.06012): FedADG",
+    ),
 }

@@ -14,7 +14,7 @@ from strategies.server_round import CPU, Place, no_net
 class ServerModel:
     """Facts of a network by the types of its modules, and how to build it again; see the fields of ServerRound.
 
-    nonnegative: names of the tensors that count or are variances. classes: number of classes of the head.
+    nonnegative: names of the tensors that count or are variances. classes, feature_dim: outputs and inputs of the head.
     net: the network, for its layers alone.
     """
 
@@ -22,6 +22,7 @@ class ServerModel:
     parameters: frozenset[str] = frozenset()
     nonnegative: Collection[str] = ()
     classes: int = 0
+    feature_dim: int = 0
     device: torch.device = CPU
     build_net: Callable[[], nn.Module] = no_net
     net: nn.Module | None = None
@@ -38,6 +39,7 @@ def server_model(
         parameters=frozenset(parameters & shared),
         nonnegative=nonnegative_names(net),
         classes=net.head.out_features,
+        feature_dim=net.feature_dim,
         device=device,
         build_net=lambda: build_net().to(device),
         net=net,

@@ -141,6 +141,7 @@ class ServerParts:
             device=self.model.device,
             build_net=self.model.build_net,
             classes=self.model.classes,
+            feature_dim=self.model.feature_dim,
         )
 
     # --- one part -----------------------------------------------------------------------------------------------------

@@ -86,7 +86,8 @@ class ServerRound:
         fused value.
     arrays: this part's own tensors, {name: array}. Keep here whatever has the size of a model. Assign or change in
         place as you like: when a client is refused, all of it goes back to what it was at the beginning of the round.
-    classes: number of classes (0 where a round was made without a network).
+    classes, feature_dim: number of classes, and of the features that the head sees (0 where a round was made without a
+        network).
     experiment: all settings, such as `experiment.train.lr` of the local steps, or `experiment.data`.
     device: where a part that trains puts its network.
     build_net: makes a fresh network of the experiment on `device`, with the initial weights of the run's seed.
@@ -111,6 +112,7 @@ class ServerRound:
     device: torch.device = CPU
     build_net: Callable[[], nn.Module] = no_net
     classes: int = 0
+    feature_dim: int = 0
     details: list[dict[str, Any]] = field(default_factory=list)
     client_columns: dict[str, dict[str, float]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)

@@ -1,0 +1,225 @@
+"""FedADG's client: features are aligned with a reference distribution that all clients generate together."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from clients.networks import apart, descend, evaluating
+from clients.optimizers import make_optimizer, optimizer_tensors, restore_optimizer
+from clients.parts import Batch, LocalRound, Step, StepFunction
+from clients.step.feature_generator import (
+    Discriminator,
+    Generator,
+    discriminator_loss,
+    feature_loss,
+    generator_loss,
+    label_code,
+    smoothed_cross_entropy,
+)
+from fedsim.seeding import torch_generator
+
+log = logging.getLogger("fedsim")
+DISCRIMINATOR = "discriminator"  # store entry
+OPTIMIZER = "discriminator-optimizer"  # store entry
+WON, MOST_WON = 1e-3, 100  # a discriminator with so small a loss for so many steps is worth a warning
+
+
+@dataclass
+class Players:
+    """What plays beside the network in one round. `won` and `longest` count steps with hardly any loss of D."""
+
+    generator: Generator
+    discriminator: Discriminator
+    g_optimizer: torch.optim.Optimizer
+    d_optimizer: torch.optim.Optimizer
+    randomness: torch.Generator
+    won: Tensor
+    longest: Tensor
+
+
+@dataclass(frozen=True)
+class AdversarialReference(Step):
+    """The first E0 of every E0 + E1 steps of a round are label-smoothed cross-entropy alone. Each later one takes, in
+    this order, with features h = F(x) and h' = G([z, e(y)]), z ~ U[0, 1)^d_noise, for the labels of the batch:
+
+        D:      L_d = mean[(1 - D(h'))^2 + D(h)^2]                     h in eval mode; h and h' constant
+        F, Cl:  L = lambda1 CE_smooth(Cl(h), y) + lambda0 mean (1 - D(h))^2 + terms
+        G:      L_g = mean D(h')^2
+
+    FedADG (Zhang et al., 2021, arXiv 2109.06012); banks 4. All clients train the generator G, the server averages it
+    (bank `generator`); the discriminator D never leaves its client, which keeps it with its optimizer. G, D and their
+    noise have random numbers of their own: lambda0 = 0, lambda1 = 1, smooth = 0, E0 = 0 gives FedAvg bit for bit.
+
+    The paper's E0 and E1 are epochs; here they divide a round's steps, whose number `[train]` says, so that
+    train.epochs = E0 + E1 is the paper's round and other methods are given the same work. The paper's G step pushes
+    generated features away from extracted ones, against its stated aim, and its L_d hardly moves a D that is wrong;
+    default are the PACS code's losses, with P frozen as the paper says. The classifier is one linear layer, which can
+    do what the paper's two without anything between them can. G ends in a ReLU where the features are nonnegative. All
+    learn by the experiment's optimizer; warm-up within the round, which keeps the released code's rates far below the
+    nominal ones, is left out.
+
+    Released PACS code: projection = "kaiming", method.weights = "uniform". Released VLCS code: gen = "frozen",
+    d_loss = "max", projection = "trained", label_first = true, smooth = .2, s = .6, E0 = 5, E1 = 10 and uniform
+    weights; FedDG_Benchmark's also has lambda1 = .15, lambda0 = .85.
+
+    lambda1, lambda0: weights of cross-entropy and of L_f.   E0, E1: the two phases' shares
+    smooth: label smoothing; smooth / (C - 1) goes to each other class.   s: size of a label's code
+    d_noise, width: G's noise and hidden units.   r, hidden: D's projection and hidden units
+    rate: learning rate of G and D in units of F's (.7 in both released codes: 7e-4 to 1e-3, 7e-3 to 1e-2)
+    gen: "pull" as above; "paper" mean (1 - D(h'))^2; "frozen" never trains G
+    d_loss: "ls" as above; "max", the paper's -mean (1 - D(h))^2 - mean D(h')^2
+    projection: D's P is "frozen" with norm 1, "trained" from there, or "kaiming" and trained
+    label_first: the label's code goes through P too, and not past it
+    """
+
+    lambda1: Annotated[float, Field(ge=0)] = 0.85
+    lambda0: Annotated[float, Field(ge=0)] = 0.15
+    E0: Annotated[int, Field(ge=0)] = 3
+    E1: Annotated[int, Field(ge=1)] = 7
+    smooth: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    s: Annotated[float, Field(gt=0, lt=1)] = 0.7
+    d_noise: Annotated[int, Field(ge=0)] = 2048
+    width: Annotated[int, Field(ge=1)] = 4096
+    r: Annotated[int, Field(ge=1)] = 1024
+    hidden: Annotated[int, Field(ge=1)] = 1024
+    rate: Annotated[float, Field(gt=0)] = 0.7
+    gen: Literal["pull", "paper", "frozen"] = "pull"
+    d_loss: Literal["ls", "max"] = "ls"
+    projection: Literal["frozen", "trained", "kaiming"] = "frozen"
+    label_first: bool = False
+    bank: ClassVar[str] = "generator"
+    requires: ClassVar[dict[str, str]] = {"banks": "feature_generator"}
+    discloses: ClassVar[str] = (
+        "each round a generator that the client has trained to imitate the features of its images, class by class; "
+        "the other clients get the generators' average"
+    )
+
+    def begin(self, round: LocalRound) -> StepFunction:
+        """The step of the phase that the round is in."""
+        players = round.scratch[self.bank] = self._players(round)
+        before = round.steps * self.E0 // (self.E0 + self.E1)
+        adversarial = self._adversarial(round, players, round.steps / max(round.steps - before, 1))
+        done = 0
+
+        def step(batch: Batch) -> Tensor:
+            nonlocal done
+            done += 1
+            if done > before:
+                return adversarial(batch)
+            round.forward(batch)
+            loss = smoothed_cross_entropy(batch.logits.float(), batch.labels, self.smooth)
+            return round.apply_gradients(round.with_terms(batch, loss))
+
+        return step
+
+    def end(self, round: LocalRound) -> None:
+        """Sends G, keeps D and its momentum."""
+        players = round.scratch[self.bank]
+        players.discriminator.requires_grad_(True)
+        round.send(self.bank, players.generator.state_dict())
+        round.store.put(DISCRIMINATOR, players.discriminator.state_dict())
+        if buffers := optimizer_tensors(players.d_optimizer, players.discriminator):
+            round.store.put(OPTIMIZER, buffers)
+        if float(players.longest) >= MOST_WON:
+            log.warning(
+                "client %s, round %d: the discriminator's loss was below %g for %d steps in a row; it tells generated "
+                "from extracted features without effort, and the features learn nothing from it",
+                round.client, round.round, WON, int(players.longest),
+            )  # fmt: skip
+
+    # --- the three steps ----------------------------------------------------------------------------------------------
+
+    def _adversarial(self, round: LocalRound, players: Players, share: float) -> StepFunction:
+        """share: all steps of the round per adversarial one, so that what is tallied are means over the latter."""
+        generate = self._generation(round, players)
+
+        def step(batch: Batch) -> Tensor:
+            code = label_code(batch.labels, round.classes, self.s)
+            generated = generate(code)
+            round.tally("discriminator_loss", share * self._train_discriminator(round, players, batch, generated, code))
+            ce_loss, loss = self._train_network(round, players, batch, code, share)
+            round.tally("ce_loss", share * ce_loss)
+            if self.gen != "frozen":
+                with round.autocast():
+                    scores = players.discriminator(generated, code)
+                g_loss = descend(players.g_optimizer, generator_loss(scores, self.gen))
+                round.tally("generator_loss", share * g_loss)
+            return loss
+
+        return step
+
+    def _generation(self, round: LocalRound, players: Players) -> Callable[[Tensor], Tensor]:
+        """Function codes -> h' with G's gradients; one draw of noise serves all three steps of a batch."""
+
+        def generate(code: Tensor) -> Tensor:
+            z = torch.rand(len(code), self.d_noise, generator=players.randomness).to(code.device)
+            with round.autocast(), torch.set_grad_enabled(self.gen != "frozen"):
+                return players.generator(z, code)
+
+        return generate
+
+    def _train_discriminator(
+        self, round: LocalRound, players: Players, batch: Batch, generated: Tensor, code: Tensor
+    ) -> Tensor:
+        with evaluating(round.net), torch.no_grad(), round.autocast():
+            extracted = round.net.features(batch.images)
+        players.discriminator.requires_grad_(True)
+        with round.autocast():
+            scores = players.discriminator(torch.cat([extracted, generated.detach()]), torch.cat([code, code]))
+        loss = discriminator_loss(*scores.chunk(2), self.d_loss)
+        score_gap = discriminator_loss(*scores.detach().chunk(2), "ls")
+        descend(players.d_optimizer, loss)
+        players.discriminator.requires_grad_(False)
+        players.won = (players.won + 1) * (score_gap < WON)
+        players.longest = torch.maximum(players.longest, players.won)
+        return loss.detach()
+
+    def _train_network(
+        self, round: LocalRound, players: Players, batch: Batch, code: Tensor, share: float
+    ) -> tuple[Tensor, Tensor]:
+        round.forward(batch)
+        ce_loss = smoothed_cross_entropy(batch.logits.float(), batch.labels, self.smooth)
+        loss = self.lambda1 * ce_loss
+        if self.lambda0 != 0:
+            with round.autocast():
+                adversarial = feature_loss(players.discriminator(batch.features, code))
+            loss = loss + self.lambda0 * adversarial
+            round.tally("feature_loss", share * adversarial)
+        return ce_loss.detach(), round.apply_gradients(round.with_terms(batch, loss))
+
+    # --- the players --------------------------------------------------------------------------------------------------
+
+    def _players(self, round: LocalRound) -> Players:
+        """G as received, D as kept; in the first round G is the same everywhere, and D the client's own."""
+        width, classes = round.net.feature_dim, round.classes
+        with apart(torch_generator(round.seed, "generator"), round.device):
+            generator = Generator(self.d_noise, classes, self.width, width, features_are_nonnegative(round))
+        with apart(torch_generator(round.seed, DISCRIMINATOR, round.client), round.device):
+            discriminator = Discriminator(width, classes, self.r, self.hidden, self.projection, self.label_first)
+        if received := round.record(self.bank, "adversarial_reference"):
+            generator.load_state_dict({name: torch.tensor(array) for name, array in received.items()})
+        if kept := round.store.get(DISCRIMINATOR):
+            discriminator.load_state_dict(kept)
+        generator, discriminator = generator.to(round.device), discriminator.to(round.device)
+        g_optimizer = make_optimizer(generator, round.train, self.rate * round.lr)
+        d_optimizer = make_optimizer(discriminator, round.train, self.rate * round.lr)
+        if buffers := round.store.get(OPTIMIZER):
+            restore_optimizer(d_optimizer, buffers)
+        zero = torch.zeros((), device=round.device)
+        return Players(generator, discriminator, g_optimizer, d_optimizer, round.generator("feature noise"), zero, zero)
+
+
+def features_are_nonnegative(round: LocalRound) -> bool:
+    """Whether the network's features end in a ReLU, seen on a few images: those of linear layers have both signs."""
+
+    def look() -> bool:
+        images, _ = next(round.data.evaluation(round.data.training_positions()[:8], 8))
+        with evaluating(round.net), torch.no_grad():
+            return bool((round.net.features(images) >= 0).all())
+
+    return round.remembered("nonnegative features", None, look)

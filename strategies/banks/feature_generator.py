@@ -1,0 +1,51 @@
+"""FedADG's server: the average of the clients' generators."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from strategies.banks.checks import fault, misfit
+from strategies.parts import SERVER, Arrays, Bank, Entries, ServerRound
+
+DIMENSIONS = {"hidden.weight": 2, "hidden.bias": 1, "out.weight": 2, "out.bias": 1}
+
+
+@dataclass(frozen=True)
+class FeatureGenerator(Bank):
+    """G <- sum_k p_k G_k with the weights p_k of the round, whatever rule fuses the model.
+
+    FedADG (Zhang et al., 2021), banks 4.2. G is two linear layers, `hidden` and `out`; nothing goes out in the first
+    round, in which all clients make the same G of the run's seed.
+    """
+
+    name: ClassVar[str] = "generator"
+    when: ClassVar[str] = "round"
+
+    def accept(self, client: str, arrays: Arrays, server: ServerRound) -> str:
+        """Refuses what is not two layers that fit each other, and the G of earlier rounds."""
+        if reason := fault(arrays, DIMENSIONS):
+            return reason
+        if known := server.banks.get(self.name, {}).get(SERVER):
+            return misfit(arrays, known)
+        hidden, out = arrays["hidden.weight"].shape, arrays["out.weight"].shape
+        if out[0] != (server.feature_dim or out[0]):
+            return f"it makes features of width {out[0]}, the network's is {server.feature_dim}"
+        if arrays["hidden.bias"].shape != hidden[:1] or arrays["out.bias"].shape != out[:1] or out[1] != hidden[0]:
+            return f"its layers {list(hidden)} and {list(out)} do not fit each other or their biases"
+        return ""
+
+    def merge(self, bank: Entries, entries: Entries, server: ServerRound) -> dict[str, Arrays]:
+        """The weighted mean; sums in domain order, in float64."""
+        first = next(iter(entries.values()))
+        new = {}
+        for name in DIMENSIONS:
+            total = np.zeros(first[name].shape)
+            for client, arrays in entries.items():
+                total += server.weights[client] * arrays[name].astype(np.float64)
+            new[name] = total.astype(np.float32)
+        return {SERVER: new}
+
+    def hand_out(self, bank: Entries, client: str, server: ServerRound) -> Arrays:
+        """G, the same for all clients."""
+        return bank.get(SERVER, {})

@@ -1,0 +1,272 @@
+"""FedADG: banks_and_representation.md 4.9, and what the method exchanges."""
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+from small_round import colour_images, small_data, small_round
+from support import numbers, run_small, small_experiment
+from torch import nn
+
+from clients.optimizers import make_optimizer
+from clients.step.adversarial_reference import MOST_WON, AdversarialReference, features_are_nonnegative
+from clients.step.feature_generator import (
+    Discriminator,
+    Generator,
+    discriminator_loss,
+    feature_loss,
+    generator_loss,
+    label_code,
+    smoothed_cross_entropy,
+)
+from fedsim.arrays import record_to_arrays
+from fedsim.experiment import ModelSettings, TrainSettings
+from fedsim.models import build_model
+
+SMALL = {"d_noise": 4, "width": 8, "r": 6, "hidden": 5}
+
+
+def scores(*values):
+    """float64 scores."""
+    return torch.tensor(values, dtype=torch.float64)
+
+
+# --- losses and players -----------------------------------------------------------------------------------------------
+
+
+def test_losses():
+    """T1: D(h) = (.3, .4), D(h') = (.8, .6); T2: both weightings of the network's loss."""
+    extracted, generated = scores(0.3, 0.4), scores(0.8, 0.6)
+    assert discriminator_loss(extracted, generated).item() == pytest.approx(0.225)
+    assert discriminator_loss(extracted, generated, "max").item() == pytest.approx(-0.925)
+    assert feature_loss(extracted).item() == pytest.approx(0.425)
+    assert generator_loss(generated, "pull").item() == pytest.approx(0.5)
+    assert generator_loss(generated, "paper").item() == pytest.approx(0.1)
+    assert 0.85 * 1.2 + 0.15 * feature_loss(extracted).item() == pytest.approx(1.08375)
+    assert 0.15 * 1.2 + 0.85 * feature_loss(extracted).item() == pytest.approx(0.54125)
+
+
+def test_directions():
+    """T3: pull lowers the score of a generated sample, the paper's form raises it; a wrong D learns by squares only."""
+    for kind, slope in (("pull", 0.287470), ("paper", -0.105754)):
+        u = scores(1.0).requires_grad_()
+        generator_loss(torch.sigmoid(u), kind).backward()
+        assert u.grad.item() == pytest.approx(slope, abs=1e-6)
+    for kind, slope in (("ls", 1.8), ("max", 0.2)):
+        wrong = scores(0.9).requires_grad_()
+        discriminator_loss(wrong, scores(0.5), kind).backward()
+        assert wrong.grad.item() == pytest.approx(slope)
+
+
+def test_best_discriminator():
+    """T4: at densities .6 (generated) and .2 (extracted) the best score is .75."""
+    grid = torch.linspace(0, 1, 101, dtype=torch.float64)
+    zero, one = scores(0.0), scores(1.0)
+    risk = [0.2 * discriminator_loss(d[None], one) + 0.6 * discriminator_loss(zero, d[None]) for d in grid]
+    assert grid[int(torch.stack(risk).argmin())].item() == pytest.approx(0.75)
+
+
+def test_label_smoothing():
+    """T6: smooth / (C - 1) for the others; 0 is cross-entropy itself."""
+    logits, label = torch.tensor([[2.0, 0, 0, 0, 0]]), torch.tensor([0])
+    assert smoothed_cross_entropy(logits, label, 0.2).item() == pytest.approx(0.832653, abs=1e-6)
+    assert smoothed_cross_entropy(logits, label, 0.0).item() == pytest.approx(0.432653, abs=1e-6)
+
+
+def test_players():
+    """T7 and T8: codes, shapes and signs, scores; the sizes of 4.4."""
+    code = label_code(torch.tensor([2, 0]), 3, 0.7)
+    assert code.tolist() == [pytest.approx([0, 0, 0.7]), pytest.approx([0.7, 0, 0])]
+    generator = Generator(4, 3, 8, 6, nonnegative=True)
+    features = generator(torch.rand(2, 4), code)
+    assert features.shape == (2, 6)
+    assert (features >= 0).all()
+    signed = Generator(0, 3, 8, 60, nonnegative=False)(torch.rand(2, 0), code)
+    assert (signed < 0).any()
+    for label_first in (False, True):
+        found = Discriminator(6, 3, 5, 4, label_first=label_first)(features, code)
+        assert found.shape == (2,)
+        assert ((found > 0) & (found < 1)).all()
+    with torch.device("meta"):
+        sizes = [sum(p.numel() for p in Generator(2048, 7, 4096, d, True).parameters()) for d in (4096, 512)]
+        discriminator = Discriminator(4096, 7, 1024, 1024)
+    assert sizes == [25_202_688, 10_519_040]
+    assert discriminator.projection.numel() == 4_194_304
+    assert sum(p.numel() for p in discriminator.parameters()) == 1_057_793
+
+
+def test_projection():
+    """T7: norm 1 and no parameter; trained variants are parameters, Kaiming's is not of norm 1."""
+    torch.manual_seed(0)
+    kinds = {kind: Discriminator(50, 3, 64, 4, kind) for kind in ("frozen", "trained", "kaiming")}
+    norms = {kind: discriminator.projection.norm().item() for kind, discriminator in kinds.items()}
+    assert norms["frozen"] == pytest.approx(1)
+    assert norms["trained"] == pytest.approx(1)
+    assert norms["kaiming"] > 2
+    trained = {kind: "projection" in dict(found.named_parameters()) for kind, found in kinds.items()}
+    assert trained == {"frozen": False, "trained": True, "kaiming": True}
+
+
+# --- one round of a client ----------------------------------------------------------------------------------------
+
+
+def small(steps=1, **fields):
+    """A round of so many steps that has begun: part, round, step function."""
+    net = build_model(ModelSettings(backbone="digits-cnn-bn"), 3, 3, 16, None, 0)
+    train = TrainSettings(momentum=0.9, weight_decay=0.01)
+    round = small_round(small_data(colour_images(12)), {"generator": {}}, net.train(), train=train, lr=0.1)
+    round.optimizer, round.steps = make_optimizer(net, train, 0.1), steps
+    part = AdversarialReference(**{**SMALL, "E0": 0, **fields})
+    return part, round, part.begin(round)
+
+
+def copy_of(module):
+    """Its tensors as they are now."""
+    return {name: value.clone() for name, value in module.state_dict().items()}
+
+
+def same(module, state):
+    """Whether its tensors are still those."""
+    return all(value.equal(state[name]) for name, value in module.state_dict().items())
+
+
+@pytest.mark.parametrize("gen", ["pull", "paper", "frozen"])
+def test_who_moves_in_which_step(gen, monkeypatch):
+    """T5 and T7: step D moves D but its projection; step F, Cl the network; step G the generator, unless frozen."""
+    part, round, step = small(gen=gen)
+    players, moved = round.scratch["generator"], {}
+    watched = {"F": round.net, "G": players.generator, "D": players.discriminator}
+    states = {name: copy_of(module) for name, module in watched.items()}
+
+    def note(name):
+        moved[name] = {key for key, module in watched.items() if not same(module, states[key])}
+        states.update({key: copy_of(module) for key, module in watched.items()})
+
+    for name, optimizer in (("d", players.d_optimizer), ("f", round.optimizer), ("g", players.g_optimizer)):
+        taken = optimizer.step
+        monkeypatch.setattr(optimizer, "step", lambda taken=taken, name=name: (taken(), note(name)))
+    projection = players.discriminator.projection.clone()
+    batch = round.data.batch(np.arange(4))
+    step(batch)
+    assert moved.pop("d") == {"D"}
+    assert moved.pop("f") == {"F"}
+    assert moved == ({} if gen == "frozen" else {"g": {"G"}})
+    assert players.discriminator.projection.equal(projection)
+    assert round.net.training
+    part.end(round)
+    assert set(round.store.get("discriminator")) == set(players.discriminator.state_dict())
+    assert set(round.outbox["generator"]) == {"hidden.weight", "hidden.bias", "out.weight", "out.bias"}
+
+
+def test_loss_of_the_network():
+    """What the step returns is lambda1 CE + lambda0 L_f, and the tallies are means over the adversarial steps."""
+    _, round, step = small(steps=2, E0=1, E1=1, lambda1=0.15, lambda0=0.85, smooth=0.0)
+    first, second = (step(round.data.batch(np.arange(start, start + 4))).item() for start in (0, 4))
+    found = round.tallied()
+    assert second == pytest.approx(0.15 * found["ce_loss"] + 0.85 * found["feature_loss"], rel=1e-5)
+    assert first != pytest.approx(second)
+    assert round.scratch["generator"].d_optimizer.state != {}
+
+
+def test_phases():
+    """E0 of E0 + E1 parts of the steps are plain: with 10 epochs of 2 steps the paper's 3 and 7."""
+    _, round, step = small(steps=20, E0=3, E1=7)
+    players = round.scratch["generator"]
+    before = copy_of(players.discriminator)
+    for number in range(1, 8):
+        step(round.data.batch(np.arange(4)))
+        assert same(players.discriminator, before) == (number <= 6)
+
+
+def test_players_of_the_next_round():
+    """The same G at all clients in round 1, a D of each client's own, kept with its momentum."""
+    part, round, step = small()
+    other = small_round(small_data(colour_images(12), client="b"), {"generator": {}}, round.net, lr=0.1)
+    theirs = part._players(other)
+    players = round.scratch["generator"]
+    assert same(theirs.generator, players.generator.state_dict())
+    assert not same(theirs.discriminator, players.discriminator.state_dict())
+    step(round.data.batch(np.arange(4)))
+    part.end(round)
+    buffer = round.store.get("discriminator-optimizer")["0.momentum_buffer"]
+    round.store.commit()
+    round.store.open_round(2)
+    round.records = {"generator": {name: array + 1 for name, array in round.outbox["generator"].items()}}
+    following = part._players(round)
+    assert same(following.discriminator, players.discriminator.state_dict())
+    assert following.d_optimizer.state_dict()["state"][0]["momentum_buffer"].equal(buffer)
+    assert not following.g_optimizer.state
+    assert torch.allclose(following.generator.out.bias, players.generator.out.bias + 1)
+
+
+def test_sign_of_features():
+    """The generator ends in a ReLU where the network's features do."""
+    _, round, _ = small()
+    assert features_are_nonnegative(round)
+    assert round.scratch["generator"].generator.nonnegative
+    round.warm.clear()
+    round.net.bottleneck = nn.Linear(50, 20)
+    assert not features_are_nonnegative(round)
+
+
+def test_idle_discriminator_is_told(caplog):
+    """4.8: hardly any loss for a hundred steps in a row."""
+    part, round, _ = small()
+    for steps, told in ((MOST_WON - 1, 0), (MOST_WON, 1)):
+        caplog.clear()
+        round.scratch["generator"].longest = torch.tensor(float(steps))
+        with caplog.at_level(logging.WARNING, logger="fedsim"):
+            part.end(round)
+        assert len(caplog.records) == told
+
+
+# --- runs ---------------------------------------------------------------------------------------------------------
+
+
+def method(**fields):
+    """The row with small players."""
+    return {"name": "fedadg", "adversarial_reference": {**SMALL, **fields}}
+
+
+def test_neutral_settings_are_fedavg(tmp_path):
+    """T9 and 8.1: bit for bit, random layers included; D and G play beside it."""
+    mix = {"add": ["mix_style"], "mix_style": {"stages": [1]}}
+    off = {**method(lambda0=0.0, lambda1=1.0, smooth=0.0, E0=0), **mix}
+    ours, _ = run_small(small_experiment(tmp_path / "a", off))
+    plain, _ = run_small(small_experiment(tmp_path / "b", {"name": "fedavg", **mix}))
+    assert (ours / "last.safetensors").read_bytes() == (plain / "last.safetensors").read_bytes()
+    assert numbers(ours / "rounds.csv")["train_loss"].equals(numbers(plain / "rounds.csv")["train_loss"])
+
+
+def test_exchange(tmp_path):
+    """T10 and 4.4: F, Cl and G, no tensor of a discriminator; (d_noise + C) w + w + w d + d floats."""
+    folder, grid = run_small(small_experiment(tmp_path, method()))
+    for message, reply in grid.seen:
+        names = {f"{record}/{name}" for record, arrays in reply.content.array_records.items() for name in arrays}
+        assert not any("discriminator" in name or "projection" in name for name in names)
+        if message.metadata.message_type == "train":
+            assert set(reply.content.array_records) == {"arrays", "generator"}
+            assert len(record_to_arrays(reply.content.array_records["generator"])) == 4
+    clients = numbers(folder / "clients.csv").groupby("round")
+    size = ((4 + 10) * 8 + 8 + 8 * 50 + 50) * 4
+    assert list(clients.get_group(1)["bytes_up_generator"]) == [size] * 3
+    assert list(clients.get_group(2)["bytes_down_generator"]) == [size] * 3
+    assert (numbers(folder / "clients.csv")["discriminator_loss"].dropna() > 0).all()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"projection": "kaiming"},
+        {"gen": "frozen", "d_loss": "max", "projection": "trained", "label_first": True, "smooth": 0.2, "s": 0.6},
+    ],
+)
+def test_released_variants(fields, tmp_path):
+    """The PACS and the VLCS code's form run; a generator that is not trained comes back as it went."""
+    setting = {**method(**fields), "weights": "uniform"}
+    folder, grid = run_small(small_experiment(tmp_path, setting, train={"rounds": 2}))
+    assert np.isfinite(numbers(folder / "rounds.csv")["train_loss"][1:]).all()
+    sent = [record_to_arrays(reply.content.array_records["generator"])["out.weight"] for message, reply in grid.seen
+            if message.metadata.message_type == "train"]  # fmt: skip
+    assert (sent[0] == sent[-1]).all() == (fields.get("gen") == "frozen")
