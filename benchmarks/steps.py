@@ -7,7 +7,10 @@
 The first row is the reference of the ratios. Each repetition takes every row once, in turn, so that a busy machine
 slows all of them alike; the ratio is the median over repetitions of the ratio within one repetition. The last column
 is the same of processor time, which other processes disturb least (with one thread). Images are random.
-Only steps that need no bank of other clients run here; a prelude (CSAC's acquisition) is done once, untimed.
+Steps that need other clients' data (styles, amplitudes, prototypes) are left out with a word; a prelude (CSAC's
+acquisition) and a first round are done once, untimed. What happens around the steps (reports, FedIIR's pass for its
+gradients) is not in the figures. `--methods all --write fedsim/step_costs.csv` writes the ratios that `fedsim methods`
+shows: of processor time on a CPU, of wall time on a GPU.
 
 With --table every row of a paper's table is timed in its own settings (backbone, image size, batch); --record writes
 the medians to fedsim/sweep/step_times.csv with the machine's name. Rows that change the images before a step, or need
@@ -15,6 +18,7 @@ what other clients send, are left out.
 """
 
 import argparse
+import csv
 import platform
 import statistics
 import time
@@ -24,14 +28,15 @@ from pathlib import Path
 import pandas as pd
 import torch
 
-from clients.base import freeze
-from clients.networks import after_step_functions
+from clients.networks import after_step_functions, freeze
 from clients.optimizers import make_optimizer
-from clients.parts import Batch, LocalRound
+from clients.parts import Batch, LocalRound, StepFunction
 from clients.store import ClientStore
 from fedsim.assembly import build_recipe
 from fedsim.data import benchmark
+from fedsim.errors import UserError
 from fedsim.experiment import Experiment
+from fedsim.methods import METHODS
 from fedsim.models import Net, build_model
 from fedsim.recipe import Recipe
 from fedsim.sweep.estimate import COLUMNS, FILE, KEY, step_key
@@ -100,55 +105,63 @@ def build(experiment: Experiment, device: torch.device) -> tuple[Recipe, Net]:
     return recipe, net.to(memory_format=torch.channels_last) if device.type == "cuda" else net
 
 
-def local_round(recipe: Recipe, experiment: Experiment, net: Net, data: RandomData, phase: str) -> LocalRound:
-    """Round 2 of a client that has everything but the banks of others."""
-    state = {name: value.detach().cpu().numpy() for name, value in net.state_dict().items()}
-    device = data.images.device
+def local_round(
+    recipe: Recipe, experiment: Experiment, net: Net, data: RandomData, phase: str, number: int, store: ClientStore
+) -> LocalRound:
+    """A round of a client that has the records which the server makes of models alone."""
+    state = {name: value.detach().cpu().numpy().copy() for name, value in net.state_dict().items()}
+    small = {name: 1e-3 * state[name] for name, _ in net.named_parameters()}
+    head = {name: array for name, array in small.items() if name.startswith("head.")}
     found = LocalRound(
         client="bench",
         net=net,
         train=experiment.train,
         classes=len(benchmark(experiment.data).classes),
-        round=2,
+        round=number,
         rounds=40,
         phase=phase,
         seed=0,
-        device=device,
-        store=ClientStore(None),
+        device=data.images.device,
+        store=store,
         data=data,
-        records={GlobalBatchNorm.name: state},
+        clients=("bench",),
+        records={GlobalBatchNorm.name: state, "control": small, "momentum": small, "classifier_gradient": head},
+        steps=1,
     )
     found.lr, found.optimizer = experiment.train.lr, make_optimizer(net, experiment.train, experiment.train.lr)
     return found
 
 
 def timed_step(experiment: Experiment, device: torch.device) -> Callable[[], None]:
-    """Function that takes one local step of the row."""
+    """Function that takes one local step of the row, in the client's second round: it has what the first one left."""
     recipe, net = build(experiment, device)
-    data = RandomData(experiment, device)
+    data, store = RandomData(experiment, device), ClientStore(None)
     still = freeze(net, dict.fromkeys(net.state_dict(), "shared") | dict.fromkeys(net.frozen, "frozen"))
+    hooks = after_step_functions(net)
     net.train()
     for module in still:
         module.eval()
     with torch.no_grad():
         net(data.images)  # running statistics as after a round, not the untouched 0 and 1
-    round = local_round(recipe, experiment, net, data, recipe.client.prelude or "train")
-    if recipe.client.prelude:
-        recipe.client.begin(round)
-        recipe.client.end(round)
-        round.store.commit()
-        round.store.open_round(3)
-        round.phase = "train"
-    round.terms = [function for term in recipe.terms if (function := term.begin(round)) is not None]
-    step = recipe.client.begin(round)
-    data.augment = recipe.augment.begin(round) if recipe.augment and recipe.augment.late else None
-    hooks = after_step_functions(net)
+    for number, phase in enumerate([recipe.client.prelude, "train", "train"]):
+        if not phase:
+            continue
+        store.open_round(number)
+        round = local_round(recipe, experiment, net, data, phase, number, store)
+        round.terms = [function for term in recipe.terms if (function := term.begin(round)) is not None]
+        step = recipe.client.begin(round)
+        data.augment = recipe.augment.begin(round) if recipe.augment else None
 
-    def take() -> None:
-        step(data.batch())
-        for hook in hooks:
-            hook()
+        def take(step: StepFunction = step) -> None:
+            step(data.batch())
+            for hook in hooks:
+                hook()
 
+        if number < 2:
+            take()
+            for part in recipe.client_parts():
+                part.end(round)
+            store.commit()
     return take
 
 
@@ -170,10 +183,12 @@ def timed_inference(method: str, rule: str, args: argparse.Namespace, device: to
     return take
 
 
-def compare(rows: dict[str, Callable[[], None]], repeats: int, device: torch.device) -> dict[str, float]:
+def compare(
+    rows: dict[str, Callable[[], None]], repeats: int, device: torch.device
+) -> tuple[dict[str, float], dict[str, float]]:
     """Print one line a row: best and median milliseconds, ratios to the first row of wall time and processor time.
 
-    Returns the medians.
+    Returns the medians, and the ratios that other processes disturb least.
     """
     times: dict[str, list[float]] = {name: [] for name in rows}
     processor: dict[str, list[float]] = {name: [] for name in rows}
@@ -187,6 +202,7 @@ def compare(rows: dict[str, Callable[[], None]], repeats: int, device: torch.dev
                 times[name].append(time.perf_counter() - started)
                 processor[name].append(time.process_time() - busy)
     first = next(iter(times))
+    fair = processor if device.type == "cpu" else times
     print(f"{'row':32} {'best ms':>9} {'median ms':>10} {'ratio':>7} {'best/best':>10} {'cpu ratio':>10}")
     for name, values in times.items():
         print(
@@ -194,7 +210,8 @@ def compare(rows: dict[str, Callable[[], None]], repeats: int, device: torch.dev
             f"{paired(values, times[first]):7.3f} {min(values) / min(times[first]):10.3f} "
             f"{paired(processor[name], processor[first]):10.3f}"
         )
-    return {name: 1e3 * statistics.median(values) for name, values in times.items()}
+    medians = {name: 1e3 * statistics.median(values) for name, values in times.items()}
+    return medians, {name: paired(values, fair[first]) for name, values in fair.items()}
 
 
 def paired(values: list[float], reference: list[float]) -> float:
@@ -233,7 +250,7 @@ def time_table(args: argparse.Namespace, device: torch.device) -> None:
         )
         keys = {step_key(experiment)[-1]: experiment for experiment in experiments}
         rows = {label: timed_step(experiment, device) for label, experiment in keys.items()}
-        medians = compare(rows, args.repeats, device)
+        medians, _ = compare(rows, args.repeats, device)
         if args.record:
             record({step_key(keys[label]): value for label, value in medians.items()}, args)
 
@@ -257,15 +274,40 @@ def record(found: dict[tuple[str, ...], float], args: argparse.Namespace) -> Non
     joined[list(COLUMNS)].to_csv(FILE, index=False)
 
 
+def measurable(methods: list[str], args: argparse.Namespace, device: torch.device) -> dict[str, Callable[[], None]]:
+    """The steps of the rows that can be timed here; a line for each that cannot."""
+    rows = {}
+    for method in methods:
+        try:
+            rows[method] = timed_step(experiment_of(method, args), device)
+        except UserError as error:
+            print(f"{method}: not measured: {error}")
+    return rows
+
+
+def write_costs(file: Path, ratios: dict[str, float], setting: str) -> None:
+    """A row per method; those of an earlier call in the same setting stay."""
+    found: dict[str, str] = {}
+    if file.is_file():
+        with file.open(newline="") as handle:
+            found = {row["method"]: row["ratio"] for row in csv.DictReader(handle) if row["measured"] == setting}
+    found |= {method: f"{ratio:.3f}" for method, ratio in ratios.items()}
+    with file.open("w", newline="") as handle:
+        table = csv.writer(handle, lineterminator="\n")
+        table.writerow(["method", "ratio", "measured"])
+        table.writerows([method, found[method], setting] for method in METHODS if method in found)
+
+
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--methods", default="", help="rows of METHODS, the first is the reference (fedavg,fedig,fedig-a)"
+        "--methods", default="", help="rows of METHODS, the first is the reference (fedavg,fedig,fedig-a); all"
     )
     parser.add_argument("--table", default="", help="time the rows of a paper's table in their own settings")
     parser.add_argument("--block", default="", help="with --table: one block of it")
     parser.add_argument("--record", action="store_true", help="with --table: write fedsim/sweep/step_times.csv")
+    parser.add_argument("--write", type=Path, help="write the ratios to this table")
     parser.add_argument("--inference", action="store_true", help="time prediction instead of a training step")
     parser.add_argument("--rules", default="", help="with --inference: other infer parts, on the last row")
     parser.add_argument("--backbone", default="resnet18")
@@ -281,7 +323,7 @@ def main() -> None:
     if args.table:
         time_table(args, device)
         return
-    methods = (args.methods or "fedavg,fedig,fedig-a").split(",")
+    methods = list(METHODS) if args.methods == "all" else (args.methods or "fedavg,fedig,fedig-a").split(",")
     if args.inference:
         rows = {method: timed_inference(method, "", args, device) for method in methods}
         rows |= {
@@ -290,12 +332,15 @@ def main() -> None:
             if rule
         }
     else:
-        rows = {method: timed_step(experiment_of(method, args), device) for method in methods}
-    print(
+        rows = measurable(methods, args, device)
+    setting = (
         f"{args.backbone}, bottleneck {args.bottleneck}, {args.size} px, batch {args.batch}, "
         f"{args.threads} thread(s), {args.device}, torch {torch.__version__}"
     )
-    compare(rows, args.repeats, device)
+    print(setting)
+    _, ratios = compare(rows, args.repeats, device)
+    if args.write:
+        write_costs(args.write, ratios, setting)
 
 
 if __name__ == "__main__":

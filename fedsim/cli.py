@@ -221,11 +221,18 @@ def pictures(
 
 
 @app.command()
-def methods(name: Annotated[str, typer.Argument(help="a method, to see its parts and settings")] = "") -> None:
-    """List the methods, or show one recipe with every setting."""
-    from fedsim.commands import show_methods
+def methods(
+    name: Annotated[str, typer.Argument(help="a method, to see its parts and settings")] = "",
+    changes: Annotated[
+        str, typer.Option(help="only methods that change these slots (fuse,terms) or sides (server)")
+    ] = "",
+) -> None:
+    """List the methods by what they change, or show one recipe with every setting."""
+    from fedsim.commands import show_method, show_methods
 
-    show_methods(name)
+    if name and changes:
+        raise UserError("fedsim methods takes a method or --changes, not both")
+    show_method(name) if name else show_methods(changes)
 
 
 @app.command("check-method")

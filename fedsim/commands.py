@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pandas as pd
+from rich.box import SIMPLE_HEAD
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from fedsim.console import ProgressBar, console, errors, say
@@ -82,25 +83,39 @@ def headline(folder: Path) -> str:
     )
 
 
-def show_methods(name: str) -> None:
-    """The map of methods, or one recipe with every part, field and what it discloses."""
-    from fedsim.methods import METHODS
-    from fedsim.part import part_name
-    from fedsim.plugins import entry_points, origin
-    from fedsim.recipe import SLOTS, Recipe, parts_of
-    from fedsim.registry import find_row
+def show_methods(changes: str = "") -> None:
+    """The map of methods by what they change, with cost, source and disclosure; or those that change these slots."""
+    from fedsim.method_list import listed, step_costs
 
-    if not name:
-        table = Table("method", "parts that differ from FedAvg", "source", "origin", title="fedsim methods")
-        for key, recipe in {**METHODS, **{key: find_row(key) for key in entry_points("methods")}}.items():
-            standard = {repr(part) for _, part in parts_of(Recipe())}
-            own = [f"{slot}: {part_name(part)}" for slot, part in parts_of(recipe) if repr(part) not in standard]
-            own += ["pooled"] if recipe.pooled else []
-            table.add_row(*map(escape, (key, ", ".join(own) or "-", recipe.paper, origin("methods", key))))
+    costs, measured = step_costs()
+    groups = listed(changes, costs)
+    widest = max((len(row.name) for rows in groups.values() for row in rows), default=0)
+    for group, rows in groups.items():
+        columns = (
+            Column("method", width=widest),
+            Column("cost", justify="right", width=5),
+            "changes; source; discloses",
+        )
+        title = escape(f"{group} ({len(rows)})")
+        table = Table(*columns, title=title, title_justify="left", box=SIMPLE_HEAD, expand=True)
+        for row in rows:
+            outside = "" if row.origin == "fedsim" else f"{row.origin}: "
+            cost = "" if row.cost is None else f"{row.cost:.2f}"
+            text = f"{outside}{row.changes}\n{row.recipe.paper}; discloses: {row.recipe.disclosure()}"
+            table.add_row(*map(escape, (row.name, cost, text)))
         console.print(table)
-        say("combine rows with +, e.g. gperxan+fedprox; details: fedsim methods NAME")
-        return
+    if not groups:
+        say(f"no method changes {changes}")
+    if measured:
+        say(f"cost: of one local step beside FedAvg's, empty where it was not measured ({measured})")
+    say("combine rows with +, e.g. gperxan+fedprox; details: fedsim methods NAME; filter: --changes fuse,terms")
+
+
+def show_method(name: str) -> None:
+    """One recipe with every part, field and what it discloses."""
     from fedsim.assembly import find_recipe
+    from fedsim.part import part_name
+    from fedsim.recipe import SLOTS, parts_of
 
     recipe = find_recipe(name)
     table = Table("slot", "part", "settings", title=escape(f"{name}: {recipe.paper}"))

@@ -17,7 +17,7 @@ FLOORS = (
     ("fedsim.runtime", "fedsim.deploy"),
     ("fedsim.server_app", "fedsim.client_app", "fedsim.export", "fedsim.results.pictures", "fedsim.results.features"),
     ("fedsim.run",),
-    ("fedsim.assembly", "fedsim.variants"),
+    ("fedsim.assembly", "fedsim.variants", "fedsim.method_list"),
     ("fedsim.registry", "fedsim.combinations", "fedsim.part_settings"),
     ("fedsim.methods",),
     ("fedsim.recipe",),

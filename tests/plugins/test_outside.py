@@ -109,7 +109,7 @@ def test_methods_are_listed_with_their_origin(installed, capsys):
     """`fedsim methods` tells an installed package's rows from fedsim's own."""
     from fedsim.commands import show_methods
 
-    show_methods("")
+    show_methods()
     line = next(line for line in capsys.readouterr().out.splitlines() if "shrunk" in line)
     assert "striped" in line
 

@@ -1,0 +1,94 @@
+"""The map of methods for a reader: what each row changes, what a local step costs, and what leaves the clients."""
+
+import csv
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from fedsim.errors import UserError
+from fedsim.experiment import nearest
+from fedsim.methods import METHODS
+from fedsim.part import part_name
+from fedsim.plugins import entry_points, origin
+from fedsim.recipe import SLOTS, Recipe, parts_of
+from fedsim.registry import find_row
+
+COSTS = Path(__file__).with_name("step_costs.csv")  # written by benchmarks/steps.py --write
+
+SIDES = {
+    "server": ("share", "weights", "fuse", "refine"),
+    "clients": ("client", "terms", "batches", "augment"),
+    "model": ("norm", "inserts", "infer"),
+}
+CARRIERS = ("banks", "reports")  # they bring what a part of another slot needs
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method as it is listed. cost: of a local step, in FedAvg's; None where it was not measured."""
+
+    name: str
+    recipe: Recipe
+    origin: str
+    cost: float | None
+
+    @cached_property
+    def parts(self) -> dict[str, list[str]]:
+        """Names of the parts in which the row differs from FedAvg's, by slot."""
+        standard, found = {repr(part) for _, part in parts_of(Recipe())}, {}
+        for slot, part in parts_of(self.recipe):
+            if repr(part) not in standard:
+                found.setdefault(slot, []).append(part_name(part))
+        return found
+
+    @property
+    def group(self) -> str:
+        """The sides that the row changes, as in "clients and server"."""
+        if self.recipe.pooled:
+            return "nothing is federated"
+        sides = [side for side, slots in SIDES.items() if set(slots) & self.parts.keys()]
+        return " and ".join(sides) or ("what is collected" if self.parts else "nothing: the reference")
+
+    @property
+    def changes(self) -> str:
+        """Slots with their parts, in one line."""
+        pooled = ["pools the data of all clients"] if self.recipe.pooled else []
+        return ", ".join([f"{slot}: {' + '.join(names)}" for slot, names in self.parts.items()] + pooled) or "-"
+
+
+def step_costs(file: Path = COSTS) -> tuple[dict[str, float], str]:
+    """Cost of a local step in FedAvg's by method, and how it was measured; nothing where it never was."""
+    if not file.is_file():
+        return {}, ""
+    with file.open(newline="") as handle:
+        rows = list(csv.DictReader(handle))
+    return {row["method"]: float(row["ratio"]) for row in rows}, rows[0]["measured"] if rows else ""
+
+
+def listed(changes: str = "", costs: Mapping[str, float] | None = None) -> dict[str, list[Row]]:
+    """All methods by group, in the order of METHODS; with `changes` those that change one of these slots or sides.
+
+    UserError for a word that is no slot and no side.
+    """
+    wanted = {slot for word in changes.split(",") if word.strip() for slot in _slots(word.strip())}
+    costs = step_costs()[0] if costs is None else costs
+    groups: dict[str, list[Row]] = {}
+    for name, recipe in {**METHODS, **{key: find_row(key) for key in entry_points("methods")}}.items():
+        row = Row(name, recipe, origin("methods", name), costs.get(name))
+        if not changes or wanted & row.parts.keys():
+            groups.setdefault(row.group, []).append(row)
+    return dict(sorted(groups.items(), key=lambda item: _place(item[0])))
+
+
+def _place(group: str) -> tuple[int, list[int]]:
+    """Place of a group in the list: the reference, one side, several sides, what is not federated."""
+    sides = [list(SIDES).index(side) for side in group.split(" and ") if side in SIDES]
+    return len(sides) if sides or "reference" in group else len(SIDES) + 1, sides
+
+
+def _slots(word: str) -> tuple[str, ...]:
+    known = {slot: (slot,) for slot in SLOTS} | SIDES
+    if word not in known:
+        raise UserError(f"--changes: no slot is called {word!r}; {nearest(word, known)}known: {', '.join(known)}")
+    return known[word]

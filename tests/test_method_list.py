@@ -1,0 +1,57 @@
+"""`fedsim methods`: every row once, grouped and filtered by what it changes, with measured costs alone."""
+
+import pytest
+
+from fedsim import method_list
+from fedsim.commands import show_methods
+from fedsim.console import console
+from fedsim.errors import UserError
+from fedsim.method_list import listed, step_costs
+from fedsim.methods import METHODS
+from fedsim.recipe import Recipe
+
+
+def names(groups):
+    return [row.name for rows in groups.values() for row in rows]
+
+
+def test_every_row_once_and_the_reference_first():
+    groups = listed()
+    assert sorted(names(groups)) == sorted(METHODS)
+    assert list(groups)[:4] == ["nothing: the reference", "server", "clients", "model"]
+    found = {row.name: group for group, rows in groups.items() for row in rows}
+    assert found["fedavg"] == "nothing: the reference"
+    assert (found["krum"], found["feddg-ga"]) == ("server", "server")  # a report only measures what weights need
+    assert (found["fedprox"], found["scaffold"]) == ("clients", "clients")  # a bank only carries what a term needs
+    assert (found["mixstyle"], found["csac"]) == ("model", "server and clients")
+    assert (found["deepall"], list(groups)[-1]) == ("nothing is federated", "nothing is federated")
+
+
+def test_filter_by_slots_and_sides():
+    fused = [name for name, recipe in METHODS.items() if recipe.fuse != Recipe().fuse]
+    assert sorted(names(listed("fuse"))) == sorted(fused)
+    assert set(names(listed("fuse,norm"))) == {*fused, *(n for n, r in METHODS.items() if r.norm != Recipe().norm)}
+    assert {"mixstyle", "gperxan"} <= set(names(listed("model")))
+    assert "fedprox" not in names(listed("model"))
+    with pytest.raises(UserError, match="did you mean 'fuse'"):
+        listed("fus")
+
+
+def test_costs_are_those_of_the_table_and_no_others(tmp_path, monkeypatch, capsys):
+    table = tmp_path / "costs.csv"
+    table.write_text("method,ratio,measured\nfedsam,1.987,a small machine\n")
+    monkeypatch.setattr(method_list, "step_costs", lambda: step_costs(table))
+    monkeypatch.setattr(console, "width", 80)
+    show_methods("client")
+    lines = capsys.readouterr().out.splitlines()
+    assert "1.99" in next(line for line in lines if line.split()[:1] == ["fedsam"])
+    assert next(line for line in lines if line.split()[:1] == ["rsc"]).split()[1] == "client:"
+    assert any("a small machine" in line for line in lines)
+    assert step_costs(tmp_path / "none.csv") == ({}, "")
+
+
+def test_shipped_costs_name_rows():
+    costs, measured = step_costs()
+    assert costs.keys() <= METHODS.keys()
+    assert not costs or (measured and costs["fedavg"] == 1.0)
+    assert all(ratio > 0 for ratio in costs.values())
