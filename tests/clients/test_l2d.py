@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from small_round import colour_images, small_data, small_round
 
-from clients.augment.style_augmenter import StyleAugmenter, branch_weights
+from clients.augment.style_augmenter import StyleAugmenter, branch_weights, convolved, transposed
 from clients.losses import supervised_contrast
 from clients.optimizers import make_optimizer
 from clients.step.learn_to_diversify import ENTRY, LearnToDiversify, class_mmd, club
@@ -60,6 +60,18 @@ def test_mmd_of_classes():
     assert class_mmd(a, a, labels, 65).item() == pytest.approx(0, abs=1e-6)
     alone = class_mmd(a[:1], b[:1], labels[:1], 65)  # two points at distance s: 2 * 5 - 2 sum exp(-4 / 2^i)
     assert alone.item() == pytest.approx(2 * (5 - sum(math.exp(-4 / 2**i) for i in range(5))), rel=1e-4)
+
+
+@pytest.mark.parametrize(("mine", "reference"), [(convolved, F.conv2d), (transposed, F.conv_transpose2d)])
+def test_convolutions(mine, reference):
+    """Values and gradients are PyTorch's."""
+    torch.manual_seed(0)
+    x, kernel, bias = torch.randn(2, 3, 12, 13, requires_grad=True), torch.randn(3, 3, 5, 5), torch.randn(3)
+    wanted = reference(x, kernel, bias)
+    assert torch.allclose(mine(x, kernel, bias), wanted, atol=1e-5)
+    upstream = torch.randn_like(wanted)
+    gradients = [torch.autograd.grad(f(x, kernel, bias), x, upstream)[0] for f in (mine, reference)]
+    assert torch.allclose(*gradients, atol=1e-4)
 
 
 def test_augmenter():
