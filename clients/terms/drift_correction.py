@@ -1,9 +1,10 @@
 """SCAFFOLD's client: gradients corrected by control variates."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from clients.optimizers import gradient_count
@@ -28,9 +29,11 @@ class DriftCorrection(Term):
 
     variant: what divides w^t - y. "option_ii" as above; "epochs_only" (FedDG_Benchmark) takes the number of local
         epochs for a; "without_rate" (FedDG-GA's code) leaves eta out: its variates are too small by that factor.
+    strength: what c - c_k is multiplied by in a step; .1 in the released FedLESAM-S, whose paper has 1 (frontier.md 2).
     """
 
     variant: Literal["option_ii", "epochs_only", "without_rate"] = "option_ii"
+    strength: Annotated[float, Field(ge=0)] = 1.0
     bank: ClassVar[str] = "control"
     whole: ClassVar[bool] = True
     requires: ClassVar[dict[str, str]] = {"banks": "control_variates"}
@@ -64,7 +67,8 @@ class DriftCorrection(Term):
 
         def correct() -> None:
             pairs = [(p.grad, correction[name]) for name, p in parameters.items() if p.grad is not None]
-            torch._foreach_add_([gradient for gradient, _ in pairs], [change for _, change in pairs])
+            gradients, changes = [gradient for gradient, _ in pairs], [change for _, change in pairs]
+            torch._foreach_add_(gradients, changes, alpha=self.strength)
 
         round.before_step.append(correct)
 

@@ -14,11 +14,11 @@ from strategies.banks.control_variates import ControlVariates
 from strategies.parts import SERVER, ServerRound
 
 
-def scalar_round(c=0.0, own=0.0, variant="option_ii", momentum=0.0, steps=5, lr=0.1):
+def scalar_round(c=0.0, own=0.0, variant="option_ii", momentum=0.0, steps=5, lr=0.1, strength=1.0):
     """w = 1, constant gradient 2: y, c_k+ and delta c_k after the round."""
     net = nn.Module()
     net.w = nn.Parameter(torch.tensor([1.0]))
-    part = DriftCorrection(variant)
+    part = DriftCorrection(variant, strength)
     train = TrainSettings(momentum=momentum, epochs=1)
     record = {"control": {"w": np.array([c], np.float32)} if c else {}}
     round = small_round(small_data(colour_images(3)), record, net, train=train, steps=steps)
@@ -42,6 +42,11 @@ def test_released_normalisations():
     """Case 1 with the two faulty ones: 10 (one epoch) and 0.2."""
     assert scalar_round(variant="epochs_only")[1] == pytest.approx(10.0, abs=1e-5)
     assert scalar_round(variant="without_rate")[1] == pytest.approx(0.2, abs=1e-6)
+
+
+def test_half_of_the_correction():
+    """c = .5, c_k = 2, strength .5: the gradient is 2 - .75, y = 1 - .625, c_k+ = 2 - .5 + .625 / .5."""
+    assert scalar_round(c=0.5, own=2.0, strength=0.5) == pytest.approx((0.375, 2.75, 0.75), abs=1e-6)
 
 
 @pytest.mark.parametrize("steps", [1, 2, 5])
