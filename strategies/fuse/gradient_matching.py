@@ -30,8 +30,9 @@ def gram(deltas: Sequence[Mapping[str, np.ndarray]]) -> np.ndarray:
 @dataclass(frozen=True)
 class GradientMatching(Fuse):
     """theta <- theta + sum_k a_k delta_k,   a_k = (1/K + Gamma_k c ||g_0|| / ||g_Gamma||) / (1 + c^2)
-    Gamma = argmin over the simplex of  g_Gamma . g_0 + c ||g_0|| ||g_Gamma||,   g_0 = mean delta_k, g_Gamma = sum
-    Gamma_k delta_k
+
+    with Gamma the minimiser over the simplex of  g_Gamma . g_0 + c ||g_0|| ||g_Gamma||,  where g_0 is the mean of all
+    delta_k and g_Gamma = sum_k Gamma_k delta_k.
 
     FedOMG (Nguyen et al., ICLR 2025), frontier.md 1: CAGrad's direction for the clients' moves delta_k = theta_k -
     theta over the shared parameters, all flattened together. Only inner products of the delta_k are needed. Everything
@@ -137,9 +138,9 @@ class GradientMatching(Fuse):
         direction = np.sqrt(max(a @ g @ a, 0.0))
         cosines = (g @ a) / np.maximum(lengths * direction, 1e-30)
         for index, update in enumerate(updates):
-            server.detail(update.client, "matching_gamma", "", gamma[index])
-            server.detail(update.client, "matching_cosine", "", cosines[index])
-            server.detail(update.client, "move_length", "", lengths[index])
+            server.detail(update.client, "matching_gamma", "model", gamma[index])
+            server.detail(update.client, "matching_cosine", "model", cosines[index])
+            server.detail(update.client, "move_length", "model", lengths[index])
             server.client_columns[update.client] = {"weight": float(a[index])}
         if lengths.mean() < SHORT_MOVE and not self.relative_eps and self.solver == "descent" and not server.state:
             server.state["warned"] = True
