@@ -12,8 +12,8 @@ import tracemalloc
 
 import numpy as np
 
-from fedsim.experiment import ModelSettings
 from fedsim.models import build_model
+from fedsim.settings import ModelSettings
 from strategies.aggregate import weighted_mean
 
 

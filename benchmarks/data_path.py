@@ -19,7 +19,7 @@ from torchvision import datasets, transforms
 from clients.local_data import LocalData
 from fedsim.data import client_names, load_client
 from fedsim.data.augment import make_transforms
-from fedsim.experiment import DataSettings
+from fedsim.settings import DataSettings
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 

@@ -28,7 +28,7 @@ import numpy as np
 
 from clients.batches.shuffled import chunks
 from clients.parts import LocalRound
-from fedsim.experiment import TrainSettings
+from fedsim.settings import TrainSettings
 
 
 class Amount(NamedTuple):

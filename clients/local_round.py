@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from clients.store import ClientStore
 from fedsim.errors import UserError
-from fedsim.experiment import TrainSettings
 from fedsim.seeding import numpy_rng, torch_generator
+from fedsim.settings import TrainSettings
 
 
 @dataclass

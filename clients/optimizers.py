@@ -7,7 +7,7 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
-from fedsim.experiment import TrainSettings
+from fedsim.settings import TrainSettings
 
 STEP_FROM = 0.8  # FedDG-GA: x0.1 from 80 % of the rounds on
 

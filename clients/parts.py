@@ -16,8 +16,8 @@ import numpy as np
 from torch import Tensor
 
 from clients.local_round import Batch, LocalRound, StepFunction
-from fedsim.experiment import TrainSettings
 from fedsim.part import Part, part_name
+from fedsim.settings import TrainSettings
 
 if TYPE_CHECKING:
     from fedsim.recipe import Recipe

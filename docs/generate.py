@@ -20,7 +20,8 @@ API = {
     "clients.base": "One domain's client",
     "clients.losses": "Losses",
     "fedsim.recipe": "What a recipe is",
-    "fedsim.experiment": "Settings",
+    "fedsim.settings": "Settings",
+    "fedsim.experiment": "Reading an experiment from a file",
     "fedsim.results": "Reading results",
     "fedsim.results.selection": "Selection rules",
 }

@@ -14,8 +14,8 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from fedsim.console import ProgressBar, console, errors, say
-from fedsim.errors import UserError
-from fedsim.experiment import Experiment, nearest
+from fedsim.errors import UserError, nearest
+from fedsim.experiment import Experiment
 
 if TYPE_CHECKING:
     from fedsim.results import Runs

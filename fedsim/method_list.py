@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from fedsim.errors import UserError
-from fedsim.experiment import nearest
+from fedsim.errors import UserError, nearest
 from fedsim.methods import METHODS
 from fedsim.part import part_name
 from fedsim.plugins import entry_points, origin

@@ -10,8 +10,7 @@ from typing import Any
 
 import pydantic
 
-from fedsim.errors import UserError
-from fedsim.experiment import nearest
+from fedsim.errors import UserError, nearest
 from fedsim.part import Part, part_name
 from fedsim.recipe import LIST_SLOTS, SLOTS, Recipe, parts_of, slots_of
 from fedsim.registry import find_part

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from fedsim.experiment import TrainSettings
 from fedsim.seeding import numpy_rng
+from fedsim.settings import TrainSettings
 
 
 def trainers(train: TrainSettings, clients: Sequence[str], seed: int, round: int) -> list[str]:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedsim.experiment import DataSettings
+from fedsim.settings import DataSettings
 
 SHARED = Path(__file__).parents[1].parent / "shared" / "data"
 

@@ -31,10 +31,12 @@ def called(monkeypatch, capsys):
 
     def call(*words: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["fedsim", *words])
-        with pytest.raises(SystemExit) as ended:
+        code = 0
+        try:
             main()
-            sys.exit(0)
-        return ended.value.code or 0, *capsys.readouterr()
+        except SystemExit as ended:
+            code = ended.code or 0
+        return code, *capsys.readouterr()
 
     return call
 

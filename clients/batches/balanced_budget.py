@@ -9,7 +9,7 @@ from pydantic import Field
 
 from clients.batches.shuffled import Shuffled, chunks
 from clients.parts import Batches, LocalRound
-from fedsim.experiment import TrainSettings
+from fedsim.settings import TrainSettings
 
 
 @dataclass(frozen=True)

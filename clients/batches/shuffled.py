@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from clients.parts import Batches, LocalRound
-from fedsim.experiment import TrainSettings
+from fedsim.settings import TrainSettings
 
 
 def chunks(order: np.ndarray, size: int) -> Iterator[np.ndarray]:

@@ -15,7 +15,7 @@ from clients.parts import Batch, LocalRound, Step, StepFunction
 from clients.step.alignment import Projections, alignment_loss, attention, query_key_pairs
 from clients.step.supervised import SupervisedStep
 from clients.terms.label_smoothing import LabelSmoothing
-from fedsim.experiment import TrainSettings
+from fedsim.settings import TrainSettings
 
 AlignFunction = Callable[[Batch, list[Tensor]], Tensor]
 ACQUIRED = "acquired"  # store entry of the frozen local model L^h

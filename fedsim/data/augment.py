@@ -15,8 +15,8 @@ from torch import Tensor
 
 from fedsim.data.image_ops import brightness, contrast, grey, hue, resized_crop, saturation
 from fedsim.errors import UserError
-from fedsim.experiment import DataSettings
 from fedsim.plugins import lookup
+from fedsim.settings import DataSettings
 
 STATISTICS = {  # mean and standard deviation of each channel
     "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),

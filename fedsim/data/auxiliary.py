@@ -12,7 +12,7 @@ from fedsim.data.folders import IMAGE_SUFFIXES, Listing, dataset_folder, images_
 from fedsim.data.names import matching, same, subfolders
 from fedsim.data.pixels import read_bytes
 from fedsim.errors import UserError
-from fedsim.experiment import DataSettings, cache_root
+from fedsim.settings import DataSettings, cache_root
 
 LUMA = (0.299, 0.587, 0.114)  # ITU-R 601, as Pillow's greyscale
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from fedsim.data.catalog import CATALOG
 from fedsim.data.names import composed, matching, names_in, same, subfolders
 from fedsim.data.row import Benchmark
-from fedsim.errors import UserError
-from fedsim.experiment import DataSettings, data_root, nearest
+from fedsim.errors import UserError, nearest
 from fedsim.plugins import instance, load, lookup
+from fedsim.settings import DataSettings, data_root
 
 DIGITS = ("0", "1", "2", "3", "4", "5", "6", "7", "8", "9")
 ANGLES = (0, 15, 30, 45, 60, 75)

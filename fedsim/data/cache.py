@@ -26,7 +26,7 @@ from fedsim.data.lists import WORDS, list_file, listed
 from fedsim.data.pixels import decode, read_bytes, unreadable
 from fedsim.data.reader import Reader, content_hash
 from fedsim.errors import UserError
-from fedsim.experiment import cache_root
+from fedsim.settings import cache_root
 
 FORMAT = 3
 DAY = 86_400.0

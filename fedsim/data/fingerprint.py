@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from fedsim.data.benchmarks import benchmark, resolve_domain
 from fedsim.data.reader import reader
-from fedsim.experiment import DataSettings
+from fedsim.settings import DataSettings
 
 Fingerprints = dict[str, dict[str, int | str]]
 

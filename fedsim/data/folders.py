@@ -9,7 +9,7 @@ import numpy as np
 from fedsim.data.benchmarks import Benchmark
 from fedsim.data.names import matching, plain, same, subfolders
 from fedsim.errors import UserError
-from fedsim.experiment import DataSettings, data_root
+from fedsim.settings import DataSettings, data_root
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif"})
 SIDE_FILES = frozenset(

@@ -15,7 +15,7 @@ from fedsim.data.pixels import decode
 from fedsim.data.reader import Reader, content_hash
 from fedsim.data.row import Benchmark
 from fedsim.errors import UserError, nearest
-from fedsim.experiment import DataSettings, cache_root, data_root
+from fedsim.settings import DataSettings, cache_root, data_root
 
 COLUMNS = {
     "path": "image",

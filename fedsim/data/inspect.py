@@ -18,7 +18,7 @@ from fedsim.data.names import names_in, subfolders
 from fedsim.data.pixels import decode, read_bytes
 from fedsim.data.reader import reader
 from fedsim.errors import UserError
-from fedsim.experiment import DataSettings
+from fedsim.settings import DataSettings
 
 MOST = 20_000  # images opened of one domain; of a larger one, evenly spaced ones
 SMALL = 16  # pixels to which images are decoded, which reads them to the end

@@ -15,7 +15,7 @@ from fedsim.data.folders import IMAGE_SUFFIXES, Listing
 from fedsim.data.names import composed, matching, names_in, plain, subfolders
 from fedsim.data.row import Benchmark
 from fedsim.errors import UserError
-from fedsim.experiment import DataSettings, data_root
+from fedsim.settings import DataSettings, data_root
 
 
 class Row(NamedTuple):

@@ -10,7 +10,7 @@ import numpy as np
 from fedsim.data.folders import Listing
 from fedsim.data.names import composed
 from fedsim.errors import UserError
-from fedsim.experiment import DataSettings, data_root
+from fedsim.settings import DataSettings, data_root
 
 WORDS = {"train": ("train",), "validation": ("crossval", "val"), "test": ("test",)}
 

@@ -16,7 +16,7 @@ from fedsim.data.splits import (
     stratified_split,
 )
 from fedsim.errors import UserError
-from fedsim.experiment import DataSettings
+from fedsim.settings import DataSettings
 
 
 @dataclass(frozen=True, eq=False)

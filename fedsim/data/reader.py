@@ -6,8 +6,8 @@ import numpy as np
 
 from fedsim.data.benchmarks import Benchmark
 from fedsim.errors import UserError
-from fedsim.experiment import DataSettings
 from fedsim.plugins import load
+from fedsim.settings import DataSettings
 
 
 class Reader:

@@ -11,7 +11,7 @@ from fedsim.data.digits import hundred_a_class, resize, rotate
 from fedsim.data.reader import Reader, content_hash
 from fedsim.data.splits import seed_hash, shuffled
 from fedsim.errors import UserError
-from fedsim.experiment import data_root
+from fedsim.settings import data_root
 
 
 @lru_cache(maxsize=2)

@@ -18,7 +18,7 @@ from fedsim.data.folders import Listing
 from fedsim.data.names import composed
 from fedsim.data.row import Benchmark
 from fedsim.errors import UserError, nearest
-from fedsim.experiment import DataSettings, data_root
+from fedsim.settings import DataSettings, data_root
 
 COLUMNS = ("path", "label", "domain", "split")
 PIECE = 200_000  # rows read at a time

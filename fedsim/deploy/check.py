@@ -21,8 +21,9 @@ from fedsim.deploy.control import Control, registered_nodes
 from fedsim.deploy.federation import CONNECTION, Federation, Site
 from fedsim.deploy.status import clock_problem
 from fedsim.errors import UserError
-from fedsim.experiment import Experiment, Settings
+from fedsim.experiment import Experiment
 from fedsim.runtime.flower import write_app
+from fedsim.settings import Settings
 
 START_SECONDS = 180.0  # from submitting to the ServerApp asking, on a busy machine
 POLL_SECONDS = 0.5

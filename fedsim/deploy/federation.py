@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from fedsim.errors import UserError
-from fedsim.experiment import Settings, nearest
+from fedsim.errors import UserError, nearest
+from fedsim.settings import Settings
 
 CONNECTION = "federation"  # name of the SuperLink connection in the server kit's config.toml
 RESERVED = ("server", "operator")  # kits that are no site's

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from fedsim.errors import UserError
-from fedsim.experiment import ModelSettings
 from fedsim.models.digits_cnn import SMALLEST_IMAGE, DigitsCNN
 from fedsim.models.layout import Layout, Statistics
 from fedsim.models.net import Net
@@ -19,6 +18,7 @@ from fedsim.models.training import frozen_tensors, names_of
 from fedsim.models.weights import State, download_imagenet, load_backbone, read_weight_file
 from fedsim.plugins import instance, lookup
 from fedsim.seeding import stream_seed
+from fedsim.settings import ModelSettings
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)

@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from fedsim.about import extra
-from fedsim.errors import UserError
-from fedsim.experiment import nearest
+from fedsim.errors import UserError, nearest
 from fedsim.models.layout import Layout, Statistics, survey
 from fedsim.models.weights import State, load_packaged
 

@@ -7,8 +7,9 @@ from typing import Any, Protocol
 
 from fedsim.about import extra
 from fedsim.errors import UserError
-from fedsim.experiment import Experiment, RunSettings
+from fedsim.experiment import Experiment
 from fedsim.plugins import load
+from fedsim.settings import RunSettings
 
 HOOKS = ("on_start", "on_round", "on_end")
 

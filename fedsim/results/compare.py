@@ -12,8 +12,8 @@ from typing import Any
 
 import pandas as pd
 
-from fedsim.errors import UserError
-from fedsim.experiment import Experiment, nearest
+from fedsim.errors import UserError, nearest
+from fedsim.experiment import Experiment
 from fedsim.results.differences import require_alike, variant, variant_text
 from fedsim.results.metrics import METRICS, metric_values
 from fedsim.results.notes import GROUPS, comparison_notes

@@ -4,8 +4,8 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from fedsim.errors import UserError
-from fedsim.experiment import Experiment, nearest
+from fedsim.errors import UserError, nearest
+from fedsim.experiment import Experiment
 
 RUN_KEYS = ("select_on", "on_client_failure")
 MACHINE_KEYS = ("data.root", "data.cache")

@@ -11,8 +11,8 @@ from typing import Any
 
 import pandas as pd
 
-from fedsim.errors import UserError
-from fedsim.experiment import Experiment, nearest, parse_experiment
+from fedsim.errors import UserError, nearest
+from fedsim.experiment import Experiment, parse_experiment
 from fedsim.results.differences import flatten, value_text
 from fedsim.results.recorder import atomic_write, csv_text
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedsim.errors import UserError
-from fedsim.experiment import Experiment, nearest
+from fedsim.errors import UserError, nearest
+from fedsim.experiment import Experiment
 
 RULES = ("best_validation", "last", "oracle")
 RULE_TITLES = {

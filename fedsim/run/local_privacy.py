@@ -3,7 +3,7 @@
 from flwr.app import Context, Message, RecordDict
 
 from fedsim.errors import UserError
-from fedsim.experiment import TrainSettings
+from fedsim.settings import TrainSettings
 
 
 def perturbed(content: RecordDict, message: Message, context: Context, train: TrainSettings) -> RecordDict:

@@ -8,7 +8,7 @@ from typing import Any
 
 from fedsim.about import extra
 from fedsim.errors import ClientFailedError, UserError
-from fedsim.experiment import RunSettings
+from fedsim.settings import RunSettings
 
 CONNECT_SECONDS = 10.0
 ENVIRONMENT = {

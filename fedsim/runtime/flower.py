@@ -25,8 +25,9 @@ import tomli_w
 
 from fedsim.about import extra
 from fedsim.errors import ClientFailedError, UserError
-from fedsim.experiment import Experiment, cache_root, data_root
+from fedsim.experiment import Experiment
 from fedsim.plugins import FOLDERS, search_folders
+from fedsim.settings import cache_root, data_root
 
 START_SECONDS = 180.0
 STOP_SECONDS = 15.0

@@ -15,11 +15,11 @@ from typing import Any
 from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
 
 from fedsim.arrays import nbytes
-from fedsim.experiment import RunSettings
 from fedsim.runtime.cluster import import_ray, open_cluster, plan_workers
 from fedsim.runtime.identity import stamp, with_content
 from fedsim.runtime.inline import LocalGrid
 from fedsim.runtime.worker import CLIENT_APP_RAISED, Parcel, Place, Want, Worker, without_arrays
+from fedsim.settings import RunSettings
 
 CLIENT_APP = "fedsim.client_app:app"
 # the driver's folders, for workers whose machine has none of its own

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.errors import UserError
-from fedsim.experiment import RunSettings
 from fedsim.runtime.cluster import import_ray, open_cluster, plan_workers
 from fedsim.runtime.ray import FORWARDED
+from fedsim.settings import RunSettings
 from fedsim.sweep.budget import Budget
 from fedsim.sweep.plan import Cell
 from fedsim.sweep.view import SweepView

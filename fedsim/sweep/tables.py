@@ -14,7 +14,8 @@ from pydantic import Field, ValidationError
 
 from fedsim.data import benchmark
 from fedsim.errors import UserError, nearest
-from fedsim.experiment import Experiment, Settings, config_folders, parse_override, read_experiment
+from fedsim.experiment import Experiment, config_folders, parse_override, read_experiment
+from fedsim.settings import Settings
 from fedsim.sweep.axes import SHARED, Axes
 from fedsim.sweep.plan import Cell, fingerprint_reader, plan_cells
 

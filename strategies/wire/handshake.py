@@ -16,7 +16,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedsim.errors import USER_ERROR, ClientFailedError, UserError
-from fedsim.experiment import RunSettings
+from fedsim.settings import RunSettings
 from strategies.wire.membership import Identify, implausible, impostor, name_of
 from strategies.wire.reply_checks import (
     MOST_EXAMPLES,

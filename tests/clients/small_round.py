@@ -9,7 +9,7 @@ from clients.parts import LocalRound
 from clients.store import ClientStore
 from fedsim.data import ClientData
 from fedsim.data.augment import Normalization, Transforms
-from fedsim.experiment import TrainSettings
+from fedsim.settings import TrainSettings
 
 
 def colour_images(count: int, size: int = 16, seed: int = 0, offset: int = 60) -> np.ndarray:

@@ -13,7 +13,7 @@ from clients.batches.shuffled import Shuffled
 from clients.budget import Amount, fedavg_amount, local_plan
 from clients.step.calibration import SemanticCalibration
 from clients.step.supervised import SupervisedStep
-from fedsim.experiment import TrainSettings
+from fedsim.settings import TrainSettings
 
 DATA = small_data(colour_images(20))
 

@@ -5,8 +5,8 @@ from torch import nn
 
 from clients.step.alignment import Projections, alignment_loss, attention, query_key_pairs
 from clients.step.calibration import ACQUIRED, SemanticCalibration
-from fedsim.experiment import ModelSettings
 from fedsim.models import build_model
+from fedsim.settings import ModelSettings
 
 RESNET18 = [(128, 28, 28), (256, 14, 14), (512, 7, 7)]
 

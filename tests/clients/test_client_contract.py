@@ -17,12 +17,12 @@ from clients.step.ditto import Ditto
 from clients.step.supervised import SupervisedStep
 from clients.terms.moon import ModelContrast
 from fedsim.errors import UserError
-from fedsim.experiment import ModelSettings
 from fedsim.models import build_model
 from fedsim.models.norms import BIN, DSON, IBN, XAN, BatchNorm, MixIG
 from fedsim.recipe import Recipe
 from fedsim.run.plan import resolve
 from fedsim.run.workspace import Workspace
+from fedsim.settings import ModelSettings
 from strategies.parts import Share
 
 CONFIG = {"round": 1, "phase": "train", "client": "rot15"}

@@ -14,9 +14,9 @@ from clients.parts import Batch
 from clients.step.supervised import SupervisedStep
 from clients.terms.other_heads import OtherHeads
 from fedsim.arrays import record_to_arrays
-from fedsim.experiment import ModelSettings
 from fedsim.models import build_model
 from fedsim.models.infer import EnsembleOfHeads
+from fedsim.settings import ModelSettings
 from strategies.banks.heads import Heads
 from strategies.parts import ServerRound, Update
 from strategies.share.without_head import WithoutHead

@@ -21,8 +21,8 @@ from clients.step.feature_generator import (
     smoothed_cross_entropy,
 )
 from fedsim.arrays import record_to_arrays
-from fedsim.experiment import ModelSettings, TrainSettings
 from fedsim.models import build_model
+from fedsim.settings import ModelSettings, TrainSettings
 
 SMALL = {"d_noise": 4, "width": 8, "r": 6, "hidden": 5}
 

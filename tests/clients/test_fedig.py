@@ -16,11 +16,12 @@ from clients.store import ClientStore
 from fedsim.arrays import bn_scope, load_arrays
 from fedsim.assembly import build_recipe
 from fedsim.errors import UserError
-from fedsim.experiment import Experiment, ModelSettings
+from fedsim.experiment import Experiment
 from fedsim.models import build_model
 from fedsim.models.inserts.mixstyle import MixStyle
 from fedsim.models.norms import MixIG
 from fedsim.models.norms.mixig import mixig_layers
+from fedsim.settings import ModelSettings
 from strategies.banks.global_batch_norm import GlobalBatchNorm
 
 

@@ -11,8 +11,8 @@ from torch import nn
 
 from clients.parts import Batch
 from clients.terms.classifier_alignment import ClassifierAlignment, squared_distance
-from fedsim.experiment import TrainSettings
 from fedsim.models.net import Net
+from fedsim.settings import TrainSettings
 from strategies.banks.classifier_gradients import ClassifierGradients
 from strategies.parts import SERVER, ServerRound
 

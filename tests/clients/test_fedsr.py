@@ -17,11 +17,12 @@ from clients.terms.representation_norm import RepresentationNorm, l2r
 from fedsim.arrays import record_to_arrays
 from fedsim.assembly import build_recipe, find_recipe
 from fedsim.errors import UserError
-from fedsim.experiment import Experiment, ModelSettings, TrainSettings
+from fedsim.experiment import Experiment
 from fedsim.models import build_model
 from fedsim.models.infer import SampledRepresentation
 from fedsim.models.infer.ensemble import mean_probabilities
 from fedsim.models.inserts.representation import LEAST_STD, Gaussian, Representation, gaussian_of
+from fedsim.settings import ModelSettings, TrainSettings
 
 
 def tensor(*values):

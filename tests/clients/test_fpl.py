@@ -15,8 +15,8 @@ from clients.parts import Batch
 from clients.step.supervised import SupervisedStep
 from clients.terms.prototype_contrast import PrototypeContrast, cpcl, upcr
 from fedsim.arrays import record_to_arrays
-from fedsim.experiment import ModelSettings, TrainSettings
 from fedsim.models import build_model
+from fedsim.settings import ModelSettings, TrainSettings
 
 
 def matrix(*rows):

@@ -11,7 +11,7 @@ from clients.optimizers import gradient_count
 from clients.reports.gradient_count import GradientCount
 from clients.reports.received_loss import ReceivedLoss
 from fedsim.errors import UserError
-from fedsim.experiment import TrainSettings
+from fedsim.settings import TrainSettings
 
 
 def test_counts_of_the_specification():

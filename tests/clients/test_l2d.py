@@ -12,9 +12,9 @@ from clients.losses import supervised_contrast
 from clients.optimizers import make_optimizer
 from clients.step.learn_to_diversify import ENTRY, LearnToDiversify, class_mmd, club
 from fedsim.errors import UserError
-from fedsim.experiment import ModelSettings
 from fedsim.models import build_model
 from fedsim.models.inserts.stochastic_embedding import StochasticEmbedding, moments_of
+from fedsim.settings import ModelSettings
 
 
 def test_contrast_numbers():

@@ -10,9 +10,9 @@ from torch import nn
 
 from clients.parts import Batch
 from clients.terms.moon import PREVIOUS, ModelContrast, contrast
-from fedsim.experiment import ModelSettings
 from fedsim.models import build_model
 from fedsim.models.inserts.projection_head import ProjectionHead
+from fedsim.settings import ModelSettings
 
 
 def test_contrast_numbers():

@@ -42,7 +42,7 @@ def test_a_step_does_not_import_the_compiler():
     """It would take a second in each client process of a deployed round."""
     code = (
         "import sys, torch; from torch import nn; from clients.optimizers import make_optimizer;"
-        "from fedsim.experiment import TrainSettings; net = nn.Linear(2, 2);"
+        "from fedsim.settings import TrainSettings; net = nn.Linear(2, 2);"
         "optimizer = make_optimizer(net, TrainSettings(), 0.1); net(torch.zeros(1, 2)).sum().backward();"
         "optimizer.step(); optimizer.zero_grad(); sys.exit('torch._dynamo' in sys.modules)"
     )

@@ -18,7 +18,7 @@ from clients.store import ClientStore
 from clients.terms.guiding_head import GuidingHead
 from clients.terms.label_smoothing import LabelSmoothing
 from clients.terms.proximal import Proximal
-from fedsim.experiment import TrainSettings
+from fedsim.settings import TrainSettings
 
 
 def local_round(net=None, number=1, **train):

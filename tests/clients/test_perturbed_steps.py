@@ -18,7 +18,7 @@ from clients.terms.client_momentum import ClientMomentum
 from clients.terms.dynamic_regularizer import OWN, DynamicRegularizer
 from clients.terms.gradient_alignment import GradientAlignment, cosines
 from fedsim.errors import UserError
-from fedsim.experiment import TrainSettings
+from fedsim.settings import TrainSettings
 
 
 class Scalar(nn.Module):

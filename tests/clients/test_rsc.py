@@ -12,8 +12,8 @@ from clients.optimizers import make_optimizer
 from clients.parts import Batch
 from clients.step import self_challenging as rsc
 from clients.step.self_challenging import SelfChallenging
-from fedsim.experiment import ModelSettings, TrainSettings
 from fedsim.models import build_model
+from fedsim.settings import ModelSettings, TrainSettings
 
 
 class Given(nn.Module):

@@ -9,7 +9,7 @@ from torch import nn
 
 from clients.terms.drift_correction import OWN, DriftCorrection, gradient_count
 from fedsim.errors import UserError
-from fedsim.experiment import TrainSettings
+from fedsim.settings import TrainSettings
 from strategies.banks.control_variates import ControlVariates
 from strategies.parts import SERVER, ServerRound
 

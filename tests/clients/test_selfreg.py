@@ -7,9 +7,9 @@ from torch import nn
 
 from clients.parts import Batch
 from clients.terms.self_reg import SelfReg, class_permutations, regulariser
-from fedsim.experiment import ModelSettings
 from fedsim.models import build_model
 from fedsim.models.inserts.projector import Projector
+from fedsim.settings import ModelSettings
 
 
 class WithProjector(nn.Module):

@@ -11,8 +11,8 @@ from clients.optimizers import make_optimizer
 from clients.step.consistent_views import ConsistentViews
 from clients.step.random_convolution import RandomConvolution, convolved, random_kernel
 from clients.step.supervised import SupervisedStep
-from fedsim.experiment import ModelSettings
 from fedsim.models import build_model
+from fedsim.settings import ModelSettings
 
 
 def test_divergence_numbers():

@@ -11,7 +11,7 @@ from torchvision.transforms.v2 import functional as TF
 from fedsim.data.augment import AUGMENTATIONS, Augmentation, draw_boxes, make_transforms, to_float
 from fedsim.data.image_ops import brightness, contrast, grey, hue, resized_crop, saturation
 from fedsim.errors import UserError
-from fedsim.experiment import DataSettings
+from fedsim.settings import DataSettings
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from PIL import Image
 
 from fedsim.data import BENCHMARKS, benchmark, count_classes, resolve_domain
 from fedsim.errors import UserError
-from fedsim.experiment import DataSettings
+from fedsim.settings import DataSettings
 
 
 def test_published_totals():

@@ -6,7 +6,7 @@ import pytest
 from fedsim.data.benchmarks import BENCHMARKS, benchmark
 from fedsim.data.folders import dataset_folder, list_domain
 from fedsim.errors import UserError
-from fedsim.experiment import DataSettings
+from fedsim.settings import DataSettings
 
 PACS = BENCHMARKS["pacs"]
 

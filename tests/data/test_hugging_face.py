@@ -7,7 +7,7 @@ from PIL import Image
 from fedsim.data import benchmark, load_client, load_target
 from fedsim.data.reader import reader
 from fedsim.errors import UserError
-from fedsim.experiment import DataSettings
+from fedsim.settings import DataSettings
 
 datasets = pytest.importorskip("datasets")
 

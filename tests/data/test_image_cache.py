@@ -82,7 +82,7 @@ def test_rebuilt_when_source_or_size_changes(tree_settings, write_image, tmp_pat
 def test_two_processes_build_the_same_entry(tree_settings, make_tree, tmp_path):
     make_tree(per_class=40)
     code = (
-        "import sys, time; from fedsim.data import load_client; from fedsim.experiment import DataSettings\n"
+        "import sys, time; from fedsim.data import load_client; from fedsim.settings import DataSettings\n"
         "import fedsim.data.cache\n"
         "data = DataSettings(dataset='folder', root=sys.argv[1], cache=sys.argv[2], image_size=32)\n"
         "time.sleep(max(0, float(sys.argv[3]) - time.time()))\n"

@@ -10,7 +10,7 @@ from PIL import Image
 from fedsim.data import BENCHMARKS, benchmark, load_client, load_target
 from fedsim.data.reader import reader
 from fedsim.errors import UserError
-from fedsim.experiment import DataSettings
+from fedsim.settings import DataSettings
 
 
 def image(path: Path, red: int = 0) -> None:

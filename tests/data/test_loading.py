@@ -8,7 +8,7 @@ import pytest
 from fedsim.data import benchmark, client_names, domain_of, load_client, load_pooled, load_target
 from fedsim.data.splits import random_split, seed_hash
 from fedsim.errors import UserError
-from fedsim.experiment import DataSettings
+from fedsim.settings import DataSettings
 
 DIGITS = DataSettings(dataset="digits", image_size=8)
 

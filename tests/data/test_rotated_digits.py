@@ -13,7 +13,7 @@ from fedsim.data import benchmark, load_client, load_target
 from fedsim.data.digits import digits_domain, resize, rotate
 from fedsim.data.rotated_mnist import mnist_domain
 from fedsim.errors import UserError
-from fedsim.experiment import DataSettings
+from fedsim.settings import DataSettings
 
 
 def test_digits_are_a_thousand_balanced_images():

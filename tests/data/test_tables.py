@@ -8,7 +8,7 @@ from PIL import Image
 from fedsim.data import benchmark, load_client, load_target
 from fedsim.data.reader import reader
 from fedsim.errors import UserError
-from fedsim.experiment import DataSettings
+from fedsim.settings import DataSettings
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import pytest
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 
 from fedsim.errors import USER_ERROR, ClientFailedError, UserError
-from fedsim.experiment import RunSettings
 from fedsim.runtime.identity import assume_identity, stamp
+from fedsim.settings import RunSettings
 from strategies.wire import handshake
 from strategies.wire.handshake import NOBODY, Roster
 

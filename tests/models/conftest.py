@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedsim.experiment import ModelSettings
 from fedsim.models import Net, build_model
+from fedsim.settings import ModelSettings
 
 
 @pytest.fixture(autouse=True)

@@ -8,9 +8,9 @@ from torch import nn
 
 from clients.base import freeze
 from fedsim.errors import UserError
-from fedsim.experiment import ModelSettings
 from fedsim.models import build_model
 from fedsim.models.inserts.adapters import Adapter, Adapters, MapDropout
+from fedsim.settings import ModelSettings
 
 
 def network(backbone="resnet18", classes=7, part=None, size=32):

@@ -11,10 +11,10 @@ from torch import nn
 
 from fedsim.arrays import Kind, bn_scope, tensor_kinds
 from fedsim.errors import UserError
-from fedsim.experiment import ModelSettings
 from fedsim.models import build_model
 from fedsim.models.backbones import BACKBONES
 from fedsim.models.norms import BIN, DSON, IBN, XAN, BatchNorm
+from fedsim.settings import ModelSettings
 
 
 @pytest.mark.parametrize(("backbone", "trainable", "layers", "channels"), [
@@ -113,7 +113,7 @@ def test_channels_last_gives_the_same(build):
 
 
 def test_digits_import_no_torchvision():
-    code = ("import sys; from fedsim.experiment import ModelSettings; from fedsim.models import build_model;"
+    code = ("import sys; from fedsim.settings import ModelSettings; from fedsim.models import build_model;"
             "build_model(ModelSettings(), 10, 1, 28); sys.exit('torchvision' in sys.modules)")  # fmt: skip
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

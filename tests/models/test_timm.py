@@ -7,13 +7,13 @@ from torch import nn
 
 from fedsim.arrays import Kind, bn_scope, tensor_kinds
 from fedsim.errors import UserError
-from fedsim.experiment import ModelSettings
 from fedsim.models import build_model, weight_statistics
 from fedsim.models.inserts.mixstyle import MixStyle
 from fedsim.models.norms import BIN, DSON, IBN, XAN, MixIG
 from fedsim.models.norms.placement import NormThenAct, batch_norm_paths, plain_batch_norm, replace
 from fedsim.models.norms.xan import XANLayer
 from fedsim.models.weights import in_order
+from fedsim.settings import ModelSettings
 
 timm = pytest.importorskip("timm")
 LITE = "timm:tf_efficientnet_lite0"

@@ -8,11 +8,11 @@ import torch.nn.functional as F
 from sklearn.datasets import load_digits
 from torch import nn
 
-from fedsim.experiment import ModelSettings
 from fedsim.models import build_model
 from fedsim.models.infer import EvalMode, ZeroShotAdapter
 from fedsim.models.norms import MixIG
 from fedsim.models.norms.mixig import MixIGLayer, draw_z, install_global, mixig_layers, switched
+from fedsim.settings import ModelSettings
 
 
 @pytest.fixture(autouse=True)

@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from fedsim.errors import UserError
-from fedsim.experiment import RunSettings
 from fedsim.results.callbacks import TensorBoardCallback, find_callback, tell_failure, trackers
+from fedsim.settings import RunSettings
 
 from .invented import pacs_experiment
 

@@ -9,9 +9,9 @@ from support import run_small, small_experiment
 
 from fedsim.arrays import record_to_arrays, state_to_record
 from fedsim.errors import UserError
-from fedsim.experiment import TrainSettings
 from fedsim.run.local_privacy import perturbed
 from fedsim.runtime.identity import assume_identity, with_content
+from fedsim.settings import TrainSettings
 from strategies.fuse.private_mean import PrivateMean
 from strategies.parts import ServerRound, Update
 from strategies.weights.uniform import Uniform

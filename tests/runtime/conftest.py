@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsim.experiment import RunSettings
+from fedsim.settings import RunSettings
 
 
 @pytest.fixture(scope="session")

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from fedsim.errors import UserError
-from fedsim.experiment import RunSettings
 from fedsim.runtime import cluster
+from fedsim.settings import RunSettings
 
 
 @pytest.fixture

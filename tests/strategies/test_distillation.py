@@ -13,7 +13,8 @@ from fedsim.arrays import load_arrays
 from fedsim.data.auxiliary import auxiliary_images, refuse_own_images
 from fedsim.data.fingerprint import fingerprint
 from fedsim.errors import UserError
-from fedsim.experiment import DataSettings, Experiment
+from fedsim.experiment import Experiment
+from fedsim.settings import DataSettings
 from strategies.refine.ensemble_distillation import EnsembleDistillation, distillation_loss, mean_logits, visits
 from strategies.server_round import ServerRound, Update
 

@@ -10,8 +10,9 @@ from fedsim.data import benchmark, client_names, load_client, resolve_domain
 from fedsim.data.benchmarks import BENCHMARKS
 from fedsim.data.names import composed, matching, plain
 from fedsim.errors import UserError
-from fedsim.experiment import DataSettings, parse_override, read_experiment
+from fedsim.experiment import parse_override, read_experiment
 from fedsim.run.plan import complete
+from fedsim.settings import DataSettings
 
 FIRST, SECOND = "医院A", "病院A"
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from support import Interrupt, numbers, run_small, small_experiment
 
 from fedsim.errors import UserError
-from fedsim.experiment import TrainSettings
+from fedsim.settings import TrainSettings
 from strategies.participation import trainers, validators
 
 CLIENTS = [f"c{number}" for number in range(12)]

@@ -7,8 +7,9 @@ import pytest
 
 from fedsim.data import check_partitions, client_names, load_client, splits
 from fedsim.errors import UserError
-from fedsim.experiment import DataSettings, read_experiment
+from fedsim.experiment import read_experiment
 from fedsim.runtime import launch
+from fedsim.settings import DataSettings
 
 
 def test_the_clients_of_a_domain_share_one_draw(monkeypatch):

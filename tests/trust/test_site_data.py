@@ -7,10 +7,11 @@ import pytest
 from fedsim.client_app import app
 from fedsim.data.fingerprint import fingerprint, fingerprints
 from fedsim.errors import UserError
-from fedsim.experiment import DataSettings, Experiment
+from fedsim.experiment import Experiment
 from fedsim.run.plan import resolve
 from fedsim.run.session import Session
 from fedsim.runtime.inline import InlineGrid
+from fedsim.settings import DataSettings
 from strategies.wire.handshake import Roster, read_site
 from strategies.wire.reply_checks import RejectedReplyError
 

@@ -10,9 +10,10 @@ from support import run_small, small_experiment
 
 from fedsim import cores
 from fedsim.errors import UserError
-from fedsim.experiment import Experiment, RunSettings, parse_experiment
+from fedsim.experiment import Experiment, parse_experiment
 from fedsim.run.plan import resolve
 from fedsim.runtime.launch import launch
+from fedsim.settings import RunSettings
 from fedsim.sweep import Axes, Budget
 from fedsim.sweep.budget import local_slots
 from fedsim.sweep.plan import plan_cells

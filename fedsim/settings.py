@@ -1,0 +1,256 @@
+"""The typed sections of an experiment's settings, one class per section of the TOML file, and the folders they name.
+
+Reading a file, presets and overrides are in `fedsim.experiment`.
+"""
+
+import os
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, field_validator, model_validator
+
+from fedsim.errors import nearest
+from fedsim.plugins import entry_points
+
+# Rows of fedsim.data.augment.
+AUGMENTS = ("none", "domainbed", "csac", "feddg-ga", "flip-jitter", "fedsb", "ccst", "flip")
+
+LONGEST_NAME = 200  # bytes of a part of a folder's name; file systems take 255 for the whole
+
+
+class Settings(BaseModel):
+    """Base of all sections: unknown keys are errors, values are checked, instances are immutable.
+
+    Strict: neither true nor "5" is a number, and 1 is no boolean.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _whole_numbers_are_names(cls, table: Any) -> Any:
+        """A domain may be called 100: a whole number where a text is wanted is that text."""
+        if not isinstance(table, dict):
+            return table
+        wanted = {key: field.annotation for key, field in cls.model_fields.items() if key in table}
+        return {**table, **{key: _as_text(table[key], kind) for key, kind in wanted.items()}}
+
+
+def _as_text(value: Any, kind: Any) -> Any:
+    """A whole number as the text that is wanted, alone or in a list; anything else as it is."""
+    if kind == list[str] and isinstance(value, list):
+        return [_as_text(item, str) for item in value]
+    return str(value) if kind is str and type(value) is int else value
+
+
+def folder_name(value: str) -> str:
+    """A text that can name one folder, and only one below its parent; ValueError says what is wrong with it."""
+    if value in (".", "..") or any(sign in value for sign in "/\\") or not value.isprintable():
+        raise ValueError("it names a folder: no slashes, no control characters, and neither . nor ..")
+    if len(value.encode(errors="surrogateescape")) > LONGEST_NAME:
+        raise ValueError(f"it names a folder: at most {LONGEST_NAME} bytes")
+    return value
+
+
+class DataSettings(Settings):
+    """[data]: which images, how they are split, how batches are augmented."""
+
+    dataset: str = Field(
+        "digits", description="digits, rotated-mnist, pacs, vlcs, office-home, terra-incognita, folder"
+    )
+    root: str = Field("", description="folder of the data set; empty: $FEDSIM_DATA, else ./data")
+    domains: list[str] = Field([], description="use only these domains; empty: all of the data set")
+    classes: list[str] = Field(
+        [],
+        description="a `folder` data set's classes, where its images are on other machines (a deployment's server), "
+        "or where a domain may lack some of them",
+    )
+    image_size: int = Field(28, ge=8, le=1024, description="images are decoded once to this size, in pixels")
+    columns: dict[str, str] = Field(
+        {}, description="names of a table's columns where they are not path, label, domain and split"
+    )
+    variant: Literal["csac", "domainbed"] = Field(
+        "csac", description="Rotated MNIST: same images in every domain, or disjoint"
+    )
+    fraction: float = Field(
+        1.0, gt=0, le=1, description="share of every domain's images used (per class, by split_seed)"
+    )
+    holdout: float = Field(0.1, gt=0, lt=1, description="share of a client's images held out for validation")
+    split: Literal["random", "stratified", "lists"] = Field(
+        "random", description="DomainBed's split, per class (CSAC), or the published lists in data.lists"
+    )
+    lists: str = Field("", description="folder of split lists, seen from data.root: DOMAIN_train*.txt and so on")
+    split_seed: int = Field(
+        -1, ge=-1, description="seed of subsets, splits and partitions; -1: run.seed, so that seeds differ in data too"
+    )
+    test_split: Literal["all", "in", "list"] = Field(
+        "all",
+        description="target images tested: all, DomainBed's 'in' part, or those of DOMAIN_test*.txt in data.lists",
+    )
+    clients_per_domain: int = Field(1, ge=1, description="clients that share one domain")
+    partition: Literal["iid", "dirichlet"] = Field("iid", description="how a domain is shared between its clients")
+    alpha: float = Field(0.5, gt=0, description="concentration of the Dirichlet partition over classes")
+    augment: str = Field(
+        "none",
+        description=f"{', '.join(AUGMENTS)}, or module:name of your own",
+    )
+    normalize: Literal["none", "imagenet", "mnist", "weights"] = Field(
+        "none", description="mean and std after augmentation; weights: those that go with the backbone's weights"
+    )
+    cache: str = Field("", description="folder of the decoded images; empty: $FEDSIM_CACHE, else ~/.cache/fedsim")
+    _run_seed: int = PrivateAttr(0)  # set by the Experiment
+
+    @property
+    def seed_of_splits(self) -> int:
+        """The seed that splits are drawn from: `split_seed`, or the run's."""
+        return self._run_seed if self.split_seed < 0 else self.split_seed
+
+    @field_validator("augment")
+    @classmethod
+    def _augmentation_is_known(cls, name: str) -> str:
+        known = [*AUGMENTS, *entry_points("augmentations")]
+        if name not in known and ":" not in name:
+            raise ValueError(f"no augmentation {name!r}; {nearest(name, known)}known: {', '.join(known)}")
+        return name
+
+
+class ModelSettings(Settings):
+    """[model]: backbone, its initial weights and an optional bottleneck before the linear head."""
+
+    backbone: str = Field(
+        "digits-cnn-bn",
+        description="digits-cnn, digits-cnn-bn, resnet18, resnet50, densenet121, alexnet, vit-b-16, vit-b-32, "
+        "or timm:NAME for a model of timm",
+    )
+    options: dict[str, Any] = Field({}, description="further arguments of timm.create_model")
+    weights: str = Field(
+        "none",
+        description="none (random), imagenet or hub (downloaded), package (a Python package's), or a local file",
+    )
+    train: str = Field(
+        "all",
+        description="all; or what is trained while the rest stays frozen and does not travel: head, norm, or a pattern "
+        "of parameter names such as backbone.layer4.*, joined by +",
+    )
+    bottleneck: int = Field(0, ge=0, description="width of Linear-BatchNorm1d-ReLU before the head; 0: none")
+
+
+class TrainSettings(Settings):
+    """[train]: rounds, local work and its optimizer."""
+
+    rounds: int = Field(10, ge=1)
+    epochs: int = Field(1, ge=1, description="local passes per round, unless iterations is set")
+    iterations: int = Field(0, ge=0, description="local steps per round; 0: epochs count")
+    batch_size: int = Field(64, ge=2)
+    budget: Literal["paper", "images", "steps"] = Field(
+        "paper",
+        description="local work: as the method's parts say, or as many training images (steps) as FedAvg's, preludes "
+        "and copies included (clients/budget.py)",
+    )
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
+    lr: float = Field(0.01, gt=0)
+    momentum: float = Field(0.0, ge=0, lt=1)
+    weight_decay: float = Field(0.0, ge=0)
+    schedule: Literal["constant", "cosine", "cosine-official", "step"] = Field(
+        "constant",
+        description="over rounds: cosine at (t-1)/T; cosine-official at t/T (gPerXAN's code); "
+        "step: x0.1 from 80 % of the rounds on",
+    )
+    persist_optimizer: bool = Field(False, description="keep momentum and Adam moments between rounds")
+    clients_per_round: int = Field(0, ge=0, description="clients drawn each round; 0: all")
+    evaluate_clients: str = Field(
+        "all",
+        pattern="^(all|drawn|[1-9][0-9]*)$",
+        description="clients that validate a round's model, on which selection rests: all, drawn (those that trained "
+        "in the round), or a number, so many that stay the same",
+    )
+    evaluate_every: int = Field(1, ge=1, description="rounds between validations; the last round is always validated")
+    precision: Literal["fp32", "bf16"] = "fp32"
+    dp_clip: float = Field(
+        0.0, ge=0, description="local differential privacy: largest L2 norm of a client's update, 0: off"
+    )
+    dp_epsilon: float = Field(1.0, gt=0, description="its epsilon in each round; above 1 without a guarantee")
+    dp_delta: float = Field(1e-5, gt=0, lt=1, description="its delta in each round")
+    local_checks: int = Field(
+        0, ge=0, description="validations during local training, the best iterate is sent; 0: off"
+    )
+
+
+class RunSettings(Settings):
+    """[run]: what is held out, where it runs, what happens when a client fails."""
+
+    target: str = Field("", description="the unseen domain; empty: the last one")
+    seed: int = Field(0, ge=0)
+    label: Annotated[str, AfterValidator(folder_name)] = Field(
+        "", description="told apart from other runs of the same method, e.g. by a sweep's grid"
+    )
+    runtime: Literal["inline", "ray", "flower", "deployment"] = Field(
+        "inline",
+        description="this process, Ray workers, Flower's own simulation engine, or a federation's own machines",
+    )
+    federation: str = Field("", description="the deployment's federation file")
+    evaluate_target: Literal["auto", "server", "site"] = Field(
+        "auto",
+        description="who holds the unseen domain's images: the server, or a site with role = target; "
+        "auto: the site when the federation file has one, else the server",
+    )
+    wait_for_sites: float = Field(300.0, gt=0, description="seconds to wait for sites that are not online")
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    threads: int = Field(
+        1,
+        ge=0,
+        description="CPU threads of each process that computes; numbers depend on it: it is recorded and compared; "
+        "0: as many as cores are free to the process (a deployment's sites: each its own)",
+    )
+    output: str = "outputs"
+    keep_predictions: bool = Field(
+        True, description="keep the target's predictions of the selected, last and oracle round, for `compare --metric`"
+    )
+    evaluate_batch_size: int = Field(256, ge=1)
+    checkpoint_every: int = Field(1, ge=1, description="rounds between checkpoints")
+    select_on: Literal["aggregated", "local"] = Field(
+        "aggregated",
+        description="whose validation accuracy selects the round: the aggregated model's, or the local models' mean",
+    )
+    personalised: bool = Field(
+        False, description="source clients also validate with their own batch norm (clients.csv)"
+    )
+    keep_personal: bool = Field(
+        False, description="write every client's own model to personal-<client>.safetensors; sites keep theirs"
+    )
+    on_client_failure: Literal["stop", "continue"] = "stop"
+    patience: float = Field(
+        600.0,
+        ge=0,
+        description="seconds for which a site whose connection broke is waited for, and asked again, before its reply "
+        "counts as lost",
+    )
+    update_limit: float = Field(
+        100.0,
+        ge=0,
+        description="a reply that moves the model more than so many times as far as the median of the others is "
+        "refused; 0: any",
+    )
+    examples_limit: float = Field(
+        100.0,
+        ge=0,
+        description="a site that says it holds more than so many times the examples of the others' median is "
+        "refused; 0: any number is believed",
+    )
+    timeout: float = Field(3600.0, gt=0, description="seconds to wait for the replies of one phase")
+    ray_address: str = Field("", description="existing Ray cluster; empty: a local one is started")
+    workers: int = Field(0, ge=0, description="Ray workers; 0: as many as the resources carry, at most one per client")
+    cpus_per_worker: float = Field(1.0, gt=0)
+    gpus_per_worker: float = Field(0.0, ge=0, description="fraction of a GPU; 0: Ray workers share what GPUs there are")
+    tensorboard: bool = Field(False, description="also write TensorBoard scalars into the run's folder")
+    callbacks: list[str] = Field([], description="trackers of your own, package.module:Class (see RunCallback)")
+
+
+def data_root(data: DataSettings) -> Path:
+    """Folder in which the data set is looked for."""
+    return Path(data.root or os.environ.get("FEDSIM_DATA", "data")).expanduser()
+
+
+def cache_root(data: DataSettings) -> Path:
+    """Folder of the decoded images."""
+    return Path(data.cache or os.environ.get("FEDSIM_CACHE", "~/.cache/fedsim")).expanduser()
