@@ -7,7 +7,7 @@
 The first row is the reference of the ratios. Each repetition takes every row once, in turn, so that a busy machine
 slows all of them alike; the ratio is the median over repetitions of the ratio within one repetition. The last column
 is the same of processor time, which other processes disturb least (with one thread). Images are random.
-Steps that need other clients' data (styles, amplitudes, prototypes) are left out with a word; a prelude (CSAC's
+Steps that need other clients' data (styles, amplitudes) are left out with a word; a prelude (CSAC's
 acquisition) and a first round are done once, untimed. What happens around the steps (reports, FedIIR's pass for its
 gradients) is not in the figures. `--methods all --write fedsim/step_costs.csv` writes the ratios that `fedsim methods`
 shows: of processor time on a CPU, of wall time on a GPU.
@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import torch
 from step_tables import record, table_experiments, write_costs
 
@@ -39,6 +40,7 @@ from fedsim.models import Net, build_model
 from fedsim.recipe import Recipe
 from fedsim.sweep.estimate import step_key
 from strategies.banks.global_batch_norm import GlobalBatchNorm
+from strategies.banks.prototypes import Prototypes
 
 
 class RandomData:
@@ -54,6 +56,7 @@ class RandomData:
         self.images = torch.rand(batch, bench.channels, side, side, generator=generator).to(device)
         self.labels = torch.randint(len(bench.classes), (batch,), generator=generator).to(device)
         self.examples = batch
+        self.class_counts = self.labels.bincount(minlength=len(bench.classes)).cpu().numpy()
         self.augment: Callable | None = None
 
     def batch(self) -> Batch:
@@ -122,11 +125,26 @@ def local_round(
         store=store,
         data=data,
         clients=("bench",),
-        records={GlobalBatchNorm.name: state, "control": small, "momentum": small, "classifier_gradient": head},
+        records={
+            GlobalBatchNorm.name: state,
+            "control": small,
+            "momentum": small,
+            "classifier_gradient": head,
+            "class_reference": {},
+            "generator": {},
+            Prototypes.name: made_up_prototypes(net),
+        },
         steps=1,
     )
     found.lr, found.optimizer = experiment.train.lr, make_optimizer(net, experiment.train, experiment.train.lr)
     return found
+
+
+def made_up_prototypes(net: Net) -> dict[str, np.ndarray]:
+    """One prototype a class, as FPL's server sends them where nothing clusters."""
+    classes = net.head.out_features
+    protos = np.random.default_rng(0).random((classes, net.feature_dim), np.float32)
+    return {"cluster_protos": protos, "classes": np.arange(classes)}
 
 
 def timed_step(experiment: Experiment, device: torch.device) -> Callable[[], None]:
