@@ -8,7 +8,7 @@ from torch import Tensor
 
 from clients.parts import Batch
 from fedsim.data import ClientData
-from fedsim.data.augment import Transforms, to_float
+from fedsim.data.augment import Augmentation, Transforms, to_float
 
 DEVICE_BYTES = 8 * 2**30  # images of one client kept on a GPU; larger sets are gathered on the host
 
@@ -30,6 +30,8 @@ class LocalData:
         images = torch.from_numpy(np.ascontiguousarray(data.images[own]))
         self.images = images.to(device) if images.nbytes <= DEVICE_BYTES else images
         self.labels = torch.from_numpy(np.ascontiguousarray(data.labels[own])).to(device)
+        knows_sizes = data.sizes is not None and isinstance(transforms.augment, Augmentation)
+        self.sizes = torch.from_numpy(data.sizes[own]) if knows_sizes else None
 
     def raw(self, positions: np.ndarray) -> Tensor:
         """Images in [0, 1], float [B, C, H, W], untouched."""
@@ -52,7 +54,10 @@ class LocalData:
         draws = torch.get_rng_state()
 
         def augment(images: Tensor) -> Tensor:
-            images = self.transforms.augment(images)
+            if self.sizes is None:
+                images = self.transforms.augment(images)
+            else:
+                images = self.transforms.augment(images, self.sizes[torch.from_numpy(positions)])
             return transfer(images, items) if transfer is not None and late else images
 
         def prepare(images: Tensor) -> Tensor:

@@ -28,6 +28,9 @@ STATISTICS = {  # mean and standard deviation of each channel
 class Augmentation:
     """x float [B,C,H,W] in [0,1] -> same shape and range. Fields at their defaults do nothing.
 
+    `sizes` [B,2] are the heights and widths that the images had before they were squeezed into squares: crops are drawn
+    on the originals (DomainBed's order, crop and then resize); None for images that were square.
+
     crop: range of the area share of RandomResizedCrop (aspect ratio 3/4..4/3); centre: share of both sides that a crop
     of the middle keeps (resize to 232, then 224 of the centre: 224/232); flip: probability of a mirror image;
     jitter: strengths of brightness, contrast, saturation, hue; jitter_share: probability that an image is jittered;
@@ -41,12 +44,12 @@ class Augmentation:
     jitter_share: float = 1.0
     grey: float = 0.0
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, sizes: Tensor | None = None) -> Tensor:
         if self == NOTHING:
             return x
         flipped = torch.rand(len(x)) < self.flip
         if self.crop or self.centre < 1:
-            x = resized_crop(x, self._boxes(len(x), *x.shape[-2:]), flipped)
+            x = resized_crop(x, self._boxes(len(x), *x.shape[-2:], sizes), flipped)
         elif self.flip:
             x = torch.where(_per_image(flipped, x), x.flip(-1), x)
         if x.shape[1] != 3:
@@ -55,9 +58,9 @@ class Augmentation:
             x = _on_some(x, torch.rand(len(x)) < self.jitter_share, self._jittered)
         return _on_some(x, torch.rand(len(x)) < self.grey, lambda some: grey(some).expand_as(some))
 
-    def _boxes(self, count: int, height: int, width: int) -> Tensor:
+    def _boxes(self, count: int, height: int, width: int, sizes: Tensor | None) -> Tensor:
         if self.crop:
-            return draw_boxes(count, height, width, self.crop)
+            return draw_boxes(count, height, width, self.crop, sizes)
         border, side = (1 - self.centre) / 2, self.centre
         return torch.tensor([border * height, border * width, side * height, side * width]).expand(count, 4)
 
@@ -70,21 +73,34 @@ class Augmentation:
         return x
 
 
-def draw_boxes(count: int, height: int, width: int, scale: tuple[float, float]) -> Tensor:
+def draw_boxes(count: int, height: int, width: int, scale: tuple[float, float], sizes: Tensor | None = None) -> Tensor:
     """Crop boxes (top, left, height, width) in pixels, float [count,4], drawn as torchvision's RandomResizedCrop does.
 
-    Area share uniform in `scale`, aspect ratio log-uniform in 3/4..4/3, the first of ten draws that fits, else all.
+    Area share uniform in `scale`, aspect ratio log-uniform in 3/4..4/3, the first of ten draws that fits, else the
+    middle of the image with the nearest of these ratios.
+
+    Images of other `sizes` (height, width; [count,2]) that were squeezed to height x width: the boxes are drawn on the
+    originals, in whole pixels of the original whose shorter side has been scaled to that of the square, and then
+    squeezed as their image was, so that they need not be whole.
     """
-    area = torch.empty(count, 10).uniform_(*scale) * (height * width)
+    if sizes is None:
+        rows, columns = torch.full((count, 1), float(height)), torch.full((count, 1), float(width))
+    else:
+        grid = (sizes * (min(height, width) / sizes.amin(1, keepdim=True))).round()
+        rows, columns = grid.split(1, dim=1)
+    area = torch.empty(count, 10).uniform_(*scale) * (rows * columns)
     ratio = torch.empty(count, 10).uniform_(-1, 1).mul_(torch.tensor(4 / 3).log()).exp()
     widths, heights = (area * ratio).sqrt().round(), (area / ratio).sqrt().round()
-    fits = (widths > 0) & (widths <= width) & (heights > 0) & (heights <= height)
+    fits = (widths > 0) & (widths <= columns) & (heights > 0) & (heights <= rows)
     first = fits.float().argmax(1, keepdim=True)
-    fitting = fits.any(1)
-    w = torch.where(fitting, widths.gather(1, first)[:, 0], width)
-    h = torch.where(fitting, heights.gather(1, first)[:, 0], height)
-    corner = torch.rand(2, count)
-    return torch.stack([(corner[0] * (height - h + 1)).floor(), (corner[1] * (width - w + 1)).floor(), h, w], 1)
+    fitting = fits.any(1, keepdim=True)
+    w = torch.where(fitting, widths.gather(1, first), torch.minimum(columns, (rows * (4 / 3)).round()))
+    h = torch.where(fitting, heights.gather(1, first), torch.minimum(rows, (columns * (4 / 3)).round()))
+    corner = torch.rand(2, count)[:, :, None]
+    middle = torch.stack([(rows - h) // 2, (columns - w) // 2])
+    top, left = torch.where(fitting, (corner * (torch.stack([rows - h, columns - w]) + 1)).floor(), middle)
+    across = torch.tensor([height, width, height, width]) / torch.cat([rows, columns, rows, columns], 1)
+    return torch.cat([top, left, h, w], 1) * across
 
 
 def _per_image(values: Tensor, x: Tensor) -> Tensor:

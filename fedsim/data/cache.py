@@ -1,6 +1,9 @@
 """Decode once: the images of a domain as one memory-mapped uint8 array on disk, shared by all processes.
 
-    <cache>/<dataset>/<domain>-<hash>/   images.npy [N,C,H,W]   labels.npy [N]   manifest.json
+    <cache>/<dataset>/<domain>-<hash>/   images.npy [N,C,s,s]   labels.npy [N]   sizes.npy [N,2]   manifest.json
+
+Images are squares, as DomainBed's evaluation sees them; their own heights and widths stand beside them, so that crops
+can be drawn with the aspect ratio of the original.
 
 The hash covers data set, size, channels, format and every file's relative path, size and modification time, so that a
 changed source gets a new folder. Old folders are never read again and may be deleted at any time.
@@ -23,19 +26,25 @@ from rich.progress import Progress
 
 from fedsim.data.folders import Listing, list_domain
 from fedsim.data.lists import WORDS, list_file, listed
-from fedsim.data.pixels import decode, read_bytes, unreadable
+from fedsim.data.pixels import decode_sized, read_bytes, unreadable
 from fedsim.data.reader import Reader, content_hash
+from fedsim.data.row import Benchmark
 from fedsim.errors import UserError
-from fedsim.settings import cache_root
+from fedsim.settings import DataSettings, cache_root
 
-FORMAT = 3
+FORMAT = 4
 DAY = 86_400.0
 PATIENCE = 2.0  # seconds of decoding before a progress bar appears
 Report = Callable[[int, int], None]  # (images decoded, images in all)
+Arrays = tuple[np.ndarray, np.ndarray, np.ndarray]  # images, labels, sizes
 
 
 class ImageTree(Reader):
     """Reads an image tree domain/class/image through the cache. Other trees and tables give another `listing`."""
+
+    def __init__(self, data: DataSettings, found: Benchmark) -> None:
+        super().__init__(data, found)
+        self._open: dict[str, Arrays] = {}
 
     def listing(self, domain: str) -> Listing:
         """Files and labels of a domain."""
@@ -43,8 +52,18 @@ class ImageTree(Reader):
 
     def images(self, domain: str, apart: bool = False) -> tuple[np.ndarray, np.ndarray]:
         """Images and labels of a domain, decoded on first use."""
-        listing, cache = self.listing(domain), cache_root(self.data)
-        return cached_images(listing, self.found.name, domain, self.data.image_size, cache)
+        return self._cached(domain)[:2]
+
+    def sizes(self, domain: str, apart: bool = False) -> np.ndarray:
+        """Heights and widths of the files' images."""
+        return self._cached(domain)[2]
+
+    def _cached(self, domain: str) -> Arrays:
+        """Images, labels and sizes, looked up once."""
+        if domain not in self._open:
+            listing, cache = self.listing(domain), cache_root(self.data)
+            self._open[domain] = cached_domain(listing, self.found.name, domain, self.data.image_size, cache)
+        return self._open[domain]
 
     def labels(self, domain: str, apart: bool = False) -> np.ndarray:
         """Labels of the files that are there; none is opened."""
@@ -73,7 +92,15 @@ class ImageTree(Reader):
 def cached_images(
     listing: Listing, dataset: str, domain: str, image_size: int, cache: Path, report: Report | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Images (read-only memory map, uint8 [N,3,s,s]) and labels int64 [N] of a domain, decoded on first use.
+    """Images (read-only memory map, uint8 [N,3,s,s]) and labels int64 [N] of a domain; see `cached_domain`."""
+    return cached_domain(listing, dataset, domain, image_size, cache, report)[:2]
+
+
+def cached_domain(
+    listing: Listing, dataset: str, domain: str, image_size: int, cache: Path, report: Report | None = None
+) -> Arrays:
+    """Images (read-only memory map, uint8 [N,3,s,s]), labels int64 [N] and the files' own heights and widths int32
+    [N,2], decoded on first use.
 
     `report(done, total)` replaces the progress bar on stderr. Several processes may build the same entry: each writes a
     folder of its own, the first rename wins, the others discard theirs. Raises UserError for an unreadable image (by
@@ -115,12 +142,13 @@ def _manifest(listing: Listing, dataset: str, domain: str, image_size: int) -> d
     return {**content, "hash": whole.hexdigest()[:16]}
 
 
-def _open(entry: Path, manifest: dict) -> tuple[np.ndarray, np.ndarray] | None:
+def _open(entry: Path, manifest: dict) -> Arrays | None:
     """The cached arrays, or None when there are none or they are damaged (e.g. after a power cut)."""
     stored = _stored(entry)
     try:
         images = np.load(entry / "images.npy", mmap_mode="r", allow_pickle=False)
         labels = np.load(entry / "labels.npy", allow_pickle=False)
+        sizes = np.load(entry / "sizes.npy", allow_pickle=False)
     except (OSError, ValueError, EOFError):
         return None
     shape = tuple(manifest["shape"])
@@ -130,8 +158,9 @@ def _open(entry: Path, manifest: dict) -> tuple[np.ndarray, np.ndarray] | None:
         and images.shape == shape
         and images.dtype == np.uint8
         and labels.shape == shape[:1]
+        and sizes.shape == (shape[0], 2)
     )
-    return (images, labels) if sound else None
+    return (images, labels, sizes) if sound else None
 
 
 def _stored(entry: Path) -> dict:
@@ -152,7 +181,8 @@ def _build(listing: Listing, manifest: dict, entry: Path, report: Report | None)
         raise _unwritable(entry.parent, error) from None
     try:
         temporary.chmod(0o755)  # mkdtemp makes it private; the cache may be shared between users
-        content = _write_images(listing, manifest, temporary / "images.npy", report)
+        content, sizes = _write_images(listing, manifest, temporary / "images.npy", report)
+        np.save(temporary / "sizes.npy", sizes, allow_pickle=False)
         np.save(temporary / "labels.npy", listing.labels, allow_pickle=False)
         (temporary / "manifest.json").write_text(json.dumps({**manifest, "content": content}))
         _publish(temporary, entry, manifest)
@@ -181,10 +211,10 @@ def _publish(temporary: Path, entry: Path, manifest: dict) -> None:
             raise
 
 
-def _write_images(listing: Listing, manifest: dict, path: Path, report: Report | None) -> str:
+def _write_images(listing: Listing, manifest: dict, path: Path, report: Report | None) -> tuple[str, np.ndarray]:
     """Decode all files with a few threads (PIL releases the GIL) straight into the memory-mapped file.
 
-    Gives the fingerprint of what was read.
+    Gives the fingerprint of what was read, and the images' own heights and widths.
     """
     shape = tuple(manifest["shape"])
     images = np.lib.format.open_memmap(path, mode="w+", dtype=np.uint8, shape=shape)
@@ -195,17 +225,16 @@ def _write_images(listing: Listing, manifest: dict, path: Path, report: Report |
     def fill(index: int) -> bytes:
         path = listing.folder / listing.files[index]
         content = read_bytes(path)
-        images[index] = decode(path, shape[-1], content)
+        images[index], sizes[index] = decode_sized(path, shape[-1], content)
         return digest(content)
 
-    digests = []
-
+    digests, sizes = [], np.empty((len(listing.files), 2), np.int32)
     with ThreadPoolExecutor(min(8, max(2, os.cpu_count() or 2))) as pool, _progress(manifest, report) as show:
         for one in pool.map(fill, range(len(listing.files))):
             digests.append(one)
             show(len(digests), len(listing.files))
     images.flush()
-    return content_of(listing, digests)
+    return content_of(listing, digests), sizes
 
 
 def _remove_leftovers(folder: Path) -> None:

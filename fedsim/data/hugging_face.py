@@ -11,7 +11,7 @@ import numpy as np
 
 from fedsim.about import extra
 from fedsim.data.names import composed
-from fedsim.data.pixels import decode
+from fedsim.data.pixels import decode_sized
 from fedsim.data.reader import Reader, content_hash
 from fedsim.data.row import Benchmark
 from fedsim.errors import UserError, nearest
@@ -50,12 +50,20 @@ class HuggingFaceReader(Reader):
 
     def images(self, domain: str, apart: bool = False) -> tuple[np.ndarray, np.ndarray]:
         """Images, decoded on first use, and labels."""
-        labels, size = self.labels(domain), self.data.image_size
-        name = content_hash(domain.encode(), self.fingerprint(domain).encode(), str(size).encode())
+        return np.load(self._decoded(domain), mmap_mode="r", allow_pickle=False), self.labels(domain)
+
+    def sizes(self, domain: str, apart: bool = False) -> np.ndarray:
+        """Heights and widths of the images."""
+        return np.load(self._decoded(domain).with_suffix(".sizes.npy"), allow_pickle=False)
+
+    def _decoded(self, domain: str) -> Path:
+        """The file of a domain's decoded images; that of their sizes, written before it, lies beside it."""
+        size = str(self.data.image_size).encode()
+        name = content_hash(b"2", domain.encode(), self.fingerprint(domain).encode(), size)
         file = cache_root(self.data) / "huggingface" / f"{name}.npy"
         if not file.is_file():
             self._decode(domain, file)
-        return np.load(file, mmap_mode="r", allow_pickle=False), labels
+        return file
 
     def fingerprint(self, domain: str) -> str:
         """Hash of the labels and of Arrow's own fingerprint of the data set's content."""
@@ -76,11 +84,13 @@ class HuggingFaceReader(Reader):
             number, temporary = tempfile.mkstemp(dir=file.parent, prefix=".tmp-", suffix=".npy")
             os.close(number)
             images = np.lib.format.open_memmap(temporary, mode="w+", dtype=np.uint8, shape=(len(rows), 3, size, size))
+            sizes = np.empty((len(rows), 2), np.int32)
             for index, row in enumerate(rows):
                 cell = row[column]
                 name = Path(cell["path"] or f"{data_root(self.data)}, image {index} of domain {domain!r}")
-                images[index] = decode(name, size, cell["bytes"])
+                images[index], sizes[index] = decode_sized(name, size, cell["bytes"])
             images.flush()
+            np.save(file.with_suffix(".sizes.npy"), sizes, allow_pickle=False)
             Path(temporary).replace(file)
         except OSError as error:
             raise UserError(f"cannot write the image cache {file} ({error.strerror}); set data.cache") from None

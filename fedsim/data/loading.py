@@ -1,5 +1,6 @@
 """What a client, the server and a pooled baseline see of the data: each call loads its own domains and no other."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -24,7 +25,8 @@ class ClientData:
     """One client's data: the images of its whole domain and the indices that are its own.
 
     images uint8 [N,C,H,W] (often a read-only memory map), labels int64 [N]; train and validation are int64 indices into
-    both, disjoint. domain_index int64 [N] tells each image's place in `domains` (pooled data has several).
+    both, disjoint. domain_index int64 [N] tells each image's place in `domains` (pooled data has several). sizes int32
+    [N,2]: heights and widths of the images before they were resized to squares; None when all were square.
     """
 
     client: str
@@ -35,6 +37,7 @@ class ClientData:
     classes: tuple[str, ...]
     domains: tuple[str, ...]
     domain_index: np.ndarray
+    sizes: np.ndarray | None = None
 
     @property
     def examples(self) -> int:
@@ -73,7 +76,8 @@ def load_client(data: DataSettings, client: str) -> ClientData:
     """
     found = benchmark(data)
     domain = resolve_domain(found, domain_of(client))
-    images, labels = _load_domain(data, found, domain)
+    read = reader(data, found)
+    images, labels = read.images(domain)
     environment, split_seed = found.environment(domain), data.seed_of_splits
     pool = fraction_subset(labels, data.fraction, seed_hash(split_seed, environment, "fraction"))
     seed = seed_hash(split_seed, environment)
@@ -102,6 +106,7 @@ def load_client(data: DataSettings, client: str) -> ClientData:
         found.classes,
         (domain,),
         np.zeros(len(labels), dtype=np.int64),
+        _unless_square(read.sizes(domain)),
     )
 
 
@@ -113,7 +118,7 @@ def load_target(data: DataSettings, domain: str) -> tuple[np.ndarray, np.ndarray
     """
     found = benchmark(data)
     domain = resolve_domain(found, domain)
-    images, labels = _load_domain(data, found, domain, found.test_apart)
+    images, labels = reader(data, found).images(domain, found.test_apart)
     environment, split_seed = found.environment(domain), data.seed_of_splits
     indices = fraction_subset(labels, data.fraction, seed_hash(split_seed, environment, "fraction"))
     if data.test_split == "in":
@@ -164,14 +169,22 @@ def load_pooled(data: DataSettings, target: str) -> ClientData:
         found.classes,
         domains,
         np.repeat(np.arange(len(domains), dtype=np.int64), sizes),
+        _joined_sizes([first[domain] for domain in domains]),
     )
 
 
-def _load_domain(
-    data: DataSettings, found: Benchmark, domain: str, apart: bool = False
-) -> tuple[np.ndarray, np.ndarray]:
-    """Images uint8 [N,C,H,W] and labels int64 [N] of a whole domain; `apart`: of what no client holds of it."""
-    return reader(data, found).images(domain, apart)
+def _unless_square(sizes: np.ndarray | None) -> np.ndarray | None:
+    """Heights and widths, or None when they say nothing."""
+    return None if sizes is None or (sizes[:, 0] == sizes[:, 1]).all() else sizes
+
+
+def _joined_sizes(parts: Sequence[ClientData]) -> np.ndarray | None:
+    """Sizes of several domains; a square stands for each image of a domain in which all are square."""
+    if all(part.sizes is None for part in parts):
+        return None
+    return np.concatenate(
+        [np.ones((len(part.labels), 2), np.int32) if part.sizes is None else part.sizes for part in parts]
+    )
 
 
 def _client_index(data: DataSettings, client: str) -> int:

@@ -17,8 +17,14 @@ class UnclearImageError(ValueError):
 
 
 def decode(path: Path, image_size: int, content: bytes | None = None) -> np.ndarray:
-    """One image file as RGB uint8 [3,s,s]: both sides resized, bilinear and antialiased (DomainBed's evaluation).
+    """One image file as RGB uint8 [3,s,s]; see `decode_sized`."""
+    return decode_sized(path, image_size, content)[0]
 
+
+def decode_sized(path: Path, image_size: int, content: bytes | None = None) -> tuple[np.ndarray, tuple[int, int]]:
+    """One image file as RGB uint8 [3,s,s], and its own height and width in pixels, upright.
+
+    Both sides are resized, bilinear and antialiased (DomainBed's evaluation).
     Turned as its EXIF says. Transparent parts show white. 16-bit values are divided by 257 (12-bit ones by 4095/255),
     floats are taken as brightness from 0 to 1. Of several pages or frames the first counts. Colour profiles are not
     applied. `content` are the file's bytes when they have been read already. Raises UserError with the file's name for
@@ -26,11 +32,12 @@ def decode(path: Path, image_size: int, content: bytes | None = None) -> np.ndar
     """
     try:
         with Image.open(io.BytesIO(read_bytes(path) if content is None else content)) as image:
-            small = _rgb(image).resize((image_size, image_size), Image.Resampling.BILINEAR)
+            whole = _rgb(image)
+            small = whole.resize((image_size, image_size), Image.Resampling.BILINEAR)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         reason = "not an image that Pillow knows" if isinstance(error, UnidentifiedImageError) else str(error)
         raise unreadable(path, reason) from None
-    return np.asarray(small).transpose(2, 0, 1)
+    return np.asarray(small).transpose(2, 0, 1), (whole.height, whole.width)
 
 
 def read_bytes(path: Path) -> bytes:

@@ -27,6 +27,11 @@ class Reader:
         """Labels int64 [N] alone; image trees list their files and open none."""
         return self.images(domain, apart)[1]
 
+    def sizes(self, domain: str, apart: bool = False) -> np.ndarray | None:
+        """Height and width int [N,2] of the images as they were before they were resized to a square; crops keep their
+        aspect ratio. None: they were square."""
+        return None
+
     def listed(self, domain: str, part: str) -> np.ndarray | None:
         """Indices of the images that a published list names (`part`: train, validation, test); None without a list."""
         raise UserError(f"{self.found.title} has no files that a list could name; use data.split = 'stratified'")

@@ -71,9 +71,56 @@ def test_boxes_are_distributed_like_torchvisions():
     assert (ours.std(0) - theirs.std(0)).abs().max() < 0.5
 
 
-def test_a_box_that_never_fits_is_the_whole_image():
-    boxes = draw_boxes(8, 40, 10, (1.0, 1.0))
-    assert (boxes == torch.tensor([0.0, 0.0, 40.0, 10.0])).all()
+def test_a_box_that_never_fits_is_the_middle():
+    """Torchvision's fallback: the whole shorter side, and 4/3 of it of the longer one."""
+    for height, width in ((40, 10), (10, 40), (40, 39)):
+        theirs = RandomResizedCrop.get_params(torch.empty(3, height, width), [2.0, 2.0], [3 / 4, 4 / 3])
+        boxes = draw_boxes(8, height, width, (2.0, 2.0))
+        assert (boxes == torch.tensor(theirs).float()).all()
+
+
+@pytest.mark.parametrize(("height", "width"), [(480, 640), (640, 480), (300, 1000), (227, 227)])
+def test_boxes_of_squeezed_images_are_those_of_the_originals(height, width):
+    """How much a crop is squeezed when it becomes a square: at 640 x 480 by 1.01, 1.21 and 1.33 (5, 50 and 95 %)."""
+    torch.manual_seed(0)
+    sizes = torch.tensor([[height, width]]).expand(4000, 2)
+    boxes = draw_boxes(4000, 224, 224, (0.7, 1.0), sizes)
+    top, left, heights, widths = boxes.T
+    assert ((top >= 0) & (left >= 0) & (top + heights <= 224.001) & (left + widths <= 224.001)).all()
+    ours = (boxes * torch.tensor([height, width, height, width]) / 224).double()
+    image = torch.empty(3, height, width)
+    drawn = [RandomResizedCrop.get_params(image, [0.7, 1.0], [3 / 4, 4 / 3]) for _ in range(4000)]
+    theirs = torch.tensor(drawn).double()
+    assert ((ours.mean(0) - theirs.mean(0)).abs() < 0.01 * max(height, width)).all()
+    marks = torch.tensor([0.05, 0.5, 0.95], dtype=torch.double)
+    squeeze = [(box[:, 3] / box[:, 2]).quantile(marks) for box in (ours, theirs)]
+    torch.testing.assert_close(squeeze[0], squeeze[1], atol=0.02, rtol=0)
+    if (height, width) == (480, 640):
+        torch.testing.assert_close(squeeze[0], torch.tensor([1.01, 1.21, 1.33]).double(), atol=0.02, rtol=0)
+
+
+def test_square_images_are_cropped_as_without_sizes(batch):
+    """Bit for bit, whatever their size was."""
+    augment = AUGMENTATIONS["domainbed"]
+    torch.manual_seed(5)
+    plain = augment(batch)
+    torch.manual_seed(5)
+    assert torch.equal(augment(batch, torch.full((6, 2), 227)), plain)
+
+
+def test_a_crop_of_a_squeezed_image_shows_what_the_originals_crop_shows():
+    """A wide picture with smooth waves: torchvision's crop of the original, and ours of the square."""
+    height, width, side = 96, 128, 64
+    y, x = torch.meshgrid(torch.arange(height) / height, torch.arange(width) / width, indexing="ij")
+    original = torch.stack([x, y, (torch.sin(6 * x) * torch.cos(4 * y) + 1) / 2])[None]
+    squeezed = TF.resize(original, [side, side], antialias=True)
+    torch.manual_seed(1)
+    (box,) = draw_boxes(1, side, side, (0.7, 1.0), torch.tensor([[height, width]]))
+    top, left, h, w = (box * torch.tensor([height, width, height, width]) / side).round().int().tolist()
+    expected = TF.resized_crop(original, top, left, h, w, [side, side], antialias=True)
+    ours = resized_crop(squeezed, box[None], torch.tensor([False]))
+    torch.testing.assert_close(ours, expected, atol=0.02, rtol=0)
+    assert w / h > 1.05
 
 
 @pytest.mark.parametrize("name", AUGMENTATIONS)

@@ -47,6 +47,7 @@ def test_images_are_decoded_once(saved, monkeypatch):
     monkeypatch.setattr(read, "_decode", None)
     np.testing.assert_array_equal(read.images("2")[0], first)
     assert read.fingerprint("2") != read.fingerprint("Zürich")
+    assert read.sizes("2").tolist() == [[8, 8]] * 12
 
 
 def test_what_is_wrong_is_one_line(saved, tmp_path):

@@ -8,12 +8,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
+from clients.local_data import LocalData
 from fedsim.data import cache as cache_module
+from fedsim.data import load_client, load_pooled
+from fedsim.data.augment import AUGMENTATIONS, Transforms, make_transforms
 from fedsim.data.benchmarks import benchmark
-from fedsim.data.cache import cached_images, decode
+from fedsim.data.cache import cached_images
 from fedsim.data.folders import list_domain
+from fedsim.data.pixels import decode
 from fedsim.errors import UserError
 
 
@@ -42,6 +47,40 @@ def test_images_are_rgb_resized_like_torchvision(tree_settings, tmp_path):
     assert (images[5] == expected).all()
 
 
+def test_sizes_are_those_of_the_files_upright(tree_settings, tmp_path):
+    """10 x 12 pixels; one is turned by its EXIF, and one domain is square."""
+    data = tree_settings(image_size=8)
+    folder = tmp_path / "images"
+    turned = Image.new("RGB", (30, 20))
+    exif = turned.getexif()
+    exif[274] = 6  # a quarter turn
+    turned.save(folder / "photo" / "cat" / "000.png", exif=exif)
+    for file in (folder / "art").rglob("*.png"):
+        Image.new("RGB", (9, 9)).save(file)
+    photo, art = load_client(data, "photo"), load_client(data, "art")
+    assert photo.sizes.tolist() == [[30, 20]] + [[12, 10]] * 7
+    assert art.sizes is None
+    pooled = load_pooled(data, "sketch")
+    assert pooled.sizes.tolist() == [[1, 1]] * 8 + photo.sizes.tolist()
+
+
+def test_a_client_crops_with_its_images_aspect_ratios(tree_settings):
+    """The batch is what the augmentation makes of these images with these sizes; a user's function gets none."""
+    data = tree_settings(image_size=8, augment="ccst")
+    client = load_client(data, "photo")
+    local = LocalData(client, make_transforms(data, 3), torch.device("cpu"))
+    positions = np.array([2, 0, 1])
+    torch.manual_seed(0)
+    ours = local.batch(positions).images
+    raw, sizes = local.raw(positions), torch.from_numpy(client.sizes[client.train[positions]])
+    torch.manual_seed(0)
+    assert torch.equal(ours, AUGMENTATIONS["ccst"](raw, sizes))
+    torch.manual_seed(0)
+    assert not torch.equal(ours, AUGMENTATIONS["ccst"](raw))
+    own = Transforms(lambda images: images * 0, local.transforms.normalize)
+    assert not LocalData(client, own, torch.device("cpu")).batch(positions).images.any()
+
+
 @pytest.mark.parametrize("mode", ["L", "P", "1", "RGB"])
 def test_every_image_mode_becomes_three_channels(write_image, tmp_path, mode):
     write_image(tmp_path / "image.png", 0, mode=mode)
@@ -58,7 +97,7 @@ def test_second_use_decodes_nothing(tree_settings, tmp_path, monkeypatch):
     seen = []
     first, _ = load(data, tmp_path / "cache", lambda done, total: seen.append((done, total)))
     assert seen[-1] == (8, 8)
-    monkeypatch.setattr(cache_module, "decode", None)
+    monkeypatch.setattr(cache_module, "decode_sized", None)
     second, _ = load(data, tmp_path / "cache")
     assert (first == second).all()
     assert len(entries(tmp_path / "cache")) == 1
@@ -104,7 +143,7 @@ def test_the_loser_of_a_race_discards_its_own(tree_settings, tmp_path, monkeypat
     def slow(listing, manifest, path, report):
         monkeypatch.setattr(cache_module, "_write_images", write)
         load(data, tmp_path / "cache")  # another process finishes while this one still decodes
-        write(listing, manifest, path, report)
+        return write(listing, manifest, path, report)
 
     monkeypatch.setattr(cache_module, "_write_images", slow)
     images, _ = load(data, tmp_path / "cache")
