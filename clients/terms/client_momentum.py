@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
+import torch
 from pydantic import Field
 
 from clients.parts import LocalRound, Term
@@ -38,10 +39,11 @@ class ClientMomentum(Term):
         parameters = round.shared_parameters()
 
         def mix() -> None:
-            for name, parameter in parameters.items():
-                if parameter.grad is not None:
-                    parameter.grad.mul_(own)
-                    if name in direction:
-                        parameter.grad.add_(direction[name], alpha=1 - self.alpha)
+            gradients = {name: parameter.grad for name, parameter in parameters.items() if parameter.grad is not None}
+            if gradients:
+                torch._foreach_mul_(list(gradients.values()), own)
+            if gradients and direction:
+                leaning = [direction[name] for name in gradients]
+                torch._foreach_add_(list(gradients.values()), leaning, alpha=1 - self.alpha)
 
         round.before_step.append(mix)

@@ -39,9 +39,11 @@ class DynamicRegularizer(Term):
         round.scratch[OWN] = (start, past)
 
         def pull() -> None:
-            for name, parameter in parameters.items():
-                if parameter.grad is not None:
-                    parameter.grad.add_(parameter.detach() - anchor[name], alpha=self.lam)
+            moving = [name for name, parameter in parameters.items() if parameter.grad is not None]
+            if moving:
+                places = [parameters[name].detach() for name in moving]
+                away = torch._foreach_sub(places, [anchor[name] for name in moving])
+                torch._foreach_add_([parameters[name].grad for name in moving], away, alpha=self.lam)
 
         if self.lam > 0:
             round.before_step.append(pull)
