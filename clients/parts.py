@@ -16,6 +16,8 @@ import numpy as np
 from torch import Tensor
 
 from clients.local_round import Batch, LocalRound, StepFunction
+from fedsim.errors import UserError
+from fedsim.experiment import Experiment
 from fedsim.part import Part, part_name
 from fedsim.settings import TrainSettings
 
@@ -32,6 +34,7 @@ __all__ = [
     "Step",
     "StepFunction",
     "Term",
+    "Unlabelled",
 ]
 
 
@@ -149,3 +152,30 @@ class Report(ClientPart):
     def after(self, round: LocalRound) -> dict[str, float]:
         """Metrics of the trained model."""
         return {}
+
+
+class Unlabelled(ClientPart):
+    """What the unseen domain's client does when the server visits it: it holds images without labels.
+
+    The images are a part of the domain that is never tested (`data.adapt_share`), and its labels are not even read. A
+    method with such a part adapts to the target: its results are marked `uses_target_unlabelled` and ranked apart.
+    """
+
+    needs_clients: ClassVar[bool] = True
+
+    def refuses(self, recipe: "Recipe") -> str:
+        """Somebody has to ask."""
+        return "" if recipe.visits else f"{part_name(self)} is never asked; add a part to method.visits"
+
+    def check(self, experiment: Experiment) -> None:
+        """UserError in a deployment without a site that holds the unseen domain's images."""
+        if experiment.run.runtime == "deployment" and experiment.run.evaluate_target == "server":
+            raise UserError(
+                f"{part_name(self)} trains on the unseen domain's machine; "
+                "add a site with role = target to the federation"
+            )
+
+    def answer(self, round: LocalRound) -> None:
+        """Do what `round.phase` asks for, with the received model in `round.net` and the records of the message in
+        `round.records`, and `round.send` the records of the answer. Labels of `round.data` are -1."""
+        raise NotImplementedError

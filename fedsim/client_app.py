@@ -146,6 +146,18 @@ def target_of(space: Workspace) -> TargetEvaluator:
     return TargetEvaluator(space)
 
 
+@app.query("visit")
+@guarded
+def visit(message: Message, context: Context) -> RecordDict:
+    """Unlabelled images of the unseen domain at work, on the machine that holds them."""
+    space, config = space_of(message, context)
+    if is_site(context) and not is_target(context, space.plan):
+        raise UserError(f"this site is {holds(context)}, not the target site of {space.experiment.run.target!r}")
+    records = {name: record_to_arrays(record) for name, record in message.content.array_records.items()}
+    answer = space.unlabelled().answer(records, config)
+    return RecordDict({name: state_to_record(arrays) for name, arrays in answer.items()})
+
+
 @app.query("collect")
 @guarded
 def collect(message: Message, context: Context) -> RecordDict:

@@ -15,6 +15,7 @@ from clients.step.adversarial_reference import AdversarialReference
 from clients.step.calibration import SemanticCalibration
 from clients.step.client_agnostic import ClientAgnostic
 from clients.step.consistent_views import ConsistentViews
+from clients.step.disentangling_adversary import DisentanglingAdversary
 from clients.step.ditto import Ditto
 from clients.step.episodic import EpisodicStep
 from clients.step.jigsaw import Jigsaw
@@ -37,8 +38,10 @@ from clients.terms.prototype_contrast import PrototypeContrast
 from clients.terms.proximal import Proximal
 from clients.terms.representation_norm import RepresentationNorm
 from clients.terms.self_reg import SelfReg
+from clients.unlabelled.adversarial_target import AdversarialTarget
 from fedsim.models.infer import EnsembleOfHeads, SampledRepresentation, ZeroShotAdapter
 from fedsim.models.inserts.adapters import Adapters
+from fedsim.models.inserts.disentangler import Disentangler
 from fedsim.models.inserts.jigsaw_head import JigsawHead
 from fedsim.models.inserts.kept_scale import KeptScale
 from fedsim.models.inserts.mixstyle import MixStyle
@@ -52,12 +55,14 @@ from strategies.banks.amplitude import AmplitudeBank
 from strategies.banks.class_references import ClassReferences
 from strategies.banks.classifier_gradients import ClassifierGradients
 from strategies.banks.control_variates import ControlVariates
+from strategies.banks.domain_identifiers import DomainIdentifiers
 from strategies.banks.feature_generator import FeatureGenerator
 from strategies.banks.global_batch_norm import GlobalBatchNorm
 from strategies.banks.global_direction import GlobalDirection
 from strategies.banks.heads import Heads
 from strategies.banks.prototypes import Prototypes
 from strategies.banks.style import StyleBank
+from strategies.banks.target_features import TargetFeatures
 from strategies.fuse.aligned_weights import AlignedWeights
 from strategies.fuse.gradient_mask import GradientMask
 from strategies.fuse.gradient_matching import GradientMatching
@@ -72,6 +77,8 @@ from strategies.share.random_subnet import RandomSubnet
 from strategies.share.without_batch_norm import WithoutBatchNorm
 from strategies.share.without_head import WithoutHead
 from strategies.share.without_statistics import WithoutStatistics
+from strategies.visits.target_attention import TargetAttention
+from strategies.visits.target_training import TargetTraining
 from strategies.weights.agnostic import AgnosticWeights
 from strategies.weights.generalization_adjustment import GeneralizationAdjustment
 from strategies.weights.uniform import Uniform
@@ -91,6 +98,15 @@ METHODS: dict[str, Recipe] = {
         refine=(EnsembleDistillation(),),
         paper="Xie et al., CVPR 2024: PerAda",
         discloses="adapters, norm and head only; the server looks at single clients' models where it distils",
+    ),
+    "fada": Recipe(
+        client=DisentanglingAdversary(),
+        inserts=(Disentangler(),),
+        banks=(DomainIdentifiers(), TargetFeatures()),
+        weights=TargetAttention(),
+        visits=(TargetAttention(), TargetTraining()),
+        unlabelled=AdversarialTarget(),
+        paper="Peng et al., ICLR 2020: FADA, adaptation to the unlabelled target",
     ),
     "fedbn": Recipe(
         share=WithoutBatchNorm(),

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from clients.batches.shuffled import Shuffled
-from clients.parts import Augment, Batches, ClientPart, Report, Step, Term
+from clients.parts import Augment, Batches, ClientPart, Report, Step, Term, Unlabelled
 from clients.step.supervised import SupervisedStep
 from fedsim.models.infer import EvalMode, Infer
 from fedsim.models.inserts.base import Insert
@@ -12,7 +12,7 @@ from fedsim.models.norms import BatchNorm
 from fedsim.models.norms.base import Norm
 from fedsim.part import Part
 from strategies.fuse.weighted_mean import WeightedMean
-from strategies.parts import Bank, Fuse, Refine, Share, Weights
+from strategies.parts import Bank, Fuse, Refine, Share, Visit, Weights
 from strategies.share.everything import Everything
 from strategies.weights.by_examples import ByExamples
 
@@ -23,16 +23,18 @@ SLOTS: dict[str, type[Part]] = {
     "fuse": Fuse,
     "banks": Bank,
     "refine": Refine,
+    "visits": Visit,
     "client": Step,
     "terms": Term,
     "batches": Batches,
     "augment": Augment,
     "reports": Report,
+    "unlabelled": Unlabelled,
     "norm": Norm,
     "inserts": Insert,
     "infer": Infer,
 }
-LIST_SLOTS = ("banks", "refine", "terms", "reports", "inserts")
+LIST_SLOTS = ("banks", "refine", "visits", "terms", "reports", "inserts")
 
 
 @dataclass(frozen=True)
@@ -44,17 +46,24 @@ class Recipe:
     fuse: Fuse = WeightedMean()
     banks: tuple[Bank, ...] = ()
     refine: tuple[Refine, ...] = ()
+    visits: tuple[Visit, ...] = ()
     client: Step = SupervisedStep()
     terms: tuple[Term, ...] = ()
     batches: Batches = Shuffled()
     augment: Augment | None = None
     reports: tuple[Report, ...] = ()
+    unlabelled: Unlabelled | None = None
     norm: Norm = BatchNorm()
     inserts: tuple[Insert, ...] = ()
     infer: Infer = EvalMode()
     pooled: bool = False
     paper: str = ""
     discloses: str = "model updates"
+
+    @property
+    def uses_target_unlabelled(self) -> bool:
+        """Does the method train on unlabelled images of the unseen domain? It is ranked apart then."""
+        return self.unlabelled is not None
 
     def label(self, method: str) -> str:
         """Name of the method in results; a part with `tag` shows it, as in `ccst(pixel)`."""
@@ -80,7 +89,7 @@ class Recipe:
     def disclosure(self) -> str:
         """What leaves the clients: the row's own text and what each part with `discloses` adds."""
         parts = [part.discloses for _, part in parts_of(self) if part.discloses]
-        return "; ".join([self.discloses, *parts])
+        return "; ".join([self.discloses, *dict.fromkeys(parts)])
 
 
 def parts_of(recipe: Recipe) -> list[tuple[str, Any]]:

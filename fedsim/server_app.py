@@ -119,6 +119,7 @@ def _serve(grid: Grid, space: Workspace, callbacks: Sequence[RunCallback], ident
     roster = Roster(grid, plan.clients, len(plan.data.classes), run_config, target, identify)
     strategy.join(roster)
     session.note_data(roster.fingerprints())
+    session.target_images = len(evaluator.labels) if evaluator else roster.target.examples
     check_server(plan, roster.fingerprints())
     grid = PatientGrid(grid, strategy.exchange, experiment.run.patience)
     arrays = session.initial_arrays()
@@ -142,7 +143,7 @@ def check_server(plan: Plan, known: Fingerprints | None = None) -> None:
 def largest_reply(space: Workspace) -> int:
     """Bytes of the largest reply that the recipe's model and banks can make."""
     sizes = [tensor.nbytes for name, tensor in space.net.state_dict().items() if space.places[name] != "local"]
-    return expected_bytes(sizes, bool(space.recipe.banks))
+    return expected_bytes(sizes, bool(space.recipe.banks or space.recipe.visits))
 
 
 class LogLines:

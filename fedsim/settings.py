@@ -87,6 +87,13 @@ class DataSettings(Settings):
         "all",
         description="target images tested: all, DomainBed's 'in' part, or those of DOMAIN_test*.txt in data.lists",
     )
+    adapt_share: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="share of the unseen domain's images set apart for methods that train on them without labels, and "
+        "never tested; 0: half where the method is one, else none",
+    )
     clients_per_domain: int = Field(1, ge=1, description="clients that share one domain")
     partition: Literal["iid", "dirichlet"] = Field("iid", description="how a domain is shared between its clients")
     alpha: float = Field(0.5, gt=0, description="concentration of the Dirichlet partition over classes")

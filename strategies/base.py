@@ -30,6 +30,7 @@ from strategies.wire.handshake import Roster
 from strategies.wire.reply_checks import check_collected, check_update, check_validation, manifest, one_line
 from strategies.wire.round_log import RoundLog
 from strategies.wire.target_site import TargetSite
+from strategies.wire.visits import Visits
 
 
 class FedDG(FedAvg):
@@ -48,6 +49,8 @@ class FedDG(FedAvg):
         self.state = ServerState()
         self.parts = ServerParts(recipe, experiment, places, self.state)
         self.exchange = Exchange(experiment, run_config, self.state)
+        self.visits = Visits(self.exchange)
+        self.parts.ask = self.visits.ask
         self.guard = Guard(experiment.run.update_limit)
         self.target_site: TargetSite | None = None  # the unseen domain's, when the server does not evaluate itself
         self.finished_rounds = 0
@@ -105,7 +108,7 @@ class FedDG(FedAvg):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
         """One message per drawn client: shared tensors, bank records, config; banks `before` training come first."""
-        round = self.finished_rounds + 1
+        round, self.visits.grid = self.finished_rounds + 1, grid
         self.exchange.log = RoundLog(round)
         self._drawn = trainers(self.experiment.train, self.exchange.clients, self.experiment.run.seed, round)
         down = self._open(round, arrays, self._drawn)

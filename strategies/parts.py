@@ -8,7 +8,7 @@ Order of one round:
 
     collect, accept, merge (banks `before` training) -> hand_out (banks) -> clients train
     -> accept (banks, for each reply) -> weigh -> fuse -> merge (banks)
-    -> refine (each part in turn) -> make (broadcasts) -> the model is evaluated and saved
+    -> visits -> refine (each part in turn) -> make (broadcasts) -> the model is evaluated and saved
 
 What a part refuses of one client is this client's failure, and never the end of the run: `needs` names metrics without
 which a reply is refused, `Bank.accept` returns a reason, and every other method may raise `RefusedUpdateError`.
@@ -40,6 +40,7 @@ __all__ = [
     "ServerRound",
     "Share",
     "Update",
+    "Visit",
     "Weights",
 ]
 
@@ -145,6 +146,48 @@ class Refine(Part):
         A part whose refined model is only to be evaluated (an average over rounds) returns here what the clients go on
         with. Only `server.state`, `server.arrays` and `server.round` (the round that begins) are filled.
         """
+        return model
+
+
+class Visit(Part):
+    """A further exchange of a round, with the unseen domain's client, which holds images without labels.
+
+    The client's answer comes from the recipe's part in the slot `unlabelled`. A visit that fails is that client's
+    failure: with `run.on_client_failure = "continue"` the round goes on without its answer (None).
+
+    phase: name of the exchange, by which the client's part knows what is asked, and parts find the answer
+        (`server.answers[phase]`, from the moment on at which it came).
+    moment: "updates": when the updates have come, before they are weighed; "model": when they are fused and the banks
+        are merged, before parts refine.
+    records: names of the records that the answer holds, no more and no fewer.
+    bank: the one of these records that fills a bank of that name, under the owner SERVER; empty: none.
+    """
+
+    phase: ClassVar[str]
+    moment: ClassVar[Literal["updates", "model"]]
+    records: ClassVar[tuple[str, ...]]
+    bank: ClassVar[str] = ""
+    needs_clients: ClassVar[bool] = True
+
+    def refuses(self, recipe: "Recipe") -> str:
+        """Somebody has to answer."""
+        if recipe.unlabelled is not None:
+            return ""
+        return f"{part_name(self)} needs a part in method.unlabelled that answers it"
+
+    def ask(self, model: Arrays, server: ServerRound) -> Mapping[str, Arrays] | None:
+        """The records of the message, `arrays` (a whole model) among them; None: no visit in this round.
+
+        model: what is fused so far; at the moment "updates" it is `server.previous`.
+        """
+        raise NotImplementedError
+
+    def accept(self, records: Mapping[str, Arrays], server: ServerRound) -> str:
+        """Reason why an answer is refused, or an empty string; its values are known to be finite."""
+        return ""
+
+    def take(self, records: Mapping[str, Arrays], model: Arrays, server: ServerRound) -> Arrays:
+        """The model after the visit; a visit at the moment "updates" does not change it."""
         return model
 
 

@@ -1,6 +1,6 @@
 """A recipe's server parts at work: what they hand out, and what they make of a round's updates."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,9 +9,15 @@ from fedsim.experiment import Experiment
 from fedsim.part import Part
 from strategies.banks.checks import layout_of, misfit, odd_shapes, owned
 from strategies.model import ServerModel
-from strategies.parts import SERVER, Arrays, Bank, Broadcast, Cut, Entries, Place, Refine, ServerRound, Update
+from strategies.parts import SERVER, Arrays, Bank, Broadcast, Cut, Entries, Place, Refine, ServerRound, Update, Visit
 from strategies.state import ServerState
 from strategies.wire.fused_check import not_finite
+
+Ask = Callable[[Visit, Mapping[str, Arrays], ServerRound], Mapping[str, Arrays] | None]
+
+
+def nobody(visit: Visit, records: Mapping[str, Arrays], server: ServerRound) -> None:
+    """Stands for the way to the unseen domain's client where there is none (in tests of single parts)."""
 
 
 class ServerParts:
@@ -28,6 +34,7 @@ class ServerParts:
         self.clients: list[str] = []
         self.drawn: list[str] = []
         self.start: Arrays = {}
+        self.ask: Ask = nobody  # sends a visit's records and returns the answer
 
     def open(self, round: int, model: Arrays, clients: Sequence[str], drawn: Sequence[str], training: bool) -> None:
         """Begin a round with the model as saved; broadcasts that were never made are made."""
@@ -107,12 +114,14 @@ class ServerParts:
         Nothing but the parts' own states is changed. A model that is not finite is returned as soon as it is one.
         """
         server, recipe = self.server(updates), self.recipe
+        self._visit("updates", self.start, server)
         server.weights = recipe.weights.weigh(updates, self._view(server, "weights"))
         fused = recipe.fuse.fuse(updates, server.weights, self._view(server, "fuse"))
         fused = same_layout(recipe.fuse, fused, updates[0].arrays)
         for bank in self.banks("round") if self.training else []:
             if not isinstance(bank, Broadcast):
                 server.banks = {**server.banks, bank.name: self._merged(bank, updates, server)}
+        fused = self._visit("model", fused, server)
         for key, part in self._refining():
             if not_finite(fused):
                 return server, fused
@@ -121,6 +130,21 @@ class ServerParts:
         for bank in self._broadcasts():
             server.banks = {**server.banks, bank.name: self._made(bank, server)}
         return server, fused
+
+    def _visit(self, moment: str, model: Arrays, server: ServerRound) -> Arrays:
+        """Make the visits of a moment; `server` gets the answers and the banks that they fill. The model after them."""
+        for visit in self.recipe.visits if self.training else ():
+            view = self._view(server, f"visits.{visit.phase}")
+            asked = visit.ask(model, view) if visit.moment == moment else None
+            answer = self.ask(visit, asked, view) if asked is not None else None
+            if answer is None:
+                continue
+            server.answers = {**server.answers, visit.phase: answer}
+            if visit.bank:
+                server.banks = {**server.banks, visit.bank: {SERVER: owned(answer[visit.bank])}}
+            view = self._view(server, f"visits.{visit.phase}")
+            model = same_layout(visit, visit.take(answer, model, view), model)
+        return model
 
     def server(self, updates: Sequence[Update] = ()) -> ServerRound:
         """The round in progress, without any part's own state."""

@@ -78,6 +78,7 @@ class ServerRound:
         `make` before the first round. One that another part refuses is not among them.
     current: the global tensors from which the next round starts; in `make` alone they differ from `previous`.
     weights: what `weigh` returned, by client; empty before.
+    answers: what the unseen domain's client answered to this round's visits so far, as {phase: {record: arrays}}.
     banks: all banks of the recipe by name, each as {owner: arrays}.
     places: place of every tensor of the network (see Share.place).
     kinds: kind of every tensor by the type of its module: weight, batch-norm affine or statistics, counter.
@@ -102,6 +103,7 @@ class ServerRound:
     updates: Sequence[Update] = ()
     current: Arrays = field(default_factory=dict)
     weights: Mapping[str, float] = field(default_factory=dict)
+    answers: Mapping[str, Entries] = field(default_factory=dict)
     banks: Mapping[str, Entries] = field(default_factory=dict)
     places: Mapping[str, Place] = field(default_factory=dict)
     kinds: Mapping[str, Kind] = field(default_factory=dict)

@@ -17,6 +17,7 @@ from fedsim.data.loading import (
     load_client,
     load_pooled,
     load_target,
+    load_unlabelled,
 )
 
 __all__ = [
@@ -31,5 +32,6 @@ __all__ = [
     "load_client",
     "load_pooled",
     "load_target",
+    "load_unlabelled",
     "resolve_domain",
 ]

@@ -14,6 +14,7 @@ from fedsim.data.splits import (
     iid_partition,
     random_split,
     seed_hash,
+    shuffled,
     stratified_split,
 )
 from fedsim.errors import UserError
@@ -46,7 +47,8 @@ class ClientData:
 
     def class_counts(self) -> np.ndarray:
         """Training images of each class, int64 [classes]."""
-        return np.bincount(self.labels[self.train], minlength=len(self.classes))
+        labels = self.labels[self.train]
+        return np.bincount(labels[labels >= 0], minlength=len(self.classes))
 
 
 def domain_of(client: str) -> str:
@@ -114,7 +116,8 @@ def load_target(data: DataSettings, domain: str) -> tuple[np.ndarray, np.ndarray
     """Images uint8 [N,C,H,W], labels int64 [N] and the tested indices int64 [n] of the unseen domain.
 
     Tested are all images (data.test_split = "all"), or DomainBed's "in" part of its random split ("in"). Where the
-    data set keeps images apart from all clients, its domain consists of those.
+    data set keeps images apart from all clients, its domain consists of those. Images of `data.adapt_share` are not
+    tested.
     """
     found = benchmark(data)
     domain = resolve_domain(found, domain)
@@ -125,7 +128,38 @@ def load_target(data: DataSettings, domain: str) -> tuple[np.ndarray, np.ndarray
         indices = indices[random_split(len(indices), data.holdout, seed_hash(split_seed, environment))[0]]
     if data.test_split == "list":
         indices = _required(data, found, domain, "test")
+    indices = indices[~np.isin(indices, adaptation_indices(data, domain, len(images)))]
+    if not len(indices):
+        raise UserError(f"{domain}: no image is left to be tested; lower data.adapt_share")
     return images, labels, indices
+
+
+def adaptation_indices(data: DataSettings, domain: str, count: int) -> np.ndarray:
+    """Indices of the share `data.adapt_share` of an unseen domain's `count` images, which is never tested.
+
+    They are drawn by the seed of splits from all positions, whatever the labels are.
+    """
+    order = shuffled(count, seed_hash(data.seed_of_splits, benchmark(data).environment(domain), "adaptation"))
+    return order[: round(data.adapt_share * count)]
+
+
+def load_unlabelled(data: DataSettings, target: str) -> ClientData:
+    """Images of the unseen domain that are set apart for adaptation, as one client's training images; labels are -1.
+
+    With `data.fraction` below 1 that share of them, drawn without looking at labels. UserError when there are fewer
+    than two.
+    """
+    found = benchmark(data)
+    domain = resolve_domain(found, target)
+    images, _ = _load_domain(data, found, domain, found.test_apart)
+    chosen = adaptation_indices(data, domain, len(images))
+    chosen = chosen[: max(1, round(data.fraction * len(chosen)))]
+    if len(chosen) < 2:
+        raise UserError(f"{domain}: {len(chosen)} images to adapt to, at least 2 are needed; raise data.adapt_share")
+    hidden, nothing = np.full(len(images), -1, np.int64), np.zeros(0, np.int64)
+    return ClientData(
+        target, images, hidden, chosen, nothing, found.classes, (domain,), np.zeros(len(images), np.int64)
+    )
 
 
 def check_partitions(data: DataSettings, target: str) -> None:

@@ -48,9 +48,11 @@ class Net(nn.Module):
 
     def features(self, x: torch.Tensor) -> torch.Tensor:
         """Features [B, feature_dim] after the bottleneck, the input of the head."""
-        if self.grayscale:
-            x = x.expand(-1, 3, -1, -1)
-        return self.bottleneck(self.backbone(x))
+        return self.bottleneck(self.pooled(x))
+
+    def pooled(self, x: torch.Tensor) -> torch.Tensor:
+        """Features [B, D] of the backbone, the input of the bottleneck."""
+        return self.backbone(x.expand(-1, 3, -1, -1) if self.grayscale else x)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Logits [B, classes]."""

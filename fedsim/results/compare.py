@@ -140,7 +140,7 @@ def _rows(runs: Runs, experiments: dict[str, Experiment], by: Sequence[str], col
                 "seed": record["seed"],
                 "accuracy": record.get(column, math.nan),
                 "run": run,
-                **{name: record.get(name, math.nan) for name in (*BUDGETS, *COSTS)},
+                **{name: record.get(name, math.nan) for name in (*BUDGETS, *COSTS, "target_images")},
                 "split_seed": record.get("split_seed", experiments[run].data.seed_of_splits),
                 **{name: str(record.get(name)) == "True" for name in GROUPS if name},
             }

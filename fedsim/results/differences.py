@@ -9,6 +9,7 @@ from fedsim.experiment import Experiment
 
 RUN_KEYS = ("select_on", "on_client_failure")
 MACHINE_KEYS = ("data.root", "data.cache")
+TESTED_KEYS = ("data.adapt_share",)  # methods that adapt are tested on fewer images; a note of the table says so
 ABSENT = "default"
 
 
@@ -28,7 +29,7 @@ def comparable_settings(experiment: Experiment) -> dict[str, Any]:
     table = experiment.model_dump(exclude={"name"})
     table["run"] = {key: table["run"][key] for key in RUN_KEYS}
     table["method"] = {key: value for key, value in table["method"].items() if key != "name"}
-    return {key: value for key, value in flatten(table).items() if key not in MACHINE_KEYS}
+    return {key: value for key, value in flatten(table).items() if key not in MACHINE_KEYS + TESTED_KEYS}
 
 
 def value_text(value: Any) -> str:

@@ -39,6 +39,7 @@ def comparison_notes(
     notes += split_notes(table)
     notes += _rank_notes(comparison)
     notes += budget_notes(comparison.methods)
+    notes += test_size_notes(table)
     for group, text in GROUP_TEXTS.items():
         if (comparison.methods["group"] == group).any():
             notes.append(f"{MARKS[group]} {text}; ranked apart, not with the others.")
@@ -111,6 +112,21 @@ def budget_notes(methods: pd.DataFrame) -> list[str]:
             f"of {base['label']}; the table compares methods together with their budgets."
         )
     return notes
+
+
+def test_size_notes(table: pd.DataFrame) -> list[str]:
+    """Methods that are tested on fewer images of a target than others (they trained on the rest of them)."""
+    known = table.dropna(subset="target_images") if "target_images" in table else table.iloc[:0]
+    smaller: dict[str, list[str]] = {}
+    for target, own in known.groupby("target", sort=False):
+        most = own["target_images"].max()
+        for label, count in own.groupby("label", sort=False)["target_images"].min().items():
+            if count < most:
+                smaller.setdefault(label, []).append(f"{count:.0f} of {most:.0f} images of {target}")
+    return [
+        f"{label} is tested on a smaller set: {', '.join(texts)}; the other methods' numbers are of all of them."
+        for label, texts in smaller.items()
+    ]
 
 
 def _rank_notes(comparison: "Comparison") -> list[str]:

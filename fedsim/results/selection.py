@@ -68,7 +68,13 @@ def mean_validation_accuracy(clients: pd.DataFrame, weighted: bool = False) -> p
 
 
 def summary_row(
-    experiment: Experiment, rounds: pd.DataFrame, label: str = "", transductive: bool = False, target: str = ""
+    experiment: Experiment,
+    rounds: pd.DataFrame,
+    label: str = "",
+    transductive: bool = False,
+    target: str = "",
+    uses_target_unlabelled: bool = False,
+    target_images: int | None = None,
 ) -> dict[str, Any]:
     """The row of summary.csv: the run's results under every selection rule, and what a round cost."""
     row = {
@@ -83,6 +89,8 @@ def summary_row(
         "rounds": int(rounds["round"].max()),
         "settings": experiment.settings_hash(),
         "transductive": transductive,
+        "uses_target_unlabelled": uses_target_unlabelled,
+        "target_images": target_images,
     }
     column = validation_column(experiment)
     for rule in RULES:

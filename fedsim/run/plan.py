@@ -13,6 +13,7 @@ from fedsim.experiment import Experiment
 from fedsim.recipe import Recipe
 from fedsim.variants import method_label
 
+ADAPT_SHARE = 0.5  # of the unseen domain's images, for methods that train on them without labels
 POOLED = "pooled"  # the only client of a recipe that pools all source data
 
 
@@ -55,6 +56,8 @@ def resolve(experiment: Experiment) -> Plan:
     found = benchmark(experiment.data)
     experiment = _with_threads(_with_target(experiment, found))
     recipe = build_recipe(experiment)
+    if recipe.uses_target_unlabelled and not experiment.data.adapt_share:
+        experiment = experiment.replace(data={"adapt_share": ADAPT_SHARE})
     clients = (POOLED,) if recipe.pooled else tuple(client_names(experiment.data, experiment.run.target))
     return Plan(experiment, recipe, found, clients)
 

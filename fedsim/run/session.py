@@ -69,6 +69,7 @@ class Session:
         self.evaluate_target: EvaluateTarget | None = None
         self.best = self._best_so_far()
         self.strategy: FedDG | None = None
+        self.target_images: int | None = None  # that are tested
         self._round_ended = time.perf_counter()
 
     def attach(self, strategy: FedDG, evaluate_target: EvaluateTarget) -> None:
@@ -128,7 +129,15 @@ class Session:
         label = self.space.recipe.label(self.experiment.method_name)
         if words := variant_words(self.experiment):
             label += f"@{words}"
-        summary = summary_row(self.experiment, rounds, label, self.space.recipe.infer.transductive)
+        recipe = self.space.recipe
+        summary = summary_row(
+            self.experiment,
+            rounds,
+            label,
+            recipe.infer.transductive,
+            uses_target_unlabelled=recipe.uses_target_unlabelled,
+            target_images=self.target_images,
+        )
         self.recorder.write_summary(summary)
         complete_finish(self.experiment)
         for callback in self.callbacks:

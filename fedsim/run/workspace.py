@@ -5,8 +5,9 @@ import torch
 from clients.base import DomainClient
 from clients.local_data import LocalData
 from clients.store import ClientStore, client_folder
+from clients.unlabelled_client import UnlabelledClient
 from fedsim.cores import free_cores
-from fedsim.data import load_client, load_pooled
+from fedsim.data import load_client, load_pooled, load_unlabelled
 from fedsim.data.augment import make_transforms
 from fedsim.errors import UserError
 from fedsim.experiment import parse_experiment
@@ -55,6 +56,7 @@ class Workspace:
         # All that a run can change: what is sent, stored and saved.
         self.travelling = [name for name, place in self.places.items() if place != "frozen"]
         self.clients: dict[tuple[str, str, str], DomainClient] = {}
+        self._unlabelled: UnlabelledClient | None = None
 
     def client(self, name: str, state_folder: str, run: str = "") -> DomainClient:
         """The warm client of that name in a run (its token), with its state below `state_folder`."""
@@ -79,6 +81,17 @@ class Workspace:
                 self.plan.build_net,
             )
         return self.clients[key]
+
+    def unlabelled(self) -> UnlabelledClient:
+        """The unseen domain's client, whose images come without labels; warm after its first visit."""
+        if self._unlabelled is None:
+            data = load_unlabelled(self.experiment.data, self.experiment.run.target)
+            statistics = weight_statistics(self.experiment.model)
+            local = LocalData(
+                data, make_transforms(self.experiment.data, self.plan.data.channels, statistics), self.device
+            )
+            self._unlabelled = UnlabelledClient(self.experiment, self.recipe, self.net, self.places, local, self.device)
+        return self._unlabelled
 
 
 _open: dict[tuple[str, str | None], Workspace] = {}

@@ -65,7 +65,7 @@ def expected_bytes(sizes: Iterable[int], banks: bool) -> int:
 def most_bytes(message: Message, largest: int) -> int:
     """How large the reply to a message may be; `largest` is that of a reply with the model's tensors."""
     kind = message.metadata.message_type.split(".")
-    return largest if kind[0] == "train" or kind[-1] == "collect" else SMALL_REPLY
+    return largest if kind[0] == "train" or kind[-1] in ("collect", "visit") else SMALL_REPLY
 
 
 class Puller:

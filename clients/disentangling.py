@@ -1,0 +1,134 @@
+"""Networks and losses of adversarial adaptation with disentangled features (FADA): no client, no round in them."""
+
+import copy
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from clients.optimizers import eager
+
+FEATURES = "target_features"  # record of the server's bank, and its tensor
+HIDDEN = 256  # of the domain identifier
+STATISTIC = 512  # of the statistic network
+SLOPE = 0.2
+
+
+class Statistic(nn.Module):
+    """MINE's statistic network T(p, q): two linear layers, summed, LeakyReLU, one number per pair."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.left, self.right, self.out = (
+            nn.Linear(width, STATISTIC),
+            nn.Linear(width, STATISTIC),
+            nn.Linear(STATISTIC, 1),
+        )
+
+    def forward(self, p: Tensor, q: Tensor) -> Tensor:
+        """p, q [B, width] -> [B]."""
+        return self.out(F.leaky_relu(self.left(p) + self.right(q), SLOPE)).squeeze(1)
+
+
+def identifier(width: int) -> nn.Sequential:
+    """Domain identifier: features [B, width] -> logit [B, 1] of "source"."""
+    return nn.Sequential(nn.Linear(width, HIDDEN), nn.LeakyReLU(SLOPE), nn.Linear(HIDDEN, 1))
+
+
+def input_width(bottleneck: nn.Module) -> int:
+    """Features that go into a bottleneck; 0 where it has no linear layer."""
+    return next((module.in_features for module in bottleneck.modules() if isinstance(module, nn.Linear)), 0)
+
+
+def auxiliary_networks(bottleneck: nn.Module, width: int, classes: int, di_width: int) -> nn.ModuleDict:
+    """A source's own networks: `specific` (D_ds, built like the bottleneck D_di), `classes` (CI), `rebuild` (R),
+    `statistic` (M), `domain` (DI). They start at random weights from torch's generator."""
+    specific = copy.deepcopy(bottleneck)
+    for module in specific.modules():
+        if hasattr(module, "reset_parameters"):
+            module.reset_parameters()
+    return nn.ModuleDict(
+        {
+            "specific": specific,
+            "classes": nn.Linear(width, classes),
+            "rebuild": nn.Linear(2 * width, input_width(bottleneck)),
+            "statistic": Statistic(width),
+            "domain": identifier(di_width),
+        }
+    )
+
+
+def domain_loss(source: Tensor, target: Tensor) -> Tensor:
+    """-E log DI(source) - E log(1 - DI(target)); both are logits of "source"."""
+    return F.softplus(-source).mean() + F.softplus(target).mean()
+
+
+def source_loss(logits: Tensor) -> Tensor:
+    """-E log DI(x): the features should look as if they came from the source."""
+    return F.softplus(-logits).mean()
+
+
+def confusion_loss(logits: Tensor) -> Tensor:
+    """-(1 / (n C)) sum log CI_c: cross-entropy from the uniform distribution, least (log C) where all are equal."""
+    return -logits.log_softmax(dim=1).mean()
+
+
+def information(joint: Tensor, marginal: Tensor) -> Tensor:
+    """Donsker-Varadhan bound on mutual information: mean T(p, q) - log mean exp T(p, q'); it may be negative."""
+    return joint.mean() - (torch.logsumexp(marginal, 0) - np.log(len(marginal)))
+
+
+def tightness(features: Tensor, clusters: np.ndarray, squared: bool = False) -> float:
+    """Gap statistic I = sum_r 1/(2 n_r) sum_{i,j in r} ||f_i - f_j|| over all ordered pairs inside clusters.
+
+    features [m, d], clusters [m]. Squared distances give the within-cluster sum of squares. 0 for single points.
+    """
+    total = 0.0
+    for number in np.unique(clusters):
+        own = features[torch.from_numpy(clusters == number)].double()
+        distances = torch.cdist(own, own, compute_mode="donot_use_mm_for_euclid_dist")
+        total += float((distances.square() if squared else distances).sum()) / (2 * len(own))
+    return total
+
+
+def clustered(features: Tensor, count: int, seed: int) -> np.ndarray:
+    """Clusters [m] of k-means (k-means++, 10 restarts) with k = min(count, m)."""
+    from sklearn.cluster import KMeans  # slow to import, and only the target's client needs it
+
+    points = features.double().cpu().numpy()
+    distinct = len(np.unique(points, axis=0))
+    return KMeans(min(count, distinct), n_init=10, random_state=seed).fit(points).labels_
+
+
+def make_adam(modules: nn.Module, lr: float, weight_decay: float) -> torch.optim.Optimizer:
+    """Adam over the trainable parameters; each parameter's moments follow the steps that moved it."""
+    trained = [value for value in modules.parameters() if value.requires_grad]
+    return eager(torch.optim.Adam)(trained, lr, weight_decay=weight_decay)
+
+
+Group = tuple[torch.optim.Optimizer, list[nn.Module]]
+
+
+def advance(optimizer: torch.optim.Optimizer, loss: Tensor, modules: list[nn.Module]) -> Tensor:
+    """One step of the optimizer on a loss for the parameters of these modules alone; the loss without its graph."""
+    return both_advance((optimizer, modules), (optimizer, []), loss)
+
+
+def both_advance(one: Group, other: Group, loss: Tensor) -> Tensor:
+    """One step of two optimizers on one loss, each for the parameters of its own modules alone."""
+    groups = [(optimizer, [value for module in modules for value in module.parameters() if value.requires_grad])
+              for optimizer, modules in (one, other)]  # fmt: skip
+    everything = [value for _, own in groups for value in own]
+    if not everything:  # all frozen
+        return loss.detach()
+    gradients = iter(torch.autograd.grad(loss, everything, allow_unused=True))
+    for optimizer, _ in groups:
+        optimizer.zero_grad(set_to_none=True)
+    for parameter in everything:
+        parameter.grad = next(gradients)
+    for optimizer, own in groups:
+        if own:
+            optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    return loss.detach()

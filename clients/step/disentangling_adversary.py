@@ -1,0 +1,186 @@
+"""FADA's source: task, domain identifier, generator, class confusion, mutual information and reconstruction."""
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from clients.disentangling import (
+    FEATURES,
+    advance,
+    auxiliary_networks,
+    both_advance,
+    confusion_loss,
+    domain_loss,
+    information,
+    input_width,
+    make_adam,
+    source_loss,
+)
+from clients.networks import apart, statistics_frozen
+from clients.optimizers import optimizer_tensors, restore_optimizer
+from clients.parts import Batch, LocalRound, Step, StepFunction
+from fedsim.errors import UserError
+
+NETWORKS, MOMENTS = "adversary", "adversary-optimizer"  # store entries
+
+
+@dataclass(frozen=True)
+class DisentanglingAdversary(Step):
+    """Per batch (x, y), with f = G(x), f_di = D_di(f), f_ds = D_ds(f) and target features f_t, one step each on
+
+        1  CE(C(f_di), y) + CE(CI(f_ds), y)              G, D_di, C by the experiment's optimizer; D_ds, CI
+        2  -E log DI(f) - E log(1 - DI(f_t))             DI
+        3  -E log DI(f)                                  G
+        4  -(1/nC) sum log CI_c(f_ds)                    D_ds
+        5  ascend DV(M), then descend lambda_mi DV       M, then D_di and D_ds
+        6  lambda_rec ||R([f_di, f_ds]) - f||^2 / (n d)  D_di, D_ds, R
+
+    FADA (Peng et al., ICLR 2020), its source clients; section 3.3 of the specification of representation methods. G is
+    the backbone, D_di the bottleneck, C the head; D_ds, CI, R, M (MINE) and DI are the client's own, kept in its store
+    with their moments. Steps 2 to 6 are Adam's with a rate of their own (a module's moments are its own); step 1 is the
+    experiment's, so that methods share one protocol, where DAL has Adam throughout. Only step 1 moves running
+    statistics. A round without target features (the first) leaves out 2 and 3; a batch of one image leaves out 5. The
+    recipe's terms belong to step 1. DI is sent to the server's bank after training.
+
+    lambda_mi, lambda_rec: weights of steps 5 and 6; 0 leaves a step out
+    lr, weight_decay: Adam's
+    di_input: what DI sees: `feature` (G(x), the paper) or `invariant` (f_di, DAL)
+    source_half: step 3 as in the paper, or `confuse`: -E log(1 - DI(f))
+    confuse_updates_g: step 4 moves G too (DAL)
+    """
+
+    lambda_mi: Annotated[float, Field(ge=0)] = 1e-4
+    lambda_rec: Annotated[float, Field(ge=0)] = 0.01
+    lr: Annotated[float, Field(gt=0)] = 2e-4
+    weight_decay: Annotated[float, Field(ge=0)] = 5e-4
+    di_input: Literal["feature", "invariant"] = "feature"
+    source_half: Literal["paper", "confuse"] = "paper"
+    confuse_updates_g: bool = False
+    bank: ClassVar[str] = "domain_identifier"
+    requires: ClassVar[dict[str, str]] = {"banks": "domain_identifiers", "inserts": "disentangler"}
+    needs_clients: ClassVar[bool] = True
+
+    @property
+    def discloses(self) -> str:
+        """The identifier tells domains apart."""
+        return "to the server and the target's client: a network that tells the client's features from the target's"
+
+    def begin(self, round: LocalRound) -> StepFunction:
+        """The steps of one batch in their order."""
+        net, aux = round.net, self._networks(round)
+        own = make_adam(aux, self.lr, self.weight_decay)
+        if kept := round.store.get(MOMENTS):
+            restore_optimizer(own, kept)
+        shared = make_adam(nn.ModuleList([net.backbone, net.bottleneck]), self.lr, self.weight_decay)
+        round.scratch[NETWORKS], round.scratch[MOMENTS] = aux, own
+        bank = {
+            name: torch.tensor(value, device=round.device) for name, value in round.records.get(FEATURES, {}).items()
+        }
+        generator = round.generator("target-features")
+
+        def step(batch: Batch) -> Tensor:
+            small = len(batch.labels) < 2  # batch norm cannot normalize one image by itself
+            for module in (net.bottleneck, aux):
+                module.train(not small)
+            loss = self._task(round, batch, aux, own)
+            with statistics_frozen(net), statistics_frozen(aux):
+                if bank:
+                    features = bank[FEATURES]
+                    chosen = torch.randint(len(features), (len(batch.labels),), generator=generator)
+                    self._adversary(round, batch, aux, own, shared, features[chosen.to(features.device)])
+                self._disentangle(round, batch, aux, own, shared, small)
+            return loss
+
+        return step
+
+    def end(self, round: LocalRound) -> None:
+        """Keeps the client's own networks with their moments, and sends the domain identifier."""
+        aux: nn.ModuleDict = round.scratch[NETWORKS]
+        round.store.put(NETWORKS, aux.state_dict())
+        round.store.put(MOMENTS, optimizer_tensors(round.scratch[MOMENTS], aux))
+        round.send(self.bank, aux["domain"].state_dict())
+
+    def _networks(self, round: LocalRound) -> nn.ModuleDict:
+        """The client's own networks as they were left, at first from the run's seed."""
+        net = round.net
+        width = input_width(net.bottleneck)
+        if not width:
+            raise UserError("disentangling_adversary needs a bottleneck; add disentangler to method.inserts")
+        with apart(round.generator("networks"), round.device):
+            di_width = width if self.di_input == "feature" else net.feature_dim
+            aux = auxiliary_networks(net.bottleneck, net.feature_dim, round.classes, di_width).to(round.device)
+        if kept := round.store.get(NETWORKS):
+            aux.load_state_dict(kept)
+        return aux.requires_grad_(True).train()
+
+    def _task(self, round: LocalRound, batch: Batch, aux: nn.ModuleDict, own: torch.optim.Optimizer) -> Tensor:
+        """Step 1."""
+        net = round.net
+        own.zero_grad(set_to_none=True)
+        with round.autocast():
+            features = net.pooled(batch.images)
+            batch.features = net.bottleneck(features)
+            batch.logits = net.head(batch.features)
+            guess = aux["classes"](aux["specific"](features))
+        batch.loss = F.cross_entropy(batch.logits.float(), batch.labels)
+        loss = round.with_terms(batch, batch.loss) + F.cross_entropy(guess.float(), batch.labels)
+        round.apply_gradients(loss)
+        own.step()
+        return loss.detach()
+
+    def _adversary(
+        self,
+        round: LocalRound,
+        batch: Batch,
+        aux: nn.ModuleDict,
+        own: torch.optim.Optimizer,
+        shared: torch.optim.Optimizer,
+        target: Tensor,
+    ) -> None:
+        """Steps 2 and 3."""
+        net = round.net
+        seen = net.bottleneck if self.di_input == "invariant" else nn.Identity()
+        features = net.pooled(batch.images)
+        with torch.no_grad():
+            mine, theirs = seen(features), seen(target)
+        loss = advance(own, domain_loss(aux["domain"](mine), aux["domain"](theirs)), [aux["domain"]])
+        round.tally("domain_loss", loss)
+        logits = aux["domain"](seen(features))
+        loss = source_loss(logits if self.source_half == "paper" else -logits)
+        advance(shared, loss, [net.backbone])
+
+    def _disentangle(
+        self,
+        round: LocalRound,
+        batch: Batch,
+        aux: nn.ModuleDict,
+        own: torch.optim.Optimizer,
+        shared: torch.optim.Optimizer,
+        small: bool,
+    ) -> None:
+        """Steps 4 to 6, on features of the backbone as it stands."""
+        net, specific = round.net, aux["specific"]
+        features = net.pooled(batch.images)
+        loss = confusion_loss(aux["classes"](specific(features)))
+        if self.confuse_updates_g:
+            both_advance((own, [specific]), (shared, [net.backbone]), loss)
+        else:
+            advance(own, loss, [specific])
+        features = features.detach()
+        if self.lambda_mi and not small:
+            order = torch.randperm(len(features), device="cpu").to(features.device)
+            with torch.no_grad():
+                p, q = net.bottleneck(features), specific(features)
+            bound = -information(aux["statistic"](p, q), aux["statistic"](p, q[order]))
+            round.tally("mutual_information", -advance(own, bound, [aux["statistic"]]))
+            p, q = net.bottleneck(features), specific(features)
+            bound = information(aux["statistic"](p, q), aux["statistic"](p, q[order]))
+            both_advance((own, [specific]), (shared, [net.bottleneck]), self.lambda_mi * bound)
+        if self.lambda_rec:
+            rebuilt = aux["rebuild"](torch.cat([net.bottleneck(features), specific(features)], dim=1))
+            loss = self.lambda_rec * F.mse_loss(rebuilt, features)
+            both_advance((own, [specific, aux["rebuild"]]), (shared, [net.bottleneck]), loss)

@@ -1,0 +1,107 @@
+"""FADA's target: how tight its clusters are under each source's model, and its half of the generator's loss."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from clients.batches.shuffled import chunks
+from clients.disentangling import (
+    FEATURES,
+    advance,
+    clustered,
+    identifier,
+    input_width,
+    make_adam,
+    source_loss,
+    tightness,
+)
+from clients.parts import LocalRound, Unlabelled
+from fedsim.arrays import load_arrays
+from fedsim.seeding import numpy_rng, stream_seed
+
+CANDIDATE, IDENTIFIER = "candidate:", "identifier:"  # prefixes of the records that the server sends
+EVALUATED = 256
+
+
+@dataclass(frozen=True)
+class AdversarialTarget(Unlabelled):
+    """In the phase `attention`: I of the received model and of every candidate, where
+
+        I = sum_r 1/(2 n_r) sum_{i,j in r} ||f_i - f_j||_2   over the k = C clusters of k-means on features f = G(x)
+
+    of one sample of the target's images, the same for all models and rounds. In the phase `adapt`: passes over the
+    images with -(1/N) sum_i E log DI_i(G(x)), which moves G alone; without identifiers (the first round) nothing moves.
+    It sends G with its running statistics, and the features of the sample.
+
+    FADA (Peng et al., ICLR 2020), its target client; sections 3.2 and 3.3 of the specification of representation
+    methods. No label is read. Features are taken in eval mode from images as they are; training images are augmented.
+
+    sample: m, images of the sample (all where there are fewer). squared: squared distances in I
+    epochs: E_t; 0 leaves G as it is. lr, weight_decay: Adam's
+    """
+
+    sample: Annotated[int, Field(ge=2)] = 512
+    squared: bool = False
+    epochs: Annotated[int, Field(ge=0)] = 1
+    lr: Annotated[float, Field(gt=0)] = 2e-4
+    weight_decay: Annotated[float, Field(ge=0)] = 5e-4
+
+    @property
+    def discloses(self) -> str:
+        """What leaves the unseen domain's machine."""
+        return f"of the unseen domain, to all clients: feature vectors of up to {self.sample} single images"
+
+    def answer(self, round: LocalRound) -> None:
+        """What the phase asks for."""
+        {"attention": self._attention, "adapt": self._adapt}[round.phase](round)
+
+    def _attention(self, round: LocalRound) -> None:
+        state = round.net.state_dict()
+        seed = stream_seed(round.seed, "clusters") % 2**32
+        values = []
+        for name in ["", *sorted(name for name in round.records if name.startswith(CANDIDATE))]:
+            if name:
+                load_arrays(state, round.records[name], list(round.records[name]))
+            features = self._features(round)
+            values.append(tightness(features, clustered(features, round.classes, seed), self.squared))
+        round.send("tightness", {"tightness": torch.tensor(values, dtype=torch.float64)})
+
+    def _adapt(self, round: LocalRound) -> None:
+        net, data = round.net, round.data
+        judges = [self._identifier(round, name) for name in sorted(round.records) if name.startswith(IDENTIFIER)]
+        optimizer = make_adam(net.backbone, self.lr, self.weight_decay)
+        invariant = bool(judges) and judges[0][0].in_features != input_width(net.bottleneck)
+        for epoch in range(self.epochs if judges else 0):
+            order = round.rng(f"adapt-{epoch}").permutation(data.examples)
+            for part in chunks(order, round.train.batch_size):
+                features = net.pooled(data.batch(part).images)
+                seen = net.bottleneck(features) if invariant else features
+                loss = torch.stack([source_loss(judge(seen)) for judge in judges]).mean()
+                advance(optimizer, loss, [net.backbone])
+        prefix = "backbone."
+        round.send("generator", {name: value for name, value in round.state_of().items() if name.startswith(prefix)})
+        round.send(FEATURES, {FEATURES: self._features(round)})
+
+    def _identifier(self, round: LocalRound, name: str) -> torch.nn.Sequential:
+        arrays = round.records[name]
+        judge = identifier(arrays["0.weight"].shape[1]).to(round.device).requires_grad_(False)
+        load_arrays(judge, arrays)
+        return judge
+
+    @torch.no_grad()
+    def _features(self, round: LocalRound) -> Tensor:
+        """G(x) of the sample, [m, d], in eval mode; the modes are put back."""
+        net, data = round.net, round.data
+        count = min(self.sample, data.examples)
+        positions = np.sort(numpy_rng(round.seed, "adaptation-sample").permutation(data.examples)[:count])
+        modes = {module: module.training for module in net.modules()}
+        net.eval()
+        parts = [positions[start : start + EVALUATED] for start in range(0, count, EVALUATED)]
+        found = torch.cat([net.pooled(data.transforms.normalize(data.raw(part))).float() for part in parts])
+        for module, training in modes.items():
+            module.training = training
+        return found

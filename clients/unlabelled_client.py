@@ -1,0 +1,66 @@
+"""The unseen domain's client in methods that adapt to it: images without labels, asked by visits of the server."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from clients.base import freeze
+from clients.local_data import LocalData
+from clients.local_round import LocalRound
+from clients.optimizers import learning_rate
+from clients.store import ClientStore
+from fedsim.arrays import load_arrays
+from fedsim.experiment import Experiment
+from fedsim.seeding import seed_library
+from strategies.parts import Place
+
+
+class UnlabelledClient:
+    """Answers visits by the recipe's part `unlabelled`. It keeps nothing: every message brings a whole model."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        recipe: Any,
+        net: nn.Module,
+        places: Mapping[str, Place],
+        data: LocalData,
+        device: torch.device,
+    ) -> None:
+        self.experiment, self.recipe = experiment, recipe
+        self.net, self.places, self.data, self.device = net, places, data, device
+        self.frozen = freeze(net, dict(places))
+
+    def answer(
+        self, records: Mapping[str, Mapping[str, np.ndarray]], config: Mapping[str, Any]
+    ) -> dict[str, dict[str, np.ndarray]]:
+        """The records of the answer to a visit, whose own records are `arrays` (the model) and others."""
+        experiment, round, phase = self.experiment, config["round"], config["phase"]
+        others = dict(records)
+        arrays = others.pop("arrays")
+        load_arrays(self.net, arrays, list(arrays))
+        seed_library(experiment.run.seed, "library", config["client"], phase, round)
+        self.net.train()
+        for module in self.frozen:
+            module.eval()
+        local = LocalRound(
+            client=config["client"],
+            net=self.net,
+            train=experiment.train,
+            classes=self.data.classes,
+            round=round,
+            rounds=experiment.train.rounds,
+            phase=phase,
+            seed=experiment.run.seed,
+            device=self.device,
+            store=ClientStore(None),
+            data=self.data,
+            places=self.places,
+            lr=learning_rate(experiment.train, round, experiment.train.rounds),
+            records=others,
+        )
+        self.recipe.unlabelled.answer(local)
+        return local.outbox

@@ -1,0 +1,43 @@
+"""A deep bottleneck between the backbone and the classifier, which leaves out what is particular to a domain."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
+from torch import nn
+
+from fedsim.models.inserts.base import Insert
+from fedsim.models.net import Net
+
+# Widths as parts of the backbone's features: 8192 -> 3072 -> 2048 in DAL's digits network.
+HIDDEN, WIDTH, LEAST = 3 / 8, 1 / 4, 64
+
+
+@dataclass(frozen=True)
+class Disentangler(Insert):
+    """Linear(d, hidden) - BN - ReLU - Linear(hidden, width) - BN - ReLU - Dropout; `width` features go on.
+
+    D_di of FADA (Peng et al., ICLR 2020), sizes of the authors' sister code (DAL). A network that has a bottleneck
+    already keeps it instead: `inserts = "none"` with `model.bottleneck` gives FedAvg's network.
+
+    hidden, width: 0 takes 3/8 and 1/4 of the backbone's features, at least 64. dropout: of the output
+    """
+
+    hidden: Annotated[int, Field(ge=0)] = 0
+    width: Annotated[int, Field(ge=0)] = 0
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.5
+
+    def apply(self, net: Net) -> None:
+        """Put the bottleneck in and make the classifier anew in its width."""
+        if not isinstance(net.bottleneck, nn.Identity):
+            return
+        d, classes = net.feature_dim, net.head.out_features
+        hidden = self.hidden or max(round(HIDDEN * d), LEAST)
+        width = self.width or max(round(WIDTH * d), LEAST)
+        net.bottleneck = nn.Sequential(
+            nn.Linear(d, hidden), nn.BatchNorm1d(hidden), nn.ReLU(),
+            nn.Linear(hidden, width), nn.BatchNorm1d(width), nn.ReLU(),
+            nn.Dropout(self.dropout),
+        )  # fmt: skip
+        net.feature_dim = width
+        net.head = nn.Linear(width, classes)

@@ -1,0 +1,90 @@
+"""FADA's dynamic attention: sources count by how much their model tightens the target's clusters."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+
+from strategies.parts import Arrays, ServerRound, Update, Visit, Weights
+
+
+def attention(tightness: np.ndarray, mode: str = "relative", temperature: float = 0.1) -> np.ndarray:
+    """alpha = softmax(g), with g_i = (I_0 - I_i) / I_0 / temperature, or g_i = I_0 - I_i for mode "raw".
+
+    tightness: I_0 of the model before, then I_i of every source's, [N + 1]. Uniform where I_0 is 0.
+    """
+    before, gains = tightness[0], tightness[0] - tightness[1:]
+    if mode == "relative":
+        gains = gains / before / temperature if before > 0 else np.full(len(gains), np.nan)
+    if before <= 0 or not np.isfinite(gains).all():
+        return np.full(len(gains), 1 / len(gains))
+    powers = np.exp(gains - gains.max())
+    return powers / powers.sum()
+
+
+@dataclass(frozen=True)
+class TargetAttention(Visit, Weights):
+    """theta <- theta + sum_i alpha_i (theta_i - theta),   alpha = softmax(g), g_i = (I_0 - I_i) / I_0 / att_temp
+
+    over the sources that delivered; I_i is how tight the target's clusters are under the model of source i (its client
+    measures it, before the weights are needed). FADA (Peng et al., ICLR 2020); section 3.2 of the specification of
+    representation methods. Examples do not count. When the target's client does not answer, the last alpha goes on,
+    restricted and renormalised; a single source has alpha = 1 and nobody is asked.
+
+    att: relative (our default, since raw gains grow with the sample and saturate), or raw: g_i = I_0 - I_i (the text)
+    att_temp: temperature of relative gains
+    """
+
+    att: Literal["relative", "raw"] = "relative"
+    att_temp: Annotated[float, Field(gt=0)] = 0.1
+    phase: ClassVar[str] = "attention"
+    moment: ClassVar[str] = "updates"
+    records: ClassVar[tuple[str, ...]] = ("tightness",)
+    requires: ClassVar[dict[str, str]] = {"visits": "target_attention"}
+    needs_clients: ClassVar[bool] = True
+
+    def refuses(self, recipe: "object") -> str:
+        """What either of its two contracts refuses."""
+        return Visit.refuses(self, recipe) or Weights.refuses(self, recipe)
+
+    @property
+    def discloses(self) -> str:
+        """What the target's client gets to see."""
+        return "to the unseen domain's client: every single client's model"
+
+    def ask(self, model: Arrays, server: ServerRound) -> Mapping[str, Arrays] | None:
+        """The model of the round's start, and every source's; both sides sort the names."""
+        if len(server.updates) < 2:
+            return None
+        candidates = {
+            f"candidate:{place:04d}": {**server.previous, **update.arrays}
+            for place, update in enumerate(server.updates)
+        }
+        return {"arrays": server.previous, **candidates}
+
+    def accept(self, records: Mapping[str, Arrays], server: ServerRound) -> str:
+        """Refuses what is not one number of at least 0 for the model before and for every source's."""
+        found = records["tightness"].get("tightness")
+        if found is None or found.shape != (len(server.updates) + 1,) or found.dtype != np.float64 or (found < 0).any():
+            return f"it is not {len(server.updates) + 1} numbers of at least 0"
+        return ""
+
+    def weigh(self, updates: Sequence[Update], server: ServerRound) -> dict[str, float]:
+        """alpha by client; recorded with I."""
+        names = [update.client for update in updates]
+        answer = server.answers.get(self.phase)
+        if len(names) == 1:
+            alpha = np.ones(1)
+        elif answer is None:
+            last = np.array([server.state.get("alpha", {}).get(name, 0.0) for name in names])
+            alpha = last / last.sum() if last.sum() > 0 else np.full(len(names), 1 / len(names))
+        else:
+            found = answer["tightness"]["tightness"]
+            for name, value in zip(["", *names], found, strict=True):
+                server.detail(name, "tightness", "", float(value))
+            alpha = attention(found, self.att, self.att_temp)
+        weights = dict(zip(names, map(float, alpha), strict=True))
+        server.state["alpha"] = {**server.state.get("alpha", {}), **weights}
+        return weights

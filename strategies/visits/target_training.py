@@ -1,0 +1,51 @@
+"""FADA's third exchange: the target's client trains the fused model's backbone and returns its features."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from strategies.banks.checks import misfit
+from strategies.parts import Arrays, ServerRound, Visit
+
+BACKBONE = "backbone."
+
+
+@dataclass(frozen=True)
+class TargetTraining(Visit):
+    """G <- G as the target's client trained it against the sources' domain identifiers; its features fill a bank.
+
+    FADA (Peng et al., ICLR 2020); section 3.2 of the specification of representation methods. Identifiers go along from
+    the round on in which they were trained, that is when clients had features of the target. When the target's client
+    does not answer, the fused model and the features stay.
+    """
+
+    phase: ClassVar[str] = "adapt"
+    moment: ClassVar[str] = "model"
+    records: ClassVar[tuple[str, ...]] = ("generator", "target_features")
+    bank: ClassVar[str] = "target_features"
+    requires: ClassVar[dict[str, str]] = {"banks": "target_features"}
+
+    def ask(self, model: Arrays, server: ServerRound) -> Mapping[str, Arrays]:
+        """The fused model, and the identifiers of all sources."""
+        trained = server.banks.get("domain_identifier", {}) if server.banks.get(self.bank) else {}
+        return {
+            "arrays": {**server.previous, **model},
+            **{f"identifier:{name}": trained[name] for name in sorted(trained)},
+        }
+
+    def accept(self, records: Mapping[str, Arrays], server: ServerRound) -> str:
+        """Refuses what is not the backbone of the model, with a matrix of features."""
+        like = {name: array for name, array in server.previous.items() if name.startswith(BACKBONE)}
+        if reason := misfit(records["generator"], like):
+            return f"generator: {reason}"
+        features = records[self.bank].get(self.bank)
+        if features is None or features.ndim != 2 or features.dtype != np.float32 or not features.size:
+            return "target_features is not a float32 matrix"
+        negative = [name for name in like if name.endswith("running_var") and (records["generator"][name] < 0).any()]
+        return f"{negative[0]!r} is negative somewhere" if negative else ""
+
+    def take(self, records: Mapping[str, Arrays], model: Arrays, server: ServerRound) -> Arrays:
+        """The model with the target's backbone; tensors that clients keep to themselves stay as fused."""
+        return {**model, **{name: np.array(value) for name, value in records["generator"].items() if name in model}}

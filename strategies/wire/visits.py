@@ -1,0 +1,86 @@
+"""The way to the unseen domain's client in methods that adapt to it: one message and its answer within a round."""
+
+from collections.abc import Mapping
+
+import numpy as np
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
+
+from fedsim.arrays import state_to_record
+from strategies.parts import Arrays, ServerRound, Visit
+from strategies.wire.exchange import Exchange
+from strategies.wire.handshake import NOT_ONLINE
+from strategies.wire.matching import match
+from strategies.wire.reply_checks import (
+    Expected,
+    RejectedReplyError,
+    check_echo,
+    check_finite,
+    check_records,
+    failure_reason,
+    judged,
+    read_arrays,
+)
+
+KIND = "query.visit"
+
+
+class Visits:
+    """Sends visits and checks their answers; failures are recorded, or end the run, like those of other clients.
+
+    In a deployment they go to the target's site, in a simulation to the first node, where every node can be everybody.
+    """
+
+    def __init__(self, exchange: Exchange) -> None:
+        self.exchange = exchange
+        self.grid: Grid | None = None
+
+    def ask(self, visit: Visit, records: Mapping[str, Arrays], server: ServerRound) -> dict[str, Arrays] | None:
+        """The answer's records, or None when there is none that counts."""
+        exchange = self.exchange
+        client = exchange.experiment.run.target
+        roster = exchange.roster
+        site = roster.target if roster is not None else None
+        if site and roster.missing([site.client]):
+            exchange.fail(client, NOT_ONLINE)
+            return None
+        node = site.node_id if site else next(iter(exchange.sites.values())).node_id
+        sent = {name: state_to_record(arrays) for name, arrays in records.items()}
+        exchange.log.count(client, "down", sent, {"arrays"})
+        config = {**exchange.run_config, "round": server.round, "phase": visit.phase, "client": client}
+        message = Message(RecordDict({**sent, "config": ConfigRecord(config)}), node, KIND)
+        replies = self.grid.send_and_receive([message], timeout=exchange.experiment.run.timeout)
+        found, strays = match([(client, message)], replies)
+        for line in strays:
+            exchange.log.note(line)
+        return self._judge(visit, found.get(client), server)
+
+    def _judge(self, visit: Visit, reply: Message | None, server: ServerRound) -> dict[str, Arrays] | None:
+        exchange, client = self.exchange, self.exchange.experiment.run.target
+        if reply is None:
+            exchange.fail(client, f"no reply within {exchange.experiment.run.timeout:g} s")
+        elif reply.has_error():
+            exchange.fail(client, failure_reason(reply), str(reply.error.reason))
+        else:
+            exchange.log.count(client, "up", reply.content.array_records, set(visit.records))
+            expected = Expected(client, exchange.run_config["token"], server.round, visit.phase)
+            try:
+                return judged(
+                    lambda content, wanted: read_answer(visit, server, content, wanted), reply.content, expected
+                )
+            except RejectedReplyError as error:
+                exchange.fail(client, f"answer to {visit.phase!r} refused: {error}")
+        return None
+
+
+def read_answer(visit: Visit, server: ServerRound, content: RecordDict, expected: Expected) -> dict[str, Arrays]:
+    """The records of an answer; RejectedReplyError says what is wrong."""
+    check_records(content, set(visit.records), set(), {"echo"})
+    check_echo(content, expected)
+    found: dict[str, dict[str, np.ndarray]] = {}
+    for name in visit.records:
+        found[name] = read_arrays(name, content.array_records[name])
+        check_finite(name, found[name])
+    if reason := visit.accept(found, server):
+        raise RejectedReplyError(reason)
+    return found
