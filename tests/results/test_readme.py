@@ -26,6 +26,8 @@ SUMMARY_COLUMNS = (
     "rounds",
     "settings",
     "transductive",
+    "uses_target_unlabelled",
+    "target_images",
     "R_round",
     "R_target_accuracy",
     "R_mean_validation_accuracy",
