@@ -80,9 +80,9 @@ class LearnToDiversify(Step):
 
     def _diversity(self, round: LocalRound, batch: Batch, augmenter: StyleAugmenter) -> Tensor:
         """L_G of stage 2; its gradient is taken for the augmenter alone."""
-        count = len(batch.labels)
+        count, styled = len(batch.labels), view(augmenter, batch, fresh=False)
         with round.autocast(), statistics_frozen(round.net):
-            embedded = round.net.features(torch.cat([view(augmenter, batch, fresh=False), batch.images]))
+            embedded = round.net.features(torch.cat([styled, batch.images]))
         mean, logvar = (values[count:] for values in moments_of(embedded, "learn_to_diversify"))
         other = torch.randperm(count).to(mean.device)
         discrepancy = class_mmd(embedded[:count], embedded[count:], batch.labels, round.classes)

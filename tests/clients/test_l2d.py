@@ -14,7 +14,7 @@ from clients.step.learn_to_diversify import ENTRY, LearnToDiversify, class_mmd, 
 from fedsim.errors import UserError
 from fedsim.models import build_model
 from fedsim.models.inserts.stochastic_embedding import StochasticEmbedding, moments_of
-from fedsim.settings import ModelSettings
+from fedsim.settings import ModelSettings, TrainSettings
 
 
 def test_contrast_numbers():
@@ -129,11 +129,12 @@ def test_embedding():
         moments_of(torch.rand(2, 3), "l2d")
 
 
-def test_a_step_moves_both_and_the_augmenter_stays_home():
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_step_moves_both_and_the_augmenter_stays_home(precision):
     """Stage 2 leaves the network as stage 1 made it, gradients and statistics too; the augmenter goes on next round."""
     net = network().train()
     data = small_data(colour_images(6, size=28))
-    round = small_round(data, net=net, steps=1)
+    round = small_round(data, net=net, steps=1, train=TrainSettings(precision=precision))
     round.optimizer = make_optimizer(net, round.train, 0.05)
     step = LearnToDiversify().begin(round)
     start = {name: value.clone() for name, value in round.scratch[ENTRY].state_dict().items()}
