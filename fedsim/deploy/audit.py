@@ -8,6 +8,7 @@ refusals together at most MOST_REFUSALS a minute.
 """
 
 import json
+import logging
 import os
 import time
 from collections.abc import Iterator
@@ -19,6 +20,8 @@ AUDIT = Path("state/audit.jsonl")  # in the server's kit
 SAME_SECONDS = 60.0
 MOST_REFUSALS = 60  # lines a minute
 LONGEST_VALUE = 500  # characters of one value
+
+logger = logging.getLogger("fedsim")
 
 
 class Audit:
@@ -35,11 +38,14 @@ class Audit:
         """Append one line."""
         kept = {name: value[:LONGEST_VALUE] if isinstance(value, str) else value for name, value in fields.items()}
         line = json.dumps({"time": datetime.now(UTC).isoformat(), "event": event, **kept})
-        descriptor = os.open(self.file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
-            os.write(descriptor, line.encode() + b"\n")
-        finally:
-            os.close(descriptor)
+            descriptor = os.open(self.file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            try:
+                os.write(descriptor, line.encode() + b"\n")
+            finally:
+                os.close(descriptor)
+        except OSError as error:  # a full disk stops the log, and neither the federation nor a run
+            logger.warning("the audit log %s cannot be written (%s): %s", self.file, error.strerror, line)
 
     def refuse(self, site: str, address: str, reason: str, **fields: Any) -> None:
         """A refusal; the same one (site, address, reason) is written once a minute, with how many there were."""

@@ -111,7 +111,11 @@ def ask_sites(control: Control, experiment: Experiment | None, wait: float) -> l
         started = control.flwr(*words)
         if "run-id" not in started:
             raise UserError(f"the SuperLink refused the check: {started.get('error-message', started)}")
-        return _await_report(control, report, str(started["run-id"]), wait + START_SECONDS)
+        try:
+            return _await_report(control, report, str(started["run-id"]), wait + START_SECONDS)
+        except KeyboardInterrupt:  # nothing goes on behind an interrupted check
+            control.flwr("stop", str(started["run-id"]), CONNECTION)
+            raise
 
 
 def _await_report(control: Control, report: Path, run_id: str, seconds: float) -> list[dict[str, Any]]:

@@ -128,7 +128,11 @@ def check(
     description = read_federation(federation)
     overrides = [*(set_ or ()), *([f"run.target={target}"] if target else [])]
     experiment = read_experiment(config, overrides, preset) if config else None
-    findings, missing = check_sites(description, experiment, wait)
+    try:
+        findings, missing = check_sites(description, experiment, wait)
+    except KeyboardInterrupt:
+        console.print("interrupted; the check has ended, call it again", style="red")
+        raise typer.Exit(130) from None
     console.print(table(description, findings, experiment.name if experiment else "sites"))
     for line in warnings(description):
         console.print(line, style="yellow", soft_wrap=True, markup=False, highlight=False)

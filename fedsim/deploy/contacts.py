@@ -3,6 +3,7 @@
 The gate writes `run/contacts.json` in the server's kit every few seconds; `fedsim deploy status` and `check` read it.
 """
 
+import contextlib
 import json
 import os
 import time
@@ -95,10 +96,11 @@ class Contacts:
             return
         self._written = now
         temporary = self.file.with_suffix(".new")
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "w") as stream:
-            json.dump({name: asdict(contact) for name, contact in self.sites.items()}, stream)
-        temporary.replace(self.file)
+        with contextlib.suppress(OSError):  # a full disk: the table is old, the federation goes on
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with os.fdopen(descriptor, "w") as stream:
+                json.dump({name: asdict(contact) for name, contact in self.sites.items()}, stream)
+            temporary.replace(self.file)
 
     def _doubled(self, contact: Contact, recent: _Recent, now: float) -> str:
         for times in (recent.switches, recent.heartbeats):

@@ -11,7 +11,7 @@ from support import run_small, small_experiment
 from fedsim.deploy.audit import AUDIT, Audit, read_audit
 from fedsim.deploy.certificates import write_site_key
 from fedsim.deploy.check import Finding, add_contact
-from fedsim.deploy.contacts import CONTACTS, Contact
+from fedsim.deploy.contacts import CONTACTS, Contact, Contacts
 from fedsim.deploy.control import add_public_key
 from fedsim.deploy.progress import Progress
 from fedsim.deploy.registry import identities
@@ -118,3 +118,13 @@ def test_a_key_made_at_the_site_is_taken(federation, tmp_path):
     assert file.read_text() == (tmp_path / "key.pub").read_text()
     with pytest.raises(UserError, match="holds no public key"):
         add_public_key(federation, "alpha", tmp_path / "key")
+
+
+def test_a_full_disk_stops_neither_the_gate_nor_a_run(tmp_path, caplog):
+    """/dev/full takes nothing; what could not be written is in the program's own log."""
+    (tmp_path / "audit.jsonl").symlink_to("/dev/full")
+    Audit(tmp_path / "audit.jsonl").write("admitted", site="alpha")
+    assert "No space left" in caplog.text
+    assert "alpha" in caplog.text
+    (tmp_path / "contacts.new").symlink_to("/dev/full")
+    Contacts(tmp_path / "contacts.json").activated("alpha")

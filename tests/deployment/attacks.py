@@ -307,7 +307,7 @@ def foreign_app(federation: Federation, watch: Watch) -> str:
     (app / "foreign").mkdir(parents=True)
     (app / "foreign" / "__init__.py").write_text(
         "from flwr.app import ConfigRecord, Message, RecordDict\nfrom flwr.clientapp import ClientApp\n"
-        "from flwr.serverapp import ServerApp\nserver, client = ServerApp(), ClientApp()\n"
+        "from flwr.serverapp import ServerApp\nserver = ServerApp()\nclient = ClientApp()\n"
         "@client.query()\ndef read(message, context):\n"
         "    return Message(RecordDict({'key': ConfigRecord({'key': open('key').read()})}), reply_to=message)\n"
         "@server.main()\ndef main(grid, context):\n"

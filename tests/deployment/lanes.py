@@ -38,8 +38,9 @@ class Lane:
         return self.federation.folder / f"out{self.number}"
 
     def settings(self, **more: object) -> dict:
-        """Of every run here."""
-        return {"train.rounds": 3, "run.timeout": self.timeout, "run.evaluate_target": "server", **more}
+        """Of every run here; without patience, so that it is seen what a lost reply does (attacks.py has it)."""
+        own = {"train.rounds": 3, "run.timeout": self.timeout, "run.evaluate_target": "server", "run.patience": 0}
+        return {**own, **more}
 
     def break_site(self, kind: str, **more: object) -> Path:
         """Have the victim fail in round 2; the file is gone once it struck."""

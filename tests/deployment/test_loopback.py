@@ -53,7 +53,8 @@ def test_a_deployed_run_gives_the_numbers_of_inline(tmp_path):
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory):
     """One federation for all tests of this module."""
-    with Loopback(tmp_path_factory.mktemp("federation")) as running:
+    settings = {"pin": False}  # a plain `flwr run` submits the repository
+    with Loopback(tmp_path_factory.mktemp("federation"), settings=settings) as running:
         yield running
 
 
