@@ -17,11 +17,13 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from fedsim.deploy.bundles import Pins
+from fedsim.deploy.warm_client import look_often
 
 IDLE_SECONDS, BUSY_SECONDS = 3.0, 0.4  # between two questions for work: without a run, and while one goes on
 BUSY_FOR_SECONDS = 120.0  # a run counts as going on for so long after its last message
@@ -49,22 +51,27 @@ def serve(kit: Path, words: Sequence[str]) -> int:
     from flwr.supernode import fleet_http_connection, start_client_internal
     from flwr.supernode.cli.flower_supernode import flower_supernode
 
+    look_often()
     contact = ContactFile(kit / "run" / "contact")
     contact.file.unlink(missing_ok=True)
     fleet_http_connection.FleetHttpClient = watched(fleet_http_connection.FleetHttpClient, contact)
     start_client_internal.time = SimpleNamespace(**{**vars(time), "sleep": pause(contact)})
     pins = Pins.read(kit)
     if pins is not None:
-        start_client_internal._verify_fab = pins.allows
-        wrapped = start_client_internal.start_client_internal
-        import flwr.supernode.cli.flower_supernode as command
-
-        # Flower asks for the verdict only where trusted entities are named.
-        command.start_client_internal = lambda **named: wrapped(**{**named, "trusted_entities": {"the kit": "pins"}})
+        enforce(pins)
     sys.argv = ["flower-supernode", *words]
     flower_supernode()
     print("the SuperNode's polling ended", flush=True)
     return ENDED
+
+
+def enforce(pins: Pins) -> None:
+    """Have Flower ask the pins about every app bundle; it asks only where trusted entities are named."""
+    internal = import_module("flwr.supernode.start_client_internal")
+    command = import_module("flwr.supernode.cli.flower_supernode")  # as an attribute, this name is the function
+    internal._verify_fab = pins.allows
+    start = command.start_client_internal
+    command.start_client_internal = lambda **named: start(**{**named, "trusted_entities": {"the kit": "pins"}})
 
 
 def watched(client: type, contact: ContactFile) -> type:

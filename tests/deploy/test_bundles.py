@@ -1,5 +1,6 @@
 """Which app bundles a site runs: fedsim's own, those the operator's key signed, and no others."""
 
+from importlib import import_module
 from types import SimpleNamespace
 
 import pytest
@@ -8,6 +9,7 @@ from flwr.cli.build import build_fab_from_disk
 
 from fedsim.deploy.apps import CHECK, RUN
 from fedsim.deploy.bundles import Pins, bundle_hash, own_bundles, sign, text
+from fedsim.deploy.supernode import ContactFile, enforce, watched
 from fedsim.errors import UserError
 from fedsim.runtime.flower import write_app
 
@@ -71,3 +73,24 @@ def test_a_kit_without_pins_runs_what_it_is_sent(federation):
 def test_only_the_operators_key_signs(foreign, federation):
     with pytest.raises(UserError, match="not the operator's signing key"):
         sign(foreign, federation.kit("operator") / "ca.key")
+
+
+def test_flower_asks_the_pins(pins, foreign, tmp_path, monkeypatch):
+    """The SuperNode's own code refuses a foreign bundle with an error reply, and takes fedsim's."""
+    internal = import_module("flwr.supernode.start_client_internal")
+    command = import_module("flwr.supernode.cli.flower_supernode")
+    started = []
+    monkeypatch.setattr(command, "start_client_internal", lambda **named: started.append(named))
+    monkeypatch.setattr(internal, "_verify_fab", internal._verify_fab)
+    enforce(pins)
+    command.start_client_internal(trusted_entities=None, node_config={})
+    assert started[0]["trusted_entities"]
+    assert internal._verify_fab(fab(write_app(tmp_path / "a", RUN)), started[0]["trusted_entities"])
+    assert not internal._verify_fab(fab(foreign), started[0]["trusted_entities"])
+
+
+def test_the_client_of_the_server_marks_bundles_for_the_check(tmp_path):
+    """Without the mark Flower refuses each bundle unseen."""
+    answer = SimpleNamespace(fab=SimpleNamespace(verifications={}))
+    client = watched(type("Client", (), {"GetFab": lambda self, request: answer}), ContactFile(tmp_path / "contact"))
+    assert client().GetFab(None).fab.verifications["valid_license"]
