@@ -151,15 +151,16 @@ def load_unlabelled(data: DataSettings, target: str) -> ClientData:
     """
     found = benchmark(data)
     domain = resolve_domain(found, target)
-    images, _ = _load_domain(data, found, domain, found.test_apart)
+    read = reader(data, found)
+    images, _ = read.images(domain, found.test_apart)
+    sizes = None if found.test_apart else _unless_square(read.sizes(domain))
     chosen = adaptation_indices(data, domain, len(images))
     chosen = chosen[: max(1, round(data.fraction * len(chosen)))]
     if len(chosen) < 2:
         raise UserError(f"{domain}: {len(chosen)} images to adapt to, at least 2 are needed; raise data.adapt_share")
     hidden, nothing = np.full(len(images), -1, np.int64), np.zeros(0, np.int64)
-    return ClientData(
-        target, images, hidden, chosen, nothing, found.classes, (domain,), np.zeros(len(images), np.int64)
-    )
+    place = np.zeros(len(images), np.int64)
+    return ClientData(target, images, hidden, chosen, nothing, found.classes, (domain,), place, sizes)
 
 
 def check_partitions(data: DataSettings, target: str) -> None:

@@ -18,6 +18,7 @@ from clients.step.disentangling_adversary import NETWORKS, DisentanglingAdversar
 from clients.unlabelled.adversarial_target import AdversarialTarget
 from fedsim.arrays import record_to_arrays
 from fedsim.combinations import check_recipe
+from fedsim.data.digits import Digits
 from fedsim.errors import UserError
 from fedsim.methods import METHODS
 from fedsim.models.inserts.disentangler import Disentangler
@@ -273,13 +274,13 @@ def test_tested_images_are_never_adapted_to(run):
 def test_labels_of_the_target_change_nothing(run, tmp_path, monkeypatch):
     """T8: with the target's labels permuted every tensor of the run is the same, and so is all that is not tested."""
     folder, _, experiment = run
-    original = loading._load_domain
+    original = Digits.images
 
-    def permuted(data, found, domain, apart=False):
-        images, labels = original(data, found, domain, apart)
+    def permuted(self, domain, apart=False):
+        images, labels = original(self, domain, apart)
         return (images, np.random.default_rng(1).permutation(labels)) if domain == "rot45" else (images, labels)
 
-    monkeypatch.setattr(loading, "_load_domain", permuted)
+    monkeypatch.setattr(Digits, "images", permuted)
     close_workspaces()
     other, _ = run_small(experiment.replace(run={"output": str(tmp_path)}))
     close_workspaces()
