@@ -17,7 +17,7 @@ from clients.parts import LocalRound
 from clients.store import ClientStore
 from fedsim.arrays import load_arrays
 from fedsim.experiment import Experiment
-from fedsim.models.infer import Predict, accuracy_and_loss
+from fedsim.models.infer import Predict
 from fedsim.seeding import seed_library
 from strategies.cuts import put_back, taken
 from strategies.parts import Cut, Place
@@ -71,6 +71,11 @@ class DomainClient(NumPyClient):
         self.personal = [part.personal for part in recipe.client_parts() if part.personal]
         self._after_step = after_step_functions(net)
 
+    @property
+    def metric(self) -> str:
+        """Primary metric, as messages and records name it."""
+        return self.data.task.metric
+
     def names(self, phase: str) -> list[str]:
         """Names of the tensors received: the shared ones for training, with the uploaded ones for evaluation."""
         wanted = ("shared", "upload") if phase == "evaluate" else ("shared",)
@@ -101,7 +106,7 @@ class DomainClient(NumPyClient):
         for report in self.recipe.reports:
             metrics |= report.after(round)
         if self.experiment.run.select_on == "local":
-            metrics["local_validation_accuracy"] = self._validate()[0]
+            metrics[f"local_validation_{self.metric}"] = self._validate()[0]
         self._keep_personal()
         self.stored = self.store.commit()
         trained = {name: self.state[name].cpu().numpy().copy() for name in self.upload_names()}
@@ -117,18 +122,18 @@ class DomainClient(NumPyClient):
         self._restore_personal(only="local")
         self._load(parameters, "evaluate")
         rule = self.recipe.infer
-        accuracy, loss = self._validate(rule.begin(self.net, tuple) if rule.on_sources else None)
-        metrics = {"accuracy": accuracy}
+        score, loss = self._validate(rule.begin(self.net, tuple) if rule.on_sources else None)
+        metrics = {self.metric: score}
         if self.experiment.run.personalised or self.personal:
-            metrics |= self._personalised(accuracy, loss)
+            metrics |= self._personalised(score, loss)
         return loss, len(self.data.validation), {**metrics, "evaluation_seconds": time.perf_counter() - started}
 
-    def _personalised(self, accuracy: float, loss: float) -> dict[str, float]:
+    def _personalised(self, score: float, loss: float) -> dict[str, float]:
         """Validation with this client's own tensors in the received model, if it has any: those that the share rule
         keeps on the client (FedIG-A, Table 12), and the personal models of parts."""
         if self._load_personal():
-            accuracy, loss = self._validate()
-        return {"personal_accuracy": accuracy, "personal_loss": loss}
+            score, loss = self._validate()
+        return {f"personal_{self.metric}": score, "personal_loss": loss}
 
     def _load_personal(self) -> bool:
         """Put this client's own tensors into the network, over the received ones; whether there are any."""
@@ -174,6 +179,7 @@ class DomainClient(NumPyClient):
             records=self.records,
             first_visit=first_visit,
             warm=self.warm,
+            task=self.data.task,
             pull=sum(term.pull for term in self.recipe.terms),
         )
 
@@ -247,17 +253,20 @@ class DomainClient(NumPyClient):
             module.eval()
 
     def _validate(self, predict: Predict | None = None) -> tuple[float, float]:
-        """(accuracy, loss) on the validation split, of the network in eval mode or by an inference rule; the pooled
-        client's is the unweighted mean over its domains."""
+        """(primary metric, loss) on the validation split, of the network in eval mode or by an inference rule.
+
+        The pooled client's is the unweighted mean over its domains."""
         self.net.eval()
         data, size = self.data, self.experiment.run.evaluate_batch_size
         groups = data.validation_by_domain
-        results = [accuracy_and_loss(predict or self.net, data.evaluation(group, size)) for group in groups]
+        results = [data.task.measure(predict or self.net, data.evaluation(group, size)) for group in groups]
         return tuple(float(np.mean([result[index] for result in results])) for index in (0, 1))
 
 
 class BestIterate:
-    """Keeps the iterate with the best local validation accuracy (FedIG-A's client-level selection, baselines.md F.3).
+    """Keeps the iterate with the best local validation by the primary metric.
+
+    FedIG-A's client-level selection, baselines.md F.3.
 
     `checks` evenly spaced validations per round (every 20 of 200 steps: 10), the last one after the last step; strict
     improvement, first wins. The whole state goes back to the best check: weights, running statistics, adapters; an
@@ -268,17 +277,17 @@ class BestIterate:
     def __init__(self, client: DomainClient, steps: int, checks: int) -> None:
         self.client = client
         self.due = {steps * check // checks for check in range(1, checks + 1)}
-        self.accuracy = -1.0
+        self.score = -1.0
         self.state: dict[str, Tensor] = {}
 
     def after_step(self, number: int) -> None:
         """Check after step `number` (counted from 1) when it is due."""
         if number not in self.due:
             return
-        accuracy, _ = self.client._validate()
+        score, _ = self.client._validate()
         self.client._train_mode()
-        if accuracy > self.accuracy:
-            self.accuracy = accuracy
+        if score > self.score:
+            self.score = score
             self.state = {name: value.clone() for name, value in self.client.state.items()}
 
     def restore(self) -> None:

@@ -9,15 +9,24 @@ from torch import Tensor
 from clients.parts import Batch
 from fedsim.data import ClientData
 from fedsim.data.augment import Augmentation, Transforms, to_float
+from fedsim.models.tasks import CLASSIFIES, TaskRules
 
 DEVICE_BYTES = 8 * 2**30  # images of one client kept on a GPU; larger sets are gathered on the host
 
 
 class LocalData:
-    """Training and validation examples of one client; positions count from 0 within each split."""
+    """Training and validation examples of one client; positions count from 0 within each split.
 
-    def __init__(self, data: ClientData, transforms: Transforms, device: torch.device) -> None:
+    task: what their truth is and how it is learned. labels are the truth of a batch: classes int64 [N], or masks uint8
+    [N,Q,H,W] where the data have some.
+    """
+
+    def __init__(
+        self, data: ClientData, transforms: Transforms, device: torch.device, task: TaskRules = CLASSIFIES
+    ) -> None:
         self.client = data.client
+        self.task = task
+        self.has_masks = data.masks is not None
         self.classes = len(data.classes)
         self.class_counts = data.class_counts()
         self.transforms = transforms
@@ -29,7 +38,8 @@ class LocalData:
         self.validation_by_domain = [self.validation[domains == domain] for domain in np.unique(domains)]
         images = torch.from_numpy(np.ascontiguousarray(data.images[own]))
         self.images = images.to(device) if images.nbytes <= DEVICE_BYTES else images
-        self.labels = torch.from_numpy(np.ascontiguousarray(data.labels[own])).to(device)
+        truth = data.labels if data.masks is None else data.masks
+        self.labels = torch.from_numpy(np.ascontiguousarray(truth[own])).to(device)
         knows_sizes = data.sizes is not None and isinstance(transforms.augment, Augmentation)
         self.sizes = torch.from_numpy(data.sizes[own]) if knows_sizes else None
 
@@ -53,20 +63,25 @@ class LocalData:
             raw = transfer(raw, items)
         draws = torch.get_rng_state()
 
-        def augment(images: Tensor) -> Tensor:
-            if self.sizes is None:
-                images = self.transforms.augment(images)
-            else:
-                images = self.transforms.augment(images, self.sizes[torch.from_numpy(positions)])
+        own_sizes = () if self.sizes is None else (self.sizes[torch.from_numpy(positions)],)
+
+        def after(images: Tensor) -> Tensor:
             return transfer(images, items) if transfer is not None and late else images
+
+        def augment(images: Tensor) -> Tensor:
+            return after(self.transforms.augment(images, *own_sizes))
 
         def prepare(images: Tensor) -> Tensor:
             with torch.random.fork_rng(devices=()):
                 torch.set_rng_state(draws)
                 return self.normalize(augment(images))
 
-        augmented = augment(raw)
         labels = self.labels[torch.from_numpy(positions).to(self.labels.device)]
+        if self.has_masks:  # in the geometry of their images
+            augmented, labels = self.transforms.augment.with_masks(raw, labels, *own_sizes)
+            augmented = after(augmented)
+        else:
+            augmented = augment(raw)
         return Batch(self.normalize(augmented), labels, raw, positions, prepare, augmented, self.normalize)
 
     def normalize(self, images: Tensor) -> Tensor:

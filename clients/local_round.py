@@ -7,11 +7,11 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clients.store import ClientStore
 from fedsim.errors import UserError
+from fedsim.models.tasks import CLASSIFIES, TaskRules
 from fedsim.seeding import numpy_rng, torch_generator
 from fedsim.settings import TrainSettings
 
@@ -20,10 +20,10 @@ from fedsim.settings import TrainSettings
 class Batch:
     """One training batch on its way through the step; `features`, `logits` and `loss` are filled by the forward pass.
 
-    `loss` is the cross-entropy alone, before any term. `raw` are the images in [0, 1] before augmentation, `positions`
-    their places in the training split; `prepare` gives other images of that shape (a transformed `raw`) the very
-    augmentation and normalisation that `images` got. `augmented` are the images in [0, 1] after augmentation; for other
-    versions of them (views, tiles) `normalize` does what is left.
+    `labels` are classes [B], or masks [B, Q, H, W]. `loss` is the task's alone, before any term. `raw` are the images
+    in [0, 1] before augmentation, `positions` their places in the training split; `prepare` gives other images of that
+    shape (a transformed `raw`) the very augmentation and normalisation that `images` got. `augmented` are the images in
+    [0, 1] after augmentation; for other versions of them (views, tiles) `normalize` does what is left.
     """
 
     images: Tensor
@@ -58,7 +58,7 @@ class LocalRound:
     terms: the functions of the recipe's terms. scratch: lives exactly as long as the round.
     before_step: functions that act on the gradients between the backward pass and the optimizer's step, in the order
     in which they were added. outbox: records that go to the server with the trained model; see `send`.
-    warm: see `remembered`. pull: sum of the terms' `pull`.
+    task: the loss and the measure of the data set's task. warm: see `remembered`. pull: sum of the terms' `pull`.
     """
 
     client: str
@@ -84,6 +84,7 @@ class LocalRound:
     before_step: list[Hook] = field(default_factory=list)
     outbox: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
     warm: dict[str, tuple[Any, Any]] = field(default_factory=dict)
+    task: TaskRules = CLASSIFIES
     pull: float = 0.0
     sums: dict[str, Tensor] = field(default_factory=dict)
     means: set[str] = field(default_factory=set)
@@ -114,12 +115,14 @@ class LocalRound:
     # --- one step -----------------------------------------------------------------------------------------------
 
     def forward(self, batch: Batch, net: nn.Module | None = None) -> Tensor:
-        """Cross-entropy of the batch under the network (or another one); fills batch.features, logits and loss."""
+        """The task's loss of the batch under the network (or another one): cross-entropy, or soft Dice loss of masks.
+
+        Fills batch.features, logits and loss."""
         net = net or self.net
         with self.autocast():
             batch.features = net.features(batch.images)
             batch.logits = net.head(batch.features)
-        batch.loss = F.cross_entropy(batch.logits.float(), batch.labels)
+        batch.loss = self.task.loss(batch.logits, batch.labels)
         return batch.loss
 
     def with_terms(self, batch: Batch, loss: Tensor) -> Tensor:
@@ -129,13 +132,16 @@ class LocalRound:
         return loss
 
     def loss_of(self, batch: Batch) -> Tensor:
-        """Local loss of the batch: forward pass, cross-entropy, and the recipe's terms."""
+        """Local loss of the batch: forward pass, the task's loss, and the recipe's terms."""
         return self.with_terms(batch, self.forward(batch))
 
-    def backward(self, loss: Tensor) -> None:
-        """Gradients of the loss, in place of earlier ones. Follow it with `take_step`."""
+    def backward(self, loss: Tensor, keep_graph: bool = False) -> None:
+        """Gradients of the loss, in place of earlier ones. Follow it with `take_step`.
+
+        `keep_graph`: another loss will be computed from what this one was computed from.
+        """
         self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        loss.backward(retain_graph=keep_graph)
 
     def take_step(self) -> None:
         """The optimizer's step on the gradients as they stand, after the functions in `before_step` had their say."""

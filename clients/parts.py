@@ -20,6 +20,7 @@ from fedsim.errors import UserError
 from fedsim.experiment import Experiment
 from fedsim.part import Part, part_name
 from fedsim.settings import TrainSettings
+from fedsim.tasks import CLASSIFICATION
 
 if TYPE_CHECKING:
     from fedsim.recipe import Recipe
@@ -50,6 +51,7 @@ class ClientPart(Part):
     whole: it compares the received model with others, and so cannot act where clients get a part of it (`Share.cut`).
     """
 
+    tasks: ClassVar[tuple[str, ...]] = (CLASSIFICATION.name,)  # a part that also takes maps and masks says so
     bank: ClassVar[str] = ""
     personal: ClassVar[str] = ""
     whole: ClassVar[bool] = False

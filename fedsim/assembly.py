@@ -9,10 +9,11 @@ from torch import nn
 
 from fedsim.arrays import nonnegative_names
 from fedsim.combinations import check_recipe, combine
-from fedsim.data import benchmark
+from fedsim.data import benchmark, find_dataset
 from fedsim.errors import UserError
 from fedsim.experiment import Experiment
 from fedsim.models import build_model
+from fedsim.models.tasks import rules_of
 from fedsim.part import part_name
 from fedsim.part_settings import add, check_values, complete, exchange, set_fields, validated
 from fedsim.recipe import SLOTS, Recipe, parts_of
@@ -24,7 +25,11 @@ def build_recipe(experiment: Experiment) -> Recipe:
     """The recipe of `[method]`, with its overrides; UserError for unknown names and for parts that do not fit."""
     recipe = assemble(experiment.method, experiment.parts)
     check_recipe(recipe, experiment.method_name)
+    task = find_dataset(experiment.data.dataset).task
     for _, part in parts_of(recipe):
+        if task not in part.tasks:
+            raise UserError(f"{experiment.method_name}: {part_name(part)} is made for {', '.join(part.tasks)}, and "
+                            f"{experiment.data.dataset} is a data set for {task}; use a method without it")  # fmt: skip
         validated(part, {}, f"method.{part_name(part)}")  # a row's own values too
         part.check(experiment)
     return recipe
@@ -63,11 +68,12 @@ def build_net(experiment: Experiment, recipe: Recipe) -> nn.Module:
     bench = benchmark(experiment.data)
     net = build_model(
         experiment.model,
-        len(bench.classes),
+        len(bench.outputs),
         bench.channels,
         experiment.data.image_size,
         recipe.norm,
         experiment.run.seed,
+        rules_of(bench.task, experiment.data),
     )
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(stream_seed(experiment.run.seed, "inserts"))

@@ -158,8 +158,12 @@ def compare(
     by: Annotated[list[str] | None, typer.Option(help="setting in which the runs may differ (repeatable)")] = None,
     format: Annotated[str, typer.Option(help="table, csv, markdown or latex")] = "table",
     metric: Annotated[
-        str, typer.Option(help="accuracy, balanced_accuracy, macro_f1, auroc or ece (calibration error)")
-    ] = "accuracy",
+        str,
+        typer.Option(
+            help="balanced_accuracy, macro_f1, auroc, ece (calibration error), surface_distance; "
+            "default: the task's own, accuracy or dice"
+        ),
+    ] = "",
     methods: OnlyMethods = "",
     targets: OnlyTargets = "",
     seeds: OnlySeeds = "",

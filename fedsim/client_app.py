@@ -137,7 +137,7 @@ def evaluate_target(message: Message, context: Context) -> RecordDict:
     arrays = records.pop("arrays")
     uploads = {name.removeprefix(UPLOADS): own for name, own in records.items()}
     evaluator = target_of(space)
-    return score_records(evaluator(arrays, uploads), len(evaluator.labels))
+    return score_records(evaluator(arrays, uploads), len(evaluator.labels), evaluator.task.metric)
 
 
 @functools.lru_cache(maxsize=1)

@@ -16,6 +16,7 @@ from rich.text import Text
 from fedsim.console import ProgressBar, console, errors, say
 from fedsim.errors import UserError, nearest
 from fedsim.experiment import Experiment
+from fedsim.tasks import task_in
 
 if TYPE_CHECKING:
     from fedsim.results import Runs
@@ -76,10 +77,12 @@ def make_pictures(experiment: Experiment, output: Path, rows: int) -> None:
 def headline(folder: Path) -> str:
     """One run's result in two lines; the oracle is not part of it."""
     row = pd.read_csv(folder / "summary.csv").iloc[0]
+    task = task_in(row.index, "last_target_")
     return (
         f"{row['method']} on unseen {row['target']!s} (seed {row['seed']}): "
-        f"{100 * row['best_validation_target_accuracy']:.1f} % at round {row['best_validation_round']:.0f} "
-        f"(best source validation), {100 * row['last_target_accuracy']:.1f} % at the last round\nrecords: {folder}"
+        f"{100 * row[f'best_validation_target_{task.metric}']:.1f} % {task.title} "
+        f"at round {row['best_validation_round']:.0f} (best source validation), "
+        f"{100 * row[f'last_target_{task.metric}']:.1f} % at the last round\nrecords: {folder}"
     )
 
 
@@ -212,16 +215,16 @@ def chosen_runs(folder: Path, methods: str, targets: str, seeds: str) -> "Runs":
 
 
 def show_comparison(
-    folder: Path, runs: "Runs", select: str, baseline: str, by: list[str], format: str, metric: str = "accuracy"
+    folder: Path, runs: "Runs", select: str, baseline: str, by: list[str], format: str, metric: str = ""
 ) -> None:
     """Print the comparison of a folder's finished runs; the CSV form also goes to FOLDER/comparison.csv, that of
-    another metric than accuracy to comparison-METRIC.csv."""
+    another metric than the task's own to comparison-METRIC.csv."""
     from fedsim.results import atomic_write, compare
 
     comparison = compare(runs, select, baseline or None, by, metric=metric)
     if format == "table":
         comparison.show(console)
-        name = "comparison" if metric == "accuracy" else f"comparison-{metric}"
+        name = "comparison" if comparison.primary else f"comparison-{metric}"
         atomic_write(folder / f"{name}.csv", comparison.render("csv"))
     else:
         print(comparison.render(format))

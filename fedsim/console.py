@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fedsim.experiment import Experiment
+from fedsim.tasks import scores
 
 console = Console()
 errors = Console(stderr=True)
@@ -17,7 +18,7 @@ def say(text: str) -> None:
 
 
 class ProgressBar:
-    """Callback that draws a run: round, validation and target accuracy, time left."""
+    """Callback that draws a run: round, primary metric in validation and on the target, time left."""
 
     def __init__(self) -> None:
         self._progress = Progress(
@@ -39,9 +40,8 @@ class ProgressBar:
 
     def on_round(self, row: dict, clients: list[dict]) -> None:
         """Move the bar."""
-        columns = (("validation", "mean_validation_accuracy"), ("target", "target_accuracy"))
-        scores = [f"{name} {100 * row[column]:5.1f} %" for name, column in columns if row[column] is not None]
-        self._progress.update(self._task, completed=row["round"], scores="  ".join(scores))
+        shown = [f"{name} {100 * value:5.1f} %" for name, value in scores(row)]
+        self._progress.update(self._task, completed=row["round"], scores="  ".join(shown))
 
     def note(self, text: str) -> None:
         """A line above the bar."""

@@ -4,6 +4,8 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from fedsim.tasks import ANY_TASK
+
 if TYPE_CHECKING:
     from fedsim.experiment import Experiment
     from fedsim.recipe import Recipe
@@ -17,11 +19,13 @@ class Part:
     needs_clients: the part compares or exchanges something between clients, so that it cannot act where the data of
         all clients are pooled.
     tag: what the method's name in results shows of this part, as in `ccst(pixel)`; empty: nothing.
+    tasks: the tasks (fedsim.tasks) for which the part makes sense; other data sets refuse it in one line.
     discloses: what this part tells the server or other clients about a client's data; empty: nothing beyond the model.
     """
 
     requires: ClassVar[dict[str, str]] = {}
     needs: ClassVar[tuple[str, ...]] = ()
+    tasks: ClassVar[tuple[str, ...]] = ANY_TASK
 
     @property
     def sets(self) -> dict[str, dict[str, object]]:

@@ -24,6 +24,7 @@ from fedsim.run.privacy_account import statement
 from fedsim.run.session import Session, is_finished
 from fedsim.run.target import TargetEvaluator
 from fedsim.run.workspace import Workspace, open_workspace, set_threads
+from fedsim.tasks import scores, task_in
 from strategies.base import FedDG
 from strategies.wire.fused_check import model_probe
 from strategies.wire.handshake import Roster
@@ -34,7 +35,6 @@ from strategies.wire.pulling import expected_bytes
 from strategies.wire.target_site import TargetScore
 
 LOG = "run.log"
-SHOWN = (("validation", "mean_validation_accuracy"), ("target", "target_accuracy"))
 
 app = ServerApp()
 logger = logging.getLogger("fedsim")
@@ -102,7 +102,7 @@ def _serve(grid: Grid, space: Workspace, callbacks: Sequence[RunCallback], ident
         "token": run_token(session.checkpoint_folder),
         "timeout": experiment.run.timeout,
     }
-    strategy = FedDG(space.recipe, experiment, space.places, run_config)
+    strategy = FedDG(space.recipe, experiment, space.places, run_config, space.task.metric)
 
     def evaluate(arrays: ArrayRecord) -> TargetScore:
         if evaluator is not None:
@@ -163,15 +163,16 @@ class LogLines:
         logger.info("CPU threads of each process: %s; cores free to this one: %d", threads, free_cores())
 
     def on_round(self, row: dict, clients: list[dict]) -> None:
-        """Round, validation and target accuracy."""
-        shown = [(name, row[column]) for name, column in SHOWN if row[column] is not None]
+        """Round, and the primary metric in validation and on the target."""
+        shown = scores(row)
         logger.info("round %d: %s", row["round"], "  ".join(f"{name} {100 * value:.1f} %" for name, value in shown))
 
     def on_end(self, summary: dict) -> None:
         """The headline."""
+        metric = task_in(summary, "best_validation_target_").metric
         logger.info(
             "done: %.1f %% on %s (round %d, best source validation)",
-            *(100 * summary["best_validation_target_accuracy"], summary["target"], summary["best_validation_round"]),
+            *(100 * summary[f"best_validation_target_{metric}"], summary["target"], summary["best_validation_round"]),
         )
 
     def on_failure(self, error: BaseException) -> None:

@@ -56,7 +56,9 @@ class DataSettings(Settings):
     """[data]: which images, how they are split, how batches are augmented."""
 
     dataset: str = Field(
-        "digits", description="digits, rotated-mnist, pacs, vlcs, office-home, terra-incognita, folder"
+        "digits",
+        description="digits, rotated-mnist, pacs, vlcs, office-home, terra-incognita, folder; with masks: digit-masks, "
+        "masks",
     )
     root: str = Field("", description="folder of the data set; empty: $FEDSIM_DATA, else ./data")
     domains: list[str] = Field([], description="use only these domains; empty: all of the data set")
@@ -103,6 +105,17 @@ class DataSettings(Settings):
     )
     normalize: Literal["none", "imagenet", "mnist", "weights"] = Field(
         "none", description="mean and std after augmentation; weights: those that go with the backbone's weights"
+    )
+    structures: dict[str, list[int]] = Field(
+        {},
+        description="a `masks` data set's structures and the pixel values of the mask files that mean them; values may "
+        "belong to several structures: disc = [0, 128], cup = [0]",
+    )
+    mask_threshold: float = Field(
+        0.5, gt=0, lt=1, description="probability above which a pixel belongs to a structure, wherever masks are judged"
+    )
+    largest_component: bool = Field(
+        False, description="of each predicted structure only the largest connected component counts"
     )
     cache: str = Field("", description="folder of the decoded images; empty: $FEDSIM_CACHE, else ~/.cache/fedsim")
     _run_seed: int = PrivateAttr(0)  # set by the Experiment

@@ -17,6 +17,7 @@ from fedsim.arrays import record_to_arrays, state_to_record
 from fedsim.errors import ClientFailedError
 from fedsim.experiment import Experiment
 from fedsim.seeding import seed_library
+from fedsim.tasks import CLASSIFICATION
 from strategies.banks.checks import owned
 from strategies.cuts import put_back, taken
 from strategies.model import ServerModel
@@ -37,18 +38,23 @@ class FedDG(FedAvg):
     """Federated training by a recipe's server parts.
 
     `exchange` sends messages and judges replies, `parts` computes, `state` is all that a checkpoint needs beside the
-    global arrays; `places` says which state entries are shared.
+    global arrays; `places` says which state entries are shared, `metric` what clients measure in their validation.
     """
 
     def __init__(
-        self, recipe: Any, experiment: Experiment, places: Mapping[str, Place], run_config: dict[str, str]
+        self,
+        recipe: Any,
+        experiment: Experiment,
+        places: Mapping[str, Place],
+        run_config: dict[str, str],
+        metric: str = CLASSIFICATION.metric,
     ) -> None:
         super().__init__(min_train_nodes=1, min_evaluate_nodes=1, min_available_nodes=1)
         self.experiment = experiment
         self.places = places
         self.state = ServerState()
         self.parts = ServerParts(recipe, experiment, places, self.state)
-        self.exchange = Exchange(experiment, run_config, self.state)
+        self.exchange = Exchange(experiment, run_config, self.state, metric)
         self.visits = Visits(self.exchange)
         self.parts.ask = self.visits.ask
         self.guard = Guard(experiment.run.update_limit)

@@ -38,7 +38,7 @@ def server_model(
         kinds=tensor_kinds(net),
         parameters=frozenset(parameters & shared),
         nonnegative=nonnegative_names(net),
-        classes=net.head.out_features,
+        classes=net.outputs,
         feature_dim=net.feature_dim,
         device=device,
         build_net=lambda: build_net().to(device),

@@ -19,6 +19,7 @@ from fedsim.data.augment import to_float
 from fedsim.errors import UserError
 from fedsim.experiment import Experiment
 from fedsim.seeding import torch_generator
+from fedsim.tasks import ANY_TASK
 
 FLAT = 1e-4  # an image whose channels all vary less has no style of its own
 log = logging.getLogger(__name__)
@@ -54,6 +55,8 @@ class CrossClientStyle(Augment):
     splits off the validation images after stylising them. `L=1` with `alpha=0` gives FedAvg, and so does a bank
     without foreign styles.
     """
+
+    tasks: ClassVar[tuple[str, ...]] = ANY_TASK
 
     encoder: Literal["pixel", "haar", "vgg"] = "pixel"
     """Phi: colour space, 3-level Haar bands, or VGG-19 relu4_1 (the paper's, needs weight files)."""

@@ -10,6 +10,7 @@ from pydantic import Field
 from clients.batches.shuffled import Shuffled, chunks
 from clients.parts import Batches, LocalRound
 from fedsim.settings import TrainSettings
+from fedsim.tasks import ANY_TASK
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,8 @@ class BalancedBudget(Batches):
     n > budget: drawn without replacement, anew each round; n < budget: whole copies plus a random remainder. With
     `unit="batches"` the budget counts batches of `train.batch_size`, as in the official code. `budget=0` gives FedAvg.
     """
+
+    tasks: ClassVar[tuple[str, ...]] = ANY_TASK
 
     balanced: ClassVar[bool] = True
 

@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from clients.parts import Batches, LocalRound
 from fedsim.settings import TrainSettings
+from fedsim.tasks import ANY_TASK
 
 
 def chunks(order: np.ndarray, size: int) -> Iterator[np.ndarray]:
@@ -20,6 +22,8 @@ def chunks(order: np.ndarray, size: int) -> Iterator[np.ndarray]:
 @dataclass(frozen=True)
 class Shuffled(Batches):
     """Every local epoch is a fresh permutation of the client's examples; `iterations` steps take as many as needed."""
+
+    tasks: ClassVar[tuple[str, ...]] = ANY_TASK
 
     def indices(self, examples: int, round: LocalRound, train: TrainSettings) -> Iterator[np.ndarray]:
         """`train.epochs` passes, or exactly `train.iterations` batches."""

@@ -8,7 +8,7 @@ import numpy as np
 from pydantic import Field
 
 from clients.parts import LocalRound, Report
-from fedsim.models.infer import accuracy_and_loss
+from fedsim.tasks import ANY_TASK
 
 EVALUATION_BATCH = 256
 
@@ -24,6 +24,8 @@ class GeneralizationGap(Report):
     accuracy, so that a large gap raises the weight as well). max_samples: fixed random subset of the training
     examples; 0 takes all.
     """
+
+    tasks: ClassVar[tuple[str, ...]] = ANY_TASK
 
     metric: Literal["train_loss", "validation_accuracy"] = "train_loss"
     max_samples: Annotated[int, Field(ge=0)] = 0
@@ -48,8 +50,8 @@ class GeneralizationGap(Report):
         on_validation = self.metric == "validation_accuracy"
         positions = data.validation if on_validation else self._training_subset(round)
         round.net.eval()
-        accuracy, loss, _ = accuracy_and_loss(round.net, data.evaluation(positions, EVALUATION_BATCH))
-        return 1.0 - accuracy if on_validation else loss
+        score, loss, _ = round.task.measure(round.net, data.evaluation(positions, EVALUATION_BATCH))
+        return 1.0 - score if on_validation else loss
 
     def _training_subset(self, round: LocalRound) -> np.ndarray:
         positions = round.data.training_positions()

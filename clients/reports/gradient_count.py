@@ -1,11 +1,13 @@
 """By how many gradients a client's parameters have moved in a round."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from clients.optimizers import gradient_count
 from clients.parts import LocalRound, Report
 from fedsim.errors import UserError
 from fedsim.experiment import Experiment
+from fedsim.tasks import ANY_TASK
 
 
 @dataclass(frozen=True)
@@ -17,6 +19,8 @@ class GradientCount(Report):
     `train.momentum`, the proximal mu that of the recipe's terms. Layers that ask for a multiple of the rate count as
     the others. It needs SGD that starts anew each round and keeps its last iterate.
     """
+
+    tasks: ClassVar[tuple[str, ...]] = ANY_TASK
 
     @property
     def discloses(self) -> str:

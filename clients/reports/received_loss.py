@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from clients.parts import LocalRound, Report
-from fedsim.models.infer import accuracy_and_loss
+from fedsim.tasks import ANY_TASK
 
 EVALUATION_BATCH = 256
 
@@ -19,6 +19,7 @@ class ReceivedLoss(Report):
     """
 
     whole: ClassVar[bool] = True
+    tasks: ClassVar[tuple[str, ...]] = ANY_TASK
 
     @property
     def discloses(self) -> str:
@@ -28,7 +29,7 @@ class ReceivedLoss(Report):
     def before(self, round: LocalRound) -> dict[str, float]:
         """The loss of the network as received."""
         round.net.eval()
-        _, loss, _ = accuracy_and_loss(
+        _, loss, _ = round.task.measure(
             round.net, round.data.evaluation(round.data.training_positions(), EVALUATION_BATCH)
         )
         return {"received_loss": loss}

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
@@ -12,6 +11,7 @@ from clients.networks import after_step_functions, apart, descend, twin_of
 from clients.optimizers import make_optimizer
 from clients.parts import Batch, LocalRound, Step, StepFunction
 from clients.step.supervised import SupervisedStep
+from fedsim.tasks import ANY_TASK
 
 ENTRY = "ditto"  # store entry of the personal model
 
@@ -31,6 +31,8 @@ class Ditto(Step):
     lam: lambda; 1 in the official runs
     """
 
+    tasks: ClassVar[tuple[str, ...]] = ANY_TASK
+
     lam: Annotated[float, Field(ge=0)] = 1.0
     personal: ClassVar[str] = ENTRY
     whole: ClassVar[bool] = True
@@ -48,7 +50,7 @@ class Ditto(Step):
             loss = main(batch)
             with apart(randomness, round.device), round.autocast():
                 logits = net(batch.images)
-            personal_loss = F.cross_entropy(logits.float(), batch.labels)
+            personal_loss = round.task.loss(logits, batch.labels)
             personal_loss = personal_loss + proximal(parameters, reference, self.lam)
             round.tally("personal_train_loss", descend(optimizer, personal_loss))
             for function in after_step:

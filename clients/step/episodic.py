@@ -1,20 +1,22 @@
 """Episodic learning in continuous frequency space: a step on the batch, then the loss on it in foreign amplitudes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call
 
 from clients.augment import frequency
+from clients.boundary import boundary_loss
 from clients.parts import Batch, LocalRound, Step, StepFunction
 from clients.step.supervised import SupervisedStep
 from fedsim.seeding import torch_generator
+from fedsim.tasks import ANY_TASK
 
 State = dict[str, Tensor]
 
@@ -23,16 +25,21 @@ State = dict[str, Tensor]
 class EpisodicStep(Step):
     """min_theta  L_in(theta) + L_out(theta^),  theta^ = theta - beta clamp(grad L_in(theta), -c, c).
 
-    L_in: cross-entropy on the batch (plus the recipe's terms); L_out: mean cross-entropy on its m_test versions with
-    low-frequency amplitudes of other clients, x' of `clients.augment.frequency`, lambda ~ U[0, 1] per image and client.
+    L_in: the task's loss on the batch (cross-entropy, or soft Dice loss of masks; plus the recipe's terms).
+    L_out: its mean over m_test versions x' of the batch with low-frequency amplitudes of other clients (see
+    `clients.augment.frequency`), lambda ~ U[0, 1] per image and client; with masks plus gamma L_bd(x, x'; theta,
+    theta^), the contrast of boundary and background embeddings (`clients.boundary`).
     First order: grad = grad L_in(theta) + grad L_out(theta^); second order multiplies the latter by
     I - beta H_in on the unclipped coordinates. Batch-norm statistics follow the inner pass alone.
 
-    ELCFS / FedDG (Liu et al., CVPR 2021) in its classification form, without the boundary term; banks section 2. Raw
-    pixels in [0, 1] are transformed, and x' gets the same augmentation as x. Differs from the released code, whose
-    mask is the zero frequency alone (`L_w=0`) and whose lambda is fixed at 1 (`lam=(1, 1)`). Without foreign
-    amplitudes x' = x. `m_test=0` gives FedAvg.
+    ELCFS / FedDG (Liu et al., CVPR 2021); banks section 2. Its classification form has no boundary term. Embeddings
+    are the features before the head, the U-Net's last activations, without a projection head. Raw pixels in [0, 1] are
+    transformed, and x' gets the same augmentation as x. Differs from the released code, whose mask is the zero
+    frequency alone (`L_w=0`) and whose lambda is fixed at 1 (`lam=(1, 1)`). Without foreign amplitudes x' = x.
+    `m_test=0` gives FedAvg.
     """
+
+    tasks: ClassVar[tuple[str, ...]] = ANY_TASK
 
     L_w: Annotated[float, Field(ge=0, le=1)] = 0.01
     """Half-width of the window as a share of the shorter side, b = floor(L_w min(H, W)). With 0.01, images of less than
@@ -49,6 +56,14 @@ class EpisodicStep(Step):
     """Foreign versions of each image: drawn clients (1 in the code), or one of every foreign client (the paper)."""
     second_order: bool = False
     """Differentiate through the inner step."""
+    gamma: Annotated[float, Field(ge=0)] = 0.1
+    """Weight of the boundary term, where there are masks; 0 leaves it out."""
+    tau: Annotated[float, Field(gt=0)] = 0.05
+    """Its temperature."""
+    ring: Annotated[int, Field(ge=1)] = 5
+    """Width in pixels of the background ring around a structure; 5 goes with images of 384 pixels."""
+    denominator: Literal["all", "negatives"] = "all"
+    """Of the contrast: the positive pair and the negatives (the code), or negatives alone (the paper as printed)."""
     spectrum: Literal["window", "full"] = "window"
     """What travels: the window that is used, or (for comparison; it tells much more) the whole amplitude spectrum."""
 
@@ -58,7 +73,8 @@ class EpisodicStep(Step):
     @property
     def tag(self) -> str:
         """Shown in results when it is not the default algorithm."""
-        return "second order" if self.second_order else ""
+        words = {"second order": self.second_order, "without boundary": not self.gamma}
+        return ", ".join(word for word, holds in words.items() if holds)
 
     @property
     def discloses(self) -> str:
@@ -88,32 +104,45 @@ class EpisodicStep(Step):
 
     def _outer_loss(self, round: LocalRound) -> Callable[[Batch, State], Tensor]:
         """L_out(theta^; batch); L_in is `round.loss_of`."""
-        net, versions = round.net, self.transfer(round)
+        net, versions, contrasts = round.net, self.transfer(round), self._contrasts(round)
 
         def outer(batch: Batch, stepped: State) -> Tensor:
             buffers = {name: value.clone() for name, value in net.named_buffers()}
             losses = []
             for images in versions(batch.raw):
-                with round.autocast():
+                with round.autocast(), head_input(net) as features:
                     logits = functional_call(net, {**stepped, **buffers}, (batch.prepare(images),))
-                losses.append(F.cross_entropy(logits.float(), batch.labels))
+                loss = round.task.loss(logits, batch.labels)
+                if contrasts:
+                    only = self.denominator == "negatives"
+                    contrast = boundary_loss(batch.features, features[0], batch.labels, self.tau, self.ring, only)
+                    loss = loss + self.gamma * contrast
+                losses.append(loss)
             return sum(losses) / len(losses)
 
         return outer
 
+    def _contrasts(self, round: LocalRound) -> bool:
+        """Whether L_out has the boundary term: there are maps of features, and masks whose boundaries they lie on."""
+        return self.gamma > 0 and round.task.maps
+
     def _first_order(self, round: LocalRound, inner: StepFunction, outer: Callable, batch: Batch) -> Tensor:
-        """p.grad = grad L_in(theta) + grad L_out(theta^); the inner gradient is a constant."""
-        named = round.parameters()
+        """p.grad = grad L_in(theta) + grad L_out(theta^), and what L_bd gives at theta through the embeddings of x; the
+        inner gradient is a constant."""
+        named, contrasts = round.parameters(), self._contrasts(round)
         loss = inner(batch)
-        round.backward(loss)
+        round.backward(loss, keep_graph=contrasts)
         used = {name: parameter for name, parameter in named.items() if parameter.grad is not None}
         gradients = [parameter.grad for parameter in used.values()]
         stepped = dict(zip(used, inner_step(list(used.values()), gradients, self.beta, self.clip)))
         stepped = {name: value.requires_grad_() for name, value in stepped.items()}
         meta_loss = outer(batch, stepped)
-        meta = torch.autograd.grad(meta_loss, list(stepped.values()), allow_unused=True)
-        pairs = [(mine, other) for mine, other in zip(gradients, meta) if other is not None]
-        torch._foreach_add_([mine for mine, _ in pairs], [other for _, other in pairs])
+        at = [*stepped.values(), *(used.values() if contrasts else ())]
+        meta = torch.autograd.grad(meta_loss, at, allow_unused=True)
+        for some in (meta[: len(gradients)], meta[len(gradients) :]):
+            pairs = [(mine, other) for mine, other in zip(gradients, some) if other is not None]
+            if pairs:
+                torch._foreach_add_([mine for mine, _ in pairs], [other for _, other in pairs])
         round.take_step()
         return (loss + meta_loss).detach()
 
@@ -159,6 +188,17 @@ class EpisodicStep(Step):
             return [frequency.interpolate(raw, windows[index[:, m]], share[:, m], b).clamp(0, 1) for m in range(count)]
 
         return versions
+
+
+@contextmanager
+def head_input(net: nn.Module) -> Iterator[list[Tensor]]:
+    """A list that gets the features which the network's head sees in a forward pass."""
+    kept: list[Tensor] = []
+    hook = net.head.register_forward_pre_hook(lambda _module, inputs: kept.append(inputs[0]))
+    try:
+        yield kept
+    finally:
+        hook.remove()
 
 
 def inner_step(parameters: list[Tensor], gradients: list[Tensor], beta: float, clip: float) -> list[Tensor]:

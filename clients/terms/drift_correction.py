@@ -11,6 +11,7 @@ from clients.optimizers import gradient_count
 from clients.parts import LocalRound, Term
 from fedsim.errors import UserError
 from fedsim.experiment import Experiment
+from fedsim.tasks import ANY_TASK
 
 OWN = "control"  # store entry of c_k
 
@@ -31,6 +32,8 @@ class DriftCorrection(Term):
         epochs for a; "without_rate" (FedDG-GA's code) leaves eta out: its variates are too small by that factor.
     strength: what c - c_k is multiplied by in a step; .1 in the released FedLESAM-S, whose paper has 1 (frontier.md 2).
     """
+
+    tasks: ClassVar[tuple[str, ...]] = ANY_TASK
 
     variant: Literal["option_ii", "epochs_only", "without_rate"] = "option_ii"
     strength: Annotated[float, Field(ge=0)] = 1.0

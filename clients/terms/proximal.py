@@ -1,12 +1,13 @@
 """Terms that any step can add to its loss."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
 from clients.losses import proximal
 from clients.parts import LocalRound, StepFunction, Term
+from fedsim.tasks import ANY_TASK
 
 
 @dataclass(frozen=True)
@@ -16,6 +17,8 @@ class Proximal(Term):
     FedProx (Li et al., MLSys 2020), baselines.md A.2: the squared norm (several released codes forget the square).
     `mu=0` gives FedAvg bit for bit.
     """
+
+    tasks: ClassVar[tuple[str, ...]] = ANY_TASK
 
     mu: Annotated[float, Field(ge=0)] = 0.1
 

@@ -7,7 +7,7 @@
 Batched augmentation lives in `fedsim.data.augment` (it needs torch).
 """
 
-from fedsim.data.benchmarks import BENCHMARKS, Benchmark, benchmark, resolve_domain
+from fedsim.data.benchmarks import BENCHMARKS, Benchmark, benchmark, find_dataset, resolve_domain
 from fedsim.data.loading import (
     ClientData,
     check_partitions,
@@ -17,6 +17,7 @@ from fedsim.data.loading import (
     load_client,
     load_pooled,
     load_target,
+    load_target_masks,
     load_unlabelled,
 )
 
@@ -29,9 +30,11 @@ __all__ = [
     "client_names",
     "count_classes",
     "domain_of",
+    "find_dataset",
     "load_client",
     "load_pooled",
     "load_target",
+    "load_target_masks",
     "load_unlabelled",
     "resolve_domain",
 ]

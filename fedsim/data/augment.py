@@ -45,13 +45,26 @@ class Augmentation:
     grey: float = 0.0
 
     def __call__(self, x: Tensor, sizes: Tensor | None = None) -> Tensor:
+        return self.with_masks(x, x[:, :0], sizes)[0]
+
+    def with_masks(self, x: Tensor, masks: Tensor, sizes: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The images and their masks [B,Q,H,W] of 0 and 1: the same geometry for both, colours for the images alone.
+
+        The draws are those of the images alone. A cropped mask is interpolated like its image and cut at a half.
+        """
         if self == NOTHING:
-            return x
+            return x, masks
         flipped = torch.rand(len(x)) < self.flip
         if self.crop or self.centre < 1:
-            x = resized_crop(x, self._boxes(len(x), *x.shape[-2:], sizes), flipped)
+            boxes = self._boxes(len(x), *x.shape[-2:], sizes)
+            x = resized_crop(x, boxes, flipped)
+            if masks.shape[1]:
+                masks = (resized_crop(masks.to(x.dtype), boxes, flipped) > 0.5).to(masks.dtype)
         elif self.flip:
-            x = torch.where(_per_image(flipped, x), x.flip(-1), x)
+            x, masks = (torch.where(_per_image(flipped, each), each.flip(-1), each) for each in (x, masks))
+        return self._coloured(x), masks
+
+    def _coloured(self, x: Tensor) -> Tensor:
         if x.shape[1] != 3:
             return x
         if self.jitter:
@@ -178,6 +191,15 @@ class Transforms:
 def to_float(images: Tensor) -> Tensor:
     """uint8 [B,C,H,W] -> float32 in [0,1]."""
     return images.to(torch.float32).div_(255)
+
+
+def check_joint(name: str) -> None:
+    """UserError when an augmentation cannot treat an image and its masks alike."""
+    if not hasattr(find_augmentation(name), "with_masks"):
+        raise UserError(
+            f"data.augment {name!r} has no method with_masks(images, masks), which data with masks need; "
+            f"use one of {', '.join(AUGMENTATIONS)}, or add it"
+        )
 
 
 def find_augmentation(name: str) -> Callable[[Tensor], Tensor]:

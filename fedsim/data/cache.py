@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +38,19 @@ DAY = 86_400.0
 PATIENCE = 2.0  # seconds of decoding before a progress bar appears
 Report = Callable[[int, int], None]  # (images decoded, images in all)
 Arrays = tuple[np.ndarray, np.ndarray, np.ndarray]  # images, labels, sizes
+
+
+@dataclass(frozen=True)
+class Planes:
+    """What one file becomes: `count` planes [C, s, s] of uint8 and the file's own size, by decode(path, side, bytes);
+    `key` tells what it depends on beside the file, empty for an image's colours."""
+
+    count: int = 3
+    key: str = ""
+    decode: Callable[[Path, int, bytes], tuple[np.ndarray, tuple[int, int]]] = decode_sized
+
+
+COLOURS = Planes()
 
 
 class ImageTree(Reader):
@@ -97,20 +111,26 @@ def cached_images(
 
 
 def cached_domain(
-    listing: Listing, dataset: str, domain: str, image_size: int, cache: Path, report: Report | None = None
+    listing: Listing,
+    dataset: str,
+    domain: str,
+    image_size: int,
+    cache: Path,
+    report: Report | None = None,
+    planes: Planes = COLOURS,
 ) -> Arrays:
-    """Images (read-only memory map, uint8 [N,3,s,s]), labels int64 [N] and the files' own heights and widths int32
-    [N,2], decoded on first use.
+    """Images (read-only memory map, uint8 [N,3,s,s] or other planes), labels int64 [N] and the files' own heights and
+    widths int32 [N,2], decoded on first use.
 
     `report(done, total)` replaces the progress bar on stderr. Several processes may build the same entry: each writes a
     folder of its own, the first rename wins, the others discard theirs. Raises UserError for an unreadable image (by
     name) or a cache folder that cannot be written.
     """
-    manifest = _manifest(listing, dataset, domain, image_size)
+    manifest = _manifest(listing, dataset, domain, image_size, planes)
     entry = cache / dataset / f"{domain}-{manifest['hash']}"
     opened = _open(entry, manifest)
     if opened is None:
-        _build(listing, manifest, entry, report)
+        _build(listing, manifest, entry, report, planes)
         opened = _open(entry, manifest)
     if opened is None:
         raise UserError(f"the image cache {entry} cannot be read back; delete it or set data.cache or $FEDSIM_CACHE")
@@ -128,10 +148,11 @@ def content_of(listing: Listing, digests: list[bytes]) -> str:
     return content_hash(names, listing.labels.tobytes(), b"".join(digests))
 
 
-def _manifest(listing: Listing, dataset: str, domain: str, image_size: int) -> dict:
+def _manifest(listing: Listing, dataset: str, domain: str, image_size: int, planes: Planes = COLOURS) -> dict:
     """Everything the decoded array depends on, and its hash."""
-    shape = [len(listing.files), 3, image_size, image_size]
+    shape = [len(listing.files), planes.count, image_size, image_size]
     content = {"format": FORMAT, "dataset": dataset, "domain": domain, "shape": shape}
+    content |= {"planes": planes.key} if planes.key else {}
     whole = hashlib.sha256(json.dumps(content, sort_keys=True).encode())
     for name, label in zip(listing.files, listing.labels):
         try:
@@ -171,7 +192,7 @@ def _stored(entry: Path) -> dict:
         return {}
 
 
-def _build(listing: Listing, manifest: dict, entry: Path, report: Report | None) -> None:
+def _build(listing: Listing, manifest: dict, entry: Path, report: Report | None, planes: Planes) -> None:
     """Decode into a temporary folder, then rename it to `entry`."""
     try:
         entry.parent.mkdir(parents=True, exist_ok=True)
@@ -181,7 +202,7 @@ def _build(listing: Listing, manifest: dict, entry: Path, report: Report | None)
         raise _unwritable(entry.parent, error) from None
     try:
         temporary.chmod(0o755)  # mkdtemp makes it private; the cache may be shared between users
-        content, sizes = _write_images(listing, manifest, temporary / "images.npy", report)
+        content, sizes = _write_images(listing, manifest, temporary / "images.npy", report, planes)
         np.save(temporary / "sizes.npy", sizes, allow_pickle=False)
         np.save(temporary / "labels.npy", listing.labels, allow_pickle=False)
         (temporary / "manifest.json").write_text(json.dumps({**manifest, "content": content}))
@@ -211,7 +232,9 @@ def _publish(temporary: Path, entry: Path, manifest: dict) -> None:
             raise
 
 
-def _write_images(listing: Listing, manifest: dict, path: Path, report: Report | None) -> tuple[str, np.ndarray]:
+def _write_images(
+    listing: Listing, manifest: dict, path: Path, report: Report | None, planes: Planes
+) -> tuple[str, np.ndarray]:
     """Decode all files with a few threads (PIL releases the GIL) straight into the memory-mapped file.
 
     Gives the fingerprint of what was read, and the images' own heights and widths.
@@ -225,7 +248,7 @@ def _write_images(listing: Listing, manifest: dict, path: Path, report: Report |
     def fill(index: int) -> bytes:
         path = listing.folder / listing.files[index]
         content = read_bytes(path)
-        images[index], sizes[index] = decode_sized(path, shape[-1], content)
+        images[index], sizes[index] = planes.decode(path, shape[-1], content)
         return digest(content)
 
     digests, sizes = [], np.empty((len(listing.files), 2), np.int32)

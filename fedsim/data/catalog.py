@@ -3,6 +3,7 @@
 from fedsim.data.row import Benchmark
 
 _DOMAINNET = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
+_GROUNDS = ("inverted", "noise", "shaded", "textured")
 _DIGITS = ("0", "1", "2", "3", "4", "5", "6", "7", "8", "9")
 _OFFICE_CALTECH = (
     "back_pack", "bike", "calculator", "headphones", "keyboard", "laptop_computer", "monitor", "mouse", "mug",
@@ -89,5 +90,27 @@ CATALOG: dict[str, Benchmark] = {
         "(path, label, domain); all its splits together",
         reader="fedsim.data.hugging_face:HuggingFaceReader",
         discover="fedsim.data.hugging_face:discover",
+    ),
+    "digit-masks": Benchmark(
+        "digit-masks", "Digit masks (embedded)", _GROUNDS, _DIGITS, 1,
+        counts=dict.fromkeys(_GROUNDS, 400),
+        source="scikit-learn load_digits (UCI Optical Recognition of Handwritten Digits, 8x8) on made grounds",
+        note="needs no files; masks mark the digit (figure) and its darkest strokes (core), which lie within it; every "
+        "client domain shows the SAME 400 images (40 of each digit, drawn by the split seed), the unseen domain 200 "
+        "others",
+        same_images=True,
+        test_apart=True,
+        reader="fedsim.data.digit_masks:DigitMasks",
+        task="segmentation",
+        structures=("figure", "core"),
+    ),
+    "masks": Benchmark(
+        "masks", "Any folder with masks", (), ("image",), 3,
+        source="your own images and masks",
+        note="domain/image/NAME and domain/mask/NAME, or domain/samples.csv with the columns image and mask; "
+        "data.structures says which pixel values mean which structure",
+        reader="fedsim.data.mask_folders:MaskFolders",
+        discover="fedsim.data.mask_folders:discover",
+        task="segmentation",
     ),
 }  # fmt: skip

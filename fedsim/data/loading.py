@@ -27,7 +27,8 @@ class ClientData:
 
     images uint8 [N,C,H,W] (often a read-only memory map), labels int64 [N]; train and validation are int64 indices into
     both, disjoint. domain_index int64 [N] tells each image's place in `domains` (pooled data has several). sizes int32
-    [N,2]: heights and widths of the images before they were resized to squares; None when all were square.
+    [N,2]: heights and widths of the images before they were resized to squares; None when all were square. masks uint8
+    [N,Q,H,W] mark Q structures, where the data set has some.
     """
 
     client: str
@@ -39,6 +40,7 @@ class ClientData:
     domains: tuple[str, ...]
     domain_index: np.ndarray
     sizes: np.ndarray | None = None
+    masks: np.ndarray | None = None
 
     @property
     def examples(self) -> int:
@@ -109,6 +111,7 @@ def load_client(data: DataSettings, client: str) -> ClientData:
         (domain,),
         np.zeros(len(labels), dtype=np.int64),
         _unless_square(read.sizes(domain)),
+        read.masks(domain),
     )
 
 
@@ -163,6 +166,12 @@ def load_unlabelled(data: DataSettings, target: str) -> ClientData:
     return ClientData(target, images, hidden, chosen, nothing, found.classes, (domain,), place, sizes)
 
 
+def load_target_masks(data: DataSettings, domain: str) -> np.ndarray | None:
+    """Masks uint8 [N,Q,H,W] of the images of `load_target`; None where the data set has none."""
+    found = benchmark(data)
+    return reader(data, found).masks(resolve_domain(found, domain), found.test_apart)
+
+
 def check_partitions(data: DataSettings, target: str) -> None:
     """UserError when a source domain cannot be shared between its clients as the settings say; opens no images."""
     if data.clients_per_domain == 1:
@@ -194,6 +203,7 @@ def load_pooled(data: DataSettings, target: str) -> ClientData:
     domains = tuple(dict.fromkeys(client.domains[0] for client in clients))
     first = {domain: next(client for client in clients if client.domains[0] == domain) for domain in domains}
     sizes = [len(first[domain].labels) for domain in domains]
+    masks = [first[domain].masks for domain in domains]
     offset = dict(zip(domains, np.cumsum([0, *sizes[:-1]])))
     return ClientData(
         "pooled",
@@ -205,6 +215,7 @@ def load_pooled(data: DataSettings, target: str) -> ClientData:
         domains,
         np.repeat(np.arange(len(domains), dtype=np.int64), sizes),
         _joined_sizes([first[domain] for domain in domains]),
+        None if masks[0] is None else np.concatenate(masks),
     )
 
 

@@ -32,6 +32,10 @@ class Reader:
         aspect ratio. None: they were square."""
         return None
 
+    def masks(self, domain: str, apart: bool = False) -> np.ndarray | None:
+        """Masks uint8 [N,Q,s,s] of 0 and 1 beside `images`, one plane for each structure; None without structures."""
+        return None
+
     def listed(self, domain: str, part: str) -> np.ndarray | None:
         """Indices of the images that a published list names (`part`: train, validation, test); None without a list."""
         raise UserError(f"{self.found.title} has no files that a list could name; use data.split = 'stratified'")

@@ -25,6 +25,14 @@ class Benchmark:
     reader: str = "fedsim.data.cache:ImageTree"  # module:class of its Reader
     discover: str = ""  # module:function (settings, row) -> the row with the domains and classes that the data have
 
+    task: str = "classification"  # a row of fedsim.tasks
+    structures: tuple[str, ...] = ()  # that masks mark, where there are masks; classes are then strata of the images
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of what a network gives one logit for."""
+        return self.structures or self.classes
+
     def environment(self, domain: str) -> int:
         """Number that seeds a domain's split: its index among ALL sorted domains (DomainBed's env_index).
 

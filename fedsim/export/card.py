@@ -7,6 +7,7 @@ import pandas as pd
 
 from fedsim.export.trained import TrainedModel
 from fedsim.models.backbones import find_backbone
+from fedsim.tasks import task_in
 
 
 def card(model: TrainedModel) -> str:
@@ -53,12 +54,13 @@ def _results(folder: Path) -> list[str]:
     if not file.is_file():
         return ["The run has not finished; there is no summary."]
     row = pd.read_csv(file).iloc[0]
+    task = task_in(row.index, "last_target_")
     return [
-        "| selection | round | accuracy on the unseen domain | mean validation accuracy on the sources |",
+        f"| selection | round | {task.title} on the unseen domain | mean validation {task.title} on the sources |",
         "|---|---|---|---|",
         *(
-            f"| {label} | {row[f'{key}_round']:.0f} | {100 * row[f'{key}_target_accuracy']:.1f} % | "
-            f"{100 * row[f'{key}_mean_validation_accuracy']:.1f} % |"
+            f"| {label} | {row[f'{key}_round']:.0f} | {100 * row[f'{key}_target_{task.metric}']:.1f} % | "
+            f"{100 * row[f'{key}_mean_validation_{task.metric}']:.1f} % |"
             for key, label in (("best_validation", "best source validation (`best`)"), ("last", "last round (`last`)"))
         ),
     ]

@@ -13,8 +13,10 @@ from fedsim.models.digits_cnn import SMALLEST_IMAGE, DigitsCNN
 from fedsim.models.layout import Layout, Statistics
 from fedsim.models.net import Net
 from fedsim.models.norms.base import Norm
+from fedsim.models.tasks import CLASSIFIES, TaskRules
 from fedsim.models.timm_family import fit_position_embedding, timm_row
 from fedsim.models.training import frozen_tensors, names_of
+from fedsim.models.unet import UNet
 from fedsim.models.weights import State, download_imagenet, load_backbone, read_weight_file
 from fedsim.plugins import instance, lookup
 from fedsim.seeding import stream_seed
@@ -43,6 +45,7 @@ class Backbone:
     licence: licence of the published weights; empty: not known
     own_channels: takes one-channel images itself
     channels_last: faster in this memory layout on CPUs too
+    maps: the forward gives features of every pixel, [B, D, H, W], for segmentation
     """
 
     make: Callable[[int, int], nn.Module]
@@ -54,6 +57,7 @@ class Backbone:
     licence: str = ""
     own_channels: bool = False
     channels_last: bool = False
+    maps: bool = False
 
 
 def _resnet(name: str) -> Callable[[int, int], nn.Module]:
@@ -145,6 +149,19 @@ def _vit_row(name: str, patch: int, enum: str) -> Backbone:
     return _torchvision_row(_vit(name, patch), Layout(768), "heads.", enum, channels_last=False)
 
 
+def _unet_row(width: int, depth: int) -> Backbone:
+    def make(image_size: int, channels: int) -> nn.Module:
+        if image_size < 2**depth:
+            raise UserError(f"model.backbone: a U-Net with {depth} halvings needs images of at least {2**depth} px; "
+                            f"data.image_size is {image_size}")  # fmt: skip
+        return UNet(channels, width, depth)
+
+    stages = {1: ("encoder.0", "encoder.1"), **{number: (f"encoder.{number}",) for number in range(2, depth + 1)}}
+    stages[4] = (*stages.get(4, ()), "decoder")
+    levels = tuple(f"encoder.{number}" for number in range(depth - 2, depth + 1))
+    return Backbone(make, Layout(2 * width, levels, stages), own_channels=True, channels_last=True, maps=True)
+
+
 _DIGIT_LEVELS = ("pool1", "pool2")
 _DENSE_STAGES = {
     **{number: (f"features.denseblock{number}", f"features.transition{number}") for number in (1, 2, 3)},
@@ -172,6 +189,8 @@ BACKBONES: dict[str, Backbone] = {
     ),
     "vit-b-16": _vit_row("vit-b-16", 16, "ViT_B_16_Weights"),
     "vit-b-32": _vit_row("vit-b-32", 32, "ViT_B_32_Weights"),
+    "unet": _unet_row(16, 4),
+    "unet-small": _unet_row(8, 3),  # for images of about 32 px
 }  # fmt: skip
 
 # Rows made of a name, as in "timm:resnet18": prefix -> function (name, model.options) -> the row
@@ -226,7 +245,13 @@ def _fit_position_embedding(backbone: nn.Module, state: State, image_size: int) 
 
 
 def build_model(
-    model: ModelSettings, classes: int, channels: int, image_size: int, norm: Norm | None = None, seed: int = 0
+    model: ModelSettings,
+    classes: int,
+    channels: int,
+    image_size: int,
+    norm: Norm | None = None,
+    seed: int = 0,
+    task: TaskRules = CLASSIFIES,
 ) -> Net:
     """Net of the settings, the same for the same seed; torch's global generator is left as it was.
 
@@ -237,6 +262,7 @@ def build_model(
         image_size: side of the square images in pixels; ViT's must be a multiple of its patch
         norm: norm part with `apply(net)`; None leaves the backbone's batch norm
         seed: the run's seed, of which the stream "init" is used
+        task: what makes the head, and says whether the backbone has to give maps
 
     Small images: ResNet keeps the papers' 7x7 stride-2 stem at every size; AlexNet's poolings are padded by one
     below 63 px and DenseNet's transitions keep odd borders below 32 px, where their maps would become empty.
@@ -245,6 +271,7 @@ def build_model(
     row = find_backbone(model)
     if channels not in (1, 3):
         raise UserError(f"model: images have 1 or 3 channels, not {channels}")
+    _check_maps(model, row, task)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(stream_seed(seed, "init"))  # the CPU's only: CUDA is not disturbed
         backbone = row.make(image_size, channels)
@@ -253,7 +280,7 @@ def build_model(
             backbone, layout.feature_dim, classes, bottleneck=model.bottleneck,
             levels=tuple(f"backbone.{path}" for path in layout.levels), level_margin=layout.level_margin,
             stages={number: tuple(f"backbone.{path}" for path in paths) for number, paths in layout.stages.items()},
-            grayscale=channels == 1 and not row.own_channels,
+            grayscale=channels == 1 and not row.own_channels, task=task,
         )  # fmt: skip
         state = _initial_state(model, row, backbone, image_size)
         if state is not None:
@@ -264,6 +291,19 @@ def build_model(
             _apply_norm(net, norm, model.backbone)
         net.frozen = names_of(net, frozen)
     return net.to(memory_format=torch.channels_last) if row.channels_last else net
+
+
+def _check_maps(model: ModelSettings, row: Backbone, task: TaskRules) -> None:
+    """A segmentation needs features of every pixel, a classification one vector per image."""
+    if task.maps and not row.maps:
+        maps = ", ".join(name for name, other in BACKBONES.items() if other.maps)
+        raise UserError(f"model.backbone: {model.backbone} gives one vector per image, and this data set's task is "
+                        f"segmentation; use {maps}")  # fmt: skip
+    if row.maps and not task.maps:
+        raise UserError(f"model.backbone: {model.backbone} gives features of every pixel, for data sets with masks; "
+                        "use a classifier such as digits-cnn-bn or resnet18")  # fmt: skip
+    if row.maps and model.bottleneck:
+        raise UserError("model.bottleneck is for one vector per image; a segmentation has none: set it to 0")
 
 
 def _apply_norm(net: Net, norm: Norm, backbone: str) -> None:

@@ -5,14 +5,18 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
+from fedsim.models.tasks import CLASSIFIES, TaskRules
+
 
 class Net(nn.Module):
     """Classifier `head(bottleneck(backbone(x)))`.
 
     Attributes:
-        backbone: images [B, channels, H, W] -> pooled features [B, D].
+        backbone: images [B, channels, H, W] -> pooled features [B, D], or for a segmentation features of every pixel
+            [B, D, H, W].
         bottleneck: Identity, or Linear(D, width) - BatchNorm1d - ReLU (CSAC's and FedIG's network).
-        head: the linear classifier, the only part that knows the classes.
+        head: the linear classifier (or 1x1 convolution), the only part that knows the classes.
+        outputs: number of logits.
         feature_dim: size of `features(x)`.
         levels: paths of the modules whose outputs are CSAC's feature maps, shallow to deep; empty for ViT.
         level_margin: by how many pixels the common size of projected levels is smaller than the last level.
@@ -32,6 +36,7 @@ class Net(nn.Module):
         level_margin: int = 0,
         stages: Mapping[int, tuple[str, ...]] | None = None,
         grayscale: bool = False,
+        task: TaskRules = CLASSIFIES,
     ) -> None:
         super().__init__()
         self.backbone = backbone
@@ -39,7 +44,8 @@ class Net(nn.Module):
         if bottleneck:
             self.bottleneck = nn.Sequential(nn.Linear(feature_dim, bottleneck), nn.BatchNorm1d(bottleneck), nn.ReLU())
         self.feature_dim = bottleneck or feature_dim
-        self.head = nn.Linear(self.feature_dim, classes)
+        self.outputs = classes
+        self.head = task.head(self.feature_dim, classes)
         self.levels = levels
         self.level_margin = level_margin
         self.stages = dict(stages or {})
@@ -47,13 +53,13 @@ class Net(nn.Module):
         self.grayscale = grayscale
 
     def features(self, x: torch.Tensor) -> torch.Tensor:
-        """Features [B, feature_dim] after the bottleneck, the input of the head."""
+        """Features [B, feature_dim] (of maps [B, feature_dim, H, W]) after the bottleneck, the input of the head."""
         return self.bottleneck(self.pooled(x))
 
     def pooled(self, x: torch.Tensor) -> torch.Tensor:
-        """Features [B, D] of the backbone, the input of the bottleneck."""
+        """Features [B, D] (of maps [B, D, H, W]) of the backbone, the input of the bottleneck."""
         return self.backbone(x.expand(-1, 3, -1, -1) if self.grayscale else x)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Logits [B, classes]."""
+        """Logits [B, classes], of maps [B, structures, H, W]."""
         return self.head(self.features(x))

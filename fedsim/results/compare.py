@@ -21,6 +21,7 @@ from fedsim.results.published import COLUMNS, only_theirs, published_rows, setti
 from fedsim.results.reading import Runs
 from fedsim.results.selection import BUDGETS, RULE_TITLES, RULES
 from fedsim.results.statistics import common_seeds, grid_of, mean_and_std, paired, per_seed_average, ranks
+from fedsim.tasks import task_of
 
 COSTS = ("bytes_down_per_round", "bytes_up_per_round", "seconds_per_round")
 
@@ -40,7 +41,8 @@ class Comparison:
     baseline the rank is that of the average over the seeds that all ranked methods have (`ranked_seeds`).
     `group` is empty, or the use of target images that sets a method apart: such methods are ranked among themselves.
     published: numbers from papers for the same setting (label, method, source, target, mean, std).
-    metric: what the cells hold; with another one than accuracy, "accuracy" above reads as that metric.
+    metric: what the cells hold; with another one than accuracy, "accuracy" above reads as that metric (a task's own, or
+    one computed from the kept predictions).
     """
 
     title: str
@@ -58,6 +60,11 @@ class Comparison:
     def measured(self) -> str:
         """What the cells hold, in words."""
         return f"{METRICS[self.metric].title} on the unseen domain"
+
+    @property
+    def primary(self) -> bool:
+        """Whether the cells hold the task's own metric, as the records have it."""
+        return METRICS[self.metric].primary
 
     @property
     def less_is_better(self) -> bool:
@@ -85,25 +92,27 @@ def compare(
     baseline: str | None = None,
     by: Sequence[str] = (),
     published: bool = True,
-    metric: str = "accuracy",
+    metric: str = "",
 ) -> Comparison:
     """Comparison of all finished runs under one selection rule.
 
-    metric: accuracy, or one that is computed from the kept predictions (`metrics.METRICS`).
+    metric: empty for the task's own (accuracy, Dice), or one computed from the kept predictions (`metrics.METRICS`).
     baseline: method or label that the others are compared with over the cells (target, seed) that both have.
     by: dotted settings in which the runs are meant to differ; each combination becomes a row of its own.
     Raises UserError if runs differ in anything but method, target, seed and `by`, or two runs fill the same cell.
     """
     if select not in RULES:
         raise UserError(f"unknown selection rule {select!r}; {nearest(select, RULES)}known: {', '.join(RULES)}")
+    own = task_of(runs.summary, f"{select}_target_").metric
+    metric = metric or own
     if metric not in METRICS:
         raise UserError(f"unknown metric {metric!r}; {nearest(metric, METRICS)}known: {', '.join(METRICS)}")
     if runs.summary.empty:
         raise UserError("no finished run to compare")
     experiments = {run: runs.experiments[run] for run in runs.summary["run"]}
     require_alike(list(experiments.values()), by)
-    table = _rows(runs, experiments, by, f"{select}_target_accuracy")
-    if metric != "accuracy":
+    table = _rows(runs, experiments, by, f"{select}_target_{own}")
+    if metric != own:
         table["accuracy"] = table["run"].map(metric_values(runs, metric, select))
     targets = sorted(table["target"].unique(), key=_natural)
     labels = sorted(dict.fromkeys(table["label"]), key=lambda label: GROUPS.index(_group(table, label)))
@@ -112,7 +121,7 @@ def compare(
     methods = pd.DataFrame([_method(table, label, targets, base, by) for label in labels])
     less = METRICS[metric].less_is_better
     methods, ranked_seeds = _with_ranks(methods, table, targets, base, -1 if less else 1)
-    published = published and metric == "accuracy"  # papers print no other
+    published = published and METRICS[metric].primary  # papers print no other
     nothing = pd.DataFrame(columns=COLUMNS), []
     elsewhere, reasons = _published(runs, experiments, table, targets) if published else nothing
     name = ", ".join(dict.fromkeys(runs.summary["experiment"]))

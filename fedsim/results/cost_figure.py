@@ -5,6 +5,7 @@ from matplotlib.figure import Figure
 
 from fedsim.results.compare import Comparison
 from fedsim.results.figure_style import legend_below, set_title, styles
+from fedsim.results.metrics import METRICS
 from fedsim.results.selection import RULE_TITLES
 
 FRONT = "cost-quality front"
@@ -22,7 +23,11 @@ def cost_front(comparison: Comparison, costs: pd.DataFrame, name: str) -> Figure
         return None
     figure = Figure(figsize=(4.3 * len(shown), 3.8), layout="constrained")
     axes = figure.subplots(1, len(shown), sharey=True, squeeze=False)[0]
-    set_title(figure, f"{name}: cost and accuracy\n({RULE_TITLES[comparison.select]}; mean ± std over seeds)")
+    set_title(
+        figure,
+        f"{name}: cost and {METRICS[comparison.metric].title}\n"
+        f"({RULE_TITLES[comparison.select]}; mean ± std over seeds)",
+    )
     looks = styles(comparison.methods["label"])
     for one, (column, title) in zip(axes, shown):
         factor, unit = readable(float(costs[column].max()), column)
@@ -50,7 +55,7 @@ def cost_front(comparison: Comparison, costs: pd.DataFrame, name: str) -> Figure
         else:
             one.set_xlim(0, 1.1 * points["cost"].max() or 1)
         one.set_xlabel(f"{title} ({unit})")
-    axes[0].set_ylabel("average target accuracy (%)")
+    axes[0].set_ylabel(f"average target {METRICS[comparison.metric].title} (%)")
     legend_below(figure, axes, [*looks, FRONT])
     return figure
 

@@ -9,17 +9,21 @@ from matplotlib.ticker import MaxNLocator
 
 from fedsim.results.compare import Comparison
 from fedsim.results.figure_style import Style, band, legend_below, legend_beside, panels, set_title, styles, written
-from fedsim.results.recorder import CLIENT_COLUMNS
+from fedsim.results.metrics import METRICS
+from fedsim.results.recorder import CLIENT_COLUMNS, columns_for
 from fedsim.results.selection import RULE_TITLES
+from fedsim.tasks import task_of
 
 MOST_ROWS = 6
 MOST_LINES = 12  # of clients or domains in one panel
-CURVES = (("target_accuracy", "target accuracy (%)"), ("mean_validation_accuracy", "validation accuracy (%)"))
+CURVES = (("target", "target"), ("mean_validation", "validation"))  # column before the metric, words before its title
 
 
 def learning_curves(rounds: pd.DataFrame, name: str) -> Figure | None:
-    """Target and source-validation accuracy per round, one column of panels per target."""
-    curves = [(column, label) for column, label in CURVES if column in rounds and rounds[column].notna().any()]
+    """The primary metric per round on the target and in source validation, one column of panels per target."""
+    task = task_of(rounds)
+    curves = [(f"{column}_{task.metric}", f"{words} {task.title} (%)") for column, words in CURVES]
+    curves = [(column, title) for column, title in curves if column in rounds and rounds[column].notna().any()]
     if not curves:
         return None
     targets = sorted(rounds["target"].unique())
@@ -49,7 +53,7 @@ def target_bars(comparison: Comparison, runs_table: pd.DataFrame, name: str) -> 
     axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     set_title(
         figure,
-        f"{name}: accuracy on the unseen domain\n({RULE_TITLES[comparison.select]}; bars mean ± std, points seeds)",
+        f"{name}: {comparison.measured}\n({RULE_TITLES[comparison.select]}; bars mean ± std, points seeds)",
     )
     start = max(0, 10 * int(10 * runs_table["accuracy"].min()) - 10)
     looks = styles(labels)
@@ -65,7 +69,8 @@ def target_bars(comparison: Comparison, runs_table: pd.DataFrame, name: str) -> 
     axes[0][0].invert_yaxis()
     axes[0][0].set_xlim(left=start)
     # Bars that do not start at zero exaggerate differences: whoever looks is told.
-    figure.supxlabel(f"target accuracy (%), axis from {start}" if start else "target accuracy (%)", fontsize=9)
+    words = f"target {METRICS[comparison.metric].title} (%)"
+    figure.supxlabel(f"{words}, axis from {start}" if start else words, fontsize=9)
     return figure
 
 
@@ -106,7 +111,15 @@ def _bars(axes: Axes, own: pd.DataFrame, seeds: pd.DataFrame, looks: dict[str, S
 
 def client_metrics(clients: pd.DataFrame) -> list[str]:
     """Columns of clients.csv worth a figure: the aggregation weight and whatever metrics the methods added."""
-    known = {*CLIENT_COLUMNS, "run", "experiment", "method", "target", "seed", "label"} - {"weight"}
+    known = {
+        *columns_for(CLIENT_COLUMNS, task_of(clients, "validation_").metric),
+        "run",
+        "experiment",
+        "method",
+        "target",
+        "seed",
+        "label",
+    } - {"weight"}
     return [
         column
         for column in clients

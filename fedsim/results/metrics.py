@@ -5,23 +5,33 @@ Classes without an image in the target are left out of every mean over classes: 
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from fedsim.errors import UserError
+from fedsim.results.cases import Cases, read_cases
 from fedsim.results.predictions import Predictions, read_predictions
 from fedsim.results.reading import Runs, run_folder
+from fedsim.tasks import CLASSIFICATION, SEGMENTATION
 
 BINS = 15
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A number in [0, 1] per run: its title, how it is computed, and whether less is better."""
+    """A number per run: its title, how it is computed, and whether less is better.
+
+    read: reads what it is computed from, of a run's folder and a selection rule. primary: a task's own metric, which
+    the records hold themselves.
+    """
 
     title: str
-    of: Callable[[Predictions], float]
+    of: Callable[[Any], float]
     less_is_better: bool = False
+    read: Callable[[Path, str], Any] = read_predictions
+    primary: bool = False
 
 
 def accuracy(predictions: Predictions) -> float:
@@ -82,12 +92,26 @@ def confusion_matrix(predictions: Predictions) -> np.ndarray:
     return count(predictions.label, predictions.predicted, labels=np.arange(len(predictions.classes)))
 
 
+def mean_dice(cases: Cases) -> float:
+    """Mean over images and structures of Dice."""
+    return float(cases.dice.mean())
+
+
+def relative_distance(cases: Cases) -> float:
+    """Mean over images and structures of the average symmetric surface distance, divided by the image's diagonal."""
+    return float(cases.surface_distance.mean() / np.hypot(*cases.images.shape[-2:]))
+
+
 METRICS: dict[str, Metric] = {
-    "accuracy": Metric("accuracy", accuracy),
+    CLASSIFICATION.metric: Metric(CLASSIFICATION.title, accuracy, primary=True),
     "balanced_accuracy": Metric("balanced accuracy", balanced_accuracy),
     "macro_f1": Metric("macro F1", macro_f1),
     "auroc": Metric("AUROC, one class against the rest", auroc),
     "ece": Metric("expected calibration error", expected_calibration_error, less_is_better=True),
+    SEGMENTATION.metric: Metric(SEGMENTATION.title, mean_dice, read=read_cases, primary=True),
+    "surface_distance": Metric(
+        "surface distance as a share of the diagonal", relative_distance, less_is_better=True, read=read_cases
+    ),
 }
 
 
@@ -99,7 +123,7 @@ def metric_values(runs: Runs, metric: str, select: str) -> dict[str, float]:
     found, reasons = {}, []
     for run in runs.summary["run"]:
         try:
-            found[run] = METRICS[metric].of(read_predictions(run_folder(runs, run), select))
+            found[run] = METRICS[metric].of(METRICS[metric].read(run_folder(runs, run), select))
         except UserError as error:
             found[run] = float("nan")
             reasons.append(str(error))

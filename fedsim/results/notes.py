@@ -31,7 +31,7 @@ def comparison_notes(
     ]
     if comparison.less_is_better:
         notes.append("Less is better: the least value is the best, and a negative Δ is a gain.")
-    if comparison.metric != "accuracy":
+    if not comparison.primary:
         notes.append("Computed from the kept predictions; classes without an image in the target are left out.")
     if comparison.select == "oracle":
         notes.append("ORACLE: the round was chosen on the target's labels. An upper bound, not a result.")

@@ -9,12 +9,14 @@ from matplotlib.figure import Figure
 
 from fedsim.errors import UserError
 from fedsim.results import figures
+from fedsim.results.case_grid import case_grid
 from fedsim.results.compare import Comparison, compare
 from fedsim.results.confusion import confusion_figure, kept_predictions
 from fedsim.results.cost_figure import cost_front
 from fedsim.results.differences import differing_settings, variant, variant_text
 from fedsim.results.figure_style import look
 from fedsim.results.reading import Runs, of_experiment
+from fedsim.results.report_cases import kept_cases
 
 
 def plot_all(runs: Runs, out: Path | str, select: str = "best_validation") -> list[Path]:
@@ -50,6 +52,8 @@ def draw(runs: Runs, name: str, select: str = "best_validation") -> list[tuple[s
         found.append(("cost", cost_front(comparison, _costs(rounds), name)))
     for key, by_target in kept_predictions(runs, label, select).items() if len(runs.summary) else []:
         found.append((f"confusion-{key}", confusion_figure(by_target, name, key)))
+    for key, by_target in kept_cases(runs, label, select).items() if len(runs.summary) else []:
+        found += [(f"cases-{key}-{target}", case_grid(own[0], name, key, target)) for target, own in by_target.items()]
     for column in figures.client_metrics(clients) if len(clients) else []:
         found.append((f"client-{column}", figures.metric_over_rounds(clients, column, name)))
     if len(details):
@@ -83,7 +87,7 @@ def _labelled(frame: pd.DataFrame, label: dict[str, str]) -> pd.DataFrame:
 
 def _per_run(runs: Runs, comparison: Comparison, label: dict[str, str]) -> pd.DataFrame:
     table = _labelled(runs.summary, label)
-    return table.assign(accuracy=table[f"{comparison.select}_target_accuracy"])
+    return table.assign(accuracy=table[f"{comparison.select}_target_{comparison.metric}"])
 
 
 def _costs(rounds: pd.DataFrame) -> pd.DataFrame:

@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -18,6 +19,9 @@ from safetensors.numpy import save
 from fedsim.errors import UserError
 from fedsim.results.recorder import atomic_write
 from fedsim.results.selection import RULES, select
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FOLDER = "predictions"
 
@@ -30,6 +34,21 @@ class Predictions:
     label: np.ndarray
     probabilities: np.ndarray
     classes: tuple[str, ...]
+
+    @classmethod
+    def of(
+        cls, index: np.ndarray, truth: "Tensor", kept: "Tensor", images: np.ndarray, classes: Sequence[str]
+    ) -> "Predictions":
+        """Of labels [N] and probabilities [N, M] as tensors; the images are not kept."""
+        return cls(index, truth.cpu().numpy(), kept.cpu().numpy(), tuple(classes))
+
+    def details(self) -> list[tuple[str, str, float]]:
+        """Nothing for details.csv: all numbers follow from the file."""
+        return []
+
+    def write(self, run: Path, round: int) -> None:
+        """Write them as a round's file."""
+        write_predictions(run, round, self)
 
     @property
     def predicted(self) -> np.ndarray:
@@ -89,7 +108,18 @@ def read_predictions(run: Path | str, select: str = "best_validation") -> Predic
     Raises UserError where none were kept: records of before they were, a target on a site of its own, or
     `run.keep_predictions = false`.
     """
-    run = Path(run)
+    file = chosen_file(Path(run), select)
+    try:
+        with safe_open(file, framework="numpy") as content:
+            arrays = [content.get_tensor(name) for name in ("index", "label", "probabilities")]
+            classes = tuple(json.loads(content.metadata()["classes"]))
+    except (SafetensorError, KeyError, ValueError, TypeError) as error:
+        raise UserError(f"{file}: not readable predictions ({error})") from None
+    return checked(Predictions(*arrays, classes), file)
+
+
+def chosen_file(run: Path, select: str) -> Path:
+    """The file of a finished run's round under a selection rule; UserError where there is none."""
     if select not in RULES:
         raise UserError(f"unknown selection rule {select!r}; known: {', '.join(RULES)}")
     if not (run / "summary.csv").is_file():
@@ -98,13 +128,7 @@ def read_predictions(run: Path | str, select: str = "best_validation") -> Predic
     file = predictions_file(run, -1 if pd.isna(chosen) else int(chosen))
     if pd.isna(chosen) or not file.is_file():
         raise UserError(f"{run}: no predictions were kept of the round of {select}")
-    try:
-        with safe_open(file, framework="numpy") as content:
-            arrays = [content.get_tensor(name) for name in ("index", "label", "probabilities")]
-            classes = tuple(json.loads(content.metadata()["classes"]))
-    except (SafetensorError, KeyError, ValueError, TypeError) as error:
-        raise UserError(f"{file}: not readable predictions ({error})") from None
-    return checked(Predictions(*arrays, classes), file)
+    return file
 
 
 def checked(predictions: Predictions, where: Path) -> Predictions:

@@ -9,6 +9,7 @@ import io
 import json
 import math
 import os
+import re
 import tempfile
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -157,18 +158,23 @@ class Table:
         return whole.decode("utf-8").splitlines(keepends=True)
 
 
+def columns_for(columns: Iterable[str], metric: str) -> list[str]:
+    """Columns named after the primary metric of the run's task instead of accuracy."""
+    return [re.sub(r"accuracy$", metric, column) for column in columns]
+
+
 class Recorder:
-    """The record files of one run's folder.
+    """The record files of one run's folder; columns are named after its task's primary metric.
 
     A run that resumes from the checkpoint of round r first calls `truncate(r)`. For that to give back the unbroken run,
     the rows of a round have to be appended before its checkpoint is written.
     """
 
-    def __init__(self, folder: Path | str) -> None:
+    def __init__(self, folder: Path | str, metric: str = "accuracy") -> None:
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.rounds = Table(self.folder / "rounds.csv", ROUND_COLUMNS)
-        self.clients = Table(self.folder / "clients.csv", CLIENT_COLUMNS)
+        self.rounds = Table(self.folder / "rounds.csv", columns_for(ROUND_COLUMNS, metric))
+        self.clients = Table(self.folder / "clients.csv", columns_for(CLIENT_COLUMNS, metric))
         self.details = Table(self.folder / "details.csv", DETAIL_COLUMNS)
 
     def append_round(self, row: Mapping[str, Any]) -> None:

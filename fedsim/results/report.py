@@ -31,9 +31,11 @@ from fedsim.results.markup import Data
 from fedsim.results.plots import draw, names_in, run_labels
 from fedsim.results.reading import Runs, of_experiment, read_runs, run_folder
 from fedsim.results.recorder import atomic_write
+from fedsim.results.report_cases import kept_cases, segmentation
 from fedsim.results.report_metrics import accuracy_data, more_than_accuracy
 from fedsim.results.reproduce import command_line
 from fedsim.results.selection import RULES
+from fedsim.tasks import task_of
 
 Notes = Mapping[str, Mapping[str, str]]
 BYTES_NOTE = (
@@ -62,7 +64,7 @@ def write_report(
     links = "".join(f'<a href="#{escape(name)}">{escape(name)}</a>' for name in names)
     head = [
         f"<h1>fedsim: {escape(', '.join(names))}</h1>",
-        '<p class="soft">Domain generalization: every number is an accuracy on a domain that no client held.</p>',
+        '<p class="soft">Domain generalization: every number was measured on a domain that no client held.</p>',
         f"<nav>{links}</nav>" if len(names) > 1 else "",
     ]
     sections = [_experiment(of_experiment(runs, name), name, notes or {}, select, baseline) for name in names]
@@ -81,6 +83,7 @@ def _experiment(runs: Runs, name: str, notes: Notes, select: str, baseline: str 
         _results(comparison),
         markup.bullets(comparison.notes),
         more_than_accuracy(runs, comparison, by),
+        segmentation(kept_cases(runs, run_labels(runs), comparison.select)),
         "<h3>Figures</h3>",
         _figures(runs, name, select),
         "<h3>Cost and disclosure</h3>",
@@ -122,17 +125,19 @@ def _further(comparison: Comparison, row: pd.Series) -> list[Data]:
 
 
 def _figures(runs: Runs, name: str, select: str) -> str:
-    pictures, confusions, names = [], [], names_in(runs)
+    pictures, confusions, cases, names = [], [], [], names_in(runs)
     boxes = missing_text(fonts_for(names)[1])
     with look(names):
         for key, figure in draw(runs, name, select):
             buffer = io.BytesIO()
             figure.savefig(buffer, format="svg", facecolor="white", metadata={"Date": None})
             title = figure.get_suptitle().replace("\n", " ")
-            place = confusions if key.startswith("confusion-") else pictures
+            place = {"confusion": confusions, "cases": cases}.get(key.partition("-")[0], pictures)
             place.append(markup.picture(buffer.getvalue(), title, figure.get_figwidth()))
     if confusions:
         pictures.append(markup.folded("Confusion matrices, one figure per method", "\n".join(confusions)))
+    if cases:
+        pictures.append(markup.folded("Segmented images, one figure per method and target", "\n".join(cases)))
     return "\n".join([markup.bullets([boxes]) if boxes else "", *pictures, *_feature_pictures(runs)])
 
 
@@ -195,7 +200,7 @@ def _record_bytes(runs: Runs, records: list[str]) -> dict[tuple[str, str], float
 
 
 def _every_run(runs: Runs) -> str:
-    labels = run_labels(runs)
+    labels, metric = run_labels(runs), task_of(runs.summary, "last_target_").metric
     heads = ["Run", "target", "seed"]
     for rule in RULES:
         heads += [f"{RULE_HEADS[rule]} (%)", "at round"]
@@ -203,8 +208,8 @@ def _every_run(runs: Runs) -> str:
     for _, row in runs.summary.iterrows():
         cells: list[Data | str] = [labels[row["run"]], row["target"], Data(str(row["seed"]), int(row["seed"]))]
         for rule in RULES:
-            accuracy, round_ = row[f"{rule}_target_accuracy"], row[f"{rule}_round"]
-            cells += [Data(percent(accuracy), accuracy), Data(MISSING if pd.isna(round_) else f"{round_:.0f}", round_)]
+            value, round_ = row[f"{rule}_target_{metric}"], row[f"{rule}_round"]
+            cells += [Data(percent(value), value), Data(MISSING if pd.isna(round_) else f"{round_:.0f}", round_)]
         rows.append(cells)
     left = [f"Unfinished, left out: {run}" for run in runs.unfinished]
     return markup.table(heads, rows) + (markup.bullets(left) if left else "")

@@ -7,7 +7,7 @@ from fedsim.results.confusion import kept_predictions
 from fedsim.results.markup import Data
 from fedsim.results.metrics import METRICS, per_class_accuracy
 from fedsim.results.plots import run_labels
-from fedsim.results.predictions import Predictions, pooled
+from fedsim.results.predictions import Predictions, pooled, read_predictions
 from fedsim.results.reading import Runs
 
 
@@ -16,7 +16,7 @@ def more_than_accuracy(runs: Runs, comparison: Comparison, by: list[str]) -> str
     kept = kept_predictions(runs, run_labels(runs), comparison.select)
     if not kept:
         return ""
-    names = [name for name in METRICS if name != "accuracy"]
+    names = [name for name, metric in METRICS.items() if metric.read is read_predictions and not metric.primary]
     tables = {name: compare(runs, comparison.select, None, by, published=False, metric=name) for name in names}
     cells = {name: accuracy_cells(table) for name, table in tables.items()}
     rows = [

@@ -12,6 +12,7 @@ import pandas as pd
 
 from fedsim.errors import UserError, nearest
 from fedsim.experiment import Experiment
+from fedsim.tasks import CLASSIFICATION, task_of
 
 RULES = ("best_validation", "last", "oracle")
 RULE_TITLES = {
@@ -20,12 +21,12 @@ RULE_TITLES = {
     "oracle": "ORACLE: best round on the target, an upper bound",
 }
 BUDGETS = ("images", "steps")
-VALIDATION_COLUMNS = {"aggregated": "mean_validation_accuracy", "local": "mean_local_validation_accuracy"}
+VALIDATION_COLUMNS = {"aggregated": "mean_validation_", "local": "mean_local_validation_"}  # and the metric
 
 
-def validation_column(experiment: Experiment) -> str:
-    """Column of rounds.csv that `run.select_on` selects by."""
-    return VALIDATION_COLUMNS[experiment.run.select_on]
+def validation_column(experiment: Experiment, metric: str = CLASSIFICATION.metric) -> str:
+    """Column of rounds.csv that `run.select_on` selects by; metric: the task's primary one."""
+    return VALIDATION_COLUMNS[experiment.run.select_on] + metric
 
 
 def select(rounds: pd.DataFrame, rule: str = "best_validation", column: str = "mean_validation_accuracy") -> pd.Series:
@@ -33,7 +34,7 @@ def select(rounds: pd.DataFrame, rule: str = "best_validation", column: str = "m
 
     best_validation: strictly greatest `column`, the first of equals; rounds with NaN do not take part.
     last: the last round.
-    oracle: greatest target accuracy, the first of equals.
+    oracle: greatest primary metric on the target (accuracy, Dice), the first of equals.
 
     Raises UserError for an unknown rule, or when no round qualifies.
     """
@@ -44,7 +45,7 @@ def select(rounds: pd.DataFrame, rule: str = "best_validation", column: str = "m
         raise UserError("no trained round to select from: the records hold round 0 only")
     if rule == "last":
         return trained.iloc[-1]
-    column = "target_accuracy" if rule == "oracle" else column
+    column = f"target_{task_of(rounds).metric}" if rule == "oracle" else column
     if column not in trained:
         raise UserError(f"the records have no column {column!r}, which the rule {rule!r} selects by")
     values = trained[column].to_numpy(dtype=float)
@@ -92,9 +93,10 @@ def summary_row(
         "uses_target_unlabelled": uses_target_unlabelled,
         "target_images": target_images,
     }
-    column = validation_column(experiment)
+    metric = task_of(rounds).metric
+    column = validation_column(experiment, metric)
     for rule in RULES:
-        row |= _selected(rounds, rule, column)
+        row |= _selected(rounds, rule, column, metric)
     trained = rounds[rounds["round"] >= 1]
     for unit in ("images", "steps"):  # of training, over all clients and the whole run, preludes and copies included
         row[unit] = int(rounds[unit].sum()) if unit in rounds else None
@@ -106,16 +108,16 @@ def summary_row(
     return row
 
 
-def _selected(rounds: pd.DataFrame, rule: str, column: str) -> dict[str, Any]:
+def _selected(rounds: pd.DataFrame, rule: str, column: str, metric: str) -> dict[str, Any]:
     try:
         chosen = select(rounds, rule, column)
     except UserError:
         # A diverged run (NaN throughout) still leaves a summary; its empty cells say that nothing could be selected.
-        return {f"{rule}_{name}": None for name in ("round", "target_accuracy", "mean_validation_accuracy")}
+        return {f"{rule}_{name}": None for name in ("round", f"target_{metric}", f"mean_validation_{metric}")}
     return {
         f"{rule}_round": int(chosen["round"]),
-        f"{rule}_target_accuracy": float(chosen.get("target_accuracy", math.nan)),
-        f"{rule}_mean_validation_accuracy": float(chosen.get("mean_validation_accuracy", math.nan)),
+        f"{rule}_target_{metric}": float(chosen.get(f"target_{metric}", math.nan)),
+        f"{rule}_mean_validation_{metric}": float(chosen.get(f"mean_validation_{metric}", math.nan)),
     }
 
 

@@ -25,6 +25,7 @@ from fedsim.results.cells import (
 )
 from fedsim.results.latex import latex_table
 from fedsim.results.recorder import csv_text
+from fedsim.tasks import CLASSIFICATION
 
 if TYPE_CHECKING:
     from fedsim.results.compare import Comparison
@@ -92,7 +93,7 @@ def csv_table(comparison: "Comparison") -> str:
     for _, method in comparison.methods.iterrows():
         cells = comparison.cells[comparison.cells["label"] == method["label"]]
         row = {"label": method["label"], "method": method["method"], "source": "ours", "select": comparison.select}
-        row |= {"metric": comparison.metric} if comparison.metric != "accuracy" else {}
+        row |= {"metric": comparison.metric} if comparison.metric != CLASSIFICATION.metric else {}
         rest = {key: value for key, value in method.items() if key not in (*row, "average", "average_std", "seeds")}
         rows.append(row | _wide(cells) | rest)
     for (label, source), cells in comparison.published.groupby(["label", "source"], sort=False):

@@ -8,6 +8,7 @@ from torch import nn
 from fedsim.assembly import build_net, build_recipe
 from fedsim.cores import free_cores
 from fedsim.data import Benchmark, benchmark, client_names, resolve_domain
+from fedsim.data.augment import check_joint
 from fedsim.errors import UserError
 from fedsim.experiment import Experiment
 from fedsim.recipe import Recipe
@@ -54,6 +55,8 @@ class Plan:
 def resolve(experiment: Experiment) -> Plan:
     """The plan of an experiment; UserError for an unknown target, data set or method, and for parts that do not fit."""
     found = benchmark(experiment.data)
+    if found.structures:
+        check_joint(experiment.data.augment)
     experiment = _with_threads(_with_target(experiment, found))
     recipe = build_recipe(experiment)
     if recipe.uses_target_unlabelled and not experiment.data.adapt_share:

@@ -21,7 +21,7 @@ from fedsim.experiment import Experiment, parse_experiment
 from fedsim.results.callbacks import RunCallback
 from fedsim.results.differences import MACHINE_KEYS
 from fedsim.results.environment import environment
-from fedsim.results.predictions import forget_after, keep_selected, write_predictions
+from fedsim.results.predictions import forget_after, keep_selected
 from fedsim.results.reading import rebuild_results
 from fedsim.results.recorder import Recorder
 from fedsim.results.selection import summary_row, validation_column
@@ -59,7 +59,8 @@ class Session:
         refuse_other_settings(self.folder, experiment, lambda _: self.data)
         self.checkpoint = load_checkpoint(self.checkpoint_folder)
         refuse_other_data(self.folder, self.checkpoint.data if self.checkpoint else {}, self.data)
-        self.recorder = Recorder(self.folder)
+        self.recorder = Recorder(self.folder, space.task.metric)
+        self.validation = validation_column(experiment, space.task.metric)
         self.recorder.truncate(self.checkpoint.round if self.checkpoint else -1)
         forget_after(self.folder, self.checkpoint.round if self.checkpoint else -1)
         self.recorder.write_experiment(experiment.toml())
@@ -114,7 +115,7 @@ class Session:
         self.recorder.append_round(row)
         strategy.finished_rounds = round
         if round and score.predictions is not None:
-            write_predictions(self.folder, round, score.predictions)
+            score.predictions.write(self.folder, round)
         self._keep(round, row, arrays)
         for callback in self.callbacks:
             callback.on_round(row, clients)
@@ -146,13 +147,13 @@ class Session:
 
     def _round_row(self, log: RoundLog, score: TargetScore) -> dict[str, Any]:
         rows = list(log.clients.values())
-        now = time.perf_counter()
+        now, metric = time.perf_counter(), self.space.task.metric
         row = {
             "round": log.round,
             "train_loss": mean(rows, "train_loss", "examples"),
-            "mean_validation_accuracy": mean(rows, "validation_accuracy"),
+            f"mean_validation_{metric}": mean(rows, f"validation_{metric}"),
             "mean_validation_loss": mean(rows, "validation_loss"),
-            "target_accuracy": score.accuracy,
+            f"target_{metric}": score.value,
             "target_loss": score.loss,
             "clients": sum("weight" in row for row in rows),
             "failed": sum(row["status"] != "ok" for row in rows),
@@ -167,9 +168,9 @@ class Session:
         }
         train = self.experiment.train
         if train.evaluate_clients != "all" or train.evaluate_every > 1:  # what the selection rests on
-            row["validated"] = sum(found.get("validation_accuracy") is not None for found in rows)
+            row["validated"] = sum(found.get(f"validation_{metric}") is not None for found in rows)
         if self.experiment.run.select_on == "local":
-            row["mean_local_validation_accuracy"] = mean(rows, "local_validation_accuracy")
+            row[f"mean_local_validation_{metric}"] = mean(rows, f"local_validation_{metric}")
         return row
 
     def _keep(self, round: int, row: dict[str, Any], arrays: ArrayRecord) -> None:
@@ -181,8 +182,8 @@ class Session:
             saved = save_checkpoint(self.checkpoint_folder, state)
             self.strategy.exchange.saved_round = round
             # Only now: until a checkpoint is written, a resumed run may select an earlier round again.
-            keep_selected(self.folder, pd.read_csv(self.folder / "rounds.csv"), validation_column(self.experiment))
-        score = row.get(validation_column(self.experiment))
+            keep_selected(self.folder, pd.read_csv(self.folder / "rounds.csv"), self.validation)
+        score = row.get(self.validation)
         if round and score is not None and score > self.best:
             self.best = score
             if saved:
@@ -195,7 +196,7 @@ class Session:
         if not self.checkpoint or not (self.folder / "rounds.csv").is_file():
             return -math.inf
         rounds = pd.read_csv(self.folder / "rounds.csv")
-        column = validation_column(self.experiment)
+        column = self.validation
         scores = rounds.loc[rounds["round"] >= 1].set_index("round")[column].dropna() if column in rounds else []
         if not len(scores):
             return -math.inf

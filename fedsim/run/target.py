@@ -2,24 +2,27 @@
 
 import time
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedsim.arrays import load_arrays
-from fedsim.data import load_target
+from fedsim.data import load_target, load_target_masks
 from fedsim.data.augment import make_transforms, to_float
 from fedsim.models import weight_statistics
-from fedsim.models.infer import Predict, accuracy_and_loss
-from fedsim.results.predictions import Predictions
+from fedsim.models.infer import Predict
+from fedsim.models.tasks import TaskRules
+from fedsim.plugins import load
 from fedsim.run.workspace import Workspace
 from fedsim.seeding import numpy_rng
+from fedsim.tasks import TASKS
 from strategies.wire.target_site import TargetScore
 
 
 class TargetEvaluator:
-    """Accuracy on the unseen domain; the only place that opens its images, and no training client ever does."""
+    """The primary metric on the unseen domain; the only place that opens its images: no training client ever does."""
 
     def __init__(self, space: Workspace) -> None:
         experiment = space.experiment
@@ -32,14 +35,18 @@ class TargetEvaluator:
         self.classes = len(space.plan.data.classes)
         self.normalize = make_transforms(experiment.data, channels, weight_statistics(experiment.model)).normalize
         self.size = experiment.run.evaluate_batch_size
-        self.indices, self.class_names = indices, tuple(space.plan.data.classes)
+        self.indices, self.outputs = indices, space.plan.data.outputs
+        self.task, self.kind = space.task, load(TASKS[space.plan.data.task].kept, "task")
         self.keeps = experiment.run.keep_predictions
         self.images = torch.from_numpy(np.ascontiguousarray(images[indices])).to(self.device)
-        self.labels = torch.from_numpy(np.ascontiguousarray(labels[indices])).to(self.device)
+        self.strata = labels[indices]
+        masks = load_target_masks(experiment.data, experiment.run.target)
+        truth = labels if masks is None else masks
+        self.labels = torch.from_numpy(np.ascontiguousarray(truth[indices])).to(self.device)
 
     def class_counts(self) -> list[int]:
         """Tested images of each class."""
-        return torch.bincount(self.labels, minlength=self.classes).tolist()
+        return np.bincount(self.strata, minlength=self.classes).tolist()
 
     def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Normalised (images, labels) in large batches."""
@@ -59,25 +66,23 @@ class TargetEvaluator:
         ]
         predict = self.infer.begin(self.net, lambda: (images for images, _ in self.batches()), own)
         kept: list[Tensor] = []
-        accuracy, loss, _ = accuracy_and_loss(keeping(predict, kept) if self.keeps else predict, self.batches())
+        value, loss, _ = self.task.measure(keeping(self.task, predict, kept) if self.keeps else predict, self.batches())
         predictions = self._predictions(kept) if kept else None
-        seconds = time.perf_counter() - started
-        return TargetScore(accuracy, loss, seconds, self.infer.details(self.net), predictions)
+        details = self.infer.details(self.net) + (predictions.details() if predictions else [])
+        return TargetScore(value, loss, time.perf_counter() - started, details, predictions)
 
-    def _predictions(self, kept: list[Tensor]) -> Predictions:
-        probabilities = torch.cat(kept).cpu().numpy()
-        return Predictions(np.asarray(self.indices), self.labels.cpu().numpy(), probabilities, self.class_names)
+    def _predictions(self, kept: list[Tensor]) -> Any:
+        """What the task's records keep of the predictions."""
+        images = self.images.cpu().numpy()
+        return self.kind.of(np.asarray(self.indices), self.labels, torch.cat(kept), images, self.outputs)
 
 
-def keeping(predict: Predict, kept: list[Tensor]) -> Predict:
-    """The same prediction; the probabilities of each batch are added to `kept`.
-
-    The softmax of logits and of log-probabilities, which some inference rules return, is the probabilities.
-    """
+def keeping(task: TaskRules, predict: Predict, kept: list[Tensor]) -> Predict:
+    """The same prediction; what the task keeps of each batch is added to `kept`."""
 
     def kept_too(images: Tensor) -> Tensor:
         logits = predict(images)
-        kept.append(logits.float().softmax(dim=1))
+        kept.append(task.keep(logits))
         return logits
 
     return kept_too

@@ -12,6 +12,7 @@ from fedsim.data.augment import make_transforms
 from fedsim.errors import UserError
 from fedsim.experiment import parse_experiment
 from fedsim.models import weight_statistics
+from fedsim.models.tasks import rules_of
 from fedsim.run.plan import POOLED, Plan, resolve
 
 KEPT = 2  # workspaces that a process keeps warm
@@ -43,6 +44,7 @@ class Workspace:
         self.plan = plan
         self.experiment, self.recipe = plan.experiment, plan.recipe
         self.device = pick_device(plan.experiment.run.device)
+        self.task = rules_of(plan.data.task, plan.experiment.data)
         self.net = plan.build_net().to(self.device)
         if self.device.type == "cuda":
             self.net = self.net.to(memory_format=torch.channels_last)
@@ -65,7 +67,8 @@ class Workspace:
             settings = self.experiment.data
             data = load_pooled(settings, self.experiment.run.target) if name == POOLED else load_client(settings, name)
             statistics = weight_statistics(self.experiment.model)
-            local = LocalData(data, make_transforms(settings, self.plan.data.channels, statistics), self.device)
+            transforms = make_transforms(settings, self.plan.data.channels, statistics)
+            local = LocalData(data, transforms, self.device, self.task)
             folder = client_folder(state_folder, name)
             self.clients[key] = DomainClient(
                 self.experiment,

@@ -13,6 +13,7 @@ from typing import Any
 
 from fedsim.errors import UserError
 from fedsim.experiment import Experiment, parse_experiment
+from fedsim.tasks import scores
 
 Message = tuple[str, Any, Any]  # what Cell.hear takes
 ORPHANED = 3
@@ -29,8 +30,8 @@ class Progress:
         """Nothing to tell."""
 
     def on_round(self, row: dict[str, Any], clients: list[dict[str, Any]]) -> None:
-        """Round and target accuracy."""
-        self._tell(("round", row["round"], row["target_accuracy"]))
+        """Round, and the primary metric on the target."""
+        self._tell(("round", row["round"], dict(scores(row)).get("target")))
 
     def on_end(self, summary: dict[str, Any]) -> None:
         """Nothing to tell: the end of the run says it."""

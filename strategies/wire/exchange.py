@@ -7,6 +7,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
 from fedsim.arrays import state_to_record
 from fedsim.experiment import Experiment
+from fedsim.tasks import CLASSIFICATION
 from strategies.server_round import Entries
 from strategies.state import ServerState
 from strategies.wire.handshake import NOT_ONLINE, Roster, Site
@@ -21,10 +22,17 @@ class Exchange:
     """Builds the messages of a phase and judges the replies; failures are recorded, or end the run.
 
     `sites` maps client names to Flower nodes (from the handshake); `log` is the record of the round; `saved_round` is
-    the newest round from which the run could be resumed.
+    the newest round from which the run could be resumed; `metric` is the task's primary metric, in evaluation replies.
     """
 
-    def __init__(self, experiment: Experiment, run_config: dict[str, str], state: ServerState) -> None:
+    def __init__(
+        self,
+        experiment: Experiment,
+        run_config: dict[str, str],
+        state: ServerState,
+        metric: str = CLASSIFICATION.metric,
+    ) -> None:
+        self.metric = metric
         self.experiment, self.run_config, self.state = experiment, run_config, state
         self.sites: dict[str, Site] = {}
         self.roster: Roster | None = None
@@ -143,6 +151,7 @@ class Exchange:
             round=config["round"],
             phase=config["phase"],
             examples=self.sites[client].examples,
+            metric=self.metric,
             **more,
         )
 

@@ -11,6 +11,7 @@ from flwr.app import Message, MetricRecord, RecordDict
 
 from fedsim.arrays import all_finite, record_to_arrays
 from fedsim.errors import USER_ERROR, ClientFailedError, UserError
+from fedsim.tasks import CLASSIFICATION, TASKS
 from strategies.parts import Arrays, Bank, RefusedUpdateError, ServerRound, Update
 
 MOST_EXAMPLES = 10**9
@@ -22,11 +23,9 @@ MOST_TRACEBACK = 20_000  # characters of a client's own words that are shown
 METRIC_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 # Columns of clients.csv that only the server writes: a metric of that name would forge them.
 RESERVED = {"round", "client", "domain", "status", "examples", "weight", "update_norm", "bytes_down", "bytes_up"} | {
-    f"validation_{name}" for name in ("accuracy", "loss", "examples")
+    f"validation_{name}" for name in (*(task.metric for task in TASKS.values()), "loss", "examples")
 }
-VALIDATION_COLUMNS = {"accuracy": "validation_accuracy", "loss": "validation_loss"}
-VALIDATION_METRICS = {"num-examples", "accuracy", "loss", "evaluation_seconds"}
-PERSONAL_METRICS = {"personal_accuracy", "personal_loss"}
+VALIDATION_METRICS = {"num-examples", "loss", "evaluation_seconds"}  # beside the task's primary metric
 ECHOED = ("token", "client", "round", "phase")
 
 T = TypeVar("T")
@@ -45,7 +44,7 @@ class Expected:
 
     `shapes` are the tensors of the record `arrays`, and `nonnegative` those of them that count or are variances.
     `banks` are the records that come with it and `views` the round as each of these banks sees it; `metrics` is what
-    a server part needs to know beside `train_loss`.
+    a server part needs to know beside `train_loss`. `metric` is the task's primary metric.
     """
 
     client: str
@@ -58,6 +57,7 @@ class Expected:
     banks: tuple[Bank, ...] = ()
     views: Mapping[str, ServerRound] = field(default_factory=dict)
     metrics: Collection[str] = ()
+    metric: str = CLASSIFICATION.metric
 
 
 def manifest(arrays: Arrays) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
@@ -106,15 +106,17 @@ def check_validation(content: RecordDict, expected: Expected) -> dict[str, float
     check_records(content, set(), {"metrics"}, {"echo"})
     check_echo(content, expected)
     metrics = read_metrics(content)
-    missing = sorted(VALIDATION_METRICS - metrics.keys())
-    extra = sorted(metrics.keys() - VALIDATION_METRICS - PERSONAL_METRICS)
+    metric, needed = expected.metric, VALIDATION_METRICS | {expected.metric}
+    missing = sorted(needed - metrics.keys())
+    extra = sorted(metrics.keys() - needed - {f"personal_{metric}", "personal_loss"})
     if missing or extra:
         raise RejectedReplyError(f"missing metrics {missing[:3]}, unexpected metrics {extra[:3]}")
     examples = check_examples(metrics)
-    for name in ("accuracy", "personal_accuracy"):
+    for name in (metric, f"personal_{metric}"):
         if not 0 <= metrics.get(name, 0) <= 1:
             raise RejectedReplyError(f"{name} is {metrics[name]!r}, not between 0 and 1")
-    columns = {VALIDATION_COLUMNS.get(name, name): value for name, value in metrics.items()}
+    validation = {metric: f"validation_{metric}", "loss": "validation_loss"}
+    columns = {validation.get(name, name): value for name, value in metrics.items()}
     return {**columns, "validation_examples": examples}
 
 

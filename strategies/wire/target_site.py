@@ -28,14 +28,14 @@ PHASE = "target"
 
 @dataclass(frozen=True)
 class TargetScore:
-    """Accuracy (a fraction) and loss on the unseen domain; None when its site did not deliver.
+    """Primary metric (a fraction, e.g. accuracy) and loss on the unseen domain; None when its site did not deliver.
 
     seconds: what the evaluation took on the server (0 when a site did it: the site's row has its time).
     details: (quantity, layer, value) of the inference rule, for details.csv.
     predictions: those of the server's own evaluation (fedsim.results.predictions); a site's never leave it.
     """
 
-    accuracy: float | None = None
+    value: float | None = None
     loss: float | None = None
     seconds: float = 0.0
     details: list[tuple[str, str, float]] = field(default_factory=list)
@@ -95,7 +95,9 @@ class TargetSite:
             exchange.fail(client, failure_reason(reply), str(reply.error.reason))
         else:
             config = self._sent.content.config_records["config"]
-            expected = Expected(client, config["token"], config["round"], PHASE, self.site.examples)
+            expected = Expected(
+                *(client, config["token"], config["round"], PHASE, self.site.examples), metric=exchange.metric
+            )
             try:
                 self.score, seconds = judged(read_score, reply.content, expected)
                 exchange.log.row(client)["evaluation_seconds"] = seconds
@@ -103,10 +105,10 @@ class TargetSite:
                 exchange.fail(client, f"evaluation refused: {error}")
 
 
-def score_records(score: TargetScore, examples: int) -> RecordDict:
-    """A site's reply, its echo aside."""
+def score_records(score: TargetScore, examples: int, metric: str) -> RecordDict:
+    """A site's reply, its echo aside; metric: the task's primary one."""
     quantities, names, values = (list(column) for column in zip(*score.details)) if score.details else ([], [], [])
-    metrics = {"accuracy": score.accuracy, "loss": score.loss, "evaluation_seconds": score.seconds}
+    metrics = {metric: score.value, "loss": score.loss, "evaluation_seconds": score.seconds}
     return RecordDict(
         {
             "metrics": MetricRecord({"num-examples": examples, **metrics}),
@@ -120,14 +122,15 @@ def read_score(content: RecordDict, expected: Expected) -> tuple[TargetScore, fl
     check_echo(content, expected)
     metrics = read_metrics(content)
     check_examples(metrics, expected.examples)
-    missing = sorted({"accuracy", "loss", "evaluation_seconds"} - metrics.keys())
+    metric = expected.metric
+    missing = sorted({metric, "loss", "evaluation_seconds"} - metrics.keys())
     if missing:
         raise RejectedReplyError(f"missing metrics {missing}")
-    if not 0 <= metrics["accuracy"] <= 1:
-        raise RejectedReplyError(f"accuracy is {metrics['accuracy']!r}, not between 0 and 1")
+    if not 0 <= metrics[metric] <= 1:
+        raise RejectedReplyError(f"{metric} is {metrics[metric]!r}, not between 0 and 1")
     details = content.config_records["details"]
     columns = [list(details[name]) for name in ("quantities", "names", "values")]
     rows = [(str(quantity), str(name), float(value)) for quantity, name, value in zip(*columns, strict=True)]
     if not np.isfinite([value for _, _, value in rows]).all():
         raise RejectedReplyError("the record 'details' has a value that is not finite")
-    return TargetScore(metrics["accuracy"], metrics["loss"], 0.0, rows), metrics["evaluation_seconds"]
+    return TargetScore(metrics[metric], metrics["loss"], 0.0, rows), metrics["evaluation_seconds"]

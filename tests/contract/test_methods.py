@@ -20,6 +20,24 @@ def test_contract(method):
     assert broken == {}
 
 
+# A recipe of each kind that makes sense without classes.
+MASKED = [
+    "fedavg", "fedprox", "scaffold", "ditto", "fedbn", "silobn", "gperxan", "feddg-ga", "ccst", "elcfs", "fedadam",
+    "krum", "deepall",
+]  # fmt: skip
+MASKS = [
+    "data.dataset=digit-masks", 'data.domains=["inverted", "noise", "shaded", "textured"]', "run.target=textured",
+    "model.backbone=unet-small", "train.optimizer=adam", "train.lr=0.003",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("method", MASKED)
+def test_contract_on_masks(method):
+    """All properties on digit masks, where the task is segmentation."""
+    broken = {words: reason for words, reason in findings(method, MASKS) if reason}
+    assert broken == {}
+
+
 @dataclass(frozen=True)
 class Idle(Term):
     """A term that adds nothing."""

@@ -140,10 +140,10 @@ def test_the_loser_of_a_race_discards_its_own(tree_settings, tmp_path, monkeypat
     data = tree_settings()
     write = cache_module._write_images
 
-    def slow(listing, manifest, path, report):
+    def slow(listing, manifest, path, report, planes):
         monkeypatch.setattr(cache_module, "_write_images", write)
         load(data, tmp_path / "cache")  # another process finishes while this one still decodes
-        return write(listing, manifest, path, report)
+        return write(listing, manifest, path, report, planes)
 
     monkeypatch.setattr(cache_module, "_write_images", slow)
     images, _ = load(data, tmp_path / "cache")

@@ -1,13 +1,14 @@
 """Inference rules: how a model predicts on an unseen domain. One idea a file."""
 
 from fedsim.models.infer.alpha import FixedAlpha, RandomAlpha, ZeroShotAdapter
-from fedsim.models.infer.base import EvalMode, Infer, Predict, accuracy_and_loss
+from fedsim.models.infer.base import EvalMode, Infer, Predict
 from fedsim.models.infer.ensemble import EnsembleOfHeads, EnsembleOfLocalBN
 from fedsim.models.infer.iabn import IABN
 from fedsim.models.infer.mixnorm import MixNorm
 from fedsim.models.infer.recompute import Recompute
 from fedsim.models.infer.sampled import SampledRepresentation
 from fedsim.models.infer.tsmobn import TsmoBN
+from fedsim.models.tasks import accuracy_and_loss
 
 __all__ = [
     "IABN",

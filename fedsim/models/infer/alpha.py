@@ -12,6 +12,7 @@ from fedsim.errors import UserError
 from fedsim.models.infer.base import Batches, Infer, Predict, Uploads
 from fedsim.models.infer.statistics import with_rule
 from fedsim.models.norms.mixig import MixIG, mixig_layers, switched
+from fedsim.tasks import ANY_TASK
 
 if TYPE_CHECKING:
     from fedsim.recipe import Recipe
@@ -35,6 +36,8 @@ def mix_by(alpha: Tensor | float, mean: Tensor, variance: Tensor, bn: nn.Module)
 class FixedAlpha(Infer):
     """The same alpha in every layer (baselines.md D.6; FedIG-A's Table 3). `alpha = 0` gives eval mode. Inductive."""
 
+    tasks: ClassVar[tuple[str, ...]] = ANY_TASK
+
     alpha: Annotated[float, Field(ge=0, le=1)] = 0.5
     swaps_batch_norm: ClassVar[bool] = True
 
@@ -46,6 +49,8 @@ class FixedAlpha(Infer):
 @dataclass(frozen=True)
 class RandomAlpha(Infer):
     """alpha ~ U(low, high) per sample and layer, anew in every evaluation from `seed` (baselines.md D.6). Inductive."""
+
+    tasks: ClassVar[tuple[str, ...]] = ANY_TASK
 
     low: float = 0.0
     high: float = 1.0
@@ -71,6 +76,8 @@ class ZeroShotAdapter(Infer):
     every layer over the images, and warns once of a layer whose alpha is 0 or 1 for every image: the clamp has no
     gradient there, so that its adapter has stopped learning.
     """
+
+    tasks: ClassVar[tuple[str, ...]] = ANY_TASK
 
     on_sources: ClassVar[bool] = True
 

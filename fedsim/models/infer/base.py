@@ -4,11 +4,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedsim.part import Part
+from fedsim.tasks import ANY_TASK, CLASSIFICATION
 
 if TYPE_CHECKING:
     from fedsim.recipe import Recipe
@@ -27,6 +26,8 @@ class Infer(Part):
     swaps_batch_norm: the rule acts on BatchNorm2d layers, which the network must call as they are.
     bank: name of the bank whose entries, one of each client, the rule needs beside the model; empty: none.
     """
+
+    tasks: ClassVar[tuple[str, ...]] = (CLASSIFICATION.name,)
 
     transductive: ClassVar[bool] = False
     shuffled: ClassVar[bool] = False
@@ -59,21 +60,9 @@ class Infer(Part):
 class EvalMode(Infer):
     """The model in eval mode, with the averaged batch-norm statistics (baselines.md D.1)."""
 
+    tasks: ClassVar[tuple[str, ...]] = ANY_TASK
+
     def begin(self, net: nn.Module, batches: Batches, uploads: Uploads | None = None) -> Predict:
         """The network itself."""
         net.eval()
         return net
-
-
-@torch.inference_mode()
-def accuracy_and_loss(predict: Predict, batches: Iterable[tuple[Tensor, Tensor]]) -> tuple[float, float, int]:
-    """(accuracy, mean cross-entropy, examples) of labelled batches; sums stay on the device until the end."""
-    correct: Tensor | int = 0
-    loss: Tensor | float = 0.0
-    count = 0
-    for images, labels in batches:
-        logits = predict(images).float()
-        correct = correct + (logits.argmax(dim=1) == labels).sum()
-        loss = loss + F.cross_entropy(logits, labels, reduction="sum").double()
-        count += len(labels)
-    return (float(correct) / count, float(loss) / count, count) if count else (float("nan"), float("nan"), 0)

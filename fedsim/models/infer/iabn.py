@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from fedsim.models.infer.base import Batches, Infer, Predict, Uploads
 from fedsim.models.infer.statistics import with_rule
+from fedsim.tasks import ANY_TASK
 
 
 def soft_shrink(x: Tensor, threshold: Tensor) -> Tensor:
@@ -37,6 +38,8 @@ class IABN(Infer):
     k: tolerated deviation in standard errors; 4 in NOTE's benchmarks (its class default is 3), FedIG-A does not say.
     A large k gives eval mode, 0 instance norm with unbiased variance.
     """
+
+    tasks: ClassVar[tuple[str, ...]] = ANY_TASK
 
     k: Annotated[float, Field(ge=0)] = 4.0
     swaps_batch_norm: ClassVar[bool] = True

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from fedsim.models.infer.base import Batches, Infer, Predict, Uploads
 from fedsim.models.infer.statistics import with_rule
 from fedsim.models.norms.moments import batch_moments
+from fedsim.tasks import ANY_TASK
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,8 @@ class MixNorm(Infer):
     m: from a secondary description; select it on source validation from {0.05, 0.1, 0.3, 0.5}
     scale: smallest area of a crop [our choice]; crops are drawn once from `seed` and are the same for all images
     """
+
+    tasks: ClassVar[tuple[str, ...]] = ANY_TASK
 
     views: Annotated[int, Field(ge=1)] = 5
     m: Annotated[float, Field(ge=0, le=1)] = 0.05

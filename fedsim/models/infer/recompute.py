@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from fedsim.models.infer.base import Batches, Infer, Predict, Uploads
+from fedsim.tasks import ANY_TASK
 
 
 @dataclass(frozen=True)
@@ -15,6 +16,8 @@ class Recompute(Infer):
 
     SiloBN (Andreux et al. 2020), baselines.md A.4. Transductive: it sees the test images before predicting.
     """
+
+    tasks: ClassVar[tuple[str, ...]] = ANY_TASK
 
     transductive: ClassVar[bool] = True
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from fedsim.models.infer.base import Batches, Infer, Predict, Uploads
 from fedsim.models.infer.statistics import StatisticsRule, with_rule
 from fedsim.models.norms.moments import batch_moments
+from fedsim.tasks import ANY_TASK
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,8 @@ class TsmoBN(Infer):
     init: "first_batch" starts from the first batch's own statistics, "global" from the model's
     batch: images per update, whatever the size of the evaluation batches
     """
+
+    tasks: ClassVar[tuple[str, ...]] = ANY_TASK
 
     tau: Annotated[float, Field(ge=0, le=1)] = 0.9
     init: Literal["first_batch", "global"] = "first_batch"

@@ -4,6 +4,7 @@ from typing import ClassVar
 
 from fedsim.models.net import Net
 from fedsim.part import Part
+from fedsim.tasks import CLASSIFICATION
 
 
 class Insert(Part):
@@ -11,6 +12,8 @@ class Insert(Part):
 
     second_view: they can act in a second pass alone (their attribute `second_view` switches them).
     """
+
+    tasks: ClassVar[tuple[str, ...]] = (CLASSIFICATION.name,)
 
     second_view: ClassVar[bool] = False
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from fedsim.errors import UserError
 from fedsim.models.inserts.base import Insert
 from fedsim.models.net import Net
+from fedsim.tasks import ANY_TASK
 
 
 def mix_styles(x: Tensor, permutation: Tensor, lam: Tensor, eps: float = 1e-6) -> Tensor:
@@ -63,6 +64,8 @@ class MixStyle(Insert):
     alpha: lam ~ Beta(alpha, alpha) per sample
     stages: (1, 2, 3) on PACS, (1, 2) on OfficeHome; stages that a backbone lacks are left out
     """
+
+    tasks: ClassVar[tuple[str, ...]] = ANY_TASK
 
     p: Annotated[float, Field(ge=0, le=1)] = 0.5
     alpha: Annotated[float, Field(gt=0)] = 0.1

@@ -1,0 +1,90 @@
+"""Digit masks: the embedded digits as figures on four kinds of ground, with the masks of the figure and its core."""
+
+from functools import lru_cache
+
+import numpy as np
+
+from fedsim.data.digits import _all_digits, digits_file, resize
+from fedsim.data.reader import Reader, content_hash
+from fedsim.data.splits import seed_hash, shuffled
+
+PER_CLASS = 40  # images of each digit in every client domain
+TESTED = 200  # images of the unseen domain
+FIGURE, CORE = 0.3, 0.7  # ink (0 to 1) from which a pixel belongs to a structure
+
+
+class DigitMasks(Reader):
+    """Reads digit masks."""
+
+    def images(self, domain: str, apart: bool = False) -> tuple[np.ndarray, np.ndarray]:
+        """Images uint8 [N,1,s,s] on the domain's ground, and the digits, which stratify splits."""
+        pictures = _pictures(domain, self.data.image_size, self.data.seed_of_splits, apart)
+        return pictures, self.labels(domain, apart)
+
+    def labels(self, domain: str, apart: bool = False) -> np.ndarray:
+        """The digits alone."""
+        return self._ink(apart)[1]
+
+    def masks(self, domain: str, apart: bool = False) -> np.ndarray:
+        """Masks uint8 [N,2,s,s]: figure (ink of at least 0.3) and, within it, core (ink of at least 0.7)."""
+        ink = self._ink(apart)[0]
+        return np.concatenate([ink >= FIGURE, ink >= CORE], axis=1).astype(np.uint8)
+
+    def fingerprint(self, domain: str) -> str:
+        """Hash of the embedded file."""
+        return content_hash(digits_file().read_bytes())
+
+    def _ink(self, apart: bool) -> tuple[np.ndarray, np.ndarray]:
+        return _drawn(self.data.image_size, self.data.seed_of_splits, apart)
+
+
+@lru_cache(maxsize=4)
+def _drawn(image_size: int, split_seed: int, apart: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Ink in [0, 1], float32 [N,1,s,s], and digits int64 [N]: what all client domains share, or what none has.
+
+    The digit fills three quarters of the picture and lies somewhere in it, at the same place in every domain.
+    """
+    images, labels = _all_digits()
+    order = shuffled(len(labels), seed_hash(split_seed, "digit-masks"))
+    held = np.sort(np.concatenate([order[labels[order] == digit][:PER_CLASS] for digit in range(10)]))
+    chosen = np.setdiff1d(order, held, assume_unique=True)[:TESTED] if apart else held
+    side = 3 * image_size // 4
+    small = resize(images[chosen], side).astype(np.float32) / 255
+    ink = np.zeros((len(chosen), 1, image_size, image_size), np.float32)
+    corners = np.random.RandomState(seed_hash(split_seed, "digit-masks", "places", int(apart))).randint(
+        0, image_size - side + 1, (len(chosen), 2)
+    )
+    for one, digit, (top, left) in zip(ink, small, corners):
+        one[0, top : top + side, left : left + side] = digit[0]
+    return ink, labels[chosen]
+
+
+@lru_cache(maxsize=8)
+def _pictures(domain: str, image_size: int, split_seed: int, apart: bool) -> np.ndarray:
+    """Images uint8 [N,1,s,s] of a domain: ink over a ground.
+
+    textured: bright ink on stripes of a random direction and period. shaded: bright ink under light that falls off to
+    one side. inverted: dark ink on a bright ground. noise: bright ink on a grey ground, with strong pixel noise.
+    """
+    ink, _ = _drawn(image_size, split_seed, apart)
+    rng = np.random.RandomState(seed_hash(split_seed, "digit-masks", domain, int(apart)))
+    count = len(ink)
+    rows, columns = np.mgrid[:image_size, :image_size] / image_size
+    angle = rng.uniform(0, 2 * np.pi, (count, 1, 1, 1))
+    along = np.cos(angle) * rows + np.sin(angle) * columns  # place along a random direction
+    if domain == "textured":
+        waves = rng.uniform(3, 6, (count, 1, 1, 1))
+        ground = 0.2 + 0.15 * np.sin(2 * np.pi * waves * along + rng.uniform(0, 2 * np.pi, (count, 1, 1, 1)))
+        picture = ground + (0.95 - ground) * ink
+    elif domain == "shaded":
+        light = along - along.min(axis=(2, 3), keepdims=True)
+        light = 0.35 + 0.65 * light / light.max(axis=(2, 3), keepdims=True)
+        picture = (0.25 + 0.7 * ink) * light
+    elif domain == "inverted":
+        ground = rng.uniform(0.75, 0.95, (count, 1, 1, 1))
+        picture = ground * (1 - 0.85 * ink)
+    else:
+        ground = rng.uniform(0.15, 0.4, (count, 1, 1, 1))
+        picture = ground + (0.9 - ground) * ink + rng.normal(0, 0.15, ink.shape)
+    picture = picture + rng.normal(0, 0.02, ink.shape)
+    return np.round(255 * picture.clip(0, 1)).astype(np.uint8)

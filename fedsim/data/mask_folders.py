@@ -1,0 +1,161 @@
+"""Images with a mask each: domain/image/NAME and domain/mask/NAME, or a table domain/samples.csv that names both.
+
+A mask file is one grey or palette image, whose values `data.structures` explains: the fundus layout has disc = [0, 128]
+and cup = [0], so that the cup lies within the disc; a mask of class indices has one value per structure.
+"""
+
+import csv
+import functools
+import hashlib
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from fedsim.data.cache import ImageTree, Planes, cached_domain
+from fedsim.data.folders import IMAGE_SUFFIXES, Listing
+from fedsim.data.names import composed, names_in, same, subfolders
+from fedsim.data.pixels import read_bytes, unreadable
+from fedsim.data.reader import content_hash
+from fedsim.data.row import Benchmark
+from fedsim.errors import UserError
+from fedsim.settings import DataSettings, cache_root, data_root
+
+TABLE = "samples.csv"
+SINGLE_PLANE = {"1", "L", "P", "I;16", "I"}  # modes of which every pixel is one number
+
+
+def discover(data: DataSettings, row: Benchmark) -> Benchmark:
+    """The row with the structures of the settings, and the domains on disk or of the settings."""
+    if not data.structures:
+        raise UserError("data.structures is empty: name each structure and its values, e.g. disc = [0, 128]")
+    empty = [name for name, values in data.structures.items() if not values]
+    if empty:
+        raise UserError(f"data.structures.{empty[0]} has no values; name the pixel values that mean it")
+    root = data_root(data)
+    if not root.is_dir() and not data.domains:
+        raise UserError(f"no folder {root}; set data.root or $FEDSIM_DATA to where the domains are")
+    on_disk = names_in(root) if root.is_dir() else []
+    domains = tuple(sorted({*on_disk, *map(composed, data.domains)}))
+    if not domains:
+        raise UserError(f"no domain folders in {root}: expected domain/image and domain/mask below it; set data.root")
+    return replace(row, domains=domains, structures=tuple(data.structures))
+
+
+class MaskFolders(ImageTree):
+    """Reads images and their masks through the cache."""
+
+    def listing(self, domain: str) -> Listing:
+        """Image files of a domain, all of one stratum."""
+        pairs = self._pairs(domain)
+        return Listing(self._folder(domain), tuple(image for image, _ in pairs), np.zeros(len(pairs), np.int64))
+
+    def masks(self, domain: str, apart: bool = False) -> np.ndarray:
+        """Masks uint8 [N,Q,s,s] of 0 and 1, decoded on first use (read-only memory map)."""
+        values = self.data.structures
+        key = hashlib.sha256(repr(sorted(values.items())).encode()).hexdigest()[:16] + ",".join(values)
+        planes = Planes(len(values), key, functools.partial(decode_mask, structures=values))
+        listing, side = self._mask_listing(domain), self.data.image_size
+        masks, _, sizes = cached_domain(
+            listing, self.found.name, f"{domain}-masks", side, cache_root(self.data), planes=planes
+        )
+        _check_sizes(listing, self.sizes(domain), sizes)
+        return masks
+
+    def fingerprint(self, domain: str) -> str:
+        """Hash of the images, the masks and what their values mean."""
+        listing = self._mask_listing(domain)
+        masks = [hashlib.sha256(read_bytes(listing.folder / name)).digest() for name in listing.files]
+        meaning = repr(list(self.data.structures.items())).encode()
+        return content_hash(super().fingerprint(domain).encode(), b"".join(masks), meaning)
+
+    def _folder(self, domain: str) -> Path:
+        root = data_root(self.data)
+        found = subfolders(root) if root.is_dir() else []
+        name = same(domain, found)
+        if name is None:
+            raise UserError(f"domain {domain!r} has no folder in {root} (found: {', '.join(found) or 'none'})")
+        return root / name
+
+    def _pairs(self, domain: str) -> list[tuple[str, str]]:
+        folder = self._folder(domain)
+        pairs = _of_table(folder / TABLE) if (folder / TABLE).is_file() else _of_folders(folder)
+        if not pairs:
+            raise UserError(f"{folder}: no images; expected image/NAME and mask/NAME, or {TABLE}")
+        return pairs
+
+    def _mask_listing(self, domain: str) -> Listing:
+        pairs = self._pairs(domain)
+        return Listing(self._folder(domain), tuple(mask for _, mask in pairs), np.zeros(len(pairs), np.int64))
+
+
+def _check_sizes(listing: Listing, image_sizes: np.ndarray, mask_sizes: np.ndarray) -> None:
+    """UserError for a mask of another size than its image; sizes [N,2] are heights and widths."""
+    other = np.flatnonzero((image_sizes != mask_sizes).any(axis=1))
+    if len(other):
+        (height, width), (rows, columns) = mask_sizes[other[0]], image_sizes[other[0]]
+        raise UserError(f"{listing.folder / listing.files[other[0]]} has {width} x {height} pixels and its image "
+                        f"{columns} x {rows}; give both the same size")  # fmt: skip
+
+
+def _of_folders(folder: Path) -> list[tuple[str, str]]:
+    """(image, mask) of equal names without their endings, sorted; UserError for one without the other."""
+    images, masks = (_by_name(folder, part) for part in ("image", "mask"))
+    alone = sorted(images.keys() ^ masks.keys())
+    if alone:
+        has, lacks = ("image", "mask") if alone[0] in images else ("mask", "image")
+        raise UserError(f"{folder}: {alone[0]!r} has a file in {has}/ and none in {lacks}/; every image needs its mask")
+    return [(images[name], masks[name]) for name in sorted(images)]
+
+
+def _by_name(folder: Path, part: str) -> dict[str, str]:
+    """{name without ending: path seen from `folder`} of the image files in a folder."""
+    if not (folder / part).is_dir():
+        raise UserError(f"{folder}: no folder {part!r}; expected image/NAME and mask/NAME, or {TABLE}")
+    found: dict[str, str] = {}
+    for file in sorted((folder / part).iterdir()):
+        if file.suffix.lower() not in IMAGE_SUFFIXES or file.name.startswith("."):
+            continue
+        if file.stem in found:
+            raise UserError(f"{folder / part}: two files are called {file.stem!r}; rename one of them")
+        found[file.stem] = f"{part}/{file.name}"
+    return found
+
+
+def _of_table(file: Path) -> list[tuple[str, str]]:
+    """(image, mask) of a table's rows, sorted; paths are seen from its folder."""
+    rows = list(csv.DictReader(io.StringIO(file.read_text(encoding="utf-8-sig"), newline="")))
+    missing = sorted({"image", "mask"} - set(rows[0] if rows else {}))
+    if missing:
+        raise UserError(f"{file}: no column {missing[0]!r}, or no rows; it needs the columns image and mask")
+    pairs = sorted((row["image"] or "", row["mask"] or "") for row in rows)
+    for number, pair in enumerate(pairs):
+        if not all(pair):
+            raise UserError(f"{file}: a row has an empty cell ({pair[0] or pair[1]!r}); every image needs its mask")
+        if number and pairs[number - 1][0] == pair[0]:
+            raise UserError(f"{file}: {pair[0]!r} has more than one row; keep one")
+    return pairs
+
+
+def decode_mask(
+    path: Path, side: int, content: bytes, structures: dict[str, list[int]]
+) -> tuple[np.ndarray, tuple[int, int]]:
+    """One mask file as planes uint8 [Q,s,s] of 0 and 1, and its height and width.
+
+    A plane marks the pixels whose value a structure names, resized to the nearest.
+
+    Turned as its EXIF says, like its image. UserError for a file of colours.
+    """
+    try:
+        with Image.open(io.BytesIO(content)) as image:
+            if image.mode not in SINGLE_PLANE:
+                raise unreadable(path, f"colour mode {image.mode}; a mask has one number per pixel, grey or palette")
+            values = np.asarray(ImageOps.exif_transpose(image)).astype(np.int64)
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        reason = "not an image that Pillow knows" if isinstance(error, UnidentifiedImageError) else str(error)
+        raise unreadable(path, reason) from None
+    planes = [np.isin(values, wanted).astype(np.uint8) for wanted in structures.values()]
+    resized = [Image.fromarray(plane).resize((side, side), Image.Resampling.NEAREST) for plane in planes]
+    return np.stack([np.asarray(plane) for plane in resized]), values.shape

@@ -1,0 +1,163 @@
+"""What a task asks of a network: its head, its loss, and the measure of its predictions."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedsim.errors import UserError
+from fedsim.models.surfaces import largest_components
+from fedsim.plugins import load
+from fedsim.settings import DataSettings
+from fedsim.tasks import CLASSIFICATION, SEGMENTATION, TASKS
+
+EPSILON = 1e-5  # of the soft Dice coefficient
+Predict = Callable[[Tensor], Tensor]
+Labelled = Iterable[tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
+class TaskRules:
+    """What follows from a task. metric: its primary metric as columns name it. maps: the backbone gives features of
+    every pixel, and the outputs are maps."""
+
+    metric: ClassVar[str]
+    maps: ClassVar[bool] = False
+
+    @classmethod
+    def of(cls, data: DataSettings) -> "TaskRules":
+        """The rules with the settings of `[data]`."""
+        return cls()
+
+    def head(self, features: int, outputs: int) -> nn.Module:
+        """The last layer: features -> logits."""
+        raise NotImplementedError
+
+    def loss(self, logits: Tensor, truth: Tensor) -> Tensor:
+        """The training loss of a batch, a scalar."""
+        raise NotImplementedError
+
+    def measure(self, predict: Predict, batches: Labelled) -> tuple[float, float, int]:
+        """(primary metric, mean loss, examples) of labelled batches; NaN without any."""
+        raise NotImplementedError
+
+    def keep(self, logits: Tensor) -> Tensor:
+        """What a run keeps of the logits of a batch."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Classification(TaskRules):
+    """One of M classes per image: a linear head, cross-entropy, accuracy."""
+
+    metric: ClassVar[str] = CLASSIFICATION.metric
+
+    def head(self, features: int, outputs: int) -> nn.Module:
+        """[B, features] -> [B, M]."""
+        return nn.Linear(features, outputs)
+
+    def loss(self, logits: Tensor, truth: Tensor) -> Tensor:
+        """Cross-entropy of logits [B, M] and labels [B]."""
+        return F.cross_entropy(logits.float(), truth)
+
+    def measure(self, predict: Predict, batches: Labelled) -> tuple[float, float, int]:
+        """(accuracy, mean cross-entropy, examples)."""
+        return accuracy_and_loss(predict, batches)
+
+    def keep(self, logits: Tensor) -> Tensor:
+        """Probabilities [B, M]; the softmax of log-probabilities, which some inference rules give, is the same."""
+        return logits.float().softmax(dim=1)
+
+
+CLASSIFIES = Classification()
+
+
+@dataclass(frozen=True)
+class Segmentation(TaskRules):
+    """Q structures per image, which may overlap: a 1x1 convolution, one sigmoid each, soft Dice loss, Dice.
+
+    threshold: a pixel belongs to a structure when its probability is greater. largest_component: only the largest
+    connected component of a predicted structure counts. Both act on predictions alone (ELCFS's code: 0.75 and a
+    clean-up; banks section 2.5).
+    """
+
+    threshold: float = 0.5
+    largest_component: bool = False
+    metric: ClassVar[str] = SEGMENTATION.metric
+    maps: ClassVar[bool] = True
+
+    @classmethod
+    def of(cls, data: DataSettings) -> "Segmentation":
+        """With `data.mask_threshold` and `data.largest_component`."""
+        return cls(data.mask_threshold, data.largest_component)
+
+    def head(self, features: int, outputs: int) -> nn.Module:
+        """[B, features, H, W] -> [B, Q, H, W]."""
+        return nn.Conv2d(features, outputs, 1)
+
+    def loss(self, logits: Tensor, truth: Tensor) -> Tensor:
+        """Soft Dice loss of logits and masks [B, Q, H, W], over the whole batch."""
+        return soft_dice_loss(logits.float().sigmoid(), truth)
+
+    def keep(self, logits: Tensor) -> Tensor:
+        """Predicted masks, uint8 [B, Q, H, W]."""
+        predicted = logits.float().sigmoid() > self.threshold
+        return largest_components(predicted) if self.largest_component else predicted.to(torch.uint8)
+
+    @torch.inference_mode()
+    def measure(self, predict: Predict, batches: Labelled) -> tuple[float, float, int]:
+        """(Dice of the predicted masks, mean soft Dice loss of the single images, examples); means over structures.
+
+        Single images, so that neither number depends on how the images are put into batches.
+        """
+        dice, loss, count = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64), 0
+        for images, masks in batches:
+            logits = predict(images)
+            dice = dice.to(logits.device) + dice_of(self.keep(logits), masks).mean(1).sum()
+            each = 1 - soft_dice(logits.float().sigmoid(), masks, dims=(2, 3))
+            loss = loss.to(logits.device) + each.mean(1).sum().double()
+            count += len(masks)
+        return (float(dice) / count, float(loss) / count, count) if count else (float("nan"), float("nan"), 0)
+
+
+@torch.inference_mode()
+def accuracy_and_loss(predict: Predict, batches: Labelled) -> tuple[float, float, int]:
+    """(accuracy, mean cross-entropy, examples) of labelled batches; sums stay on the device until the end."""
+    correct: Tensor | int = 0
+    loss: Tensor | float = 0.0
+    count = 0
+    for images, labels in batches:
+        logits = predict(images).float()
+        correct = correct + (logits.argmax(dim=1) == labels).sum()
+        loss = loss + F.cross_entropy(logits, labels, reduction="sum").double()
+        count += len(labels)
+    return (float(correct) / count, float(loss) / count, count) if count else (float("nan"), float("nan"), 0)
+
+
+def rules_of(task: str, data: DataSettings) -> TaskRules:
+    """The rules of a task by its name, with the settings of `[data]`; UserError for an unknown one."""
+    if task not in TASKS:
+        raise UserError(f"unknown task {task!r}; known: {', '.join(TASKS)}")
+    return load(TASKS[task].rules, "task").of(data)
+
+
+def soft_dice(s: Tensor, y: Tensor, dims: tuple[int, ...] = (0, 2, 3)) -> Tensor:
+    """D = (2 sum s y + eps) / (sum s + sum y + eps) over `dims`; s, y [B, Q, H, W], by default D [Q] of the batch."""
+    y = y.to(s.dtype)
+    return (2 * (s * y).sum(dims) + EPSILON) / (s.sum(dims) + y.sum(dims) + EPSILON)
+
+
+def soft_dice_loss(s: Tensor, y: Tensor) -> Tensor:
+    """1 - mean_q D_q of probabilities and masks [B, Q, H, W] (ELCFS; banks section 2.3): denominators unsquared."""
+    return 1 - soft_dice(s, y).mean()
+
+
+def dice_of(predicted: Tensor, truth: Tensor) -> Tensor:
+    """Dice 2 |A and B| / (|A| + |B|) of masks [B, Q, H, W] as float64 [B, Q]; 1 where both are empty."""
+    a, b = predicted.bool(), truth.bool()
+    sizes = a.sum((2, 3)) + b.sum((2, 3))
+    both = 2 * (a & b).sum((2, 3)).double()
+    return torch.where(sizes > 0, both / sizes.clamp_min(1), 1.0)

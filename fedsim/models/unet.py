@@ -1,0 +1,59 @@
+"""U-Net: features of every pixel, from coarse context and fine detail."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class DoubleConv(nn.Sequential):
+    """Twice: convolution 3x3 - batch norm - ReLU."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        layers: list[nn.Module] = []
+        for width in (inputs, outputs):
+            layers += [nn.Conv2d(width, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
+        super().__init__(*layers)
+
+
+class Up(nn.Module):
+    """The deeper map at twice its size (bilinear) beside the map of the same level, then a double convolution."""
+
+    def __init__(self, deep: int, skip: int, outputs: int) -> None:
+        super().__init__()
+        self.conv = DoubleConv(deep + skip, outputs)
+
+    def forward(self, deep: Tensor, skip: Tensor) -> Tensor:
+        """[B, deep, h, w], [B, skip, H, W] -> [B, outputs, H, W]."""
+        deep = F.interpolate(deep, skip.shape[-2:], mode="bilinear", align_corners=False)
+        return self.conv(torch.cat([skip, deep], dim=1))
+
+
+class UNet(nn.Module):
+    """Encoder of `depth` halvings with widths n, 2n, 4n, ..., and a decoder whose last activations have 2n channels.
+
+    Ronneberger et al., MICCAI 2015, with padded convolutions, bilinear enlargement and batch norm. ELCFS has n = 16 and
+    four halvings, and instance norm without affine parameters and statistics; here it is batch norm, so that rules on
+    batch norm have something to act on (`model.norm` parts replace it). Maps of odd size are taken as they are.
+    """
+
+    def __init__(self, channels: int = 3, width: int = 16, depth: int = 4) -> None:
+        super().__init__()
+        widths = [width * 2**level for level in range(depth + 1)]
+        self.pool = nn.MaxPool2d(2)
+        self.encoder = nn.ModuleList(DoubleConv(a, b) for a, b in zip([channels, *widths], widths))
+        outputs = [max(one, 2 * width) for one in widths[:-1]]
+        self.decoder = nn.ModuleList(
+            Up(deep, skip, out) for deep, skip, out in reversed(list(zip([*outputs[1:], widths[-1]], widths, outputs)))
+        )
+        self.feature_dim = outputs[0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images [B, channels, H, W] -> features [B, 2n, H, W]."""
+        maps = []
+        for number, stage in enumerate(self.encoder):
+            x = stage(self.pool(x) if number else x)
+            maps.append(x)
+        x = maps.pop()
+        for stage in self.decoder:
+            x = stage(x, maps.pop())
+        return x

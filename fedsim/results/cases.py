@@ -1,0 +1,93 @@
+"""The kept judgement of a segmentation on the unseen domain: Dice and surface distance of every image, and examples.
+
+`predictions/round000007.safetensors` in a run's folder holds `index` [N], `dice` [N, Q] and `surface_distance` [N, Q]
+of Q structures, and of the worst, middle and best images `shown` [K] (places in `index`), `images` [K, C, H, W],
+`truth` and `predicted` [K, Q, H, W]. Masks of all images would be many times the model.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from fedsim.errors import UserError
+from fedsim.results.predictions import chosen_file, predictions_file
+from fedsim.results.recorder import atomic_write
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SHOWN = 3  # images of each kind: worst, middle, best
+ARRAYS = ("index", "dice", "surface_distance", "shown", "images", "truth", "predicted")
+
+
+@dataclass(frozen=True)
+class Cases:
+    """index [N] int64, dice and surface_distance [N, Q] float64, shown [K] int64, images uint8 [K, C, H, W], truth and
+    predicted uint8 [K, Q, H, W], structures: Q names. Images are in the order of their indices."""
+
+    index: np.ndarray
+    dice: np.ndarray
+    surface_distance: np.ndarray
+    shown: np.ndarray
+    images: np.ndarray
+    truth: np.ndarray
+    predicted: np.ndarray
+    structures: tuple[str, ...]
+
+    @classmethod
+    def of(
+        cls, index: np.ndarray, truth: "Tensor", predicted: "Tensor", images: np.ndarray, structures: Sequence[str]
+    ) -> "Cases":
+        """Judge predicted masks [N, Q, H, W] by the true ones; images uint8 [N, C, H, W]."""
+        from fedsim.models.surfaces import surface_distance  # torch, which reading needs not
+        from fedsim.models.tasks import dice_of
+
+        order = np.argsort(index, kind="stable")
+        dice = dice_of(predicted, truth).cpu().numpy()[order]
+        y, p = (masks.cpu().numpy()[order].astype(np.uint8) for masks in (truth, predicted))
+        distance = np.array([[surface_distance(*pair) for pair in zip(*case)] for case in zip(p, y)])
+        shown = worst_middle_best(dice.mean(axis=1))
+        return cls(index[order], dice, distance, shown, images[order][shown], y[shown], p[shown], tuple(structures))
+
+    def details(self) -> list[tuple[str, str, float]]:
+        """(quantity, structure, mean over the images) for details.csv; distances in pixels."""
+        return [
+            (quantity, name, float(value))
+            for quantity, table in (("dice", self.dice), ("surface_distance", self.surface_distance))
+            for name, value in zip(self.structures, table.mean(axis=0))
+        ]
+
+    def write(self, run: Path, round: int) -> None:
+        """Write them atomically as a round's file."""
+        arrays = {name: np.ascontiguousarray(getattr(self, name)) for name in ARRAYS}
+        metadata = {"structures": json.dumps(list(self.structures), ensure_ascii=False)}
+        atomic_write(predictions_file(run, round), save(arrays, metadata))
+
+
+def worst_middle_best(score: np.ndarray, count: int = SHOWN) -> np.ndarray:
+    """Places of the `count` least, most central and greatest scores [N], in this order; fewer of each in small sets."""
+    order = np.argsort(score, kind="stable")
+    each = min(count, max(1, len(order) // 3))
+    middle = (len(order) - each) // 2
+    places = [order[:each], order[middle : middle + each], order[len(order) - each :]]
+    return np.concatenate(places) if len(order) >= 3 else order
+
+
+def read_cases(run: Path | str, select: str = "best_validation") -> Cases:
+    """The kept cases of a finished run's round under a selection rule; UserError where there are none."""
+    file = chosen_file(Path(run), select)
+    try:
+        with safe_open(file, framework="numpy") as content:
+            found = content.metadata() or {}
+            if "structures" not in found:
+                raise UserError(f"{file}: predictions of classes, not of masks")
+            arrays = [content.get_tensor(name) for name in ARRAYS]
+            return Cases(*arrays, tuple(json.loads(found["structures"])))
+    except (SafetensorError, KeyError, ValueError, TypeError) as error:
+        raise UserError(f"{file}: not readable cases ({error})") from None

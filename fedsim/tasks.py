@@ -1,0 +1,56 @@
+"""What is learned: the task of a data set, and all that follows from it. No other place asks which task it is.
+
+A row of BENCHMARKS names its task. What its outputs are, its loss and its measure are in `rules`
+(fedsim.models.tasks); what a run keeps of the unseen domain's images is in `kept` (fedsim.results). The columns of all
+records are named after the primary metric: `target_accuracy`, `target_dice`, `mean_validation_dice`, ...
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class Task:
+    """metric: the primary metric as columns name it, a fraction of which more is better; title: the same in words.
+    rules, kept: "module:class", imported when needed."""
+
+    name: str
+    metric: str
+    title: str
+    rules: str
+    kept: str
+
+
+CLASSIFICATION = Task(
+    "classification",
+    "accuracy",
+    "accuracy",
+    "fedsim.models.tasks:Classification",
+    "fedsim.results.predictions:Predictions",
+)
+SEGMENTATION = Task("segmentation", "dice", "Dice", "fedsim.models.tasks:Segmentation", "fedsim.results.cases:Cases")
+TASKS = {task.name: task for task in (CLASSIFICATION, SEGMENTATION)}
+ANY_TASK = tuple(TASKS)
+
+
+def task_in(columns: Iterable[str], prefix: str = "target_") -> Task:
+    """The task whose primary metric, after `prefix`, is among these columns; classification where none is."""
+    present = set(columns)
+    return next((task for task in TASKS.values() if f"{prefix}{task.metric}" in present), CLASSIFICATION)
+
+
+def task_of(frame: "pd.DataFrame", prefix: str = "target_") -> Task:
+    """The task of a frame of records; columns without any value say nothing."""
+    found = [column for column in frame.columns if column.startswith(prefix) and frame[column].notna().any()]
+    return task_in(found or frame.columns, prefix)
+
+
+def scores(row: Mapping[str, Any]) -> list[tuple[str, float]]:
+    """(name, value) of the primary metric in a row of rounds.csv: in source validation and on the target, if known."""
+    metric = task_in(row).metric
+    columns = {"validation": f"mean_validation_{metric}", "target": f"target_{metric}"}
+    return [(name, row[column]) for name, column in columns.items() if row.get(column) is not None]

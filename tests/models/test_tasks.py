@@ -1,0 +1,104 @@
+"""Dice, surface distances and the U-Net on numbers worked out by hand (banks section 2.9, T8)."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from fedsim.errors import UserError
+from fedsim.experiment import DataSettings, ModelSettings
+from fedsim.models import build_model
+from fedsim.models.norms import DSON, IBN, XAN, MixIG
+from fedsim.models.surfaces import largest_components, surface_distance
+from fedsim.models.tasks import CLASSIFIES, Segmentation, dice_of, rules_of, soft_dice_loss
+
+
+def maps(*values):
+    """One row of pixels per image, one structure: [B, 1, 1, W]."""
+    return torch.tensor(values)[:, None, None, :]
+
+
+def test_soft_dice_is_over_the_whole_batch():
+    """T8."""
+    assert soft_dice_loss(maps([0.8, 0.2]), maps([1, 0])).item() == pytest.approx(0.2, abs=1e-5)
+    s, y = maps([0.8, 0.2], [0.6, 0.4]), maps([1, 0], [0, 1])
+    assert soft_dice_loss(s, y).item() == pytest.approx(0.4, abs=1e-5)
+    assert soft_dice_loss(torch.zeros(1, 1, 2, 2), torch.zeros(1, 1, 2, 2)).item() == 0
+
+
+def test_measure_does_not_depend_on_batches():
+    """Dice of the thresholded masks, and the single images' soft Dice loss: .2 and .6."""
+    logits, masks = torch.logit(maps([0.8, 0.2], [0.6, 0.4])), maps([1, 0], [0, 1])
+    whole = Segmentation().measure(lambda x: x, [(logits, masks)])
+    halves = Segmentation().measure(lambda x: x, [(logits[:1], masks[:1]), (logits[1:], masks[1:])])
+    assert whole == pytest.approx((0.5, 0.4, 2), abs=1e-5)
+    assert halves == pytest.approx(whole)
+    assert all(math.isnan(value) for value in Segmentation().measure(lambda x: x, [])[:2])
+
+
+def test_dice_of_masks():
+    """2 * 1 / (2 + 1), and 1 where both are empty."""
+    truth, predicted = maps([1, 1, 0], [0, 0, 0]), maps([1, 0, 0], [0, 0, 0])
+    assert dice_of(predicted, truth)[:, 0].tolist() == [pytest.approx(2 / 3), 1.0]
+
+
+def test_threshold_and_largest_component():
+    """A probability of 0.7 is no structure at 0.75; of a column of two and a single pixel the column stays."""
+    data = DataSettings(dataset="digit-masks", mask_threshold=0.75, largest_component=True)
+    rules = rules_of("segmentation", data)
+    assert rules.keep(torch.logit(maps([0.7, 0.8]))).flatten().tolist() == [0, 1]
+    masks = torch.tensor([[[[1, 0, 0], [1, 0, 1]]]])
+    assert largest_components(masks).flatten().tolist() == [1, 0, 0, 1, 0, 0]
+    with pytest.raises(UserError, match="unknown task"):
+        rules_of("detection", data)
+
+
+def test_surface_distance():
+    """Single pixels 3 and 4 apart have a distance of 5; equal masks 0; an empty one the diagonal."""
+    a, b, nothing = np.zeros((3, 6, 8), np.uint8)
+    a[0, 0] = b[3, 4] = 1
+    assert surface_distance(a, b) == 5
+    assert surface_distance(a, a) == 0
+    assert surface_distance(a, nothing) == 10
+    assert surface_distance(nothing, nothing) == 0
+    square, larger = np.zeros((2, 9, 9), np.uint8)
+    square[4, 4] = 1
+    larger[3:6, 3:6] = 1  # its surface: four pixels at 1, four at sqrt(2); the pixel's own nearest is at 1
+    expected = (1 + 4 + 4 * math.sqrt(2)) / 9
+    assert surface_distance(square, larger) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("backbone", "size", "width"), [("unet", 33, 32), ("unet-small", 32, 16)])
+def test_unet(backbone, size, width):
+    """Features of every pixel, also at odd sizes; the head gives one map per structure."""
+    net = build_model(ModelSettings(backbone=backbone), 2, 1, size, task=Segmentation()).eval()
+    features = net.features(torch.rand(2, 1, size, size))
+    assert features.shape == (2, width, size, size)
+    assert net.head(features).shape == (2, 2, size, size)
+    outputs = []
+    for level in net.levels:
+        net.get_submodule(level).register_forward_hook(lambda _module, _inputs, y: outputs.append(y.shape[-1]))
+    net(torch.rand(1, 1, size, size))
+    assert outputs == sorted(outputs, reverse=True)
+
+
+@pytest.mark.parametrize("norm", [IBN(), XAN(), DSON(), MixIG()])
+def test_norms_in_the_unet(norm):
+    """The norm parts find its batch norm, encoder and decoder."""
+    net = build_model(ModelSettings(backbone="unet-small"), 2, 1, 32, norm, task=Segmentation()).train()
+    assert torch.isfinite(net(torch.rand(2, 1, 32, 32))).all()
+
+
+@pytest.mark.parametrize(
+    ("settings", "task", "words"),
+    [
+        ({"backbone": "resnet18"}, Segmentation(), "one vector per image"),
+        ({"backbone": "unet"}, CLASSIFIES, "features of every pixel"),
+        ({"backbone": "unet", "bottleneck": 8}, Segmentation(), "model.bottleneck"),
+    ],
+)
+def test_backbone_and_task_that_do_not_fit(settings, task, words):
+    """One line."""
+    with pytest.raises(UserError, match=words):
+        build_model(ModelSettings(**settings), 2, 3, 32, task=task)
