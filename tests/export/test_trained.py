@@ -20,6 +20,7 @@ METHODS = {
     "fedavg": {},
     "gperxan": {},
     "fedig-a": {},  # the zero-shot adapter's rule
+    "fedsr": {},  # the mean over draws of the representation
     "silobn": {"method": {"name": "silobn", "infer": "recompute"}},  # transductive
 }
 
@@ -107,7 +108,7 @@ def test_transductive_rule_adapts(runs, pictures):
         export(model, "onnx", pictures / "model.onnx")
 
 
-@pytest.mark.parametrize(("method", "format"), [("fedavg", "torch"), ("fedig-a", "onnx")])
+@pytest.mark.parametrize(("method", "format"), [("fedavg", "torch"), ("fedig-a", "onnx"), ("fedsr", "torch")])
 def test_export(runs, tmp_path, method, format):
     """The file alone, in another runtime, gives the original's logits for real images, one or many."""
     model, file = fedsim.load(runs(method)), tmp_path / f"model.{format}"

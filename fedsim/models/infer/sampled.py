@@ -40,11 +40,11 @@ class SampledRepresentation(Infer):
     def begin(self, net: nn.Module, batches: Batches, uploads: Uploads | None = None) -> Predict:
         """One pass of the backbone, S of the head."""
         net.eval()
+        generator = torch.Generator().manual_seed(NOISE_SEED)
+        noise = torch.randn(self.S, net.feature_dim, generator=generator).to(next(net.parameters()).device)
 
         def predict(images: Tensor) -> Tensor:
             mean, std = gaussian_of(net.features(images), "sampled_representation")
-            generator = torch.Generator().manual_seed(NOISE_SEED)
-            noise = torch.randn(self.S, mean.shape[1], generator=generator).to(mean.device)
             return mean_probabilities([net.head(mean + std * eps) for eps in noise])
 
         return predict
