@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fedsim.errors import UserError
 
-State = dict[str, Tensor]
+StateDict = dict[str, Tensor]
 OWNER = "owner.json"
 
 
@@ -33,8 +33,8 @@ class ClientStore:
     def __init__(self, folder: Path | None, client: str = "", run: str = "") -> None:
         self._folder = folder
         self._owner = {"client": client, "run": run}
-        self._entries: dict[str, list[tuple[int, State]]] = {}
-        self._pending: dict[str, State] = {}
+        self._entries: dict[str, list[tuple[int, StateDict]]] = {}
+        self._pending: dict[str, StateDict] = {}
         self._round = 0
         self._saved = -1
         self._stamps: dict[tuple[str, int], int] = {}  # of the files that memory holds, by entry and version
@@ -62,7 +62,7 @@ class ClientStore:
                 f"of round {counted}; put the newer state back, or start the run anew in another output folder"
             )
 
-    def get(self, name: str) -> State | None:
+    def get(self, name: str) -> StateDict | None:
         """Entry staged in this round, else the newest stored before it; None on the first participation."""
         if name in self._pending:
             return self._pending[name]
@@ -127,7 +127,7 @@ class ClientStore:
         found = [(match, path) for path in sorted(self._folder.iterdir()) if (match := pattern.fullmatch(path.name))]
         return [(match[1], int(match[2]), path) for match, path in found]
 
-    def _write(self, name: str, tensors: State) -> None:
+    def _write(self, name: str, tensors: StateDict) -> None:
         self._claim()
         temporary = self._folder / f".{name}.{os.getpid()}.tmp"
         save_file(tensors, temporary, metadata={"entry": json.dumps(name)})
@@ -165,7 +165,7 @@ class ClientStore:
         return f" in {self._folder}" if self._folder else ""
 
 
-def read_state(path: Path) -> State:
+def read_state(path: Path) -> StateDict:
     """Tensors of a state file; UserError when it is damaged."""
     try:
         return load_file(path)
@@ -175,7 +175,7 @@ def read_state(path: Path) -> State:
         ) from None
 
 
-def newest_entry(folder: Path, name: str) -> State | None:
+def newest_entry(folder: Path, name: str) -> StateDict | None:
     """The newest stored version of an entry in a client's folder, or None; for readers that are not the client."""
     files = sorted(folder.glob(f"{name}-{'[0-9]' * 6}.safetensors"))
     return read_state(files[-1]) if files else None

@@ -9,14 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-State = Mapping[str, np.ndarray]
+Arrays = Mapping[str, np.ndarray]
 
 BLOCK = 32768  # elements of one block: 256 KiB per client row in float64
 GROUP = 16  # client rows cast to float64 together
 THREADS = 2  # NumPy releases the GIL inside a block; two threads already fill the memory bus of small machines
 
 
-def weighted_mean(states: Sequence[State], weights: Sequence[float]) -> dict[str, np.ndarray]:
+def weighted_mean(states: Sequence[Arrays], weights: Sequence[float]) -> dict[str, np.ndarray]:
     """Convex combination of client models, tensor by tensor.
 
     a_k = w_k / Σ_j w_j ;  mean[n] = Σ_k a_k · state_k[n]  (float tensors) ;  max_k state_k[n]  (integer tensors)
@@ -32,7 +32,7 @@ def weighted_mean(states: Sequence[State], weights: Sequence[float]) -> dict[str
     return _combine(states, dict.fromkeys(names, _shares(weights, len(states))))
 
 
-def tensorwise_mean(states: Sequence[State], coefficients: Mapping[str, Sequence[float]]) -> dict[str, np.ndarray]:
+def tensorwise_mean(states: Sequence[Arrays], coefficients: Mapping[str, Sequence[float]]) -> dict[str, np.ndarray]:
     """Convex combination of client models with a weight vector of its own for every float tensor.
 
     c^k = w^k / Σ_j w^j  with w = coefficients[n] ;  mean[n] = Σ_k c^k · state_k[n]
@@ -48,7 +48,7 @@ def tensorwise_mean(states: Sequence[State], coefficients: Mapping[str, Sequence
 
 
 def divergence_coefficients(
-    states: Sequence[State],
+    states: Sequence[Arrays],
     metric: str = "l2",
     strategy: str = "divergence",
     groups: Mapping[str, str] | None = None,
@@ -118,7 +118,7 @@ def _is_float(array: np.ndarray) -> bool:
     return array.dtype.kind == "f"
 
 
-def _common_names(states: Sequence[State]) -> list[str]:
+def _common_names(states: Sequence[Arrays]) -> list[str]:
     """Sorted tensor names; ValueError unless all states agree on names, shapes and dtypes."""
     if not states:
         raise ValueError("no client model to average")
@@ -139,7 +139,7 @@ def _common_names(states: Sequence[State]) -> list[str]:
     return sorted(first)
 
 
-def _combine(states: Sequence[State], shares: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _combine(states: Sequence[Arrays], shares: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """New arrays Σ_k shares[n]_k · state_k[n] (float) and max_k state_k[n] (integer, bool)."""
     if len(states) == 1:
         return {name: np.array(array) for name, array in states[0].items()}
@@ -181,7 +181,7 @@ def _blocks(sizes: Sequence[tuple[str, int]]) -> list[list[tuple[str, int, int]]
 
 def _combine_blocks(
     blocks: Sequence[Sequence[tuple[str, int, int]]],
-    rows: Sequence[State],
+    rows: Sequence[Arrays],
     shares: Mapping[str, np.ndarray],
     outputs: Mapping[str, np.ndarray],
 ) -> None:
@@ -222,7 +222,7 @@ def _spans(
     return spans
 
 
-def _distance_sums(states: Sequence[State], name: str, metric: str) -> np.ndarray:
+def _distance_sums(states: Sequence[Arrays], name: str, metric: str) -> np.ndarray:
     """Per client the sums over one tensor that its distance needs, [H, 3]: they add up over the tensors of a group.
 
     l2: Σ(G−avg)², Σavg², 0 ;  l1: Σ|G−avg|, Σ|avg|, 0 ;  cosine: Σ G·avg, Σavg², ΣG²

@@ -11,8 +11,8 @@ from torch import nn
 from fedsim.arrays import Kind
 from fedsim.experiment import Experiment
 from fedsim.seeding import numpy_rng, torch_generator
+from strategies.aggregate import Arrays
 
-Arrays = Mapping[str, np.ndarray]
 Entries = Mapping[str, Arrays]  # what a bank holds: arrays by owner, which is a client or SERVER
 Place = Literal["shared", "upload", "local", "frozen"]
 Cut = tuple[np.ndarray | None, ...]  # kept indices of each axis of a tensor; None: the whole axis

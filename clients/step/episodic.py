@@ -18,7 +18,7 @@ from clients.step.supervised import SupervisedStep
 from fedsim.seeding import torch_generator
 from fedsim.tasks import ANY_TASK
 
-State = dict[str, Tensor]
+StateDict = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -102,11 +102,11 @@ class EpisodicStep(Step):
         episode = self._second_order if self.second_order else self._first_order
         return lambda batch: episode(round, round.loss_of, outer, batch)
 
-    def _outer_loss(self, round: LocalRound) -> Callable[[Batch, State], Tensor]:
+    def _outer_loss(self, round: LocalRound) -> Callable[[Batch, StateDict], Tensor]:
         """L_out(theta^; batch); L_in is `round.loss_of`."""
         net, versions, contrasts = round.net, self.transfer(round), self._contrasts(round)
 
-        def outer(batch: Batch, stepped: State) -> Tensor:
+        def outer(batch: Batch, stepped: StateDict) -> Tensor:
             buffers = {name: value.clone() for name, value in net.named_buffers()}
             losses = []
             for images in versions(batch.raw):

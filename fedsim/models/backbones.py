@@ -17,7 +17,7 @@ from fedsim.models.tasks import CLASSIFIES, TaskRules
 from fedsim.models.timm_family import fit_position_embedding, timm_row
 from fedsim.models.training import frozen_tensors, names_of
 from fedsim.models.unet import UNet
-from fedsim.models.weights import State, download_imagenet, load_backbone, read_weight_file
+from fedsim.models.weights import StateDict, download_imagenet, load_backbone, read_weight_file
 from fedsim.plugins import instance, lookup
 from fedsim.seeding import stream_seed
 from fedsim.settings import ModelSettings
@@ -29,7 +29,7 @@ ALEXNET_POOLS_FROM = 63  # below, the third pooling of AlexNet would make an emp
 DENSENET_POOLS_FROM = 32  # below, the last transition of DenseNet would
 
 
-Source = Callable[[nn.Module, int], State]  # (backbone, image_size) -> its weights
+Source = Callable[[nn.Module, int], StateDict]  # (backbone, image_size) -> its weights
 
 
 @dataclass(frozen=True)
@@ -220,7 +220,7 @@ def weight_statistics(model: ModelSettings) -> Statistics | None:
     return find_backbone(model).statistics
 
 
-def _initial_state(model: ModelSettings, row: Backbone, backbone: nn.Module, image_size: int) -> State | None:
+def _initial_state(model: ModelSettings, row: Backbone, backbone: nn.Module, image_size: int) -> StateDict | None:
     if model.weights == "none":
         return None
     if model.weights in row.sources:
@@ -232,7 +232,7 @@ def _initial_state(model: ModelSettings, row: Backbone, backbone: nn.Module, ima
     return read_weight_file(model.weights)
 
 
-def _fit_position_embedding(backbone: nn.Module, state: State, image_size: int) -> State:
+def _fit_position_embedding(backbone: nn.Module, state: StateDict, image_size: int) -> StateDict:
     """Interpolate ViT's position embedding when the file was made for another image size."""
     key = "encoder.pos_embedding"
     if key not in state:

@@ -11,7 +11,7 @@ from torch import nn
 from fedsim.about import extra
 from fedsim.errors import UserError, nearest
 from fedsim.models.layout import Layout, Statistics, survey
-from fedsim.models.weights import State, load_packaged
+from fedsim.models.weights import StateDict, load_packaged
 
 # Python packages that hold the weights of one model: timm's name -> (package, class that knows its file)
 PACKAGES = {
@@ -77,7 +77,7 @@ def _layout(name: str, backbone: nn.Module, image_size: int) -> Layout:
     return survey(backbone, image_size, outputs, name)
 
 
-def _from_hub(name: str, options: Mapping[str, Any], backbone: nn.Module, image_size: int) -> State:
+def _from_hub(name: str, options: Mapping[str, Any], backbone: nn.Module, image_size: int) -> StateDict:
     """timm's published weights, fitted by timm itself to the image size."""
     try:
         return _make(name, options, image_size, 3, pretrained=True).state_dict()
@@ -89,7 +89,7 @@ def _from_hub(name: str, options: Mapping[str, Any], backbone: nn.Module, image_
                         "machine and set model.weights to the file") from None  # fmt: skip
 
 
-def fit_position_embedding(backbone: nn.Module, state: State, image_size: int) -> State:
+def fit_position_embedding(backbone: nn.Module, state: StateDict, image_size: int) -> StateDict:
     """A transformer's position embedding resampled when the file was made for another image size."""
     own = getattr(backbone, "pos_embed", None)
     stored = state.get("pos_embed")

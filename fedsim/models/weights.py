@@ -14,11 +14,11 @@ from torch import nn
 from fedsim.about import extra
 from fedsim.errors import UserError
 
-State = dict[str, torch.Tensor]
+StateDict = dict[str, torch.Tensor]
 _OLD_DENSENET = re.compile(r"(denselayer\d+\.(?:norm|conv))\.([12])\.")  # names in torchvision's DenseNet files
 
 
-def read_weight_file(file: str, setting: str = "model.weights") -> State:
+def read_weight_file(file: str, setting: str = "model.weights") -> StateDict:
     """State dict of a .safetensors file or of a torch file (tensors only, nothing is unpickled), named by a setting."""
     path = Path(file).expanduser()
     if not path.is_file():
@@ -36,7 +36,7 @@ def read_weight_file(file: str, setting: str = "model.weights") -> State:
     return dict(state)
 
 
-def download_imagenet(enum_name: str, entry: str, backbone: nn.Module, image_size: int) -> State:
+def download_imagenet(enum_name: str, entry: str, backbone: nn.Module, image_size: int) -> StateDict:
     """ImageNet weights through torchvision's weights API (cached in torch's hub folder, hash checked)."""
     import torchvision
 
@@ -51,7 +51,7 @@ def download_imagenet(enum_name: str, entry: str, backbone: nn.Module, image_siz
         ) from None
 
 
-def load_packaged(package: str, kind: str, backbone: nn.Module, image_size: int) -> State:
+def load_packaged(package: str, kind: str, backbone: nn.Module, image_size: int) -> StateDict:
     """Weights that a Python package ships in a file of its own: `package.kind.get_model_file_path()`.
 
     The file's names are another code's, so its entries are taken in their order: the backbone's n entries are the
@@ -68,7 +68,7 @@ def load_packaged(package: str, kind: str, backbone: nn.Module, image_size: int)
     return in_order(stored, backbone.state_dict(), package)
 
 
-def in_order(stored: State, own: Mapping[str, torch.Tensor], source: str) -> State:
+def in_order(stored: StateDict, own: Mapping[str, torch.Tensor], source: str) -> StateDict:
     """The stored entries under the backbone's own names, matched by their order; the two after them are a classifier's.
 
     Raises UserError for another number of entries, or for the first entry whose shape differs.
@@ -83,7 +83,7 @@ def in_order(stored: State, own: Mapping[str, torch.Tensor], source: str) -> Sta
     return dict(zip(own, stored.values()))
 
 
-def load_backbone(backbone: nn.Module, state: State, classifier: str | tuple[str, ...], source: str) -> None:
+def load_backbone(backbone: nn.Module, state: StateDict, classifier: str | tuple[str, ...], source: str) -> None:
     """Load `state` into the backbone; its keys and shapes must fit exactly, those of the classifier aside.
 
     Files of torchvision models and of fedsim's own nets (`backbone.*`) are read. Files older than PyTorch 0.4 lack

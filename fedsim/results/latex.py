@@ -2,9 +2,9 @@
 
 from typing import TYPE_CHECKING
 
-from fedsim.results.cells import (
+from fedsim.results.cell_texts import (
     MISSING,
-    Cell,
+    CellText,
     accuracy_cells,
     by_group,
     further_cells,
@@ -68,7 +68,7 @@ def latex_table(comparison: "Comparison") -> str:
     if published:
         lines.append("\\midrule")
     for label, source, values in published:
-        texts = [_latex_cell(values.get(target, Cell(MISSING))) for target in (*comparison.targets, "average")]
+        texts = [_latex_cell(values.get(target, CellText(MISSING))) for target in (*comparison.targets, "average")]
         empty = [""] * len(further_columns(comparison))
         lines.append(_latex_row([escape_latex(f"{label} ({source}, published)"), *texts, *empty]))
     return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", *(f"% {note}" for note in comparison.notes)]) + "\n"
@@ -79,7 +79,7 @@ def _latex_number(text: str) -> str:
     return f"$-${text[1:]}" if text.startswith("-") else escape_latex(text)
 
 
-def _latex_cell(cell: Cell) -> str:
+def _latex_cell(cell: CellText) -> str:
     mean = {0: "{}", 1: "\\textbf{{{}}}", 2: "\\underline{{{}}}"}[cell.place].format(escape_latex(cell.mean))
     return f"{mean} $\\pm$ {cell.std}" if cell.std else mean
 

@@ -11,9 +11,9 @@ import pandas as pd
 
 from fedsim.experiment import Experiment
 from fedsim.results import markup
-from fedsim.results.cells import (
+from fedsim.results.cell_texts import (
     MISSING,
-    Cell,
+    CellText,
     accuracy_cells,
     amount,
     further_cells,
@@ -111,7 +111,7 @@ def _results(comparison: Comparison) -> str:
     below = [
         [
             f"{label} ({source}, published)",
-            *(accuracy_data(values.get(target, Cell(MISSING))) for target in columns),
+            *(accuracy_data(values.get(target, CellText(MISSING))) for target in columns),
             *[""] * len(further_columns(comparison)),
         ]
         for label, source, values in published_cells(comparison)

@@ -5,7 +5,7 @@ import numpy as np
 from fedsim.errors import UserError
 from fedsim.results import markup
 from fedsim.results.cases import Cases, read_cases
-from fedsim.results.cells import percent
+from fedsim.results.cell_texts import percent
 from fedsim.results.markup import Data
 from fedsim.results.reading import Runs, run_folder
 

@@ -1,7 +1,7 @@
 """The report's part on what predictions say beyond accuracy."""
 
 from fedsim.results import markup
-from fedsim.results.cells import Cell, accuracy_cells, percent, shown_label
+from fedsim.results.cell_texts import CellText, accuracy_cells, percent, shown_label
 from fedsim.results.compare import Comparison, compare
 from fedsim.results.confusion import kept_predictions
 from fedsim.results.markup import Data
@@ -44,7 +44,7 @@ def _class_accuracies(kept: dict[str, dict[str, Predictions]]) -> str:
     return markup.table(["Method", *classes], rows)
 
 
-def accuracy_data(cell: Cell) -> Data:
+def accuracy_data(cell: CellText) -> Data:
     """A report's cell: mean ± spread, sorted by the mean, the first and second place of its column marked."""
     text = f"{cell.mean} ± {cell.std}" if cell.std else cell.mean
     value = float(cell.mean) if cell.mean[0].isdigit() else float("nan")

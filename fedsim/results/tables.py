@@ -11,9 +11,9 @@ from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
 
-from fedsim.results.cells import (
+from fedsim.results.cell_texts import (
     MISSING,
-    Cell,
+    CellText,
     accuracy_cells,
     by_group,
     further_cells,
@@ -45,12 +45,12 @@ def accuracy_table(comparison: "Comparison") -> Table:
             table.add_row(escape(shown_label(row)), *(_styled(cell, styles[cell.place]) for cell in values))
         table.add_section()
     for label, source, values in published_cells(comparison):
-        row = [values.get(target, Cell(MISSING)) for target in (*comparison.targets, "average")]
+        row = [values.get(target, CellText(MISSING)) for target in (*comparison.targets, "average")]
         table.add_row(escape(f"{label} ({source}, published)"), *(plain(cell) for cell in row), style="dim italic")
     return table
 
 
-def _styled(cell: Cell, style: str) -> str:
+def _styled(cell: CellText, style: str) -> str:
     return f"[{style}]{plain(cell)}[/]" if style else plain(cell)
 
 
@@ -122,7 +122,7 @@ def markdown_table(comparison: "Comparison") -> str:
         further = map(escape_markdown, further_cells(comparison, row))
         lines.append(_markdown_row([escape_markdown(shown_label(row)), *texts, *further]))
     for label, source, values in published_cells(comparison):
-        texts = [plain(values.get(target, Cell(MISSING))) for target in (*comparison.targets, "average")]
+        texts = [plain(values.get(target, CellText(MISSING))) for target in (*comparison.targets, "average")]
         empty = [""] * len(further_columns(comparison))
         lines.append(_markdown_row([f"_{escape_markdown(f'{label} ({source}, published)')}_", *texts, *empty]))
     return "\n".join([*lines, "", *(f"- {escape_markdown(note)}" for note in comparison.notes)]) + "\n"

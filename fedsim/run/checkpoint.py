@@ -1,4 +1,4 @@
-"""What a killed run resumes from: the global model and the server's memory after a finished round."""
+"""Checkpoints: the global model and the server's state after a finished round, from which a killed run resumes."""
 
 import json
 import secrets
@@ -23,7 +23,7 @@ PLAIN = ("layouts", "handed", "stored")  # fields of ServerState that JSON holds
 
 @dataclass
 class Checkpoint:
-    """The global model and the server's memory after `round`; everything else of a run comes from its settings."""
+    """The global model and the server's state after `round`. Everything else of a run follows from its settings."""
 
     round: int
     arrays: dict[str, np.ndarray]
@@ -32,9 +32,10 @@ class Checkpoint:
 
 
 def unfinished(path: Path) -> Path:
-    """Where a file is written before it takes its place.
+    """Path of the temporary file that later replaces `path`.
 
-    The name is always the same, so that what a killed process left is overwritten; a run's folder has one writer.
+    Its name is always the same, so the file that a killed process left behind is overwritten. Only one process writes
+    to a run's folder.
     """
     return path.with_name(f".{path.name}.tmp")
 
@@ -44,7 +45,7 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray], metadata: dict[st
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = unfinished(path)
     save_file({name: np.asarray(array, order="C") for name, array in arrays.items()}, temporary, metadata=metadata)
-    temporary.chmod(file_mode())  # safetensors' own files are closed to everybody else
+    temporary.chmod(file_mode())  # safetensors makes files that only their owner can read
     temporary.replace(path)
 
 
@@ -54,9 +55,9 @@ def arrays_file(folder: Path, round: int) -> Path:
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
-    """Write the arrays into a file of their round (returned), then atomically the file that names the round.
+    """Write the arrays into a file named after their round, then atomically the file that names this round.
 
-    The arrays' file is an ordinary model file, so that `best.safetensors` can be a link to it, not a second write.
+    Returns the path of the arrays' file. It is an ordinary model file, so that `best.safetensors` can be a link to it.
     """
     file = arrays_file(folder, checkpoint.round)
     write_arrays(file, checkpoint.arrays, {"round": str(checkpoint.round)})
@@ -87,7 +88,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
 
 
 def run_token(folder: Path) -> str:
-    """What tells this run's messages and client states from all others': made up at its start, kept for resuming."""
+    """Random text that marks the messages and client states of this run; made at its start and kept for resuming."""
     file = folder / TOKEN
     if not file.is_file():
         folder.mkdir(parents=True, exist_ok=True)
@@ -98,7 +99,7 @@ def run_token(folder: Path) -> str:
 
 
 def link_file(source: Path, target: Path) -> None:
-    """Give a file a second name atomically; a copy where the file system has no links."""
+    """Give a file a second name atomically; on a file system without links the file is copied."""
     temporary = unfinished(target)
     temporary.unlink(missing_ok=True)
     try:
@@ -110,7 +111,7 @@ def link_file(source: Path, target: Path) -> None:
 
 
 def load_checkpoint(folder: Path) -> Checkpoint | None:
-    """The checkpoint, or None when there is none; UserError when the files are not ours."""
+    """The checkpoint, or None when there is none; UserError when its files cannot be read."""
     path = folder / STATE
     if not path.is_file():
         return None

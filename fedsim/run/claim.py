@@ -1,6 +1,6 @@
-"""One process per run folder, so that no run's files have two writers.
+"""A lock on a run's folder, so that only one process writes to it.
 
-The kernel lets go of the lock when its holder dies, however it dies: nothing is ever left to be unlocked by hand.
+The kernel releases the lock when the process that holds it ends, in whatever way. Nobody has to remove it by hand.
 """
 
 import fcntl
@@ -20,14 +20,14 @@ PATIENCE_SECONDS = 5.0  # a killed sweep's workers need a moment to notice
 
 @contextmanager
 def claim(folder: Path) -> Iterator[None]:
-    """Hold a run's folder; UserError when another process still holds it after some seconds."""
+    """Lock a run's folder; UserError when another process still holds the lock after PATIENCE_SECONDS."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / FILE
     deadline = time.monotonic() + PATIENCE_SECONDS
     while (handle := _lock(file)) is None:
         if time.monotonic() >= deadline:
             raise UserError(
-                f"{folder} is being written by another process ({_holder(file)}); wait for its end, or stop it"
+                f"{folder} is being written by another process ({_holder(file)}); wait until it ends, or stop it"
             )
         time.sleep(0.1)
     with handle:
@@ -41,11 +41,11 @@ def claim(folder: Path) -> Iterator[None]:
 
 
 def _lock(file: Path) -> IO[str] | None:
-    """The locked file; None while another process holds it."""
+    """The locked file; None while another process holds the lock."""
     handle = file.open("a+", encoding="utf-8")
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # A holder that ended between our open and our lock has removed this file: another may hold the new one.
+        # If the holder has removed this file between our open and our lock, another process may hold a new file.
         if file.exists() and os.path.samestat(os.fstat(handle.fileno()), file.stat()):
             return handle
     except (BlockingIOError, FileNotFoundError):
@@ -64,7 +64,7 @@ def _holder(file: Path) -> str:
 
 
 def is_claimed(folder: Path) -> bool:
-    """Does a living process hold the folder? Looks without touching anything."""
+    """Does a living process hold the folder's lock? Changes nothing."""
     try:
         with (folder / FILE).open(encoding="utf-8") as handle:
             fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)

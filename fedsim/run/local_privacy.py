@@ -7,14 +7,14 @@ from fedsim.settings import TrainSettings
 
 
 def perturbed(content: RecordDict, message: Message, context: Context, train: TrainSettings) -> RecordDict:
-    """A training reply's content with its update clipped and noise added; unchanged without `dp-clip`.
+    """The content of a training reply, its update clipped and with noise added; unchanged without `dp-clip`.
 
     delta = theta_k - theta ;  delta min(1, C / ||delta||_2) + N(0, sigma^2) ,  sigma = 2C sqrt(2 ln(1.25/d)) / epsilon
 
     C, epsilon and d are `train.dp_clip`, `dp_epsilon` and `dp_delta`; a site's node config (`dp-clip`, `dp-epsilon`,
-    `dp-delta`) wins over what the server says. 2C is the distance of any two clipped updates. The Gaussian mechanism
-    (Dwork and Roth 2014, Theorem A.1) is proven for epsilon up to 1, for each round on its own; metrics, counts and
-    client state are not covered. The noise does not come from the run's seed, which the server knows.
+    `dp-delta`) takes precedence over the server's settings. 2C is the largest distance of two clipped updates. The
+    Gaussian mechanism (Dwork and Roth 2014, Theorem A.1) is proven for epsilon up to 1, for each round separately;
+    metrics, counts and client state are not covered. The noise does not come from the run's seed, which the server knows.
     """
     own = context.node_config
     clip = float(own.get("dp-clip", train.dp_clip))
@@ -23,7 +23,7 @@ def perturbed(content: RecordDict, message: Message, context: Context, train: Tr
     epsilon, delta = float(own.get("dp-epsilon", train.dp_epsilon)), float(own.get("dp-delta", train.dp_delta))
     if not (clip > 0 and epsilon > 0 and 0 < delta < 1):
         raise UserError("this site's dp-clip and dp-epsilon must be above 0, and dp-delta between 0 and 1")
-    from flwr.clientapp.mod import LocalDpMod  # not for those who do not need it: a site starts cold for each message
+    from flwr.clientapp.mod import LocalDpMod  # imported here, because a site may start a process for each message
 
     mod = LocalDpMod(clip, 2 * clip, epsilon, delta)
     reply = mod(message, context, lambda asked, _: Message(content, reply_to=asked))

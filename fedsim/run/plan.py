@@ -20,7 +20,7 @@ POOLED = "pooled"  # the only client of a recipe that pools all source data
 
 @dataclass(frozen=True)
 class Plan:
-    """One run, resolved. `resolve` makes it; whoever needs a part of it is handed the plan and resolves nothing.
+    """One resolved run. `resolve` makes it; every function that needs a part of it takes the plan as an argument.
 
     experiment: the settings with their target filled in; recipe: the method's parts, checked against them; data: the
     data set's facts; clients: the names of those that train, in domain order.
@@ -43,7 +43,7 @@ class Plan:
 
     @property
     def sources(self) -> int:
-        """How many clients hold source data, those that the pooled one stands for included."""
+        """How many clients hold source data; for a pooled run, the clients whose data is pooled."""
         names = client_names(self.experiment.data, self.experiment.run.target) if self.pooled else self.clients
         return len(names)
 
@@ -66,7 +66,7 @@ def resolve(experiment: Experiment) -> Plan:
 
 
 def _with_threads(experiment: Experiment) -> Experiment:
-    """The experiment with its number of threads, on which numbers depend; a deployment's sites have their own."""
+    """The experiment with its number of threads filled in, because numbers depend on it. Sites choose their own."""
     run = experiment.run
     if run.threads or run.runtime == "deployment":
         return experiment

@@ -1,4 +1,4 @@
-"""What a run with differential privacy guarantees after all its rounds, not in a single one.
+"""The guarantee of a run with differential privacy after all its rounds together.
 
 T rounds of the Gaussian mechanism with noise multiplier z (the noise's standard deviation over the sensitivity) are
 together one Gaussian mechanism with mu = sqrt(T) / z, and for every epsilon exactly
@@ -6,8 +6,8 @@ together one Gaussian mechanism with mu = sqrt(T) / z, and for every epsilon exa
     delta(epsilon) = Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu)
 
 (Balle and Wang, ICML 2018, Theorem 8; Dong, Roth and Su 2022, Corollary 2.13). `total_epsilon` inverts it. Clients that
-are drawn by lot in each round are protected better: with the optional package dp-accounting (`pip install
-"feddg-sim[privacy]"`) that is counted (sampling without replacement); without it the number is that of a client that
+are drawn at random in each round are protected better. The optional package dp-accounting (`pip install
+"feddg-sim[privacy]"`) computes this (sampling without replacement). Without it the result is that of a client that
 takes part in every round, which is an upper bound.
 """
 

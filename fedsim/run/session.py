@@ -1,4 +1,4 @@
-"""One run on the server's side: target evaluation, records, selection and checkpoints around the strategy's rounds."""
+"""One run on the server's side: evaluates the target, writes records, selects the best round, saves checkpoints."""
 
 import json
 import math
@@ -37,7 +37,7 @@ from strategies.wire.target_site import TargetScore
 
 
 def is_finished(folder: Path) -> bool:
-    """A run is finished when its summary, written last, is there."""
+    """A run is finished when its summary exists, which is written last."""
     return (folder / "summary.csv").is_file()
 
 
@@ -47,7 +47,7 @@ EvaluateTarget = Callable[[ArrayRecord], TargetScore]
 
 
 class Session:
-    """Opens (or resumes) a run's folder, and closes each round: evaluate, record, select, checkpoint."""
+    """Opens or resumes a run's folder and does what follows each round: evaluate, record, select, save a checkpoint."""
 
     def __init__(self, space: Workspace, callbacks: Sequence[RunCallback] = ()) -> None:
         experiment = space.experiment
@@ -74,7 +74,7 @@ class Session:
         self._round_ended = time.perf_counter()
 
     def attach(self, strategy: FedDG, evaluate_target: EvaluateTarget) -> None:
-        """Follow a strategy; a resumed one gets its banks, part states and finished rounds back."""
+        """Connect this session with a strategy; a resumed strategy gets its banks, states and finished rounds back."""
         self.strategy, self.evaluate_target = strategy, evaluate_target
         space = self.space
         strategy.describe(server_model(space.net, space.places, space.plan.build_net, space.device))
@@ -84,7 +84,7 @@ class Session:
             callback.on_start(self.experiment, self.folder)
 
     def note_data(self, data: Fingerprints) -> None:
-        """Fingerprints that sites gave, by client: recorded; UserError when they are not those of the checkpoint."""
+        """Record the fingerprints that the sites sent, by client; UserError when the checkpoint has other ones."""
         refuse_other_data(self.folder, self.checkpoint.data if self.checkpoint else {}, data)
         self.data |= data
         self.recorder.write_environment(self.environment | {"data": self.data})
@@ -121,7 +121,7 @@ class Session:
             callback.on_round(row, clients)
 
     def finish(self) -> Path:
-        """Write the last model and the summary (which marks the run as finished); tidy up what resuming needed."""
+        """Write the last model and the summary (which marks the run as finished); remove what only resuming needs."""
         link_file(arrays_file(self.checkpoint_folder, self.experiment.train.rounds), self.folder / "last.safetensors")
         if self.experiment.run.keep_personal:
             entries = personal_entries(self.space.recipe, self.space.places)
@@ -174,7 +174,7 @@ class Session:
         return row
 
     def _keep(self, round: int, row: dict[str, Any], arrays: ArrayRecord) -> None:
-        """The checkpoint, and best.safetensors on strict improvement of the source validation."""
+        """Save the checkpoint, and best.safetensors when the source validation has strictly improved."""
         values = record_to_arrays(arrays)
         saved = None
         if round % self.experiment.run.checkpoint_every == 0 or round == self.experiment.train.rounds:
@@ -192,7 +192,10 @@ class Session:
                 write_arrays(self.folder / "best.safetensors", values, {"round": str(round)})
 
     def _best_so_far(self) -> float:
-        """Best score up to the checkpoint; its model is linked again, in case the kill came between the two."""
+        """Best score up to the checkpoint.
+
+        Its model is linked again: the run may have been killed after the checkpoint and before the link.
+        """
         if not self.checkpoint or not (self.folder / "rounds.csv").is_file():
             return -math.inf
         rounds = pd.read_csv(self.folder / "rounds.csv")
@@ -206,9 +209,10 @@ class Session:
 
 
 def complete_finish(*experiments: Experiment) -> None:
-    """What follows a summary, and what a kill just after one left undone: no more checkpoints, results.csv up to date.
+    """Remove the checkpoints and client states of finished runs, and bring results.csv up to date.
 
-    For finished runs of one experiment's folder.
+    The runs share one experiment's folder. A run does this after its summary; a run that was killed just after its
+    summary did not, so the next command does it.
     """
     for experiment in experiments:
         for name in ("checkpoint", "state"):
@@ -223,7 +227,7 @@ def local_fingerprints(experiment: Experiment) -> Fingerprints:
 
 
 def refuse_other_data(folder: Path, then: Fingerprints, now: Fingerprints) -> None:
-    """UserError when a folder's run saw other data than there is now."""
+    """UserError when the run in a folder used other data than there is now."""
     differs = difference(then, now)
     if differs:
         raise UserError(
@@ -234,7 +238,7 @@ def refuse_other_data(folder: Path, then: Fingerprints, now: Fingerprints) -> No
 def refuse_other_settings(
     folder: Path, experiment: Experiment, data_of: Callable[[Experiment], Fingerprints] = local_fingerprints
 ) -> None:
-    """UserError when the folder holds a run with other settings or data: never continued, nor taken for this one."""
+    """UserError when the folder holds a run with other settings or other data."""
     file = folder / "experiment.toml"
     if not file.is_file():
         return

@@ -1,4 +1,4 @@
-"""What a client app does on a machine of its own: folders for its state, and an end to work that nobody waits for."""
+"""What a client app does on a machine of its own: it keeps its state in folders and stops work that takes too long."""
 
 import contextlib
 import faulthandler

@@ -1,4 +1,4 @@
-"""Evaluation on the unseen domain: on the server, or on the site that holds its images. Nobody trains on them."""
+"""Evaluation on the unseen domain, on the server or on the site that holds its images. They are never trained on."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -22,7 +22,7 @@ from strategies.wire.target_site import TargetScore
 
 
 class TargetEvaluator:
-    """The primary metric on the unseen domain; the only place that opens its images: no training client ever does."""
+    """The primary metric on the unseen domain. Only this class opens its images; a training client never does."""
 
     def __init__(self, space: Workspace) -> None:
         experiment = space.experiment

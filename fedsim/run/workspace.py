@@ -1,4 +1,4 @@
-"""What a worker process keeps warm between messages: the network of an experiment, and the clients it has served."""
+"""What a process keeps in memory between messages: the network of an experiment, and its clients with their data."""
 
 import torch
 
@@ -55,13 +55,13 @@ class Workspace:
             for name, place in self.places.items()
             if place in ("upload", "local")
         }
-        # All that a run can change: what is sent, stored and saved.
+        # Everything that a run can change, and so everything that must be reset: what is sent, stored and saved.
         self.travelling = [name for name, place in self.places.items() if place != "frozen"]
         self.clients: dict[tuple[str, str, str], DomainClient] = {}
         self._unlabelled: UnlabelledClient | None = None
 
     def client(self, name: str, state_folder: str, run: str = "") -> DomainClient:
-        """The warm client of that name in a run (its token), with its state below `state_folder`."""
+        """The client of that name in the run with that token; its data is in memory, its state below `state_folder`."""
         key = (name, state_folder, run)
         if key not in self.clients:
             settings = self.experiment.data
@@ -110,7 +110,7 @@ def open_workspace(plan: Plan) -> Workspace:
 def workspace(settings: str, root: str | None = None) -> Workspace:
     """The process's workspace of an experiment, given as the TOML text that the server sends.
 
-    `root` is the data folder of a machine of its own (empty: its $FEDSIM_DATA): the server's paths mean nothing there.
+    `root` is the data folder of a machine of its own (empty: its $FEDSIM_DATA): the server's paths do not exist there.
     """
     if (settings, root) not in _open:
         experiment = parse_experiment(settings)
@@ -120,7 +120,7 @@ def workspace(settings: str, root: str | None = None) -> Workspace:
 
 
 def close_workspaces() -> None:
-    """Forget what this process keeps warm, as its end would."""
+    """Forget everything that this process keeps in memory."""
     _open.clear()
 
 

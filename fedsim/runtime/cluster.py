@@ -1,4 +1,4 @@
-"""The Ray cluster under a run: found or started, and how many workers it carries."""
+"""Finds or starts the Ray cluster of a run, and computes how many workers fit on it."""
 
 import math
 import os
@@ -21,7 +21,7 @@ ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class Plan:
-    """Workers of a run and what each of them reserves."""
+    """The number of workers of a run, and what each of them reserves."""
 
     workers: int
     cpus: float
@@ -29,7 +29,7 @@ class Plan:
 
 
 def import_ray() -> Any:
-    """Ray, quiet and without usage statistics; UserError when it is not installed."""
+    """Import Ray without its log lines and usage statistics; UserError when it is not installed."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     try:
@@ -79,7 +79,7 @@ def check_address(address: str) -> None:
 
 
 def plan_workers(run: RunSettings, clients: int) -> Plan:
-    """As many workers as asked for or as the cluster's machines carry, at most one per client.
+    """As many workers as `run.workers` says or as fit on the cluster's machines, at most one per client.
 
     With GPUs in the cluster and `gpus_per_worker = 0` they are shared evenly between the workers, unless the device is
     the CPU. UserError when nothing fits.
@@ -100,7 +100,7 @@ def plan_workers(run: RunSettings, clients: int) -> Plan:
     )
     if not fits or (run.workers and fits < wanted):
         raise UserError(
-            f"the Ray cluster carries {fits} workers of {run.cpus_per_worker:g} CPUs and {share:g} GPUs, "
+            f"on the Ray cluster {fits} workers fit, of {run.cpus_per_worker:g} CPUs and {share:g} GPUs, "
             f"wanted: {wanted}; lower run.workers, run.cpus_per_worker or run.gpus_per_worker"
         )
     workers = min(wanted, fits)
@@ -108,7 +108,7 @@ def plan_workers(run: RunSettings, clients: int) -> Plan:
 
 
 def room(have: float, need: float) -> int:
-    """How often `need` fits into `have`; without bound when nothing is needed."""
+    """How often `need` fits into `have`; infinite when nothing is needed."""
     return 10**6 if not need else int(have / need + 1e-9)
 
 

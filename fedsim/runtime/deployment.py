@@ -1,8 +1,7 @@
-"""A run on a federation's own machines: handed to the operator's SuperLink, followed by its records, ended with its
-verdict.
+"""A run on a federation's own machines: submit it to the operator's SuperLink, show its records, return its result.
 
-The server app runs beside the SuperLink, on this machine, and holds the run's folder (`claim`) while it lives. The same
-command therefore follows a run that goes on, and continues one that stopped.
+The server app runs on the SuperLink's machine, which is this one, and holds the lock of the run's folder (`claim`)
+while it lives. The same command therefore follows a run that is still running, and continues one that has stopped.
 """
 
 import dataclasses
@@ -35,7 +34,7 @@ RUN = "deployment.json"
 POLL_SECONDS = 0.5
 STATUS_SECONDS = 15.0  # between questions to the SuperLink while no server app holds the folder
 PATIENCE_SECONDS = 150.0  # a server app that died counts as running until its heartbeat is missed
-START_SECONDS = 300.0  # from handing a run in to its server app's hold on the folder
+START_SECONDS = 300.0  # from submitting a run until its server app holds the folder
 SILENCE_SECONDS = 60.0  # a SuperLink that is being restarted
 
 
@@ -62,7 +61,10 @@ def run_deployed(plan: Plan, callbacks: Sequence[RunCallback] = ()) -> Path:
 
 
 def settle(plan: Plan, federation: Federation) -> Plan:
-    """The plan with absolute paths and its target's place decided; UserError names a domain without a site."""
+    """The plan with absolute paths, and with the machine that evaluates the target decided.
+
+    UserError names a domain that no site holds.
+    """
     experiment, clients = with_absolute_paths(plan.experiment), plan.clients
     run = experiment.run
     if plan.pooled:
@@ -84,7 +86,7 @@ def settle(plan: Plan, federation: Federation) -> Plan:
 
 
 def submit(control: Control, experiment: Experiment, folder: Path) -> str:
-    """Hand in the run; its id, noted in its folder."""
+    """Submit the run; returns its id, which is also written into its folder."""
     with tempfile.TemporaryDirectory(prefix="fedsim-submit-") as name:
         settings = Path(name) / "settings.toml"
         settings.write_text(tomli_w.dumps({"experiment": experiment.toml()}))
@@ -97,7 +99,7 @@ def submit(control: Control, experiment: Experiment, folder: Path) -> str:
 
 
 def running(control: Control, folder: Path) -> str:
-    """Id of a run that goes on in the folder, or empty; one whose server app is gone is stopped."""
+    """Id of the folder's run while it is running, else empty. A run whose server app has ended is stopped."""
     if not (folder / RUN).is_file():
         return ""
     run_id = str(json.loads((folder / RUN).read_text())["run"])
@@ -125,7 +127,7 @@ def status(control: Control, run_id: str) -> tuple[str, str]:
 def follow(
     control: Control, run_id: str, experiment: Experiment, folder: Path, callbacks: Sequence[RunCallback]
 ) -> None:
-    """Tell the callbacks what the records say until the run has ended; ClientFailedError or UserError if it failed."""
+    """Pass new records on to the callbacks until the run has ended; ClientFailedError or UserError when it failed."""
     for callback in callbacks:
         callback.on_start(experiment, folder)
     rounds, notes = new_rounds(folder), new_notes(folder)
@@ -136,7 +138,7 @@ def follow(
         time.sleep(POLL_SECONDS)
         if is_claimed(folder):
             started = True
-            asked = time.monotonic() - STATUS_SECONDS  # once it lets go, ask at once
+            asked = time.monotonic() - STATUS_SECONDS  # when the folder has been released, ask at once
         elif time.monotonic() - asked >= STATUS_SECONDS:
             asked = time.monotonic()
             if verdict(control, run_id, folder):
@@ -155,7 +157,7 @@ def follow(
 
 
 def verdict(control: Control, run_id: str, folder: Path) -> bool:
-    """Has the run ended well? False while it goes on; ClientFailedError or UserError when it failed."""
+    """True when the run has ended well, False while it is running; ClientFailedError or UserError when it failed."""
     deadline, silent = time.monotonic() + PATIENCE_SECONDS, time.monotonic() + SILENCE_SECONDS
     while True:
         state, details = status(control, run_id)
@@ -184,7 +186,7 @@ def failure(state: str, details: str) -> Exception:
 
 
 def stop(control: Control, run_id: str, folder: Path) -> None:
-    """Stop a run and wait until its server app has let go of the folder."""
+    """Stop a run and wait until its server app has released the folder."""
     control.flwr("stop", run_id, CONNECTION)
     deadline = time.monotonic() + SILENCE_SECONDS
     while is_claimed(folder) and time.monotonic() < deadline:
@@ -192,7 +194,7 @@ def stop(control: Control, run_id: str, folder: Path) -> None:
 
 
 def tell(callbacks: Sequence[RunCallback], rows: list[dict[str, Any]], notes: list[str]) -> None:
-    """Hand rounds and notes to the callbacks that take them."""
+    """Pass rounds and notes to the callbacks that have a method for them."""
     for callback in callbacks:
         for row in rows:
             callback.on_round(row, [])
@@ -215,7 +217,7 @@ def new_rounds(folder: Path) -> Iterator[list[dict[str, Any]]]:
 
 
 def complete_rows(file: Path) -> pd.DataFrame:
-    """A table that is being written, without its last line when that is not whole."""
+    """A table that is being written, without its last line when this line is incomplete."""
     text = file.read_text()
     return pd.read_csv(io.StringIO(text[: text.rfind("\n") + 1] or "round\n"))
 

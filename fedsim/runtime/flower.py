@@ -1,8 +1,8 @@
-"""Flower's own simulation engine with a true exit code: `flwr run` under a SuperLink that ends with the run.
+"""Flower's own simulation engine: `flwr run` with a SuperLink that ends with the run, and with the run's exit code.
 
 `flwr run` alone reports success once a run is submitted, and leaves a background SuperLink behind. Here the SuperLink
-has a free loopback port, a temporary FLWR_HOME and a neutral working folder, installs nothing, sends no telemetry, and
-its verdict on the run becomes ours.
+has a free loopback port, a temporary FLWR_HOME and a neutral working folder, installs nothing and sends no telemetry,
+and the status that it reports for the run becomes our exit code.
 """
 
 import contextlib
@@ -82,7 +82,7 @@ def write_app(folder: Path, app: Mapping = APP) -> Path:
 
 
 def with_absolute_paths(experiment: Experiment) -> Experiment:
-    """Paths that mean the same in the SuperLink's working folder; defaults stay as they are."""
+    """The experiment with absolute paths, as the SuperLink has another working folder; defaults stay as they are."""
     data = {
         key: str(path(experiment.data).resolve())
         for key, path in (("root", data_root), ("cache", cache_root))
@@ -140,7 +140,7 @@ class SuperLink:
         self.stop()
 
     def submit(self, app: Path, settings: Path, federation: str) -> str:
-        """Hand in a run; its id."""
+        """Submit a run; returns its id."""
         answer = self._flwr(
             "run", str(app), "--run-config", str(settings), "--federation-config", federation, "--format", "json"
         )

@@ -1,4 +1,4 @@
-"""The few non-public touches of Flower that an own Grid needs, wrapped in one place (flwr 1.41)."""
+"""The non-public parts of Flower that a Grid of our own needs, all in this module (flwr 1.41)."""
 
 from flwr.app import Message, RecordDict
 from flwr.supercore.run import Run

@@ -12,7 +12,7 @@ from fedsim.runtime.identity import assume_identity, stamp
 
 
 class LocalGrid(Grid):
-    """Flower's Grid over clients that this process answers for; subclasses say how messages are delivered."""
+    """Flower's Grid for clients that this process runs or starts; subclasses define how messages are delivered."""
 
     def __init__(self, nodes: int, run_id: int = 1) -> None:
         self._run = assume_identity(run_id)
@@ -65,11 +65,11 @@ class LocalGrid(Grid):
         return self.pull_messages(self.push_messages(messages))
 
     def close(self) -> None:
-        """Free what the runtime holds."""
+        """Release the resources of this runtime."""
 
 
 class InlineGrid(LocalGrid):
-    """Runs the client app in this process; the data, model and optimizer stay warm in its workspace."""
+    """Runs the client app in this process; data, model and optimizer stay in memory."""
 
     def __init__(self, app: ClientApp, nodes: int) -> None:
         super().__init__(nodes)

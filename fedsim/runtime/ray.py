@@ -1,8 +1,8 @@
-"""The Ray runtime: virtual clients that stick to workers, one copy of a round's model, workers that may die.
+"""The Ray runtime: every virtual client has a fixed worker, and a worker that dies is replaced.
 
-Client k lives on worker k mod n, which keeps its data, model and personal state warm. Workers run in parallel, the
-clients of one worker in order. A dead worker is replaced; what it had not answered is repeated, and personal state
-comes back from the files below the run's state folder (which all machines of a cluster must see).
+Client k belongs to worker k mod n, which keeps its data, model and personal state in memory. Workers run in parallel;
+the clients of one worker run one after the other. When a worker has died, a new one repeats the messages that were not
+answered. It reads personal state from the run's state folder, which all machines of a cluster must be able to read.
 """
 
 import os
@@ -18,7 +18,7 @@ from fedsim.arrays import nbytes
 from fedsim.runtime.cluster import import_ray, open_cluster, plan_workers
 from fedsim.runtime.identity import stamp, with_content
 from fedsim.runtime.inline import LocalGrid
-from fedsim.runtime.worker import CLIENT_APP_RAISED, Parcel, Place, Want, Worker, without_arrays
+from fedsim.runtime.ray_worker import CLIENT_APP_RAISED, Parcel, Want, Worker, WorkerSetup, without_arrays
 from fedsim.settings import RunSettings
 
 CLIENT_APP = "fedsim.client_app:app"
@@ -30,7 +30,7 @@ SMALL_BYTES = 2**19  # below, a trip through the object store takes longer than 
 
 @dataclass
 class Job:
-    """A message under way: itself without its tensors, and where the object store has them by record name."""
+    """A message that waits for its reply: the message without its tensors, and their places in the object store."""
 
     message: Message
     small: Message
@@ -38,10 +38,10 @@ class Job:
 
 
 @dataclass
-class Slot:
-    """One worker's place: the contexts of its clients, its actor, its unanswered jobs in order and the call under way.
+class WorkerHandle:
+    """What the driver knows of one worker: its clients' contexts, its actor, its unanswered jobs and the running call.
 
-    Careful after a death, it sends one job at a time, so that a second death has one cause.
+    After a worker has died, `careful` is set: jobs are sent one at a time, so that the one that kills is known.
     """
 
     contexts: dict[int, Context]
@@ -52,7 +52,7 @@ class Slot:
 
 
 class Shelf:
-    """The object store's side of the driver: every model lies there once, whichever messages and phases carry it."""
+    """The models that the driver has put into the object store: each is there once, for all messages that carry it."""
 
     def __init__(self) -> None:
         self._kept: list[tuple[ArrayRecord, Any]] = []
@@ -72,7 +72,7 @@ class Shelf:
         return reference, None
 
     def forget_all_but(self, used: Iterable[Any]) -> None:
-        """Let go of what the messages just sent do not carry, so that the store can reuse its memory."""
+        """Release the objects that the latest messages do not carry, so that the object store can free their memory."""
         used = set(used)
         self._kept = [(record, reference) for record, reference in self._kept if reference in used]
 
@@ -85,27 +85,27 @@ class RayGrid(LocalGrid):
         self._ray = import_ray()
         self._own_cluster = open_cluster(run)
         self._shelf = Shelf()
-        self._slots: list[Slot] = []
+        self._handles: list[WorkerHandle] = []
         try:
             plan = plan_workers(run, nodes)
             variables = {name: os.environ[name] for name in FORWARDED if os.environ.get(name)}
-            self._place = Place(app, run.threads, str(Path.cwd()), variables)
+            self._setup = WorkerSetup(app, run.threads, str(Path.cwd()), variables)
             self._actor = self._ray.remote(Worker).options(
                 num_cpus=plan.cpus, num_gpus=plan.gpus, max_restarts=0, scheduling_strategy="SPREAD"
             )
             for index in range(plan.workers):
                 contexts = {node: self.contexts[node] for node in self.node_ids[index :: plan.workers]}
-                self._slots.append(Slot(contexts))
-                self._hire(self._slots[-1])
+                self._handles.append(WorkerHandle(contexts))
+                self._hire(self._handles[-1])
         except BaseException:
             self.close()
             raise
-        self._slot_of = {node: slot for slot in self._slots for node in slot.contexts}
+        self._handle_of = {node: handle for handle in self._handles for node in handle.contexts}
 
     def workers(self) -> list[tuple[int, list[int]]]:
         """Process id and node ids of every worker."""
-        pids = self._ray.get([slot.actor.pid.remote() for slot in self._slots])
-        return [(pid, list(slot.contexts)) for pid, slot in zip(pids, self._slots)]
+        pids = self._ray.get([handle.actor.pid.remote() for handle in self._handles])
+        return [(pid, list(handle.contexts)) for pid, handle in zip(pids, self._handles)]
 
     # --- Flower's Grid --------------------------------------------------------------------------------------------
 
@@ -114,10 +114,10 @@ class RayGrid(LocalGrid):
         messages = list(messages)
         for message in messages:
             stamp(message, f"m{next(self._ids)}")
-            self._slot_of[message.metadata.dst_node_id].jobs.append(self._pack(message))
-        for slot in self._slots:
-            self._submit(slot)
-        jobs = [job for slot in self._slots for job in slot.jobs]
+            self._handle_of[message.metadata.dst_node_id].jobs.append(self._pack(message))
+        for handle in self._handles:
+            self._submit(handle)
+        jobs = [job for handle in self._handles for job in handle.jobs]
         self._shelf.forget_all_but(reference for job in jobs for reference, _ in job.records.values())
         return [message.metadata.message_id for message in messages]
 
@@ -133,7 +133,7 @@ class RayGrid(LocalGrid):
         """
         ids = self.push_messages(messages)
         deadline = None if timeout is None else time.monotonic() + timeout
-        while any(slot.jobs for slot in self._slots):
+        while any(handle.jobs for handle in self._handles):
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
                 self._replace_late()
@@ -143,9 +143,9 @@ class RayGrid(LocalGrid):
 
     def close(self) -> None:
         """Stop the workers, and Ray when this grid started it or connected to it."""
-        for slot in self._slots:
-            self._dismiss(slot)
-        self._slots, self._shelf = [], Shelf()
+        for handle in self._handles:
+            self._dismiss(handle)
+        self._handles, self._shelf = [], Shelf()
         if self._own_cluster:
             self._ray.shutdown()
 
@@ -156,85 +156,85 @@ class RayGrid(LocalGrid):
         records = {name: self._shelf.place(record) for name, record in message.content.array_records.items()}
         return Job(message, without_arrays(message), records)
 
-    def _submit(self, slot: Slot) -> None:
+    def _submit(self, handle: WorkerHandle) -> None:
         """Call the worker with its jobs (or the next one alone) unless it is at work; it answers some of them."""
-        if slot.call is not None or not slot.jobs:
+        if handle.call is not None or not handle.jobs:
             return
         references: list[Any] = []
         orders = []
-        for job in slot.jobs[: 1 if slot.careful else None]:
+        for job in handle.jobs[: 1 if handle.careful else None]:
             wants: list[Want] = []
             for name, (reference, names) in job.records.items():
                 if reference not in references:
                     references.append(reference)
                 wants.append((name, references.index(reference), names))
             orders.append((job.small, wants))
-        slot.call = slot.actor.answer.remote(orders, *references)
+        handle.call = handle.actor.answer.remote(orders, *references)
 
-    def _hire(self, slot: Slot) -> None:
-        slot.actor = self._actor.remote(self._place, slot.contexts)
+    def _hire(self, handle: WorkerHandle) -> None:
+        handle.actor = self._actor.remote(self._setup, handle.contexts)
 
-    def _dismiss(self, slot: Slot) -> None:
-        if slot.actor is not None and self._ray.is_initialized():
-            self._ray.kill(slot.actor)
-        slot.actor = None
+    def _dismiss(self, handle: WorkerHandle) -> None:
+        if handle.actor is not None and self._ray.is_initialized():
+            self._ray.kill(handle.actor)
+        handle.actor = None
 
     # --- receiving ------------------------------------------------------------------------------------------------
 
     def _gather(self, timeout: float | None) -> None:
-        """Take what has arrived; waits at most `timeout` seconds (None: without end) for the first."""
-        slots = {slot.call: slot for slot in self._slots if slot.call is not None}
-        if not slots:
+        """Collect the replies that have arrived; waits at most `timeout` seconds (None: no limit) for the first."""
+        handles = {handle.call: handle for handle in self._handles if handle.call is not None}
+        if not handles:
             return
-        ready, _ = self._ray.wait(list(slots), num_returns=1, timeout=timeout)
+        ready, _ = self._ray.wait(list(handles), num_returns=1, timeout=timeout)
         for call in ready:
-            self._take(slots[call])
+            self._take(handles[call])
 
-    def _take(self, slot: Slot) -> None:
-        """The replies to a worker's first jobs, or another try when it is lost; then its other jobs."""
+    def _take(self, handle: WorkerHandle) -> None:
+        """Collect a worker's replies, or replace the worker when it has died; then send its next jobs."""
         try:
-            answered = self._ray.get(slot.call)
+            answered = self._ray.get(handle.call)
         except self._ray.exceptions.RayTaskError as error:  # not the app: its exceptions come as error replies
-            self._fail_first(slot, str(error))
+            self._fail_first(handle, str(error))
         except self._ray.exceptions.RayError as error:
-            self._replace(slot, error)
+            self._replace(handle, error)
         else:
-            for job, (reply, parcels) in zip(list(slot.jobs), answered):
+            for job, (reply, parcels) in zip(list(handle.jobs), answered):
                 whole = with_content(reply, RecordDict({**parcels, **reply.content})) if parcels else reply
-                self._answer(slot, job, whole)
-        slot.call = None
-        slot.careful = slot.careful and bool(slot.jobs)
-        self._submit(slot)
+                self._answer(handle, job, whole)
+        handle.call = None
+        handle.careful = handle.careful and bool(handle.jobs)
+        self._submit(handle)
 
-    def _answer(self, slot: Slot, job: Job, reply: Message) -> None:
+    def _answer(self, handle: WorkerHandle, job: Job, reply: Message) -> None:
         self._replies[job.message.metadata.message_id] = reply
-        slot.jobs.remove(job)
+        handle.jobs.remove(job)
 
-    def _fail_first(self, slot: Slot, reason: str) -> None:
-        job = slot.jobs[0]
-        self._answer(slot, job, Message(Error(CLIENT_APP_RAISED, reason), reply_to=job.message))
+    def _fail_first(self, handle: WorkerHandle, reason: str) -> None:
+        job = handle.jobs[0]
+        self._answer(handle, job, Message(Error(CLIENT_APP_RAISED, reason), reply_to=job.message))
 
-    def _replace(self, slot: Slot, error: Exception) -> None:
-        """A new worker for a lost one, which repeats what was not answered, once and one by one.
+    def _replace(self, handle: WorkerHandle, error: Exception) -> None:
+        """Replace a worker that has died. The new one repeats the unanswered jobs, each once and one at a time.
 
-        Who killed the first worker is uncertain: it had several jobs. The second dies of the one it has.
+        The first worker had several jobs, so it is not known which one killed it. The second one has a single job.
         """
-        self._dismiss(slot)
-        self._hire(slot)
-        if slot.careful:
-            who = addressee(slot.jobs[0].message)
+        self._dismiss(handle)
+        self._hire(handle)
+        if handle.careful:
+            who = addressee(handle.jobs[0].message)
             started = not getattr(error, "actor_init_failed", False)
             what = "died twice (out of memory?)" if started else "could not start"
-            self._fail_first(slot, f"the worker of {who} {what}: {essence(error)}")
-        slot.careful = True
+            self._fail_first(handle, f"the worker of {who} {what}: {essence(error)}")
+        handle.careful = True
 
     def _replace_late(self) -> None:
-        for slot in self._slots:
-            if slot.jobs:
-                slot.jobs.clear()
-                slot.call, slot.careful = None, False
-                self._dismiss(slot)
-                self._hire(slot)
+        for handle in self._handles:
+            if handle.jobs:
+                handle.jobs.clear()
+                handle.call, handle.careful = None, False
+                self._dismiss(handle)
+                self._hire(handle)
 
 
 def addressee(message: Message) -> str:

@@ -1,4 +1,4 @@
-"""Inline clients under observation: every message and its reply are kept, and replies may be spoiled on purpose."""
+"""The inline runtime for tests: it keeps every message and its reply, and can change replies on purpose."""
 
 from collections.abc import Callable, Iterable
 
@@ -28,7 +28,7 @@ class WatchedGrid(InlineGrid):
 
 
 def trouble(banks: set[str], round: int) -> Tamper:
-    """Gives the first contribution to every bank a dimension too many, and lets one client fail in a round."""
+    """A function that spoils replies: one contribution to every bank gets one dimension more, and one client fails."""
     done: set[str | int] = set()
 
     def tamper(message: Message, reply: Message) -> Message:

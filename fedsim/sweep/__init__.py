@@ -1,4 +1,4 @@
-"""Methods x targets x seeds x grid values: every cell is one run, finished ones are skipped, several run at a time."""
+"""Methods x targets x seeds x grid values. Every cell is one run; finished cells are skipped; several run at a time."""
 
 from collections.abc import Callable, Sequence
 
@@ -6,7 +6,7 @@ from rich.table import Table
 
 from fedsim.console import console, errors
 from fedsim.sweep.axes import Axes
-from fedsim.sweep.budget import Budget, Slot, local_slots
+from fedsim.sweep.budget import Budget, Reservation, local_reservations
 from fedsim.sweep.plan import Cell, dry_table, plan_cells
 from fedsim.sweep.view import SweepView
 
@@ -24,26 +24,30 @@ def run_sweep(
 ) -> list[Cell]:
     """Run all cells that are not finished; returns the failed ones. UserError before anything starts for bad input."""
     cells = plan_cells(config, axes, overrides, preset)
-    return carry_out(cells, budget, dry_run, lambda slots: dry_table(cells, len(slots) or budget.jobs))
+    return carry_out(cells, budget, dry_run, lambda reservations: dry_table(cells, len(reservations) or budget.jobs))
 
 
-def carry_out(cells: list[Cell], budget: Budget, dry_run: bool, dry: Callable[[Sequence[Slot]], Table]) -> list[Cell]:
-    """Run the cells that are not finished, or print what `dry` makes of the slots; returns the failed ones."""
+def carry_out(
+    cells: list[Cell], budget: Budget, dry_run: bool, dry: Callable[[Sequence[Reservation]], Table]
+) -> list[Cell]:
+    """Run the cells that are not finished, or only print the table of `dry`; returns the cells that failed."""
     from fedsim.run.session import complete_finish, is_finished
 
     waiting = [cell for cell in cells if cell.state == "waiting"]
     device = cells[0].experiment.run.device
-    slots = [] if budget.ray else local_slots(budget, device, cells[0].experiment.run.threads)[: len(waiting)]
+    threads = cells[0].experiment.run.threads
+    reservations = [] if budget.ray else local_reservations(budget, device, threads)[: len(waiting)]
     refused = [cell for cell in cells if cell.state == "failed"]
     done = len(cells) - len(waiting) - len(refused)
     impossible = f"{len(refused)} cannot run, " if refused else ""
-    console.print(f"{len(cells)} cells, {done} finished, {impossible}{len(waiting)} to run, {manner(budget, slots)}")
+    how = manner(budget, reservations)
+    console.print(f"{len(cells)} cells, {done} finished, {impossible}{len(waiting)} to run, {how}")
     if dry_run:
-        console.print(dry(slots))
+        console.print(dry(reservations))
         return report_failed(cells)
     try:
         if waiting:
-            run_cells(cells, waiting, slots, budget)
+            run_cells(cells, waiting, reservations, budget)
     finally:
         ours = [cell.experiment for cell in cells if cell not in refused and is_finished(cell.folder)]
         for name in dict.fromkeys(experiment.name for experiment in ours):
@@ -52,7 +56,7 @@ def carry_out(cells: list[Cell], budget: Budget, dry_run: bool, dry: Callable[[S
 
 
 def report_failed(cells: Sequence[Cell]) -> list[Cell]:
-    """Print why each failed cell failed; the failed cells."""
+    """Print why each failed cell failed; returns the failed cells."""
     failed = [cell for cell in cells if cell.state == "failed"]
     for cell in failed:
         text = f"failed: {cell.title}: {cell.reason}"
@@ -60,8 +64,8 @@ def report_failed(cells: Sequence[Cell]) -> list[Cell]:
     return failed
 
 
-def run_cells(cells: list[Cell], waiting: list[Cell], slots: list[Slot], budget: Budget) -> None:
-    """Run the waiting cells on this machine's slots or on a Ray cluster, under the live view."""
+def run_cells(cells: list[Cell], waiting: list[Cell], reservations: list[Reservation], budget: Budget) -> None:
+    """Run the waiting cells on this machine or on a Ray cluster, and show the live view."""
     if budget.ray:
         from fedsim.sweep.on_ray import RayPool
 
@@ -70,16 +74,17 @@ def run_cells(cells: list[Cell], waiting: list[Cell], slots: list[Slot], budget:
         return
     from fedsim.sweep.pool import LocalPool
 
-    with SweepView(cells, len(slots)) as view:
-        LocalPool(waiting, slots).run(view)
+    with SweepView(cells, len(reservations)) as view:
+        LocalPool(waiting, reservations).run(view)
 
 
-def manner(budget: Budget, slots: Sequence[Slot]) -> str:
+def manner(budget: Budget, reservations: Sequence[Reservation]) -> str:
     """How the cells run, in words: `2 at a time with 1 core each`."""
     if budget.ray:
         return f"as Ray tasks ({budget.ray}), {budget.jobs or 'as many as fit'} at a time"
-    if not slots:
+    if not reservations:
         return "nothing to start"
-    text = f"{len(slots)} at a time with {slots[0].cores} {'core' if slots[0].cores == 1 else 'cores'} each"
-    gpus = sorted({name for slot in slots for name in slot.gpus})
+    each = reservations[0].cores
+    text = f"{len(reservations)} at a time with {each} {'core' if each == 1 else 'cores'} each"
+    gpus = sorted({name for reservation in reservations for name in reservation.gpus})
     return text + (f", on GPU {', '.join(gpus)}" if gpus else "")

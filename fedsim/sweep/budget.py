@@ -1,4 +1,4 @@
-"""What a sweep may use: how many cells run at a time, and what each of them gets of this machine."""
+"""How many cells of a sweep run at a time, and how many cores and GPUs each of them gets."""
 
 import math
 import os
@@ -23,15 +23,15 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class Slot:
-    """A place for one cell at a time: the cores reserved for it and the CUDA devices that it sees (none named: all)."""
+class Reservation:
+    """What one cell at a time may use: a number of cores, and the CUDA devices that it sees (empty: all devices)."""
 
     cores: int
     gpus: tuple[str, ...] = ()
 
 
-def local_slots(budget: Budget, device: str = "auto", threads: int = 1) -> list[Slot]:
-    """One slot for each cell that this machine runs at a time; UserError when not even one fits.
+def local_reservations(budget: Budget, device: str = "auto", threads: int = 1) -> list[Reservation]:
+    """One reservation for each cell that runs at the same time on this machine; UserError when not even one fits.
 
     A cell gets a core for each of its threads (`run.threads`), or as many cores as are asked for.
     GPUs are shared evenly unless `gpus` says how much of one a cell needs.
@@ -49,7 +49,7 @@ def local_slots(budget: Budget, device: str = "auto", threads: int = 1) -> list[
     places = gpu_places(names, budget.gpus)
     if budget.gpus:
         count = min(count, len(places))
-    return [Slot(need, places[index % len(places)] if places else ()) for index in range(count)]
+    return [Reservation(need, places[index % len(places)] if places else ()) for index in range(count)]
 
 
 def gpu_places(names: list[str], share: float) -> list[tuple[str, ...]]:

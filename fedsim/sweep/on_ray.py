@@ -13,9 +13,9 @@ from fedsim.runtime.cluster import import_ray, open_cluster, plan_workers
 from fedsim.runtime.ray import FORWARDED
 from fedsim.settings import RunSettings
 from fedsim.sweep.budget import Budget
+from fedsim.sweep.cell_process import Message, run_cell
 from fedsim.sweep.plan import Cell
 from fedsim.sweep.view import SweepView
-from fedsim.sweep.worker import Message, run_cell
 
 
 class Mailbox:

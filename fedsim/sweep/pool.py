@@ -1,4 +1,4 @@
-"""Cells as processes on this machine: each slot has one worker; a worker that dies fails its cell and is replaced."""
+"""Runs cells in worker processes on this machine. When a worker dies, its cell fails and the worker is replaced."""
 
 import contextlib
 import multiprocessing
@@ -10,19 +10,19 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
-from fedsim.sweep.budget import Slot
+from fedsim.sweep.budget import Reservation
+from fedsim.sweep.cell_process import END, serve_cells
 from fedsim.sweep.plan import Cell
 from fedsim.sweep.view import SweepView
-from fedsim.sweep.worker import END, worker
 
 STOP_SECONDS = 10.0
 
 
 @dataclass
-class Seat:
-    """A slot with its worker, and the cell that the worker is at."""
+class WorkerProcess:
+    """One worker process: what it reserves of the machine, its connection, and the cell that it runs now."""
 
-    slot: Slot
+    reservation: Reservation
     process: BaseProcess | None = None
     connection: Connection | None = None
     cell: Cell | None = None
@@ -31,82 +31,85 @@ class Seat:
 class LocalPool:
     """Worker processes that take cells one after the other."""
 
-    def __init__(self, cells: Sequence[Cell], slots: Sequence[Slot]) -> None:
+    def __init__(self, cells: Sequence[Cell], reservations: Sequence[Reservation]) -> None:
         self._queue = deque(cells)
-        self._seats = [Seat(slot) for slot in slots]
+        self._workers = [WorkerProcess(reservation) for reservation in reservations]
 
     def run(self, view: SweepView) -> None:
         """Run all cells; Ctrl-C ends the workers and leaves every cell resumable."""
         try:
             while self._queue or self._busy():
-                for seat in self._seats:
-                    if self._queue and seat.cell is None:
-                        give(seat, self._queue.popleft())
+                for worker in self._workers:
+                    if self._queue and worker.cell is None:
+                        give(worker, self._queue.popleft())
                 busy = self._busy()
                 for connection in wait(list(busy), timeout=0.5):
                     hear(busy[connection])
                 view.update()
         finally:
-            stop(self._seats)
+            stop(self._workers)
 
-    def _busy(self) -> dict[Connection, Seat]:
-        return {seat.connection: seat for seat in self._seats if seat.cell is not None}
+    def _busy(self) -> dict[Connection, WorkerProcess]:
+        return {worker.connection: worker for worker in self._workers if worker.cell is not None}
 
 
-def give(seat: Seat, cell: Cell) -> None:
-    """Hand a cell to the seat's worker, a new one where there is none."""
-    if seat.process is None or not seat.process.is_alive():
+def give(worker: WorkerProcess, cell: Cell) -> None:
+    """Send a cell to the worker; its process is started first when none is alive."""
+    if worker.process is None or not worker.process.is_alive():
         context = multiprocessing.get_context("spawn")
-        seat.connection, theirs = context.Pipe()
-        seat.process = context.Process(target=worker, args=(theirs, seat.slot.gpus))
-        # Ctrl-C is the sweep's to answer, although a terminal sends it to every process: workers start with it blocked.
+        worker.connection, theirs = context.Pipe()
+        worker.process = context.Process(target=serve_cells, args=(theirs, worker.reservation.gpus))
+        # A terminal sends Ctrl-C to every process, but only the sweep may answer it: workers start with it blocked.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            seat.process.start()
+            worker.process.start()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
-    seat.cell = cell
+    worker.cell = cell
     cell.begin()
-    with contextlib.suppress(OSError):  # it died just now: the end of its pipe will say so
-        seat.connection.send(cell.experiment.toml())
+    with contextlib.suppress(OSError):  # it has just died; reading from its connection will show it
+        worker.connection.send(cell.experiment.toml())
 
 
-def hear(seat: Seat) -> None:
-    """Take one message; the seat is free again when its cell has ended."""
+def hear(worker: WorkerProcess) -> None:
+    """Receive one message; the worker is free again when its cell has ended."""
     try:
-        message = seat.connection.recv()
+        message = worker.connection.recv()
     except (EOFError, OSError):
-        seat.process.join(STOP_SECONDS)
-        message = ("failed", f"the worker process died ({cause(seat.process.exitcode)})", None)
-        seat.connection.close()
-        seat.process = None
-    seat.cell.hear(*message)
+        worker.process.join(STOP_SECONDS)
+        message = ("failed", f"the worker process died ({cause(worker.process.exitcode)})", None)
+        worker.connection.close()
+        worker.process = None
+    worker.cell.hear(*message)
     if message[0] != "round":
-        seat.cell = None
+        worker.cell = None
 
 
 def cause(code: int | None) -> str:
-    """An exit code in words; SIGKILL is mostly the kernel's answer to a lack of memory."""
+    """An exit code in words. SIGKILL mostly comes from the kernel when memory runs out."""
     if code is None or code >= 0:
         return f"exit code {code}"
     name = signal.Signals(-code).name
     return f"{name}, out of memory?" if name == "SIGKILL" else name
 
 
-def stop(seats: Sequence[Seat]) -> None:
-    """End the workers: idle ones by a word, busy ones by a signal, as atomic writes allow at any moment."""
-    running = [seat for seat in seats if seat.process is not None]
-    for seat in running:
-        if seat.cell is not None:
+def stop(workers: Sequence[WorkerProcess]) -> None:
+    """End the workers: an idle one gets the message None, a busy one the signal END.
+
+    The signal may come at any moment, because a run replaces its files atomically.
+    """
+    running = [worker for worker in workers if worker.process is not None]
+    for worker in running:
+        if worker.cell is not None:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(seat.process.pid, END)
+                os.kill(worker.process.pid, END)
         else:
             with contextlib.suppress(OSError):
-                seat.connection.send(None)
-    for seat in running:
-        seat.process.join(STOP_SECONDS)
-        if seat.process.is_alive():
-            seat.process.kill()
-            seat.process.join()
-        seat.connection.close()
+                worker.connection.send(None)
+    for worker in running:
+        worker.process.join(STOP_SECONDS)
+        if worker.process.is_alive():
+            worker.process.kill()
+            worker.process.join()
+        worker.connection.close()

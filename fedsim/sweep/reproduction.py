@@ -15,7 +15,7 @@ from rich.table import Table
 
 from fedsim.data import benchmark
 from fedsim.errors import UserError, nearest
-from fedsim.results.cells import MISSING, Cell, percent, plain
+from fedsim.results.cell_texts import MISSING, CellText, percent, plain
 from fedsim.results.latex import escape_latex
 from fedsim.results.published import domain_key, printed_numbers, protocol_differences, shortened
 from fedsim.results.reading import Runs, of_experiment
@@ -191,7 +191,7 @@ def texts(result: Reproduction) -> list[tuple[str, list[str]]]:
 
 def _number(numbers: Mapping[str, Numbers], target: str) -> str:
     cell = numbers.get(target, Numbers())
-    return plain(Cell(percent(cell.mean), "" if math.isnan(cell.std) else percent(cell.std)))
+    return plain(CellText(percent(cell.mean), "" if math.isnan(cell.std) else percent(cell.std)))
 
 
 def _difference(line: Line, target: str) -> str:

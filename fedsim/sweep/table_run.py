@@ -9,7 +9,7 @@ from rich.table import Table
 
 from fedsim.console import console
 from fedsim.sweep import carry_out
-from fedsim.sweep.budget import Budget, Slot
+from fedsim.sweep.budget import Budget, Reservation
 from fedsim.sweep.estimate import Estimate, row_estimate
 from fedsim.sweep.plan import Cell, rounds_on_disk
 from fedsim.sweep.tables import COPY, Choice, PlannedRow, plan_table, read_table
@@ -30,7 +30,7 @@ def run_table(
         if not (folder / COPY).is_file() or not file.samefile(folder / COPY):
             shutil.copyfile(file, folder / COPY)
     console.print(escape(read_table(file).title), highlight=False, soft_wrap=True)
-    return carry_out(cells, budget, dry_run, lambda slots: dry_rows(rows, slots, budget))
+    return carry_out(cells, budget, dry_run, lambda reservations: dry_rows(rows, reservations, budget))
 
 
 def unique(rows: Sequence[PlannedRow]) -> list[Cell]:
@@ -38,7 +38,7 @@ def unique(rows: Sequence[PlannedRow]) -> list[Cell]:
     return list({cell.folder: cell for row in rows for cell in row.cells}.values())
 
 
-def dry_rows(rows: Sequence[PlannedRow], slots: Sequence[Slot], budget: Budget) -> Table:
+def dry_rows(rows: Sequence[PlannedRow], reservations: Sequence[Reservation], budget: Budget) -> Table:
     """The rows with their cells and hours; the hours that are not measured are not guessed."""
     table = Table("block", "row", "method", "targets", "seeds", "finished", "hours")
     known, unknown, sources = 0.0, 0, []
@@ -50,7 +50,7 @@ def dry_rows(rows: Sequence[PlannedRow], slots: Sequence[Slot], budget: Budget) 
         unknown += found.seconds is None
         sources += [found.source] if found.seconds else []
         table.add_row(*map(escape, cells_of(row, found)))
-    table.caption = caption(known, unknown, sources, len(slots) or budget.jobs or 1)
+    table.caption = caption(known, unknown, sources, len(reservations) or budget.jobs or 1)
     return table
 
 

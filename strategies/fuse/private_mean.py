@@ -7,12 +7,12 @@ from typing import Annotated, ClassVar
 import numpy as np
 from pydantic import Field
 
-from strategies.aggregate import State, weighted_mean
+from strategies.aggregate import Arrays, weighted_mean
 from strategies.fuse.trimmed_mean import equal_columns
 from strategies.parts import Fuse, ServerRound, Update
 
 
-def clipped(state: State, reference: State, bound: float) -> dict[str, np.ndarray]:
+def clipped(state: Arrays, reference: Arrays, bound: float) -> dict[str, np.ndarray]:
     """The state moved towards the reference until its update's L2 norm over all tensors is at most `bound`.
 
     delta = theta_k - theta ;  theta + delta min(1, C / ||delta||_2)     (float64 inside, dtypes stay)

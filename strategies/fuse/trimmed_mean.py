@@ -10,11 +10,11 @@ from pydantic import Field
 from fedsim.data import client_names
 from fedsim.errors import UserError
 from fedsim.experiment import Experiment
-from strategies.aggregate import State
+from strategies.aggregate import Arrays
 from strategies.parts import Fuse, ServerRound, Update
 
 
-def trimmed_mean(states: Sequence[State], trim: int) -> dict[str, np.ndarray]:
+def trimmed_mean(states: Sequence[Arrays], trim: int) -> dict[str, np.ndarray]:
     """Per coordinate the mean of what is left without the `trim` smallest and the `trim` largest values.
 
     x_(1) <= ... <= x_(K) ;  result = 1/(K - 2m) sum_{k = m+1}^{K-m} x_(k) , m = trim   (float tensors, in float64)

@@ -10,9 +10,10 @@ from fedsim.data import ClientData, benchmark, load_client, load_pooled, load_ta
 from fedsim.data.augment import AUGMENTATIONS, Augmentation, Normalization, Transforms
 from fedsim.data.fingerprint import fingerprints
 from fedsim.errors import UserError
-from fedsim.experiment import DataSettings, Experiment
+from fedsim.experiment import Experiment
 from fedsim.models.tasks import Segmentation
 from fedsim.run.plan import resolve
+from fedsim.settings import DataSettings
 
 DIGIT_MASKS = DataSettings(dataset="digit-masks", image_size=32, split="stratified", holdout=0.2)
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from fedsim.errors import UserError
-from fedsim.experiment import DataSettings, ModelSettings
 from fedsim.models import build_model
 from fedsim.models.norms import DSON, IBN, XAN, MixIG
 from fedsim.models.surfaces import largest_components, surface_distance
 from fedsim.models.tasks import CLASSIFIES, Segmentation, dice_of, rules_of, soft_dice_loss
+from fedsim.settings import DataSettings, ModelSettings
 
 
 def maps(*values):

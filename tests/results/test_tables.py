@@ -6,7 +6,7 @@ import io
 import pytest
 
 from fedsim.results import compare
-from fedsim.results.cells import amount
+from fedsim.results.cell_texts import amount
 from fedsim.results.latex import escape_latex
 from fedsim.results.tables import escape_markdown
 

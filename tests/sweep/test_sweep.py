@@ -49,21 +49,21 @@ def machine(monkeypatch):
         (Budget(gpus=0.3, cores=2), 4, "a", [2, 2], "aa"),
     ],
 )
-def test_slots_keep_the_budget(machine, wish, cores, gpus, reserved, devices):
+def test_reservations_keep_the_budget(machine, wish, cores, gpus, reserved, devices):
     """As many cells as cores and GPUs carry; each knows its cores and its device."""
     machine(cores, gpus)
-    slots = budget.local_slots(wish)
-    assert [slot.cores for slot in slots] == reserved
-    assert "".join("".join(slot.gpus) for slot in slots) == devices
+    reservations = budget.local_reservations(wish)
+    assert [reservation.cores for reservation in reservations] == reserved
+    assert "".join("".join(reservation.gpus) for reservation in reservations) == devices
 
 
 def test_several_gpus_for_one_cell(machine):
     """Whole numbers of devices, never the same one twice."""
     machine(8, "abcde")
-    assert [slot.gpus for slot in budget.local_slots(Budget(gpus=2))] == [("a", "b"), ("c", "d")]
-    assert budget.local_slots(Budget(), device="cpu")[0].gpus == ()
-    assert [slot.cores for slot in budget.local_slots(Budget(), threads=3)] == [3, 3]
-    assert [slot.cores for slot in budget.local_slots(Budget(jobs=4), threads=3)] == [3] * 4
+    assert [reservation.gpus for reservation in budget.local_reservations(Budget(gpus=2))] == [("a", "b"), ("c", "d")]
+    assert budget.local_reservations(Budget(), device="cpu")[0].gpus == ()
+    assert [reservation.cores for reservation in budget.local_reservations(Budget(), threads=3)] == [3, 3]
+    assert [reservation.cores for reservation in budget.local_reservations(Budget(jobs=4), threads=3)] == [3] * 4
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_what_does_not_fit_is_said(machine, wish, device, gpus, said):
     """One line before anything starts."""
     machine(8, gpus)
     with pytest.raises(UserError, match=said):
-        budget.local_slots(wish, device)
+        budget.local_reservations(wish, device)
 
 
 def test_devices_are_the_visible_ones(monkeypatch):
@@ -282,12 +282,12 @@ class Witness:
 
 
 def test_local_cells_have_their_device_and_callbacks(tmp_path):
-    """A worker process sees the GPU of its slot; named callbacks follow each cell; a broken one fails by name."""
+    """A worker process sees the GPU that it reserves; named callbacks follow each cell; a broken one fails by name."""
     words = [*SMALL, f"run.output={tmp_path}", "run.device=cpu", "run.callbacks=['test_sweep:Witness']"]
     cells = plan_cells("digits", Axes(["fedavg"], ["rot0", "rot15"], [0]), words, "")
     (cells[1].folder).parent.mkdir(parents=True)
     cells[1].folder.write_text("a file where the run's folder should be")
-    LocalPool(cells, [budget.Slot(1, ("7",))]).run(SimpleNamespace(update=lambda: time.sleep(0)))
+    LocalPool(cells, [budget.Reservation(1, ("7",))]).run(SimpleNamespace(update=lambda: time.sleep(0)))
     assert json.loads((cells[0].folder / "witness.json").read_text()) == ["7", 0, 1, 2]
     assert (cells[0].state, cells[1].state) == ("finished", "failed")
     assert "File exists" in cells[1].reason

@@ -16,7 +16,7 @@ MISSING = "\N{EN DASH}"
 
 
 @dataclass(frozen=True)
-class Cell:
+class CellText:
     """One accuracy as text: mean, spread (empty for one seed) and its place in the column (1, 2 or 0)."""
 
     mean: str
@@ -40,8 +40,8 @@ def amount(size: float) -> str:
     return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
 
 
-def accuracy_cells(comparison: "Comparison") -> dict[str, dict[str, Cell]]:
-    """{label: {target or `average`: Cell}} with the first and second place of each column by the printed number.
+def accuracy_cells(comparison: "Comparison") -> dict[str, dict[str, CellText]]:
+    """{label: {target or `average`: CellText}} with the first and second place of each column by the printed number.
 
     Methods that are ranked apart have no place beside those that never see the target.
     """
@@ -50,7 +50,7 @@ def accuracy_cells(comparison: "Comparison") -> dict[str, dict[str, Cell]]:
     )
     first_group = comparison.methods["group"].iloc[0]
     ranked = set(comparison.methods.loc[comparison.methods["group"] == first_group, "label"])
-    cells: dict[str, dict[str, Cell]] = {}
+    cells: dict[str, dict[str, CellText]] = {}
     for target, column in texts.groupby("target", sort=False):
         # By the printed number: two equal texts of which only one is bold would puzzle a reader.
         shown = column[column["label"].isin(ranked) & (column["text"] != MISSING)]
@@ -58,7 +58,7 @@ def accuracy_cells(comparison: "Comparison") -> dict[str, dict[str, Cell]]:
         for index, row in column.iterrows():
             place = ordered.index(float(row["text"])) + 1 if index in shown.index else 0
             std = "" if row["spread"] == MISSING else row["spread"]
-            cells.setdefault(row["label"], {})[str(target)] = Cell(row["text"], std, place if place <= 2 else 0)
+            cells.setdefault(row["label"], {})[str(target)] = CellText(row["text"], std, place if place <= 2 else 0)
     return cells
 
 
@@ -105,12 +105,12 @@ def further_cells(comparison: "Comparison", row: pd.Series) -> list[str]:
     ]
 
 
-def published_cells(comparison: "Comparison") -> list[tuple[str, str, dict[str, Cell]]]:
-    """(label, source, {target: Cell}) of the papers' rows."""
-    rows: dict[tuple[str, str], dict[str, Cell]] = {}
+def published_cells(comparison: "Comparison") -> list[tuple[str, str, dict[str, CellText]]]:
+    """(label, source, {target: CellText}) of the papers' rows."""
+    rows: dict[tuple[str, str], dict[str, CellText]] = {}
     for _, row in comparison.published.iterrows():
         std = "" if math.isnan(row["std"]) else percent(row["std"])
-        rows.setdefault((row["label"], row["source"]), {})[row["target"]] = Cell(percent(row["mean"]), std)
+        rows.setdefault((row["label"], row["source"]), {})[row["target"]] = CellText(percent(row["mean"]), std)
     return [(label, source, cells) for (label, source), cells in rows.items()]
 
 
@@ -124,7 +124,7 @@ def by_group(comparison: "Comparison") -> list[tuple[str, pd.DataFrame]]:
     return [(str(group), rows) for group, rows in comparison.methods.groupby("group", sort=False)]
 
 
-def plain(cell: Cell) -> str:
+def plain(cell: CellText) -> str:
     return f"{cell.mean} ± {cell.std}" if cell.std else cell.mean
 
 

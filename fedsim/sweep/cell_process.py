@@ -1,4 +1,4 @@
-"""What runs inside a sweep's worker process: one cell after the other, until told to stop or the sweep is gone."""
+"""The code of a sweep's worker process. It runs one cell after the other until the sweep stops it or has ended."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ from fedsim.tasks import scores
 
 Message = tuple[str, Any, Any]  # what Cell.hear takes
 ORPHANED = 3
-END = signal.SIGUSR1  # SIGINT is the sweep's, and Ray has its own word on SIGTERM
+END = signal.SIGUSR1  # the sweep answers SIGINT, and Ray installs its own handler of SIGTERM
 
 
 class Progress:
@@ -27,18 +27,18 @@ class Progress:
         self._tell = tell
 
     def on_start(self, experiment: Experiment, folder: Path) -> None:
-        """Nothing to tell."""
+        """Does nothing: the sweep needs no message at the start."""
 
     def on_round(self, row: dict[str, Any], clients: list[dict[str, Any]]) -> None:
-        """Round, and the primary metric on the target."""
+        """Send the round and its primary metric on the target."""
         self._tell(("round", row["round"], dict(scores(row)).get("target")))
 
     def on_end(self, summary: dict[str, Any]) -> None:
-        """Nothing to tell: the end of the run says it."""
+        """Does nothing: the result of `run_cell` tells the sweep that the run has ended."""
 
 
 def run_cell(settings: str, tell: Callable[[Message], Any]) -> Message:
-    """Run (or resume) the experiment of these settings; how it ended. Imports stay warm between cells."""
+    """Run (or resume) the experiment of these settings; returns how it ended. Imports stay loaded between cells."""
     from fedsim.runtime.launch import launch
 
     try:
@@ -51,8 +51,8 @@ def run_cell(settings: str, tell: Callable[[Message], Any]) -> Message:
     return "finished", "", None
 
 
-def worker(connection: Connection, gpus: tuple[str, ...]) -> None:
-    """A worker process: takes settings, runs them, and tells how far it is, until told to stop or the signal END."""
+def serve_cells(connection: Connection, gpus: tuple[str, ...]) -> None:
+    """Receive settings, run them and report progress, until None or the signal END arrives."""
     signal.signal(END, end)
     threading.Thread(target=die_with_parent, daemon=True).start()
     if gpus:  # read when CUDA is first used, which is later than this
@@ -65,9 +65,9 @@ def worker(connection: Connection, gpus: tuple[str, ...]) -> None:
 
 
 def end(number: int, frame: object) -> None:
-    """End at once, with the Ray processes of a cell that has some.
+    """End this process at once, together with the Ray processes of its cell.
 
-    No exception is raised for it: in a library's callback it would be printed and lost.
+    It raises no exception: inside a callback of a library, an exception would be printed and then ignored.
     """
     try:
         if "ray" in sys.modules:
@@ -77,9 +77,9 @@ def end(number: int, frame: object) -> None:
 
 
 def die_with_parent() -> None:
-    """End this process at once when the sweep's is gone, in the middle of a round too.
+    """End this process at once when the process of the sweep has ended, even in the middle of a round.
 
-    A new sweep may be about to continue this run: nothing more may be written.
+    A new sweep may continue this run, so this process must write nothing more.
     """
     wait([parent_process().sentinel])
     os._exit(ORPHANED)

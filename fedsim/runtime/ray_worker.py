@@ -1,6 +1,6 @@
-"""What runs inside a Ray worker, and how messages travel to it: tensors out of band, everything else small.
+"""The code of a Ray worker, and the form in which messages travel to it: tensors apart from everything else.
 
-Pickle 5 hands the tensors' bytes to Ray as they are: one copy into the object store, none out of it.
+Pickle protocol 5 passes the bytes of tensors to Ray unchanged: one copy into the object store and none out of it.
 """
 
 import importlib
@@ -29,7 +29,7 @@ Order = tuple[Message, list[Want]]  # a message without its array records, and w
 
 
 class Parcel:
-    """An ArrayRecord on its way through Ray; unpickling gives the ArrayRecord back, on the object store's memory."""
+    """An ArrayRecord in the form that Ray transports; unpickling gives an ArrayRecord in the object store's memory."""
 
     def __init__(self, record: ArrayRecord) -> None:
         self.record = record
@@ -57,7 +57,7 @@ def without_arrays(message: Message) -> Message:
 
 
 @dataclass(frozen=True)
-class Place:
+class WorkerSetup:
     """How a worker is set up: the client app by name, CPU threads, the driver's folder and variables."""
 
     app: str
@@ -67,12 +67,12 @@ class Place:
 
 
 class Worker:
-    """One Ray actor: answers for its clients one after the other and keeps their data, model and context warm."""
+    """One Ray actor. It runs the client app for its clients one after the other and keeps their data in memory."""
 
-    def __init__(self, place: Place, contexts: dict[int, Context]) -> None:
-        if Path(place.folder).is_dir():  # relative paths mean here what they mean on the driver
-            os.chdir(place.folder)
-        for name, value in place.variables.items():
+    def __init__(self, setup: WorkerSetup, contexts: dict[int, Context]) -> None:
+        if Path(setup.folder).is_dir():  # relative paths mean here what they mean on the driver
+            os.chdir(setup.folder)
+        for name, value in setup.variables.items():
             os.environ.setdefault(name, value)  # a machine's own data folder wins
         try:
             refuse_hidden_packages()  # Ray puts the driver's folder first in the search
@@ -80,15 +80,15 @@ class Worker:
             raise UserError(f"{USER_ERROR}{error}") from None
         import torch
 
-        torch.set_num_threads(place.threads)
-        module, _, attribute = place.app.partition(":")
+        torch.set_num_threads(setup.threads)
+        module, _, attribute = setup.app.partition(":")
         self.app = getattr(importlib.import_module(module), attribute)
         self.contexts = contexts
 
     def answer(self, orders: Sequence[Order], *records: ArrayRecord) -> list[tuple[Message, dict[str, Parcel]]]:
-        """The client app's replies to the first orders, their array records apart; at least one.
+        """Replies of the client app to the first orders (at least one), each apart from its array records.
 
-        Quick replies travel together, because a call costs more than they do; slow or large ones alone.
+        Replies that are quick and small are returned together, because a call costs more than they do.
         """
         started, size, replies = time.monotonic(), 0, []
         for message, wants in orders:
