@@ -38,6 +38,7 @@ METHODS = {
     "FedAvg w/ MixStyle": "mixstyle",
     "FedAvg w/ RSC": "rsc",
     "RandAug": "randaugment",
+    "SFA": "sfa-s",
     # «FedDG» in CSAC's and FedIG-A's tables is the amplitude exchange of Liu et al. (ELCFS), not FedDG-GA.
     "FedDG": "elcfs",
 }
