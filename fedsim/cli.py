@@ -230,13 +230,20 @@ def methods(
     changes: Annotated[
         str, typer.Option(help="only methods that change these slots (fuse,terms) or sides (server)")
     ] = "",
+    data: Annotated[
+        str, typer.Option(help="an experiment: also show the method's bytes per round on its data and network")
+    ] = "",
+    preset: Preset = "",
+    set_: Override = None,
 ) -> None:
     """List the methods by what they change, or show one recipe with every setting."""
     from fedsim.commands import show_method, show_methods
 
     if name and changes:
         raise UserError("fedsim methods takes a method or --changes, not both")
-    show_method(name) if name else show_methods(changes)
+    if (data or preset or set_) and not (name and data):
+        raise UserError("bytes are shown for one method on one experiment: fedsim methods NAME --data CONFIG")
+    show_method(name, data, preset, set_ or []) if name else show_methods(changes)
 
 
 @app.command("check-method")

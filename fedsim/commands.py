@@ -114,8 +114,8 @@ def show_methods(changes: str = "") -> None:
     say("combine rows with +, e.g. gperxan+fedprox; details: fedsim methods NAME; filter: --changes fuse,terms")
 
 
-def show_method(name: str) -> None:
-    """One recipe with every part, field and what it discloses."""
+def show_method(name: str, data: str = "", preset: str = "", overrides: Sequence[str] = ()) -> None:
+    """One recipe with every part, field and what it discloses; with `data`, an experiment, its bytes per round."""
     from fedsim.assembly import find_recipe
     from fedsim.part import part_name
     from fedsim.recipe import SLOTS, parts_of
@@ -131,6 +131,10 @@ def show_method(name: str) -> None:
             table.add_row(slot, part_name(part), escape("\n".join(fields)))
     console.print(table)
     say(f"discloses: {recipe.disclosure()}")
+    if data:
+        from fedsim.traffic_table import show_traffic
+
+        show_traffic(name, data, preset, overrides)
 
 
 def show_findings(method: str, overrides: Sequence[str] = ()) -> bool:

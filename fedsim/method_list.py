@@ -16,8 +16,8 @@ from fedsim.registry import find_row
 COSTS = Path(__file__).with_name("step_costs.csv")  # written by benchmarks/steps.py --write
 
 SIDES = {
-    "server": ("share", "weights", "fuse", "refine"),
-    "clients": ("client", "terms", "batches", "augment"),
+    "server": ("share", "weights", "fuse", "refine", "visits"),
+    "clients": ("client", "terms", "batches", "augment", "unlabelled"),
     "model": ("norm", "inserts", "infer"),
 }
 CARRIERS = ("banks", "reports")  # they bring what a part of another slot needs

@@ -250,6 +250,11 @@ class Bank(Part):
         """The arrays that `client` gets of the bank (perhaps none, an empty record); None sends no record at all."""
         raise NotImplementedError
 
+    def traffic(self, server: ServerRound) -> tuple[int | None, int | None]:
+        """Bytes of this bank's record (down to one client, up from it) in a round, or once for a bank of that kind;
+        None where they depend on the data or on what clients have sent. `server.previous` is the initial model."""
+        return None, None if self.contributed else 0
+
 
 class Broadcast(Bank):
     """A record that the server makes by itself and sends to every client with every train message.
@@ -267,6 +272,11 @@ class Broadcast(Bank):
         The last global move is `current - previous`, which is zero before the first round.
         """
         raise NotImplementedError
+
+    def traffic(self, server: ServerRound) -> tuple[int | None, int | None]:
+        """Unknown before a round has been, unless the record has its full size from the beginning."""
+        made = self.make(server)
+        return (sum(array.nbytes for array in made.values()) if made else None), 0
 
     def merge(self, bank: Entries, entries: Entries, server: ServerRound) -> dict[str, Arrays]:
         """Unchanged: `make` fills it."""

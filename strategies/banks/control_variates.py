@@ -38,3 +38,8 @@ class ControlVariates(Bank):
     def hand_out(self, bank: Entries, client: str, server: ServerRound) -> Arrays:
         """c, the same for all clients."""
         return bank.get(SERVER, {})
+
+    def traffic(self, server: ServerRound) -> tuple[int, int]:
+        """The shared parameters in both directions (nothing down in the first round)."""
+        size = sum(server.previous[name].nbytes for name in server.parameters)
+        return size, size

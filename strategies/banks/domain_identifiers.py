@@ -22,3 +22,7 @@ class DomainIdentifiers(Bank):
 
     def hand_out(self, bank: Entries, client: str, server: ServerRound) -> None:
         """Nothing."""
+
+    def traffic(self, server: ServerRound) -> tuple[int, None]:
+        """Nothing down."""
+        return 0, None

@@ -39,3 +39,7 @@ class Heads(Bank):
         return {
             f"{owner}:{name}": array for owner in server.clients for name, array in bank.get(owner, initial).items()
         }
+
+    def traffic(self, server: ServerRound) -> tuple[int, int]:
+        """As many heads as there are clients, down."""
+        return sum(array.nbytes for array in self.hand_out({}, "", server).values()), 0

@@ -29,3 +29,7 @@ class OwnBatchNorm(Bank):
 
     def hand_out(self, bank: Entries, client: str, server: ServerRound) -> None:
         """Nothing goes to the clients."""
+
+    def traffic(self, server: ServerRound) -> tuple[int, int]:
+        """Nothing travels for it."""
+        return 0, 0

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 # prefix of a module's name says where it lives.
 FLOORS = (
     ("fedsim.cli", "fedsim.__main__"),
-    ("fedsim.commands", "fedsim.deploy.cli"),
+    ("fedsim.commands", "fedsim.deploy.cli", "fedsim.traffic_table"),
     ("fedsim.sweep", "fedsim.contract"),
     ("fedsim.runtime", "fedsim.deploy"),
     ("fedsim.server_app", "fedsim.client_app", "fedsim.export", "fedsim.results.pictures", "fedsim.results.features"),

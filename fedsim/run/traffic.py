@@ -1,0 +1,51 @@
+"""Bytes that a method moves between the server and one client, before anything is run: from net, share rule, banks."""
+
+from dataclasses import dataclass
+
+from fedsim.part import part_name
+from fedsim.run.plan import Plan
+from fedsim.run.workspace import Workspace
+from strategies.model import server_model
+from strategies.server_parts import ServerParts
+from strategies.state import ServerState
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """One record of the exchange with a client. down, up: bytes, or None where they depend on the data.
+
+    when: "round", "once" (before the first round, or with a client's first training) or "visit" (in each round, to the
+    unseen domain's client).
+    """
+
+    record: str
+    when: str
+    down: int | None
+    up: int | None
+
+
+def traffic(plan: Plan) -> list[Traffic]:
+    """What a client that trains and validates receives and sends in a round, record by record.
+
+    The model goes down twice, to be trained and to be validated. Equal to the columns bytes_down and bytes_up (and
+    those of single banks) of clients.csv from the second round on, where the client is drawn and every model is validated.
+    """
+    space = Workspace(plan)
+    state = space.net.state_dict()
+
+    def size(*places: str) -> int:
+        return sum(state[name].nbytes for name, place in space.places.items() if place in places)
+
+    whole = not plan.recipe.share.partial  # else each client has its own part
+    found = [
+        Traffic("model, to train", "round", *((size("shared"), size("shared", "upload")) if whole else (None, None))),
+        Traffic("model, to validate", "round", size("shared", "upload"), 0),
+    ]
+    parts = ServerParts(plan.recipe, plan.experiment, space.places, ServerState())
+    parts.model = server_model(space.net, space.places, plan.build_net, space.device)
+    arrays = {name: state[name].cpu().numpy() for name in space.travelling}
+    parts.open(0, arrays, plan.clients, plan.clients, training=False)
+    for bank in plan.recipe.banks:
+        down, up = bank.traffic(parts.views([bank])[bank.name])
+        found.append(Traffic(f"bank {bank.name}", "once" if bank.when == "once" else "round", down, up))
+    return found + [Traffic(part_name(visit), "visit", None, None) for visit in plan.recipe.visits]

@@ -1,0 +1,33 @@
+"""The table of bytes per round that `fedsim methods NAME --data CONFIG` prints."""
+
+from collections.abc import Sequence
+
+from rich.markup import escape
+from rich.table import Column, Table
+
+from fedsim.console import console, say
+from fedsim.experiment import Experiment, from_table, read_experiment
+from fedsim.run.plan import resolve
+from fedsim.run.traffic import traffic
+
+
+def show_traffic(name: str, config: str, preset: str = "", overrides: Sequence[str] = ()) -> None:
+    """What one client of a method receives and sends in a round of an experiment, in bytes, beside FedAvg's."""
+    fixed = [f"method.name={name}", "model.weights=none", "run.device=cpu"]  # sizes depend on none of these weights
+    experiment = read_experiment(config, [*overrides, *fixed], preset)
+    table = Table("record", "when", Column("down", justify="right"), Column("up", justify="right"),
+                  title=escape(f"bytes of one client on {experiment.name}, {experiment.model.backbone}"))  # fmt: skip
+    rows = traffic(resolve(experiment))
+    for row in rows:
+        amounts = ["depends on the data" if amount is None else f"{amount:,}" for amount in (row.down, row.up)]
+        table.add_row(escape(row.record), row.when, *amounts)
+    table.add_row("FedAvg's model", "round", *(f"{amount:,}" for amount in fedavg_bytes(experiment)), style="dim")
+    console.print(table)
+    say("sums of a round are bytes_down and bytes_up in clients.csv, single banks bytes_down_NAME and bytes_up_NAME")
+
+
+def fedavg_bytes(experiment: Experiment) -> tuple[int, int]:
+    """What FedAvg moves down to and up from one client in a round of the same experiment."""
+    plain = from_table({**experiment.model_dump(), "method": {"name": "fedavg"}})
+    rows = traffic(resolve(plain))
+    return sum(row.down for row in rows), sum(row.up for row in rows)

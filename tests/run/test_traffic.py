@@ -1,0 +1,49 @@
+"""What `fedsim methods NAME --data CONFIG` says of bytes is what clients.csv records."""
+
+import pytest
+from support import numbers, run_small, small_experiment
+
+from fedsim.cli import app
+from fedsim.run.plan import resolve
+from fedsim.run.traffic import traffic
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedbn", "perada", "scaffold", "fedig", "copa"])
+def test_bytes_are_those_of_clients_csv(method, tmp_path):
+    """Sums per client and round, and those of each bank; from the second round on, when every bank is filled."""
+    experiment = small_experiment(tmp_path, method, train={"rounds": 2, "iterations": 1})
+    folder, _ = run_small(experiment)
+    clients = numbers(folder / "clients.csv").query("round == 2")
+    rows = [row for row in traffic(resolve(experiment)) if row.when == "round"]
+    assert (clients["bytes_down"] == sum(row.down for row in rows)).all()
+    assert (clients["bytes_up"] == sum(row.up for row in rows)).all()
+    banks = {row.record.removeprefix("bank "): row for row in rows if row.record.startswith("bank ") and row.down}
+    for name, row in banks.items():
+        assert (clients[f"bytes_down_{name}"] == row.down).all()
+    assert bool(banks) == (method in ("scaffold", "fedig", "copa"))
+
+
+def test_perada_on_resnet18():
+    """7.4 of its specification: 1,411,719 parameters and 15,488 statistics, and a counter for each of 33 norms."""
+    words = {"backbone": "resnet18"}
+    changes = {"classes": [], "dataset": "pacs", "domains": [], "image_size": 64}
+    experiment = small_experiment("unused", "perada", model=words, data=changes, run={"target": "sketch"})
+    (train, *_) = traffic(resolve(experiment))
+    assert train.down == train.up == 4 * (1_411_719 + 15_488) + 8 * 33
+
+
+def test_unknown_amounts_are_none():
+    """What depends on the data is not guessed; visits go to the unseen domain's client."""
+    rows = {row.record: row for row in traffic(resolve(small_experiment("unused", "fada")))}
+    assert rows["bank target_features"].down is None
+    assert rows["target_attention"].when == rows["target_training"].when == "visit"
+
+
+def test_command(capsys):
+    """The table, for a shipped experiment; half of the options is refused."""
+    app(["methods", "scaffold", "--data", "digits"], standalone_mode=False)
+    text = capsys.readouterr().out
+    assert "bank control" in text
+    assert "FedAvg's model" in text
+    with pytest.raises(Exception, match="NAME --data CONFIG"):
+        app(["methods", "--data", "digits"], standalone_mode=False)
