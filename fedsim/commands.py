@@ -124,10 +124,8 @@ def show_method(name: str, data: str = "", preset: str = "", overrides: Sequence
     table = Table("slot", "part", "settings", title=escape(f"{name}: {recipe.paper}"))
     for slot in SLOTS:
         for part in [part for key, part in parts_of(recipe) if key == slot]:
-            fields = [
-                f"method.{part_name(part)}.{field.name} = {getattr(part, field.name)!r}"
-                for field in dataclasses.fields(part)
-            ]
+            keys = [field.name for field in dataclasses.fields(part)]
+            fields = [f"method.{part_name(part)}.{key} = {getattr(part, key)!r}" for key in keys]
             table.add_row(slot, part_name(part), escape("\n".join(fields)))
     console.print(table)
     say(f"discloses: {recipe.disclosure()}")
