@@ -174,7 +174,7 @@ def compare(
     """
     from fedsim.commands import chosen_runs, is_table, show_comparison, show_reproduction
 
-    if is_table(folder) and not baseline and not by and metric == "accuracy":
+    if is_table(folder) and not baseline and not by and metric in ("", "accuracy"):
         show_reproduction(folder, chosen_runs(folder, methods, targets, seeds), select, format)
         return
     show_comparison(folder, chosen_runs(folder, methods, targets, seeds), select, baseline, by or [], format, metric)

@@ -76,12 +76,13 @@ def make_pictures(experiment: Experiment, output: Path, rows: int) -> None:
 
 def headline(folder: Path) -> str:
     """One run's result in two lines; the oracle is not part of it."""
-    row = pd.read_csv(folder / "summary.csv").iloc[0]
+    row = pd.read_csv(folder / "summary.csv", dtype={"validation_domain": str}).iloc[0]
     task = task_in(row.index, "last_target_")
+    basis = f"best on {row['validation_domain']}" if "validation_domain" in row else "best source validation"
     return (
         f"{row['method']} on unseen {row['target']!s} (seed {row['seed']}): "
         f"{100 * row[f'best_validation_target_{task.metric}']:.1f} % {task.title} "
-        f"at round {row['best_validation_round']:.0f} (best source validation), "
+        f"at round {row['best_validation_round']:.0f} ({basis}), "
         f"{100 * row[f'last_target_{task.metric}']:.1f} % at the last round\nrecords: {folder}"
     )
 

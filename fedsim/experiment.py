@@ -42,6 +42,7 @@ class Experiment(Settings):
     def _data_knows_the_seed(self) -> "Experiment":
         data = self.data.model_copy()
         data._run_seed = self.run.seed
+        data._validation_domain = self.run.validation_domain
         object.__setattr__(self, "data", data)  # a copy, so that no other experiment's settings change
         return self
 
@@ -63,6 +64,7 @@ class Experiment(Settings):
         table = self.model_dump()
         del table["method"], table["name"]
         table["run"] = {key: table["run"][key] for key in ("select_on", "on_client_failure")}
+        table["run"] |= {"validation_domain": self.run.validation_domain} if self.run.validation_domain else {}
         for key in ("root", "cache"):
             del table["data"][key]
         return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:10]

@@ -95,6 +95,7 @@ def _serve(grid: Grid, space: Workspace, callbacks: Sequence[RunCallback], ident
     plan, experiment = space.plan, space.experiment
     on_site = experiment.run.evaluate_target == "site"
     evaluator = None if on_site else TargetEvaluator(space)
+    held_out = TargetEvaluator(space, held_out=True) if experiment.run.validation_domain else None
     session = Session(space, callbacks)
     run_config = {
         "experiment": experiment.toml(),
@@ -109,7 +110,10 @@ def _serve(grid: Grid, space: Workspace, callbacks: Sequence[RunCallback], ident
             return evaluator(record_to_arrays(arrays), strategy.wanted_entries())
         return strategy.target_site.score if strategy.log.round else strategy.target_site.ask(grid, arrays)
 
-    session.attach(strategy, evaluate)
+    def evaluate_held_out(arrays: ArrayRecord) -> TargetScore:
+        return held_out(record_to_arrays(arrays), strategy.wanted_entries())
+
+    session.attach(strategy, evaluate, evaluate_held_out if held_out else None)
     if said := statement(experiment, space.recipe.fuse, len(plan.clients)):
         logger.info(said)
     target = experiment.run.target if on_site else ""

@@ -118,7 +118,13 @@ class DataSettings(Settings):
         False, description="of each predicted structure only the largest connected component counts"
     )
     cache: str = Field("", description="folder of the decoded images; empty: $FEDSIM_CACHE, else ~/.cache/fedsim")
-    _run_seed: int = PrivateAttr(0)  # set by the Experiment
+    _run_seed: int = PrivateAttr(0)  # set by the Experiment, as the next one
+    _validation_domain: str = PrivateAttr("")
+
+    @property
+    def validation_domain(self) -> str:
+        """The run's domain on which no one trains, since it selects the round; empty for none."""
+        return self._validation_domain
 
     @property
     def seed_of_splits(self) -> int:
@@ -228,6 +234,11 @@ class RunSettings(Settings):
     )
     evaluate_batch_size: int = Field(256, ge=1)
     checkpoint_every: int = Field(1, ge=1, description="rounds between checkpoints")
+    validation_domain: str = Field(
+        "",
+        description="a domain that is held out to select the round: no one trains on it, the server evaluates it as "
+        "the unseen one; empty: the source clients' own validation images select",
+    )
     select_on: Literal["aggregated", "local"] = Field(
         "aggregated",
         description="whose validation accuracy selects the round: the aggregated model's, or the local models' mean",

@@ -19,6 +19,7 @@ from fedsim.data.loading import (
     load_target,
     load_target_masks,
     load_unlabelled,
+    source_domains,
 )
 
 __all__ = [
@@ -37,4 +38,5 @@ __all__ = [
     "load_target_masks",
     "load_unlabelled",
     "resolve_domain",
+    "source_domains",
 ]

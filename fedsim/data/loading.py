@@ -59,18 +59,26 @@ def domain_of(client: str) -> str:
 
 
 def client_names(data: DataSettings, target: str) -> list[str]:
-    """Source clients in sorted-domain order, all domains but `target`: "photo", or "photo/0", "photo/1", ...
-
-    Reads no images. Raises UserError when `target` is no domain or the only one.
-    """
-    found = benchmark(data)
-    unseen = resolve_domain(found, target)
-    sources = [domain for domain in found.domains if domain != unseen]
-    if not sources:
-        raise UserError(f"{unseen!r} is the only domain of {found.title}: nothing is left to train on")
+    """Source clients in sorted-domain order: "photo", or "photo/0", "photo/1", ...; see `source_domains`."""
+    sources = source_domains(data, target)
     if data.clients_per_domain == 1:
         return sources
     return [f"{domain}/{index}" for domain in sources for index in range(data.clients_per_domain)]
+
+
+def source_domains(data: DataSettings, target: str) -> list[str]:
+    """Domains that are trained on, sorted: all but `target` and the one that `run.validation_domain` holds out.
+
+    Reads no images. Raises UserError when `target` is no domain, or none is left.
+    """
+    found = benchmark(data)
+    unseen = resolve_domain(found, target)
+    held_out = resolve_domain(found, data.validation_domain) if data.validation_domain else ""
+    sources = [domain for domain in found.domains if domain not in (unseen, held_out)]
+    if not sources:
+        without = f"without {held_out!r}, {unseen!r}" if held_out else repr(unseen)
+        raise UserError(f"{without} is the only domain of {found.title}: nothing is left to train on")
+    return sources
 
 
 def load_client(data: DataSettings, client: str) -> ClientData:
@@ -178,11 +186,10 @@ def check_partitions(data: DataSettings, target: str) -> None:
         return
     found = benchmark(data)
     read = reader(data, found)
-    for domain in found.domains:
-        if domain != target:
-            labels, environment = read.labels(domain), found.environment(domain)
-            pool = fraction_subset(labels, data.fraction, seed_hash(data.seed_of_splits, environment, "fraction"))
-            _partition(data, labels[pool], environment)
+    for domain in source_domains(data, target):
+        labels, environment = read.labels(domain), found.environment(domain)
+        pool = fraction_subset(labels, data.fraction, seed_hash(data.seed_of_splits, environment, "fraction"))
+        _partition(data, labels[pool], environment)
 
 
 def count_classes(data: DataSettings, client: str) -> tuple[tuple[str, ...], tuple[int, ...]]:

@@ -217,7 +217,8 @@ def _compare_with(experiment: Experiment, findings: list[Finding]) -> list[str]:
 
 
 def _folder_clients(experiment: Experiment) -> list[str]:
-    domains = [domain for domain in sorted(experiment.data.domains) if domain != experiment.run.target]
+    held_out = (experiment.run.target, experiment.run.validation_domain)
+    domains = [domain for domain in sorted(experiment.data.domains) if domain not in held_out]
     count = experiment.data.clients_per_domain
     return domains if count == 1 else [f"{domain}/{index}" for domain in domains for index in range(count)]
 

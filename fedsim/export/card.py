@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from fedsim.data import source_domains
 from fedsim.export.trained import TrainedModel
 from fedsim.models.backbones import find_backbone
 from fedsim.tasks import task_in
@@ -14,7 +15,7 @@ def card(model: TrainedModel) -> str:
     """Markdown text with data, method, domains, results, licence of the weights, limits and versions."""
     experiment, plan = model.experiment, model.plan
     method = plan.recipe.label(experiment.method_name)
-    sources = [domain for domain in plan.data.domains if domain != experiment.run.target]
+    sources = source_domains(experiment.data, experiment.run.target)
     sections = {
         f"{plan.data.title}: {method}": _summary(model, method),
         "Data": [

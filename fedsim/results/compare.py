@@ -128,6 +128,9 @@ def compare(
     title = f"{name}: {RULE_TITLES[select]}"
     result = Comparison(title, select, targets, cells, methods, elsewhere, base, ranked_seeds, metric=metric)
     result.notes = comparison_notes(result, table, reasons, runs.unfinished)
+    held_out = {experiment.run.validation_domain for experiment in experiments.values()} - {""}
+    if held_out and select == "best_validation":
+        result.notes.append(f"The round was selected on {', '.join(sorted(held_out))}, on which no one trained.")
     return result
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from fedsim.errors import UserError, nearest
 from fedsim.experiment import Experiment
 
-RUN_KEYS = ("select_on", "on_client_failure")
+RUN_KEYS = ("select_on", "validation_domain", "on_client_failure")
 MACHINE_KEYS = ("data.root", "data.cache")
 TESTED_KEYS = ("data.adapt_share",)  # methods that adapt are tested on fewer images; a note of the table says so
 ABSENT = "default"

@@ -25,6 +25,7 @@ TEXT_COLUMNS = (
     "method",
     "label",
     "target",
+    "validation_domain",
     "settings",
     "client",
     "domain",

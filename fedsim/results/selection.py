@@ -21,12 +21,14 @@ RULE_TITLES = {
     "oracle": "ORACLE: best round on the target, an upper bound",
 }
 BUDGETS = ("images", "steps")
+HELD_OUT = "validation_domain_"  # and the metric: column of rounds.csv with run.validation_domain
 VALIDATION_COLUMNS = {"aggregated": "mean_validation_", "local": "mean_local_validation_"}  # and the metric
 
 
 def validation_column(experiment: Experiment, metric: str = CLASSIFICATION.metric) -> str:
-    """Column of rounds.csv that `run.select_on` selects by; metric: the task's primary one."""
-    return VALIDATION_COLUMNS[experiment.run.select_on] + metric
+    """Column of rounds.csv that `run.select_on`, or `run.validation_domain`, selects by; metric: the task's primary
+    one."""
+    return (HELD_OUT if experiment.run.validation_domain else VALIDATION_COLUMNS[experiment.run.select_on]) + metric
 
 
 def select(rounds: pd.DataFrame, rule: str = "best_validation", column: str = "mean_validation_accuracy") -> pd.Series:
@@ -97,6 +99,8 @@ def summary_row(
     column = validation_column(experiment, metric)
     for rule in RULES:
         row |= _selected(rounds, rule, column, metric)
+    if experiment.run.validation_domain:
+        row["validation_domain"] = experiment.run.validation_domain
     trained = rounds[rounds["round"] >= 1]
     for unit in ("images", "steps"):  # of training, over all clients and the whole run, preludes and copies included
         row[unit] = int(rounds[unit].sum()) if unit in rounds else None

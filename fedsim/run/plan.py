@@ -84,7 +84,21 @@ def _with_target(experiment: Experiment, found: Benchmark) -> Experiment:
     target = resolve_domain(found, experiment.run.target) if experiment.run.target else domains[-1]
     if len(domains) < 2:
         raise UserError(f"{experiment.data.dataset} has one domain only ({domains[0]}); leave-one-domain-out needs two")
-    return experiment if experiment.run.target == target else experiment.replace(run={"target": target})
+    changes = {"target": target}
+    if experiment.run.validation_domain:
+        changes["validation_domain"] = _validation_domain(experiment, found, target)
+    known = {key: getattr(experiment.run, key) for key in changes}
+    return experiment if known == changes else experiment.replace(run=changes)
+
+
+def _validation_domain(experiment: Experiment, found: Benchmark, target: str) -> str:
+    """The domain that selects the round, as the data set spells it."""
+    domain = resolve_domain(found, experiment.run.validation_domain)
+    if domain == target:
+        raise UserError(f"run.validation_domain: {domain!r} is the unseen domain, which may select nothing")
+    if experiment.run.select_on != "aggregated":
+        raise UserError("run.validation_domain selects by the aggregated model; leave run.select_on at 'aggregated'")
+    return domain
 
 
 def run_folder(experiment: Experiment) -> Path:

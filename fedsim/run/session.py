@@ -41,7 +41,7 @@ def is_finished(folder: Path) -> bool:
     return (folder / "summary.csv").is_file()
 
 
-NUMBERS = ("run.select_on", "run.threads")  # settings of [run] on which a run's numbers depend
+NUMBERS = ("run.select_on", "run.validation_domain", "run.threads")  # settings of [run] on which a run's numbers depend
 
 EvaluateTarget = Callable[[ArrayRecord], TargetScore]
 
@@ -68,14 +68,21 @@ class Session:
         self.environment |= {"classes": list(space.plan.data.classes)}
         self.recorder.write_environment(self.environment | {"data": self.data})
         self.evaluate_target: EvaluateTarget | None = None
+        self.evaluate_held_out: EvaluateTarget | None = None
         self.best = self._best_so_far()
         self.strategy: FedDG | None = None
         self.target_images: int | None = None  # that are tested
         self._round_ended = time.perf_counter()
 
-    def attach(self, strategy: FedDG, evaluate_target: EvaluateTarget) -> None:
-        """Connect this session with a strategy; a resumed strategy gets its banks, states and finished rounds back."""
+    def attach(
+        self, strategy: FedDG, evaluate_target: EvaluateTarget, evaluate_held_out: EvaluateTarget | None = None
+    ) -> None:
+        """Connect this session with a strategy; a resumed strategy gets its banks, states and finished rounds back.
+
+        `evaluate_held_out` measures the model on `run.validation_domain`, where there is one.
+        """
         self.strategy, self.evaluate_target = strategy, evaluate_target
+        self.evaluate_held_out = evaluate_held_out
         space = self.space
         strategy.describe(server_model(space.net, space.places, space.plan.build_net, space.device))
         if self.checkpoint:
@@ -107,6 +114,9 @@ class Session:
             for quantity, name, value in score.details
         ]
         row = self._round_row(strategy.log, score)
+        if self.evaluate_held_out:
+            held_out = self.evaluate_held_out(arrays)
+            row |= {self.validation: held_out.value, "evaluation_seconds": row["evaluation_seconds"] + held_out.seconds}
         clients = [
             {"round": round, "domain": domain_of(name), **columns} for name, columns in strategy.log.clients.items()
         ]

@@ -22,11 +22,15 @@ from strategies.wire.target_site import TargetScore
 
 
 class TargetEvaluator:
-    """The primary metric on the unseen domain. Only this class opens its images; a training client never does."""
+    """The primary metric on the unseen domain, or on the one that is held out to select the round (`held_out`).
 
-    def __init__(self, space: Workspace) -> None:
+    Only this class opens their images; a training client never does.
+    """
+
+    def __init__(self, space: Workspace, held_out: bool = False) -> None:
         experiment = space.experiment
-        images, labels, indices = load_target(experiment.data, experiment.run.target)
+        domain = experiment.run.validation_domain if held_out else experiment.run.target
+        images, labels, indices = load_target(experiment.data, domain)
         self.names = space.travelling
         self.net, self.device, self.infer = space.net, space.device, space.recipe.infer
         if self.infer.shuffled:
@@ -37,10 +41,10 @@ class TargetEvaluator:
         self.size = experiment.run.evaluate_batch_size
         self.indices, self.outputs = indices, space.plan.data.outputs
         self.task, self.kind = space.task, load(TASKS[space.plan.data.task].kept, "task")
-        self.keeps = experiment.run.keep_predictions
+        self.keeps = experiment.run.keep_predictions and not held_out
         self.images = torch.from_numpy(np.ascontiguousarray(images[indices])).to(self.device)
         self.strata = labels[indices]
-        masks = load_target_masks(experiment.data, experiment.run.target)
+        masks = load_target_masks(experiment.data, domain)
         truth = labels if masks is None else masks
         self.labels = torch.from_numpy(np.ascontiguousarray(truth[indices])).to(self.device)
 

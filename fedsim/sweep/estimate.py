@@ -13,7 +13,7 @@ import torch
 
 from clients.budget import local_plan
 from clients.parts import Augment, LocalRound
-from fedsim.data import benchmark
+from fedsim.data import benchmark, source_domains
 from fedsim.experiment import Experiment, parse_experiment
 from fedsim.run.plan import Plan, resolve
 from fedsim.sweep.plan import Cell, measured_rates
@@ -135,7 +135,7 @@ def training_counts(plan: Plan) -> list[int] | None:
     data, images = plan.experiment.data, benchmark(plan.experiment.data).counts
     if images is None or data.split == "lists":
         return None
-    sources = [domain for domain in plan.data.domains if domain != plan.experiment.run.target]
+    sources = source_domains(data, plan.experiment.run.target)
     shares = [images[domain] * data.fraction / data.clients_per_domain for domain in sources]
     counts = [math.floor(share) - int(data.holdout * share) for share in shares for _ in range(data.clients_per_domain)]
     return [int(np.sum(counts))] if plan.pooled else counts

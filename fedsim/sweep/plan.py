@@ -13,6 +13,7 @@ import pandas as pd
 from rich.table import Table
 from rich.text import Text
 
+from fedsim.data import benchmark, resolve_domain
 from fedsim.errors import UserError
 from fedsim.experiment import Experiment, read_experiment
 from fedsim.sweep.axes import Axes, check_axes, grid_points, label_of
@@ -78,14 +79,13 @@ def plan_cells(
     A cell whose parts do not fit together (`a+b`), or whose folder holds a run with other settings or data, is marked
     failed with the reason, and the others are run. UserError for what no cell could run with.
     """
-    from fedsim.data import benchmark
     from fedsim.results.callbacks import find_callback
 
     base = read_experiment(config, overrides, preset)
     for name in base.run.callbacks:
         find_callback(name)
     label = check_axes(axes, overrides, preset)
-    targets = benchmark(base.data).domains if list(axes.targets) == ["all"] else axes.targets
+    targets = _unseen(base) if list(axes.targets) == ["all"] else axes.targets
     cells: dict[Path, Cell] = {}
     data_of = data_of or fingerprint_reader()
     for method, values, target, seed in itertools.product(axes.methods, grid_points(axes.grid), targets, axes.seeds):
@@ -102,6 +102,13 @@ def plan_cells(
         if other.model_copy(update={"method": cell.experiment.method}) != cell.experiment:  # one folder, one recipe
             raise UserError(f"--grid {values[-1]}: two values share the folder {cell.folder}; run them as two sweeps")
     return list(cells.values())
+
+
+def _unseen(base: Experiment) -> list[str]:
+    """Every domain that can be the unseen one: not the one that selects the round."""
+    found = benchmark(base.data)
+    held_out = resolve_domain(found, base.run.validation_domain) if base.run.validation_domain else ""
+    return [domain for domain in found.domains if domain != held_out]
 
 
 def _plan_cell(experiment: Experiment, data_of: Callable[[Experiment], dict]) -> Cell:
