@@ -119,15 +119,14 @@ def show_method(name: str, data: str = "", preset: str = "", overrides: Sequence
     """One recipe with every part, field and what it discloses; with `data`, an experiment, its bytes per round."""
     from fedsim.assembly import find_recipe
     from fedsim.part import part_name
-    from fedsim.recipe import SLOTS, parts_of
+    from fedsim.recipe import parts_of
 
     recipe = find_recipe(name)
     table = Table("slot", "part", "settings", title=escape(f"{name}: {recipe.paper}"))
-    for slot in SLOTS:
-        for part in [part for key, part in parts_of(recipe) if key == slot]:
-            keys = [field.name for field in dataclasses.fields(part)]
-            fields = [f"method.{part_name(part)}.{key} = {getattr(part, key)!r}" for key in keys]
-            table.add_row(slot, part_name(part), escape("\n".join(fields)))
+    for slot, part in parts_of(recipe):
+        values = {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
+        fields = [f"method.{part_name(part)}.{key} = {value!r}" for key, value in values.items()]
+        table.add_row(slot, part_name(part), escape("\n".join(fields)))
     console.print(table)
     say(f"discloses: {recipe.disclosure()}")
     if data:

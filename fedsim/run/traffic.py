@@ -28,7 +28,7 @@ def traffic(plan: Plan) -> list[Traffic]:
     """What a client that trains and validates receives and sends in a round, record by record.
 
     The model goes down twice, to be trained and to be validated. Equal to the columns bytes_down and bytes_up (and
-    those of single banks) of clients.csv from the second round on, where every client is drawn and every model validated.
+    those of single banks) of clients.csv from the second round on, where all clients train and validate.
     """
     space = Workspace(plan)
     state = space.net.state_dict()

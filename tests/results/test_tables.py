@@ -3,9 +3,10 @@
 import csv
 import io
 
+import pandas as pd
 import pytest
 
-from fedsim.results import compare
+from fedsim.results import compare, notes
 from fedsim.results.cell_texts import amount
 from fedsim.results.latex import escape_latex
 from fedsim.results.tables import escape_markdown
@@ -127,3 +128,13 @@ def test_terminal_prints_brackets_literally():
     text = compare(runs, baseline="a[/b]").render("table")
     for name in ("[red]photo[/x]", "a[/b]", "[red]c", "e[/y]: best", "Δ a[/b]"):
         assert name in text
+
+
+def test_smaller_test_sets_are_told():
+    """A method that trained on a part of the target's images is tested on the rest; equal sets need no words."""
+    rows = [("fedavg", "art", 100), ("fada", "art", 50), ("fedavg", "photo", 80), ("fada", "photo", 80)]
+    table = pd.DataFrame(rows, columns=["label", "target", "target_images"])
+    (note,) = notes.test_size_notes(table)
+    assert note.startswith("fada is tested on a smaller set: 50 of 100 images of art;")
+    assert notes.test_size_notes(table[table["target"] == "photo"]) == []
+    assert notes.test_size_notes(table.drop(columns="target_images")) == []
