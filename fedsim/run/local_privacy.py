@@ -14,7 +14,7 @@ def perturbed(content: RecordDict, message: Message, context: Context, train: Tr
     C, epsilon and d are `train.dp_clip`, `dp_epsilon` and `dp_delta`; a site's node config (`dp-clip`, `dp-epsilon`,
     `dp-delta`) takes precedence over the server's settings. 2C is the largest distance of two clipped updates. The
     Gaussian mechanism (Dwork and Roth 2014, Theorem A.1) is proven for epsilon up to 1, for each round separately;
-    metrics, counts and client state are not covered. The server knows the run's seed, so the noise uses another one.
+    metrics, counts and client state are not covered. The server knows the run's seed, so the noise does not use it.
     """
     own = context.node_config
     clip = float(own.get("dp-clip", train.dp_clip))

@@ -1,4 +1,4 @@
-"""Messages to the clients, and which of their replies count."""
+"""Builds the messages to the clients, and decides which of their replies are used."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Exchange:
-    """Builds the messages of a phase and judges the replies; failures are recorded, or end the run.
+    """Builds the messages of a phase and checks the replies. A failure is recorded, or it ends the run.
 
     `sites` maps client names to Flower nodes (from the handshake); `log` is the record of the round; `saved_round` is
     the newest round from which the run could be resumed; `metric` is the task's primary metric, in evaluation replies.
@@ -46,7 +46,7 @@ class Exchange:
         return list(self.sites)
 
     def join(self, roster: Roster) -> None:
-        """Wait for the sites (`run.wait_for_sites`); ClientFailedError names those without which there is no run."""
+        """Wait for the sites (`run.wait_for_sites`); ClientFailedError names the missing sites that the run needs."""
         roster.gather(self.experiment.run)
         self.roster, self.sites = roster, roster.sites
 
@@ -92,7 +92,7 @@ class Exchange:
         return next((client for client, sent in self._sent if sent is message), "")
 
     def again(self, message: Message) -> Message:
-        """The same message to the node that its client has now; its reply counts in the first one's place."""
+        """The same message for the node that its client has now; its reply replaces that of the first message."""
         client = self.client_of(message)
         renewed = Message(message.content, self.sites[client].node_id, message.metadata.message_type)
         self._sent = [(name, renewed if sent is message else sent) for name, sent in self._sent]
@@ -106,7 +106,7 @@ class Exchange:
         own: Mapping[str, Mapping[str, Any]] | None = None,
         **expected: Any,
     ) -> dict[str, T]:
-        """What the check makes of the replies, by client in domain order; what is missing or refused is a failure.
+        """Results of the check for each reply, by client in domain order. A missing or refused reply is a failure.
 
         `expected` are fields of `Expected` beside those that the message itself says, `own` those of single clients.
         """
@@ -136,7 +136,7 @@ class Exchange:
     def fail(self, client: str, reason: str, traceback: str = "") -> None:
         """Record a failure; with `on_client_failure = "stop"` it ends the run with the client's own traceback."""
         self.log.fail(client, reason)
-        for handed in self.state.handed.values():  # it may come back without what it kept
+        for handed in self.state.handed.values():  # when it comes back, it may have lost its state
             if client in handed:
                 handed.remove(client)
         if self.experiment.run.on_client_failure == "continue":
@@ -157,7 +157,7 @@ class Exchange:
 
 
 def encoded(handed: Mapping[str, Entries]) -> dict[str, dict[str, ArrayRecord]]:
-    """What each bank hands to each client as records; what several clients get alike is written once."""
+    """What each bank sends to each client, as records; a record that several clients receive is encoded once."""
     written: dict[int, ArrayRecord] = {}
     records: dict[str, dict[str, ArrayRecord]] = {}
     for bank, owners in handed.items():

@@ -1,7 +1,7 @@
-"""Flower's own aggregation strategies, fed with tensors: the one place where their replies are made and read.
+"""Calls Flower's own aggregation strategies with tensors; only this module makes and reads the replies that they take.
 
-Flower's message strategies aggregate a list of replies. Ours were checked before (strategies/wire/reply_checks.py), so
-that here only their tensors go in, in float64 or as they are, and the new tensors come out.
+Flower's message strategies aggregate a list of replies. Our replies were checked before (in reply_checks.py), so this
+module passes only tensors, in float64 or in their own type, and returns the new tensors.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ __all__ = ["LOSS", "WEIGHT", "Bulyan", "FedAdagrad", "FedAdam", "FedAvgM", "FedO
 
 @dataclass(frozen=True)
 class Answer:
-    """As much of a reply as Flower's aggregation looks at; a Message proper could not be made without a node."""
+    """The part of a reply that Flower's aggregation reads; a real Message cannot be made without a node."""
 
     content: RecordDict
 
@@ -33,26 +33,26 @@ class Answer:
 
 
 def record(arrays: Arrays) -> ArrayRecord:
-    """Flower's record of tensors; scalars of any shape stay what they are."""
+    """Flower's record of tensors; the shape of every tensor is kept, also that of scalars."""
     return ArrayRecord({name: Array(np.asarray(array)) for name, array in arrays.items()})
 
 
 def answer(arrays: Arrays, metrics: Mapping[str, float]) -> Answer:
-    """One accepted reply."""
+    """One accepted reply, in the form that Flower's aggregation takes."""
     return Answer(RecordDict({"arrays": record(arrays), "metrics": MetricRecord(dict(metrics))}))
 
 
 def aggregate(
     strategy: FedAvg, round: int, states: Sequence[Arrays], metrics: Sequence[Mapping[str, float]]
 ) -> dict[str, np.ndarray] | None:
-    """What a strategy makes of the clients' tensors and metrics (`WEIGHT` among them); None when it skips the round."""
+    """A strategy's aggregate of the clients' tensors and metrics (with `WEIGHT`); None when it skips the round."""
     replies = [answer(arrays, said) for arrays, said in zip(states, metrics, strict=True)]
     arrays, _ = strategy.aggregate_train(round, replies)
     return None if arrays is None else {name: array.numpy() for name, array in arrays.items()}
 
 
 def selected_by_krum(states: Sequence[Arrays], malicious: int, count: int) -> list[int]:
-    """Places of the `count` states with the lowest Krum scores, best first."""
+    """Indices of the `count` states with the lowest Krum scores, best first."""
     contents = [answer(arrays, {}).content for arrays in states]
     chosen = select_multikrum(contents, malicious, count)
     return [next(place for place, content in enumerate(contents) if content is one) for one in chosen]

@@ -1,9 +1,9 @@
-"""The fused model is looked at before anybody gets it, and taken back when no site can use it.
+"""Checks of the fused model: before it is sent, and after the sites have validated it.
 
 Before it is sent: every value is finite, and the model's answers to a fixed batch of noise are finite too (numbers near
-the end of float32 overflow in the first layer). After the sites validated it: the loss of more than half of them is a
-number. Otherwise the model of the round before stays, and the client with the largest update (relative to the others')
-is named.
+the end of float32 overflow in the first layer). After the sites validated it: the loss of more than half of them is
+finite. Otherwise the model of the round before is kept, and the message names the client with the largest update
+relative to the others'.
 """
 
 import math
@@ -57,7 +57,7 @@ def largest(arrays: Arrays) -> float:
 
 
 def useless_at(replies: Sequence[Message]) -> int:
-    """How many sites report a validation loss that is no finite number."""
+    """How many sites report a validation loss that is not a finite number."""
     return sum(reply.has_content() and not finite_loss(reply.content.metric_records) for reply in replies)
 
 

@@ -1,7 +1,7 @@
-"""What stands between single replies and the global model, beside the checks of each reply by itself.
+"""Protects the global model from harmful replies, in addition to the checks of each single reply.
 
-`too_large` holds the updates of a round against each other (update_limit.py). `unusable` looks at the fused model
-before anybody gets it, and `useless` at what the sites say of it afterwards (fused_check.py).
+`too_large` compares the updates of a round with each other (update_limit.py). `unusable` checks the fused model before
+it is sent, and `useless` checks what the sites report about it afterwards (fused_check.py).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,21 +19,21 @@ STANDS_OUT = 3.0  # times the others' update: the one that is named
 
 
 class Guard:
-    """Keeps one reply from destroying the model; `limit` is run.update_limit, 0 for none."""
+    """Prevents one reply from destroying the model; `limit` is run.update_limit (0: no limit)."""
 
     def __init__(self, limit: float, probe: Probe | None = None) -> None:
         self.limit, self.probe = limit, probe
         self.sizes: dict[str, float] = {}  # of this round's updates
 
     def too_large(self, updates: Sequence[Update], previous: Arrays, state: ServerState) -> dict[str, str]:
-        """Clients whose update moves the model too far, with the reason."""
+        """Clients whose update is too large, with the reason."""
         history, _ = state.of_part(STATE)
         sizes, refused = limited(updates, previous, history, self.limit)
         self.sizes = sizes
         return refused
 
     def unusable(self, fused: Arrays, previous: Arrays) -> str:
-        """Why a fused model must not be sent, or an empty string."""
+        """The reason why a fused model must not be sent; empty when it may be sent."""
         if broken := not_finite(fused):
             return f"the aggregate of {broken!r} is not finite"
         if self.probe is None or not largest(fused) > LARGE >= largest(previous):
@@ -50,9 +50,9 @@ class Guard:
         return ""
 
     def useless(self, replies: Sequence[Message], asked: int) -> tuple[str, str]:
-        """(client, reason) when most sites cannot use the model: whose update stands out, or nobody's; else two blanks.
+        """(client, reason) when most sites cannot use the model; two empty strings when they can.
 
-        The reason is empty when the model is fine.
+        The client is the one whose update is much larger than the others'; empty when there is none.
         """
         count = useless_at(replies)
         if 2 * count <= asked:

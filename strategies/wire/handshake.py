@@ -1,6 +1,7 @@
-"""Every node says which client it is, before round 1 and whenever a new node appears; waits are bounded.
+"""The handshake: before round 1, and whenever a new node appears, the server asks the node which client it is.
 
-A client is known by name. Its node may change: a site that restarts can come back as another node.
+The server knows a client by its name. Its node may change, because a site that restarts can come back as another node.
+Every wait has a time limit.
 """
 
 import logging
@@ -32,7 +33,7 @@ POLL_SECONDS = 1.0
 SAY_SECONDS = 30.0
 ASK_AGAIN_SECONDS = 120.0
 CLIENT_APP_RAISED = 2  # Flower's code for an error that the client app itself reports
-MOST_REASON = 20_000  # characters of a node's own words that are shown
+MOST_REASON = 20_000  # characters of a node's own error text that are shown
 NOT_ONLINE = "its site is not online"
 NOBODY = 0  # node id of a client that has not answered yet
 
@@ -41,7 +42,7 @@ logger = logging.getLogger("fedsim")
 
 @dataclass(frozen=True)
 class Site:
-    """What a node said in the handshake."""
+    """What a node answered in the handshake."""
 
     client: str
     node_id: int = NOBODY
@@ -55,8 +56,8 @@ class Site:
 class Roster:
     """The nodes of all clients (and of the target's site, when there is one), by name.
 
-    `sites` keeps the order of `clients`; a client that has not answered yet has the node NOBODY. `identify` tells whose
-    key a node has, where there are keys: a node is admitted in the role of its key alone.
+    `sites` keeps the order of `clients`; a client that has not answered yet has the node NOBODY. Where nodes have
+    keys, `identify` says which site owns a node's key, and the node is admitted only in the role of that site.
     """
 
     def __init__(
@@ -71,12 +72,12 @@ class Roster:
         self.grid, self.classes, self.run_config, self.identify = grid, classes, run_config, identify
         self.sites = {client: Site(client) for client in clients}
         self.target = Site(target, role="target") if target else None
-        self.tolerant = False  # a client that comes back broken is missing, and does not end the run
+        self.tolerant = False  # True: a client that fails when it comes back counts as missing and does not end the run
         self._online: set[int] = set()
         self._asked: set[int] = set()
         self._waiting: dict[str, int] = {}  # node by id of the question that it has not answered yet
         self._since: dict[int, float] = {}  # when a node was asked
-        self._others: dict[int, str] = {}  # nodes that are nobody whom this run needs
+        self._others: dict[int, str] = {}  # why a node is not needed in this run, or what it says it is, by id
         self._away: dict[str, float] = {}  # since when a client has been missed, while others may go on
 
     def call(self, wait: float, clients: Collection[str] | None = None, enough: int | None = None) -> list[str]:
@@ -135,7 +136,7 @@ class Roster:
         return [client for client in wanted if known[client].node_id not in self._online]
 
     def give_up(self, client: str) -> None:
-        """Do not wait for a client again before it has been back."""
+        """Stop waiting for a client until it has come back once."""
         self._away[client] = -math.inf
 
     def _patience_left(self, patience: float, clients: Collection[str]) -> float:
@@ -147,7 +148,7 @@ class Roster:
         return max([patience - (now - self._away[client]) for client in missing], default=0.0)
 
     def _refuse_implausible(self, limit: float) -> None:
-        """A site that claims far more examples than the others would decide alone."""
+        """Refuse a site that claims far more examples than the others, because it would dominate the average."""
         counts = {site.client: site.examples for site in self.sites.values() if site.node_id != NOBODY}
         for client, reason in implausible(counts, limit).items():
             if not self.tolerant:
@@ -168,7 +169,7 @@ class Roster:
         return text + (f"; nodes that this run does not need: {', '.join(others)}" if others else "")
 
     def _listen(self) -> None:
-        """Ask nodes that are new, and take the answers that have come."""
+        """Ask the nodes that are new, and process the answers that have arrived."""
         self._online = set(self.grid.get_node_ids())
         self._asked &= self._online | set(self._waiting.values())
         now = time.monotonic()
@@ -206,7 +207,7 @@ class Roster:
             self._refuse(node, str(error))
 
     def _admit(self, node: int, reply: Message) -> None:
-        """Take a node's word for who it is, or raise RejectedReplyError or UserError."""
+        """Accept what a node says it is, or raise RejectedReplyError or UserError."""
         expected = Expected("", self.run_config["token"], 0, "handshake")
         if reply.metadata.src_node_id != node:
             raise RejectedReplyError(f"it comes from node {reply.metadata.src_node_id}")
@@ -215,7 +216,7 @@ class Roster:
             self._take_site(node, site, holds)
 
     def _take_site(self, node: int, site: Site, holds: str) -> None:
-        """Note one of a node's clients, or that nobody here needs it; UserError when it contradicts what is known."""
+        """Note one of a node's clients, or that this run does not need it. UserError when two nodes contradict."""
         if self._is_impostor(node, site):
             return
         wanted = self.target if site.role == "target" and self.target else self.sites.get(site.client)
@@ -231,7 +232,7 @@ class Roster:
             self.sites[site.client] = site
 
     def _is_impostor(self, node: int, site: Site) -> bool:
-        """A node that claims another role than its key has is nobody; the run goes on without it."""
+        """Does a node claim another role than its key has? The run then continues without this node."""
         known, reason = impostor(node, site.client, site.role, self.identify)
         if known:
             self._others[node] = known
@@ -239,7 +240,7 @@ class Roster:
         return bool(known)
 
     def _refuse(self, node: int, reason: str) -> None:
-        """A node that answers with an error: the end of the run, or of one client when others may go on without it."""
+        """Handle a node that answers with an error: end the run, or give up this client when others may continue."""
         known = [client for client, site in self.sites.items() if site.node_id == node]
         if self.tolerant and known:
             names = ", ".join(repr(client) for client in known)
@@ -260,7 +261,7 @@ class Roster:
 
 
 def read_sites(node: int, content: RecordDict, expected: Expected) -> list[tuple[Site, str]]:
-    """What a node says it is: one client, or several in a simulation; raises RejectedReplyError for nonsense."""
+    """The clients of a node: one, or several in a simulation. RejectedReplyError for an invalid answer."""
     more = {f"site-{number}" for number in range(1, len(content.config_records) - 1)}
     check_records(content, set(), set(), {"echo", "site", *more})
     check_echo(content, expected)
@@ -272,12 +273,12 @@ def read_sites(node: int, content: RecordDict, expected: Expected) -> list[tuple
 
 
 def read_site(node: int, said: dict) -> tuple[Site, str]:
-    """One client of a node, and what the node calls its data."""
+    """One client of a node with what it says of itself, and the name of the data that the node holds."""
     client, role, examples, counts = (said.get(key) for key in ("client", "role", "examples", "class-counts"))
     if not isinstance(client, str) or role not in ("source", "target"):
         raise RejectedReplyError(f"it is {reprlib.repr(client)} with the role {reprlib.repr(role)}")
     if not isinstance(counts, list) or any(type(count) is not int or count < 0 for count in [examples, *counts]):
-        raise RejectedReplyError(f"client {client!r} does not count its examples in whole numbers")
+        raise RejectedReplyError(f"client {client!r} reports numbers of examples that are not whole numbers")
     versions = {
         one_line(key.removeprefix("version-")): one_line(str(said[key]))
         for key in list(said)[:20]
@@ -285,7 +286,7 @@ def read_site(node: int, said: dict) -> tuple[Site, str]:
     }
     data = {key: said[f"data-{key}"] for key in ("images", "content") if f"data-{key}" in said}
     if data and not (type(data.get("images")) is int and re.fullmatch("[0-9a-f]{20}", str(data.get("content")))):
-        raise RejectedReplyError(f"client {client!r} says nonsense about its data: {reprlib.repr(data)}")
+        raise RejectedReplyError(f"client {client!r} describes its data in a wrong form: {reprlib.repr(data)}")
     site = Site(client, node, examples, tuple(counts), versions, role, data)
     return site, one_line(str(said.get("holds") or client)) or "nameless"
 

@@ -1,4 +1,4 @@
-"""Which reply answers which message: by message id and node, the first one counts."""
+"""Matches replies to messages by message id and node. When a message has several replies, the first one is used."""
 
 from collections.abc import Iterable, Sequence
 
@@ -6,7 +6,7 @@ from flwr.app import Message
 
 
 def match(sent: Sequence[tuple[str, Message]], replies: Iterable[Message]) -> tuple[dict[str, Message], list[str]]:
-    """The reply to every message of a phase by client, and one line for each reply that counts for nobody.
+    """The reply to every message of a phase, by client, and one line for each reply that is dropped.
 
     Errors may come from another node than the one that was asked: a SuperLink answers for a node that is gone.
     """

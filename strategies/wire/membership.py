@@ -1,4 +1,4 @@
-"""Who may act as which client: by the key of its node where there are keys, and by what it claims to hold."""
+"""Decides which node may act as which client, by the key of the node and by the number of examples it claims."""
 
 from collections.abc import Callable, Mapping
 from typing import Protocol
@@ -12,7 +12,7 @@ class Member(Protocol):
     role: str
 
     def serves(self, client: str, role: str) -> bool:
-        """May it act as that client in that role?"""
+        """May this site act as that client in that role?"""
 
 
 Identify = Callable[[int], Member | None]  # whose key a node has

@@ -1,9 +1,9 @@
-"""A cut of any length up to `run.patience` is waited for: the site is asked again when it is back.
+"""When the connection to a site breaks, the server waits up to `run.patience` seconds and then asks the site again.
 
-A reply that was lost on the way (the connection broke, the site or its client process restarted) is no verdict on the
-site. Its message goes out again, to the node that the client has then; the client takes the round again from the state
-in which it began, so that the run's numbers are those of an unbroken one. What a client itself reports as an error, a
-refused reply, and a silence of `run.timeout` are not waited for.
+A reply that was lost on the way (the connection broke, the site or its client process restarted) does not count as a
+failure of the site. The message is sent again, to the node that the client has then. The client repeats the round from
+the state in which it began, so the numbers equal those of a run without interruption. The server does not wait in this
+way after an error that the client itself reports, after a refused reply, and after a silence of `run.timeout`.
 """
 
 import logging
@@ -23,7 +23,7 @@ logger = logging.getLogger("fedsim")
 
 
 class Sender(Protocol):
-    """Who knows to which client a message went."""
+    """An object that knows for which client a message is, and can make the message again."""
 
     roster: Roster | None
 
@@ -31,17 +31,17 @@ class Sender(Protocol):
         """Name of the client that a message of this phase is for; empty for one of another phase."""
 
     def again(self, message: Message) -> Message:
-        """The same message to the client's present node, to be matched in the first one's place."""
+        """The same message for the client's present node; its reply replaces that of the first message."""
 
 
 class PatientGrid(Grid):
-    """A grid that asks again when a site is back."""
+    """A grid that sends a message again when its site is back."""
 
     def __init__(self, grid: Grid, sender: Sender, patience: float) -> None:
         self._grid, self._sender, self._patience = grid, sender, patience
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """Send messages and wait for the replies; lost ones are asked for again within the patience."""
+        """Send messages and wait for the replies; a message whose reply is lost is sent again within `run.patience`."""
         messages = list(messages)
         replies = list(self._grid.send_and_receive(messages, timeout=timeout))
         deadline, attempts = time.monotonic() + self._patience, 1
@@ -71,7 +71,7 @@ class PatientGrid(Grid):
         return found
 
     def _back(self, clients: list[str], deadline: float) -> bool:
-        """Wait until the clients are online, within the patience; is one of them?"""
+        """Wait until the clients are online, for at most `run.patience`; returns whether at least one is."""
         left = deadline - time.monotonic()
         logger.warning("%s: the connection broke; waiting up to %.0f s for it", ", ".join(clients), left)
         roster = self._sender.roster

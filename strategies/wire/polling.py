@@ -1,4 +1,4 @@
-"""A grid that looks for replies more often than Flower's every three seconds: rounds of small models are short."""
+"""A grid that looks for replies more often than every three seconds, as Flower does: short rounds need this."""
 
 import time
 from collections.abc import Iterable
@@ -16,9 +16,9 @@ KEPT_MESSAGES = 1000  # that were sent and not answered
 
 
 class QuickGrid(Grid):
-    """Flower's own grid, asked for replies often at first, and the less often the longer the wait has been.
+    """Flower's own grid, which looks for replies often at first and less often the longer it has waited.
 
-    `largest_reply`: bytes of the largest reply that is expected; larger ones become errors of their sites.
+    `largest_reply`: bytes of the largest reply that is expected; a larger reply becomes an error of its site.
     """
 
     def __init__(self, grid: Grid, largest_reply: int = LARGEST_REPLY) -> None:

@@ -1,10 +1,10 @@
-"""Replies are fetched part by part and given up when they are larger than expected, before they are put together.
+"""Fetches replies part by part, and refuses a reply that is larger than expected before its parts are joined.
 
 Flower's grid fetches all parts of a reply into memory, however many there are, and waits for parts that never come
-(two hours in 1.41), while the other sites' replies wait behind it. Here a reply that is not whole yet is left and
-looked at again, and one that has become too large turns into an error of its site.
+(two hours in 1.41), while the other sites' replies wait behind it. Here an incomplete reply is looked at
+again later, and a reply that has become too large turns into an error of its site.
 
-Non-public in Flower 1.41: the grid's client and node, and how a reply is put together from its parts.
+These parts of Flower 1.41 are not public: the grid's client and node, and how a reply is joined from its parts.
 """
 
 import json
@@ -22,7 +22,7 @@ PARTS_AT_ONCE = 64  # parts of one reply that are fetched before the others get 
 
 
 class Grown(Exception):  # noqa: N818
-    """A reply is larger than it may be."""
+    """A reply is larger than allowed."""
 
 
 @dataclass
@@ -95,7 +95,7 @@ class Puller:
         return replies
 
     def forget(self, keys: Iterable[str]) -> None:
-        """Nobody waits for the replies to these messages any more."""
+        """Stop fetching the replies to these messages; nobody waits for them any more."""
         for key in keys:
             self._arriving.pop(key, None)
 
@@ -150,7 +150,7 @@ class Puller:
         return Message(error, reply_to=message)
 
     def _confirm(self, reply: Arriving) -> None:
-        """The SuperLink may remove the reply."""
+        """Tell the SuperLink that it may remove the reply."""
         from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
 
         run = self._grid.run.run_id

@@ -1,4 +1,4 @@
-"""A reply touches the global model only after it was checked; what is wrong is said in one line."""
+"""Checks of the clients' replies. Only a reply that passes them can change the global model."""
 
 import re
 import reprlib
@@ -15,7 +15,7 @@ from fedsim.tasks import CLASSIFICATION, TASKS
 from strategies.parts import Arrays, Bank, RefusedUpdateError, ServerRound, Update
 
 MOST_EXAMPLES = 10**9
-MOST_STEPS = 2**40  # what a batch-norm counter may say
+MOST_STEPS = 2**40  # largest value of a batch-norm counter
 MOST_METRICS = 64
 LARGEST_METRIC = 1e30  # sums and means of such numbers stay finite
 REASON_CHARACTERS = 300
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class RejectedReplyError(Exception):
-    """Why a reply is refused, in one line."""
+    """A reply is refused; the text says in one line why."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(one_line(reason))
@@ -66,14 +66,14 @@ def manifest(arrays: Arrays) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
 
 
 def one_line(text: str, most: int = REASON_CHARACTERS) -> str:
-    """Text of strangers for logs and CSV cells: one line, printable, not longer than `most` characters."""
+    """Text from outside made safe for logs and CSV files: one line, printable, at most `most` characters."""
     line = "".join(letter if letter.isprintable() else " " for letter in text[: 4 * most])
     line = " ".join(line.split())
     return line if len(line) <= most else f"{line[: most - 3]}..."
 
 
 def judged(check: Callable[[RecordDict, Expected], T], content: RecordDict, expected: Expected) -> T:
-    """The check's result; what it did not foresee is a refusal too, never the end of the server."""
+    """The result of a check. An unexpected exception is a refusal of the reply and does not stop the server."""
     try:
         return check(content, expected)
     except RejectedReplyError:
@@ -221,14 +221,14 @@ def check_nonnegative(arrays: Arrays, names: Collection[str]) -> None:
         if array is None or not array.size:
             continue
         if (array < 0).any() or (array.dtype.kind in "iu" and array.max() > MOST_STEPS):
-            raise RejectedReplyError(f"tensor {name!r} is negative somewhere, or counts more than anyone can")
+            raise RejectedReplyError(f"tensor {name!r} has a negative value, or a count that is too large to be true")
         # Single channels that are always off get there after a thousand steps; half a layer does not.
         if array.dtype.kind == "f" and 2 * np.count_nonzero(array == 0) > array.size:
             raise RejectedReplyError(f"tensor {name!r} has no variance in most channels")
 
 
 def check_contribution(bank: Bank, client: str, arrays: Arrays, server: ServerRound) -> None:
-    """Finite values, and whatever the bank itself asks for."""
+    """Checks that values are finite, and what the bank itself requires."""
     check_finite(bank.name, arrays)
     reason = bank.accept(client, arrays, server)
     if reason:
@@ -249,7 +249,7 @@ def failure_reason(reply: Message) -> str:
 
 
 def client_failure(client: str, round: int, reason: str, traceback: str) -> UserError | ClientFailedError:
-    """What ends a run that stops when a client fails: what its user can mend in one line, else its own traceback."""
+    """The error that ends a run when a client fails: one line if the user can correct it, else the traceback."""
     if USER_ERROR in traceback:
         return UserError(f"client {client}: {one_line(traceback.split(USER_ERROR, 1)[1], MOST_TRACEBACK)}")
     detail = f"\n{traceback[-MOST_TRACEBACK:].rstrip()}" if traceback else ""

@@ -1,4 +1,4 @@
-"""What the strategy notes down during a round, for the records."""
+"""What the strategy notes during a round for the run's records."""
 
 import logging
 import time
@@ -15,7 +15,7 @@ logger = logging.getLogger("fedsim")
 
 @dataclass
 class RoundLog:
-    """What is known of one round, for the records: one row per client, totals, details."""
+    """The notes of one round: one row per client, totals, and details."""
 
     round: int
     started: float = field(default_factory=time.perf_counter)
@@ -46,13 +46,13 @@ class RoundLog:
         self.note(f"client {client!r}: {reason}")
 
     def note(self, text: str) -> None:
-        """A line that no client's row can hold: kept here and written to the log."""
+        """Keep a line that belongs to no single client, and write it to the log."""
         self.notes.append(text)
         logger.warning("round %d: %s", self.round, text)
 
 
 def payload(record: Mapping[str, Any]) -> int:
-    """Bytes of a record's tensors; of one that declares nonsense, the bytes that it holds."""
+    """Bytes of a record's tensors. When a record declares invalid shapes or types: the bytes that it holds."""
     buffers = [getattr(array, "data", None) for array in record.values()]
     held = sum(len(buffer) for buffer in buffers if isinstance(buffer, bytes | memoryview))
     try:

@@ -1,7 +1,7 @@
-"""A bound on how far one reply may move the model: finite numbers alone do not make an update.
+"""A bound on the size of an update: finite values alone do not make an update acceptable.
 
 The size of an update is the L2 norm of (reply - global model) over all its floating-point tensors, in float64, so that
-3e38 in every weight is a number like any other. A reply of client k is refused in round t when
+even 3e38 in every weight has a finite size. A reply of client k is refused in round t when
 
     ||theta_k^t - theta^(t-1)||  >  limit * r_k
 

@@ -41,7 +41,7 @@ def test_what_a_site_says_about_its_data():
     ],
 )
 def test_nonsense_about_data_is_refused(wrong):
-    with pytest.raises(RejectedReplyError, match="nonsense about its data") as error:
+    with pytest.raises(RejectedReplyError, match="describes its data in a wrong form") as error:
         read_site(7, {**SAID, **wrong})
     assert len(str(error.value)) < 300
 
