@@ -1,0 +1,119 @@
+"""A run on masks: its records, selection, tables, figures and report are named after Dice."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from fedsim.contract import run_watched, small_plan
+from fedsim.errors import UserError
+from fedsim.results import compare, read_runs
+from fedsim.results.case_grid import error_map, overlay
+from fedsim.results.cases import Cases, read_cases, worst_middle_best
+from fedsim.results.plots import draw
+from fedsim.results.predictions import read_predictions
+from fedsim.results.report import write_report
+from fedsim.tasks import scores, task_in, task_of
+
+MASKS = [
+    "data.dataset=digit-masks", 'data.domains=["inverted", "noise", "shaded"]', "run.target=noise",
+    "model.backbone=unet-small", "train.optimizer=adam", "train.lr=0.01", "train.rounds=2",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory):
+    """One small run of FedAvg."""
+    folder = tmp_path_factory.mktemp("outputs")
+    run_watched(small_plan("fedavg", folder, MASKS))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(outputs):
+    """Its folder."""
+    return next(outputs.rglob("summary.csv")).parent
+
+
+def test_columns_are_named_after_the_metric(run):
+    """Dice in place of accuracy in every record, and the summary holds what the rules select by it."""
+    rounds, clients, summary = (pd.read_csv(run / f"{name}.csv") for name in ("rounds", "clients", "summary"))
+    assert {"target_dice", "mean_validation_dice"} < set(rounds)
+    assert "validation_dice" in clients
+    assert not [column for frame in (rounds, clients, summary) for column in frame if "accuracy" in column]
+    best = rounds.loc[rounds["round"] >= 1].sort_values("mean_validation_dice", kind="stable").iloc[-1]
+    assert summary["best_validation_target_dice"][0] == best["target_dice"]
+    assert summary["oracle_target_dice"][0] == rounds["target_dice"].iloc[1:].max()
+
+
+def test_kept_cases_are_the_recorded_numbers(run):
+    """Dice of the kept cases is the recorded one, and details.csv has each structure's."""
+    summary, details = (pd.read_csv(run / f"{name}.csv") for name in ("summary", "details"))
+    cases = read_cases(run, "last")
+    assert cases.dice.mean() == pytest.approx(summary["last_target_dice"][0])
+    last = details[(details["round"] == 2) & (details["quantity"] == "surface_distance")].set_index("name")["value"]
+    assert last.to_dict() == pytest.approx(dict(zip(cases.structures, cases.surface_distance.mean(axis=0))))
+    with pytest.raises(UserError, match="not readable predictions"):
+        read_predictions(run, "last")
+
+
+def test_tables_figures_and_report(outputs):
+    """The comparison's numbers, the titles of the figures, and the grid of images in the report."""
+    runs = read_runs(outputs)
+    table = compare(runs)
+    assert table.metric == "dice"
+    assert "Dice on the unseen domain" in table.render("table").replace("\n", " ")
+    assert table.cells["mean"].iloc[0] == runs.summary["best_validation_target_dice"][0]
+    distance = compare(runs, metric="surface_distance").cells["mean"].iloc[0]
+    assert 0 < distance < 1
+    figures = dict(draw(runs, "contract"))
+    assert {"learning-curves", "target-accuracy", "cases-fedavg-noise"} <= set(figures)
+    words = " ".join(
+        text.get_text() for text in figures["learning-curves"].findobj(lambda one: hasattr(one, "get_text"))
+    )
+    assert "target Dice (%)" in words
+    page = write_report(outputs).read_text()
+    assert "core: Dice (%)" in page
+    assert "Segmented images" in page
+
+
+def test_worst_middle_and_best():
+    """Of ten scores the three at each place, and everything of a set that has no three places."""
+    score = np.array([5, 3, 9, 1, 7, 0, 8, 2, 6, 4])
+    assert score[worst_middle_best(score)].tolist() == [0, 1, 2, 3, 4, 5, 7, 8, 9]
+    assert worst_middle_best(np.array([0.5, 0.2])).tolist() == [1, 0]
+
+
+def test_cases_of_masks():
+    """Cases come in the order of their indices, whatever the order of the images was."""
+    truth = torch.zeros(2, 1, 6, 8, dtype=torch.uint8)
+    truth[0, 0, 0, 0] = truth[1, 0, 3, 4] = 1
+    predicted = truth.flip(0)
+    predicted[1] = truth[1]
+    images = np.arange(2, dtype=np.uint8)[:, None, None, None] * np.ones((2, 1, 6, 8), np.uint8)
+    cases = Cases.of(np.array([7, 3]), truth, predicted, images, ["spot"])
+    assert cases.index.tolist() == [3, 7]
+    assert cases.dice[:, 0].tolist() == [1.0, 0.0]
+    assert cases.surface_distance[:, 0].tolist() == [0.0, 5.0]
+    assert cases.details() == [("dice", "spot", 0.5), ("surface_distance", "spot", 2.5)]
+    assert [image.max() for image in cases.images] == [0, 1]  # the worst first
+
+
+def test_overlay_and_error():
+    """Only pixels of masks change colour; missed ones are red, invented ones blue, right ones keep their grey."""
+    grey = np.full((1, 4, 3), 0.5)
+    truth, predicted = np.array([[[1, 1, 0, 0]]], bool), np.array([[[1, 0, 1, 0]]], bool)
+    assert (overlay(grey, truth) != grey).any(axis=2).tolist() == [[True, True, False, False]]
+    shown = error_map(grey, truth, predicted)
+    red, blue = shown[0, 1], shown[0, 2]
+    assert red[0] > red[2]
+    assert blue[2] > blue[0]
+    assert shown[0, 0].tolist() == shown[0, 3].tolist() == [0.75] * 3
+
+
+def test_the_task_of_records():
+    """By the columns that hold values; accuracy where nothing says otherwise."""
+    frame = pd.DataFrame({"target_accuracy": [np.nan], "target_dice": [0.5]})
+    assert task_of(frame).metric == "dice"
+    assert task_in(["round"]).metric == "accuracy"
+    assert scores({"mean_validation_dice": None, "target_dice": 0.25}) == [("target", 0.25)]
