@@ -21,7 +21,7 @@ def card(model: TrainedModel) -> str:
         "Data": [
             f"Data set: {plan.data.title} ({plan.data.source or 'own images'}).",
             f"Trained on {', '.join(sources)}. No image of {experiment.run.target} was trained on.",
-            f"Classes: {', '.join(model.classes)}.",
+            f"Outputs: {', '.join(model.classes)}.",
         ],
         "Images": [
             f"{model.channels} channel(s), {model.image_size} x {model.image_size} pixels, both sides resized "
@@ -46,7 +46,8 @@ def card(model: TrainedModel) -> str:
 
 
 def _summary(model: TrainedModel, method: str) -> list[str]:
-    return [f"Image classifier, {model.experiment.model.backbone}, trained by federated domain generalization "
+    task, backbone = model.plan.data.task, model.experiment.model.backbone
+    return [f"Model of images for {task}, {backbone}, trained by federated domain generalization "
             f"({method}). File: {model.file.name} of {'/'.join(model.file.parent.parts[-4:])}."]  # fmt: skip
 
 

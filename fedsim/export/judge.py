@@ -64,6 +64,7 @@ def _domain(folder: Path, name: str, classes: Sequence[str]) -> Labelled | None:
 
 def predict(model: TrainedModel, files: Sequence[Path]) -> pd.DataFrame:
     """One row per image: its file, the predicted class, and the probability of every class."""
+    model.require_classes()
     missing = [file for file in files if not Path(file).is_file()]
     if missing:
         raise UserError(f"no image {missing[0]}")
@@ -77,6 +78,7 @@ def evaluate(model: TrainedModel, data: Sequence[Labelled]) -> tuple[pd.DataFram
     Balanced accuracy and macro F1 are means over the classes that occur in the labels. A transductive rule adapts to
     each domain by itself.
     """
+    model.require_classes()
     tables = []
     for domain in data:
         _adapt(model, domain.files)
@@ -96,6 +98,7 @@ def evaluate_arrays(
     model: TrainedModel, domain: str, images: np.ndarray, labels: np.ndarray, indices: np.ndarray
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The same for images uint8 [N, C, s, s] that a data set's reader gives, of which `indices` are judged."""
+    model.require_classes()
     if model.plan.recipe.infer.shuffled:  # the same order as in the run
         indices = numpy_rng(model.experiment.run.seed, "test-order").permutation(indices)
     size = model.batch_size

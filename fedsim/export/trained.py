@@ -24,20 +24,21 @@ MODELS = "*.safetensors"
 
 
 class TrainedModel(nn.Module):
-    """Images [B, C, s, s], uint8 or float in [0, 1], to logits [B, classes].
+    """Images [B, C, s, s], uint8 or float in [0, 1], to logits [B, classes]; of masks [B, structures, s, s].
 
     The module normalizes the images as the run did and predicts by the run's inference rule in eval mode. `prepare`
     makes such images of files. A rule that looks at many images of the unseen domain before it predicts (marked
     transductive in results) needs `adapt(batches)` first.
 
-    classes: names of the classes, in the order of the logits; image_size: s; channels: C; batch_size: the run's
+    classes: names of the classes (or structures), in the order of the logits; image_size: s; channels: C;
+    batch_size: the run's
     """
 
     def __init__(self, plan: Plan, net: nn.Module, file: Path) -> None:
         super().__init__()
         self.plan, self.file = plan, file
         self.experiment: Experiment = plan.experiment
-        self.classes, self.channels = plan.data.classes, plan.data.channels
+        self.classes, self.channels = plan.data.outputs, plan.data.channels
         self.image_size = self.experiment.data.image_size
         self.net = net.eval().requires_grad_(False)
         transforms = make_transforms(self.experiment.data, self.channels, weight_statistics(self.experiment.model))
@@ -82,9 +83,16 @@ class TrainedModel(nn.Module):
         grey = Image.fromarray(np.ascontiguousarray(image.transpose(1, 2, 0))).convert("L")
         return np.asarray(grey)[None]
 
+    def require_classes(self) -> None:
+        """UserError where the outputs are maps of structures: tables of classes cannot say what they are."""
+        if self.plan.data.structures:
+            raise UserError(f"{self.file}: a model of masks, for which there is no table of predictions; use "
+                            "fedsim.load in Python, or fedsim export")  # fmt: skip
+
     @torch.inference_mode()
     def probabilities(self, files: Sequence[Path | str | Image.Image]) -> np.ndarray:
         """Softmax probabilities [N, classes] of image files, in batches."""
+        self.require_classes()
         parts = [files[start : start + self.batch_size] for start in range(0, len(files), self.batch_size)]
         return np.concatenate([self(self.prepare(part)).float().softmax(1).numpy() for part in parts])
 

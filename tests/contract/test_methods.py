@@ -27,7 +27,7 @@ MASKED = [
 ]  # fmt: skip
 MASKS = [
     "data.dataset=digit-masks", 'data.domains=["inverted", "noise", "shaded", "textured"]', "run.target=textured",
-    "model.backbone=unet-small", "train.optimizer=adam", "train.lr=0.003",
+    "model.backbone=unet-small",
 ]  # fmt: skip
 
 
