@@ -278,6 +278,6 @@ METHODS: dict[str, Recipe] = {
     "fedadg": Recipe(
         client=AdversarialReference(),
         banks=(FeatureGenerator(),),
-        paper="Zhang et al., 2021 (arXiv 2109.06012): FedADG",
+        paper="Zhang et al., 2021 (arXiv 2111.10487): FedADG",
     ),
 }

@@ -51,7 +51,7 @@ class AdversarialReference(Step):
         F, Cl:  L = lambda1 CE_smooth(Cl(h), y) + lambda0 mean (1 - D(h))^2 + terms
         G:      L_g = mean D(h')^2
 
-    FedADG (Zhang et al., 2021, arXiv 2109.06012); banks 4. All clients train the generator G, the server averages it
+    FedADG (Zhang et al., 2021, arXiv 2111.10487); banks 4. All clients train the generator G, the server averages it
     (bank `generator`); the discriminator D never leaves its client, which keeps it with its optimizer. G, D and their
     noise have random numbers of their own: lambda0 = 0, lambda1 = 1, smooth = 0, E0 = 0 gives FedAvg bit for bit.
 

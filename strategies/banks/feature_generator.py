@@ -15,8 +15,8 @@ DIMENSIONS = {"hidden.weight": 2, "hidden.bias": 1, "out.weight": 2, "out.bias":
 class FeatureGenerator(Bank):
     """G <- sum_k p_k G_k with the weights p_k of the round, whatever rule fuses the model.
 
-    FedADG (Zhang et al., 2021), banks 4.2. G is two linear layers, `hidden` and `out`; nothing goes out in the first
-    round, in which all clients make the same G of the run's seed.
+    FedADG (Zhang et al., arXiv 2111.10487), banks 4.2. G is two linear layers, `hidden` and `out`; nothing goes out
+    in the first round, in which all clients make the same G of the run's seed.
     """
 
     name: ClassVar[str] = "generator"
