@@ -1,4 +1,4 @@
-"""The app bundles of `fedsim run` and `fedsim deploy check`: no code, only the names of the installed fedsim's apps."""
+"""The app bundles of `fedsim run` and `fedsim deploy check`. They contain no code, only names of the installed apps."""
 
 from fedsim.runtime.flower import APP
 

@@ -44,11 +44,11 @@ class Pins:
 
     @classmethod
     def read(cls, kit: Path) -> "Pins | None":
-        """The kit's pins; None when it runs whatever it is sent."""
+        """The bundles that the kit allows; None when it allows every bundle."""
         return cls(kit) if (kit / ALLOWED).is_file() else None
 
     def allows(self, fab: Any, trusted_entities: object = None) -> bool:
-        """Is the bundle's content one of those? In place of Flower's own check of a bundle."""
+        """Is a bundle with this content allowed? This replaces Flower's own check of a bundle."""
         found = hashlib.sha256(fab.content).hexdigest()
         if found in self.hashes() or self.signed(found):
             return True
@@ -75,7 +75,7 @@ class Pins:
 
 
 def text(found: str) -> bytes:
-    """What is signed of a bundle."""
+    """The text that is signed for a bundle."""
     return f"fedsim app {found}".encode()
 
 

@@ -76,7 +76,7 @@ def check(federation: Federation, experiment: Experiment | None, wait: float) ->
 
 
 def add_contact(finding: Finding, contact: Contact, now: float) -> None:
-    """What the server's gate has seen of a site: why it is refused, its clock, a second node with its key."""
+    """Add what the server's gate knows of a site: why it is refused, its clock, a second node with its key."""
     if not finding.online and now - contact.refused_at < REFUSED_SECONDS:
         finding.problems.insert(0, f"refused: {contact.refused}")
     if finding.online and (problem := clock_problem(contact.offset)):
@@ -165,7 +165,7 @@ def _read_answer(finding: Finding, raw: dict[str, Any]) -> None:
     try:
         answer = Answer.model_validate(raw)
     except ValidationError as error:
-        finding.problems.append(f"it answers nonsense: {error.errors()[0]['loc'][0]}: {error.errors()[0]['msg']}")
+        finding.problems.append(f"its answer is not valid: {error.errors()[0]['loc'][0]}: {error.errors()[0]['msg']}")
         return
     finding.answer = answer
     if answer.problem:
@@ -224,7 +224,7 @@ def _folder_clients(experiment: Experiment) -> list[str]:
 
 
 def table(federation: Federation, findings: list[Finding], title: str) -> Table:
-    """What people read."""
+    """The findings as a table for the terminal."""
     shown = Table("site", "domain", "state", "fedsim", "flwr", "torch", "python", "device", "images", "verdict")
     shown.title = f"{federation.name}: {title}"
     for finding in findings:

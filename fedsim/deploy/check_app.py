@@ -1,6 +1,6 @@
-"""A Flower app that only asks: who is there, with which versions and which data. Nothing is trained.
+"""A Flower app that asks every site for its versions and its data. It trains nothing.
 
-The server's half writes a JSON report to the path that the operator gave; the sites' half describes its machine.
+The server app writes a JSON report to the path that the operator gave; the client app describes its machine.
 """
 
 import json

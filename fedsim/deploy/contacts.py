@@ -1,4 +1,4 @@
-"""When, from where and with which clock each site was last in contact, as the SuperLink's gate sees it.
+"""Records when and from which address each site was last in contact, and how far its clock is ahead.
 
 The gate writes `run/contacts.json` in the server's kit every few seconds; `fedsim deploy status` and `check` read it.
 """
@@ -44,7 +44,7 @@ class _Recent:
 
 
 class Contacts:
-    """Keeps the contacts and writes them down."""
+    """Keeps the contacts in memory and writes them to the file."""
 
     def __init__(self, file: Path) -> None:
         self.file = file

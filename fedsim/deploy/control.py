@@ -113,7 +113,10 @@ def register(federation: Federation, wait: float = START_SECONDS) -> dict[str, i
 
 
 def add_public_key(federation: Federation, site: str, key: Path | None) -> None:
-    """Take a key that a site has made itself into the server's kit; UserError when it is none, or there is another."""
+    """Copy a public key that a site has made itself into the server's kit.
+
+    UserError when the file holds no such key, or when the site already has another one.
+    """
     file = federation.kit("server") / "sites" / f"{federation.site(site).name}.pub"
     try:
         text = (key or Path("key.pub")).read_text()
@@ -138,7 +141,7 @@ def write_key_map(federation: Federation) -> None:
 
 
 def reload_proxy(federation: Federation) -> None:
-    """Have a running nginx of this kit read its configuration, keys and certificates again; no connection is lost."""
+    """Make this kit's running nginx read its configuration, keys and certificates again; connections stay open."""
     run = federation.kit("server") / "run"
     lock, process = run / "nginx.lock", run / "nginx-master.pid"
     if lock.is_file() and is_locked(lock) and process.is_file():

@@ -1,4 +1,4 @@
-"""What every request of a site passes before Flower's SuperLink reads it: key, clock, replay, size, and whose reply.
+"""Checks every request of a site before Flower's SuperLink reads it: key, clock, replay, size and sender of a reply.
 
 The gate is an ASGI middleware around the SuperLink's own HTTP API (fedsim/deploy/superlink.py puts it there). It looks
 at the headers first, so that nothing of a request without a registered key is ever read:
@@ -117,7 +117,7 @@ class Gate:
         self._used[key] = now + AHEAD_SECONDS + BEHIND_SECONDS
 
     def _check_length(self, kind: str, member: Member, headers: dict[str, str]) -> None:
-        """By the declared length alone; a body without one is counted while it is read by nobody: it is refused."""
+        """Refuse a request whose declared length is too large, or that declares no length."""
         length = headers.get("content-length", "")
         if not length.isdecimal():
             raise RefusedError(411, "the request does not say how long it is", member=member)
@@ -133,7 +133,10 @@ class Gate:
         self.contacts.moved(member.site, up=size)
 
     async def _own_replies(self, member: Member, receive: Callable) -> Callable:
-        """Read a reply's head and check that its source is the node of the key; a `receive` that tells it again."""
+        """Read the start of a reply and check that its source is the node of the key.
+
+        Returns a `receive` that gives the same bytes again.
+        """
         body, more = bytearray(), True
         while more:
             message = await receive()

@@ -106,7 +106,7 @@ def _add(federation: Federation, missing: Sequence[str]) -> list[Path]:
 
 
 def _refuse_changes(old: Federation, new: Federation) -> None:
-    """What is written in existing kits cannot be changed by adding sites."""
+    """UserError when the federation file changes something that is written in existing kits; --add only adds sites."""
     before, after = (federation.model_dump(exclude={"sites", "kits"}) for federation in (old, new))
     changed = [key for key in after if before[key] != after[key]]
     sites = {site.name: site for site in old.sites}
@@ -216,7 +216,7 @@ def write_connection(federation: Federation) -> None:
 
 
 def is_locked(file: Path) -> bool:
-    """Does a process hold the lock file (the kit's scripts run under it)?"""
+    """Does a process hold the lock file, under which the kit's scripts run?"""
     with file.open() as stream:
         try:
             fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""What a deployed run tells the server's kit: where it stands (for `fedsim deploy status`), and a line per reply."""
+"""Writes the progress of a deployed run into the server's kit, for `fedsim deploy status`, and one line per reply."""
 
 import json
 import time
@@ -20,7 +20,7 @@ class Progress:
         self.known: dict[str, Any] = {}
 
     def on_start(self, experiment: Experiment, folder: Path) -> None:
-        """The run begins or goes on."""
+        """Note that the run has started or continues."""
         run = experiment.run
         name = f"{experiment.method_name} on {experiment.data.dataset}, target {run.target}, seed {run.seed}"
         self.known = {"name": name, "folder": str(folder), "rounds": experiment.train.rounds, "round": 0}
@@ -42,11 +42,11 @@ class Progress:
             )
 
     def on_end(self, summary: dict) -> None:
-        """The run is finished."""
+        """Note that the run is finished."""
         self._write("finished")
 
     def on_failure(self, error: BaseException) -> None:
-        """The run stopped."""
+        """Note that the run has stopped."""
         self._write("stopped")
         self.audit.write("stopped", reason=str(error))
 

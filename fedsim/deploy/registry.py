@@ -1,4 +1,4 @@
-"""Who a key and a node are: the server's kit knows key -> site -> domain and role, and nobody's word counts beside it.
+"""Maps keys and nodes to sites. The server's kit alone decides which site, domain and role belong to a key.
 
 `register` notes in `state/nodes/<site>.json` which node id the SuperLink gave to a site's key. The SuperLink lets a
 node act only with that key, so a node id in a message stands for the key.
@@ -30,7 +30,7 @@ class Member:
     key: bytes
 
     def serves(self, client: str, role: str) -> bool:
-        """May it act as that client in that role? Names are compared as everywhere, without regard to case."""
+        """May this site act as that client in that role? Upper and lower case are equal, as in all domain names."""
         return role == self.role and matching(self.domain, [client]) is not None
 
 
@@ -44,7 +44,7 @@ def members(federation: Federation) -> list[Member]:
             record = json.loads(file.read_text())
             if site is not None:
                 found.append(member(site, int(record["node"]), str(record["key"])))
-        except (ValueError, KeyError, OSError):  # being replaced, or damaged: that site is nobody
+        except (ValueError, KeyError, OSError):  # the file is being replaced, or is damaged: that site is left out
             continue
     return found
 
@@ -92,5 +92,5 @@ class Registry:
 
 
 def identities(federation: str) -> Callable[[int], Member | None] | None:
-    """Tells whose key a node has, in the federation of that file; None (nobody is asked) without a federation."""
+    """A function that returns the site whose key a node has; None without a federation file."""
     return Registry(read_federation(federation).kit("server")).of_node if federation else None

@@ -25,7 +25,7 @@ def valid_until(certificate: Path) -> datetime:
 
 
 def warnings(federation: Federation, now: datetime | None = None) -> list[str]:
-    """What has run out, or will within WARN_DAYS, and what to do; empty when all is well."""
+    """Which certificates have expired, or will within WARN_DAYS, and what to do; empty when none."""
     now, said = now or datetime.now(UTC), []
     server = federation.kit("server")
     for file, what, remedy in (
@@ -41,7 +41,7 @@ def warnings(federation: Federation, now: datetime | None = None) -> list[str]:
 
 
 def renew(federation: Federation, days: int = 0) -> datetime:
-    """Replace the server's key and certificate; when the new one ends. UserError without the CA's key."""
+    """Replace the server's key and certificate; returns the end of its validity. UserError without the CA's key."""
     server, ca_key = federation.kit("server"), federation.kit("operator") / "ca.key"
     if not ca_key.is_file():
         raise UserError(

@@ -1,4 +1,4 @@
-"""`fedsim deploy status`: who is there, since when, with which clock, what the run does, who was refused last."""
+"""`fedsim deploy status`: which sites are online, since when, their clocks, the run's progress, the last refusals."""
 
 import json
 import time
@@ -26,7 +26,7 @@ def clock_problem(offset: float) -> str:
 
 
 def status_table(federation: Federation, now: float | None = None) -> Table:
-    """One row per site, from what the gate and the run have written down."""
+    """One row per site, from the files that the gate and the run have written."""
     now, kit = now or time.time(), federation.kit("server")
     contacts, progress = read_contacts(kit / "run" / "contacts.json"), read_progress(kit)
     title = f"{federation.name}: {describe(progress, now)}"

@@ -1,4 +1,4 @@
-"""Flower's SuperLink with the gate before it: `fedsim deploy superlink KIT OPTIONS`, called by start.sh.
+"""Flower's SuperLink with our gate in front of it: `fedsim deploy superlink KIT OPTIONS`, called by start.sh.
 
 Four places of Flower 1.41 that are not public are touched, all of them here: the hook for extensions' middleware, the
 tuple of SQLite's settings, the name under which uvicorn makes its TLS context, and the command's own function.
@@ -54,7 +54,7 @@ def serve(kit: Path, words: Sequence[str]) -> None:
 
 
 def follow(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
-    """Give new connections a renewed certificate, without a restart (`fedsim deploy renew`)."""
+    """Use a renewed certificate for new connections, without a restart (`fedsim deploy renew`)."""
     known = changed_at(certificate, key)
     while True:
         time.sleep(LOOK_SECONDS)
@@ -68,5 +68,5 @@ def follow(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
 
 
 def changed_at(*files: Path) -> tuple[int, ...]:
-    """When the files were written."""
+    """The times at which the files were written."""
     return tuple(file.stat().st_mtime_ns if file.exists() else 0 for file in files)

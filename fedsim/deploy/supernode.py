@@ -39,7 +39,7 @@ class ContactFile:
         self.file, self.worked = file, 0.0
 
     def note(self, state: str = "") -> None:
-        """The server answered."""
+        """Note that the server has answered."""
         if state or not self.file.is_file():
             self.file.write_text(f"{state or 'polling'}\n")
         else:
@@ -75,7 +75,7 @@ def enforce(pins: Pins) -> None:
 
 
 def watched(client: type, contact: ContactFile) -> type:
-    """Flower's client of the server, with its contacts noted."""
+    """Flower's connection to the server, which also notes every contact."""
 
     class WatchedClient(client):  # type: ignore[misc, valid-type]
         def PullMessages(self, request: Any) -> Any:  # noqa: N802

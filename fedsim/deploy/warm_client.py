@@ -46,7 +46,7 @@ class EndedError(BaseException):
 
 
 def call(kit: Path, words: list[str]) -> int:
-    """Have a task done by the process and wait for it; its exit code."""
+    """Send a task to the process, wait for it, and return its exit code."""
     with socket.socket(socket.AF_UNIX) as line:
         try:
             os.chdir(kit)  # the path of a socket is short
@@ -108,7 +108,7 @@ def end_with(parent: int) -> None:
 
 
 def write_program(kit: Path) -> None:
-    """Write what Flower starts."""
+    """Write the program that Flower starts."""
     program = kit / PROGRAM
     program.parent.mkdir(parents=True, exist_ok=True)
     text = f'#!/bin/sh\nexec "{sys.executable}" -S -E "{Path(__file__).resolve()}" "{kit}" "$@"\n'
@@ -158,7 +158,7 @@ def clientapp_module() -> Any:
 
 
 def do_one(line: socket.socket) -> None:
-    """Take one task, do it with the caller's outputs, and tell its exit code."""
+    """Receive one task, run it with the caller's outputs, and send its exit code."""
     head, outputs, *_ = socket.recv_fds(line, 4, 2)
     if len(head) < 4 or len(outputs) < 2:
         return
@@ -189,7 +189,7 @@ def watch(line: socket.socket, done: threading.Event) -> None:
 
 @contextlib.contextmanager
 def outputs_of(descriptors: list[int]) -> Any:
-    """Write to the caller's outputs meanwhile."""
+    """Within this block, output goes to the caller's outputs."""
     kept = [os.dup(number) for number in (1, 2)]
     try:
         for number, descriptor in enumerate(descriptors, start=1):
@@ -230,7 +230,7 @@ def run_task(words: list[str]) -> int:
 
 
 def end_task(code: int, *words: Any, **options: Any) -> None:
-    """What Flower does before it ends a process, without the end."""
+    """Do what Flower does before it ends a process, but do not end the process."""
     from flwr.supercore.exit.exit_handler import trigger_exit_handlers
 
     for early in (True, False):

@@ -1,4 +1,4 @@
-"""What may follow a run while it goes on: progress bars, TensorBoard, and whatever a user names as `module:name`."""
+"""Callbacks of a run: progress bars, TensorBoard, and classes that a user names as `module:name`."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -15,9 +15,9 @@ HOOKS = ("on_start", "on_round", "on_end")
 
 
 class RunCallback(Protocol):
-    """Told about a run as it happens; must not change what it is given.
+    """Is called while a run is running. It must not change its arguments.
 
-    A callback may also have `on_failure(error)`: the run stops before its end, perhaps before its start; Ctrl-C counts.
+    A callback may also have `on_failure(error)`, for a run that stops before its end or its start, also by Ctrl-C.
     """
 
     def on_start(self, experiment: Experiment, folder: Path) -> None:
@@ -31,7 +31,7 @@ class RunCallback(Protocol):
 
 
 def trackers(run: RunSettings) -> list[RunCallback]:
-    """What `run.tensorboard` and `run.callbacks` ask for, new for one run; UserError for what is not there."""
+    """New callbacks for one run, as `run.tensorboard` and `run.callbacks` ask for; UserError when one is missing."""
     named = [find_callback(name) for name in run.callbacks]
     return [*([TensorBoardCallback()] if run.tensorboard else []), *(make() for make in named)]
 
@@ -50,7 +50,7 @@ def find_callback(name: str) -> Callable[[], RunCallback]:
 
 
 def tell_failure(callbacks: Iterable[RunCallback], error: BaseException) -> None:
-    """Tell those callbacks that want to know that the run stopped before its end."""
+    """Call `on_failure` of the callbacks that have it."""
     for callback in callbacks:
         if hasattr(callback, "on_failure"):
             callback.on_failure(error)

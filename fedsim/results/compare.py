@@ -1,8 +1,8 @@
-"""Many runs -> one table: methods against unseen domains, mean and sample standard deviation over seeds.
+"""One table of many runs: methods and unseen domains, with mean and sample standard deviation over seeds.
 
 The average over domains is taken per seed first, then mean and standard deviation over the seeds; the spread of the
 average is therefore the spread that a new seed would show, not a mix of seeds and domains. A seed that lacks a domain
-has no average. Difference, p and rank compare like with like: see `Comparison`.
+has no average. Difference, p and rank use only pairs of runs that both methods have: see `Comparison`.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""What tells runs apart: settings as dotted keys; runs that differ in more than was asked about are not mixed."""
+"""Finds the settings in which runs differ, as dotted keys, and refuses to mix runs that differ unexpectedly."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Where a run ran: Python, platform, package versions and the commit, without importing any of the packages."""
+"""The environment of a run: Python, platform, package versions and the commit. It imports none of the packages."""
 
 import os
 import platform

@@ -1,4 +1,4 @@
-"""How figures look: a palette that colour-blind readers can tell apart, and line styles and hatches for greyscale."""
+"""The style of figures: colours that colour-blind readers can distinguish, line styles and hatches for greyscale."""
 
 import logging
 import textwrap
@@ -47,8 +47,8 @@ MOST_NAME = 28  # letters of a name in a figure
 
 @contextmanager
 def look(names: Iterable[str] = ()) -> Iterator[None]:
-    """The figures' settings, with fonts for these names; signs without a font are boxes, about which one line is said
-    elsewhere (`fonts.missing_text`), not one for each of them here."""
+    """The figures' settings, with fonts for these names; signs without a font become boxes. matplotlib's warning for
+    each of them is silenced, because `fonts.missing_text` reports them in one line."""
     families, _ = fonts_for(names)
     with mpl.rc_context({**SETTINGS, "font.family": families}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"Glyph \d+ .* missing from font")
@@ -62,7 +62,7 @@ def look(names: Iterable[str] = ()) -> Iterator[None]:
 
 
 def written(name: str, most: int = MOST_NAME) -> str:
-    """A name as a figure can write it: long ones lose their middle, and a dollar sign is no mathematics."""
+    """A name as it is written in a figure: long names are shortened in the middle, and a dollar sign is escaped."""
     short = name if len(name) <= most else f"{name[: most * 2 // 3]}…{name[len(name) - most // 3 + 1 :]}"
     return short.replace("$", r"\$")
 

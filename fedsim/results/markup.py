@@ -9,7 +9,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 PIXELS_PER_INCH = 120
-# The browser itself refuses whatever is not in the file.
+# The browser refuses to load anything that is not in the file.
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 
 
@@ -34,7 +34,7 @@ Cells = Sequence[Data | str]
 
 
 def table(heads: Sequence[str], rows: Iterable[Cells], below: Iterable[Cells] = (), style: str = "") -> str:
-    """Sortable table in a container of its own that scrolls; `below` are rows that stay below and are never sorted."""
+    """Sortable table in a container of its own that scrolls; the rows `below` always come last and are never sorted."""
     rows = [list(row) for row in rows]
     head = "".join(_head(name, [row[column] for row in rows]) for column, name in enumerate(heads))
     bodies = f"<tbody>{_rows(rows)}</tbody>"
@@ -46,7 +46,7 @@ def table(heads: Sequence[str], rows: Iterable[Cells], below: Iterable[Cells] = 
 
 
 def _head(name: str, column: Cells) -> str:
-    """A column's head stands where its texts stand."""
+    """The head of a column, aligned like the cells of the column."""
     long = any(isinstance(cell, Data) and cell.style == "long" for cell in column)
     style = ' class="long"' if long else ""
     return f'<th scope="col"{style}><button type="button">{escape(name)}</button></th>'
@@ -65,7 +65,7 @@ def key_values(settings: Mapping[str, object], heads: Sequence[str] = ("setting"
 def picture(content: bytes, caption: str, inches: float, kind: str = "svg+xml") -> str:
     """Figure with an SVG (or `png`) as data URI; the caption is the alternative text, too.
 
-    However wide the screen is, a figure of that many inches is not blown up beyond the size of the page's text.
+    A figure of `inches` is never enlarged beyond the size of the page's text, even on a wide screen.
     """
     data = base64.b64encode(content).decode()
     width = f"width:{round(PIXELS_PER_INCH * inches)}px"
@@ -81,7 +81,7 @@ def bullets(notes: Iterable[str]) -> str:
 
 
 def folded(title: str, content: str, is_open: bool = False) -> str:
-    """Content behind a title that opens with a click."""
+    """Content that is hidden below a title until the reader clicks it."""
     return f"<details{' open' if is_open else ''}><summary>{escape(title)}</summary>{content}</details>"
 
 

@@ -1,4 +1,4 @@
-"""What a comparison admits below its table: what is missing, what a number rests on, what may not be compared."""
+"""The remarks below a comparison: what is missing, how numbers are computed, and what must not be compared."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -53,7 +53,7 @@ def comparison_notes(
 
 
 def missing_notes(table: pd.DataFrame, targets: list[str]) -> list[str]:
-    """The cells that a method lacks of the seeds that it has begun, and the seeds that only some methods have."""
+    """The targets that a method lacks in the seeds it has begun, and the seeds that only some methods have."""
     present = table.dropna(subset="accuracy")
     notes, lacking = [], []
     begun = table.groupby("label", sort=False)["seed"].agg(lambda seeds: sorted(set(seeds)))

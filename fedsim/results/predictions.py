@@ -105,7 +105,7 @@ def _remove(run: Path, unwanted: Callable[[int], bool]) -> None:
 def read_predictions(run: Path | str, select: str = "best_validation") -> Predictions:
     """The predictions of a finished run's round under a selection rule.
 
-    Raises UserError where none were kept: records of before they were, a target on a site of its own, or
+    Raises UserError where none were kept: for old records, for a target on a site of its own, and with
     `run.keep_predictions = false`.
     """
     file = chosen_file(Path(run), select)

@@ -191,7 +191,7 @@ def protocol_differences(ours: Experiment, theirs: Experiment) -> list[str]:
 
 
 def shortened(differences: Iterable[str]) -> str:
-    """The first few of them in one line, each once."""
+    """The first few of these texts in one line, each once."""
     found = list(dict.fromkeys(differences))
     more = f" and {len(found) - SHOWN_DIFFERENCES} more" if len(found) > SHOWN_DIFFERENCES else ""
     return "; ".join(found[:SHOWN_DIFFERENCES]) + more

@@ -1,4 +1,4 @@
-"""Runs on disk -> pandas: everything that `outputs/` holds in one call."""
+"""Reads runs from disk into pandas: one call returns all records below a folder."""
 
 import csv
 import io
@@ -207,7 +207,7 @@ def rebuild_results(experiment_folder: Path | str) -> pd.DataFrame:
 
 
 def parse_csv(text: str, where: str) -> pd.DataFrame:
-    """Typed frame of a record file's text; a half-written last line is left out."""
+    """Typed frame of a record file's text; an incomplete last line is left out."""
     whole = text[: text.rfind("\n") + 1]
     if not whole:
         return pd.DataFrame()

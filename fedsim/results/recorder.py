@@ -1,4 +1,4 @@
-"""What a run writes down: rows appended as they happen, whole files replaced atomically.
+"""Writes the records of a run: rows are appended as they are produced, whole files are replaced atomically.
 
 Every row is one physical line, and floats are written by `repr` (the shortest text that reads back to the same number):
 equal numbers give equal bytes, and a half-written last line is recognised by its missing line end.
@@ -76,7 +76,7 @@ def atomic_write(path: Path | str, content: bytes | str) -> None:
 
 @cache
 def file_mode() -> int:
-    """Permissions of a new file under the process's umask; whatever writes its own temporary file takes them over."""
+    """Permissions of a new file under the process's umask, for code that makes its own temporary files."""
     umask = os.umask(0o077)
     os.umask(umask)
     return 0o666 & ~umask

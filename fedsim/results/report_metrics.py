@@ -1,4 +1,4 @@
-"""The report's part on what predictions say beyond accuracy."""
+"""The section of the report with the metrics that are computed from predictions, beside accuracy."""
 
 from fedsim.results import markup
 from fedsim.results.cell_texts import CellText, accuracy_cells, percent, shown_label

@@ -1,7 +1,7 @@
 """Which round of a run is reported: pure functions over the rows of rounds.csv and clients.csv.
 
-The headline rule is DomainBed's training-domain validation: the unseen domain has no say in it. `oracle` looks at the
-unseen domain's labels; it is an upper bound, always labelled so and never a headline.
+The main rule is DomainBed's training-domain validation, which does not use the unseen domain. `oracle` looks at the
+unseen domain's labels; it is an upper bound, always labelled so and never the main result.
 """
 
 import math

@@ -100,7 +100,7 @@ def plan_workers(run: RunSettings, clients: int) -> Plan:
     )
     if not fits or (run.workers and fits < wanted):
         raise UserError(
-            f"on the Ray cluster {fits} workers fit, of {run.cpus_per_worker:g} CPUs and {share:g} GPUs, "
+            f"the Ray cluster carries {fits} workers of {run.cpus_per_worker:g} CPUs and {share:g} GPUs, "
             f"wanted: {wanted}; lower run.workers, run.cpus_per_worker or run.gpus_per_worker"
         )
     workers = min(wanted, fits)

@@ -94,7 +94,7 @@ def test_sites_that_are_not_there_are_named(federation, experiment):
         ({"problem": "PACS photo is incomplete in /data"}, "PACS photo is incomplete in /data"),
         ({"classes": [str(digit) for digit in range(9)], "counts": [1] * 9}, "its classes differ: 9"),
         ({"classes": list("1023456789")}, "its classes differ: another order"),
-        ({"counts": ["many"]}, "it answers nonsense: counts"),
+        ({"counts": ["many"]}, "its answer is not valid: counts"),
     ],
 )
 def test_what_does_not_fit_is_named(federation, experiment, changes, problem):
