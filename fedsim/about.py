@@ -1,4 +1,4 @@
-"""The project's names and version, and the words of messages that tell what to install."""
+"""The project's names and version, and the texts of messages that say what to install."""
 
 DISTRIBUTION = "feddg-sim"  # its name on a package index; another project is called fedsim there
 VERSION = "0.1.0"

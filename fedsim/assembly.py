@@ -55,7 +55,7 @@ def assemble(method: Mapping[str, Any], values: Mapping[str, dict[str, Any]]) ->
 
 
 def _agree(recipe: Recipe, given: dict[str, dict], name: str) -> Recipe:
-    """The recipe with the field values that its parts want of each other, but for those that the user gave."""
+    """The recipe with the field values that its parts require of each other; values given by the user are kept."""
     for _, part in parts_of(recipe):
         for key, fields in part.sets.items():
             wanted = {field: value for field, value in fields.items() if field not in given.get(key, {})}
@@ -89,7 +89,7 @@ def build_net(experiment: Experiment, recipe: Recipe) -> nn.Module:
 
 
 def _check_privacy(experiment: Experiment, recipe: Recipe, net: nn.Module) -> None:
-    """Noise needs tensors that survive it, and a client must not send anything beside its perturbed model."""
+    """UserError when noise would make tensors invalid, or when a client sends more than its perturbed model."""
     local = experiment.train.dp_clip > 0
     if (recipe.fuse.perturbs or local) and nonnegative_names(net):
         raise UserError(

@@ -170,7 +170,7 @@ def compare(
 ) -> None:
     """Compare finished runs: mean ± std over seeds per unseen domain, ranks, tests, cost, published numbers.
 
-    In the folder of a table of a paper: ours beside theirs, with the difference.
+    In the folder of a paper's table: our numbers beside the paper's, with the difference.
     """
     from fedsim.commands import chosen_runs, is_table, show_comparison, show_reproduction
 
@@ -217,7 +217,7 @@ def pictures(
     preset: Preset = "",
     set_: Override = None,
 ) -> None:
-    """Draw what a method makes of images: content, styles and results, or interpolations."""
+    """Draw what a method does to images: contents, styles and results, or interpolations."""
     from fedsim.commands import make_pictures
     from fedsim.experiment import read_experiment
 

@@ -64,7 +64,7 @@ def space_of(message: Message, context: Context) -> tuple[Workspace, dict]:
 
 
 def client_of(message: Message, context: Context) -> tuple[DomainClient, dict]:
-    """The warm client that the message addresses, with the message's config."""
+    """The client that the message is for, with the message's config."""
     space, config = space_of(message, context)
     if is_site(context) and [config["client"]] != node_clients(context, space.plan):
         raise UserError(f"this site is {holds(context)} and does not train or validate as {config['client']!r}")
@@ -74,8 +74,10 @@ def client_of(message: Message, context: Context) -> tuple[DomainClient, dict]:
 @app.query("handshake")
 @guarded
 def handshake(message: Message, context: Context) -> RecordDict:
-    """Which clients this node is (a site is one, a node of a simulation may be several), how much each of them holds,
-    with which versions: the records `site`, `site-1`, ...; one with an empty name when it is nobody."""
+    """Answer which clients this node has, with their numbers of examples and the versions of packages.
+
+    A site has one client, a node of a simulation may have several: the records `site`, `site-1`, ... A node that has
+    no client answers with one record whose name is empty."""
     space, config = space_of(message, context)
     common = {"holds": holds(context), "version-python": platform.python_version(), "version-fedsim": VERSION}
     common |= {f"version-{package}": version(package) for package in PACKAGES}
@@ -149,7 +151,7 @@ def target_of(space: Workspace) -> TargetEvaluator:
 @app.query("visit")
 @guarded
 def visit(message: Message, context: Context) -> RecordDict:
-    """Unlabelled images of the unseen domain at work, on the machine that holds them."""
+    """Use unlabelled images of the unseen domain, on the machine that holds them."""
     space, config = space_of(message, context)
     if is_site(context) and not is_target(context, space.plan):
         raise UserError(f"this site is {holds(context)}, not the target site of {space.experiment.run.target!r}")

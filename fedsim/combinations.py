@@ -1,4 +1,4 @@
-"""Two rows in one recipe, and which parts make no sense together. Each part says itself what it refuses."""
+"""Combines two rows in one recipe, and refuses parts that do not fit together (each part declares which)."""
 
 import dataclasses
 
@@ -10,7 +10,7 @@ TEXTS = ("paper", "discloses")
 
 
 def combine(a: tuple[str, Recipe], b: tuple[str, Recipe]) -> tuple[str, Recipe]:
-    """Both rows in one: lists are joined, a part that differs from FedAvg's wins over FedAvg's.
+    """Both rows in one: lists are joined, a part that differs from FedAvg's replaces FedAvg's.
 
     UserError when both rows have a part of their own for one slot, and when a row adds nothing to the other.
     """
@@ -25,12 +25,12 @@ def combine(a: tuple[str, Recipe], b: tuple[str, Recipe]) -> tuple[str, Recipe]:
 
 
 def _both(one: str, other: str) -> str:
-    """Two texts in one line, an equal or empty one once."""
+    """Two texts joined in one line; an empty text is left out, and equal texts appear once."""
     return "; ".join(dict.fromkeys(text for text in (one, other) if text))
 
 
 def _joined(slot: str, a: tuple[str, Recipe], b: tuple[str, Recipe]) -> object:
-    """What the combination has in one slot."""
+    """The parts of the combination in one slot."""
     first, second, standard = getattr(a[1], slot), getattr(b[1], slot), getattr(Recipe(), slot)
     if slot in LIST_SLOTS:
         rest = tuple(part for part in second if part not in first)

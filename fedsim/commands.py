@@ -1,4 +1,4 @@
-"""What the command line's verbs do, one function each."""
+"""The commands of the command line, one function each."""
 
 import contextlib
 import dataclasses
@@ -75,7 +75,7 @@ def make_pictures(experiment: Experiment, output: Path, rows: int) -> None:
 
 
 def headline(folder: Path) -> str:
-    """One run's result in two lines; the oracle is not part of it."""
+    """One run's result in two lines, without the oracle."""
     row = pd.read_csv(folder / "summary.csv", dtype={"validation_domain": str}).iloc[0]
     task = task_in(row.index, "last_target_")
     basis = f"best on {row['validation_domain']}" if "validation_domain" in row else "best source validation"

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: one progress bar with round, accuracies and time left."""
+"""The display of a running run: one progress bar with round, accuracies and time left."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ errors = Console(stderr=True)
 
 
 def say(text: str) -> None:
-    """Print a line as it is: brackets in names are no markup, and paths are not broken."""
+    """Print a line unchanged: brackets in names are not markup, and paths are not wrapped."""
     console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 

@@ -1,8 +1,8 @@
-"""What every method promises, checked on a small federation: `fedsim check-method mymethods:moon`.
+"""The properties that every method must have, checked on a small federation: `fedsim check-method mymethods:moon`.
 
 Four rotations of real digits, 16 pixels, the small CNN with batch norm, three rounds. Four runs of a method serve all
-properties: a whole one, one that is killed and finished in another process, one with everything that goes wrong in a
-federation, and FedAvg's, which the method must differ from.
+properties: a whole one, one that is killed and finished in another process, one with failures and malformed
+replies, and FedAvg's, which the method must differ from.
 """
 
 import functools
@@ -243,7 +243,7 @@ def _moved(plan: Plan, output: str) -> Plan:
 
 
 def _finish_elsewhere(plan: Plan) -> None:
-    """Finish a run in a process that has seen nothing of it."""
+    """Finish a run in a new process."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])  # its children start with the imports done
     variables = {name: os.environ[name] for name in VARIABLES if name in os.environ}

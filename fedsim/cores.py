@@ -1,4 +1,4 @@
-"""How many CPU cores this process may really use: what its affinity and its control group leave it."""
+"""How many CPU cores this process may use, by its affinity and its control group."""
 
 import math
 import os

@@ -1,7 +1,7 @@
-"""The edge between the program and a person: whatever goes wrong becomes one line and an exit code.
+"""Turns every error of a command into one line for the user and an exit code.
 
-2: what the person can mend (settings, files, disks). 1: a client that failed, with its own traceback, or something
-that nobody foresaw, whose traceback goes into a log file. 130: interrupted.
+2: the user can correct it (settings, files, disks). 1: a client failed, and its own traceback follows; or an unexpected
+error, whose traceback is written to a log file. 130: interrupted.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ INTERRUPTED = "interrupted; the same command continues where it stopped"
 
 
 def guarded(command: Callable[[], int | None]) -> int:
-    """Run a command; its exit code. Whatever it raises is told in one line on the standard error."""
+    """Run a command and return its exit code. Every exception becomes one line on the standard error."""
     with _any_encoding():
         code = _run(command)
         return _flush(code)
@@ -67,7 +67,7 @@ def explain(error: Exception) -> tuple[str, int]:
 
 
 def _kept(error: Exception) -> str:
-    """Where the traceback is, in words; empty where it could not be written."""
+    """The words that say where the traceback is; empty when it could not be written."""
     text = "".join(traceback.format_exception(error))
     for folder in (tempfile.gettempdir(), "."):
         file = Path(folder) / f"fedsim-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
@@ -78,14 +78,14 @@ def _kept(error: Exception) -> str:
 
 
 def complain(text: str, code: int) -> int:
-    """Say what is wrong on the standard error, as far as there is one; the exit code."""
+    """Write what is wrong to the standard error, if there is one; returns the exit code."""
     with contextlib.suppress(OSError, ValueError):
         print(f"fedsim: {text}", file=sys.stderr, flush=True)
     return code
 
 
 def _flush(code: int) -> int:
-    """The standard output may be a full disk or a closed pipe, which shows only now."""
+    """Flush the standard output: a full disk or a closed pipe shows only here."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:
@@ -98,7 +98,7 @@ def _flush(code: int) -> int:
 
 
 def _silence(stream: object) -> None:
-    """Let the interpreter's own last flush go nowhere, instead of into a second error."""
+    """Redirect the interpreter's own last flush, which would otherwise cause a second error."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 

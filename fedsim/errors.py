@@ -1,4 +1,4 @@
-"""The one exception that means «the user can mend this»: printed as one line, exit code 2."""
+"""The errors of fedsim; UserError means that the user can correct something, and is printed as one line."""
 
 import difflib
 from typing import Any
@@ -9,13 +9,13 @@ class UserError(ValueError):
 
 
 class ClientFailedError(RuntimeError):
-    """A client did not deliver; the message names its domain and carries the client's own traceback."""
+    """A client failed; the message names its domain and contains the client's own traceback."""
 
 
 USER_ERROR = "user error: "  # prefix of an error reply that means «the user can mend this»
 
 
 def nearest(name: str, known: Any) -> str:
-    """`"did you mean 'fedavg'? "` for a near miss, else an empty string; for one-line errors."""
+    """`"did you mean 'fedavg'? "` when a known name is similar, else an empty string; for one-line errors."""
     match = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f"did you mean {match[0]!r}? " if match else ""

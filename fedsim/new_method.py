@@ -82,7 +82,7 @@ def test_promises_of_every_method():
 
 
 def write_method(name: str, folder: Path) -> list[Path]:
-    """Write NAME.py and test_NAME.py into the folder; UserError for a name that is taken or is none."""
+    """Write NAME.py and test_NAME.py into the folder; UserError for a name that is taken or not valid in Python."""
     if not name.isidentifier() or not name.islower():
         raise UserError(f"{name!r} cannot be a module's name; use small letters, digits and _, e.g. my_method")
     files = {folder / f"{name}.py": MODULE, folder / f"test_{name}.py": TEST}

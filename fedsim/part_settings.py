@@ -67,7 +67,7 @@ def complete(recipe: Recipe) -> Recipe:
 
 
 def _beside(part: Part, name: str) -> type | None:
-    """A part of that settings name in the module that holds `part`: what a module from outside brings along."""
+    """A part with that settings name in the module that defines `part`; for modules from outside."""
     kinds = vars(sys.modules[type(part).__module__]).values()
     return next((kind for kind in kinds if slots_of(kind) and part_name(kind) == name), None)
 
@@ -137,13 +137,13 @@ def make(kind: type) -> Part:
 
 
 def parts_in(recipe: Recipe, slot: str) -> tuple[Part, ...]:
-    """The parts in one slot, none to several."""
+    """The parts in one slot: none, one or several."""
     value = getattr(recipe, slot)
     return value if slot in LIST_SLOTS else () if value is None else (value,)
 
 
 def replace_parts(recipe: Recipe, change: Callable[[Part], Part]) -> Recipe:
-    """Recipe with every part exchanged for what `change` makes of it."""
+    """Recipe with every part replaced by the result of `change`."""
     changes: dict[str, Any] = {}
     for slot in SLOTS:
         members = tuple(change(part) for part in parts_in(recipe, slot))

@@ -60,7 +60,7 @@ def lookup(name: str, known: Mapping[str, Any], group: str, where: str) -> Any:
 
 @functools.cache
 def entry_points(group: str) -> dict[str, str]:
-    """{plain name: "module:name"} of what installed packages offer."""
+    """{plain name: "module:name"} of the entry points of installed packages."""
     found = sorted(metadata.entry_points(group=f"fedsim.{group}"), key=lambda point: point.name)
     return {point.name: point.value for point in found}
 

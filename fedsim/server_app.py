@@ -49,10 +49,10 @@ def main(grid: Grid, context: Context) -> None:
 
 @contextmanager
 def marked() -> Iterator[None]:
-    """Mark what the user can mend, for whoever reads what Flower keeps of an error."""
+    """Mark a UserError in its text, because Flower keeps only the text of an error."""
     try:
         yield
-    except UserError as error:  # Flower keeps the text alone; the mark tells whoever reads it that the user can mend it
+    except UserError as error:
         raise UserError(f"{USER_ERROR}{error}") from None
 
 

@@ -1,4 +1,4 @@
-"""What a sweep varies: methods, targets, seeds and a grid; nothing of it may override another silently."""
+"""What a sweep varies: methods, targets, seeds and a grid. A setting that is given in two ways is an error."""
 
 import itertools
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ class Axes:
 def check_axes(axes: Axes, overrides: Sequence[str], preset: str = "") -> str:
     """The label that `--set run.label=...` gives to all cells; UserError for a setting that is given in two ways.
 
-    Methods, targets and seeds are the sweep's own axes: as an override or a grid they would be lost or meet twice.
+    Methods, targets and seeds are axes of the sweep itself; as an override or a grid key they would conflict with it.
     """
     fixed = [parse_override(text) for text in overrides]
     for key, value in fixed:
@@ -39,11 +39,11 @@ def check_axes(axes: Axes, overrides: Sequence[str], preset: str = "") -> str:
         if key in OPTIONS:
             raise UserError(f"--grid {text}: a sweep takes this from {OPTIONS[key]}; use {OPTIONS[key]} {values}")
         if key in SHARED:
-            raise UserError(f"--grid {text}: one sweep has one value of {key}; use {SHARED[key]}")
+            raise UserError(f"--grid {text}: a sweep has only one value of {key}; use {SHARED[key]}")
         if key in seen:
-            raise UserError(f"--grid {text}: {key} is there twice; give all its values in one --grid")
+            raise UserError(f"--grid {text}: {key} is given twice; give all its values in one --grid")
         if key in set_keys or (key == "preset" and preset):
-            raise UserError(f"--grid {text}: {key} is also set to one value; leave one of the two out")
+            raise UserError(f"--grid {text}: --set gives {key} one value too; leave one of the two out")
         seen.add(key)
     labels = [value for key, value in fixed if key == "run.label"]
     return str(labels[-1]) if labels else ""

@@ -1,4 +1,4 @@
-"""How long cells will take: from finished rounds, else from measured milliseconds of a local step; never guessed."""
+"""How long cells will take, from finished rounds or else from measured milliseconds per local step; never a guess."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Cells as Ray tasks, on a cluster of this machine or of many; `outputs` must be a folder that all of them see."""
+"""Runs cells as Ray tasks on a cluster of one or more machines; all of them must see the same output folder."""
 
 import contextlib
 import os
@@ -19,7 +19,7 @@ from fedsim.sweep.view import SweepView
 
 
 class Mailbox:
-    """An actor that keeps what the tasks tell until the sweep asks for it."""
+    """An actor that keeps the messages of the tasks until the sweep reads them."""
 
     def __init__(self) -> None:
         self._letters: list[tuple[int, Message]] = []
@@ -51,7 +51,7 @@ def cell_task(index: int, settings: str, folder: str, home: str, variables: dict
 
 
 class RayPool:
-    """A `with` block around a cluster: finds or starts it, runs the cells, cancels what is left of them."""
+    """Context manager for a cluster: finds or starts it, runs the cells, and cancels the remaining ones at the end."""
 
     def __init__(self, cells: Sequence[Cell], budget: Budget) -> None:
         self._cells, self._jobs = list(cells), budget.jobs or len(cells)
@@ -72,7 +72,7 @@ class RayPool:
             self._plan = plan_workers(self._settings, min(self._jobs, len(self._cells)))
         except BaseException as error:
             self.__exit__()
-            if isinstance(error, UserError):  # it speaks of a run's workers
+            if isinstance(error, UserError):  # it names the settings of a run's workers, not a sweep's
                 lacks = str(error).partition(";")[0].replace("workers", "cells")
                 raise UserError(f"{lacks}; lower --cores-per-cell or --gpus-per-cell") from None
             raise
@@ -88,7 +88,7 @@ class RayPool:
         return self._plan.workers
 
     def run(self, view: SweepView) -> None:
-        """Run all cells; one whose task dies fails by name. Ctrl-C cancels the tasks, every cell stays resumable."""
+        """Run all cells. A cell whose task dies is reported as failed; after Ctrl-C every cell can be resumed."""
         mailbox = self._ray.remote(num_cpus=0)(Mailbox).remote()
         task = self._ray.remote(num_cpus=self._plan.cpus, num_gpus=self._plan.gpus, max_retries=0)(cell_task)
         queue, tasks = deque(enumerate(self._cells)), {}
@@ -113,14 +113,14 @@ class RayPool:
         return task.remote(index, settings, str(cell.folder), str(Path.cwd()), variables, mailbox)
 
     def _read(self, mailbox: Any) -> None:
-        """Progress; a lost mailbox costs the view, not the sweep."""
+        """Read the progress. Without the mailbox only the view is lost; the sweep continues."""
         errors = self._ray.exceptions
         with contextlib.suppress(errors.GetTimeoutError, errors.RayActorError):
             for index, message in self._ray.get(mailbox.take.remote(), timeout=5):
                 cell = self._cells[index]
                 if message[0] == "round":
                     cell.hear(*message)
-                elif cell.state == "waiting":  # letters may come after the end
+                elif cell.state == "waiting":  # messages may arrive after the cell has ended
                     cell.begin(message[1])
 
     def _result(self, reference: Any) -> Message:

@@ -1,4 +1,4 @@
-"""The cells of a sweep: which there are, which are done, and how long the others will take."""
+"""The cells of a sweep: all of them, those that are finished, and the time that the others will take."""
 
 import contextlib
 import itertools
@@ -21,7 +21,7 @@ from fedsim.sweep.axes import Axes, check_axes, grid_points, label_of
 
 @dataclass
 class Cell:
-    """One run of a sweep and how far it is."""
+    """One run of a sweep, its state and its progress."""
 
     experiment: Experiment
     folder: Path
@@ -46,11 +46,11 @@ class Cell:
         return 0 if self.state in ("finished", "failed") else self.experiment.train.rounds - self.round
 
     def begin(self, place: str = "") -> None:
-        """The cell has been given to a worker."""
+        """Note that a worker has received the cell."""
         self.state, self.place, self.started = "running", place, time.monotonic()
 
     def hear(self, kind: str, value: Any, extra: Any) -> None:
-        """Take a worker's ("round", number, accuracy), ("finished", "", None) or ("failed", reason, traceback)."""
+        """Note a message: ("round", number, accuracy), ("finished", "", None) or ("failed", reason, traceback)."""
         if kind == "round":
             self.done_here += value > 0  # round 0 only evaluates the initial model
             self.round, self.target_accuracy, self.heard = value, extra, time.monotonic()

@@ -1,4 +1,4 @@
-"""Runs a table of a paper: all its rows as one sweep, or what that would be and how long it would take."""
+"""Runs a table of a paper: all its rows as one sweep, or (with --dry-run) its cells and the hours they take."""
 
 import shutil
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ def unique(rows: Sequence[PlannedRow]) -> list[Cell]:
 
 
 def dry_rows(rows: Sequence[PlannedRow], reservations: Sequence[Reservation], budget: Budget) -> Table:
-    """The rows with their cells and hours; the hours that are not measured are not guessed."""
+    """The rows with their cells and hours; where nothing is measured, the hours are left empty."""
     table = Table("block", "row", "method", "targets", "seeds", "finished", "hours")
     known, unknown, sources = 0.0, 0, []
     for row in rows:
@@ -65,7 +65,7 @@ def cells_of(row: PlannedRow, found: Estimate) -> list[str]:
 
 
 def caption(seconds: float, unknown: int, sources: Sequence[str], width: int) -> str:
-    """The sum in words, and what it rests on."""
+    """The total time in words, and the measurements behind it."""
     missing = f"{unknown} {'row is' if unknown == 1 else 'rows are'} not measured"
     if not sources:
         return f"no time: {missing}; python benchmarks/steps.py --table NAME --record measures local steps"

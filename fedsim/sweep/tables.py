@@ -85,7 +85,7 @@ class PlannedRow:
 
 
 def find_table(config: str) -> Path | None:
-    """The file of a table, given as a path or by name; None where the words name an experiment file, or nothing."""
+    """The file of a table, given as a path or by name; None where the words name an experiment file, or no file."""
     path = Path(config)
     if path.is_file():
         return path if "blocks" in _read(path) else None
@@ -185,7 +185,7 @@ def _check_methods(table: PaperTable, methods: Sequence[str]) -> None:
 
 
 def _targets(block: Block, wanted: Sequence[str], overrides: Sequence[str]) -> list[str]:
-    """Those of the block's targets that are wanted, all without a wish."""
+    """The block's targets that are chosen; all of them when none is chosen."""
     data = read_experiment(block.config, [*block.settings, *overrides], block.preset).data
     own = list(benchmark(data).domains) if block.targets == ["all"] else block.targets
     return [target for target in own if not wanted or target in wanted]

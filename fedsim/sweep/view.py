@@ -1,4 +1,4 @@
-"""What a person sees of a sweep: a bar over all rounds with time left, and the cells that are running."""
+"""The live view of a sweep: a progress bar over all rounds, the time left, and the running cells."""
 
 from rich.console import Group
 from rich.live import Live
@@ -40,7 +40,7 @@ class SweepView:
         errors.print(f"{done} of {len(self._cells)} cells finished" + (f", {failed} failed" if failed else ""))
 
     def update(self) -> None:
-        """Move the bar to what the cells say."""
+        """Update the bar from the cells."""
         for cell in [cell for cell in self._open if cell.state in ("finished", "failed")]:
             self._open.remove(cell)
             accuracy = cell.target_accuracy

@@ -159,10 +159,10 @@ def test_a_refused_combination_does_not_stop_a_sweep(tmp_path):
         (["--set", "run.seed=3"], "--set run.seed=3: a sweep takes this from --seeds"),
         (["--set", "run.target=rot0"], "from --targets"),
         (["--set", "method.name=csac"], "from --methods"),
-        (["--grid", "run.label=a,b"], "one sweep has one value of run.label"),
+        (["--grid", "run.label=a,b"], "a sweep has only one value of run.label"),
         (["--grid", "run.output=a,b"], "use --output"),
-        (["--grid", "train.lr=0.1", "--grid", "train.lr=0.2"], "train.lr is there twice"),
-        (["--grid", "train.lr=0.1,0.2", "--set", "train.lr=0.3"], "also set to one value"),
+        (["--grid", "train.lr=0.1", "--grid", "train.lr=0.2"], "train.lr is given twice"),
+        (["--grid", "train.lr=0.1,0.2", "--set", "train.lr=0.3"], "gives train.lr one value too"),
         (["--grid", "preset=a,b", "--preset", "a"], "preset"),
     ],
 )
