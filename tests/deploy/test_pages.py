@@ -14,7 +14,7 @@ from fedsim.deploy.federation import Federation, Site, read_federation
 from fedsim.deploy.kits import init
 
 PAGE = (Path(fedsim.deploy.__file__).parent / "DEPLOY.md").read_text()
-README = (Path(__file__).parents[2] / "README.md").read_text()
+START = (Path(__file__).parents[2] / "docs" / "start.md").read_text()
 
 
 def blocks(language: str, text: str = PAGE) -> list[str]:
@@ -23,8 +23,8 @@ def blocks(language: str, text: str = PAGE) -> list[str]:
 
 
 def commands() -> list[list[str]]:
-    """The `fedsim deploy` and `fedsim run` commands of the page and of the README, split into words."""
-    lines = [line for text in (PAGE, README) for block in blocks("bash", text) for line in block.splitlines()]
+    """The `fedsim deploy` and `fedsim run` commands of the page and of the start page, split into words."""
+    lines = [line for text in (PAGE, START) for block in blocks("bash", text) for line in block.splitlines()]
     return [
         shlex.split(line, comments=True)
         for line in lines

@@ -1,4 +1,4 @@
-"""The README's `flwr run`, word by word, for somebody who never used Flower before."""
+"""The start page's `flwr run`, word by word, for somebody who never used Flower before."""
 
 import os
 import re
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def readme_line() -> list[str]:
-    (line,) = re.findall(r"^flwr run .*$", (ROOT / "README.md").read_text(), flags=re.M)
+    (line,) = re.findall(r"^flwr run .*$", (ROOT / "docs" / "start.md").read_text(), flags=re.M)
     return shlex.split(line)
 
 
@@ -40,7 +40,7 @@ def processes(word: str) -> Iterator[int]:
 def newcomer(tmp_path):
     """A copy of the repository and the environment of somebody with an empty home; what is left running is ended.
 
-    Installing is switched off, as it takes 5 GB: the README says so.
+    Installing is switched off, as it takes 5 GB: the page says so.
     """
     app = tmp_path / "app"
     for name in ("fedsim", "clients", "strategies", "configs"):

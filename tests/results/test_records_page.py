@@ -1,4 +1,4 @@
-"""README.md's examples of reading records and of a tracker are run as they stand; its columns are the records'."""
+"""The examples of docs/records.md are run as they stand; its table of columns is that of the records."""
 
 import re
 import sys
@@ -15,8 +15,8 @@ from fedsim.results.selection import RULES
 
 from .invented import write_grid
 
-README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+PAGE = (Path(__file__).parents[2] / "docs" / "records.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 SUMMARY_COLUMNS = (
     "label",
@@ -41,7 +41,7 @@ SUMMARY_COLUMNS = (
 
 
 def block(words: str) -> str:
-    """The README's Python block that holds these words."""
+    """The page's Python block that holds these words."""
     (found,) = (text for text in BLOCKS if words in text)
     return found
 
@@ -58,7 +58,7 @@ def test_reading_records_as_in_the_readme(outputs, monkeypatch, capsys):
     """The script runs and prints a mean accuracy that is computed here once more."""
     monkeypatch.chdir(outputs)
     names = {}
-    exec(compile(block("pivot_table"), "README.md", "exec"), names)
+    exec(compile(block("pivot_table"), "records.md", "exec"), names)
     printed = capsys.readouterr().out
     summary = read_runs("outputs/digits").summary
     own = summary[(summary["method"] == "csac") & (summary["target"] == "sketch")]["best_validation_target_accuracy"]
@@ -78,8 +78,8 @@ def test_reading_records_as_in_the_readme(outputs, monkeypatch, capsys):
     ],
 )
 def test_columns_are_as_in_the_readme(outputs, frame, columns):
-    """The table of the README, the recorder and the frames agree."""
-    (row,) = re.findall(rf"^\| `{frame}` \|[^|]*\|(.*)\|$", README, re.MULTILINE)
+    """The table of the page, the recorder and the frames agree."""
+    (row,) = re.findall(rf"^\| `{frame}` \|[^|]*\|(.*)\|$", PAGE, re.MULTILINE)
     shown = re.findall(r"`([^`]+)`", row.partition("; then")[0])
     assert [name for name in shown if name not in RULES] == list(columns)
     spread = [name.replace("R_", f"{rule}_", 1) for name in columns for rule in RULES if name.startswith("R_")]
