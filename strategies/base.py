@@ -291,6 +291,7 @@ class FedDG(FedAvg):
 
     def _note_down(self, updates: Sequence[Update], server: ServerRound) -> None:
         """What the round was, for its records, and what the clients keep from now on."""
+        self.guard.accept(updates, self.state)
         for update in updates:
             self.log.row(update.client).update(examples=update.examples, **update.metrics)
             if update.stored:

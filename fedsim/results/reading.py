@@ -67,8 +67,8 @@ def read_runs(folder: Path | str, unfinished: bool = False) -> Runs:
     """Records of all finished runs below `folder` (outputs/, one experiment's folder, or one run's).
 
     Frames: summary (a row per run), rounds (run and round), clients (run, round and client), details (run, round,
-    client and layer); docs/records.md lists their columns. Accuracies are fractions, sizes bytes, times seconds; an empty
-    cell is NaN. `experiments` holds the resolved settings by what the column `run` names.
+    client and layer); docs/records.md lists their columns. Accuracies are fractions, sizes bytes, times
+    seconds; an empty cell is NaN. `experiments` holds the resolved settings by what the column `run` names.
 
     `unfinished=True` also reads the rounds, clients and details of runs that have no summary yet.
     Raises UserError if there is no such folder or no run in it.

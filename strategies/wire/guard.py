@@ -11,7 +11,7 @@ from flwr.app import Message
 from strategies.parts import Arrays, Update
 from strategies.state import ServerState
 from strategies.wire.fused_check import Probe, largest, not_finite, suspect, useless_at
-from strategies.wire.update_limit import limited
+from strategies.wire.update_limit import limited, remember
 
 STATE = "guard"  # key of the guard's own numbers in the server's state
 LARGE = 1e4  # below this, sums and products of a network stay far from the end of float32
@@ -31,6 +31,12 @@ class Guard:
         sizes, refused = limited(updates, previous, history, self.limit)
         self.sizes = sizes
         return refused
+
+    def accept(self, updates: Sequence[Update], state: ServerState) -> None:
+        """Remember the sizes of the updates that the round's model was made of."""
+        history, _ = state.of_part(STATE)
+        for update in updates:
+            remember(history, update.client, self.sizes[update.client])
 
     def unusable(self, fused: Arrays, previous: Arrays) -> str:
         """The reason why a fused model must not be sent; empty when it may be sent."""

@@ -72,15 +72,17 @@ def over_limit(
 
 
 def limited(
-    updates: Sequence[Update], previous: Arrays, history: MutableMapping[str, list[float]], limit: float
+    updates: Sequence[Update], previous: Arrays, history: Mapping[str, Sequence[float]], limit: float
 ) -> tuple[dict[str, float], dict[str, str]]:
-    """(size by client, reason by refused client); the sizes of accepted updates are added to the history."""
+    """(size by client, reason by refused client)."""
     sizes = {update.client: update_size(update.arrays, previous) for update in updates}
-    refused = over_limit(sizes, history, math.sqrt(sum(squared_distance(*pair) for pair in norms(previous))), limit)
-    for client, size in sizes.items():
-        if client not in refused:
-            history[client] = [*history.get(client, []), size][-KEPT_SIZES:]
-    return sizes, refused
+    norm = math.sqrt(sum(squared_distance(*pair) for pair in norms(previous)))
+    return sizes, over_limit(sizes, history, norm, limit)
+
+
+def remember(history: MutableMapping[str, list[float]], client: str, size: float) -> None:
+    """Add the size of an accepted update to the history of its client."""
+    history[client] = [*history.get(client, []), size][-KEPT_SIZES:]
 
 
 def norms(arrays: Arrays) -> list[tuple[np.ndarray, None]]:

@@ -11,9 +11,11 @@ from support import numbers, run_small, small_experiment
 from fedsim.arrays import record_to_arrays, state_to_record
 from fedsim.errors import ClientFailedError
 from strategies.parts import Update
+from strategies.state import ServerState
 from strategies.wire.fused_check import model_probe
+from strategies.wire.guard import STATE, Guard
 from strategies.wire.reply_checks import RejectedReplyError, check_nonnegative
-from strategies.wire.update_limit import limited, lower_median, over_limit, update_size
+from strategies.wire.update_limit import lower_median, over_limit, update_size
 
 VICTIM = "rot15"
 
@@ -65,12 +67,13 @@ def test_alone_a_client_is_held_against_itself():
 
 def test_only_accepted_sizes_become_history():
     """A refused one must not lift its own bound."""
-    before, history = {"w": np.zeros(1)}, {}
+    before, state, guard = {"w": np.zeros(1)}, ServerState(), Guard(100.0)
     updates = [Update(name, 1, {"w": np.array([value])}) for name, value in (("a", 1.0), ("b", 2.0), ("c", 900.0))]
-    sizes, refused = limited(updates, before, history, 100.0)
-    assert sizes == {"a": 1.0, "b": 2.0, "c": 900.0}
+    refused = guard.too_large(updates, before, state)
+    assert guard.sizes == {"a": 1.0, "b": 2.0, "c": 900.0}
     assert refused.keys() == {"c"}
-    assert history == {"a": [1.0], "b": [2.0]}
+    guard.accept([update for update in updates if update.client not in refused], state)
+    assert state.of_part(STATE)[0] == {"a": [1.0], "b": [2.0]}
 
 
 def test_the_probe_sees_what_overflows():

@@ -100,10 +100,15 @@ def lies(message, reply):
 
 @pytest.mark.parametrize("fuse", ["coordinate_median", "trimmed_mean"])
 def test_one_liar_of_three_does_not_decide(fuse, tmp_path):
-    """The mean follows the liar, median and trimmed mean stay with the honest clients."""
+    """The mean follows the liar, median and trimmed mean stay with the honest clients.
+
+    Without the limit on updates, which refuses this liar before the fusion.
+    """
     largest = {}
     for name in ("weighted_mean", fuse):
-        experiment = small_experiment(tmp_path / name, {"name": "fedavg", "fuse": name}, train={"rounds": 2})
+        experiment = small_experiment(
+            tmp_path / name, {"name": "fedavg", "fuse": name}, train={"rounds": 2}, run={"update_limit": 0.0}
+        )
         folder, _ = run_small(experiment, tamper=lies)
         weights = load_file(folder / "last.safetensors")["head.weight"]
         largest[name] = float(np.abs(weights).max())
