@@ -1,4 +1,4 @@
-"""DomainClient: one domain's client. Loads what is shared, keeps what is personal, trains by the recipe's parts."""
+"""DomainClient: one domain's client. It loads shared tensors, keeps personal ones and trains by the recipe's parts."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -136,7 +136,7 @@ class DomainClient(NumPyClient):
         return {f"personal_{self.metric}": score, "personal_loss": loss}
 
     def _load_personal(self) -> bool:
-        """Put this client's own tensors into the network, over the received ones; whether there are any."""
+        """Load this client's own tensors into the network, over the received ones; returns whether there are any."""
         own = [entry for name in ("personal", *self.personal) if (entry := self.store.get(name)) is not None]
         with torch.no_grad():
             for entry in own:
@@ -184,7 +184,7 @@ class DomainClient(NumPyClient):
         )
 
     def _load_initial(self) -> None:
-        """The run's initial model, from which a client that comes late goes through the prelude as the others did."""
+        """Load the run's initial model: a client that joins late goes through the prelude from it, like the others."""
         initial = self.build_net().state_dict()
         load_arrays(self.state, {name: value.numpy() for name, value in initial.items()}, list(initial))
 

@@ -1,4 +1,4 @@
-"""What a client part sees of its local round: the network, the data, the steps, what comes in and what goes out."""
+"""What a client part sees of its local round: network, data, steps, and the records from and to the server."""
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -126,7 +126,7 @@ class LocalRound:
         return batch.loss
 
     def with_terms(self, batch: Batch, loss: Tensor) -> Tensor:
-        """The loss with the recipe's terms added; they look at what `forward` left in the batch."""
+        """The loss with the recipe's terms added; they use the values that `forward` has written into the batch."""
         for term in self.terms:
             loss = loss + term(batch)
         return loss
@@ -144,7 +144,7 @@ class LocalRound:
         loss.backward(retain_graph=keep_graph)
 
     def take_step(self) -> None:
-        """The optimizer's step on the gradients as they stand, after the functions in `before_step` had their say."""
+        """Call the functions in `before_step`, then take the optimizer's step on the resulting gradients."""
         for hook in self.before_step:
             hook()
         self.optimizer.step()
@@ -199,7 +199,7 @@ class LocalRound:
             self.means.add(name)
 
     def tallied(self) -> dict[str, float]:
-        """What was tallied, as numbers."""
+        """The tallied quantities as numbers."""
         steps = max(self.steps, 1)
         return {name: float(value) / (steps if name in self.means else 1) for name, value in self.sums.items()}
 

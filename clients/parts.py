@@ -92,7 +92,7 @@ class Step(ClientPart):
         return round.train
 
     def lacks(self, round: LocalRound) -> bool:
-        """Whether a late client has to go through the prelude before it can train."""
+        """Does a client that joins late have to go through the prelude before it can train?"""
         return False
 
 
@@ -166,7 +166,7 @@ class Unlabelled(ClientPart):
     needs_clients: ClassVar[bool] = True
 
     def refuses(self, recipe: "Recipe") -> str:
-        """Somebody has to ask."""
+        """A part that answers visits needs a server part that makes them."""
         return "" if recipe.visits else f"{part_name(self)} is never asked; add a part to method.visits"
 
     def check(self, experiment: Experiment) -> None:

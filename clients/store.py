@@ -103,7 +103,7 @@ class ClientStore:
         return count
 
     def _catch_up(self) -> None:
-        """Take over what another process has stored or removed since."""
+        """Read what another process has stored or removed in the meantime."""
         if self._folder is None:
             return
         self._check_owner()
@@ -140,7 +140,7 @@ class ClientStore:
             self._path(name, version).unlink(missing_ok=True)
 
     def _claim(self) -> None:
-        """Write down whose folder this is, before anything else is in it."""
+        """Write the owner of this folder into it, before anything else."""
         self._folder.mkdir(parents=True, exist_ok=True)
         if not (self._folder / OWNER).is_file():
             temporary = self._folder / f".{OWNER}.{os.getpid()}.tmp"

@@ -82,16 +82,16 @@ class FedDG(FedAvg):
         self.target_site = TargetSite(self.exchange, roster) if roster.target else None
 
     def describe(self, model: ServerModel) -> None:
-        """Say what the network is whose tensors are trained."""
+        """Set the network whose tensors are trained."""
         self.parts.model = model
 
     def resume(self, round: int, state: ServerState) -> None:
-        """Go on after a round, with what the server remembered then."""
+        """Continue after a round, with the server's state of that time."""
         self.finished_rounds = self.exchange.saved_round = round
         self.state = self.parts.state = self.exchange.state = state
 
     def summary(self) -> None:
-        """Nothing: the records say it."""
+        """Does nothing: the run's records hold the results."""
 
     # --- one round ------------------------------------------------------------------------------------------------
 
@@ -162,7 +162,7 @@ class FedDG(FedAvg):
         return arrays if len(names) == len(arrays) else ArrayRecord({name: arrays[name] for name in names})
 
     def _open(self, round: int, arrays: ArrayRecord, drawn: Sequence[str]) -> ArrayRecord:
-        """Begin a round; the tensors that go to its clients."""
+        """Begin a round; returns the tensors that are sent to its clients."""
         self._saved = record_to_arrays(arrays)
         self.parts.open(round, self._saved, self.exchange.clients, drawn, training=self._phase == "train")
         if self.parts.start is not self._saved:
@@ -202,7 +202,7 @@ class FedDG(FedAvg):
         return self._record
 
     def _taken_back(self, replies: Sequence[Message]) -> bool:
-        """When most sites cannot use the new model, the one before stays, and whose update stands out has failed."""
+        """When most sites cannot use the new model, restore the old one; the client with the outlying update failed."""
         client, reason = self.guard.useless(replies, self.exchange.asked + bool(self.target_site))
         if reason:
             self.guard.put_back(self._record, state_to_record(self._saved))
@@ -246,7 +246,7 @@ class FedDG(FedAvg):
         return list(updates.values())
 
     def _fused(self, updates: list[Update]) -> dict[str, np.ndarray]:
-        """The new tensors, or none; whom a part refuses is left out, and the round computed again from its beginning.
+        """The new tensors, or none. A client that a part refuses is left out, and the round is then computed again.
 
         A model that is not finite is dropped with all that its round would have changed (core.md R2).
         """
@@ -279,18 +279,18 @@ class FedDG(FedAvg):
         return {}
 
     def _usable(self, updates: list[Update], saved: tuple[dict, dict]) -> bool:
-        """Would the model of these updates alone be sound?"""
+        """Would the model of these updates alone be finite?"""
         self.state.restore_parts(saved)
         return not self.guard.unusable(self.parts.compute(updates)[1], self.parts.start)
 
     def _drop(self, reason: str) -> None:
-        """The round's model is of no use: the end of the run, or a line in its record."""
+        """Drop the round's model: the run ends, or a line in its record says so."""
         if self.experiment.run.on_client_failure == "stop":
             raise ClientFailedError(f"round {self.log.round}: {reason}")
         self.log.note(f"{reason}; the model stays as it was")
 
     def _note_down(self, updates: Sequence[Update], server: ServerRound) -> None:
-        """What the round was, for its records, and what the clients keep from now on."""
+        """Note the round for its records, and what the clients keep from now on."""
         self.guard.accept(updates, self.state)
         for update in updates:
             self.log.row(update.client).update(examples=update.examples, **update.metrics)
