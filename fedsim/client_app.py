@@ -16,15 +16,13 @@ from fedsim.arrays import record_to_arrays, state_to_record
 from fedsim.data import domain_of
 from fedsim.data.fingerprint import fingerprint
 from fedsim.data.names import matching
-from fedsim.errors import USER_ERROR, UserError
+from fedsim.errors import CLIENT_APP_RAISED, USER_ERROR, UserError
 from fedsim.run.local_privacy import perturbed
 from fedsim.run.plan import Plan
 from fedsim.run.site import state_folder, time_limit
 from fedsim.run.target import TargetEvaluator
 from fedsim.run.workspace import Workspace, set_threads, workspace
 from strategies.wire.target_site import UPLOADS, score_records
-
-CLIENT_APP_RAISED = 2  # Flower's error code for an exception in the client app
 
 PACKAGES = ("torch", "flwr", "numpy")
 

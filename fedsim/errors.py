@@ -12,7 +12,8 @@ class ClientFailedError(RuntimeError):
     """A client failed; the message names its domain and contains the client's own traceback."""
 
 
-USER_ERROR = "user error: "  # prefix of an error reply that means «the user can mend this»
+USER_ERROR = "user error: "  # prefix of an error reply that the user can correct
+CLIENT_APP_RAISED = 2  # Flower's error code for an exception in the client app
 
 
 def nearest(name: str, known: Any) -> str:

@@ -15,10 +15,11 @@ from typing import Any
 from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
 
 from fedsim.arrays import nbytes
+from fedsim.errors import CLIENT_APP_RAISED
 from fedsim.runtime.cluster import import_ray, open_cluster, plan_workers
 from fedsim.runtime.identity import stamp, with_content
 from fedsim.runtime.inline import LocalGrid
-from fedsim.runtime.ray_worker import CLIENT_APP_RAISED, Parcel, Want, Worker, WorkerSetup, without_arrays
+from fedsim.runtime.ray_worker import Parcel, Want, Worker, WorkerSetup, without_arrays
 from fedsim.settings import RunSettings
 
 CLIENT_APP = "fedsim.client_app:app"

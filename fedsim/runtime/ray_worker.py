@@ -16,10 +16,8 @@ from flwr.app import Array, ArrayRecord, Context, Error, Message, RecordDict
 
 from fedsim.arrays import nbytes, record_of
 from fedsim.edge import refuse_hidden_packages
-from fedsim.errors import USER_ERROR, UserError
+from fedsim.errors import CLIENT_APP_RAISED, USER_ERROR, UserError
 from fedsim.runtime.identity import with_content
-
-CLIENT_APP_RAISED = 2  # Flower's error code for an exception in the client app
 
 BUNDLE_BYTES = 4 * 2**20  # of replies that travel together
 BUNDLE_SECONDS = 0.5  # of work whose replies travel together

@@ -16,7 +16,7 @@ from functools import partial
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from fedsim.errors import USER_ERROR, ClientFailedError, UserError
+from fedsim.errors import CLIENT_APP_RAISED, USER_ERROR, ClientFailedError, UserError
 from fedsim.settings import RunSettings
 from strategies.wire.membership import Identify, implausible, impostor, name_of
 from strategies.wire.reply_checks import (
@@ -32,7 +32,6 @@ from strategies.wire.reply_checks import (
 POLL_SECONDS = 1.0
 SAY_SECONDS = 30.0
 ASK_AGAIN_SECONDS = 120.0
-CLIENT_APP_RAISED = 2  # Flower's code for an error that the client app itself reports
 MOST_REASON = 20_000  # characters of a node's own error text that are shown
 NOT_ONLINE = "its site is not online"
 NOBODY = 0  # node id of a client that has not answered yet

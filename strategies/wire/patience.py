@@ -9,12 +9,13 @@ way after an error that the client itself reports, after a refused reply, and af
 import logging
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from flwr.app import Message
 from flwr.serverapp import Grid
 
 from strategies.wire.handshake import Roster
+from strategies.wire.wrapped_grid import WrappedGrid
 
 LOST = {3, 4, 5, 8}  # Flower's codes: message, reply or node unavailable, client app stopped responding
 MOST_ATTEMPTS = 5  # of one message; a client that kills its process each time is not asked for ever
@@ -34,11 +35,12 @@ class Sender(Protocol):
         """The same message for the client's present node; its reply replaces that of the first message."""
 
 
-class PatientGrid(Grid):
+class PatientGrid(WrappedGrid):
     """A grid that sends a message again when its site is back."""
 
     def __init__(self, grid: Grid, sender: Sender, patience: float) -> None:
-        self._grid, self._sender, self._patience = grid, sender, patience
+        super().__init__(grid)
+        self._sender, self._patience = sender, patience
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Send messages and wait for the replies; a message whose reply is lost is sent again within `run.patience`."""
@@ -82,30 +84,3 @@ class PatientGrid(Grid):
 
     def _missing(self, client: str) -> bool:
         return bool(self._sender.roster.missing([client]))
-
-    # --- the rest is the grid's own ---------------------------------------------------------------------------------
-
-    def set_run(self, run: Any) -> None:
-        """Flower's hook."""
-        self._grid.set_run(run)
-
-    @property
-    def run(self) -> Any:
-        """Flower's run information."""
-        return self._grid.run
-
-    def get_node_ids(self) -> Iterable[int]:
-        """Ids of the nodes that are online."""
-        return self._grid.get_node_ids()
-
-    def create_message(self, *words: Any, **named: Any) -> Message:
-        """A message to a node."""
-        return self._grid.create_message(*words, **named)
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Send messages; their ids."""
-        return self._grid.push_messages(messages)
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Replies that have arrived."""
-        return self._grid.pull_messages(message_ids)

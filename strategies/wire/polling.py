@@ -2,12 +2,12 @@
 
 import time
 from collections.abc import Iterable
-from typing import Any
 
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from strategies.wire.pulling import Puller, is_flowers_own
+from strategies.wire.wrapped_grid import WrappedGrid
 
 FIRST_SECONDS, LAST_SECONDS = 0.3, 3.0  # between two looks; each is a write to the SuperLink's database
 SHARE = 20  # a look is late by at most this fraction of the wait
@@ -15,29 +15,17 @@ LARGEST_REPLY = 1 << 30  # bytes, where nobody has said what is expected
 KEPT_MESSAGES = 1000  # that were sent and not answered
 
 
-class QuickGrid(Grid):
+class QuickGrid(WrappedGrid):
     """Flower's own grid, which looks for replies often at first and less often the longer it has waited.
 
     `largest_reply`: bytes of the largest reply that is expected; a larger reply becomes an error of its site.
     """
 
     def __init__(self, grid: Grid, largest_reply: int = LARGEST_REPLY) -> None:
-        self._grid, self.largest_reply = grid, largest_reply
+        super().__init__(grid)
+        self.largest_reply = largest_reply
         self._puller = Puller(grid) if is_flowers_own(grid) else None
         self._sent: dict[str, Message] = {}  # not answered yet
-
-    def set_run(self, run: Any) -> None:
-        """Flower's hook."""
-        self._grid.set_run(run)
-
-    @property
-    def run(self) -> Any:
-        """Flower's run information."""
-        return self._grid.run
-
-    def get_node_ids(self) -> Iterable[int]:
-        """Ids of the nodes that are online."""
-        return self._grid.get_node_ids()
 
     def create_message(
         self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None

@@ -1,0 +1,43 @@
+"""The part of Flower's Grid that our own grids pass on unchanged to the grid that they wrap."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+
+class WrappedGrid(Grid):
+    """A grid around another grid. Subclasses override what they change; all other calls go to the inner grid."""
+
+    def __init__(self, grid: Grid) -> None:
+        self._grid = grid
+
+    def set_run(self, run: Any) -> None:
+        """Flower's hook."""
+        self._grid.set_run(run)
+
+    @property
+    def run(self) -> Any:
+        """Flower's run information."""
+        return self._grid.run
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Ids of the nodes that are online."""
+        return self._grid.get_node_ids()
+
+    def create_message(self, *words: Any, **named: Any) -> Message:
+        """A message to a node."""
+        return self._grid.create_message(*words, **named)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Send messages; returns their ids."""
+        return self._grid.push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Replies that have arrived."""
+        return self._grid.pull_messages(message_ids)
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        """Send messages and wait for their replies."""
+        return self._grid.send_and_receive(messages, timeout=timeout)
