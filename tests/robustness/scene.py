@@ -77,8 +77,7 @@ class Scene:
         arrays = self.arrays
         if phase == "collect":
             strategy.state.banks, strategy.exchange.log = {}, RoundLog(0)
-            model = record_to_arrays(self.arrays)
-            strategy._collect(strategy.recipe.banks[0], CannedGrid(replies), model)
+            strategy._collect(strategy.recipe.banks[0], CannedGrid(replies), 0, None, strategy.exchange.clients)
         else:
             number(strategy.configure_train(2, self.arrays, ConfigRecord(), None))
             if phase == "train":
@@ -124,7 +123,8 @@ def build(method: str | dict, folder: Path, recipe: Any = None, extra: Any = Non
             "collect", 0, None, strategy.exchange.clients, {}, bank=bank.name
         )
         scene.replies["collect"] = answers(scene.messages["collect"])
-        strategy._collect(bank, CannedGrid(list(scene.replies["collect"].values())), record_to_arrays(scene.arrays))
+        replies = list(scene.replies["collect"].values())
+        strategy._collect(bank, CannedGrid(replies), 0, None, strategy.exchange.clients)
     for round in (1, 2):
         scene.messages["train"] = strategy.configure_train(round, scene.arrays, ConfigRecord(), None)
         scene.replies["train"] = answers(scene.messages["train"])
