@@ -20,12 +20,14 @@ from scipy.special import log_ndtr, ndtr
 from fedsim.errors import UserError
 from fedsim.experiment import Experiment
 
+HUGE = 1e4
 DELTA = 1e-5  # of the central mechanism, where no setting says it
 
 
 def delta_of(epsilon: float, mu: float) -> float:
     """delta(epsilon) of the Gaussian mechanism with that mu."""
-    return float(ndtr(mu / 2 - epsilon / mu) - math.exp(epsilon + log_ndtr(-mu / 2 - epsilon / mu)))
+    second = min(epsilon + log_ndtr(-mu / 2 - epsilon / mu), 0.0)  # at most 0; with a huge mu rounding says otherwise
+    return float(ndtr(mu / 2 - epsilon / mu) - math.exp(second))
 
 
 def total_epsilon(noise: float, rounds: int, delta: float) -> float:
@@ -38,6 +40,8 @@ def total_epsilon(noise: float, rounds: int, delta: float) -> float:
     if delta_of(0.0, mu) <= delta:
         return 0.0
     most = mu * mu / 2 + mu * math.sqrt(2 * math.log(1 / delta))  # zero-concentrated privacy: always enough
+    if mu > HUGE:  # no protection at all; the exact difference of the two terms is lost in rounding
+        return most
     return float(brentq(lambda epsilon: delta_of(epsilon, mu) - delta, 0.0, most + 1.0, xtol=1e-9))
 
 

@@ -34,6 +34,7 @@ def rounds_done(folder):
     return len(file.read_text().splitlines()) - 1 if file.is_file() else 0
 
 
+@pytest.mark.deployment
 def test_a_deployed_run_gives_the_numbers_of_inline(tmp_path):
     """The whole way: kits, registration, handshake, two rounds, the target's own evaluation, records, exit code 0."""
     inline = run_inline(tmp_path / "inline")

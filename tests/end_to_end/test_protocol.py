@@ -29,8 +29,15 @@ def same_model(a, b, **tolerance):
 def test_no_client_opens_the_target(method, tmp_path, monkeypatch):
     """Only the server's evaluation opens the unseen domain, and selection does not change when it is not measured."""
     opened = []
-    original = loading._load_domain
-    monkeypatch.setattr(loading, "_load_domain", lambda *words: opened.append(words[2]) or original(*words))
+    original = loading.reader
+
+    def watched(*words):
+        read = original(*words)
+        images = read.images
+        read.images = lambda domain, *more: opened.append(domain) or images(domain, *more)
+        return read
+
+    monkeypatch.setattr(loading, "reader", watched)
     monkeypatch.setattr(
         fedsim.run.target, "load_target", lambda *words: opened.append("evaluation") or loading.load_target(*words)
     )

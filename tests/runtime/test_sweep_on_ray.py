@@ -15,6 +15,7 @@ SMALL = ("data.fraction=0.1", 'data.domains=["rot0", "rot15", "rot30"]', "train.
 AXES = Axes(["fedbn"], ["rot0", "rot15"], [0])
 
 
+@pytest.mark.slow
 def test_sweep_on_a_cluster(ray_cluster, tmp_path, capsys):
     """The numbers are those of a local sweep, the cells' folders say which machine ran them."""
     words = [*SMALL, f"run.output={tmp_path / 'ray'}", "run.callbacks=['probe_callbacks:DieOnce']"]

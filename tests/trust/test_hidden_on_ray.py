@@ -5,11 +5,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import fedsim
 
 ROOT = Path(fedsim.__file__).parents[1]
 
 
+@pytest.mark.slow
 def test_a_clients_folder_beside_the_command_on_ray(tmp_path):
     """fedsim is installed, so that it comes last in the search; Ray's workers begin in the working folder."""
     work, site = tmp_path / "work", tmp_path / "site"
