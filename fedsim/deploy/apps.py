@@ -23,7 +23,7 @@ CHECK = {
                     "serverapp": "fedsim.deploy.check_app:server",
                     "clientapp": "fedsim.deploy.check_app:client",
                 },
-                "config": {"experiment": "", "report": "", "wait": 0.0},
+                "config": {"experiment": "", "report": "", "wait": 0.0, "packages": ""},
             }
         }
     },

@@ -22,6 +22,7 @@ from fedsim.deploy.federation import CONNECTION, Federation, Site
 from fedsim.deploy.status import clock_problem
 from fedsim.errors import UserError
 from fedsim.experiment import Experiment
+from fedsim.registry import packages_of
 from fedsim.runtime.flower import write_app
 from fedsim.settings import Settings
 
@@ -48,6 +49,7 @@ class Answer(Settings):
     problem: str = ""
     classes: tuple[str, ...] = ()
     counts: tuple[int, ...] = ()
+    lacking: tuple[str, ...] = ()
 
 
 @dataclass
@@ -105,7 +107,9 @@ def ask_sites(control: Control, experiment: Experiment | None, wait: float) -> l
         folder = Path(name)
         write_app(folder / "app", CHECK)
         report = folder / "report.json"
+        packages = [package.requirement for package in packages_of(experiment)] if experiment else []
         config = {"experiment": experiment.toml() if experiment else "", "report": str(report), "wait": float(wait)}
+        config["packages"] = " ".join(dict.fromkeys(packages))
         (folder / "settings.toml").write_text(tomli_w.dumps(config))
         words = ["run", str(folder / "app"), CONNECTION, "--run-config", str(folder / "settings.toml")]
         started = control.flwr(*words)
@@ -172,6 +176,7 @@ def _read_answer(finding: Finding, raw: dict[str, Any]) -> None:
         finding.problems.append(answer.problem.strip().splitlines()[-1])
     if not answer.site:
         return
+    finding.problems += [f"{words}: the experiment's method comes from outside, install it" for words in answer.lacking]
     for key in ("domain", "role"):
         if getattr(answer, key) != getattr(finding.site, key):
             finding.problems.append(

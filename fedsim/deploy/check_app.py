@@ -6,6 +6,7 @@ The server app writes a JSON report to the path that the operator gave; the clie
 import json
 import platform
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,8 @@ def ask(grid: Grid, context: Context) -> None:
     """Ask every connected node, wait for at most `wait` seconds, write the report."""
     config = context.run_config
     nodes = list(grid.get_node_ids())
-    content = RecordDict({"config": ConfigRecord({"experiment": str(config["experiment"])})})
+    asked_for = {"experiment": str(config["experiment"]), "packages": str(config.get("packages", ""))}
+    content = RecordDict({"config": ConfigRecord(asked_for)})
     messages = [Message(content, node, "query.check") for node in nodes]
     replies = list(grid.send_and_receive(messages, timeout=float(config["wait"])))
     asked = {message.metadata.message_id: message.metadata.dst_node_id for message in messages}
@@ -54,7 +56,9 @@ def answer(message: Message, context: Context) -> Message:
     node = context.node_config
     said: dict[str, Any] = {key: str(node.get(key, "")) for key in ("site", "domain", "role")}
     said |= {"python": platform.python_version(), **installed_versions(), "problem": "", "classes": [], "counts": []}
-    settings = str(message.content.config_records["config"]["experiment"])
+    config = message.content.config_records["config"]
+    settings = str(config["experiment"])
+    said["lacking"] = lacking(str(config.get("packages", "")).split())
     try:
         said["device"] = device()
         if settings:
@@ -75,6 +79,22 @@ def installed_versions() -> dict[str, str]:
             found[package] = version(package)
         except PackageNotFoundError:
             found[package] = "missing"
+    return found
+
+
+def lacking(requirements: list[str]) -> list[str]:
+    """Which of these packages (`name==version`, or a module's name) are missing here or have another version."""
+    found = []
+    for requirement in requirements:
+        name, _, wanted = requirement.partition("==")
+        try:
+            here = version(name) if wanted else ("" if find_spec(name) else "missing")
+        except PackageNotFoundError:
+            here = "missing"
+        if here == "missing":
+            found.append(f"{requirement} is missing")
+        elif here != wanted:
+            found.append(f"{name} is {here} there, {wanted} here")
     return found
 
 

@@ -86,6 +86,9 @@ class Federation(Settings):
     torch_index: str = Field(
         "", description="pip's index for PyTorch there, e.g. that of its CPU builds; empty: pip's own"
     )
+    packages: list[str] = Field(
+        [], description="what runs need at every site beside fedsim, as pip takes it: methods or data sets from outside"
+    )
     pin: bool = Field(
         True, description="sites run fedsim's own app bundles and those that the operator's key signed, and no others"
     )

@@ -189,6 +189,9 @@ def _site_kit(federation: Federation, site: Site, kit: Path, public_keys: Path, 
             "DOMAIN": site.domain,
             "ROLE": role,
             "PUBLIC": federation.public_address,
+            "PACKAGES": f" Runs also need `pip install {' '.join(federation.packages)}`."
+            if federation.packages
+            else "",
             "DATA": f"`{site.data_dir}`" if site.data_dir else "empty: an embedded data set needs none",
         },
     )

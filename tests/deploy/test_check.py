@@ -9,7 +9,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from fedsim.deploy import check_app
 from fedsim.deploy.check import judge, table, with_names
-from fedsim.deploy.check_app import answer, installed_versions
+from fedsim.deploy.check_app import answer, installed_versions, lacking
 from fedsim.deploy.federation import read_federation
 from fedsim.experiment import from_table, read_experiment
 from fedsim.runtime.identity import assume_identity
@@ -102,6 +102,17 @@ def test_what_does_not_fit_is_named(federation, experiment, changes, problem):
     found = problems(federation, experiment, beta=changes)
     assert found.keys() == {"beta"}
     assert problem in found["beta"][0]
+
+
+def test_a_package_that_a_site_lacks_is_named(federation, experiment):
+    """A method from outside must be installed at every site, in the operator's version."""
+    assert lacking(["pytest==0.0.1", "no_such_module", "json"]) == [
+        f"pytest is {pytest.__version__} there, 0.0.1 here",
+        "no_such_module is missing",
+    ]
+    assert lacking([f"pytest=={pytest.__version__}", "no-such-package==1"]) == ["no-such-package==1 is missing"]
+    found = problems(federation, experiment, beta={"lacking": ["mymethods==1.2 is missing"]})
+    assert found == {"beta": ["mymethods==1.2 is missing: the experiment's method comes from outside, install it"]}
 
 
 def test_a_client_without_a_site_is_named(federation):
