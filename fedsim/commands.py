@@ -141,10 +141,13 @@ def show_findings(method: str, overrides: Sequence[str] = ()) -> bool:
 
     logging.disable(logging.WARNING)  # the failures that are staged
     holds = True
-    for words, reason in findings(method, overrides):
-        holds &= not reason
-        mark, color = ("fails", "red") if reason else ("holds", "green")
-        console.print(Text.assemble((mark, color), f"  {words}{': ' + reason if reason else ''}"), soft_wrap=True)
+    try:
+        for words, reason in findings(method, overrides):
+            holds &= not reason
+            mark, color = ("fails", "red") if reason else ("holds", "green")
+            console.print(Text.assemble((mark, color), f"  {words}{': ' + reason if reason else ''}"), soft_wrap=True)
+    finally:
+        logging.disable(logging.NOTSET)
     return holds
 
 

@@ -69,7 +69,7 @@ def complete(recipe: Recipe) -> Recipe:
 def _beside(part: Part, name: str) -> type | None:
     """A part with that settings name in the module that defines `part`; for modules from outside."""
     kinds = vars(sys.modules[type(part).__module__]).values()
-    return next((kind for kind in kinds if slots_of(kind) and part_name(kind) == name), None)
+    return next((kind for kind in kinds if isinstance(kind, type) and slots_of(kind) and part_name(kind) == name), None)
 
 
 def set_fields(recipe: Recipe, key: str, fields: Any, method: str) -> Recipe:

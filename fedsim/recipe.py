@@ -1,6 +1,7 @@
 """A method as a row of exchangeable parts: one part per question of the design's table."""
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from clients.batches.shuffled import Shuffled
@@ -101,6 +102,7 @@ def parts_of(recipe: Recipe) -> list[tuple[str, Any]]:
     return pairs
 
 
-def slots_of(kind: type) -> list[str]:
+@cache
+def slots_of(kind: type) -> tuple[str, ...]:
     """Slots that a class of parts belongs to, by the contracts it derives from; a part may answer two questions."""
-    return [slot for slot, contract in SLOTS.items() if isinstance(kind, type) and issubclass(kind, contract)]
+    return tuple(slot for slot, contract in SLOTS.items() if issubclass(kind, contract))

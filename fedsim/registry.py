@@ -70,7 +70,7 @@ def find_part(name: object, slot: str = "") -> type:
         known |= kinds if slot in ("", key) else {}
     where = f"method.{slot}: no part" if slot else "method: no part"
     kind = lookup(name if isinstance(name, str) else repr(name), known, "parts", where)
-    if not slots_of(kind) or not dataclasses.is_dataclass(kind):
+    if not isinstance(kind, type) or not slots_of(kind) or not dataclasses.is_dataclass(kind):
         hint = "a part is a dataclass that derives from a slot's contract (docs/own-method.md)"
         raise UserError(f"{where} {name!r}: {hint}")
     if slot and slot not in slots_of(kind):
