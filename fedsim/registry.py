@@ -57,6 +57,12 @@ def parts_by_slot() -> dict[str, dict[str, type]]:
     """{slot: {settings name: class}} of every shipped part and of every part in a row of METHODS."""
     kinds = dict.fromkeys(shipped_parts())
     kinds |= dict.fromkeys(type(part) for recipe in METHODS.values() for _, part in parts_of(recipe))
+    return _by_slot(tuple(kinds))
+
+
+@functools.cache
+def _by_slot(kinds: tuple[type, ...]) -> dict[str, dict[str, type]]:
+    """The same of these classes; settings are resolved several times in a run, rows seldom change."""
     return {slot: {part_name(kind): kind for kind in kinds if slot in slots_of(kind)} for slot in SLOTS}
 
 
