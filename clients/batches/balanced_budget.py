@@ -1,4 +1,4 @@
-"""The same number of examples on every client (FedSB)."""
+"""The same number of examples per round on every client (FedSB)."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,10 +15,11 @@ from fedsim.tasks import ANY_TASK
 
 @dataclass(frozen=True)
 class BalancedBudget(Batches):
-    """Exactly `budget` examples per round on every client, whatever it holds (FedSB, ICASSP 2025; core.md 1.3).
+    """Exactly `budget` examples per round on every client, however many it holds.
 
-    n > budget: drawn without replacement, anew each round; n < budget: whole copies plus a random remainder. With
-    `unit="batches"` the budget counts batches of `train.batch_size`, as in the official code. `budget=0` gives FedAvg.
+    Source: FedSB (ICASSP 2025). A client with more examples draws them without replacement, anew in each round. A
+    client with fewer takes whole copies of its examples and a random remainder. With `unit="batches"` the budget counts
+    batches of `train.batch_size`, as in the official code. `budget = 0` gives FedAvg.
     """
 
     tasks: ClassVar[tuple[str, ...]] = ANY_TASK
@@ -38,7 +39,7 @@ class BalancedBudget(Batches):
 
     @staticmethod
     def draw(examples: int, size: int, rng: np.random.Generator) -> np.ndarray:
-        """`size` shuffled indices: floor(size/n) copies of all examples and `size mod n` distinct ones."""
+        """`size` shuffled indices: floor(size/n) copies of all n examples, and `size mod n` distinct further ones."""
         copies, rest = divmod(size, examples)
         order = np.concatenate([np.tile(np.arange(examples), copies), rng.permutation(examples)[:rest]])
         return rng.permutation(order)

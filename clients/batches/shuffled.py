@@ -1,4 +1,4 @@
-"""Which examples make up a round's batches."""
+"""The standard batches: shuffled local epochs."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from fedsim.tasks import ANY_TASK
 
 
 def chunks(order: np.ndarray, size: int) -> Iterator[np.ndarray]:
-    """Consecutive batches; a last batch of one example is dropped (batch norm needs two, core.md R10)."""
+    """Consecutive batches. A last batch of one example is dropped, because batch norm needs two."""
     for start in range(0, len(order), size):
         batch = order[start : start + size]
         if len(batch) > 1:
@@ -21,7 +21,10 @@ def chunks(order: np.ndarray, size: int) -> Iterator[np.ndarray]:
 
 @dataclass(frozen=True)
 class Shuffled(Batches):
-    """Every local epoch is a fresh permutation of the client's examples; `iterations` steps take as many as needed."""
+    """Every local epoch is a new permutation of the client's examples.
+
+    With `train.iterations` there are as many permutations as those steps need.
+    """
 
     tasks: ClassVar[tuple[str, ...]] = ANY_TASK
 

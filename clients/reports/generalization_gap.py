@@ -1,4 +1,5 @@
-"""The client's half of generalization adjustment: how much better its own model fits its data than the global one."""
+"""The client's half of generalization adjustment: how much better the client's own model fits its data than the
+global."""
 
 import math
 from dataclasses import dataclass
@@ -15,14 +16,14 @@ EVALUATION_BATCH = 256
 
 @dataclass(frozen=True)
 class GeneralizationGap(Report):
-    """gap = E_k(theta) - E_k(theta_k): risk of the received global model minus that of the last local model.
+    """gap = E_k(theta) - E_k(theta_k): the risk of the received global model minus that of the last local model.
 
-    FedDG-GA (CVPR 2023), core.md 3.3. The client keeps one scalar between rounds. `gap_valid` is 0 (and gap 0) in its
-    first round and when a risk is not finite. Both evaluations use the same unaugmented examples.
+    Source: FedDG-GA (CVPR 2023). The client keeps one scalar between rounds. In its first round, and when a risk is not
+    finite, `gap_valid` and the gap are 0. Both evaluations use the same examples without augmentation.
 
-    metric: `train_loss` (the paper; default) or `validation_accuracy` (the released code; gap = local - global
-    accuracy, so that a large gap raises the weight as well). max_samples: fixed random subset of the training
-    examples; 0 takes all.
+    metric: `train_loss` (the paper; default) or `validation_accuracy` (the released code; there gap = local - global
+    accuracy, so that a large gap raises the weight as well)
+    max_samples: the size of a fixed random subset of the training examples; 0 takes all
     """
 
     tasks: ClassVar[tuple[str, ...]] = ANY_TASK
@@ -32,7 +33,7 @@ class GeneralizationGap(Report):
     whole: ClassVar[bool] = True
 
     def before(self, round: LocalRound) -> dict[str, float]:
-        """The gap of the model just received."""
+        """The gap of the received model."""
         stored = round.store.get_number("local_risk")
         if stored is None:
             return {"gap": 0.0, "gap_valid": 0}
@@ -40,12 +41,12 @@ class GeneralizationGap(Report):
         return {"gap": gap, "gap_valid": 1} if math.isfinite(gap) else {"gap": 0.0, "gap_valid": 0}
 
     def after(self, round: LocalRound) -> dict[str, float]:
-        """Stores the risk of the model just trained."""
+        """Stores the risk of the trained model."""
         round.store.put_number("local_risk", self._risk(round))
         return {}
 
     def _risk(self, round: LocalRound) -> float:
-        """Mean training loss, or 1 - validation accuracy, of the network as it stands."""
+        """The mean training loss, or 1 - validation accuracy, of the network as it is now."""
         data = round.data
         on_validation = self.metric == "validation_accuracy"
         positions = data.validation if on_validation else self._training_subset(round)

@@ -1,4 +1,4 @@
-"""By how many gradients a client's parameters have moved in a round."""
+"""The number of gradients by which a client's parameters have moved in a round."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -12,23 +12,24 @@ from fedsim.tasks import ANY_TASK
 
 @dataclass(frozen=True)
 class GradientCount(Report):
-    """gradient_count = a_k of `clients.optimizers.gradient_count`, and learning_rate = eta of the round: with SGD,
-    w^t - w_k is eta a_k times a mean of the round's gradients.
+    """gradient_count = a_k of `clients.optimizers.gradient_count`, and learning_rate = eta of the round.
 
-    FedNova (Wang et al., NeurIPS 2020), baselines.md A.5. The number of steps itself is in every reply. Momentum is
-    `train.momentum`, the proximal mu that of the recipe's terms. Layers that ask for a multiple of the rate count as
-    the others. It needs SGD that starts anew each round and keeps its last iterate.
+    With SGD, w^t - w_k is eta a_k times a mean of the round's gradients.
+
+    Source: FedNova (Wang et al., NeurIPS 2020). Every reply has the number of steps already. The momentum is
+    `train.momentum`, and the proximal mu is that of the recipe's terms. Layers that ask for a multiple of the learning
+    rate count like the others. The report needs SGD that starts anew each round and keeps its last model.
     """
 
     tasks: ClassVar[tuple[str, ...]] = ANY_TASK
 
     @property
     def discloses(self) -> str:
-        """The number of steps, which is about that of examples."""
+        """The number of steps, which is nearly proportional to the number of examples."""
         return "the number of local steps"
 
     def check(self, experiment: Experiment) -> None:
-        """UserError where the sum of gradients cannot be read from the parameters' move."""
+        """Raises UserError where the sum of the gradients cannot be computed from the move of the parameters."""
         train = experiment.train
         if train.optimizer != "sgd":
             raise UserError(f"gradient_count needs train.optimizer = 'sgd', not {train.optimizer!r}")

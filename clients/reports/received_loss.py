@@ -1,4 +1,4 @@
-"""How large the received model's loss is on a client's training examples."""
+"""The loss of the received model on a client's training examples."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,11 +11,13 @@ EVALUATION_BATCH = 256
 
 @dataclass(frozen=True)
 class ReceivedLoss(Report):
-    """received_loss = F_k(theta): mean cross-entropy of the received model, in eval mode, on all training examples
-    without augmentation. It costs one forward pass over them in every round.
+    """received_loss = F_k(theta): the mean cross-entropy of the received model on all training examples.
 
-    AFL (Mohri et al., ICML 2019); baselines.md E.2, step 3. MarsFL measures the trained model on the client's test
-    data, which is another quantity and is not offered.
+    The model is in eval mode, and the examples have no augmentation. This costs one forward pass over them in every
+    round.
+
+    Source: AFL (Mohri et al., ICML 2019). MarsFL measures the trained model on the client's test data, which is another
+    quantity and is not offered.
     """
 
     whole: ClassVar[bool] = True
@@ -23,11 +25,11 @@ class ReceivedLoss(Report):
 
     @property
     def discloses(self) -> str:
-        """One number a round."""
+        """One number per round."""
         return "each round the global model's mean loss on the client's training data"
 
     def before(self, round: LocalRound) -> dict[str, float]:
-        """The loss of the network as received."""
+        """The loss of the network as it was received."""
         round.net.eval()
         _, loss, _ = round.task.measure(
             round.net, round.data.evaluation(round.data.training_positions(), EVALUATION_BATCH)

@@ -1,4 +1,5 @@
-"""FedADG's client: features are aligned with a reference distribution that all clients generate together."""
+"""FedADG's client step: it aligns features with a reference distribution that all clients learn to generate
+together."""
 
 import logging
 from collections.abc import Callable
@@ -24,14 +25,18 @@ from clients.step.feature_generator import (
 from fedsim.seeding import torch_generator
 
 log = logging.getLogger("fedsim")
-DISCRIMINATOR = "discriminator"  # store entry
-OPTIMIZER = "discriminator-optimizer"  # store entry
-WON, MOST_WON = 1e-3, 100  # a discriminator with so small a loss for so many steps is worth a warning
+DISCRIMINATOR = "discriminator"  # the store's entry
+OPTIMIZER = "discriminator-optimizer"  # the store's entry
+WON, MOST_WON = 1e-3, 100  # a loss of the discriminator below the first, in more steps than the second, gives a warning
 
 
 @dataclass
 class Players:
-    """What plays beside the network in one round. `won` and `longest` count steps with hardly any loss of D."""
+    """The two networks that are trained beside the main network in one round.
+
+    `won` and `longest` count steps in which the discriminator D had nearly no loss: the current series, and the
+    longest.
+    """
 
     generator: Generator
     discriminator: Discriminator
@@ -44,37 +49,47 @@ class Players:
 
 @dataclass(frozen=True)
 class AdversarialReference(Step):
-    """The first E0 of every E0 + E1 steps of a round are label-smoothed cross-entropy alone. Each later one takes, in
-    this order, with features h = F(x) and h' = G([z, e(y)]), z ~ U[0, 1)^d_noise, for the labels of the batch:
+    """The first E0 of every E0 + E1 steps of a round are label-smoothed cross-entropy alone; each later step has three
+    parts.
+
+    With features h = F(x) and h' = G([z, e(y)]), z ~ U[0, 1)^d_noise, for the labels of the batch, in this order:
 
         D:      L_d = mean[(1 - D(h'))^2 + D(h)^2]                     h in eval mode; h and h' constant
         F, Cl:  L = lambda1 CE_smooth(Cl(h), y) + lambda0 mean (1 - D(h))^2 + terms
         G:      L_g = mean D(h')^2
 
-    FedADG (Zhang et al., 2021, arXiv 2111.10487); banks 4. All clients train the generator G, the server averages it
-    (bank `generator`); the discriminator D never leaves its client, which keeps it with its optimizer. G, D and their
-    noise have random numbers of their own: lambda0 = 0, lambda1 = 1, smooth = 0, E0 = 0 gives FedAvg bit for bit.
+    Source: FedADG (Zhang et al., 2021, arXiv 2111.10487). All clients train the generator G and the server averages it
+    (bank `generator`). The discriminator D never leaves its client, which stores it with its optimizer. G, D and their
+    noise have random numbers of their own, so that lambda0 = 0, lambda1 = 1, smooth = 0, E0 = 0 gives FedAvg bit for
+    bit.
 
-    The paper's E0 and E1 are epochs; here they divide a round's steps, whose number `[train]` says, so that
-    train.epochs = E0 + E1 is the paper's round and other methods are given the same work. The paper's G step pushes
-    generated features away from extracted ones, against its stated aim, and its L_d hardly moves a D that is wrong;
-    default are the PACS code's losses, with P frozen as the paper says. The classifier is one linear layer, which can
-    do what the paper's two without anything between them can. G ends in a ReLU where the features are nonnegative. All
-    learn by the experiment's optimizer; warm-up within the round, which keeps the released code's rates far below the
-    nominal ones, is left out.
+    The paper's E0 and E1 are epochs. Here they divide the steps of a round, and `[train]`
+    sets the number of these steps: train.epochs = E0 + E1 is the paper's round, and other
+    methods get the same amount of work. The paper's G step pushes generated features away
+    from extracted ones, against its stated aim, and its L_d gives nearly no gradient to a D
+    that is wrong. Therefore the losses of the PACS code are the default, with P frozen as
+    the paper says. The classifier is one linear layer, which can compute the same functions
+    as the paper's two layers with no activation between them. G ends in a ReLU where the
+    features are nonnegative. All networks are trained by the experiment's optimizer. We
+    leave out the warm-up within the round, which keeps the learning rates of the released
+    code far below their nominal values.
 
-    Released PACS code: projection = "kaiming", method.weights = "uniform". Released VLCS code: gen = "frozen",
-    d_loss = "max", projection = "trained", label_first = true, smooth = .2, s = .6, E0 = 5, E1 = 10 and uniform
-    weights; FedDG_Benchmark's also has lambda1 = .15, lambda0 = .85.
+    The released PACS code is projection = "kaiming", method.weights = "uniform". The released VLCS code is gen =
+    "frozen", d_loss = "max", projection = "trained", label_first = true, smooth = 0.2, s = 0.6, E0 = 5, E1 = 10 and
+    uniform weights. The code of FedDG_Benchmark also has lambda1 = 0.15, lambda0 = 0.85.
 
-    lambda1, lambda0: weights of cross-entropy and of L_f.   E0, E1: the two phases' shares
-    smooth: label smoothing; smooth / (C - 1) goes to each other class.   s: size of a label's code
-    d_noise, width: G's noise and hidden units.   r, hidden: D's projection and hidden units
-    rate: learning rate of G and D in units of F's (.7 in both released codes: 7e-4 to 1e-3, 7e-3 to 1e-2)
-    gen: "pull" as above; "paper" mean (1 - D(h'))^2; "frozen" never trains G
-    d_loss: "ls" as above; "max", the paper's -mean (1 - D(h))^2 - mean D(h')^2
-    projection: D's P is "frozen" with norm 1, "trained" from there, or "kaiming" and trained
-    label_first: the label's code goes through P too, and not past it
+    lambda1, lambda0: the weights of the cross-entropy and of L_f, the loss mean (1 - D(h))^2
+    E0, E1: the shares of the two phases
+    smooth: label smoothing; every other class gets smooth / (C - 1)
+    s: the size of a label's code
+    d_noise, width: the sizes of G's noise and of its hidden layer
+    r, hidden: the sizes of D's projection and of its hidden layer
+    rate: the learning rate of G and D divided by that of F. In both released codes it is 0.7 (7e-4 for 1e-3, 7e-3 for
+    1e-2)
+    gen: "pull" as above; "paper" has mean (1 - D(h'))^2; "frozen" never trains G
+    d_loss: "ls" as above; "max" is the paper's -mean (1 - D(h))^2 - mean D(h')^2
+    projection: D's P is "frozen" with norm 1, "trained" from that start, or "kaiming" (another start, and trained)
+    label_first: true sends the label's code through P as well; false appends it after P
     """
 
     lambda1: Annotated[float, Field(ge=0)] = 0.85
@@ -100,7 +115,7 @@ class AdversarialReference(Step):
     )
 
     def begin(self, round: LocalRound) -> StepFunction:
-        """The step of the phase that the round is in."""
+        """The step function of the phase that the round is in."""
         players = round.scratch[self.bank] = self._players(round)
         before = round.steps * self.E0 // (self.E0 + self.E1)
         adversarial = self._adversarial(round, players, round.steps / max(round.steps - before, 1))
@@ -118,7 +133,7 @@ class AdversarialReference(Step):
         return step
 
     def end(self, round: LocalRound) -> None:
-        """Sends G, keeps D and its momentum."""
+        """Sends G and stores D and its momentum."""
         players = round.scratch[self.bank]
         players.discriminator.requires_grad_(True)
         round.send(self.bank, players.generator.state_dict())
@@ -127,15 +142,16 @@ class AdversarialReference(Step):
             round.store.put(OPTIMIZER, buffers)
         if float(players.longest) >= MOST_WON:
             log.warning(
-                "client %s, round %d: the discriminator's loss was below %g for %d steps in a row; it tells generated "
-                "from extracted features without effort, and the features learn nothing from it",
+                "client %s, round %d: the discriminator's loss was below %g for %d steps in a row; it separates "
+                "generated from extracted features without error, so that the features learn nothing from it",
                 round.client, round.round, WON, int(players.longest),
             )  # fmt: skip
 
     # --- the three steps ----------------------------------------------------------------------------------------------
 
     def _adversarial(self, round: LocalRound, players: Players, share: float) -> StepFunction:
-        """share: all steps of the round per adversarial one, so that what is tallied are means over the latter."""
+        """`share` is the number of all steps of the round per adversarial step; it turns the tallies into means over
+        the latter."""
         generate = self._generation(round, players)
 
         def step(batch: Batch) -> Tensor:
@@ -154,7 +170,8 @@ class AdversarialReference(Step):
         return step
 
     def _generation(self, round: LocalRound, players: Players) -> Callable[[Tensor], Tensor]:
-        """Function codes -> h' with G's gradients; one draw of noise serves all three steps of a batch."""
+        """A function of codes that returns h' with G's gradients. One draw of noise serves all three parts of a
+        step."""
 
         def generate(code: Tensor) -> Tensor:
             z = torch.rand(len(code), self.d_noise, generator=players.randomness).to(code.device)
@@ -195,7 +212,7 @@ class AdversarialReference(Step):
     # --- the players --------------------------------------------------------------------------------------------------
 
     def _players(self, round: LocalRound) -> Players:
-        """G as received, D as kept; in the first round G is the same everywhere, and D the client's own."""
+        """G as received and D as stored. In the first round G is the same on all clients, and D is the client's own."""
         width, classes = round.net.feature_dim, round.classes
         with apart(torch_generator(round.seed, "generator"), round.device):
             generator = Generator(self.d_noise, classes, self.width, width, features_are_nonnegative(round))
@@ -215,7 +232,8 @@ class AdversarialReference(Step):
 
 
 def features_are_nonnegative(round: LocalRound) -> bool:
-    """Whether the network's features end in a ReLU, seen on a few images: those of linear layers have both signs."""
+    """Whether the network's features end in a ReLU. A few images show it: the outputs of linear layers have both
+    signs."""
 
     def look() -> bool:
         images, _ = next(round.data.evaluation(round.data.training_positions()[:8], 8))

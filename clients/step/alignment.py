@@ -1,4 +1,4 @@
-"""Cross-layer calibration: align every feature level of the fused model with every level of the local one."""
+"""Cross-layer calibration: it aligns every feature level of the fused model with every level of the local model."""
 
 from collections.abc import Callable, Sequence
 
@@ -9,16 +9,19 @@ from clients.losses import at_least_float32, bandwidth, kernel_mean, kernel_sum,
 
 
 class Projections(nn.Module):
-    """One convolution per feature level, all to the same shape [B, channels, g, w].
+    """One convolution for each feature level; all project to the same shape [B, channels, g, w].
 
-    Per level of size s towards target t: s = t a 1×1 convolution; s = 2t a 3×3 with stride 2 and padding 1;
-    otherwise a valid convolution of kernel 1 + s − t.
+    A level of size s is projected to the target size t by a 1×1 convolution when s = t, by a 3×3 convolution with
+    stride 2 and padding 1 when s = 2t, and otherwise by a convolution without padding of kernel size 1 + s − t.
 
-    shapes: (channels, height, width) of every level; target: (g, w), by default the last level's size.
-    proj: "conv" as above; "pool1x1" adaptive average pooling to t, then 1×1 (for small machines).
+    shapes: (channels, height, width) of every level
+    target: (g, w), by default the size of the last level
+    proj: "conv" as above; "pool1x1" is adaptive average pooling to t and then 1×1, for small machines
+
     Raises ValueError if a level is smaller than the target.
-    Source: CSAC's released code (32 channels). The paper says "size of the last layer's features", 512 channels on
-    ResNet-18, whose first convolution alone would hold 32 M weights.
+
+    Source: CSAC's released code, which has 32 channels. The paper says "size of the last layer's features", which is
+    512 channels on ResNet-18; the first convolution alone would then have 32 million weights.
     """
 
     def __init__(
@@ -33,14 +36,14 @@ class Projections(nn.Module):
         self.levels = nn.ModuleList(_projection(shape, target, proj, channels) for shape in shapes)
 
     def forward(self, features: Sequence[Tensor]) -> list[Tensor]:
-        """Projected features, one [B, channels, g, w] per level."""
+        """The projected features, one [B, channels, g, w] per level."""
         if len(features) != len(self.levels):
             raise ValueError(f"{len(features)} feature levels for {len(self.levels)} projections")
         return [project(feature) for project, feature in zip(self.levels, features)]
 
 
 def _projection(shape: tuple[int, int, int], target: tuple[int, int], proj: str, channels: int) -> nn.Module:
-    """The module that takes one level to [channels, *target]."""
+    """The module that projects one level to [channels, *target]."""
     depth, *size = shape
     if any(s < t for s, t in zip(size, target)):
         raise ValueError(f"a feature level of size {tuple(size)} cannot be projected to the larger {tuple(target)}")
@@ -59,7 +62,8 @@ QueryKey = tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]
 
 
 def query_key_pairs(levels: int, device: torch.device, channels: int = 32) -> list[QueryKey]:
-    """A query and a key convolution for every level, with random weights that nobody trains (CSAC's released code)."""
+    """A query and a key convolution for every level, with random weights that are never trained (CSAC's released
+    code)."""
     return [tuple(nn.Conv2d(channels, channels, 1).to(device) for _ in range(2)) for _ in range(levels)]
 
 
@@ -71,20 +75,24 @@ def attention(
     position: bool = True,
     channel: bool = True,
 ) -> Tensor:
-    """Weight alpha [L, L] of local level m for fused level l; rows sum to 1; a constant for the backward pass.
+    """The weight alpha [L, L] of local level m for fused level l; rows sum to 1, and no gradient flows through it.
 
-    A_l, B_m as c × d matrices, d = g·w, avg = mean over all entries and the batch:
-    pos_{l,m} = avg(A_l^T B_m) ;  ch_{l,m} = avg(A_l B_m^T) ;
-    alpha_{l,m} = ½ (softmax_m(pos_{l,:}) + softmax_m(ch_{l,:}))
+    With A_l and B_m as c × d matrices, d = g·w, and avg the mean over all entries and the batch:
 
-    A, B: projected features of the fused and the local model, one [B, c, g, w] per level. qk: a (query, key) pair per
-    level, the query applied to that level of A and the key to that of B, for the position scores. With position or
-    channel off the other softmax stands alone; with both off alpha is uniform.
-    The mean over a product's entries is a product of means, so the d × d and c × c maps are never built:
-    pos = Σ_c mean_d(A) mean_d(B), ch = Σ_d mean_c(A) mean_c(B).
+        pos_{l,m} = avg(A_l^T B_m)
+        ch_{l,m} = avg(A_l B_m^T)
+        alpha_{l,m} = ½ (softmax_m(pos_{l,:}) + softmax_m(ch_{l,:}))
 
-    Source: CSAC (Yuan et al., TKDE 2023), cross-layer attention. The released code's untrained query and key
-    convolutions (qk) are off by default, as in the paper.
+    A, B: the projected features of the fused and the local model, one [B, c, g, w] per level
+    qk: a (query, key) pair per level, for the position scores: the query is applied to that level of A, the key to that
+    of B
+    position, channel: with one of them off, the softmax of the other stands alone; with both off, alpha is uniform
+
+    The mean over the entries of a product is a product of means, so that the d × d and c × c maps are never built: pos
+    = Σ_c mean_d(A) mean_d(B), ch = Σ_d mean_c(A) mean_c(B).
+
+    Source: CSAC (Yuan et al., TKDE 2023), cross-layer attention. The query and key convolutions (qk) of the released
+    code are never trained; they are off by default, as in the paper.
     """
     levels = len(B)
     with torch.autocast(A[0].device.type, enabled=False):
@@ -104,12 +112,12 @@ def attention(
 
 
 def _matrices(features: Sequence[Tensor]) -> Tensor:
-    """Features [B, c, g, w] of every level as [L, B, c, d]."""
+    """The features [B, c, g, w] of every level as [L, B, c, d]."""
     return torch.stack([at_least_float32(feature).flatten(2) for feature in features])
 
 
 def _mean_product(a: Tensor, b: Tensor) -> Tensor:
-    """Mean over the batch of <a_l, b_m>: [L, B, e] and [M, B, e] to [L, M]."""
+    """The mean over the batch of <a_l, b_m>: [L, B, e] and [M, B, e] to [L, M]."""
     return a.flatten(1) @ b.flatten(1).T / a.shape[1]
 
 
@@ -120,13 +128,18 @@ def alignment_loss(
     distance: str = "mmd",
     pairs: str = "cross",
 ) -> Tensor:
-    """Weighted discrepancy between the fused model's and the local model's projected features.
+    """The weighted discrepancy between the projected features of the fused and of the local model.
 
-    "cross": L_AL = Σ_l Σ_m alpha_{l,m} · D(M_l, L_m) ;  "same_layer": Σ_l D(M_l, L_l), as if only m = l were allowed
+        "cross":       L_AL = Σ_l Σ_m alpha_{l,m} · D(M_l, L_m)
+        "same_layer":  L_AL = Σ_l D(M_l, L_l), as if only m = l were allowed
 
-    proj_m, proj_l: L features [B, c, g, w] each; alpha [L, L] (unused by "same_layer"). distance: D = "mmd", the
-    U-statistic of `clients.losses.mk_mmd` on flattened features, or "mse", the mean squared difference.
-    Gradients reach proj_m and proj_l, not alpha. MMD needs B ≥ 2, otherwise it is 0.0.
+    proj_m, proj_l: L features [B, c, g, w] each
+    alpha: [L, L]; "same_layer" does not use it
+    distance: D is "mmd", the U-statistic of `clients.losses.mk_mmd` on flattened features, or "mse", the mean squared
+    difference
+
+    Gradients reach proj_m and proj_l, but not alpha. MMD needs B ≥ 2; with fewer it is 0.0.
+
     Source: CSAC (Yuan et al., TKDE 2023), L_AL. "same_layer" and "mse" are its ablations.
     """
     if pairs not in ("cross", "same_layer"):
@@ -145,7 +158,7 @@ def alignment_loss(
 
 
 def _samples(features: Sequence[Tensor]) -> Tensor:
-    """Features [B, c, g, w] of every level as [L, B, c·g·w]."""
+    """The features [B, c, g, w] of every level as [L, B, c·g·w]."""
     return torch.stack([at_least_float32(feature).flatten(1) for feature in features])
 
 

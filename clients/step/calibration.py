@@ -1,4 +1,4 @@
-"""CSAC's client: learn alone once, then calibrate the fused model against that frozen local model."""
+"""CSAC's client step: train alone once, then calibrate the fused model against that frozen local model."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,12 +18,12 @@ from clients.terms.label_smoothing import LabelSmoothing
 from fedsim.settings import TrainSettings
 
 AlignFunction = Callable[[Batch, list[Tensor]], Tensor]
-ACQUIRED = "acquired"  # store entry of the frozen local model L^h
+ACQUIRED = "acquired"  # the store's entry for the frozen local model L^h
 
 
 @contextmanager
 def tapped(net: nn.Module) -> Iterator[list[Tensor]]:
-    """Collects the outputs of `net.levels` during forward passes inside the block, shallow to deep."""
+    """Collects the outputs of `net.levels` in forward passes inside the block, from shallow to deep."""
     found: list[Tensor] = []
     handles = [
         net.get_submodule(path).register_forward_hook(lambda module, inputs, output: found.append(output))
@@ -38,21 +38,29 @@ def tapped(net: nn.Module) -> Iterator[list[Tensor]]:
 
 @dataclass(frozen=True)
 class SemanticCalibration(Step):
-    """Stage A (phase `acquire`, once): label-smoothed CE on local data; the result L^h is frozen for the whole run.
-    Stage C (every round): train the fused model M with
+    """Stage A trains a local model once; stage C calibrates the fused model M against it in every round.
+
+    Stage A (phase `acquire`) has label-smoothed CE on local data; its result L^h is frozen for the whole run. The loss
+    of stage C is
 
         L = weight * sum_{l,m} alpha_{l,m} D(Proj_l(M_l(x)), Proj_m(L_m^h(x))) + CE(M(x), y)
 
-    CSAC (Yuan et al., TKDE 2023); core.md 4.3. alpha: attention over the feature levels `net.levels`, D: multi-kernel
-    MMD. Projections are local, fresh every round and trained by the same loss. The released configuration computes
-    `align="logits"` instead of the paper's alignment (core.md 4.7); the paper's is the default.
-    `weight=0`, no acquisition and an averaging fusion give FedAvg.
+    Source: CSAC (Yuan et al., TKDE 2023). alpha is the attention over the feature levels `net.levels`, and D the
+    multi-kernel MMD. Projections are local, new in every round, and trained by the same loss. The released
+    configuration computes `align="logits"` in place of the paper's alignment; here the paper's is the default. `weight
+    = 0`, no acquisition and an averaging fusion give FedAvg.
 
-    weight: lambda. smoothing: rho of stage A (released code: 0). acquire_iterations, acquire_epochs: local work of
-    stage A (1,800 iterations, or full passes when 0); local work of stage C is the experiment's.
-    align: cross (the paper), same_layer, logits (released code) or none. attention: both, position, channel, uniform.
-    distance: mmd or mse. proj: conv (paper) or pool1x1 (cheap). qk_conv: the code's untrained query and key
-    convolutions, a pair per level. freeze_proj: projections are not trained. cross_entropy: False drops L_AR.
+    weight: lambda
+    smoothing: rho of stage A (0 in the released code)
+    acquire_iterations, acquire_epochs: the local work of stage A: so many iterations (1,800), or so many full passes
+    when iterations are 0. The local work of stage C is the experiment's
+    align: cross (the paper), same_layer, logits (released code) or none
+    attention: both, position, channel or uniform
+    distance: mmd or mse
+    proj: conv (the paper) or pool1x1 (needs less time and memory)
+    qk_conv: use the released code's query and key convolutions, which are never trained; one pair per level
+    freeze_proj: do not train the projections
+    cross_entropy: false drops the cross-entropy L_AR
     """
 
     weight: Annotated[float, Field(ge=0)] = 0.6
@@ -71,18 +79,18 @@ class SemanticCalibration(Step):
     needs_levels: ClassVar[bool] = True
 
     def work(self, round: LocalRound) -> TrainSettings:
-        """Stage A's own amount of work, with a constant learning rate; else the experiment's."""
+        """Stage A has its own amount of work and a constant learning rate; otherwise the experiment's settings hold."""
         if round.phase != self.prelude:
             return round.train
         amount = {"iterations": self.acquire_iterations, "epochs": self.acquire_epochs}
         return round.train.model_copy(update={**amount, "schedule": "constant", "persist_optimizer": False})
 
     def lacks(self, round: LocalRound) -> bool:
-        """A late client that holds no L^h runs stage A first."""
+        """A client that joins late and has no L^h runs stage A first."""
         return round.store.get(ACQUIRED) is None
 
     def begin(self, round: LocalRound) -> StepFunction:
-        """The step of the round's phase."""
+        """The step function of the round's phase."""
         if round.phase == self.prelude:
             smoothing = LabelSmoothing(self.smoothing).begin(round)
             round.terms += [smoothing] if smoothing else []
@@ -92,7 +100,7 @@ class SemanticCalibration(Step):
         return self._calibration(round)
 
     def end(self, round: LocalRound) -> None:
-        """Keeps the acquired model."""
+        """Stores the acquired model."""
         if round.phase == self.prelude:
             round.store.put(ACQUIRED, round.state_of())
 

@@ -1,4 +1,4 @@
-"""Client-agnostic learning: features and classifier must hold under the statistics of other clients."""
+"""Client-agnostic learning: features and classifier must stay valid under the statistics of other clients."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,38 +20,40 @@ from fedsim.models.norms.mixig import MixIGLayer, draw_u, draw_z, install_global
 if TYPE_CHECKING:
     from fedsim.recipe import Recipe
 
-GLOBAL_BN = "global_bn"  # record with the averaged batch-norm side
-ADAPTER_OPTIMIZER = "adapter-optimizer"  # store entry with train.persist_optimizer
+GLOBAL_BN = "global_bn"  # the record with the averaged batch norm
+ADAPTER_OPTIMIZER = "adapter-optimizer"  # the store's entry, used with train.persist_optimizer
 
 
 def cafl(features: Tensor, mixed: Tensor, reduction: str = "mean") -> Tensor:
-    """Mean squared difference of features [B, D] over batch and dimensions; "sum" adds over the D dimensions, which is
-    mean_i ||f_i - f_D,i||^2. Gradients reach both."""
+    """The mean squared difference of features [B, D] over batch and dimensions.
+
+    With "sum" the D dimensions are added: mean_i ||f_i - f_D,i||^2. Gradients reach both arguments.
+    """
     squares = (features.float() - mixed.float()).square()
     return squares.sum(dim=1).mean() if reduction == "sum" else squares.mean()
 
 
 @dataclass(frozen=True)
 class ClientAgnostic(Step):
-    """Two passes over every batch, f by local batch norm and f_D by the network's second view, and one step on
+    """Two forward passes over every batch, f by local batch norm and f_D by the network's second view, and one step on
 
         L = CE(C(f), y) + lambda1 CE(C(stopgrad(f_D)), y) + lambda2 mean_(i,d) (f_id - f_D,id)^2 + terms
 
-    FedIG (client-agnostic learning, ICLR 2023 submission); core.md 5.3. CACL (lambda1) reaches the classifier alone,
-    CAFL (lambda2) everything else, through both branches. The second view is MixIG's, or that of an insert such as
-    MixStyle on batch statistics (the paper's Table 3); it leaves no trace in running statistics. When the network has
-    zero-shot adapters (FedIG-A, core.md 6.3), each step is followed by one on the adapters alone:
+    Source: FedIG (client-agnostic learning, ICLR 2023 submission). CACL (lambda1) reaches the classifier alone; CAFL
+    (lambda2) reaches everything else, through both passes. The second view is MixIG's, or that of an insert such as
+    MixStyle on batch statistics (Table 3 of the paper); it does not change running statistics. When the network has
+    zero-shot adapters (FedIG-A), each step is followed by one on the adapters alone:
 
-        L_A = CE(C(F_adapted(x)), y),   the main network, just updated, frozen; gradients flow through it.
+        L_A = CE(C(F_adapted(x)), y), where the main network, just updated, is frozen; gradients flow through it.
 
-    The features are those the head sees. `lambda1 = lambda2 = 0` gives the supervised step, FedBN's.
+    The features are those that the head sees. `lambda1 = lambda2 = 0` gives the supervised step of FedBN.
 
-    The paper's equation sums over the D feature dimensions. With the papers' bottleneck (D = 256) and lambda2 = 4 that
-    is some hundred times the cross-entropy, and training ends in NaN: lambda2 must belong to PyTorch's usual mean
-    squared error, which is the default here. `cafl_reduction = "sum"` is the printed equation.
+    The paper's equation sums over the D feature dimensions. With the papers' bottleneck (D = 256) and lambda2 = 4 this
+    sum is some hundred times the cross-entropy, and training ends in NaN. lambda2 must therefore belong to PyTorch's
+    usual mean squared error, which is the default here. `cafl_reduction = "sum"` is the printed equation.
 
-    lambda1, lambda2: weights of CACL and CAFL; stable in [.1, .5] and [2, 5]
-    cafl_reduction: "mean" over feature dimensions, or their "sum" (the equation), D times larger
+    lambda1, lambda2: the weights of CACL and CAFL; training is stable in [0.1, 0.5] and [2, 5]
+    cafl_reduction: "mean" over the feature dimensions, or their "sum" (the equation), which is D times larger
     """
 
     lambda1: Annotated[float, Field(ge=0)] = 0.1
@@ -59,7 +61,8 @@ class ClientAgnostic(Step):
     cafl_reduction: Literal["mean", "sum"] = "mean"
 
     def refuses(self, recipe: "Recipe") -> str:
-        """Needs a second view of the network that leaves no trace, and MixIG's needs the averages on the clients."""
+        """Needs a second view that does not change running statistics; MixIG's also needs the averages on the
+        clients."""
         norm = recipe.norm
         if norm.second_view and GLOBAL_BN not in [bank.name for bank in recipe.banks]:
             return (
@@ -76,7 +79,8 @@ class ClientAgnostic(Step):
         return ""
 
     def begin(self, round: LocalRound) -> StepFunction:
-        """Installs the global statistics; the main step, followed by the adapters' when there are any."""
+        """Installs the global statistics. Returns the main step, followed by the adapters' step when there are
+        adapters."""
         layers = mixig_layers(round.net)
         if layers:
             install_global(round.net, round.record(GLOBAL_BN, "client_agnostic"))
@@ -94,7 +98,7 @@ class ClientAgnostic(Step):
         return step
 
     def end(self, round: LocalRound) -> None:
-        """Keeps the adapters' momentum when the experiment asks for it."""
+        """Stores the adapters' momentum when the experiment asks for it."""
         if ADAPTER_OPTIMIZER in round.scratch and round.train.persist_optimizer:
             adapters, optimizer = round.scratch[ADAPTER_OPTIMIZER]
             with trainable(adapters):
@@ -139,7 +143,7 @@ class ClientAgnostic(Step):
                 with round.autocast(), switched(layers, "adapted"):
                     logits = net(batch.images)
                 loss = F.cross_entropy(logits.float(), batch.labels)
-                loss = descend(optimizer, loss)  # through the main network, whose own parameters get no gradients
+                loss = descend(optimizer, loss)  # the main network's parameters get no gradients
             round.tally("adapter_loss", loss)
 
         return step
@@ -147,7 +151,7 @@ class ClientAgnostic(Step):
 
 @contextmanager
 def trainable(adapters: nn.Module) -> Iterator[None]:
-    """The adapters take gradients inside the block; outside no optimizer and no term of the main step sees them."""
+    """Inside the block the adapters take gradients; outside it no optimizer and no term of the main step sees them."""
     adapters.requires_grad_(True)
     try:
         yield
@@ -156,7 +160,8 @@ def trainable(adapters: nn.Module) -> Iterator[None]:
 
 
 class SecondView:
-    """The network in pass 2: MixIG layers mix, modules with `second_view` act, running statistics are not touched."""
+    """The network in its second pass: MixIG layers mix, modules with `second_view` act, running statistics do not
+    change."""
 
     def __init__(self, round: LocalRound, layers: dict[str, MixIGLayer]) -> None:
         self.layers, self.generator = layers, round.generator("mixig-u")
@@ -172,7 +177,7 @@ class SecondView:
 
     @contextmanager
     def shown(self) -> Iterator[None]:
-        """Pass 2 runs inside this block."""
+        """The second pass runs inside this block."""
         if self.layers:
             draw_u(self.layers, self.generator)
         self._act(True)

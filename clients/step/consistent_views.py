@@ -1,4 +1,4 @@
-"""AugMix's training: predictions of an image and of two of its mixtures agree."""
+"""AugMix's training: the predictions for an image and for two mixtures of it must agree."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -15,16 +15,18 @@ from clients.parts import Batch, LocalRound, Step, StepFunction
 
 @dataclass(frozen=True)
 class ConsistentViews(Step):
-    """L = CE(p_0, y) + weight JS(p_0, p_1, p_2) + terms,  p_0 of the image, p_1 and p_2 of two AugMix versions of it.
+    """L = CE(p_0, y) + weight JS(p_0, p_1, p_2) + terms; p_0 is for the image, p_1 and p_2 for two AugMix versions of
+    it.
 
-        JS = mean_v KL(p_v || M),  M the mean of the three, clipped at 1e-7, mean over the batch
+        JS = mean_v KL(p_v || M), where M is the mean of the three, clipped at 1e-7; mean over the batch
 
-    AugMix (Hendrycks et al., ICLR 2020); operations, their magnitudes and defaults are torchvision's (the paper leaves
-    out the four colour operations: `all_operations = false`). The three versions share the data set's own crop, flip
-    and jitter, and pass the network as one batch, as in the released code. Terms see the image's own.
-    `weight = 0` is FedAvg.
+    Source: AugMix (Hendrycks et al., ICLR 2020). The operations, their magnitudes and defaults are torchvision's; the
+    paper leaves out the four colour operations (`all_operations = false`). The three versions share the data set's own
+    crop, flip and jitter, and go through the network as one batch, as in the released code. Terms see the image without
+    mixture. `weight = 0` gives FedAvg.
 
-    weight: 12 in the paper. severity, width, depth, alpha, all_operations: as in the augmentation `aug_mix`.
+    weight: 12 in the paper
+    severity, width, depth, alpha, all_operations: as in the augmentation `aug_mix`
     """
 
     weight: Annotated[float, Field(ge=0)] = 12.0
@@ -35,7 +37,7 @@ class ConsistentViews(Step):
     all_operations: bool = True
 
     def begin(self, round: LocalRound) -> StepFunction:
-        """The step on three versions; the supervised step when the weight is 0."""
+        """The step on three versions, or the supervised step when the weight is 0."""
         if self.weight == 0:
             return lambda batch: round.apply_gradients(round.loss_of(batch))
 
@@ -53,6 +55,6 @@ class ConsistentViews(Step):
         return step
 
     def version(self, batch: Batch) -> Tensor:
-        """What the network gets of one mixture of the batch."""
+        """The network's input for one mixture of the batch."""
         images = mixed(batch.augmented, self.severity, self.width, self.depth, self.alpha, self.all_operations)
         return batch.normalize(images)

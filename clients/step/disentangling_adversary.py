@@ -1,4 +1,5 @@
-"""FADA's source: task, domain identifier, generator, class confusion, mutual information and reconstruction."""
+"""The step of FADA's source clients: classification, domain identifier, generator, confusion, mutual information,
+reconstruction."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
@@ -25,12 +26,12 @@ from clients.optimizers import optimizer_tensors, restore_optimizer
 from clients.parts import Batch, LocalRound, Step, StepFunction
 from fedsim.errors import UserError
 
-NETWORKS, MOMENTS = "adversary", "adversary-optimizer"  # store entries
+NETWORKS, MOMENTS = "adversary", "adversary-optimizer"  # the store's entries
 
 
 @dataclass(frozen=True)
 class DisentanglingAdversary(Step):
-    """Per batch (x, y), with f = G(x), f_di = D_di(f), f_ds = D_ds(f) and target features f_t, one step each on
+    """Six steps for each batch (x, y), with f = G(x), f_di = D_di(f), f_ds = D_ds(f) and target features f_t:
 
         1  CE(C(f_di), y) + CE(CI(f_ds), y)              G, D_di, C by the experiment's optimizer; D_ds, CI
         2  -E log DI(f) - E log(1 - DI(f_t))             DI
@@ -39,18 +40,20 @@ class DisentanglingAdversary(Step):
         5  ascend DV(M), then descend lambda_mi DV       M, then D_di and D_ds
         6  lambda_rec ||R([f_di, f_ds]) - f||^2 / (n d)  D_di, D_ds, R
 
-    FADA (Peng et al., ICLR 2020), its source clients; section 3.3 of the specification of representation methods. G is
-    the backbone, D_di the bottleneck, C the head; D_ds, CI, R, M (MINE) and DI are the client's own, kept in its store
-    with their moments. Steps 2 to 6 are Adam's with a rate of their own (a module's moments are its own); step 1 is the
-    experiment's, so that methods share one protocol, where DAL has Adam throughout. Only step 1 moves running
-    statistics. A round without target features (the first) leaves out 2 and 3; a batch of one image leaves out 5. The
-    recipe's terms belong to step 1. DI is sent to the server's bank after training.
+    The last column names the networks that a step trains.
 
-    lambda_mi, lambda_rec: weights of steps 5 and 6; 0 leaves a step out
-    lr, weight_decay: Adam's
-    di_input: what DI sees: `feature` (G(x), the paper) or `invariant` (f_di, DAL)
+    Source: FADA (Peng et al., ICLR 2020), its source clients. G is the backbone, D_di the bottleneck and C the head.
+    D_ds, CI, R, M (MINE) and DI are the client's own; it stores them with their optimizer's moments. Steps 2 to 6 use
+    Adam with a learning rate of their own, and every module has its own moments. Step 1 uses the experiment's
+    optimizer, so that all methods share one protocol; DAL's code uses Adam throughout. Only step 1 changes running
+    statistics. A round without target features (the first) leaves out steps 2 and 3; a batch of one image leaves out
+    step 5. The terms of the recipe belong to step 1. DI is sent to the server's bank after training.
+
+    lambda_mi, lambda_rec: the weights of steps 5 and 6; 0 leaves a step out
+    lr, weight_decay: the settings of Adam
+    di_input: the input of DI: `feature` (G(x), the paper) or `invariant` (f_di, DAL's code)
     source_half: step 3 as in the paper, or `confuse`: -E log(1 - DI(f))
-    confuse_updates_g: step 4 moves G too (DAL)
+    confuse_updates_g: step 4 trains G as well (DAL's code)
     """
 
     lambda_mi: Annotated[float, Field(ge=0)] = 1e-4
@@ -66,11 +69,11 @@ class DisentanglingAdversary(Step):
 
     @property
     def discloses(self) -> str:
-        """The identifier tells domains apart."""
+        """The identifier separates domains."""
         return "to the server and the target's client: a network that tells the client's features from the target's"
 
     def begin(self, round: LocalRound) -> StepFunction:
-        """The steps of one batch in their order."""
+        """The steps of one batch, in their order."""
         net, aux = round.net, self._networks(round)
         own = make_adam(aux, self.lr, self.weight_decay)
         if kept := round.store.get(MOMENTS):
@@ -83,7 +86,7 @@ class DisentanglingAdversary(Step):
         generator = round.generator("target-features")
 
         def step(batch: Batch) -> Tensor:
-            small = len(batch.labels) < 2  # batch norm cannot normalize one image by itself
+            small = len(batch.labels) < 2  # batch norm cannot normalize a single image
             for module in (net.bottleneck, aux):
                 module.train(not small)
             loss = self._task(round, batch, aux, own)
@@ -98,14 +101,14 @@ class DisentanglingAdversary(Step):
         return step
 
     def end(self, round: LocalRound) -> None:
-        """Keeps the client's own networks with their moments, and sends the domain identifier."""
+        """Stores the client's own networks with their moments, and sends the domain identifier."""
         aux: nn.ModuleDict = round.scratch[NETWORKS]
         round.store.put(NETWORKS, aux.state_dict())
         round.store.put(MOMENTS, optimizer_tensors(round.scratch[MOMENTS], aux))
         round.send(self.bank, aux["domain"].state_dict())
 
     def _networks(self, round: LocalRound) -> nn.ModuleDict:
-        """The client's own networks as they were left, at first from the run's seed."""
+        """The client's own networks as they were stored; the first time they are made from the run's seed."""
         net = round.net
         width = input_width(net.bottleneck)
         if not width:
@@ -162,7 +165,7 @@ class DisentanglingAdversary(Step):
         shared: torch.optim.Optimizer,
         small: bool,
     ) -> None:
-        """Steps 4 to 6, on features of the backbone as it stands."""
+        """Steps 4 to 6, on features of the backbone as it is now."""
         net, specific = round.net, aux["specific"]
         features = net.pooled(batch.images)
         loss = confusion_loss(aux["classes"](specific(features)))

@@ -1,4 +1,4 @@
-"""A personal model beside the shared one (Ditto)."""
+"""Ditto's client step: a personal model beside the shared one."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
@@ -13,22 +13,22 @@ from clients.parts import Batch, LocalRound, Step, StepFunction
 from clients.step.supervised import SupervisedStep
 from fedsim.tasks import ANY_TASK
 
-ENTRY = "ditto"  # store entry of the personal model
+ENTRY = "ditto"  # the store's entry for the personal model
 
 
 @dataclass(frozen=True)
 class Ditto(Step):
-    """Every batch gives the shared model a supervised step, and then the client's personal model v a step on
+    """Each batch gives the shared model a supervised step, and then the client's personal model v a step on
 
-        F(v) + (lam / 2) ||v - w^t||^2,   w^t the model received this round.
+        F(v) + (lam / 2) ||v - w^t||^2, where w^t is the model received this round.
 
-    Ditto (Li et al., ICML 2021); baselines.md A.7. v never leaves its client. It starts from the first received model
-    and goes on where it stood; it is trained by an optimizer of its own with the experiment's settings, made anew each
+    Source: Ditto (Li et al., ICML 2021). v never leaves its client. It starts as the first received model and keeps its
+    values between rounds. It is trained by an optimizer of its own with the experiment's settings, made anew in each
     round, and its random numbers are its own, so that the shared model is FedAvg's bit for bit. F is cross-entropy; the
-    recipe's terms belong to the shared model. Both steps see the same batch, as in the official code (PFLlib makes the
-    whole personal pass first). `lam = 0` trains v on the client's data alone.
+    terms of the recipe belong to the shared model. Both steps see the same batch, as in the official code; PFLlib makes
+    the whole personal pass first. `lam = 0` trains v on the client's data alone.
 
-    lam: lambda; 1 in the official runs
+    lam: lambda, 1 in the official runs
     """
 
     tasks: ClassVar[tuple[str, ...]] = ANY_TASK
@@ -38,7 +38,7 @@ class Ditto(Step):
     whole: ClassVar[bool] = True
 
     def begin(self, round: LocalRound) -> StepFunction:
-        """The supervised step, followed by the personal model's."""
+        """The supervised step, followed by that of the personal model."""
         main = SupervisedStep().begin(round)
         net = round.scratch[ENTRY] = twin_of(round.net, round.store.get(ENTRY))
         parameters = [parameter for parameter in net.parameters() if parameter.requires_grad]
@@ -60,5 +60,5 @@ class Ditto(Step):
         return step
 
     def end(self, round: LocalRound) -> None:
-        """Keeps v, running statistics included."""
+        """Stores v with its running statistics."""
         round.store.put(ENTRY, round.state_of(round.scratch[ENTRY]))

@@ -1,4 +1,4 @@
-"""Episodic learning in continuous frequency space: a step on the batch, then the loss on it in foreign amplitudes."""
+"""Episodic learning in frequency space: a step on the batch, then the loss on it with amplitudes of other clients."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,69 +23,74 @@ StateDict = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class EpisodicStep(Step):
-    """min_theta  L_in(theta) + L_out(theta^),  theta^ = theta - beta clamp(grad L_in(theta), -c, c).
+    """min_theta  L_in(theta) + L_out(theta^), where theta^ = theta - beta clamp(grad L_in(theta), -c, c).
 
-    L_in: the task's loss on the batch (cross-entropy, or soft Dice loss of masks; plus the recipe's terms).
-    L_out: its mean over m_test versions x' of the batch with low-frequency amplitudes of other clients (see
-    `clients.augment.frequency`), lambda ~ U[0, 1] per image and client; with masks plus gamma L_bd(x, x'; theta,
-    theta^), the contrast of boundary and background embeddings (`clients.boundary`).
-    First order: grad = grad L_in(theta) + grad L_out(theta^); second order multiplies the latter by
-    I - beta H_in on the unclipped coordinates. Batch-norm statistics follow the inner pass alone.
+    L_in is the task's loss on the batch: cross-entropy, or the soft Dice loss of masks, plus the terms of the recipe.
+    L_out is its mean over m_test versions x' of the batch with low-frequency amplitudes of other clients (see
+    `clients.augment.frequency`), with lambda ~ U[0, 1] for each image and client. With masks, gamma L_bd(x, x'; theta,
+    theta^) is added, the contrast of boundary and background embeddings (`clients.boundary`).
 
-    ELCFS / FedDG (Liu et al., CVPR 2021); banks section 2. Its classification form has no boundary term. Embeddings
-    are the features before the head, the U-Net's last activations, without a projection head. Raw pixels in [0, 1] are
-    transformed, and x' gets the same augmentation as x. Differs from the released code, whose mask is the zero
-    frequency alone (`L_w=0`) and whose lambda is fixed at 1 (`lam=(1, 1)`). Without foreign amplitudes x' = x.
-    `m_test=0` gives FedAvg.
+    In first order, grad = grad L_in(theta) + grad L_out(theta^). In second order, the latter is multiplied by I - beta
+    H_in on the coordinates that were not clipped. Batch-norm statistics are updated by the inner pass alone.
+
+    Source: ELCFS / FedDG (Liu et al., CVPR 2021). Its form for classification has no boundary term. Embeddings are the
+    features before the head, which are the last activations of the U-Net, without a projection head. Raw pixels in [0,
+    1] are transformed, and x' gets the same augmentation as x. The released code differs: its mask is the zero
+    frequency alone (`L_w=0`), and its lambda is fixed at 1 (`lam=(1, 1)`). Without amplitudes of other clients x' = x.
+    `m_test = 0` gives FedAvg.
     """
 
     tasks: ClassVar[tuple[str, ...]] = ANY_TASK
 
     L_w: Annotated[float, Field(ge=0, le=1)] = 0.01
-    """Half-width of the window as a share of the shorter side, b = floor(L_w min(H, W)). With 0.01, images of less than
-    100 pixels have the zero frequency alone: only the brightness moves. 0.05 at 64 pixels gives b = 3."""
+    """Half-width of the window as a share of the shorter side: b = floor(L_w min(H, W)). With 0.01, images of less than
+    100 pixels exchange the zero frequency alone, so that only the brightness changes. 0.05 at 64 pixels gives b = 3."""
     beta: Annotated[float, Field(ge=0)] = 1e-3
     """Learning rate of the inner step."""
     clip: Annotated[float, Field(gt=0)] = 100.0
-    """c, elementwise limit of the inner gradient (1.0 in CCST's PACS port)."""
+    """c, the limit of each element of the inner gradient (1.0 in CCST's version for PACS)."""
     lam: tuple[Annotated[float, Field(ge=0, le=1)], Annotated[float, Field(ge=0, le=1)]] = (0.0, 1.0)
     """Range of lambda; equal ends fix it."""
     rho: Annotated[float, Field(gt=0, le=1)] = 0.125
     """Share of a client's training images whose amplitudes go into the bank."""
     m_test: Annotated[int, Field(ge=0)] | Literal["all"] = 1
-    """Foreign versions of each image: drawn clients (1 in the code), or one of every foreign client (the paper)."""
+    """Number of versions of each image, with amplitudes of drawn other clients (1 in the code), or one version with
+    each other client (the paper)."""
     second_order: bool = False
-    """Differentiate through the inner step."""
+    """Whether to differentiate through the inner step."""
     gamma: Annotated[float, Field(ge=0)] = 0.1
     """Weight of the boundary term, where there are masks; 0 leaves it out."""
     tau: Annotated[float, Field(gt=0)] = 0.05
     """Its temperature."""
     ring: Annotated[int, Field(ge=1)] = 5
-    """Width in pixels of the background ring around a structure; 5 goes with images of 384 pixels."""
+    """Width in pixels of the background ring around a structure; 5 is the value for images of 384 pixels."""
     denominator: Literal["all", "negatives"] = "all"
-    """Of the contrast: the positive pair and the negatives (the code), or negatives alone (the paper as printed)."""
+    """Denominator of the contrast: the positive pair and the negatives (the code), or the negatives alone (as the paper
+    prints it)."""
     spectrum: Literal["window", "full"] = "window"
-    """What travels: the window that is used, or (for comparison; it tells much more) the whole amplitude spectrum."""
+    """What is sent: the window that is used, or the whole amplitude spectrum, which is for comparison and discloses
+    much more."""
 
     bank: ClassVar[str] = "amplitude"
     requires: ClassVar[dict[str, str]] = {"banks": "amplitude_bank"}
 
     @property
     def tag(self) -> str:
-        """Shown in results when it is not the default algorithm."""
+        """Results show it when it is not the default algorithm."""
         words = {"second order": self.second_order, "without boundary": not self.gamma}
         return ", ".join(word for word, holds in words.items() if holds)
 
     @property
     def discloses(self) -> str:
-        """What the published amplitudes tell."""
-        share = f"once, to all clients, for a share {self.rho:g} of the single images: "
+        """What the published amplitudes show."""
+        share = f"once, to all clients, for a share {self.rho:g} of the images, one by one: "
         if self.spectrum == "full":
-            return share + "the whole amplitude spectrum (its autocorrelation; partial reconstruction is conceivable)"
+            return share + "the whole amplitude spectrum (its autocorrelation; partial reconstruction may be possible)"
         return share + f"amplitudes of the lowest frequencies (L_w = {self.L_w:g}: coarse brightness and contrast)"
 
     def collect(self, round: LocalRound) -> dict[str, np.ndarray]:
-        """Amplitudes of ceil(rho n) training images: windows [J, C, 2b+1, b+1], or full [J, C, H, W/2+1]."""
+        """The amplitudes of ceil(rho n) training images: windows [J, C, 2b+1, b+1], or full spectra [J, C, H,
+        W/2+1]."""
         count = max(int(np.ceil(self.rho * round.data.examples)), 1)
         generator = torch_generator(round.seed, "amplitude collection", round.client)
         chosen = torch.randperm(round.data.examples, generator=generator)[:count].numpy()
@@ -95,7 +100,7 @@ class EpisodicStep(Step):
         return {"amplitude": torch.cat(parts).cpu().numpy()}
 
     def begin(self, round: LocalRound) -> StepFunction:
-        """The episode; a plain supervised step without a meta-test set."""
+        """The episodic step, or a supervised step when m_test is 0."""
         if self.m_test == 0:
             return SupervisedStep().begin(round)
         outer = self._outer_loss(round)
@@ -123,12 +128,14 @@ class EpisodicStep(Step):
         return outer
 
     def _contrasts(self, round: LocalRound) -> bool:
-        """Whether L_out has the boundary term: there are maps of features, and masks whose boundaries they lie on."""
+        """Whether L_out has the boundary term: this needs feature maps, and masks with boundaries on these maps."""
         return self.gamma > 0 and round.task.maps
 
     def _first_order(self, round: LocalRound, inner: StepFunction, outer: Callable, batch: Batch) -> Tensor:
-        """p.grad = grad L_in(theta) + grad L_out(theta^), and what L_bd gives at theta through the embeddings of x; the
-        inner gradient is a constant."""
+        """Sets p.grad = grad L_in(theta) + grad L_out(theta^), where the inner gradient is a constant.
+
+        L_bd adds its gradient at theta, which it has through the embeddings of x.
+        """
         named, contrasts = round.parameters(), self._contrasts(round)
         loss = inner(batch)
         round.backward(loss, keep_graph=contrasts)
@@ -147,7 +154,7 @@ class EpisodicStep(Step):
         return (loss + meta_loss).detach()
 
     def _second_order(self, round: LocalRound, inner: StepFunction, outer: Callable, batch: Batch) -> Tensor:
-        """The gradient of the sum, through theta^."""
+        """Sets the gradient of the sum, through theta^."""
         named = round.parameters()
         loss = inner(batch)
         gradients = torch.autograd.grad(loss, list(named.values()), create_graph=True, allow_unused=True)
@@ -158,7 +165,8 @@ class EpisodicStep(Step):
         return round.apply_gradients(loss + outer(batch, stepped))
 
     def transfer(self, round: LocalRound) -> Callable[[Tensor], list[Tensor]]:
-        """Function raw images [B, C, H, W] -> m_test versions of them in foreign low-frequency amplitudes."""
+        """A function of raw images [B, C, H, W] that returns m_test versions of them with amplitudes of other
+        clients."""
         banks = [
             (client, array)
             for client, array in sorted(round.record(self.bank, "episodic_step").items())
@@ -192,7 +200,7 @@ class EpisodicStep(Step):
 
 @contextmanager
 def head_input(net: nn.Module) -> Iterator[list[Tensor]]:
-    """A list that gets the features which the network's head sees in a forward pass."""
+    """A list that receives the features which the network's head sees in a forward pass."""
     kept: list[Tensor] = []
     hook = net.head.register_forward_pre_hook(lambda _module, inputs: kept.append(inputs[0]))
     try:

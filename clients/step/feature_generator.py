@@ -1,6 +1,6 @@
-"""FedADG's players beside the network: a generator of features by label, a discriminator of features, their losses.
+"""FedADG's networks beside the main one: a generator of features by label, a discriminator of features, their losses.
 
-Banks_and_representation.md 4.3. h [B, d] are extracted features, h' [B, d] generated ones, e(y) [B, C] label codes.
+h [B, d] are extracted features, h' [B, d] generated ones, e(y) [B, C] label codes.
 """
 
 from typing import Literal
@@ -28,9 +28,10 @@ def smoothed_cross_entropy(logits: Tensor, labels: Tensor, smooth: float) -> Ten
 
 
 def discriminator_loss(extracted: Tensor, generated: Tensor, kind: str = "ls") -> Tensor:
-    """L_d of the scores D(h) and D(h'); 1 stands for generated.
+    """L_d of the scores D(h) and D(h'); a score of 1 means generated.
 
-    "ls": mean[(1 - D(h'))^2 + D(h)^2];   "max": -mean (1 - D(h))^2 - mean D(h')^2, the paper's.
+    "ls":   mean[(1 - D(h'))^2 + D(h)^2]
+    "max":  -mean (1 - D(h))^2 - mean D(h')^2 (the paper)
     """
     if kind == "ls":
         return (1 - generated).square().mean() + extracted.square().mean()
@@ -43,12 +44,14 @@ def feature_loss(extracted: Tensor) -> Tensor:
 
 
 def generator_loss(generated: Tensor, kind: str = "pull") -> Tensor:
-    """L_g: "pull" mean D(h')^2, which moves h' to where features are; "paper" mean (1 - D(h'))^2, away from them."""
+    """L_g: "pull" is mean D(h')^2, which moves h' towards the features; "paper" is mean (1 - D(h'))^2, away from
+    them."""
     return generated.square().mean() if kind == "pull" else (1 - generated).square().mean()
 
 
 class Generator(nn.Module):
-    """h' = G([z, e(y)]): Linear(d_noise + C, width) - LeakyReLU - Linear(width, d), and a ReLU where features have one.
+    """h' = G([z, e(y)]): Linear(d_noise + C, width) - LeakyReLU - Linear(width, d), and a ReLU where features end in
+    one.
 
     Weights are Xavier-uniform with gain 0.5.
     """
@@ -62,7 +65,7 @@ class Generator(nn.Module):
             nn.init.xavier_uniform_(layer.weight, gain=0.5)
 
     def forward(self, z: Tensor, code: Tensor) -> Tensor:
-        """Noise [B, d_noise] and codes [B, C] -> features [B, d]."""
+        """Noise [B, d_noise] and codes [B, C] to features [B, d]."""
         features = self.out(F.leaky_relu(self.hidden(torch.cat([z, code], dim=1))))
         return F.relu(features) if self.nonnegative else features
 
@@ -70,8 +73,8 @@ class Generator(nn.Module):
 class Discriminator(nn.Module):
     """D(h, y) = sigmoid(MLP([P h, e(y)])) in (0, 1): Linear(r + C, hidden) - LeakyReLU - Linear(hidden, 1).
 
-    P [r, d] is random with ||P||_F = 1 and stays as it is. `projection` "trained" moves it with the rest; "kaiming"
-    starts it from Kaiming-uniform values in place of norm 1, and moves it. `label_first` is MLP(P [h, e(y)]).
+    P [r, d] is random with ||P||_F = 1 and is not trained. `projection` "trained" trains it with the rest; "kaiming"
+    starts from Kaiming-uniform values in place of norm 1, and trains it. `label_first` is MLP(P [h, e(y)]).
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""JiGen: the network also says in which order the tiles of its images lie."""
+"""JiGen: the network also predicts the order of the tiles of its images."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
@@ -12,23 +12,23 @@ from clients.parts import Batch, LocalRound, Step, StepFunction
 from clients.step.permutations import PERMUTATIONS, TILES
 from fedsim.data import image_ops
 
-SIDE = 3  # tiles in a row
+SIDE = 3  # number of tiles in a row
 
 
 @dataclass(frozen=True)
 class Jigsaw(Step):
-    """L = CE(h(f(x')), y) + alpha CE(j(f(x')), s) + terms,  x' the image with its 3 x 3 tiles in the order s.
+    """L = CE(h(f(x')), y) + alpha CE(j(f(x')), s) + terms, where x' is the image with its 3 x 3 tiles in the order s.
 
-        s = 0 (as they were) with probability beta, else uniform over 0, 1, ..., P; the P permutations are fixed
+        s = 0 (the original order) with probability beta, else uniform over 0, 1, ..., P; the P permutations are fixed
 
-    JiGen (Carlucci et al., CVPR 2019); baselines.md B.7. j is the insert `jigsaw_head`, aggregated like everything
-    else; predictions use the classifier on the whole image. Each tile is grey with probability `grey`. The permutations
-    are ours, not the published list (`clients/step/permutations.py`). It acts on the images after the data set's own
-    crop, flip and jitter. Tiles have floor(size / 3) pixels; the border that is left over is cut off, 222 of 224 pixels
-    as in the paper (for a network that takes one size alone: `border = "keep"` leaves it where it is, unscrambled).
-    `alpha = 0`, `beta = 1`, `grey = 0` is FedAvg (on the cut images).
+    Source: JiGen (Carlucci et al., CVPR 2019). j is the insert `jigsaw_head`, which is aggregated like all tensors;
+    predictions use the classifier on the whole image. Each tile is grey with probability `grey`. The permutations are
+    ours, not the published list (`clients/step/permutations.py`). The step acts on the images after the data set's own
+    crop, flip and jitter. Tiles have floor(size / 3) pixels. The remaining border is cut off, which leaves 222 of 224
+    pixels as in the paper; for a network that accepts only one image size, `border = "keep"` leaves the border in place
+    without permutation. `alpha = 0`, `beta = 1`, `grey = 0` gives FedAvg on the cut images.
 
-    alpha, beta: .7 and .9 for ResNet-18 (.9 and .7 for AlexNet).
+    alpha, beta: 0.7 and 0.9 for ResNet-18; 0.9 and 0.7 for AlexNet
     """
 
     alpha: Annotated[float, Field(ge=0)] = 0.7
@@ -71,7 +71,7 @@ class Jigsaw(Step):
 
 
 def draw_orders(count: int, beta: float, orders: int, generator: torch.Generator) -> Tensor:
-    """Labels s [count] on the CPU: 0 with probability beta, else uniform over all `orders`, 0 among them."""
+    """Labels s [count] on the CPU: 0 with probability beta, else uniform over all `orders`, which include 0."""
     scrambled = torch.rand(count, generator=generator) >= beta
     return torch.where(scrambled, torch.randint(orders, (count,), generator=generator), 0)
 
@@ -91,13 +91,13 @@ def joined(tiles: Tensor) -> Tensor:
 
 
 def shuffled(tiles: Tensor, permutations: Tensor) -> Tensor:
-    """Tile t of each image is its tile P[t]."""
+    """Output tile t of each image is its tile P[t]."""
     index = permutations.to(tiles.device)
     return tiles[torch.arange(len(tiles), device=tiles.device)[:, None], index]
 
 
 def grey_tiles(tiles: Tensor, chosen: Tensor) -> Tensor:
-    """Tiles [B, 9, C, h, w] with the chosen ones [B, 9] in grey; images of one channel stay."""
+    """Tiles [B, 9, C, h, w] with the chosen ones [B, 9] in grey; images of one channel do not change."""
     index = chosen.flatten().nonzero()[:, 0]
     if tiles.shape[2] != 3 or not len(index):
         return tiles

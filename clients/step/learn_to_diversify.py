@@ -1,4 +1,4 @@
-"""L2D: an augmenter learns to diversify the styles of images, the network to agree on them."""
+"""L2D: an augmenter learns to diversify the styles of images, and the network learns to agree on them."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
@@ -15,29 +15,31 @@ from clients.optimizers import eager
 from clients.parts import Batch, LocalRound, Step, StepFunction
 from fedsim.models.inserts.stochastic_embedding import moments_of
 
-ENTRY = "augmenter"  # store entry of the client's augmenter
+ENTRY = "augmenter"  # the store's entry for the client's augmenter
 BANDWIDTHS = (1 / 8, 1 / 4, 1 / 2, 1.0, 2.0)  # exp(-d / b), b = mean distance / 4 and doubled four times, as 2 a s
-SHARE = 0.6  # of the augmented image in the view, the rest is the image itself
+SHARE = 0.6  # share of the augmented image in the view; the rest is the image itself
 
 
 @dataclass(frozen=True)
 class LearnToDiversify(Step):
-    """Every batch is taken twice, x+ = .6 normalise(sigmoid(G(x))) + .4 x with the augmenter G. First the network:
+    """Every batch is used twice, with the view x+ = .6 normalise(sigmoid(G(x))) + .4 x of the augmenter G. Stage 1
+    trains the network, with newly drawn convolutions of G:
 
         L = CE(h(e+), y; h(e), y) + alpha1 SupCon(e+, e; temperature) + alpha2 mean((mu - e+)^2 / var + logvar) + terms
 
-    with convolutions of G drawn anew; then G alone, with fixed ones, the network standing still:
+    Stage 2 trains G alone, with fixed convolutions and the network unchanged:
 
         L_G = MMD_class(e+, e) + beta CLUB
         CLUB = 1/2 mean_i( sum (mu_i - e+_p(i))^2 / var_i - sum (mu_i - e+_i)^2 / var_i )
 
-    L2D (Wang et al., ICCV 2021); baselines.md B.6. e, mu, logvar are the insert `stochastic_embedding`'s of x, e+ that
-    of x+, p a random permutation. MMD is the mean over the classes in the batch (the released code divides by zero for
-    a class that is missing). Both views pass the network as one batch; the second pass leaves no trace in running
-    statistics. G is the client's own, kept from round to round, never sent (our choice); terms see the view x. No value
-    gives FedAvg.
+    Source: L2D (Wang et al., ICCV 2021). e, mu and logvar come from the insert `stochastic_embedding` for x, and e+
+    from that for x+; p is a random permutation. MMD is the mean over the classes in the batch; the released code
+    divides by zero for a class that is missing. Both views go through the network as one batch; the pass of stage 2
+    does not change running statistics. G is the client's own: it is stored between rounds and never sent (our choice).
+    Terms see x. No value of the settings gives FedAvg.
 
-    temperature: of SupCon. augmenter_lr: of plain SGD on G; .005 in the run script.
+    temperature: the temperature of SupCon
+    augmenter_lr: the learning rate of plain SGD on G, 0.005 in the run script
     """
 
     alpha1: Annotated[float, Field(ge=0)] = 1.0
@@ -62,7 +64,7 @@ class LearnToDiversify(Step):
         return step
 
     def end(self, round: LocalRound) -> None:
-        """Keeps the augmenter."""
+        """Stores the augmenter."""
         round.store.put(ENTRY, round.scratch[ENTRY].state_dict())
 
     def _agreement(self, round: LocalRound, batch: Batch, styled: Tensor) -> Tensor:
@@ -79,7 +81,7 @@ class LearnToDiversify(Step):
         return round.with_terms(batch, batch.loss + self.alpha1 * contrast + self.alpha2 * likelihood)
 
     def _diversity(self, round: LocalRound, batch: Batch, augmenter: StyleAugmenter) -> Tensor:
-        """L_G of stage 2; its gradient is taken for the augmenter alone."""
+        """L_G of stage 2, with a graph to the augmenter alone."""
         count, styled = len(batch.labels), view(augmenter, batch, fresh=False)
         with round.autocast(), statistics_frozen(round.net):
             embedded = round.net.features(torch.cat([styled, batch.images]))
@@ -96,7 +98,7 @@ def view(augmenter: StyleAugmenter, batch: Batch, fresh: bool) -> Tensor:
 
 
 def augmenter_of(round: LocalRound) -> StyleAugmenter:
-    """The client's augmenter as it was kept, or a new one from the seed."""
+    """The client's augmenter as it was stored, or a new one from the seed."""
     with torch.random.fork_rng(devices=()):
         torch.default_generator.manual_seed(round.generator(ENTRY).initial_seed())
         augmenter = StyleAugmenter(*round.data.images.shape[1:])
@@ -109,8 +111,8 @@ def augmenter_of(round: LocalRound) -> StyleAugmenter:
 def class_mmd(a: Tensor, b: Tensor, labels: Tensor, classes: int) -> Tensor:
     """Mean over the classes in the batch of mean k(a, a) + mean k(b, b) - 2 mean k(a, b) within the class.
 
-    a, b [B, D] with the same labels [B]; k is a sum of five Gaussian kernels whose bandwidths follow the mean squared
-    distance s of the class's pairs, which is constant: exp(-d / (s/4)), ..., exp(-d / 4s).
+    a and b [B, D] have the same labels [B]. k is a sum of five Gaussian kernels with bandwidths from the mean squared
+    distance s of the pairs of the class, which has no gradient: exp(-d / (s/4)), ..., exp(-d / 4s).
     """
     n = len(labels)
     distance = squared_distances(torch.cat([a, b]).float())
@@ -128,8 +130,10 @@ def class_mmd(a: Tensor, b: Tensor, labels: Tensor, classes: int) -> Tensor:
 
 
 def club(mean: Tensor, logvar: Tensor, e: Tensor, other: Tensor) -> Tensor:
-    """1/2 mean_i( sum_d (mu_i - e_other(i))^2 / var_i - sum_d (mu_i - e_i)^2 / var_i ): an upper bound of what e tells
-    of the original embedding."""
+    """1/2 mean_i( sum_d (mu_i - e_other(i))^2 / var_i - sum_d (mu_i - e_i)^2 / var_i ).
+
+    This is an upper bound of the information that e carries about the original embedding.
+    """
     precision = (-logvar).exp()
     own = ((mean - e).square() * precision).sum(1)
     foreign = ((mean - e[other]).square() * precision).sum(1)

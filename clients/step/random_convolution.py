@@ -1,4 +1,4 @@
-"""RandConv: training images with their local texture scrambled by random convolutions."""
+"""RandConv: random convolutions change the local texture of training images."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -14,20 +14,23 @@ from clients.parts import Batch, LocalRound, Step, StepFunction
 
 @dataclass(frozen=True)
 class RandomConvolution(Step):
-    """L = CE(p_0, y) + weight JS(p_0, p_1, p_2) + terms, p_v the network's predictions of three views of the batch.
+    """L = CE(p_0, y) + weight JS(p_0, p_1, p_2) + terms, where p_v are the network's predictions for three views of the
+    batch.
 
         RC(x) = k * x,  k of size s x s, s uniform over `sizes`, entries N(0, 1/(C s^2)), one for the whole batch
         "mix":    view = alpha RC(x) + (1 - alpha) x,  alpha ~ U(0, 1)
         "img_p":  view = x with probability p, else RC(x)
-        JS = mean_v KL(p_v || M),  M the mean of the three, clipped at 1e-7, mean over the batch
+        JS = mean_v KL(p_v || M), where M is the mean of the three, clipped at 1e-7; mean over the batch
 
-    RandConv (Xu et al., ICLR 2021); baselines.md B.5. x are normalised images with C channels, kernels C -> C without
-    bias, maps keep their size. Three kernels per step, three forward passes; terms see the first view's. Differs from
-    the released trainer, whose second and third views are convolutions of the first. The script for PACS is not
-    published: the default is `mix` with the weight of the digits' settings, 10 (5 with `img_p`). `weight = 0` makes one
-    pass; with `img_p` and p = 1 it is FedAvg.
+    Source: RandConv (Xu et al., ICLR 2021). x are normalised images with C channels. The kernels map C channels
+    to C without bias, and the images keep their size. Each step has three kernels and three forward passes;
+    terms see the first view. In the released trainer, the second and third views are convolutions of the first.
+    The authors did not publish their script for PACS: our default is `mix` with the weight of the settings for
+    digits, 10 (5 with `img_p`). `weight = 0` makes one pass; with `img_p` and p = 1 this is FedAvg.
 
-    variant: mix or img_p. p: probability of an unchanged view with img_p. sizes: of the kernels, odd.
+    variant: mix or img_p
+    p: the probability of an unchanged view with img_p
+    sizes: the sizes of the kernels, which are odd
     """
 
     variant: Literal["mix", "img_p"] = "mix"
@@ -71,5 +74,5 @@ def random_kernel(channels: int, sizes: tuple[int, ...], generator: torch.Genera
 
 
 def convolved(images: Tensor, kernel: Tensor) -> Tensor:
-    """The images convolved with the kernel, zeros around them, in their own size."""
+    """The images convolved with the kernel, padded by zeros to keep their size."""
     return F.conv2d(images, kernel, padding=kernel.shape[-1] // 2)

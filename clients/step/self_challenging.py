@@ -1,4 +1,4 @@
-"""Representation self-challenging: the classifier must do without the features that it relies on most."""
+"""Representation self-challenging: the classifier must predict without the features that it relies on most."""
 
 import math
 from dataclasses import dataclass
@@ -13,29 +13,32 @@ from clients.cut_network import CutNetwork
 from clients.networks import statistics_frozen
 from clients.parts import Batch, LocalRound, Step, StepFunction
 
-# Of the released code (variant "official").
-SPATIAL, CHANNELS = 1 / 3, 1 / 3.2  # share of positions, or of channels, that is muted
-START, GROWTH, INTERVAL = 0.3, 0.2, 10  # share of the batch, and by how much it grows in so many local epochs
+# The constants of the released code (variant "official").
+SPATIAL, CHANNELS = 1 / 3, 1 / 3.2  # share of positions, or of channels, that is masked
+START, GROWTH, INTERVAL = 0.3, 0.2, 10  # first share of the batch, and by how much it grows in so many local epochs
 MARGIN = 1e-4  # a sample counts as changed when its probability falls by more than this
 
 
 @dataclass(frozen=True)
 class SelfChallenging(Step):
-    """L = CE(h(z * M), y) + terms:  the features z with the largest gradient of the true class's score are muted.
+    """L = CE(h(z * M), y) + terms: the features z with the largest gradient of the true class's score are set to 0.
 
-        g = d o_y / dz,  M_i = 1[g_i < percentile_(1-f)(g)];  a sample whose probability of its class falls less than
-        the batch's percentile_(1-b) keeps all of its features, M = 1
+        g = d o_y / dz,  M_i = 1[g_i < percentile_(1-f)(g)]
+        M = 1 for a sample whose probability of its class falls less than the batch's percentile_(1-b)
 
-    RSC (Huang et al., ECCV 2020); baselines.md B.2. Variant "domainbed" is this vector form, on the features that the
-    head sees (with a bottleneck: the bottleneck's). Terms see z unmuted, and the muted logits. No value gives FedAvg:
-    with f = 0 (b = 0) the largest entry (the most changed sample) is still muted, because the comparison is strict.
+    Source: RSC (Huang et al., ECCV 2020). Variant "domainbed" is this vector form, on the features that the
+    head sees (with a bottleneck, those of the bottleneck). Terms see z without the mask, and the logits with
+    it. No value of the settings gives FedAvg: with f = 0 (b = 0) the largest entry (the most changed sample) is
+    still masked, because the comparison is strict.
 
-    "official" is the released code: it mutes the last feature map (`net.levels`) before the pooling, with probability
-    1/2 each at the third of the positions with the largest sum_c mean_HW(g)_c U_c, or in the 1/3.2 of the channels with
-    the largest mean gradient, for a share of the batch that grows: 0.3 + 0.2 floor(e / 10), e the local epochs since
-    the run began. Mirrored copies double the batch, and with it the cost. f and b have no effect there.
+    Variant "official" is the released code. It masks the last feature map (`net.levels`) before the pooling: with
+    probability 1/2 the third of the positions with the largest sum_c mean_HW(g)_c U_c, else the 1/3.2 of the channels
+    with the largest mean gradient. It does so for a share of the batch that grows: 0.3 + 0.2 floor(e / 10), where e is
+    the number of local epochs since the run began. Mirrored copies double the batch, and with it the cost. f and b have
+    no effect there.
 
-    f: share of the features that is muted. b: share of the batch in which they are.
+    f: the share of the features that is masked
+    b: the share of the batch in which they are masked
     """
 
     variant: Literal["domainbed", "official"] = "domainbed"
@@ -44,11 +47,11 @@ class SelfChallenging(Step):
 
     @property
     def needs_levels(self) -> bool:
-        """The released code's form mutes a feature map."""
+        """The form of the released code masks a feature map."""
         return self.variant == "official"
 
     def begin(self, round: LocalRound) -> StepFunction:
-        """The challenged step."""
+        """The step with masked features."""
         return self._on_map(round) if self.variant == "official" else self._on_features(round)
 
     def _on_features(self, round: LocalRound) -> StepFunction:
@@ -91,7 +94,7 @@ class SelfChallenging(Step):
 
 
 def finish(round: LocalRound, batch: Batch, muted: Tensor) -> Tensor:
-    """One step on the cross-entropy of the muted features, and the recipe's terms."""
+    """One step on the cross-entropy of the masked features, with the terms of the recipe."""
     with round.autocast():
         batch.logits = round.net.head(muted)
     batch.loss = F.cross_entropy(batch.logits.float(), batch.labels)
@@ -99,7 +102,7 @@ def finish(round: LocalRound, batch: Batch, muted: Tensor) -> Tensor:
 
 
 def saliency(logits: Tensor, labels: Tensor, inputs: Tensor) -> Tensor:
-    """g: gradient of the sum of the true classes' scores with respect to `inputs`, without a graph."""
+    """g: the gradient of the sum of the true classes' scores with respect to `inputs`, without a graph."""
     score = logits.gather(1, labels[:, None]).sum()
     return torch.autograd.grad(score, inputs, retain_graph=True)[0].float()
 
@@ -110,12 +113,13 @@ def feature_mask(gradient: Tensor, f: float) -> Tensor:
 
 
 def true_class(logits: Tensor, labels: Tensor) -> Tensor:
-    """Probability of the true class, [B]."""
+    """The probability of the true class, [B]."""
     return logits.detach().float().softmax(1).gather(1, labels[:, None])[:, 0]
 
 
 def most_changed(before: Tensor, after: Tensor, labels: Tensor, b: float) -> Tensor:
-    """Samples [B] whose probability fell at least by the (1 - b) percentile of the batch; one sample alone always."""
+    """The samples [B] whose probability fell at least by the (1 - b) percentile of the batch; a single sample always
+    counts."""
     fall = true_class(before, labels) - true_class(after, labels)
     return fall >= fall.quantile(1 - b)
 
@@ -139,19 +143,20 @@ def below_largest(values: Tensor, share: float) -> Tensor:
 
 
 def largest_falls(before: Tensor, after: Tensor, labels: Tensor, share: float) -> Tensor:
-    """Samples [B] among the round(share B) whose probability fell most, by more than the margin."""
+    """The samples [B] among the round(share B) with the largest fall of their probability, if it exceeds the margin."""
     fall = (true_class(before, labels) - true_class(after, labels) - MARGIN).clamp_min(0)
     count = min(round(share * len(fall)), len(fall) - 1)
     return fall > fall.sort(descending=True).values[count]
 
 
 def batch_share(epochs: float) -> float:
-    """Share of the batch that is challenged after so many local epochs of the whole run."""
+    """The share of the batch that is masked after so many local epochs of the whole run."""
     return min(START + GROWTH * math.floor(epochs / INTERVAL), 1.0)
 
 
 def epochs_done(round: LocalRound, steps: int, batch: int) -> float:
-    """Local epochs since the run began, this round's first `steps` steps included; every round counts alike."""
+    """Local epochs since the run began, with the first `steps` steps of this round. Every round counts as equally
+    long."""
     train = round.train
     each = train.iterations * batch / max(round.data.examples, 1) if train.iterations else float(train.epochs)
     return each * (max(round.round, 1) - 1 + steps / max(round.steps, 1))

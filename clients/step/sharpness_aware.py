@@ -1,4 +1,4 @@
-"""Local steps by the gradient at a worse place nearby: FedSAM and FedLESAM."""
+"""Local steps with the gradient at a nearby point of higher loss: FedSAM and FedLESAM."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -20,14 +20,15 @@ SMALL = 1e-7  # added to norms
 
 
 def of_length(vectors: Sequence[Tensor], rho: float) -> list[Tensor]:
-    """rho v / (||v|| + 1e-7), the norm over all tensors together; zeros stay zeros."""
+    """rho v / (||v|| + 1e-7), where the norm is over all tensors together; zeros stay zeros."""
     norm = torch.stack(torch._foreach_norm(vectors)).norm()
     return list(torch._foreach_mul(vectors, rho / (norm + SMALL)))
 
 
 @contextmanager
 def moved(parameters: Sequence[Tensor], changes: Sequence[Tensor]) -> Iterator[None]:
-    """The parameters with the changes added inside the block; afterwards exactly what they were."""
+    """Inside the block the changes are added to the parameters; afterwards the parameters are exactly what they
+    were."""
     before = [parameter.detach().clone() for parameter in parameters]
     with torch.no_grad():
         torch._foreach_add_(parameters, changes)
@@ -39,31 +40,32 @@ def moved(parameters: Sequence[Tensor], changes: Sequence[Tensor]) -> Iterator[N
 
 
 class Perturbed(Step):
-    """What both steps have in common."""
+    """The part that both steps have in common."""
 
     def check(self, experiment: Experiment) -> None:
-        """Moves of the size of rho vanish in half precision."""
+        """Changes of the size of rho are lost in half precision, which is therefore refused."""
         if experiment.train.precision != "fp32":
             raise UserError("sharpness-aware steps need train.precision = 'fp32'")
 
 
 @dataclass(frozen=True)
 class SharpnessAware(Perturbed):
-    """e = rho g(w) / (||g(w)|| + 1e-7); the optimizer gets g(w + e) at w.  g: gradient of the local loss with its terms
+    """e = rho g(w) / (||g(w)|| + 1e-7), and the optimizer gets g(w + e) at w; g is the gradient of the local loss with
+    terms.
 
-    FedSAM (Qu et al., ICML 2022), frontier.md 2. Both gradients are of the same batch; the norm is over all trainable
-    parameters; w comes back exactly. Running statistics see the first pass alone. Weight decay and what terms do to
-    gradients act on the step at w. `rho = 0` gives FedAvg bit for bit.
+    Source: FedSAM (Qu et al., ICML 2022). Both gradients are of the same batch; the norm is over all trainable
+    parameters; afterwards w is exactly what it was. Only the first pass updates running statistics. Weight decay, and
+    the changes that terms make to gradients, act on the step at w. `rho = 0` gives FedAvg bit for bit.
 
-    rho: length of the perturbation; .1 in the released scripts, .05 here
-    variant: `official` lets the second pass move running statistics too, as the released code does
+    rho: the length of the perturbation, 0.1 in the released scripts and 0.05 here
+    variant: `official` lets the second pass update running statistics too, as the released code does
     """
 
     rho: Annotated[float, Field(ge=0)] = 0.05
     variant: Literal["paper", "official"] = "paper"
 
     def begin(self, round: LocalRound) -> StepFunction:
-        """The step with two gradients; the loss returned, and what terms tally, are those of the first."""
+        """The step with two gradients. The returned loss and the tallies of terms are those of the first."""
         if self.rho == 0:
             return SupervisedStep().begin(round)
         parameters = list(round.parameters().values())
@@ -87,19 +89,19 @@ class SharpnessAware(Perturbed):
 class GlobalAscent(Perturbed):
     """e = -rho m / (||m|| + 1e-7), constant over the round; the optimizer gets g(w + e) at w.
 
-    FedLESAM (Fan et al., ICML 2024), frontier.md 2: m is the last move of the global model, so that all clients look
-    uphill on the global loss and one gradient is enough. m is the difference of the two global models that this client
-    received last (paper); in its first round e = 0. m is over the shared parameters. The released code adds a scalar to
-    every tensor by mistake, which is not offered. `rho = 0` gives FedAvg bit for bit.
+    Source: FedLESAM (Fan et al., ICML 2024). m is the last move of the global model, so that all clients go in the
+    direction in which the global loss rises, and one gradient per step is enough. m is the difference of the two global
+    models that this client received last (the paper); in its first round e = 0. m is over the shared parameters. The
+    released code adds a scalar to every tensor by mistake; this is not offered. `rho = 0` gives FedAvg bit for bit.
 
-    rho: length of the perturbation; .1 in the released scripts, .05 here
+    rho: the length of the perturbation, 0.1 in the released scripts and 0.05 here
     """
 
     rho: Annotated[float, Field(ge=0)] = 0.05
     whole: ClassVar[bool] = True
 
     def begin(self, round: LocalRound) -> StepFunction:
-        """The supervised step, with its forward and backward pass at w + e."""
+        """The supervised step with its forward and backward pass at w + e."""
         move = last_move(round) if self.rho > 0 and round.phase == "train" else None
         if move is None:
             return SupervisedStep().begin(round)

@@ -9,10 +9,10 @@ from fedsim.tasks import ANY_TASK
 
 @dataclass(frozen=True)
 class SupervisedStep(Step):
-    """L = CE(h(f(x)), y) + sum of terms, one optimizer step (FedAvg's local step)."""
+    """L = CE(h(f(x)), y) + the sum of the terms, and one optimizer step (FedAvg's local step)."""
 
     tasks: ClassVar[tuple[str, ...]] = ANY_TASK
 
     def begin(self, round: LocalRound) -> StepFunction:
-        """Step function over `round.net` and `round.optimizer`; returns the detached total loss."""
+        """A step function over `round.net` and `round.optimizer`, which returns the total loss without a graph."""
         return lambda batch: round.apply_gradients(round.loss_of(batch))

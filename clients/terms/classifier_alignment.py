@@ -1,4 +1,4 @@
-"""FedIIR's client: classifier gradients near the mean of all clients'."""
+"""FedIIR's client term: it keeps a client's classifier gradient close to the mean of all clients' gradients."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
@@ -13,21 +13,23 @@ from clients.parts import Batch, LocalRound, StepFunction, Term
 
 
 def squared_distance(gradients: list[Tensor], references: list[Tensor]) -> Tensor:
-    """Sum over all tensors of ||g - g_mean||^2."""
+    """The sum over all tensors of ||g - g_mean||^2, a scalar."""
     return torch.stack([(own - mean).square().sum() for own, mean in zip(gradients, references, strict=True)]).sum()
 
 
 @dataclass(frozen=True)
 class ClassifierAlignment(Term):
-    """gamma ||grad_h F_batch(w) - g||^2,   grad_h the gradient of the batch's cross-entropy by the classifier
+    """gamma ||grad_h F_batch(w) - g||^2, where grad_h is the gradient of the batch's cross-entropy by the classifier.
 
-    FedIIR (Guo et al., ICML 2023), phase 2; baselines.md A.9. g is the clients' mean, made before each round's training
-    from what `collect` returns (phase 1). The term's own gradient is of second order and reaches all parameters. The
-    classifier is the network's linear head; the official code has a perceptron of three layers there except on Rotated
-    MNIST. Phase 1 is in eval mode, where the official code moves the server's running statistics (baselines.md). The
-    paper weighs clients equally: `method.weights = "uniform"`. `gamma = 0` gives FedAvg with those weights.
+    Source: FedIIR (Guo et al., ICML 2023), phase 2. g is the clients' mean gradient. It is made before the training of
+    each round from what `collect` returns (phase 1). The gradient of this term is of second order and reaches all
+    parameters. The classifier is the network's linear head; the official code has a perceptron of three layers there,
+    except on Rotated MNIST. Phase 1 runs in eval mode here, while the official code lets it change the server's running
+    statistics. The paper weights clients equally: set `method.weights = "uniform"`. `gamma = 0` gives FedAvg with those
+    weights.
 
-    gamma: 1e-2 on Rotated MNIST, 5e-3 on VLCS, 1e-3 on PACS, 5e-4 on OfficeHome in the official code
+    gamma: the weight of the term. The official code has 1e-2 on Rotated MNIST, 5e-3 on VLCS, 1e-3 on PACS, 5e-4 on
+    OfficeHome
     """
 
     gamma: Annotated[float, Field(ge=0)] = 1e-3
@@ -36,12 +38,15 @@ class ClassifierAlignment(Term):
 
     @property
     def discloses(self) -> str:
-        """The gradient of a linear classifier says how often each class occurs, and its mean features."""
+        """The gradient of a linear classifier shows how often each class occurs, and the mean features of the
+        classes."""
         return "each round the mean gradient of the classifier, which shows class shares and mean features of classes"
 
     def collect(self, round: LocalRound) -> dict[str, np.ndarray]:
-        """Sum of the batch gradients of the received model, in eval mode, in one pass over the data as it is trained
-        on; and the number of batches."""
+        """The sum of the batch gradients of the received model, and the number of batches.
+
+        The model is in eval mode. One pass is made over the data as the client trains on it.
+        """
         net, data, size = round.net.eval(), round.data, round.train.batch_size
         order = round.rng("classifier gradient").permutation(data.examples)
         parameters = dict(net.head.named_parameters(prefix="head"))
@@ -60,7 +65,7 @@ class ClassifierAlignment(Term):
         }
 
     def begin(self, round: LocalRound) -> StepFunction | None:
-        """The term with this round's g; None when gamma is 0."""
+        """The term with the g of this round, or None when gamma is 0."""
         if self.gamma == 0 or round.phase != "train":
             return None
         parameters = dict(round.net.head.named_parameters(prefix="head"))

@@ -1,4 +1,4 @@
-"""FedCM's client: every gradient leans towards the global model's last direction."""
+"""FedCM's client term: it mixes every gradient with the last direction of the global model."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
@@ -11,14 +11,16 @@ from clients.parts import LocalRound, Term
 
 @dataclass(frozen=True)
 class ClientMomentum(Term):
-    """The optimizer gets u = alpha g + (1 - alpha) D, over the shared parameters.
+    """The optimizer gets u = alpha g + (1 - alpha) D in place of the gradient g, over the shared parameters.
 
-    FedCM (Xu et al. 2021, arXiv 2106.10874), frontier.md 2; with sharpness-aware steps MoFedSAM (Qu et al., ICML 2022).
-    D is the server's record `momentum`: minus the global model's last move, per gradient. In round 1 D = 0, so that its
-    steps are alpha times as long as FedAvg's, as in the released code. `alpha = 1` gives FedAvg.
+    Source: FedCM (Xu et al. 2021, arXiv 2106.10874). With sharpness-aware steps it is MoFedSAM (Qu et al., ICML 2022).
+    D is the server's record `momentum`: the negative of the global model's last move, divided by the number of
+    gradients in it. In round 1 D is 0, so that the steps of that round are alpha times as long as FedAvg's, as in the
+    released code. `alpha = 1` gives FedAvg.
 
-    alpha: share of the client's own gradient; .1 in the released scripts
-    variant: `official` is the released MoFedSAM, which leaves alpha out of the first summand: u = g + (1 - alpha) D
+    alpha: the weight of the client's own gradient, 0.1 in the released scripts
+    variant: `official` is the released code of MoFedSAM, which leaves alpha out of the first summand: u = g + (1 -
+    alpha) D
     first_round: `plain` takes u = g as long as there is no D
     """
 
@@ -29,7 +31,7 @@ class ClientMomentum(Term):
     whole: ClassVar[bool] = True
 
     def begin(self, round: LocalRound) -> None:
-        """Mixes before every step; there is nothing to add to the loss."""
+        """Registers the mixing before every step. It adds nothing to the loss."""
         if self.alpha == 1 or round.phase != "train":
             return
         direction = round.tensors("momentum", "client_momentum")

@@ -1,4 +1,4 @@
-"""The bound on the information that a representation carries beyond the label (FedSR, FedCMI)."""
+"""A bound on the information that a representation carries about the image beyond its label (FedSR, FedCMI)."""
 
 import math
 from dataclasses import dataclass
@@ -15,14 +15,14 @@ from fedsim.models.inserts.representation import Representation, gaussian_of
 if TYPE_CHECKING:
     from fedsim.recipe import Recipe
 
-ENTRY = "class-reference"  # store entry of a reference that is the client's own, and scratch entry of any
-MOMENTUM = "class-reference-momentum"  # store entry with train.persist_optimizer
+ENTRY = "class-reference"  # the store's entry for the client's own reference, and the scratch entry for any
+MOMENTUM = "class-reference-momentum"  # the store's entry, used with train.persist_optimizer
 FIRST_RHO = 1.0  # s = softplus(1) = 1.313262
 FIRST_KAPPA = {"free": 1.0, "softplus": math.log(math.e - 1)}  # kappa = 1
 
 
 def kl_normal(mean: Tensor, std: Tensor, ref_mean: Tensor, ref_std: Tensor) -> Tensor:
-    """KL(N(mean, std^2) || N(ref_mean, ref_std^2)) elementwise:
+    """KL(N(mean, std^2) || N(ref_mean, ref_std^2)) for each element:
 
     log(ref_std / std) + (std^2 + (mean - ref_mean)^2) / (2 ref_std^2) - 1/2
     """
@@ -30,7 +30,10 @@ def kl_normal(mean: Tensor, std: Tensor, ref_mean: Tensor, ref_std: Tensor) -> T
 
 
 class ClassReference(nn.Module):
-    """r(z|y) = N(r_mu_y, softplus(r_rho_y)^2), one Gaussian [d] for each of C classes; kappa scales mu and sigma."""
+    """r(z|y) = N(r_mu_y, softplus(r_rho_y)^2): one Gaussian over d dimensions for each of C classes.
+
+    kappa is a scale of mu and sigma.
+    """
 
     def __init__(self, classes: int, width: int, kappa: str = "none") -> None:
         super().__init__()
@@ -41,7 +44,8 @@ class ClassReference(nn.Module):
             self.kappa = nn.Parameter(torch.tensor(FIRST_KAPPA[kappa]))
 
     def cmi(self, mean: Tensor, std: Tensor, labels: Tensor) -> Tensor:
-        """(1/B) sum_i sum_j KL(N(kappa mu_ij, kappa^2 sigma_ij^2) || r(z_j|y_i)), mean and std [B, d]."""
+        """(1/B) sum_i sum_j KL(N(kappa mu_ij, kappa^2 sigma_ij^2) || r(z_j|y_i)); mean and std have the shape [B,
+        d]."""
         if self.kind != "none":
             kappa = F.softplus(self.kappa) if self.kind == "softplus" else self.kappa
             mean, std = kappa * mean, kappa * std
@@ -50,23 +54,27 @@ class ClassReference(nn.Module):
 
 @dataclass(frozen=True)
 class ConditionalInformation(Term):
-    """alpha_cmi CMI,   CMI = (1/B) sum_i sum_j KL(N(mu_ij, sigma_ij^2) || r(z_j|y_i)) >= I(x; z | y).
+    """alpha_cmi CMI, where CMI = (1/B) sum_i sum_j KL(N(mu_ij, sigma_ij^2) || r(z_j|y_i)) >= I(x; z | y).
 
-    FedSR (Nguyen et al., NeurIPS 2022), FedCMI; banks 5. mu and sigma are those of the insert `representation`, r is
-    one Gaussian per class, a parameter that the same step moves, without weight decay. It starts from mean 0 and
-    rho = 1. Each round the server averages the clients' r class by class, weighted by how many images of the class each
-    one has (bank `class_reference`); of a class that a client lacks, nothing is moved or sent. `alpha_cmi = 0` gives
-    FedAvg (on the same network).
+    Source: FedSR (Nguyen et al., NeurIPS 2022), FedCMI. mu and sigma come from the insert `representation`. r has one
+    Gaussian per class. It is a parameter that the same step trains, without weight decay, and it starts from mean 0 and
+    rho = 1. In each round the server averages the clients' r class by class, weighted by the number of images of the
+    class that each client has (bank `class_reference`). For a class that a client lacks, nothing is changed or sent.
+    `alpha_cmi = 0` gives FedAvg on the same network.
 
-    The official code never sends r: every client aligns to its own, with a scale kappa of mu and sigma, which the
-    paper's argument does not allow for. That is `variant = "official"`: r and kappa stay in the client's store, weight
-    decay applies to r, `representation_norm.l2r` becomes "norm", and the bank is silent. The official runs also have
-    method.weights = "uniform", train.persist_optimizer = true (r's momentum is kept with it) and train.iterations = 5.
+    The official code never sends r: every client aligns to its own r, with a scale kappa of mu and sigma that the
+    paper's argument does not cover. This is `variant = "official"`: r and kappa stay in the client's store, weight
+    decay applies to r, `representation_norm.l2r` becomes "norm", and nothing is sent to the bank. The official runs
+    also have method.weights = "uniform", train.persist_optimizer = true (the momentum of r is kept with it) and
+    train.iterations = 5.
 
-    alpha_cmi: weight, .001 in the official PACS run (its parser's default is 5e-4); grid 1e-4, 1e-3, 1e-2
-    variant: "shared" r, or "official"
-    kappa: of the official variant: "free" (the code; a negative one ends in NaN), "softplus" (always positive), "none"
-    reference_weights: "examples" as above, or "uniform" over the clients that have the class: no counts are sent
+    alpha_cmi: the weight of the term. The official PACS run has 0.001 (the default of its parser is 5e-4); the grid is
+    1e-4, 1e-3, 1e-2
+    variant: "shared" sends r to the server, "official" does not
+    kappa: only for the official variant: "free" is the code's (a negative kappa ends in NaN), "softplus" is always
+    positive, "none" has no scale
+    reference_weights: "examples" as above, or "uniform" over the clients that have the class; with "uniform" no counts
+    are sent
     """
 
     alpha_cmi: Annotated[float, Field(ge=0)] = 0.001
@@ -77,12 +85,12 @@ class ConditionalInformation(Term):
 
     @property
     def bank(self) -> str:
-        """Only a shared reference is sent."""
+        """The record exists only where the reference is shared."""
         return "class_reference" if self.variant == "shared" else ""
 
     @property
     def sets(self) -> dict[str, dict[str, object]]:
-        """The official variant's norm, and a bank that nothing is sent to."""
+        """The norm of the official variant, and a bank to which nothing is sent."""
         official = {"representation_norm": {"l2r": "norm"}, "class_references": {"shared": False}}
         return official if self.variant == "official" else {}
 
@@ -93,7 +101,7 @@ class ConditionalInformation(Term):
 
     @property
     def discloses(self) -> str:
-        """What r says of a class."""
+        """What r shows about a class."""
         if self.variant == "official":
             return ""
         counts = "the number of images" if self.reference_weights == "examples" else "that it has images"
@@ -103,13 +111,13 @@ class ConditionalInformation(Term):
         )
 
     def refuses(self, recipe: "Recipe") -> str:
-        """mu and sigma come from the stochastic representation."""
+        """mu and sigma come from the stochastic representation, which must therefore be in the recipe."""
         if not any(isinstance(insert, Representation) and insert.stochastic for insert in recipe.inserts):
             return "conditional_information needs the insert 'representation' with stochastic = true"
         return super().refuses(recipe)
 
     def begin(self, round: LocalRound) -> StepFunction | None:
-        """The reference joins the round's optimizer; None when alpha_cmi is 0."""
+        """Adds the reference to the optimizer of the round and returns the term, or None when alpha_cmi is 0."""
         if round.phase != "train":
             return None
         reference = round.scratch[ENTRY] = self._reference(round)
@@ -129,7 +137,7 @@ class ConditionalInformation(Term):
         return term
 
     def end(self, round: LocalRound) -> None:
-        """Sends the rows of the classes that this client has; the official variant keeps all of it."""
+        """Sends the rows of the classes that this client has; in the official variant everything is stored instead."""
         reference = round.scratch.get(ENTRY)
         if reference is None:
             return
@@ -155,7 +163,7 @@ class ConditionalInformation(Term):
 
 
 def keep_momentum(round: LocalRound, reference: ClassReference) -> None:
-    """Store the optimizer's buffers of the reference, as `parameter.buffer`."""
+    """Stores the optimizer's buffers of the reference under the names `parameter.buffer`."""
     found = {
         f"{name}.{key}": value
         for name, parameter in reference.named_parameters()
@@ -166,7 +174,7 @@ def keep_momentum(round: LocalRound, reference: ClassReference) -> None:
 
 
 def restore_momentum(round: LocalRound, reference: ClassReference) -> None:
-    """Put those buffers back."""
+    """Gives those buffers back to the optimizer."""
     for key, value in (round.store.get(MOMENTUM) or {}).items():
         name, buffer = key.split(".")
         parameter = reference.get_parameter(name)

@@ -1,4 +1,4 @@
-"""SCAFFOLD's client: gradients corrected by control variates."""
+"""SCAFFOLD's client term: it corrects gradients by control variates."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
@@ -13,24 +13,26 @@ from fedsim.errors import UserError
 from fedsim.experiment import Experiment
 from fedsim.tasks import ANY_TASK
 
-OWN = "control"  # store entry of c_k
+OWN = "control"  # the store's entry for c_k
 
 
 @dataclass(frozen=True)
 class DriftCorrection(Term):
-    """Every step takes g + c - c_k in place of the gradient g, over the shared parameters; after the last one
+    """Every step takes g + c - c_k in place of the gradient g, over the shared parameters. After the last step:
 
         c_k+ = c_k - c + (w^t - y) / (a eta),   delta c_k = c_k+ - c_k goes to the bank `control`.
 
-    SCAFFOLD (Karimireddy et al., ICML 2020), Option II; baselines.md A.8. c is the server's variate, c_k this client's,
-    kept between rounds; both start at 0. y is the trained model, eta the parameter's learning rate, and a the number of
-    steps (with momentum: `gradient_count`, our choice, because the paper has plain SGD). Adaptive optimizers are
-    refused. Buffers and a client's own layers are not corrected. The server's learning rate is the part `server_step`,
-    uniform weights (the paper) are `method.weights = "uniform"`. Equal clients give FedAvg.
+    Source: SCAFFOLD (Karimireddy et al., ICML 2020), Option II. c is the server's variate and c_k this client's, which
+    is kept between rounds; both start at 0. w^t is the received model, y the trained model, eta the parameter's
+    learning rate, and a the number of steps. With momentum, a is `gradient_count`; this is our choice, because the
+    paper has plain SGD. Adaptive optimizers are refused. Buffers and a client's own layers are not corrected. The
+    server's learning rate is the part `server_step`, and the paper's uniform weights are `method.weights = "uniform"`.
+    Clients with equal data give FedAvg.
 
-    variant: what divides w^t - y. "option_ii" as above; "epochs_only" (FedDG_Benchmark) takes the number of local
-        epochs for a; "without_rate" (FedDG-GA's code) leaves eta out: its variates are too small by that factor.
-    strength: what c - c_k is multiplied by in a step; .1 in the released FedLESAM-S, whose paper has 1 (frontier.md 2).
+    variant: what divides w^t - y. "option_ii" is the formula above. "epochs_only" (FedDG_Benchmark) takes the number of
+    local epochs for a. "without_rate" (the code of FedDG-GA) leaves eta out, so that its variates are too small by that
+    factor
+    strength: the factor of c - c_k in a step. The released FedLESAM-S has 0.1, its paper has 1
     """
 
     tasks: ClassVar[tuple[str, ...]] = ANY_TASK
@@ -47,7 +49,8 @@ class DriftCorrection(Term):
         return "each round the mean local gradient (easier to invert than a difference of weights)"
 
     def check(self, experiment: Experiment) -> None:
-        """The identity behind c_k+ holds for SGD that starts anew each round and keeps its last iterate."""
+        """The formula of c_k+ holds for SGD that starts anew each round and keeps its last model. Others are
+        refused."""
         train = experiment.train
         if train.optimizer != "sgd":
             raise UserError(f"drift_correction needs train.optimizer = 'sgd', not {train.optimizer!r}")
@@ -57,7 +60,7 @@ class DriftCorrection(Term):
             raise UserError("drift_correction needs the last iterate of each round; set train.local_checks = 0")
 
     def begin(self, round: LocalRound) -> None:
-        """Adds c - c_k to the gradients before every step; there is nothing to add to the loss."""
+        """Registers c - c_k, which is added to the gradients before every step. It adds nothing to the loss."""
         if round.phase != "train":
             return
         parameters = round.shared_parameters()
@@ -76,14 +79,14 @@ class DriftCorrection(Term):
         round.before_step.append(correct)
 
     def end(self, round: LocalRound) -> None:
-        """Keeps c_k+ and sends delta c_k; without a step, or with a learning rate of 0, the variate stays."""
+        """Stores c_k+ and sends delta c_k. Without a step, or with a learning rate of 0, the variate stays as it is."""
         if round.phase != "train":
             return
         start, own, correction = round.scratch[OWN]
         scales = self._scales(round)
         change: dict[str, Tensor] = {}
         for name, parameter in round.shared_parameters().items():
-            scale = scales.get(parameter, 0.0)  # parameters that this optimizer does not move have none
+            scale = scales.get(parameter, 0.0)  # parameters that this optimizer does not train have no divisor
             server = correction[name] + own[name]
             moved = (start[name] - parameter.detach()) / scale if scale else server
             change[name] = moved - server
@@ -91,7 +94,7 @@ class DriftCorrection(Term):
         round.store.put(OWN, {name: own[name] + value for name, value in change.items()})
 
     def _scales(self, round: LocalRound) -> dict[Tensor, float]:
-        """What divides w^t - y, by parameter."""
+        """The divisor of w^t - y for each parameter."""
         count = gradient_count(round.steps, round.train.momentum)
         if self.variant == "epochs_only":
             count = float(round.train.epochs)

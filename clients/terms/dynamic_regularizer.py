@@ -1,4 +1,4 @@
-"""FedDyn's client: a pull towards the received model, corrected by the client's own past moves."""
+"""FedDyn's client term: it pulls the model towards the received one, corrected by the client's own past moves."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
@@ -8,20 +8,21 @@ from pydantic import Field
 
 from clients.parts import LocalRound, Term
 
-OWN = "past-moves"  # store entry of h_k
+OWN = "past-moves"  # the store's entry for h_k
 
 
 @dataclass(frozen=True)
 class DynamicRegularizer(Term):
-    """The optimizer gets u = g + lam (w - theta + h_k), over the shared parameters;  h_k is the sum of the client's own
-    past moves theta_k - theta and starts at 0.
+    """The optimizer gets u = g + lam (w - theta + h_k) in place of the gradient g, over the shared parameters.
 
-    FedDyn (Acar et al., ICLR 2021), frontier.md 2, in the released code's form (the paper's linear term in units of the
-    parameters). It belongs to the server's part `dynamic_correction`, without which clients are drawn back for ever.
-    `lam = 0` leaves the gradients alone; FedAvg needs the server's part taken out too. A client whose stored state is
-    lost starts again with h_k = 0.
+    h_k is the sum of the client's own past moves theta_k - theta, and starts at 0.
 
-    lam: strength; .1 in the released scripts, the paper tries .1, .01 and .001
+    Source: FedDyn (Acar et al., ICLR 2021), in the form of the released code, which has the paper's linear term in
+    units of the parameters. The term belongs together with the server's part `dynamic_correction`; without that part
+    clients are pulled back forever. `lam = 0` leaves the gradients unchanged; for FedAvg the server's part must be
+    removed as well. A client that has lost its stored state starts again with h_k = 0.
+
+    lam: the strength. The released scripts have 0.1, the paper tries 0.1, 0.01 and 0.001
     """
 
     lam: Annotated[float, Field(ge=0)] = 0.1
@@ -29,7 +30,7 @@ class DynamicRegularizer(Term):
     whole: ClassVar[bool] = True
 
     def begin(self, round: LocalRound) -> None:
-        """Adds to the gradients before every step; there is nothing to add to the loss."""
+        """Registers the pull, which is added to the gradients before every step. It adds nothing to the loss."""
         if round.phase != "train":
             return
         parameters, kept = round.shared_parameters(), round.store.get(OWN) or {}
@@ -49,7 +50,7 @@ class DynamicRegularizer(Term):
             round.before_step.append(pull)
 
     def end(self, round: LocalRound) -> None:
-        """Keeps h_k with this round's move."""
+        """Stores h_k with the move of this round."""
         if round.phase == "train":
             start, past = round.scratch[OWN]
             moved = {name: parameter.detach() - start[name] for name, parameter in round.shared_parameters().items()}

@@ -1,4 +1,4 @@
-"""Simple feature augmentation: the classifier must hold under Gaussian noise on the features."""
+"""Simple feature augmentation: the classifier is also trained on features with Gaussian noise."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -10,24 +10,27 @@ from torch import Tensor
 
 from clients.parts import Batch, LocalRound, StepFunction, Term
 
-MOMENTS = "class-moments"  # store entry: count, sum and sum of outer products of the features, by class
-FOLD_FROM = 4096  # rows that are kept before they are added to the sums
-RIDGE = 1e-4  # share of the mean variance added to the diagonal, so that a covariance of few samples has a root
+MOMENTS = "class-moments"  # the store's entry: count, sum and sum of outer products of each class's features
+FOLD_FROM = 4096  # so many rows are remembered before they are added to the sums
+RIDGE = 1e-4  # this share of the mean variance is added to the diagonal: a covariance of few samples then has a root
 
 
 @dataclass(frozen=True)
 class FeatureAugmentation(Term):
-    """lam * CE(h(z'), y),   z' = a * z + b,   a ~ N(1, sigma1^2 I) for every sample and feature;
+    """lam CE(h(z'), y), where z' = a * z + b and a ~ N(1, sigma1^2 I) for every sample and feature:
 
         variant "s" (SFA-S):  b ~ N(0, sigma2^2 I)
-        variant "a" (SFA-A):  b ~ N(0, nu Sigma_y), Sigma_y the covariance of the client's features of class y
+        variant "a" (SFA-A):  b ~ N(0, nu Sigma_y), where Sigma_y is the covariance of the client's features of class y
 
-    SFA (Li et al., ICCV 2021), baselines.md B.4 (from the abstract; no official code is known, so that sigma1, sigma2,
-    nu and lam are our choice). Gradients reach the features and the classifier. Sigma_y is that of the features in the
-    client's last round of training, and never leaves it; the first `warmup` rounds, and classes with fewer than two
-    images, have b = 0. Only in training. `lam = 0` gives FedAvg.
+    Source: SFA (Li et al., ICCV 2021), known to us from its abstract. No official code is known, so sigma1, sigma2, nu
+    and lam are our choice. Gradients reach the features and the classifier. Sigma_y is computed from the features of
+    the client's last round of training, and never leaves the client. In the first `warmup` rounds, and for classes with
+    fewer than two images, b is 0. The noise is used only in training. `lam = 0` gives FedAvg.
 
-    sigma1, sigma2: standard deviations. nu: scale of the covariance. lam: weight of the term. warmup: rounds.
+    sigma1, sigma2: the standard deviations of a and b
+    nu: the scale of the covariance
+    lam: the weight of the term
+    warmup: the number of first rounds with b = 0
     """
 
     variant: Literal["s", "a"] = "s"
@@ -38,7 +41,7 @@ class FeatureAugmentation(Term):
     warmup: Annotated[int, Field(ge=1)] = 1
 
     def begin(self, round: LocalRound) -> StepFunction | None:
-        """The noisy cross-entropy; None when lam is 0."""
+        """The cross-entropy with noise, or None when lam is 0."""
         if self.lam == 0 or round.phase != "train":
             return None
         roots = self._roots(round) if self.variant == "a" else None
@@ -56,12 +59,12 @@ class FeatureAugmentation(Term):
         return term
 
     def end(self, round: LocalRound) -> None:
-        """Keeps the moments of the round's features; a class that was not seen keeps those of an earlier round."""
+        """Stores the moments of the round's features. A class that did not occur keeps those of an earlier round."""
         if self.variant == "a" and MOMENTS in round.scratch and round.steps:
             round.store.put(MOMENTS, round.scratch[MOMENTS].merged(round.store.get(MOMENTS)))
 
     def _shift(self, batch: Batch, roots: Tensor | None) -> Tensor | float:
-        """b [B, D]."""
+        """b, of shape [B, D]."""
         z = batch.features
         if self.variant == "s":
             return torch.normal(0.0, self.sigma2, z.shape, device=z.device)
@@ -73,7 +76,7 @@ class FeatureAugmentation(Term):
         return self.nu**0.5 * of_all_classes[batch.labels, :, rows]
 
     def _roots(self, round: LocalRound) -> Tensor | None:
-        """Lower triangular L_y with L_y L_y^T = Sigma_y, [classes, D, D]; None in a warm-up round."""
+        """Lower triangular L_y with L_y L_y^T = Sigma_y, of shape [classes, D, D], or None in a warm-up round."""
         kept = round.store.get(MOMENTS)
         if kept is None or round.round <= self.warmup:
             return None
@@ -81,9 +84,10 @@ class FeatureAugmentation(Term):
 
 
 def covariance_roots(count: Tensor, total: Tensor, square: Tensor) -> Tensor:
-    """Cholesky roots [C, D, D] of the classes' covariances (population), zero for classes with fewer than two rows.
+    """Cholesky roots [C, D, D] of the classes' population covariances; 0 for classes with fewer than two rows.
 
-    count [C], total [C, D] and square [C, D, D]: number, sum and sum of outer products of the rows, float64.
+    count [C], total [C, D] and square [C, D, D] are the number, the sum and the sum of outer products of the rows, in
+    float64.
     """
     many = count.clamp_min(1)[:, None]
     mean = total / many
@@ -96,7 +100,7 @@ def covariance_roots(count: Tensor, total: Tensor, square: Tensor) -> Tensor:
 
 
 class ClassMoments:
-    """Count, sum and sum of outer products of features by class; rows are added up a few thousand at a time."""
+    """Count, sum and sum of outer products of the features of each class. Rows are added a few thousand at a time."""
 
     def __init__(self, classes: int) -> None:
         self.classes = classes
@@ -104,13 +108,13 @@ class ClassMoments:
         self.sums: dict[str, Tensor] = {}
 
     def add(self, features: Tensor, labels: Tensor) -> None:
-        """Remember the rows of a batch."""
+        """Remembers the rows of a batch."""
         self.rows.append((features, labels))
         if sum(len(labels) for _, labels in self.rows) >= FOLD_FROM:
             self.fold()
 
     def fold(self) -> None:
-        """Add the remembered rows to the sums."""
+        """Adds the remembered rows to the sums."""
         if not self.rows:
             return
         features, labels = (torch.cat(values) for values in zip(*self.rows))
@@ -124,7 +128,7 @@ class ClassMoments:
         self.sums = {name: self.sums.get(name, 0) + value for name, value in new.items()}
 
     def merged(self, earlier: dict[str, Tensor] | None) -> dict[str, Tensor]:
-        """These moments, with the earlier ones of the classes that have none."""
+        """These moments, with the earlier moments of the classes that have no rows here."""
         self.fold()
         if earlier is None:
             return self.sums

@@ -1,4 +1,4 @@
-"""FedGaLA's client: tensors whose gradient disagrees with the global model's last move wait."""
+"""FedGaLA's client term: a tensor is not trained in a step where its gradient disagrees with its last global move."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
@@ -11,11 +11,11 @@ from clients.last_move import last_move
 from clients.optimizers import zero_momentum
 from clients.parts import LocalRound, Term
 
-SMALL = 1e-8  # smallest norm
+SMALL = 1e-8  # smaller norms are read as this one
 
 
 def cosines(first: list[Tensor], second: list[Tensor]) -> Tensor:
-    """cos of each pair of tensors, read as vectors; 0 with a zero vector."""
+    """The cosine of each pair of tensors, read as vectors; 0 where one of them is the zero vector."""
     products = torch.stack([(a * b).sum() for a, b in zip(first, second, strict=True)])
     norms = [torch.stack(torch._foreach_norm(vectors)).clamp_min(SMALL) for vectors in (first, second)]
     return products / (norms[0] * norms[1])
@@ -23,17 +23,18 @@ def cosines(first: list[Tensor], second: list[Tensor]) -> Tensor:
 
 @dataclass(frozen=True)
 class GradientAlignment(Term):
-    """Before every step, a parameter tensor with gradient g is left as it is unless cos(-g, m) >= tau; m is its last
-    global move.
+    """Before every step, the gradient g of a parameter tensor is dropped unless cos(-g, m) >= tau.
 
-    FedGaLA (Pourpanah et al., AAAI 2025), frontier.md 5, its rule for gradients under a supervised loss; the paper's
-    own training is unsupervised. m is the difference of the two models that this client received last; there is no
-    filter in its first round. A tensor that is left out gets no decay and no momentum either. It looks at shared
-    parameters. `tau = -1` gives FedAvg's client bit for bit.
+    m is the last move of this tensor in the global model.
 
-    tau: cosine from which a tensor takes part
-    variant: `official` compares g and not -g, as the released code does: it drops steps that go on in the global
-        direction
+    Source: FedGaLA (Pourpanah et al., AAAI 2025). We use its rule for gradients with a supervised loss; the training in
+    the paper is unsupervised. m is the difference of the two models that this client received last. In a client's first
+    round no gradient is dropped. A tensor with a dropped gradient gets neither weight decay nor momentum in that step.
+    The rule looks at shared parameters. `tau = -1` gives FedAvg's client bit for bit.
+
+    tau: the smallest cosine with which a gradient is kept
+    variant: `official` compares g in place of -g, as the released code does; it drops the gradients of steps that would
+    continue in the global direction
     """
 
     tau: Annotated[float, Field(ge=-1, le=1)] = 0.0
@@ -41,7 +42,7 @@ class GradientAlignment(Term):
     whole: ClassVar[bool] = True
 
     def begin(self, round: LocalRound) -> None:
-        """Takes gradients away before every step; there is nothing to add to the loss."""
+        """Registers the rule, which drops gradients before every step. It adds nothing to the loss."""
         if self.tau == -1 or round.phase != "train":
             return
         move = last_move(round)

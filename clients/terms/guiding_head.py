@@ -1,4 +1,4 @@
-"""gPerXAN's guiding regularizer: the client's features must be classifiable by the frozen global head."""
+"""gPerXAN's guiding regularizer: the frozen global head must be able to classify the client's features."""
 
 import copy
 from dataclasses import dataclass
@@ -13,11 +13,13 @@ from fedsim.tasks import ANY_TASK
 
 @dataclass(frozen=True)
 class GuidingHead(Term):
-    """weight * CE(h_g(f(x)), y) (of masks: soft Dice loss), h_g the frozen copy of the head received this round.
+    """weight * CE(h_g(f(x)), y), where h_g is a frozen copy of the head received this round.
 
-    gPerXAN (CVPR 2024), eq. of the guiding regularizer; core.md 2.3. Gradients reach the feature extractor through
-    h_g, never h_g itself nor the local head; both heads share one forward pass of the extractor. The paper searches
-    {0, .25, .5, .75, 1}, the released code has 0.5. `weight=0` gives FedAvg and skips the second head.
+    On masks the soft Dice loss takes the place of the cross-entropy.
+
+    Source: gPerXAN (CVPR 2024), the guiding regularizer. Gradients reach the feature extractor through h_g; they change
+    neither h_g nor the local head. Both heads share one forward pass of the extractor. The paper searches {0, 0.25,
+    0.5, 0.75, 1}, and the released code has 0.5. `weight = 0` gives FedAvg and skips the second head.
     """
 
     tasks: ClassVar[tuple[str, ...]] = ANY_TASK
@@ -25,7 +27,7 @@ class GuidingHead(Term):
     weight: Annotated[float, Field(ge=0)] = 0.5
 
     def begin(self, round: LocalRound) -> StepFunction | None:
-        """Freezes a copy of the head just received; None when the weight is 0."""
+        """Freezes a copy of the received head; returns None when the weight is 0."""
         if self.weight == 0:
             return None
         global_head = copy.deepcopy(round.net.head).requires_grad_(False)

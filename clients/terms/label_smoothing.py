@@ -12,16 +12,16 @@ from clients.parts import Batch, LocalRound, StepFunction, Term
 
 @dataclass(frozen=True)
 class LabelSmoothing(Term):
-    """eps * (mean_c(-log p_c) - CE): added to CE it gives cross-entropy with q_c = (1-eps)[c=y] + eps/M.
+    """eps * (mean_c(-log p_c) - CE). Added to CE it gives the cross-entropy with q_c = (1 - eps)[c = y] + eps/M.
 
-    FedSB (ICASSP 2025), core.md 1.3; CSAC's stage A with eps = 0.1. The README command of the official code has 0.01,
-    its loss class 0.1. `eps=0` gives FedAvg.
+    Source: FedSB (ICASSP 2025); with eps = 0.1 also stage A of CSAC. The command in the README of FedSB's official code
+    has 0.01, and its loss class 0.1. `eps = 0` gives FedAvg.
     """
 
     eps: Annotated[float, Field(ge=0, le=1)] = 0.01
 
     def begin(self, round: LocalRound) -> StepFunction | None:
-        """None when eps is 0."""
+        """The term, or None when eps is 0."""
         if self.eps == 0:
             return None
 

@@ -1,4 +1,4 @@
-"""MOON: the features stay near the received model's and away from the client's previous model's."""
+"""MOON's client term: features stay close to the received model's and far from those of the client's previous model."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -11,13 +11,14 @@ from torch import Tensor
 from clients.networks import frozen_copy
 from clients.parts import Batch, LocalRound, StepFunction, Term
 
-PREVIOUS = "previous-model"  # store entry of the model that the client trained last
+PREVIOUS = "previous-model"  # the store's entry for the model that the client trained last
 
 
 def contrast(z: Tensor, z_global: Tensor, z_previous: Tensor, temperature: float) -> Tensor:
-    """Mean over the batch of -log( e^{cos(z,zg)/T} / (e^{cos(z,zg)/T} + e^{cos(z,zp)/T}) ).
+    """Mean over the batch of -log( e^{cos(z,zg)/T} / (e^{cos(z,zg)/T} + e^{cos(z,zp)/T}) ), a scalar.
 
-    Features [B, D]; gradients reach z alone. Computed as softplus((cos(z,zp) - cos(z,zg)) / T), which is the same.
+    The features have the shape [B, D]. Gradients reach z alone. The code computes softplus((cos(z,zp) - cos(z,zg)) /
+    T), which is equal.
     """
     near, far = (F.cosine_similarity(z.float(), other.detach().float()) for other in (z_global, z_previous))
     return F.softplus((far - near) / temperature).mean()
@@ -25,21 +26,24 @@ def contrast(z: Tensor, z_global: Tensor, z_previous: Tensor, temperature: float
 
 @dataclass(frozen=True)
 class ModelContrast(Term):
-    """mu * contrast(z, z_g, z_p; T): z are the features of the batch by the trained model, z_g by the model received
-    this round, z_p by the model that this client trained last (in its first round the received one).
+    """mu * contrast(z, z_g, z_p; T), where z are the batch's features by the model in training.
 
-    MOON (Li et al., CVPR 2021); baselines.md A.6. The features are those the head sees: the bottleneck's, or those of
-    the insert `projection_head` on a network without a bottleneck. Both reference models are frozen and in eval mode.
-    The official code has mu = 1 by default and 5 for CIFAR-10. `mu = 0` gives FedAvg and keeps no model.
+    z_g are the features by the model received this round, and z_p those by the model that this client trained last (in
+    its first round the received model).
 
-    mu: weight. T: temperature.
+    Source: MOON (Li et al., CVPR 2021). The features are the input of the head: the output of the bottleneck, or of the
+    insert `projection_head` on a network without a bottleneck. Both reference models are frozen and in eval mode. The
+    official code has mu = 1 by default and 5 for CIFAR-10. `mu = 0` gives FedAvg and stores no model.
+
+    mu: the weight of the term
+    T: the temperature
     """
 
     mu: Annotated[float, Field(ge=0)] = 1.0
     T: Annotated[float, Field(gt=0)] = 0.5
 
     def begin(self, round: LocalRound) -> StepFunction | None:
-        """Freezes the received and the previous model; None when mu is 0."""
+        """Freezes the received and the previous model; returns None when mu is 0."""
         if self.mu == 0:
             return None
         received = frozen_copy(round.net)
@@ -57,6 +61,6 @@ class ModelContrast(Term):
         return term
 
     def end(self, round: LocalRound) -> None:
-        """Keeps the trained model for the next round."""
+        """Stores the trained model for the next round."""
         if self.mu != 0:
             round.store.put(PREVIOUS, round.state_of())

@@ -1,4 +1,4 @@
-"""COPA's client: the features must suit the other clients' classifiers too."""
+"""COPA's client term: the classifiers of the other clients must be able to classify the features too."""
 
 import copy
 from dataclasses import dataclass
@@ -13,13 +13,14 @@ from clients.parts import Batch, LocalRound, StepFunction, Term
 
 @dataclass(frozen=True)
 class OtherHeads(Term):
-    """weight * sum_{j != k} CE(h_j(f(x)), y), h_j the classifiers of the other clients, frozen.
+    """weight * sum_{j != k} CE(h_j(f(x)), y), where h_j are the frozen classifiers of the other clients.
 
-    COPA (Wu and Gong, ICCV 2021); baselines.md B.9. Gradients flow through h_j into the features, never into h_j. All
-    heads share one forward pass of the extractor. No official code is known; the weight is that of MarsFL's.
+    Source: COPA (Wu and Gong, ICCV 2021). Gradients reach the features through h_j; they never change h_j. All heads
+    share one forward pass of the extractor. No official code is known; the default weight is that of MarsFL's code.
     `weight = 0` leaves a client with its own head alone.
 
-    weight: of each other head. mean: divide by their number, K - 1.
+    weight: the weight of each other head
+    mean: whether the sum is divided by the number of other heads, K - 1
     """
 
     weight: Annotated[float, Field(ge=0)] = 1.0
@@ -28,7 +29,7 @@ class OtherHeads(Term):
     needs_clients: ClassVar[bool] = True
 
     def begin(self, round: LocalRound) -> StepFunction | None:
-        """Freezes the others' heads; None when there are none, or when the weight is 0."""
+        """Freezes the others' heads; returns None when there are none, or when the weight is 0."""
         heads = self._others(round) if self.weight else []
         if not heads:
             return None
@@ -42,7 +43,7 @@ class OtherHeads(Term):
         return term
 
     def _others(self, round: LocalRound) -> list[nn.Module]:
-        """h_j of the other clients, in domain order."""
+        """The h_j of the other clients, in the order of the domains."""
         states: dict[str, dict[str, Tensor]] = {}
         for key, tensor in round.tensors("heads", "other_heads").items():
             owner, _, name = key.rpartition(":")

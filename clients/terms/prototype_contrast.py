@@ -1,4 +1,5 @@
-"""FPL's client: contrast against the clusters of all classes, consistency with the mean of its own class's clusters."""
+"""FPL's client term: features are contrasted with prototypes of all classes and drawn to the mean prototype of their
+own."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
@@ -12,63 +13,65 @@ from clients.budget import fedavg_amount
 from clients.networks import evaluating
 from clients.parts import Batch, LocalRound, StepFunction, Term
 
-SEEN = "prototypes"  # scratch entry of the class means in the making
+SEEN = "prototypes"  # the scratch entry for the class means while they are summed
 
 
 def cpcl(features: Tensor, labels: Tensor, protos: Tensor, classes: Tensor, tau: float) -> Tensor:
-    """Per sample [B]: -log( sum_{p in P^y} e^{cos(f,p)/tau} / sum_{q in P} e^{cos(f,q)/tau} ), 0 where P^y is empty.
+    """Per sample [B]: -log( sum_{p in P^y} e^{cos(f,p)/tau} / sum_{q in P} e^{cos(f,q)/tau} ), and 0 where P^y is
+    empty.
 
-    features [B, d], labels [B], protos [N, d] of the classes [N]. Gradients reach the features alone.
+    features [B, d], labels [B], protos [N, d], and the classes [N] of the prototypes. Gradients reach the features
+    alone.
     """
     similarity = F.normalize(features, dim=1) @ F.normalize(protos, dim=1).T / tau
     own = labels[:, None] == classes[None]
-    own = own | ~own.any(dim=1, keepdim=True)  # without prototypes of its class a sample is contrasted with nothing
+    own = own | ~own.any(dim=1, keepdim=True)  # a sample without prototypes of its class gets the loss 0
     return similarity.logsumexp(dim=1) - similarity.masked_fill(~own, -torch.inf).logsumexp(dim=1)
 
 
 def upcr(features: Tensor, labels: Tensor, unbiased: Tensor, known: Tensor, reduction: str = "mean") -> Tensor:
     """Per sample [B]: ||f - U^y||^2 over the d dimensions ("sum"), or that divided by d ("mean"); 0 where y has no U.
 
-    unbiased [C, d], known bool [C].
+    unbiased [C, d] holds the U, and known [C] (bool) says which classes have one.
     """
     squares = (features - unbiased[labels]).square()
     return known[labels] * (squares.sum(dim=1) if reduction == "sum" else squares.mean(dim=1))
 
 
 class ClassMeans:
-    """Sums of features [C, d] and their counts [C], on the device."""
+    """Sums [C, d] and counts [C] of the features of each class, on the device."""
 
     def __init__(self, classes: int, width: int, device: torch.device) -> None:
         self.sums = torch.zeros(classes, width, device=device)
         self.counts = torch.zeros(classes, device=device)
 
     def add(self, features: Tensor, labels: Tensor) -> None:
-        """Count a batch of features [B, d]."""
+        """Adds a batch of features [B, d]."""
         self.sums.index_add_(0, labels, features.detach().float())
         self.counts.index_add_(0, labels, torch.ones(len(labels), device=self.counts.device))
 
     def record(self, least: int) -> dict[str, Tensor]:
-        """`protos` and `classes` of those with at least so many features."""
+        """`protos` and `classes` of the classes with at least `least` features."""
         classes = (self.counts >= least).nonzero()[:, 0]
         return {"protos": self.sums[classes] / self.counts[classes, None], "classes": classes}
 
 
 @dataclass(frozen=True)
 class PrototypeContrast(Term):
-    """(1/B) sum_i (CPCL_i + UPCR_i) over the samples whose class has prototypes:
+    """(1/B) sum_i (CPCL_i + UPCR_i) over the samples of classes that have prototypes:
 
         CPCL = -log( sum_{p in P^y} e^{cos(f,p)/tau} / sum_{q in P} e^{cos(f,q)/tau} ),   UPCR = (1/d) ||f - U^y||^2
 
-    FPL (Huang et al., CVPR 2023); banks 6.3. f are the features that the head sees, P^c the cluster prototypes of class
-    c from the bank `prototypes`, U^c their plain mean, all constants. Up goes the mean feature of each class. B is the
-    whole batch. Without prototypes, as in round 1, the loss is FedAvg's bit for bit. The paper sums UPCR over the
-    dimensions, the released code takes their mean, d times less.
+    Source: FPL (Huang et al., CVPR 2023). f are the features that the head sees, P^c the cluster prototypes of class c
+    from the bank `prototypes`, and U^c their plain mean; P and U are constants. Each client sends the mean feature of
+    each class. B is the size of the whole batch. Without prototypes, as in round 1, the loss equals FedAvg's bit for
+    bit. The paper sums UPCR over the dimensions; the released code takes their mean, which is d times smaller.
 
-    tau: temperature; .02 in the released code, .2 in the authors' later MarsFL
+    tau: the temperature. The released code has 0.02, the authors' later MarsFL 0.2
     upcr: "mean" (released code) or "sum" (paper)
-    proto_source: the means of the features that the last local epoch trained on ("last_epoch", released code), or those
-        of one more pass over the unaugmented images by the trained model in eval mode ("final_pass")
-    min_per_proto: a class with fewer images sends nothing; 5 keeps single images from being read off
+    proto_source: "last_epoch" sends the means of the features that the last local epoch trained on (released code);
+    "final_pass" those of one more pass over the images without augmentation, by the trained model in eval mode
+    min_per_proto: for a class with fewer images nothing is sent; with 5, no single image can be read from a prototype
     """
 
     tau: Annotated[float, Field(gt=0)] = 0.02
@@ -80,17 +83,17 @@ class PrototypeContrast(Term):
 
     @property
     def discloses(self) -> str:
-        """What a mean says depends on how many images are in it."""
+        """What a mean shows depends on the number of images in it."""
         one = " (of a class with one image: that image's own feature)" if self.min_per_proto == 1 else ""
         few = f" with at least {self.min_per_proto} images" if self.min_per_proto > 1 else ""
         return (
             f"each round the mean feature of every class{few} that the client holds{one}, and so which classes these "
-            "are; the other clients get means over clusters of clients, and that of a class which only one client "
-            "holds as it is"
+            "are; the other clients get means over clusters of clients, and the unchanged mean of a class that only "
+            "one client holds"
         )
 
     def begin(self, round: LocalRound) -> StepFunction | None:
-        """The two losses; the features of the last epoch are summed up on the way."""
+        """The two losses. The features of the last epoch are summed while it runs."""
         if round.phase != "train":
             return None
         means = round.scratch[SEEN] = ClassMeans(round.classes, round.net.feature_dim, round.device)
@@ -141,7 +144,7 @@ class PrototypeContrast(Term):
 
     @staticmethod
     def _pass(round: LocalRound, means: ClassMeans) -> None:
-        """One more pass over the training images."""
+        """Makes one more pass over the training images."""
         with evaluating(round.net), torch.no_grad(), round.autocast():
             for images, labels in round.data.evaluation(round.data.training_positions(), round.train.batch_size):
                 means.add(round.net.features(images), labels)

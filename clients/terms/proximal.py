@@ -1,4 +1,4 @@
-"""Terms that any step can add to its loss."""
+"""FedProx's client term: it keeps the trained model near the received one."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
@@ -12,10 +12,10 @@ from fedsim.tasks import ANY_TASK
 
 @dataclass(frozen=True)
 class Proximal(Term):
-    """(mu/2) ||w - w^t||^2 over the trainable parameters, w^t the model received this round.
+    """(mu/2) ||w - w^t||^2 over the trainable parameters, where w^t is the model received this round.
 
-    FedProx (Li et al., MLSys 2020), baselines.md A.2: the squared norm (several released codes forget the square).
-    `mu=0` gives FedAvg bit for bit.
+    Source: FedProx (Li et al., MLSys 2020). The norm is squared as in the paper; several released codes forget the
+    square. `mu = 0` gives FedAvg bit for bit.
     """
 
     tasks: ClassVar[tuple[str, ...]] = ANY_TASK
@@ -28,7 +28,7 @@ class Proximal(Term):
         return self.mu
 
     def begin(self, round: LocalRound) -> StepFunction | None:
-        """Keeps a copy of w^t for the round; None when mu is 0."""
+        """Keeps a copy of w^t for the round and returns the term, or None when mu is 0."""
         if self.mu == 0:
             return None
         parameters = [parameter for parameter in round.net.parameters() if parameter.requires_grad]

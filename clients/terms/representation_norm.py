@@ -11,20 +11,24 @@ from clients.parts import Batch, LocalRound, StepFunction, Term
 
 
 def l2r(z: Tensor, kind: str = "squared") -> Tensor:
-    """(1/B) sum_i ||z_i||^2 ("squared") or (1/B) sum_i ||z_i|| ("norm"), z [B, d]; the gradient of a zero row is 0."""
+    """(1/B) sum_i ||z_i||^2 ("squared") or (1/B) sum_i ||z_i|| ("norm"), for z [B, d]. The gradient of a zero row is
+    0."""
     z = z.float()
     return z.square().sum(dim=1).mean() if kind == "squared" else torch.linalg.vector_norm(z, dim=1).mean()
 
 
 @dataclass(frozen=True)
 class RepresentationNorm(Term):
-    """alpha_l2r L2R,   L2R = (1/B) sum_i ||z_i||^2, z the features that the classifier sees (drawn ones as drawn).
+    """alpha_l2r L2R, where L2R = (1/B) sum_i ||z_i||^2 and z are the features that the classifier sees.
 
-    FedSR (Nguyen et al., NeurIPS 2022), FedL2R; banks 5.3. It aligns the marginal p(z) of all clients with a Gaussian
-    around zero: E||z||^2 = 2 s^2 H(p, N(0, s^2 I)) - d s^2 log(2 pi s^2). The paper squares the norm, the official code
-    does not; their weights are not interchangeable. `alpha_l2r = 0` gives FedAvg (on the same network).
+    A stochastic representation enters as it was drawn.
 
-    alpha_l2r: weight, .01 in the official PACS run; grid .001, .01, .1
+    Source: FedSR (Nguyen et al., NeurIPS 2022), FedL2R. The term aligns the marginal p(z)
+    of all clients with a Gaussian around zero: E||z||^2 = 2 s^2 H(p, N(0, s^2 I)) - d s^2
+    log(2 pi s^2). The paper squares the norm and the official code does not, so the weight
+    of one cannot be used for the other. `alpha_l2r = 0` gives FedAvg on the same network.
+
+    alpha_l2r: the weight of the term, 0.01 in the official PACS run; the grid is 0.001, 0.01, 0.1
     l2r: "squared" (paper) or "norm" (official code)
     """
 
@@ -32,7 +36,7 @@ class RepresentationNorm(Term):
     l2r: Literal["squared", "norm"] = "squared"
 
     def begin(self, round: LocalRound) -> StepFunction | None:
-        """None when alpha_l2r is 0."""
+        """The term, or None when alpha_l2r is 0."""
         if self.alpha_l2r == 0:
             return None
 

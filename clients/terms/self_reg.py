@@ -1,4 +1,4 @@
-"""SelfReg: features and logits of one class are pulled together, without negatives."""
+"""SelfReg: it draws the features and logits of the images of one class together, without negative pairs."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
@@ -13,18 +13,20 @@ from clients.parts import Batch, LocalRound, StepFunction, Term
 
 @dataclass(frozen=True)
 class SelfReg(Term):
-    """weight * c (lam L_ind + (1 - lam) L_hdl),   c = min(CE, 1) without a gradient,   lam ~ Beta(alpha, alpha):
+    """weight * c (lam L_ind + (1 - lam) L_hdl), where c = min(CE, 1) has no gradient and lam ~ Beta(alpha, alpha):
 
         L_ind = MSE(o, o_p1) + feature_weight MSE(z, q(z)_p1)
         L_hdl = MSE(o, lam o_p1 + (1 - lam) o_p2) + feature_weight MSE(z, lam q(z)_p1 + (1 - lam) q(z)_p2)
 
-    SelfReg (Kim et al., ICCV 2021); baselines.md B.8. o are logits, z the features that the head sees, q the insert
-    `projector`, p1 and p2 two permutations of the batch within its classes, drawn for every batch. Raw features stand
-    against projected ones, as in the released code, and gradients flow through both. MSE is a mean over all entries.
-    Off here, because they belong to other parts or need several domains on a client: the average of weights (SWA) and
-    the curriculum over pairs of domains. `weight = 0` is FedAvg (with an idle projector).
+    Source: SelfReg (Kim et al., ICCV 2021). o are the logits, z the features that the head sees, q the insert
+    `projector`, and p1 and p2 two permutations of the batch within its classes, which are drawn for every batch. Raw
+    features are compared with projected ones, as in the released code, and gradients reach both. MSE is a mean over all
+    entries. The average of weights (SWA) and the curriculum over pairs of domains are left out, because they belong to
+    other parts or need several domains on one client. `weight = 0` gives FedAvg (with a projector that nothing uses).
 
-    alpha: of the Beta distribution. feature_weight: of the features beside the logits. weight: of the whole term, ours.
+    alpha: the parameter of the Beta distribution
+    feature_weight: the weight of the features beside the logits
+    weight: the weight of the whole term; this setting is ours
     """
 
     alpha: Annotated[float, Field(gt=0)] = 0.5
@@ -33,7 +35,7 @@ class SelfReg(Term):
     requires: ClassVar[dict[str, str]] = {"inserts": "projector"}
 
     def begin(self, round: LocalRound) -> StepFunction | None:
-        """The regulariser; None when its weight is 0."""
+        """The term, or None when its weight is 0."""
         if self.weight == 0:
             return None
         projector = round.net.projector
@@ -55,7 +57,7 @@ class SelfReg(Term):
 
 
 def class_permutations(labels: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """An order of the batch by class, and two independent permutations of the ordered batch within the classes."""
+    """An order of the batch by class, and two independent permutations of the ordered batch within its classes."""
     order = labels.argsort(stable=True)
     ranked = labels[order].double()
     draws = torch.rand(2, len(labels), generator=generator, dtype=torch.float64).to(labels.device)
@@ -63,7 +65,7 @@ def class_permutations(labels: Tensor, generator: torch.Generator) -> tuple[Tens
 
 
 def regulariser(own: Tensor, other: Tensor, partners: list[Tensor], lam: float) -> Tensor:
-    """lam MSE(own, other_p1) + (1 - lam) MSE(own, lam other_p1 + (1 - lam) other_p2), rows [B, D]."""
+    """lam MSE(own, other_p1) + (1 - lam) MSE(own, lam other_p1 + (1 - lam) other_p2), for rows [B, D]."""
     first, second = (other[partner] for partner in partners)
     individual = F.mse_loss(own, first)
     mixed = F.mse_loss(own, lam * first + (1 - lam) * second)
