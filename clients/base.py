@@ -1,4 +1,5 @@
-"""DomainClient: one domain's client. It loads shared tensors, keeps personal ones and trains by the recipe's parts."""
+"""DomainClient: the client of one domain. It loads shared tensors, keeps personal ones and trains by the recipe's
+parts."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -26,12 +27,13 @@ from strategies.parts import Cut, Place
 class DomainClient(NumPyClient):
     """Flower NumPyClient of one client name; `parameters` are the tensors of `names(phase)`, in that order.
 
-    The network is shared by all clients of a process and holds no state of its own: shared tensors come with each
-    message, personal ones (places `upload` and `local`) from the store, at first participation from the initial model.
-    Frozen tensors are in the network since it was built, and nothing ever writes to them.
+    All clients of a process share the network, which holds no state of its own. Shared tensors come with each message.
+    Personal tensors (places `upload` and `local`) come from the store, at the first participation from the initial
+    model. Frozen tensors are in the network since it was built, and nothing ever changes them.
 
-    clients: names of all source clients in domain order. source_clients: how many hold source data, those that a pooled
-    client stands for included. build_net: makes the run's initial network.
+    clients: the names of all source clients, in the order of the domains
+    source_clients: the number of clients that hold source data; all those that a pooled client represents are counted
+    build_net: a function that makes the run's initial network
     """
 
     def __init__(
@@ -51,7 +53,7 @@ class DomainClient(NumPyClient):
         self.experiment = experiment
         self.recipe = recipe
         self.net = net
-        self.state = dict(net.state_dict())  # views of the network's tensors, which are only ever written in place
+        self.state = dict(net.state_dict())  # views of the network's tensors, which are always written in place
         self.places = places
         self.initial = initial
         self.data = data
@@ -61,23 +63,23 @@ class DomainClient(NumPyClient):
         self.source_clients = source_clients
         self.build_net = build_net
         self.counts: list[int] = [data.examples]  # training images of every client
-        self.spent: list[Amount] = []  # in the round
-        self.cut: dict[str, Cut] = {}  # what of shared tensors this client gets in the round, if not the whole
+        self.spent: list[Amount] = []  # work of the current round
+        self.cut: dict[str, Cut] = {}  # the cuts of shared tensors that this client gets in the round only in part
         self.warm: dict[str, tuple[Any, Any]] = {}
         self.records: dict[str, dict[str, np.ndarray]] = {}
         self.outbox: dict[str, dict[str, np.ndarray]] = {}
-        self.stored = 0  # entries of state kept with the last reply
+        self.stored = 0  # the number of store entries written with the last reply
         self.frozen = freeze(net, places)
         self.personal = [part.personal for part in recipe.client_parts() if part.personal]
         self._after_step = after_step_functions(net)
 
     @property
     def metric(self) -> str:
-        """Primary metric, as messages and records name it."""
+        """The primary metric, under the name that messages and records use."""
         return self.data.task.metric
 
     def names(self, phase: str) -> list[str]:
-        """Names of the tensors received: the shared ones for training, with the uploaded ones for evaluation."""
+        """Names of the tensors received: the shared ones for training, and also the uploaded ones for evaluation."""
         wanted = ("shared", "upload") if phase == "evaluate" else ("shared",)
         return [name for name, place in self.places.items() if place in wanted]
 
@@ -88,7 +90,7 @@ class DomainClient(NumPyClient):
     def fit(
         self, parameters: list[np.ndarray], config: dict[str, Any]
     ) -> tuple[list[np.ndarray], int, dict[str, float]]:
-        """Train on the received model; returns the tensors to send, the number of training examples and metrics."""
+        """Trains on the received model; returns the tensors to send, the number of training examples and metrics."""
         started = time.perf_counter()
         round = self._open(config)
         self.counts, self.spent = config.get("counts", [self.data.examples]), []
@@ -116,7 +118,8 @@ class DomainClient(NumPyClient):
         return arrays, self.data.examples, metrics
 
     def evaluate(self, parameters: list[np.ndarray], config: dict[str, Any]) -> tuple[float, int, dict[str, float]]:
-        """Validate the received model; the personal state is neither used (unless never uploaded) nor changed."""
+        """Validates the received model. The personal state is not changed, and not used unless it was never
+        uploaded."""
         started = time.perf_counter()
         self.store.open_round(config["round"] + 1, config.get("state-round", -1), config.get("saved-round"))
         self._restore_personal(only="local")
@@ -129,14 +132,17 @@ class DomainClient(NumPyClient):
         return loss, len(self.data.validation), {**metrics, "evaluation_seconds": time.perf_counter() - started}
 
     def _personalised(self, score: float, loss: float) -> dict[str, float]:
-        """Validation with this client's own tensors in the received model, if it has any: those that the share rule
-        keeps on the client (FedIG-A, Table 12), and the personal models of parts."""
+        """Validation of the received model with this client's own tensors in it, if it has any.
+
+        These are the tensors that the share rule keeps on the client (FedIG-A, Table 12), and the personal models of
+        parts.
+        """
         if self._load_personal():
             score, loss = self._validate()
         return {f"personal_{self.metric}": score, "personal_loss": loss}
 
     def _load_personal(self) -> bool:
-        """Load this client's own tensors into the network, over the received ones; returns whether there are any."""
+        """Loads this client's own tensors into the network, over the received ones; returns whether there are any."""
         own = [entry for name in ("personal", *self.personal) if (entry := self.store.get(name)) is not None]
         with torch.no_grad():
             for entry in own:
@@ -145,7 +151,8 @@ class DomainClient(NumPyClient):
         return bool(own)
 
     def collect(self, config: dict[str, Any], parameters: list[np.ndarray] | None = None) -> dict[str, np.ndarray]:
-        """This client's contribution to the bank that the message names, by the received model if there is one."""
+        """This client's contribution to the bank that the message names, made with the received model if there is
+        one."""
         round = self._open(config)
         if parameters is not None:
             self._load(parameters, "train")
@@ -184,7 +191,7 @@ class DomainClient(NumPyClient):
         )
 
     def _load_initial(self) -> None:
-        """Load the run's initial model: a client that joins late goes through the prelude from it, like the others."""
+        """Loads the run's initial model. A client that joins late starts the prelude from it, like the others."""
         initial = self.build_net().state_dict()
         load_arrays(self.state, {name: value.numpy() for name, value in initial.items()}, list(initial))
 
@@ -195,7 +202,7 @@ class DomainClient(NumPyClient):
         load_arrays(self.state, put_back(arrays, cut, zeros), names)
 
     def _keep_banks(self) -> None:
-        """Store a bank that comes only once, and fill `records` with those that came in an earlier round."""
+        """Stores a bank that comes only once, and fills `records` with those that came in an earlier round."""
         for bank in [bank for bank in self.recipe.banks if bank.when == "once"]:
             if bank.name in self.records:
                 arrays = self.records[bank.name]
@@ -217,7 +224,7 @@ class DomainClient(NumPyClient):
             self.store.put("personal", {name: self.state[name] for name in self.initial})
 
     def _train(self, round: LocalRound) -> float:
-        """Local training; mean loss over the steps. Losses stay on the device until the end."""
+        """Trains locally and returns the mean loss over the steps. Losses stay on the device until the end."""
         recipe, net = self.recipe, self.net
         work, plan = local_plan(recipe, round, self.counts, self.source_clients)
         self.spent.append(Amount.of(plan))
@@ -247,7 +254,7 @@ class DomainClient(NumPyClient):
         return float(total) / max(round.steps, 1)
 
     def _train_mode(self) -> None:
-        """Training mode for all modules but those whose tensors are frozen."""
+        """Training mode for all modules except those with frozen tensors."""
         self.net.train()
         for module in self.frozen:
             module.eval()
@@ -255,7 +262,8 @@ class DomainClient(NumPyClient):
     def _validate(self, predict: Predict | None = None) -> tuple[float, float]:
         """(primary metric, loss) on the validation split, of the network in eval mode or by an inference rule.
 
-        The pooled client's is the unweighted mean over its domains."""
+        For the pooled client it is the unweighted mean over its domains.
+        """
         self.net.eval()
         data, size = self.data, self.experiment.run.evaluate_batch_size
         groups = data.validation_by_domain
@@ -264,14 +272,15 @@ class DomainClient(NumPyClient):
 
 
 class BestIterate:
-    """Keeps the iterate with the best local validation by the primary metric.
+    """Keeps the model of the step with the best local validation by the primary metric.
 
-    FedIG-A's client-level selection, baselines.md F.3.
+    There are `checks` evenly spaced validations per round (every 20 of 200 steps: 10), the last one
+    after the last step. Only a strict improvement counts, so that the first of equal models is kept.
+    The whole state is restored to the best check: weights, running statistics, adapters. The
+    optimizer's buffers remain those of the last step. A client's personal layers take part in its
+    validation. 0 checks keep the last model and cost nothing.
 
-    `checks` evenly spaced validations per round (every 20 of 200 steps: 10), the last one after the last step; strict
-    improvement, first wins. The whole state goes back to the best check: weights, running statistics, adapters; an
-    optimizer's buffers stay at the last step. Personal layers validate as the client's own. 0 keeps the last iterate
-    and costs nothing.
+    Source: the client-level selection of FedIG-A.
     """
 
     def __init__(self, client: DomainClient, steps: int, checks: int) -> None:
@@ -281,7 +290,7 @@ class BestIterate:
         self.state: dict[str, Tensor] = {}
 
     def after_step(self, number: int) -> None:
-        """Check after step `number` (counted from 1) when it is due."""
+        """Validates after step `number` (counted from 1) when a check is due."""
         if number not in self.due:
             return
         score, _ = self.client._validate()
@@ -291,6 +300,6 @@ class BestIterate:
             self.state = {name: value.clone() for name, value in self.client.state.items()}
 
     def restore(self) -> None:
-        """Put the best iterate back."""
+        """Restores the best model."""
         if self.state:
             self.client.net.load_state_dict(self.state)

@@ -1,14 +1,14 @@
-"""Boundaries of structures: their masks, embeddings on both sides, and the contrast between the two. Pure tensors."""
+"""Boundaries of structures: masks of them, embeddings on both sides, and the contrast between the two. Pure tensors."""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-RING = 5  # dilations that make the background ring
+RING = 5  # the number of dilations that make the background ring
 
 
 def _grown(masks: Tensor, times: int = 1) -> Tensor:
-    """Masks [B, Q, H, W] of 0 and 1, dilated `times` by a cross (4-connected); nothing comes in from outside."""
+    """Masks [B, Q, H, W] of 0 and 1, dilated `times` by a cross (4-connected); pixels outside the image count as 0."""
     for _ in range(times):
         rows = F.max_pool2d(masks, (3, 1), 1, (1, 0))
         masks = torch.maximum(rows, F.max_pool2d(masks, (1, 3), 1, (0, 1)))
@@ -18,18 +18,19 @@ def _grown(masks: Tensor, times: int = 1) -> Tensor:
 def contour_and_ring(masks: Tensor, ring: int = RING) -> tuple[Tensor, Tensor]:
     """Contour m - erode(m) and background ring dilate^5(m) - m of masks [B, Q, H, W] of 0 and 1, float.
 
-    A mask goes on outside the image, so that its contour does not follow the image's border. Source: ELCFS (Liu et
-    al., CVPR 2021); banks section 2.3.
+    A mask is taken to continue outside the image, so that its contour does not follow the image's border.
+
+    Source: ELCFS (Liu et al., CVPR 2021).
     """
     m = masks.float()
     return m - (1 - _grown(1 - m)), _grown(m, ring) - m
 
 
 def region_means(embeddings: Tensor, regions: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean embedding of every region: h = sum region E / sum region.
+    """The mean embedding of every region: h = sum region E / sum region.
 
-    embeddings E [B, D, H, W], regions [B, Q, H, W] -> (h [B, Q, D], whether the region has a pixel [B, Q]); an empty
-    region gives 0 and no gradient.
+    The embeddings E are [B, D, H, W] and the regions [B, Q, H, W]. Returns h [B, Q, D] and whether each region has a
+    pixel [B, Q]. An empty region gives 0 and no gradient.
     """
     sums = torch.einsum("bdhw,bqhw->bqd", embeddings, regions)
     sizes = regions.sum((2, 3))
@@ -37,13 +38,15 @@ def region_means(embeddings: Tensor, regions: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def boundary_contrast(contour: Tensor, background: Tensor, tau: float, negatives_only: bool = False) -> Tensor:
-    """NT-Xent over vectors with the labels contour and background:
+    """NT-Xent over vectors with the labels contour and background, a scalar:
 
-    mean over ordered same-label pairs (i, j) of -log[ e^{s_ij / tau} / (e^{s_ij / tau} + sum_{label q != label i}
-    e^{s_iq / tau}) ],  s the cosine similarity; `negatives_only` leaves the first summand of the denominator out (the
-    paper as printed).
+        mean over ordered same-label pairs (i, j) of
+            -log[ e^{s_ij / tau} / (e^{s_ij / tau} + sum_{label q != label i} e^{s_iq / tau}) ]
 
-    contour [N, D], background [M, D] -> scalar; 0 when either has fewer than two vectors. Source: ELCFS; banks 2.3.
+    s is the cosine similarity. `negatives_only` leaves out the first summand of the denominator, as the paper prints
+    it. contour is [N, D] and background [M, D]. The result is 0 when either has fewer than two vectors.
+
+    Source: ELCFS (Liu et al., CVPR 2021).
     """
     if min(len(contour), len(background)) < 2:
         return 0.0 * (contour.sum() + background.sum())
@@ -57,7 +60,7 @@ def boundary_contrast(contour: Tensor, background: Tensor, tau: float, negatives
 
 
 def _same_label(alike: Tensor, negatives: Tensor, negatives_only: bool) -> Tensor:
-    """-log of each ordered pair's share; alike [N, N] = s_ij / tau, negatives [N] = log sum_q e^{s_iq / tau}."""
+    """-log of the share of each ordered pair; alike [N, N] = s_ij / tau, negatives [N] = log sum_q e^{s_iq / tau}."""
     pairs = ~torch.eye(len(alike), dtype=torch.bool, device=alike.device)
     denominator = negatives[:, None].expand_as(alike)
     if not negatives_only:
@@ -68,10 +71,10 @@ def _same_label(alike: Tensor, negatives: Tensor, negatives_only: bool) -> Tenso
 def boundary_loss(
     embeddings: Tensor, moved: Tensor, masks: Tensor, tau: float, ring: int = RING, negatives_only: bool = False
 ) -> Tensor:
-    """L_bd: the sum over structures of the contrast of contours and rings in an image and in its transform.
+    """L_bd: the sum over structures of the contrast of contours and rings in an image and in its transformed version.
 
-    embeddings [B, D, H, W] of the raw images (at theta), moved [B, D, H, W] of their transforms (at theta^), masks [B,
-    Q, H, W]. Vectors whose region is empty are left out.
+    embeddings [B, D, H, W] are those of the raw images (at theta), moved [B, D, H, W] those of the transformed ones (at
+    theta^), and masks [B, Q, H, W]. Vectors of empty regions are left out.
     """
     sides = []
     for region in contour_and_ring(masks, ring):

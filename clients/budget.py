@@ -1,23 +1,23 @@
-"""How much a client trains in a round: the method's own plan, or one that spends what FedAvg spends.
+"""How much a client trains in a round: as much as the method plans, or as much as FedAvg would train.
 
-`train.budget` says which. E, I and B are `train.epochs`, `iterations` and `batch_size`, n_k the training images of
-client k, T the rounds; FedAvg's own amount in a round is
+`train.budget` chooses. E, I and B are `train.epochs`, `iterations` and `batch_size`, n_k is the number of training
+images of client k, and T the number of rounds. FedAvg's own amount in a round is
 
     images  N_k = E n_k          steps  N_k = E ceil(n_k / B)          with I: I steps, and the images in them
 
-(a last batch of one image is left out). An image counts each time that it is in a training batch, copies in other
-styles included; validation, reports and further passes over the same batch within one step do not count.
+A last batch of one image is left out. An image counts each time that it is in a training batch, copies in other styles
+included. Validation, reports and further passes over the same batch within one step do not count.
 
-- `paper`: what the method's parts say, whatever it costs: FedSB its S examples (also where I is set), CCST its copies,
-  CSAC its acquisition on top. Methods then differ in their budgets.
-- `images`, `steps`: client k passes N_k of them per round, as with FedAvg. A plan that is longer is cut (of CCST's
-  copies each round takes others); one that is shorter goes on with its own images in a new order. Where the method
-  gives every client the same amount (FedSB), each gets the mean of all N_k. A prelude (CSAC's acquisition, A_k of them)
-  is part of the budget: over the whole run T N_k are passed, and prelude and rounds are both multiplied by
+- `paper`: the amount that the method's parts ask for: FedSB has its S examples (also where I is set), CCST trains on
+  its copies, and CSAC has its acquisition in addition. Methods then differ in their budgets.
+- `images`, `steps`: client k trains on N_k images, or takes N_k steps, per round, as with FedAvg. A longer plan is cut
+  (of CCST's copies each round uses others). A shorter plan continues with its own images in a new order. Where the
+  method gives every client the same amount (FedSB), each gets the mean of all N_k. A prelude (CSAC's acquisition, with
+  the amount A_k) is part of the budget: the whole run has T N_k, and prelude and rounds are both multiplied by
 
       T N_k / (A_k + T N_k)          T becomes T m / K where m of K clients are drawn each round
 
-The pooled client (DeepAll) stands for all K clients: with I it takes K I steps, under every budget.
+The pooled client (DeepAll) represents all K clients: with I it takes K I steps, under every budget.
 """
 
 import math
@@ -32,20 +32,20 @@ from fedsim.settings import TrainSettings
 
 
 class Amount(NamedTuple):
-    """Work in training images and in optimizer steps."""
+    """An amount of work, in training images and in optimizer steps."""
 
     images: float
     steps: float
 
     @classmethod
     def of(cls, plan: Iterable[np.ndarray]) -> "Amount":
-        """What a plan of batches comes to."""
+        """The amount of a plan of batches."""
         sizes = [len(batch) for batch in plan]
         return cls(sum(sizes), len(sizes))
 
 
 def fedavg_amount(examples: int, train: TrainSettings) -> Amount:
-    """What one round of FedAvg passes on a client with so many training images."""
+    """The amount of one round of FedAvg on a client with so many training images."""
     full, rest = divmod(examples, train.batch_size)
     sizes = [train.batch_size] * full + [rest] * (rest > 1)
     if not train.iterations:
@@ -59,8 +59,8 @@ def local_plan(
 ) -> tuple[TrainSettings, list[np.ndarray]]:
     """The work that the step part asks for, and the batches of this round as positions of training items.
 
-    counts: training images of every client (of the pooled one alone, where there is one). clients: how many clients
-    hold source data, those that are pooled included.
+    counts: the training images of every client (of the pooled client alone, where there is one)
+    clients: how many clients hold source data, the pooled ones included
     """
     work = _work_of(recipe, round, clients)
     plan = _paper_plan(recipe, round, work)
@@ -86,7 +86,8 @@ def _paper_plan(recipe: Any, round: LocalRound, work: TrainSettings) -> Iterator
 
 
 def _limit(recipe: Any, round: LocalRound, counts: Sequence[int], clients: int, unit: str) -> int:
-    """Images or steps of this round. Fractions are carried from round to round, so that the run's sum is exact."""
+    """Images or steps of this round. Fractions are carried over to the next round, so that the sum over the run is
+    exact."""
     train = _for_all(recipe, round.train, clients)
     whose = counts if recipe.batches.balanced else [round.data.examples]
     each = float(np.mean([getattr(fedavg_amount(count, train), unit) for count in whose]))
@@ -102,14 +103,14 @@ def _limit(recipe: Any, round: LocalRound, counts: Sequence[int], clients: int, 
 
 
 def _floor(value: float) -> int:
-    """Largest whole number up to the value, which may have lost its last digits."""
+    """The largest whole number up to the value, which may be slightly too small by floating-point error."""
     return math.floor(value + 1e-6)
 
 
 def _fitted(
     plan: Iterable[np.ndarray], limit: int, work: TrainSettings, rng: np.random.Generator
 ) -> Iterator[np.ndarray]:
-    """The plan's beginning, or the plan and more passes over its items, up to `limit` images or steps."""
+    """The beginning of the plan, or the plan and more passes over its items, up to `limit` images or steps."""
     left = limit
     for batch in _endless(plan, work.batch_size, rng):
         batch = batch[:left] if work.budget == "images" else batch

@@ -1,4 +1,4 @@
-"""A network in two halves: up to a module of its backbone, and from there on."""
+"""A network in two halves: up to a module of its backbone, and after that module."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 
 class _ReachedError(Exception):
-    """The cut module has been called; not an error, but the way out of a forward pass."""
+    """The cut module was called. This is not an error: it ends a forward pass there."""
 
     def __init__(self, output: Tensor) -> None:
         super().__init__()
@@ -16,18 +16,20 @@ class _ReachedError(Exception):
 
 
 class CutNetwork:
-    """The network cut behind the module at `path`: `front(images)` gives that module's output, `tail(output)` the
-    features that the head sees. `front` comes first: it shows the tail the shapes of what comes before the cut.
+    """The network cut after the module at `path`.
 
-    No backbone is known by its layers: the tail is the network's own forward pass, in which every module with
-    parameters that ran before the cut returns zeros in the shape of its output, without computing anything.
+    `front(images)` gives the output of that module, and `tail(output)` the features that the head sees. `front` must be
+    called first, because it records the shapes of all outputs before the cut.
+
+    The code does not depend on the layers of any backbone. The tail is the network's own forward pass, in which every
+    module with parameters that ran before the cut returns zeros in the shape of its output, without computing anything.
     """
 
     def __init__(self, net: nn.Module, path: str) -> None:
         self.net, self.cut = net, net.get_submodule(path)
         words = path.split(".")
         above = {"", *(".".join(words[: count + 1]) for count in range(len(words)))}
-        self.before = [  # the outermost modules with parameters beside the way to the cut
+        self.before = [  # the outermost modules with parameters that do not contain the cut module
             module
             for name, module in net.named_modules()
             if name not in above
@@ -37,7 +39,7 @@ class CutNetwork:
         self.outputs: dict[nn.Module, Tensor] = {}
 
     def front(self, images: Tensor) -> Tensor:
-        """Output of the cut module; what comes behind it is not run."""
+        """The output of the cut module; the modules after it do not run."""
 
         def reached(module: nn.Module, inputs: tuple, output: Tensor) -> None:
             raise _ReachedError(output)
@@ -59,17 +61,17 @@ class CutNetwork:
         raise ValueError("the module at which the network is cut was never called")
 
     def tail(self, level: Tensor) -> Tensor:
-        """Features that follow from the cut module's output."""
+        """The features that follow from the output of the cut module."""
         with self._standing_for({**self.outputs, self.cut: level}):
             return self.net.features(level.new_zeros((len(level), 1, 1, 1)))
 
     @contextmanager
     def _standing_for(self, outputs: dict[nn.Module, Tensor]) -> Iterator[None]:
-        """Modules return these outputs instead of computing them."""
+        """Inside the block the modules return these outputs instead of computing them."""
         for module, output in outputs.items():
             module.forward = lambda *inputs, output=output: output
         try:
             yield
         finally:
             for module in outputs:
-                del module.forward  # the class's own again
+                del module.forward  # the method of the class is used again

@@ -1,4 +1,5 @@
-"""Networks and losses of adversarial adaptation with disentangled features (FADA): no client, no round in them."""
+"""Networks and losses of adversarial adaptation with disentangled features (FADA), independent of clients and
+rounds."""
 
 import copy
 
@@ -9,14 +10,14 @@ from torch import Tensor, nn
 
 from clients.optimizers import eager
 
-FEATURES = "target_features"  # record of the server's bank, and its tensor
-HIDDEN = 256  # of the domain identifier
-STATISTIC = 512  # of the statistic network
+FEATURES = "target_features"  # the record of the server's bank, and its tensor
+HIDDEN = 256  # hidden units of the domain identifier
+STATISTIC = 512  # hidden units of the statistic network
 SLOPE = 0.2
 
 
 class Statistic(nn.Module):
-    """MINE's statistic network T(p, q): two linear layers, summed, LeakyReLU, one number per pair."""
+    """MINE's statistic network T(p, q): two linear layers, their sum, a LeakyReLU, and one number per pair."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -27,23 +28,26 @@ class Statistic(nn.Module):
         )
 
     def forward(self, p: Tensor, q: Tensor) -> Tensor:
-        """p, q [B, width] -> [B]."""
+        """p and q [B, width] to [B]."""
         return self.out(F.leaky_relu(self.left(p) + self.right(q), SLOPE)).squeeze(1)
 
 
 def identifier(width: int) -> nn.Sequential:
-    """Domain identifier: features [B, width] -> logit [B, 1] of "source"."""
+    """The domain identifier: features [B, width] to the logit [B, 1] of "source"."""
     return nn.Sequential(nn.Linear(width, HIDDEN), nn.LeakyReLU(SLOPE), nn.Linear(HIDDEN, 1))
 
 
 def input_width(bottleneck: nn.Module) -> int:
-    """Features that go into a bottleneck; 0 where it has no linear layer."""
+    """The number of features that a bottleneck takes; 0 where it has no linear layer."""
     return next((module.in_features for module in bottleneck.modules() if isinstance(module, nn.Linear)), 0)
 
 
 def auxiliary_networks(bottleneck: nn.Module, width: int, classes: int, di_width: int) -> nn.ModuleDict:
-    """A source's own networks: `specific` (D_ds, built like the bottleneck D_di), `classes` (CI), `rebuild` (R),
-    `statistic` (M), `domain` (DI). They start at random weights from torch's generator."""
+    """The networks that belong to one source client, with random initial weights from torch's generator.
+
+    They are `specific` (D_ds, built like the bottleneck D_di), `classes` (CI), `rebuild` (R), `statistic` (M), and
+    `domain` (DI).
+    """
     specific = copy.deepcopy(bottleneck)
     for module in specific.modules():
         if hasattr(module, "reset_parameters"):
@@ -70,12 +74,13 @@ def source_loss(logits: Tensor) -> Tensor:
 
 
 def confusion_loss(logits: Tensor) -> Tensor:
-    """-(1 / (n C)) sum log CI_c: cross-entropy from the uniform distribution, least (log C) where all are equal."""
+    """-(1 / (n C)) sum log CI_c: cross-entropy from the uniform distribution; its minimum, log C, is at equal
+    probabilities."""
     return -logits.log_softmax(dim=1).mean()
 
 
 def information(joint: Tensor, marginal: Tensor) -> Tensor:
-    """Donsker-Varadhan bound on mutual information: mean T(p, q) - log mean exp T(p, q'); it may be negative."""
+    """The Donsker-Varadhan bound on mutual information: mean T(p, q) - log mean exp T(p, q'); it may be negative."""
     return joint.mean() - (torch.logsumexp(marginal, 0) - np.log(len(marginal)))
 
 
@@ -102,7 +107,7 @@ def clustered(features: Tensor, count: int, seed: int) -> np.ndarray:
 
 
 def make_adam(modules: nn.Module, lr: float, weight_decay: float) -> torch.optim.Optimizer:
-    """Adam over the trainable parameters; each parameter's moments follow the steps that moved it."""
+    """Adam over the trainable parameters; each parameter's moments count only the steps that changed it."""
     trained = [value for value in modules.parameters() if value.requires_grad]
     return eager(torch.optim.Adam)(trained, lr, weight_decay=weight_decay)
 
@@ -111,7 +116,8 @@ Group = tuple[torch.optim.Optimizer, list[nn.Module]]
 
 
 def advance(optimizer: torch.optim.Optimizer, loss: Tensor, modules: list[nn.Module]) -> Tensor:
-    """One step of the optimizer on a loss for the parameters of these modules alone; the loss without its graph."""
+    """One step of the optimizer on a loss, for the parameters of these modules alone; returns the loss without its
+    graph."""
     return both_advance((optimizer, modules), (optimizer, []), loss)
 
 
@@ -120,7 +126,7 @@ def both_advance(one: Group, other: Group, loss: Tensor) -> Tensor:
     groups = [(optimizer, [value for module in modules for value in module.parameters() if value.requires_grad])
               for optimizer, modules in (one, other)]  # fmt: skip
     everything = [value for _, own in groups for value in own]
-    if not everything:  # all frozen
+    if not everything:  # all parameters are frozen
         return loss.detach()
     gradients = iter(torch.autograd.grad(loss, everything, allow_unused=True))
     for optimizer, _ in groups:

@@ -1,4 +1,4 @@
-"""A client's examples as tensors on its device: gathered, augmented and normalised batch by batch."""
+"""A client's examples as tensors on its device: selected, augmented and normalised batch by batch."""
 
 from collections.abc import Callable, Iterator
 
@@ -11,14 +11,14 @@ from fedsim.data import ClientData
 from fedsim.data.augment import Augmentation, Transforms, to_float
 from fedsim.models.tasks import CLASSIFIES, TaskRules
 
-DEVICE_BYTES = 8 * 2**30  # images of one client kept on a GPU; larger sets are gathered on the host
+DEVICE_BYTES = 8 * 2**30  # images of one client are kept on a GPU up to this size; larger sets stay on the host
 
 
 class LocalData:
-    """Training and validation examples of one client; positions count from 0 within each split.
+    """The training and validation examples of one client; positions count from 0 within each split.
 
-    task: what their truth is and how it is learned. labels are the truth of a batch: classes int64 [N], or masks uint8
-    [N,Q,H,W] where the data have some.
+    task: the kind of labels, and how they are learned
+    labels: the labels of a batch: classes int64 [N], or masks uint8 [N,Q,H,W] where the data set has masks
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class LocalData:
         self.sizes = torch.from_numpy(data.sizes[own]) if knows_sizes else None
 
     def raw(self, positions: np.ndarray) -> Tensor:
-        """Images in [0, 1], float [B, C, H, W], untouched."""
+        """Images in [0, 1], float [B, C, H, W], without any change."""
         index = torch.from_numpy(positions).to(self.images.device)
         images = self.images[index].to(self.device, non_blocking=True)
         return to_float(images)
@@ -52,10 +52,10 @@ class LocalData:
     def batch(
         self, items: np.ndarray, transfer: Callable[[Tensor, np.ndarray], Tensor] | None = None, late: bool = False
     ) -> Batch:
-        """Training batch: transfer (style, frequency), then augmentation, then normalisation; `late` transfers come
-        between the last two.
+        """A training batch after transfer (style, frequency), augmentation and normalisation, in this order.
 
-        Item `copy * n + position` is version `copy` of a training example, for a transfer that makes several of each.
+        `late` transfers act between the last two. Item `copy * n + position` is version `copy` of a training example,
+        for a transfer that makes several versions of each.
         """
         positions = items % self.examples
         raw = self.raw(positions)
@@ -77,7 +77,7 @@ class LocalData:
                 return self.normalize(augment(images))
 
         labels = self.labels[torch.from_numpy(positions).to(self.labels.device)]
-        if self.has_masks:  # in the geometry of their images
+        if self.has_masks:  # masks get the geometric changes of their images
             augmented, labels = self.transforms.augment.with_masks(raw, labels, *own_sizes)
             augmented = after(augmented)
         else:
@@ -85,16 +85,16 @@ class LocalData:
         return Batch(self.normalize(augmented), labels, raw, positions, prepare, augmented, self.normalize)
 
     def normalize(self, images: Tensor) -> Tensor:
-        """What the network gets of images in [0, 1]."""
+        """The network's input for images in [0, 1]."""
         images = self.transforms.normalize(images)
         return images.contiguous(memory_format=torch.channels_last) if self.device.type == "cuda" else images
 
     def evaluation(self, positions: np.ndarray, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Unaugmented (images, labels) in large batches."""
+        """Pairs (images, labels) without augmentation, in large batches."""
         for start in range(0, len(positions), size):
             part = positions[start : start + size]
             yield self.transforms.normalize(self.raw(part)), self.labels[torch.from_numpy(part).to(self.labels.device)]
 
     def training_positions(self) -> np.ndarray:
-        """Positions of the training split."""
+        """The positions of the training split."""
         return np.arange(self.examples)

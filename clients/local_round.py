@@ -18,12 +18,14 @@ from fedsim.settings import TrainSettings
 
 @dataclass
 class Batch:
-    """One training batch on its way through the step; `features`, `logits` and `loss` are filled by the forward pass.
+    """One training batch in a step; the forward pass fills `features`, `logits` and `loss`.
 
-    `labels` are classes [B], or masks [B, Q, H, W]. `loss` is the task's alone, before any term. `raw` are the images
-    in [0, 1] before augmentation, `positions` their places in the training split; `prepare` gives other images of that
-    shape (a transformed `raw`) the very augmentation and normalisation that `images` got. `augmented` are the images in
-    [0, 1] after augmentation; for other versions of them (views, tiles) `normalize` does what is left.
+    labels: classes [B], or masks [B, Q, H, W]
+    loss: the loss of the task alone, before any term
+    raw: the images in [0, 1] before augmentation
+    positions: their positions in the training split
+    prepare: gives other images of that shape (a transformed `raw`) the same augmentation and normalisation as `images`
+    augmented: the images in [0, 1] after augmentation; `normalize` completes other versions of them (views, tiles)
     """
 
     images: Tensor
@@ -44,21 +46,30 @@ Hook = Callable[[], None]
 
 @dataclass
 class LocalRound:
-    """One client's local work in one round: all that its parts may look at.
+    """The local work of one client in one round: everything that its parts may see.
 
-    client, clients: this client's name, and the names of all source clients in domain order.
-    net: the network with the received tensors, and with this client's own where the share rule keeps some.
-    train: the experiment's `[train]` settings. classes: number of classes. seed: the run's seed.
-    places: place of every tensor of the network (`shared`, `upload`, `local`, `frozen`; see `strategies.parts.Share`).
-    round, rounds: number of this round (0 before the first one) and of all. phase: "train", or a step's prelude.
-    steps: number of steps of this round, known when the parts begin.
-    store: what this client keeps from round to round. data: its examples (`clients.local_data.LocalData`).
-    optimizer, lr: of the network's trainable parameters, made anew for the round.
-    records: what the server sent beside the model, by record name. first_visit: this client has never trained before.
-    terms: the functions of the recipe's terms. scratch: lives exactly as long as the round.
-    before_step: functions that act on the gradients between the backward pass and the optimizer's step, in the order
-    in which they were added. outbox: records that go to the server with the trained model; see `send`.
-    task: the loss and the measure of the data set's task. warm: see `remembered`. pull: sum of the terms' `pull`.
+    client, clients: the name of this client, and the names of all source clients in the order of the domains
+    net: the network with the received tensors, and with this client's own where the share rule keeps some
+    train: the settings `[train]` of the experiment
+    classes: the number of classes
+    seed: the seed of the run
+    places: the place of every tensor of the network (`shared`, `upload`, `local`, `frozen`; see
+    `strategies.parts.Share`)
+    round, rounds: the number of this round (0 before the first one), and the number of rounds
+    phase: "train", or the prelude of a step
+    steps: the number of steps of this round, which is known when the parts begin
+    store: keeps what this client needs in later rounds
+    data: its examples (`clients.local_data.LocalData`)
+    optimizer, lr: the optimizer of the network's trainable parameters, made anew for the round, and its learning rate
+    records: the records that the server sent with the model, by name
+    first_visit: whether this client has never trained before
+    terms: the functions of the recipe's terms
+    scratch: values that live exactly as long as the round
+    before_step: functions that change the gradients between the backward pass and the optimizer's step, in this order
+    outbox: records that go to the server with the trained model; see `send`
+    task: the loss and the metrics of the data set's task
+    warm: see `remembered`
+    pull: the sum of the terms' `pull`
     """
 
     client: str
@@ -90,34 +101,39 @@ class LocalRound:
     means: set[str] = field(default_factory=set)
 
     def for_phase(self, phase: str) -> "LocalRound":
-        """The same round for another phase: nothing of the first one's scratch, terms, hooks and tallies is in it."""
+        """The same round for another phase, without the scratch, terms, hooks and tallies of the first."""
         return replace(self, phase=phase, steps=0, terms=[], scratch={}, before_step=[], sums={}, means=set())
 
     @property
     def index(self) -> int:
-        """Number of this client in domain order, from 0; the same in every round and at every site."""
+        """The number of this client in the order of the domains, from 0; it is equal in every round and at every
+        site."""
         return self.clients.index(self.client)
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        """Trainable parameters of the network by name, in the network's order."""
+        """The trainable parameters of the network by name, in the network's order."""
         return {name: parameter for name, parameter in self.net.named_parameters() if parameter.requires_grad}
 
     def shared_parameters(self) -> dict[str, nn.Parameter]:
-        """Parameters that all clients share, by name: those of place `shared`."""
+        """The parameters that all clients share, by name: those with the place `shared`."""
         return {name: p for name, p in self.net.named_parameters() if self.places.get(name, "shared") == "shared"}
 
     def state_of(self, net: nn.Module | None = None) -> dict[str, Tensor]:
-        """All tensors of the network (or of a copy of it) but the frozen ones, which are the same everywhere: what a
-        part keeps in the store when it keeps a model."""
+        """All tensors of the network (or of a copy of it) except the frozen ones, which are equal everywhere.
+
+        A part that stores a model stores these.
+        """
         state = (net or self.net).state_dict()
         return {name: value for name, value in state.items() if self.places.get(name) != "frozen"}
 
     # --- one step -----------------------------------------------------------------------------------------------
 
     def forward(self, batch: Batch, net: nn.Module | None = None) -> Tensor:
-        """The task's loss of the batch under the network (or another one): cross-entropy, or soft Dice loss of masks.
+        """The task's loss of the batch with the network (or another one): cross-entropy, or the soft Dice loss of
+        masks.
 
-        Fills batch.features, logits and loss."""
+        Fills batch.features, batch.logits and batch.loss.
+        """
         net = net or self.net
         with self.autocast():
             batch.features = net.features(batch.images)
@@ -126,40 +142,40 @@ class LocalRound:
         return batch.loss
 
     def with_terms(self, batch: Batch, loss: Tensor) -> Tensor:
-        """The loss with the recipe's terms added; they use the values that `forward` has written into the batch."""
+        """The loss plus the terms of the recipe, which use the values that `forward` has written into the batch."""
         for term in self.terms:
             loss = loss + term(batch)
         return loss
 
     def loss_of(self, batch: Batch) -> Tensor:
-        """Local loss of the batch: forward pass, the task's loss, and the recipe's terms."""
+        """The local loss of the batch: forward pass, the task's loss, and the terms of the recipe."""
         return self.with_terms(batch, self.forward(batch))
 
     def backward(self, loss: Tensor, keep_graph: bool = False) -> None:
-        """Gradients of the loss, in place of earlier ones. Follow it with `take_step`.
+        """Computes the gradients of the loss, which replace earlier ones. Call `take_step` after it.
 
-        `keep_graph`: another loss will be computed from what this one was computed from.
+        `keep_graph` must be true when another loss will be computed from values that this one was computed from.
         """
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward(retain_graph=keep_graph)
 
     def take_step(self) -> None:
-        """Call the functions in `before_step`, then take the optimizer's step on the resulting gradients."""
+        """Calls the functions in `before_step`, then takes the optimizer's step on the resulting gradients."""
         for hook in self.before_step:
             hook()
         self.optimizer.step()
 
     def apply_gradients(self, loss: Tensor) -> Tensor:
-        """One whole step on the loss: `backward`, then `take_step`; returns the loss without its graph.
+        """One whole step on the loss: `backward`, then `take_step`. Returns the loss without its graph.
 
-        A step with several gradient evaluations (sharpness-aware ones, for example) calls the two by itself.
+        A step with several gradient evaluations (a sharpness-aware one, for example) calls the two itself.
         """
         self.backward(loss)
         self.take_step()
         return loss.detach()
 
     def autocast(self) -> AbstractContextManager:
-        """bf16 autocast when `train.precision` asks for it, else nothing."""
+        """bf16 autocast when `train.precision` asks for it; otherwise a context that does nothing."""
         if self.train.precision == "bf16":
             return torch.autocast(self.device.type, dtype=torch.bfloat16)
         return nullcontext()
@@ -167,33 +183,36 @@ class LocalRound:
     # --- randomness ---------------------------------------------------------------------------------------------
 
     def rng(self, purpose: str) -> np.random.Generator:
-        """NumPy generator of (seed, purpose, client, phase, round)."""
+        """The NumPy generator of (seed, purpose, client, phase, round)."""
         return numpy_rng(self.seed, purpose, self.client, self.phase, self.round)
 
     def generator(self, purpose: str) -> torch.Generator:
-        """CPU torch generator of (seed, purpose, client, phase, round)."""
+        """The torch generator of (seed, purpose, client, phase, round), on the CPU."""
         return torch_generator(self.seed, purpose, self.client, self.phase, self.round)
 
     # --- what comes in and goes out -----------------------------------------------------------------------------
 
     def record(self, name: str, wanted_by: str) -> Mapping[str, np.ndarray]:
-        """A record that the server sent, by name; UserError naming the missing bank otherwise."""
+        """A record that the server sent, by name. Raises UserError with the name of the bank when it is missing."""
         if name not in self.records:
             raise UserError(f"{wanted_by} needs the record {name!r} from the server; add its bank to the recipe")
         return self.records[name]
 
     def tensors(self, name: str, wanted_by: str) -> dict[str, Tensor]:
-        """The same record as tensors of its own on the client's device."""
+        """The same record as new tensors on the client's device."""
         found = self.record(name, wanted_by)
         return {key: torch.tensor(array, device=self.device) for key, array in found.items()}
 
     def send(self, name: str, tensors: Mapping[str, Tensor]) -> None:
-        """Put a record into the outbox: it goes to the server's bank of that name with the trained model."""
+        """Puts a record into the outbox. It goes to the server's bank of that name with the trained model."""
         self.outbox[name] = {key: tensor.detach().cpu().numpy().copy() for key, tensor in tensors.items()}
 
     def tally(self, name: str, value: Tensor | float, reduce: Literal["mean", "sum"] = "mean") -> None:
-        """Add to a quantity that the client reports under that name: its sum over the round, or that divided by the
-        number of steps. Values stay on the device until the round ends."""
+        """Adds to a quantity that the client reports under that name.
+
+        The report is the sum over the round, or that sum divided by the number of steps. Values stay on the device
+        until the round ends.
+        """
         self.sums[name] = self.sums.get(name, 0.0) + (value.detach() if isinstance(value, Tensor) else value)
         if reduce == "mean":
             self.means.add(name)
@@ -204,9 +223,11 @@ class LocalRound:
         return {name: float(value) / (steps if name in self.means else 1) for name, value in self.sums.items()}
 
     def remembered(self, name: str, key: Any, make: Callable[[], Any]) -> Any:
-        """`make()`, computed once for a key and kept while this process serves the client; the last key's value alone.
+        """`make()`, computed once for a key and kept while this process serves the client; only the last key's value is
+        kept.
 
-        Only for what `make` would compute again exactly: another process, or the same one after a restart, does so.
+        Use it only for values that `make` would compute again exactly: another process, or the same one after a
+        restart, does compute them again.
         """
         if name not in self.warm or self.warm[name][0] != key:
             self.warm[name] = (key, make())

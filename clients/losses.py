@@ -29,13 +29,16 @@ class _HalfSquaredDistance(torch.autograd.Function):
 
 
 def proximal(params: Iterable[Tensor], reference: Iterable[Tensor], mu: float) -> Tensor:
-    """Pull of the local model towards the global one.
+    """The pull of the local model towards the global one, a scalar:
 
-    (μ/2) Σ‖w − w_t‖² ,  gradient μ (w − w_t)
+        (μ/2) Σ‖w − w_t‖² ,  with the gradient μ (w − w_t)
 
-    params: the trainable parameters w, all on one device; reference: w_t in the same order and shapes, a constant.
-    μ = 0 is FedAvg: a zero without a graph.
-    Source: FedProx (Li et al., MLSys 2020), eq. 2. Some released codes sum unsquared per-tensor norms; we do not.
+    params: the trainable parameters w, all on one device
+    reference: w_t in the same order and shapes, a constant
+
+    μ = 0 is FedAvg: a zero without a graph. Raises ValueError when the two lists do not fit together.
+
+    Source: FedProx (Li et al., MLSys 2020), eq. 2. Some released codes sum unsquared norms of the tensors; we do not.
     """
     params, reference = list(params), [tensor.detach() for tensor in reference]
     if len(params) != len(reference):
@@ -51,11 +54,12 @@ def proximal(params: Iterable[Tensor], reference: Iterable[Tensor], mu: float) -
 
 
 def js_divergence(logits: Sequence[Tensor]) -> Tensor:
-    """Jensen-Shannon divergence of several predictions of the same batch, mean over the batch.
+    """The Jensen-Shannon divergence of several predictions for the same batch, mean over the batch:
 
-    (1/V) Σ_v KL(p_v ‖ M) ,  M = (1/V) Σ_v p_v clipped at 1e-7 ;  0 for equal predictions, log V for disjoint ones
+        (1/V) Σ_v KL(p_v ‖ M) ,  M = (1/V) Σ_v p_v clipped at 1e-7 ;  0 for equal predictions, log V for disjoint ones
 
-    logits: V tensors [B, classes]; gradients flow through all of them. Natural logarithm.
+    logits: V tensors [B, classes]; gradients flow through all of them. The logarithm is natural.
+
     Source: AugMix (Hendrycks et al., ICLR 2020), RandConv (Xu et al., ICLR 2021).
     """
     logs = [each.float().log_softmax(1) for each in logits]
@@ -64,12 +68,14 @@ def js_divergence(logits: Sequence[Tensor]) -> Tensor:
 
 
 def supervised_contrast(z: Tensor, labels: Tensor, temperature: float) -> Tensor:
-    """Supervised contrastive loss of normalised vectors, every one an anchor.
+    """The supervised contrastive loss of normalised vectors, each of which is an anchor:
 
-    mean_i [ log Σ_{j≠i} e^{s_ij} − mean_{j∈P_i} s_ij ] ,  s_ij = z_i·z_j / T ,  P_i = {j ≠ i, y_j = y_i}
+        mean_i [ log Σ_{j≠i} e^{s_ij} − mean_{j∈P_i} s_ij ] ,  s_ij = z_i·z_j / T ,  P_i = {j ≠ i, y_j = y_i}
 
-    z [N, D], labels [N]; give both views of a batch, so that every anchor has a positive (one without counts as 0).
-    Source: Khosla et al., NeurIPS 2020, L_out; their released code's factor T / T_base is 1.
+    z [N, D], labels [N]. Give both views of a batch, so that every anchor has a positive; an anchor without one counts
+    as 0.
+
+    Source: Khosla et al., NeurIPS 2020, L_out; the factor T / T_base of their released code is 1 here.
     """
     s = z @ z.T / temperature
     itself = torch.eye(len(z), dtype=torch.bool, device=z.device)
@@ -81,16 +87,17 @@ def supervised_contrast(z: Tensor, labels: Tensor, temperature: float) -> Tensor
 
 
 def mk_mmd(x: Tensor, y: Tensor, scales: Sequence[float] = MMD_SCALES, statistic: str = "u") -> Tensor:
-    """Multi-kernel maximum mean discrepancy between two samples.
+    """The multi-kernel maximum mean discrepancy between two samples, a scalar:
 
-    s = mean‖z_i − z_j‖² over all ordered pairs of z = [x; y], zeros included, constant ;
-    k(u,v) = Σ_a exp(−‖u−v‖² / (2 a s)) ;
-    "u": Σ_{i≠j} k(x_i,x_j)/(B(B−1)) + Σ_{i≠j} k(y_i,y_j)/(B(B−1)) − 2 Σ_{i,j} k(x_i,y_j)/B²  (may be negative)
-    "v": the same with i = j included and B² below all three sums
+        s = mean‖z_i − z_j‖² over all ordered pairs of z = [x; y], zeros included, constant ;
+        k(u,v) = Σ_a exp(−‖u−v‖² / (2 a s)) ;
+        "u": Σ_{i≠j} k(x_i,x_j)/(B(B−1)) + Σ_{i≠j} k(y_i,y_j)/(B(B−1)) − 2 Σ_{i,j} k(x_i,y_j)/B²  (may be negative)
+        "v": the same with i = j included and B² below all three sums
 
-    x, y [B, ...] (flattened; the two B may differ). s = 0 or B < 2 gives 0.0 that keeps the graph.
-    Source: CSAC (Yuan et al., TKDE 2023); Gretton et al., JMLR 2012, eqs. 3 and 5. The released code adds 2/(B−1),
-    which has no gradient; omitted. Kernels are summed, not averaged, as there.
+    x and y are [B, ...]; they are flattened, and their two B may differ. s = 0 or B < 2 gives 0.0 that keeps the graph.
+
+    Source: CSAC (Yuan et al., TKDE 2023); Gretton et al., JMLR 2012, eqs. 3 and 5. The released code of CSAC adds
+    2/(B−1), which has no gradient and is left out here. Kernels are summed, not averaged, as there.
     """
     x, y = at_least_float32(x).flatten(1), at_least_float32(y).flatten(1)
     if min(len(x), len(y)) < 2:
@@ -106,7 +113,7 @@ def mk_mmd(x: Tensor, y: Tensor, scales: Sequence[float] = MMD_SCALES, statistic
 
 
 def squared_distances(z: Tensor) -> Tensor:
-    """Squared Euclidean distances [N, N] of the rows of z [N, D]: one matrix product of the centred rows.
+    """The squared Euclidean distances [N, N] of the rows of z [N, D], by one matrix product of the centred rows:
 
     ‖z_i − z_j‖² = g_ii + g_jj − 2 g_ij ,  g = (z − mean)(z − mean)^T ;  never negative, zero on the diagonal
     """
@@ -118,7 +125,8 @@ def squared_distances(z: Tensor) -> Tensor:
 
 
 def bandwidth(s: Tensor, z: Tensor) -> Tensor:
-    """s, or 0 where s is rounding noise beside the mean squared norm of the rows of z (their distances say nothing)."""
+    """s, or 0 where s is only the rounding error of the mean squared norm of the rows of z, so that distances carry
+    nothing."""
     noise = 1e-12 if z.dtype == torch.float32 else 1e-24
     return torch.where(s > noise * z.detach().square().sum(1).mean(), s, 0.0)
 
@@ -126,7 +134,8 @@ def bandwidth(s: Tensor, z: Tensor) -> Tensor:
 def kernel_sum(distance: Tensor, s: Tensor, scales: Sequence[float] = MMD_SCALES) -> Tensor:
     """Σ_a exp(−distance / (2 a s)), elementwise; s broadcasts against distance, and s = 0 counts as s = 1.
 
-    From the widest kernel down: where the next scale is a third of the last, its kernel is the cube of the last one.
+    Computed from the widest kernel to the narrowest: where the next scale is a third of the last, its kernel is the
+    cube of the last one.
     """
     scaled = distance / torch.where(s > 0, s, 1.0)
     widest, *narrower = sorted(scales, reverse=True)
@@ -140,7 +149,7 @@ def kernel_sum(distance: Tensor, s: Tensor, scales: Sequence[float] = MMD_SCALES
 
 
 def kernel_mean(kernel: Tensor, statistic: str) -> Tensor:
-    """Mean of kernel [..., B, B] over pairs: "u" i ≠ j, "v" all."""
+    """The mean of kernel [..., B, B] over pairs: "u" over i ≠ j, "v" over all."""
     if statistic == "v":
         return kernel.mean((-2, -1))
     if statistic != "u":
@@ -150,5 +159,5 @@ def kernel_mean(kernel: Tensor, statistic: str) -> Tensor:
 
 
 def at_least_float32(x: Tensor) -> Tensor:
-    """x itself in float32 or float64, half precisions in float32."""
+    """x itself in float32 or float64; half precisions become float32."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x

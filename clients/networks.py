@@ -1,4 +1,4 @@
-"""Second looks at a network: frozen copies of it, passes that leave no trace, and steps of a second optimizer."""
+"""Tools for networks: frozen copies, forward passes without side effects, and steps of a second optimizer."""
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 
 def twin_of(net: nn.Module, state: Mapping[str, Tensor] | None = None) -> nn.Module:
-    """A copy of the network in the same modes, as it stands or with the tensors of `state` in it.
+    """A copy of the network in the same modes, with its own tensors or with those of `state`.
 
-    What `state` leaves out (frozen tensors, see `LocalRound.state_of`) stays; a name that the network lacks is a
-    ValueError.
+    Tensors that `state` does not contain (frozen ones, see `LocalRound.state_of`) are copied from the network. Raises
+    ValueError for a name that the network lacks.
     """
     twin = copy.deepcopy(net)
     unknown = twin.load_state_dict(state, strict=False).unexpected_keys if state is not None else []
@@ -22,16 +22,16 @@ def twin_of(net: nn.Module, state: Mapping[str, Tensor] | None = None) -> nn.Mod
 
 
 def frozen_copy(net: nn.Module, state: Mapping[str, Tensor] | None = None) -> nn.Module:
-    """A copy of the network in eval mode without gradients, as it stands or with the tensors of `state` in it."""
+    """A copy of the network in eval mode without gradients, with its own tensors or with those of `state`."""
     return twin_of(net, state).requires_grad_(False).eval()
 
 
 @contextmanager
 def statistics_frozen(net: nn.Module) -> Iterator[None]:
-    """Training passes inside the block normalise by batch statistics as always, but leave running statistics and their
-    counters as they were. For second passes over a batch, as sharpness-aware and two-view methods make them.
+    """Inside the block, training passes use batch statistics but do not change running statistics or their counters.
 
-    It switches off PyTorch's `track_running_stats` in every layer that is in training mode and has that attribute.
+    It is for second passes over a batch, as in sharpness-aware and two-view methods. It switches off PyTorch's
+    `track_running_stats` in every layer that is in training mode and has that attribute.
     """
     layers = [module for module in net.modules() if module.training and getattr(module, "track_running_stats", False)]
     for layer in layers:
@@ -45,7 +45,7 @@ def statistics_frozen(net: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def evaluating(net: nn.Module) -> Iterator[None]:
-    """The network is in eval mode inside the block; afterwards each module is in the mode in which it was."""
+    """Inside the block the network is in eval mode; afterwards each module is in the mode in which it was."""
     training = [module for module in net.modules() if module.training]
     net.eval()
     try:
@@ -57,8 +57,11 @@ def evaluating(net: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def apart(generator: torch.Generator, device: torch.device) -> Iterator[None]:
-    """What draws from torch's global generators inside the block (dropout, for example) draws from a stream of its own,
-    seeded from `generator`; outside nothing has moved. For training that must not disturb that of the shared model."""
+    """Inside the block, draws from torch's global generators (dropout, for example) come from a stream of their own.
+
+    The stream is seeded from `generator`. After the block the global generators are as they were. It is for training
+    that must not disturb the training of the shared model.
+    """
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices):
         seed = int(torch.randint(2**62, (), generator=generator))
@@ -69,15 +72,16 @@ def apart(generator: torch.Generator, device: torch.device) -> Iterator[None]:
 
 
 def after_step_functions(net: nn.Module) -> list[Callable[[], None]]:
-    """`after_step` of the modules that have one: to be called after every optimizer step (BIN clips its gate then)."""
+    """The method `after_step` of the modules that have one, to be called after every optimizer step (BIN clips its gate
+    then)."""
     return [module.after_step for module in net.modules() if hasattr(module, "after_step")]
 
 
 def descend(optimizer: torch.optim.Optimizer, loss: Tensor) -> Tensor:
     """One step of a second optimizer on a loss of its own; returns the loss without its graph.
 
-    Gradients are computed for this optimizer's parameters and for no others, so that nothing is left over for the main
-    step; they flow through whatever lies between.
+    Gradients are computed for this optimizer's parameters and for no others, so that the main step finds no gradient
+    from this one. They flow through all modules between the loss and these parameters.
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
@@ -89,8 +93,11 @@ def descend(optimizer: torch.optim.Optimizer, loss: Tensor) -> Tensor:
 
 
 def freeze(net: nn.Module, places: Mapping[str, str]) -> list[nn.Module]:
-    """Take the gradients from parameters of place `frozen`; the modules all of whose own tensors are frozen (their
-    running statistics may not move in training)."""
+    """Removes the gradients of parameters with the place `frozen`.
+
+    Returns the modules that have only frozen tensors of their own; their running statistics must not change in
+    training.
+    """
     frozen = []
     for path, module in net.named_modules():
         prefix = f"{path}." if path else ""

@@ -1,4 +1,4 @@
-"""The local optimizer and its learning rate, a function of the round alone (core.md R8b)."""
+"""The local optimizer and its learning rate, which depends on the round alone."""
 
 import inspect
 import math
@@ -9,14 +9,15 @@ from torch import Tensor, nn
 
 from fedsim.settings import TrainSettings
 
-STEP_FROM = 0.8  # FedDG-GA: x0.1 from 80 % of the rounds on
+STEP_FROM = 0.8  # FedDG-GA: the rate is multiplied by 0.1 after this share of the rounds
 
 
 def learning_rate(train: TrainSettings, round: int, rounds: int) -> float:
-    """Learning rate of round t = 1..T.
+    """The learning rate of round t = 1..T.
 
-    cosine: lr/2 (1 + cos(pi (t-1)/T)); cosine-official: the same at t/T, as gPerXAN's code steps before training,
-    so that the last round has rate 0; step: x0.1 after 80 % of the rounds.
+    cosine:           lr/2 (1 + cos(pi (t-1)/T))
+    cosine-official:  the same with t/T, because gPerXAN's code steps before training; the last round has rate 0
+    step:             lr, and 0.1 lr after 80 % of the rounds
     """
     if train.schedule == "cosine":
         return 0.5 * train.lr * (1 + math.cos(math.pi * (round - 1) / rounds))
@@ -28,13 +29,17 @@ def learning_rate(train: TrainSettings, round: int, rounds: int) -> float:
 
 
 def gradient_count(steps: int, momentum: float, pull: float = 0.0) -> float:
-    """a: by how many gradients, each times the learning rate, the parameters have moved after so many steps of SGD.
+    """a: the number of gradients, each times the learning rate, by which the parameters have moved after so many SGD
+    steps.
 
-    SGD: a = tau. Momentum rho with a fresh buffer: a = [tau - rho (1 - rho^tau) / (1 - rho)] / (1 - rho). A pull mu
-    towards the start, `pull` = eta mu: a <- (1 - eta mu) a + 1 per step. Both: the buffer of the pulled gradients,
-    b <- rho b + 1 - eta mu a, a <- a + b, which is exact for a constant gradient and gives the two as special cases.
+        SGD:                              a = tau
+        momentum rho with a fresh buffer: a = [tau - rho (1 - rho^tau) / (1 - rho)] / (1 - rho)
+        pull mu towards the start:        a <- (1 - eta mu) a + 1 per step, `pull` = eta mu
+        both:                             b <- rho b + 1 - eta mu a, a <- a + b (the buffer of the pulled gradients)
 
-    Source: FedNova (Wang et al., NeurIPS 2020), baselines.md A.5.
+    The last line is exact for a constant gradient, and has the two lines above it as special cases.
+
+    Source: FedNova (Wang et al., NeurIPS 2020).
     """
     if pull == 0 and momentum == 0:
         return float(steps)
@@ -48,9 +53,9 @@ def gradient_count(steps: int, momentum: float, pull: float = 0.0) -> float:
 
 
 def make_optimizer(net: nn.Module, train: TrainSettings, lr: float) -> torch.optim.Optimizer:
-    """SGD, Adam or AdamW over the trainable parameters, one fused kernel per step.
+    """SGD, Adam or AdamW over the trainable parameters, with one fused kernel per step.
 
-    A module may ask for a multiple of the rate for its own parameters by `lr_scales = {"rho": 10.0}`.
+    A module may ask for a multiple of the learning rate for its own parameters by `lr_scales = {"rho": 10.0}`.
     """
     groups: dict[float, list[nn.Parameter]] = {}
     for module in net.modules():
@@ -67,10 +72,10 @@ def make_optimizer(net: nn.Module, train: TrainSettings, lr: float) -> torch.opt
 
 
 def zero_momentum(optimizer: torch.optim.Optimizer) -> None:
-    """Momentum buffers of 0 where there are none yet: SGD's first step then gives the same numbers.
+    """Adds momentum buffers of 0 where there are none yet. SGD's first step then gives the same numbers.
 
-    PyTorch's fused SGD cannot step where some parameters have a buffer and others have not, which happens when one had
-    no gradient in its first step.
+    PyTorch's fused SGD cannot step where some parameters have a buffer and others have none, which happens when a
+    parameter had no gradient in its first step.
     """
     for group in optimizer.param_groups:
         for parameter in group["params"] if group.get("momentum") else []:
@@ -80,9 +85,10 @@ def zero_momentum(optimizer: torch.optim.Optimizer) -> None:
 
 @cache
 def eager(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
-    """The same optimizer without the decorators that keep PyTorch's compiler away from it.
+    """The same optimizer without the decorators that exclude it from PyTorch's compiler.
 
-    They import the compiler for that: 1.2 s in every client process of a deployed round. Nothing here compiles.
+    Those decorators import the compiler, which takes 1.2 s in every client process of a deployed round. Nothing here is
+    compiled.
     """
     names = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
     plain = {name: inspect.unwrap(getattr(kind, name)) for name in names}
@@ -90,9 +96,9 @@ def eager(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer, net: nn.Module) -> dict[str, Tensor]:
-    """Momentum and moment buffers by name `parameter number.buffer`, for the client's store.
+    """Momentum and moment buffers by the name `parameter number.buffer`, for the client's store.
 
-    Only the network's own: what a step adds for the round (projections) is made anew next time.
+    Only the buffers of the network's own parameters: those that a step adds for the round (projections) are made anew.
     """
     own = sum(parameter.requires_grad for parameter in net.parameters())
     state = optimizer.state_dict()["state"]
@@ -106,7 +112,7 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer, net: nn.Module) -> dict[
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Put buffers of an earlier round back; the learning rate stays this round's."""
+    """Gives the buffers of an earlier round back to the optimizer; the learning rate remains that of this round."""
     state: dict[int, dict[str, Tensor]] = {}
     for key, value in tensors.items():
         index, name = key.split(".", 1)

@@ -1,9 +1,9 @@
 """Contracts of the client's parts. What a part sees of its round is `clients.local_round.LocalRound`.
 
 A part is a frozen dataclass that keeps nothing itself. `begin(round)` is called once before the first step and returns
-the function that acts once per step; `end(round)` is called once after the last step. What a part keeps for one round
-lies in the variables of `begin`, or in `round.scratch` when `end` needs it too; what it keeps from round to round lies
-in `round.store`.
+the function that acts once per step; `end(round)` is called once after the last step. Values for one round belong in
+the variables of `begin`, or in `round.scratch` when `end` needs them too. Values for later rounds belong in
+`round.store`.
 
 The order of one round: the received tensors are loaded - `Report.before` of each report - the batches are planned -
 `begin` of terms, step and augment - the steps - `end` of all parts - `Report.after` of each report.
@@ -42,22 +42,23 @@ __all__ = [
 class ClientPart(Part):
     """What all parts of a client have in common.
 
-    bank: name of the bank to which this part contributes: by `collect` when the bank is collected once or before each
-    round's training, else by `round.send(bank, ...)` in every round. Empty: it contributes nothing.
-    personal: store entry in which this part keeps a personal model, as tensors by the network's own names (all of them
-    or some; the received model fills the rest). Such a model is validated in every evaluation phase beside the received
-    one, recorded in the columns `personal_accuracy` and `personal_loss`, and written to a file at the end of the run
-    with `run.keep_personal`. Empty: there is none.
-    whole: it compares the received model with others, and so cannot act where clients get a part of it (`Share.cut`).
+    bank: the name of the bank to which this part contributes: by `collect` when the bank is collected once or before
+    the training of each round, otherwise by `round.send(bank, ...)` in every round. Empty: it contributes nothing
+    personal: the store entry in which this part keeps a personal model, as tensors by the network's own names (all of
+    them or some; the received model fills the rest). Such a model is validated in every evaluation phase beside the
+    received one, recorded in the columns `personal_accuracy` and `personal_loss`, and written to a file at the end of
+    the run with `run.keep_personal`. Empty: there is none
+    whole: the part compares the received model with others, and so cannot act where clients get only a part of the
+    model (`Share.cut`)
     """
 
-    tasks: ClassVar[tuple[str, ...]] = (CLASSIFICATION.name,)  # a part that also takes maps and masks says so
+    tasks: ClassVar[tuple[str, ...]] = (CLASSIFICATION.name,)  # a part for maps and masks names them too
     bank: ClassVar[str] = ""
     personal: ClassVar[str] = ""
     whole: ClassVar[bool] = False
 
     def refuses(self, recipe: "Recipe") -> str:
-        """A contribution needs the bank that takes it; some parts need the whole model."""
+        """A contribution needs a bank that takes it; some parts need the whole model."""
         if self.whole and recipe.share.partial:
             return f"{part_name(self)} needs the whole model, of which {part_name(recipe.share)} sends a part"
         if not self.bank or any(bank.name == self.bank for bank in recipe.banks):
@@ -65,22 +66,26 @@ class ClientPart(Part):
         return f"{part_name(self)} needs the bank {self.bank!r}; add it to method.banks"
 
     def collect(self, round: LocalRound) -> dict[str, np.ndarray]:
-        """This client's contribution to a bank that is collected: once, before there is a model, or in every round
-        before training, with the received model in `round.net`."""
+        """This client's contribution to a bank that is collected.
+
+        It is asked for once, before there is a model, or in every round before training, with the received model in
+        `round.net`.
+        """
         raise NotImplementedError
 
     def end(self, round: LocalRound) -> None:
-        """After the last step: keep in `round.store` what the next round needs, `round.send` what the server gets."""
+        """After the last step: store what the next round needs in `round.store`, and `round.send` the records for the
+        server."""
 
 
 class Step(ClientPart):
-    """How one local step is taken."""
+    """Defines how one local step is taken."""
 
     prelude: ClassVar[str] = ""  # name of a training phase before round 1, e.g. CSAC's "acquire"
     needs_levels: ClassVar[bool] = False  # uses the feature maps `net.levels`
 
     def begin(self, round: LocalRound) -> StepFunction:
-        """Function that takes one step on a batch and returns its detached loss.
+        """A function that takes one step on a batch and returns its detached loss.
 
         `lambda batch: round.apply_gradients(round.loss_of(batch))` is the supervised step. A step that computes its
         loss itself adds the recipe's terms by `round.with_terms`.
@@ -88,64 +93,72 @@ class Step(ClientPart):
         raise NotImplementedError
 
     def work(self, round: LocalRound) -> TrainSettings:
-        """Local work of this phase (epochs, iterations, ...); the experiment's by default."""
+        """The local work of this phase (epochs, iterations, ...); the experiment's by default."""
         return round.train
 
     def lacks(self, round: LocalRound) -> bool:
-        """Does a client that joins late have to go through the prelude before it can train?"""
+        """Whether a client that joins late must go through the prelude before it can train."""
         return False
 
 
 class Term(ClientPart):
-    """What is added to the local loss, or changes its gradients."""
+    """Adds a summand to the local loss, or changes its gradients."""
 
     @property
     def pull(self) -> float:
-        """mu of a term whose gradient is mu (w - w^t), w^t the received model; 0 for all others. What counts the
-        gradients in a local update looks at it."""
+        """mu of a term with the gradient mu (w - w^t), where w^t is the received model; 0 for all others.
+
+        Reports that count the gradients in a local update use it.
+        """
         return 0.0
 
     def begin(self, round: LocalRound) -> StepFunction | None:
-        """Function batch -> scalar added to the loss, or None when there is nothing to add (a weight of 0, or a part
-        that only appends a function to `round.before_step`)."""
+        """A function from a batch to the scalar that is added to the loss, or None when there is nothing to add.
+
+        There is nothing to add with a weight of 0, or where a part only appends a function to `round.before_step`.
+        """
         raise NotImplementedError
 
 
 class Batches(ClientPart):
-    """Which examples make up the round's batches.
+    """Chooses the examples of the round's batches.
 
-    balanced: every client trains on the same number of examples, whatever it holds (see `clients.budget`).
+    balanced: every client trains on the same number of examples, however many it holds (see `clients.budget`)
     """
 
     balanced: ClassVar[bool] = False
 
     def indices(self, examples: int, round: LocalRound, train: TrainSettings) -> Iterator[np.ndarray]:
-        """Index arrays into the client's training examples, one per step. It is called before all other parts begin:
-        `round.steps` is the number of arrays."""
+        """Index arrays into the client's training examples, one per step.
+
+        It is called before all other parts begin; `round.steps` is the number of arrays.
+        """
         raise NotImplementedError
 
 
 class Augment(ClientPart):
-    """What happens to a batch of raw images in [0, 1] before the data set's own augmentation, or after it.
+    """Changes a batch of raw images in [0, 1] before the data set's own augmentation, or after it.
 
-    late: it acts after crop, flip and jitter of the data set, before the normalisation. Its draws come from torch's
-    generator, so that `Batch.prepare` can repeat them.
+    late: it acts after crop, flip and jitter of the data set, and before the normalisation. Its draws come from torch's
+    generator, so that `Batch.prepare` can repeat them
     """
 
     late: ClassVar[bool] = False
 
     def copies(self, round: LocalRound) -> int:
-        """Versions of every example that make up an epoch. Item `copy * n + position` is version `copy` of an example;
-        n alone counts in the aggregation."""
+        """The number of versions of every example in an epoch.
+
+        Item `copy * n + position` is version `copy` of an example. The aggregation counts n alone.
+        """
         return 1
 
     def begin(self, round: LocalRound) -> Callable[[Tensor, np.ndarray], Tensor]:
-        """Function (images in [0, 1], their items) -> images in [0, 1]."""
+        """A function (images in [0, 1], their items) -> images in [0, 1]."""
         raise NotImplementedError
 
 
 class Report(ClientPart):
-    """What a client measures around its training and reports as metrics."""
+    """Measures something around a client's training and reports it as metrics."""
 
     def before(self, round: LocalRound) -> dict[str, float]:
         """Metrics of the received model."""
@@ -157,20 +170,20 @@ class Report(ClientPart):
 
 
 class Unlabelled(ClientPart):
-    """What the unseen domain's client does when the server visits it: it holds images without labels.
+    """Defines what the unseen domain's client does when the server visits it. This client holds images without labels.
 
     The images are a part of the domain that is never tested (`data.adapt_share`), and its labels are not even read. A
-    method with such a part adapts to the target: its results are marked `uses_target_unlabelled` and ranked apart.
+    method with such a part adapts to the target: its results are marked `uses_target_unlabelled` and ranked separately.
     """
 
     needs_clients: ClassVar[bool] = True
 
     def refuses(self, recipe: "Recipe") -> str:
-        """A part that answers visits needs a server part that makes them."""
-        return "" if recipe.visits else f"{part_name(self)} is never asked; add a part to method.visits"
+        """A part that answers visits needs a server part that makes visits."""
+        return "" if recipe.visits else f"{part_name(self)} is never visited; add a part to method.visits"
 
     def check(self, experiment: Experiment) -> None:
-        """UserError in a deployment without a site that holds the unseen domain's images."""
+        """Raises UserError in a deployment without a site that holds images of the unseen domain."""
         if experiment.run.runtime == "deployment" and experiment.run.evaluate_target == "server":
             raise UserError(
                 f"{part_name(self)} trains on the unseen domain's machine; "
@@ -178,6 +191,9 @@ class Unlabelled(ClientPart):
             )
 
     def answer(self, round: LocalRound) -> None:
-        """Do what `round.phase` asks for, with the received model in `round.net` and the records of the message in
-        `round.records`, and `round.send` the records of the answer. Labels of `round.data` are -1."""
+        """Does the work of `round.phase`, with the received model in `round.net` and the records of the message in
+        `round.records`.
+
+        It sends the records of the answer by `round.send`. The labels of `round.data` are -1.
+        """
         raise NotImplementedError

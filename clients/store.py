@@ -1,11 +1,12 @@
 """What a client keeps between rounds: named entries of tensors, versioned by round, in memory and in atomic files.
 
-The state at the start of round t is what was stored before t. An interrupted round leaves a newer version behind
-that is ignored when the round is taken again, so that a resumed run equals the unbroken one. The files are the truth,
-memory their cache: Flower's engine serves a client now from this process, now from that.
+The state at the start of round t is what was stored before t. An interrupted round leaves a newer version, which is
+ignored when the round is repeated, so that a resumed run equals the unbroken one. The files are authoritative and
+memory is their cache, because Flower's engine may serve a client from another process in each round.
 
-A folder belongs to one client of one run (`owner.json`), and the server says up to which round it has counted on this
-state: a foreign state or one that is older than that (a backup, an emptied folder) is refused in one line.
+A folder belongs to one client of one run (`owner.json`). The server tells the client the last round of the state that
+it counts on. A state of another client or run, or one that is older (a restored backup, an emptied folder), is refused
+in one line.
 """
 
 import json
@@ -27,7 +28,7 @@ OWNER = "owner.json"
 class ClientStore:
     """Entries {name: {tensor name: tensor}} of one client; `folder=None` keeps them in memory only.
 
-    `client` and `run` (the run's token) say whose state it is; a folder that belongs to others is a UserError.
+    `client` and `run` (the run's token) are the owner of the state. A folder with another owner is a UserError.
     """
 
     def __init__(self, folder: Path | None, client: str = "", run: str = "") -> None:
@@ -37,14 +38,15 @@ class ClientStore:
         self._pending: dict[str, StateDict] = {}
         self._round = 0
         self._saved = -1
-        self._stamps: dict[tuple[str, int], int] = {}  # of the files that memory holds, by entry and version
+        # Times of the last change of the files that memory holds, by entry and version.
+        self._stamps: dict[tuple[str, int], int] = {}
         self._catch_up()
 
     def open_round(self, round: int, counted: int = -1, saved: int | None = None) -> None:
-        """Make what was stored before `round` visible; later versions (of an interrupted attempt) are dropped.
+        """Makes what was stored before `round` visible. Later versions, of an interrupted attempt, are dropped.
 
-        counted: newest round whose state the server counts on; UserError when what is here is older.
-        saved: newest round from which the server could resume (default: the one before).
+        counted: the newest round with a state that the server counts on; UserError when the state here is older
+        saved: the newest round from which the server could resume (default: the one before)
         """
         self._pending.clear()
         self._round = round
@@ -63,14 +65,14 @@ class ClientStore:
             )
 
     def get(self, name: str) -> StateDict | None:
-        """Entry staged in this round, else the newest stored before it; None on the first participation."""
+        """The entry staged in this round, else the newest stored before it; None on the first participation."""
         if name in self._pending:
             return self._pending[name]
         versions = self._entries.get(name)
         return versions[-1][1] if versions else None
 
     def put(self, name: str, tensors: Mapping[str, Tensor]) -> None:
-        """Stage an entry (copied to the CPU); it takes effect with `commit`."""
+        """Stages an entry (copied to the CPU); `commit` stores it."""
         self._pending[name] = {
             key: tensor.detach().to("cpu", copy=True).contiguous() for key, tensor in tensors.items()
         }
@@ -81,11 +83,11 @@ class ClientStore:
         return None if entry is None else float(entry["value"])
 
     def put_number(self, name: str, value: float) -> None:
-        """Stage a scalar."""
+        """Stages a scalar."""
         self.put(name, {"value": torch.tensor(value, dtype=torch.float64)})
 
     def commit(self) -> int:
-        """Write the staged entries as versions of the open round; their number.
+        """Writes the staged entries as versions of the open round and returns their number.
 
         Versions that no resumed run can need any more are removed: those before the newest of a saved round.
         """
@@ -103,7 +105,7 @@ class ClientStore:
         return count
 
     def _catch_up(self) -> None:
-        """Read what another process has stored or removed in the meantime."""
+        """Reads what another process has stored or removed in the meantime."""
         if self._folder is None:
             return
         self._check_owner()
@@ -140,7 +142,7 @@ class ClientStore:
             self._path(name, version).unlink(missing_ok=True)
 
     def _claim(self) -> None:
-        """Write the owner of this folder into it, before anything else."""
+        """Writes the owner of this folder into it, before anything else."""
         self._folder.mkdir(parents=True, exist_ok=True)
         if not (self._folder / OWNER).is_file():
             temporary = self._folder / f".{OWNER}.{os.getpid()}.tmp"
@@ -166,7 +168,7 @@ class ClientStore:
 
 
 def read_state(path: Path) -> StateDict:
-    """Tensors of a state file; UserError when it is damaged."""
+    """The tensors of a state file. Raises UserError when it is damaged."""
     try:
         return load_file(path)
     except Exception as error:  # safetensors raises its own errors and OSError
@@ -176,11 +178,11 @@ def read_state(path: Path) -> StateDict:
 
 
 def newest_entry(folder: Path, name: str) -> StateDict | None:
-    """The newest stored version of an entry in a client's folder, or None; for readers that are not the client."""
+    """The newest stored version of an entry in a client's folder, or None. For readers other than the client."""
     files = sorted(folder.glob(f"{name}-{'[0-9]' * 6}.safetensors"))
     return read_state(files[-1]) if files else None
 
 
 def client_folder(state: str, client: str) -> Path | None:
-    """Folder of one client's state below the run's (or site's) state folder; None when there is none."""
+    """The folder of one client's state below the run's (or site's) state folder; None when there is none."""
     return Path(state) / client.replace("/", "-") if state else None

@@ -1,4 +1,4 @@
-"""The unseen domain's client in methods that adapt to it: images without labels, asked by visits of the server."""
+"""The unseen domain's client in methods that adapt to it. It holds images without labels, and the server visits it."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -19,7 +19,8 @@ from strategies.parts import Place
 
 
 class UnlabelledClient:
-    """Answers visits by the recipe's part `unlabelled`. It keeps nothing: every message brings a whole model."""
+    """Answers visits by the recipe's part `unlabelled`. It keeps nothing, because every message brings a whole
+    model."""
 
     def __init__(
         self,
@@ -37,7 +38,7 @@ class UnlabelledClient:
     def answer(
         self, records: Mapping[str, Mapping[str, np.ndarray]], config: Mapping[str, Any]
     ) -> dict[str, dict[str, np.ndarray]]:
-        """The records of the answer to a visit, whose own records are `arrays` (the model) and others."""
+        """The records of the answer to a visit. The records of the visit are `arrays` (the model) and others."""
         experiment, round, phase = self.experiment, config["round"], config["phase"]
         others = dict(records)
         arrays = others.pop("arrays")

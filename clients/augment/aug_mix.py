@@ -1,4 +1,4 @@
-"""AugMix: each image mixed with chains of mild operations on itself."""
+"""AugMix: each image is mixed with versions of itself after chains of mild operations."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +18,8 @@ STRENGTHS = 10
 
 
 def magnitude_table(height: int, width: int, every: bool) -> dict[str, Tensor]:
-    """The ten magnitudes of each operation, in the units of `apply_operations`; `every`: the four of colours too."""
+    """The ten magnitudes of each operation, in the units of `apply_operations`; `every` adds the four colour
+    operations."""
     share = torch.linspace(0, 1, STRENGTHS, dtype=torch.float64)
     none = torch.zeros_like(share)
     table = {
@@ -38,11 +39,13 @@ def magnitude_table(height: int, width: int, every: bool) -> dict[str, Tensor]:
 def mixed(
     images: Tensor, severity: int = 3, width: int = 3, depth: int = -1, alpha: float = 1.0, every: bool = True
 ) -> Tensor:
-    """m x + (1 - m) sum_i w_i chain_i(x) of images [B, C, H, W] in [0, 1], every image with draws of its own:
+    """m x + (1 - m) sum_i w_i chain_i(x) of images [B, C, H, W] in [0, 1]; every image has draws of its own:
 
-    w ~ Dirichlet(alpha) of `width` chains, m ~ Beta(alpha, alpha), each chain `depth` operations long (-1: 1 to 3),
-    each operation uniform over the table, its strength uniform over the `severity` mildest of ten. Draws come from
-    torch's generator.
+        w ~ Dirichlet(alpha) of `width` chains, m ~ Beta(alpha, alpha)
+        a chain has `depth` operations (1 to 3 where depth is -1), each uniform over the table
+        the magnitude of an operation is uniform over the `severity` mildest of ten
+
+    Draws come from torch's generator.
     """
     count = len(images)
     table = magnitude_table(*images.shape[-2:], every)
@@ -72,13 +75,16 @@ def mixed(
 class AugMix(Augment):
     """m x + (1 - m) sum_i w_i chain_i(x): the images of AugMix, without its loss (see the step `consistent_views`).
 
-    AugMix (Hendrycks et al., ICLR 2020), with torchvision's operations and magnitudes. It comes after the data set's
-    own crop, flip and jitter. Training images alone are changed. `severity = 1` with `all_operations = false` leaves
-    all but auto_contrast, equalize and posterize without effect.
+    Source: AugMix (Hendrycks et al., ICLR 2020), with torchvision's operations and magnitudes. It acts after the data
+    set's own crop, flip and jitter, and on training images alone. `severity = 1` with `all_operations = false` leaves
+    only auto_contrast, equalize and posterize with an effect.
 
-    severity: strengths drawn from the mildest so many of ten. width: chains. depth: operations of a chain, -1: 1 to 3.
-    alpha: of the Dirichlet and Beta distributions. all_operations: brightness, color, contrast and sharpness too
-        (torchvision); the paper leaves them out, because its test corruptions contain them.
+    severity: the magnitude is drawn from so many of the mildest of ten
+    width: the number of chains
+    depth: the number of operations in a chain; -1 draws 1 to 3
+    alpha: the parameter of the Dirichlet and Beta distributions
+    all_operations: whether brightness, color, contrast and sharpness are used too (torchvision). The paper leaves them
+    out, because its test corruptions contain them
     """
 
     severity: Annotated[int, Field(ge=1, le=STRENGTHS)] = 3
@@ -89,14 +95,14 @@ class AugMix(Augment):
     late: ClassVar[bool] = True
 
     def check(self, experiment: Experiment) -> None:
-        """A chain has a length."""
+        """Refuses chains without an operation."""
         if self.depth == 0:
             raise UserError("aug_mix.depth = 0: a chain has 1 operation or more, or -1 for a random number of them")
 
     def begin(self, round: LocalRound) -> Callable[[Tensor, np.ndarray], Tensor]:
-        """The mixtures of a batch."""
+        """A function that returns the mixtures of a batch."""
         return lambda images, items: self.augmented(images)
 
     def augmented(self, images: Tensor) -> Tensor:
-        """Images [B, C, H, W] in [0, 1] and what AugMix makes of them."""
+        """The mixtures of images [B, C, H, W] in [0, 1]."""
         return mixed(images, self.severity, self.width, self.depth, self.alpha, self.all_operations)

@@ -1,4 +1,4 @@
-"""Cross-client style transfer: every client also trains on its images in the other clients' styles."""
+"""Cross-client style transfer: every client also trains on its images in the styles of other clients."""
 
 import hashlib
 import logging
@@ -27,12 +27,12 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class StylePlan:
-    """Which style each item (copy * n + position) gets, as an affine map; `own` items stay as they are."""
+    """The style of each item (copy * n + position) as an affine map. Items in `own` keep their own style."""
 
     copies: int
     own: Tensor
     affine: style.Affine
-    kept: Tensor | None = None  # transferred images as uint8, for a slow space
+    kept: Tensor | None = None  # the transferred images as uint8, where the space is slow
 
     def of(self, index: Tensor) -> style.Affine:
         """The maps of some items."""
@@ -41,19 +41,20 @@ class StylePlan:
 
 @dataclass(frozen=True)
 class CrossClientStyle(Augment):
-    """n_k images become L n_k: each in the styles of L distinct clients out of all K, its own style being the original.
+    """n_k images become L n_k: each in the styles of L distinct clients of all K; the client's own style is the
+    original.
 
-    Before round 1:  (mu_k, sigma_k) = channel statistics of Phi over all positions of all training images (overall),
-                     or of single images (single), into the bank
-    Transfer:        x' = clamp(Psi(alpha A + (1 - alpha) F), 0, 1),
-                     F = Phi(x),  A = sigma_s (F - mu(F)) / sigma(F) + mu_s
+        Before round 1:  (mu_k, sigma_k) = channel statistics of Phi over all positions of all training images
+                         (overall) or of single images (single); they go to the bank
+        Transfer:        x' = clamp(Psi(alpha A + (1 - alpha) F), 0, 1),
+                         F = Phi(x),  A = sigma_s (F - mu(F)) / sigma(F) + mu_s
 
-    CCST (Chen et al., WACV 2023); banks section 1. The draw of styles is made once, so that every round sees the same
-    L n_k images; ordinary augmentation comes after it, the validation split is never touched, and the aggregation
-    still counts n_k. Differs from the released code, which draws one single style per mini-batch, mixes biased and
-    unbiased variances (`content_variance="unbiased"`), averages clients uniformly (`method.weights="uniform"`) and
-    splits off the validation images after stylising them. `L=1` with `alpha=0` gives FedAvg, and so does a bank
-    without foreign styles.
+    Source: CCST (Chen et al., WACV 2023). Styles are drawn once, so that every round sees the same L n_k images.
+    Ordinary augmentation comes after the transfer, the validation split is never changed, and the aggregation still
+    counts n_k. The released code differs: it draws one single style per mini-batch, mixes biased and unbiased variances
+    (`content_variance="unbiased"`), averages clients uniformly (`method.weights="uniform"`), and separates the
+    validation images after the transfer. `L = 1` with `alpha = 0` gives FedAvg, and so does a bank without styles of
+    other clients.
     """
 
     tasks: ClassVar[tuple[str, ...]] = ANY_TASK
@@ -61,19 +62,19 @@ class CrossClientStyle(Augment):
     encoder: Literal["pixel", "haar", "vgg"] = "pixel"
     """Phi: colour space, 3-level Haar bands, or VGG-19 relu4_1 (the paper's, needs weight files)."""
     styles: Literal["overall", "single"] = "overall"
-    """One style per client, or one of up to J single images' drawn for each transfer."""
+    """One style per client, or the style of one image, drawn from up to J images for each transfer."""
     J: Annotated[int, Field(ge=1)] = 64
-    """Single-image styles that a client publishes at most."""
+    """The largest number of single-image styles that a client publishes."""
     L: Annotated[int, Field(ge=1)] = 3
-    """Augmentation level: versions of each image, the original counted when it is drawn."""
+    """Augmentation level: the number of versions of each image; the original counts when it is drawn."""
     alpha: Annotated[float, Field(ge=0, le=1)] = 1.0
     """Strength of the transfer in feature space."""
     resample_each_round: bool = False
-    """Draw the styles anew in every round."""
+    """Whether to draw the styles anew in every round."""
     quantise: bool = False
-    """Round transferred images to 8 bits, as image files do (always so with vgg)."""
+    """Whether to store transferred images with 8 bits, as image files do. With vgg this is always so."""
     content_variance: Literal["population", "unbiased"] = "population"
-    """sigma(F) of the content; styles are always of the population."""
+    """The variance in sigma(F) of the content; the variance of styles is always that of the population."""
     encoder_weights: str = ""
     """Local file of the normalised VGG-19."""
     decoder_weights: str = ""
@@ -84,12 +85,12 @@ class CrossClientStyle(Augment):
 
     @property
     def tag(self) -> str:
-        """The space, shown in results: `ccst(pixel)`."""
+        """The space, which results show: `ccst(pixel)`."""
         return self.encoder if self.styles == "overall" else f"{self.encoder}, single"
 
     @property
     def discloses(self) -> str:
-        """What the published styles tell."""
+        """What the published styles show."""
         what = f"channel means and standard deviations of {self.encoder} features"
         if self.styles == "overall":
             return f"once, to all clients: {what} over all training images"
@@ -130,7 +131,7 @@ class CrossClientStyle(Augment):
         return self.plan(round).copies
 
     def begin(self, round: LocalRound) -> Callable[[Tensor, np.ndarray], Tensor]:
-        """The planned transfer of a batch."""
+        """A function that transfers a batch as planned."""
         plan, space = self.plan(round), self.space(round.device)
         if plan.copies == 1 and bool(plan.own.all()):
             return lambda images, items: images
@@ -159,7 +160,7 @@ class CrossClientStyle(Augment):
         return round.remembered("style content", (self.encoder, correction), measure)
 
     def plan(self, round: LocalRound) -> StylePlan:
-        """The draw of styles; the same in every round unless `resample_each_round`."""
+        """The drawn styles; they are equal in all rounds unless `resample_each_round` is set."""
         record = round.record(self.bank, "cross_client_style")
         digest = hashlib.blake2b(b"".join(name.encode() + array.tobytes() for name, array in record.items())).digest()
         key = (self, digest, round.round if self.resample_each_round else 0)
@@ -173,7 +174,7 @@ class CrossClientStyle(Augment):
         return round.remembered("style plan", key, draw)
 
     def _draw(self, round: LocalRound, record: Mapping[str, np.ndarray], number: int) -> StylePlan:
-        """L distinct clients per image, uniformly without replacement; then one of the chosen client's styles."""
+        """L distinct clients per image, uniformly without replacement; then one of the styles of the chosen client."""
         n, device = round.data.examples, round.device
         styles = {
             name.removesuffix(":mean"): (array, record[f"{name.removesuffix(':mean')}:std"])
@@ -184,7 +185,9 @@ class CrossClientStyle(Augment):
         own_style = (np.zeros((1, means.shape[1]), np.float32), np.ones((1, means.shape[1]), np.float32))
         styles = {client: styles[client] for client in sorted(styles) if client != round.client}
         if not styles:
-            log.warning("client %s: no foreign styles in the bank; it trains on its original images", round.client)
+            log.warning(
+                "client %s: the bank has no styles of other clients; it trains on its original images", round.client
+            )
         pool = [own_style, *styles.values()]  # this client first: its entry is never used
         copies = min(self.L, len(pool)) if styles else 1
         generator = torch_generator(round.seed, "style", round.client, number)
@@ -196,12 +199,12 @@ class CrossClientStyle(Augment):
         content = (means.repeat(copies, 1), variances.repeat(copies, 1))
         space = self.space(device)
         affine = style.adain_affine(content, tuple(target), self.alpha, space.gain)
-        same = self.alpha == 0 and not space.slow  # exact inverses: without strength every item is its original
+        same = self.alpha == 0 and not space.slow  # the inverse is exact: with strength 0 every item is its original
         return StylePlan(copies, (owner == 0).to(device) | same, affine)
 
 
 def _chunks(positions: np.ndarray, space: style.Space) -> list[np.ndarray]:
-    """Batches for a pass over the data outside training; small ones for a deep network."""
+    """Batches for a pass over the data outside training; small batches for a deep network."""
     size = 32 if space.slow else 256
     return [positions[start : start + size] for start in range(0, len(positions), size)]
 
@@ -212,7 +215,7 @@ def _style_arrays(mean: Tensor, variance: Tensor) -> dict[str, np.ndarray]:
 
 
 def _materialise(space: style.Space, data, plan: StylePlan) -> Tensor:
-    """All items as uint8 [copies * n, C, H, W], where the client's images are kept; own items are the originals."""
+    """All items as uint8 [copies * n, C, H, W] on the device of the client's images; own items are the originals."""
     images = data.images[: data.examples]
     kept = images.repeat(plan.copies, 1, 1, 1)
     for items in _chunks((~plan.own).nonzero()[:, 0].cpu().numpy(), space):

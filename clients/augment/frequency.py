@@ -1,24 +1,25 @@
-"""Interpolation of low-frequency amplitudes: style moves, phase (content) stays.
+"""Interpolation of low-frequency amplitudes: the style of an image changes, its phase (the content) does not.
 
     F(x) = A e^{iP};  A' = A (1 - M) + [(1 - lambda) A + lambda A_f] M;  x' = Re F^{-1}(A' e^{iP})
 
-M is 1 on the bins within b of the zero frequency. Images are real, so that A(-u, -v) = A(u, v): half of the spectrum
-(rfft2's columns v = 0..W/2) holds everything, and of it only the window rows -b..b x columns 0..b is ever changed.
+M is 1 on the bins within b of the zero frequency. A_f are the amplitudes of another client. Images are real, so that
+A(-u, -v) = A(u, v): half of the spectrum (the columns v = 0..W/2 of rfft2) holds everything, and only its window of
+rows -b..b and columns 0..b is ever changed.
 """
 
 import torch
 from torch import Tensor
 
-FLAT = 1e-8  # variance below which a channel counts as constant
+FLAT = 1e-8  # a channel with a smaller variance counts as constant
 
 
 def half_width(share: float, height: int, width: int) -> int:
-    """b = floor(L_w min(H, W)); windows larger than the spectrum are cut to it by `window_rows`."""
+    """b = floor(L_w min(H, W)). `window_rows` cuts windows that are larger than the spectrum."""
     return int(share * min(height, width))
 
 
 def window_rows(b: int, height: int, device: torch.device | None = None) -> Tensor:
-    """Row indices of the frequencies -b..b in an unshifted spectrum; every row once when the window is larger."""
+    """Row indices of the frequencies -b..b in an unshifted spectrum; each row once where the window is larger."""
     return torch.arange(-min(b, height // 2), min(b, (height - 1) // 2) + 1, device=device) % height
 
 
@@ -34,10 +35,10 @@ def amplitude(images: Tensor, b: int | None = None) -> Tensor:
 
 
 def interpolate(images: Tensor, foreign: Tensor, share: Tensor, b: int) -> Tensor:
-    """x' of images [B, C, H, W] with foreign windows [B, C, rows, columns] and lambda = share [B]; not clipped.
+    """x' of images [B, C, H, W] with the other client's windows [B, C, rows, columns], lambda = share [B]; not clipped.
 
-    In a constant channel only the mean moves: its other bins have no phase, and foreign energy put there would pile
-    up in one bright corner.
+    In a constant channel only the mean changes. Its other bins have no phase, and amplitudes of another image would add
+    up to one bright corner there.
     """
     height, width = images.shape[-2:]
     spectrum = torch.fft.rfft2(images)
@@ -46,7 +47,7 @@ def interpolate(images: Tensor, foreign: Tensor, share: Tensor, b: int) -> Tenso
     mixed = torch.lerp(own, foreign, share[:, None, None, None])
     if b > 0:
         mean_only = images.var(dim=(2, 3), correction=0, keepdim=True) < FLAT
-        zero = min(b, height // 2)  # row of the zero frequency
+        zero = min(b, height // 2)  # the row of the zero frequency
         keep = mean_only.expand_as(mixed).clone()
         keep[..., zero, 0] = False
         mixed = torch.where(keep, own, mixed)

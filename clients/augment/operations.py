@@ -1,8 +1,9 @@
-"""The operations of AutoAugment's family on batches: each image its own operation and its own magnitude.
+"""The operations of AutoAugment's family on batches: each image has its own operation and its own magnitude.
 
-x is float [B,C,H,W] in [0,1], a magnitude [B,1,1,1]. Formulas are those of torchvision.transforms.v2.functional for
-float images (nearest interpolation, black where nothing was). Own code because torchvision applies one operation with
-one magnitude to a whole batch: image by image it takes several times as long, and these few lines are on the hot path.
+x is float [B,C,H,W] in [0,1], a magnitude is [B,1,1,1]. The formulas are those of torchvision.transforms.v2.functional
+for float images (nearest interpolation, black where no pixel comes from). The code is our own because torchvision
+applies one operation with one magnitude to a whole batch; image by image it takes several times as long, and
+augmentation runs in every step.
 """
 
 import math
@@ -14,15 +15,15 @@ from torch import Tensor
 from fedsim.data import image_ops
 
 GEOMETRIC = ("shear_x", "shear_y", "translate_x", "translate_y", "rotate")
-COLOUR = ("brightness", "color", "contrast", "sharpness")  # magnitude m stands for the factor 1 + m
+COLOUR = ("brightness", "color", "contrast", "sharpness")  # a magnitude m means the factor 1 + m
 SIGNED = frozenset((*GEOMETRIC, *COLOUR))
 
 
 def apply_operations(x: Tensor, names: list[str], chosen: Tensor, magnitudes: Tensor) -> Tensor:
     """Each image after its operation `names[chosen]`, by its magnitude; chosen int64 [B] and magnitudes [B] on the CPU.
 
-    Units: shear as the tangent, translation in whole pixels, rotation in degrees, colour operations as factor - 1,
-    posterize in bits, solarize as the threshold; identity, auto_contrast and equalize have none.
+    The units: shear as the tangent, translation in whole pixels, rotation in degrees, colour operations as factor - 1,
+    posterize in bits, solarize as the threshold. identity, auto_contrast and equalize have none.
     """
     geometric = torch.tensor([name in GEOMETRIC for name in names])[chosen]
     if geometric.any():
@@ -48,9 +49,9 @@ def _replaced(x: Tensor, chosen: Tensor, operation) -> Tensor:
 
 
 def inverse_move(name: str, value: float, height: int, width: int) -> list[float]:
-    """(a, b, c, d, e, f): the pixel (u, v), seen from the centre, comes from (a u + b v + c, d u + e v + f).
+    """(a, b, c, d, e, f): the pixel (u, v), relative to the centre, comes from (a u + b v + c, d u + e v + f).
 
-    Shears keep the upper (left) border where it is, as in torchvision's RandAugment.
+    Shears leave the upper (left) border in place, as in torchvision's RandAugment.
     """
     if name == "rotate":
         cos, sin = math.cos(math.radians(value)), math.sin(math.radians(value))
@@ -63,7 +64,7 @@ def inverse_move(name: str, value: float, height: int, width: int) -> list[float
 
 
 def warped(x: Tensor, moves: Tensor) -> Tensor:
-    """Images [B,C,H,W] moved by inverse maps [B,6], nearest pixel, black outside."""
+    """Images [B,C,H,W] moved by inverse maps [B,6], with the nearest pixel, and black outside."""
     height, width = x.shape[-2:]
     v, u = torch.meshgrid(_from_centre(height), _from_centre(width), indexing="ij")
     base = torch.stack([u, v, torch.ones_like(u)], -1).reshape(1, -1, 3)
@@ -86,7 +87,7 @@ def brightness(x: Tensor, m: Tensor) -> Tensor:
 
 
 def color(x: Tensor, m: Tensor) -> Tensor:
-    """Saturation by 1 + m; grey images stay."""
+    """Saturation multiplied by 1 + m; grey images do not change."""
     return image_ops.saturation(x, 1 + m) if x.shape[1] == 3 else x
 
 
@@ -98,7 +99,7 @@ def contrast(x: Tensor, m: Tensor) -> Tensor:
 
 
 def sharpness(x: Tensor, m: Tensor) -> Tensor:
-    """clamp(blur + (1 + m) (x - blur)), the blur with weights 1 around 5 (over 13) inside the border of one pixel."""
+    """clamp(blur + (1 + m) (x - blur)). The blur has weights 1 around 5 (over 13), inside the border of one pixel."""
     if min(x.shape[-2:]) <= 2:
         return x
     around = F.avg_pool2d(x, 3, stride=1) * 9
@@ -114,12 +115,12 @@ def posterize(x: Tensor, bits: Tensor) -> Tensor:
 
 
 def solarize(x: Tensor, threshold: Tensor) -> Tensor:
-    """1 - x from the threshold on."""
+    """1 - x for values from the threshold up."""
     return torch.where(x >= threshold, 1 - x, x)
 
 
 def auto_contrast(x: Tensor, _: Tensor) -> Tensor:
-    """Each channel of each image stretched to [0, 1]; a flat one stays."""
+    """Each channel of each image stretched to [0, 1]; a constant channel does not change."""
     low, high = x.amin((2, 3), keepdim=True), x.amax((2, 3), keepdim=True)
     flat = low == high
     low = torch.where(flat, 0.0, low)
@@ -127,7 +128,7 @@ def auto_contrast(x: Tensor, _: Tensor) -> Tensor:
 
 
 def equalize(x: Tensor, _: Tensor) -> Tensor:
-    """Each channel's histogram of 256 values made flat, as Pillow does it."""
+    """Each channel with an even histogram of 256 values, as Pillow computes it."""
     planes = (x * 255.999).clamp(0, 255).to(torch.int64).flatten(0, 1).flatten(1)
     histogram = planes.new_zeros(len(planes), 256).scatter_add_(1, planes, torch.ones_like(planes))
     total = histogram.cumsum(1)

@@ -1,4 +1,4 @@
-"""RandAugment: random operations of one common strength."""
+"""RandAugment: random operations with one common strength."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from fedsim.experiment import Experiment
 
 
 def magnitude_table(M: int, bins: int, height: int, width: int) -> dict[str, float]:
-    """Magnitude of each of the 14 operations at strength M of `bins`, in the units of `apply_operations`."""
+    """The magnitude of each of the 14 operations at strength M of `bins`, in the units of `apply_operations`."""
     share = M / (bins - 1)
     return {
         "identity": 0.0,
@@ -38,14 +38,16 @@ def magnitude_table(M: int, bins: int, height: int, width: int) -> dict[str, flo
 
 @dataclass(frozen=True)
 class RandAugment(Augment):
-    """N operations one after the other on every image, each drawn uniformly from 14, all of strength M.
+    """N operations one after the other on every image, each drawn uniformly from 14, all with strength M.
 
-    RandAugment (Cubuk et al., NeurIPS workshops 2020) with torchvision's operations and magnitudes; baselines.md B.3.
-    FedIG-A and COPA do not say which N and M they use; these are torchvision's. Directions (of rotation, shear,
-    translation, factor) are drawn with equal chances. It comes after the data set's own crop, flip and jitter, which it
-    does not replace. Training images alone are changed. `N = 0` gives FedAvg.
+    Source: RandAugment (Cubuk et al., NeurIPS workshops 2020) with torchvision's operations and magnitudes. FedIG-A and
+    COPA do not say which N and M they use; the defaults are torchvision's. Directions (of rotation, shear, translation,
+    factor) are drawn with equal chances. It acts after the data set's own crop, flip and jitter, which it does not
+    replace, and on training images alone. `N = 0` gives FedAvg.
 
-    N: operations per image. M: strength, from 0 to bins - 1. bins: number of strengths.
+    N: the number of operations per image
+    M: the strength, from 0 to bins - 1
+    bins: the number of strengths
     """
 
     N: Annotated[int, Field(ge=0)] = 2
@@ -54,13 +56,13 @@ class RandAugment(Augment):
     late: ClassVar[bool] = True
 
     def check(self, experiment: Experiment) -> None:
-        """M is one of the strengths."""
+        """Refuses an M that is not one of the strengths."""
         highest = self.bins - 1
         if highest < self.M:
             raise UserError(f"rand_augment.M = {self.M}: strengths go from 0 to bins - 1 = {highest}")
 
     def begin(self, round: LocalRound) -> Callable[[Tensor, np.ndarray], Tensor]:
-        """The operations on a batch."""
+        """A function that applies the operations to a batch."""
         return lambda images, items: self.augmented(images)
 
     def augmented(self, images: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
-"""Styles as channel statistics: measuring, pooling, AdaIN, and the weight-free spaces it works in.
+"""Styles as channel statistics: their measurement, pooling, AdaIN, and the feature spaces that need no weight files.
 
-AdaIN is written as one subtraction and one multiply-add per image and channel, so that whatever depends on an image's
-own statistics is computed once and a batch costs one pass over its values.
+AdaIN is written as one subtraction and one multiply-add per image and channel. Everything that depends on an image's
+own statistics is then computed once, and a batch costs one pass over its values.
 """
 
 from typing import Protocol
@@ -17,10 +17,10 @@ Bands = list[Tensor]  # feature maps [B, c, h, w] whose channels together make u
 
 
 class Space(Protocol):
-    """Feature space Phi with decoder Psi, images [B, C, H, W] in [0, 1] <-> feature maps."""
+    """A feature space Phi with its decoder Psi, between images [B, C, H, W] in [0, 1] and feature maps."""
 
     gain: tuple[float, float] | None  # limits of sigma_s / sigma(F)
-    slow: bool  # transferred once and kept, and not batch by batch
+    slow: bool  # True: images are transferred once and kept, in place of batch by batch
 
     def encode(self, images: Tensor) -> Bands:
         """Phi."""
@@ -91,16 +91,19 @@ def _interleave(total: Tensor, difference: Tensor) -> Tensor:
 
 
 def statistics(bands: Bands, correction: int = 0) -> Statistics:
-    """Per image: mean and variance (of the population, or with N - `correction`) over all positions, both [B, C_s]."""
+    """Mean and variance of each image over all positions, both [B, C_s]; the divisor of the variance is N -
+    `correction`."""
     pairs = [torch.var_mean(band, dim=(2, 3), correction=correction) for band in bands]
     return torch.cat([mean for _, mean in pairs], 1), torch.cat([variance for variance, _ in pairs], 1)
 
 
 def pool(means: Tensor, variances: Tensor, counts: Tensor | None = None) -> Statistics:
-    """Mean and variance over all positions of all images, from each image's own [n, C_s] and its positions N_i [n].
+    """Mean and variance over all positions of all images, from each image's own [n, C_s] and its number of positions
+    N_i [n].
 
-    mu = sum_i N_i mu_i / N,  var = sum_i N_i (var_i + (mu_i - mu)^2) / N   (law of total variance), float64 [C_s].
-    Centred sums: a sum of squares in float32 would lose a small variance beside a large mean.
+        mu = sum_i N_i mu_i / N,  var = sum_i N_i (var_i + (mu_i - mu)^2) / N   (law of total variance), float64 [C_s]
+
+    The sums are centred, because a sum of squares in float32 would lose a small variance beside a large mean.
     """
     means, variances = means.double(), variances.double()
     counts = torch.ones(len(means), device=means.device) if counts is None else counts
@@ -117,14 +120,16 @@ def deviation(variance: Tensor) -> Tensor:
 def adain_affine(
     content: Statistics, style: tuple[Tensor, Tensor], alpha: float = 1.0, gain: tuple[float, float] | None = None
 ) -> Affine:
-    """AdaIN as F -> scale (F - centre) + shift, per image and channel.
+    """AdaIN as F -> scale (F - centre) + shift, for each image and channel.
 
-    A = sigma_s (F - mu(F)) / sigma(F) + mu_s,  result alpha A + (1 - alpha) F
-    g = sigma_s / sigma(F), limited to `gain`;  scale = alpha g + 1 - alpha,  shift = alpha mu_s + (1 - alpha) mu(F)
+        A = sigma_s (F - mu(F)) / sigma(F) + mu_s,  result alpha A + (1 - alpha) F
+        g = sigma_s / sigma(F), limited to `gain`;  scale = alpha g + 1 - alpha,  shift = alpha mu_s + (1 - alpha) mu(F)
 
-    The centre mu(F) is subtracted before the multiplication: on a nearly constant map g is in the thousands, and
-    g F - g mu(F) would lose all digits of the difference.
-    content: means and variances [.., C_s]; style: means and standard deviations, broadcast against them.
+    The centre mu(F) is subtracted before the multiplication: on a nearly constant map g is in the thousands, and g F -
+    g mu(F) would lose all digits of the difference.
+
+    content: means and variances [.., C_s]
+    style: means and standard deviations, broadcast against those of the content
     """
     g = style[1] / deviation(content[1])
     if gain is not None:

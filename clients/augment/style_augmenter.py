@@ -1,4 +1,4 @@
-"""L2D's augmenter: random convolutions around a few learned maps give images new styles."""
+"""L2D's augmenter: random convolutions, with a few learned maps between them, give images new styles."""
 
 import torch
 import torch.nn.functional as F
@@ -6,12 +6,15 @@ from torch import Tensor, nn
 
 KERNELS = (9, 13, 17, 5)
 DROPOUT = 0.2
-LEAST_SUM = 0.1  # branch weights whose sum is nearer to zero are drawn again
+LEAST_SUM = 0.1  # branch weights are drawn again when their sum is nearer to zero than this
 
 
 class _Convolution(torch.autograd.Function):
-    """`conv2d` with a kernel that is never trained. Its gradient is a convolution with the mirrored kernel too, which
-    takes a fifth of the time of PyTorch's own transposed convolution for so few channels and such large kernels."""
+    """`conv2d` with a kernel that is never trained.
+
+    Its gradient is also a convolution, with the mirrored kernel. For so few channels and such large kernels this takes
+    a fifth of the time of PyTorch's own transposed convolution.
+    """
 
     @staticmethod
     def forward(ctx, x: Tensor, kernel: Tensor, bias: Tensor, padding: int) -> Tensor:
@@ -42,17 +45,18 @@ def transposed(x: Tensor, kernel: Tensor, bias: Tensor) -> Tensor:
 
 
 class StyleAugmenter(nn.Module):
-    """G(x): the weighted mean of branches of the noisy input x + 0.01 n nu, nu ~ N(0, I), tanh of each.
+    """G(x): the weighted mean of the branches of the noisy input x + 0.01 n nu, nu ~ N(0, I), after a tanh of each.
 
         colour branch:   1x1 convolution with dropout
         branch of k:     k x k convolution - instance norm - scale * . + shift - k x k transposed convolution
 
-    n and the per-pixel scale and shift (of H - k + 1 by W - k + 1 pixels) are learned. Convolutions never are: they are
-    drawn at every call with branch weights N(0, 1) over their sum (`fresh`), or are those drawn at the beginning, with
-    equal weights. Kernels that leave less than 2 x 2 pixels of the image are left out (k = 17 at 16 pixels).
+    n, and the scale and shift of each pixel (H - k + 1 by W - k + 1 pixels), are learned. Convolutions are never
+    learned. With `fresh` they are drawn at every call, with branch weights N(0, 1) divided by their sum; otherwise they
+    are those drawn at the beginning, with equal weights. Kernels that would leave less than 2 x 2 pixels of the image
+    are left out (k = 17 at 16 pixels).
 
-    L2D (Wang et al., ICCV 2021), stages 1 and 2; baselines.md B.6. Initial values: n = 0, scale N(1, .1), shift
-    N(0, .1), convolutions as PyTorch's. Draws come from torch's generator.
+    Source: L2D (Wang et al., ICCV 2021), stages 1 and 2. Initial values: n = 0, scale N(1, .1), shift N(0, .1), and
+    PyTorch's for convolutions. Draws come from torch's generator.
     """
 
     def __init__(self, channels: int, height: int, width: int) -> None:
@@ -67,7 +71,7 @@ class StyleAugmenter(nn.Module):
             self.register_buffer(f"fixed{number}", tensor)
 
     def forward(self, x: Tensor, fresh: bool) -> Tensor:
-        """Images [B, C, H, W] -> [B, C, H, W], not yet in a range."""
+        """Images [B, C, H, W] to [B, C, H, W], whose values are not yet limited to a range."""
         tensors = iter(tensor.to(x.device) for tensor in (self._draw() if fresh else list(self.buffers())))
         x = x + 0.01 * self.noise * torch.randn_like(x)
         branches = [F.dropout(F.conv2d(x, next(tensors), next(tensors)), DROPOUT)]
@@ -78,7 +82,7 @@ class StyleAugmenter(nn.Module):
         return sum(weight * branch.tanh() for weight, branch in zip(weights, branches))
 
     def _draw(self) -> list[Tensor]:
-        """Kernels and biases of all branches: uniform within 1 / sqrt(C k^2), as PyTorch's layers are."""
+        """Kernels and biases of all branches, uniform within 1 / sqrt(C k^2), as in PyTorch's layers."""
         drawn = []
         for size in [1, *(k for kernel in self.kernels for k in (kernel, kernel))]:
             bound = (self.channels * size * size) ** -0.5
@@ -90,7 +94,7 @@ class StyleAugmenter(nn.Module):
 
 
 def branch_weights(count: int) -> list[float]:
-    """N(0, 1) over their sum; drawn again while the sum is near zero."""
+    """N(0, 1) divided by their sum; drawn again while the sum is near zero."""
     while True:
         weights = torch.randn(count)
         if abs(float(weights.sum())) >= LEAST_SUM:

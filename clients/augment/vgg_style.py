@@ -1,7 +1,7 @@
 """VGG-19 up to relu4_1 and its mirrored decoder: the learned space of AdaIN style transfer, from local weight files.
 
-The files are those of Huang and Belongie's AdaIN in PyTorch (naoto0804/pytorch-AdaIN): the normalised VGG-19, whole
-or cut after relu4_1, and the decoder, as .pth or .safetensors with the keys `<position in the sequence>.weight`.
+The files are those of Huang and Belongie's AdaIN in PyTorch (naoto0804/pytorch-AdaIN): the normalised VGG-19, whole or
+cut after relu4_1, and the decoder, as .pth or .safetensors with the keys `<position in the sequence>.weight`.
 """
 
 import functools
@@ -22,7 +22,7 @@ SMALLEST = 9  # pixels: relu4_1 of smaller images has a side of 1, which the ref
 
 
 def _convolutions(inputs: int, plan: tuple[int | str, ...]) -> list[nn.Module]:
-    """Reflection-padded 3x3 convolutions with ReLU, 2x2 pools (ceil mode) and nearest upsampling."""
+    """3x3 convolutions with reflection padding and ReLU, 2x2 pools (ceil mode) and nearest upsampling."""
     layers: list[nn.Module] = []
     for item in plan:
         if item == POOL:
@@ -36,12 +36,13 @@ def _convolutions(inputs: int, plan: tuple[int | str, ...]) -> list[nn.Module]:
 
 
 def encoder() -> nn.Sequential:
-    """Images [B, 3, H, W] in [0, 1] -> relu4_1 [B, 512, ceil(H/8), ceil(W/8)]; starts with a 1x1 colour transform."""
+    """Images [B, 3, H, W] in [0, 1] to relu4_1 [B, 512, ceil(H/8), ceil(W/8)]; the first layer is a 1x1 colour
+    transform."""
     return nn.Sequential(nn.Conv2d(3, 3, 1), *_convolutions(3, ENCODER))
 
 
 def decoder() -> nn.Sequential:
-    """relu4_1 -> images of 8 times its size; no ReLU after the last convolution."""
+    """relu4_1 to images of 8 times its size; there is no ReLU after the last convolution."""
     return nn.Sequential(*_convolutions(512, DECODER)[:-1])
 
 
@@ -61,7 +62,7 @@ class Vgg:
 
     @torch.no_grad()
     def decode(self, bands: Bands, images: Tensor) -> Tensor:
-        """Images in the size of `images`: the decoder's own is the next multiple of 8."""
+        """Images in the size of `images`. The decoder's own output has the next multiple of 8 as its size."""
         decoded = self.psi(bands[0])
         if decoded.shape[-2:] == images.shape[-2:]:
             return decoded
@@ -70,7 +71,7 @@ class Vgg:
 
 @functools.lru_cache(maxsize=2)
 def load_vgg(encoder_weights: str, decoder_weights: str, device: torch.device) -> Vgg:
-    """The space of two weight files, read once per process; UserError when one is missing or does not fit."""
+    """The space of two weight files, read once per process. Raises UserError when one is missing or does not fit."""
     for name, file in (("encoder_weights", encoder_weights), ("decoder_weights", decoder_weights)):
         if not file:
             raise UserError(
@@ -83,7 +84,7 @@ def load_vgg(encoder_weights: str, decoder_weights: str, device: torch.device) -
 
 
 def _fill(net: nn.Sequential, file: str, name: str) -> nn.Module:
-    """The network with the file's tensors; layers of a whole VGG-19 behind relu4_1 are left out."""
+    """The network with the file's tensors; the layers of a whole VGG-19 after relu4_1 are left out."""
     setting = f"{SETTING}.{name}"
     state, own = read_weight_file(file, setting), net.state_dict()
     for key, value in own.items():

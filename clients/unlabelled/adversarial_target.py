@@ -1,4 +1,4 @@
-"""FADA's target: how tight its clusters are under each source's model, and its half of the generator's loss."""
+"""FADA's target client: it measures how tight its clusters are under each source's model, and trains the generator."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -29,19 +29,22 @@ EVALUATED = 256
 
 @dataclass(frozen=True)
 class AdversarialTarget(Unlabelled):
-    """In the phase `attention`: I of the received model and of every candidate, where
+    """The phase `attention` measures I of the received model and of every candidate; the phase `adapt` trains G.
 
         I = sum_r 1/(2 n_r) sum_{i,j in r} ||f_i - f_j||_2   over the k = C clusters of k-means on features f = G(x)
 
-    of one sample of the target's images, the same for all models and rounds. In the phase `adapt`: passes over the
-    images with -(1/N) sum_i E log DI_i(G(x)), which moves G alone; without identifiers (the first round) nothing moves.
-    It sends G with its running statistics, and the features of the sample.
+    The features are those of one sample of the target's images, which is the same for all models and rounds. The phase
+    `adapt` makes passes over the images with the loss -(1/N) sum_i E log DI_i(G(x)), which trains G alone. Without
+    identifiers (the first round) nothing is trained. Then it sends G with its running statistics, and the features of
+    the sample.
 
-    FADA (Peng et al., ICLR 2020), its target client; sections 3.2 and 3.3 of the specification of representation
-    methods. No label is read. Features are taken in eval mode from images as they are; training images are augmented.
+    Source: FADA (Peng et al., ICLR 2020), its target client. No label is read. Features are computed in eval mode from
+    images without augmentation; training images are augmented.
 
-    sample: m, images of the sample (all where there are fewer). squared: squared distances in I
-    epochs: E_t; 0 leaves G as it is. lr, weight_decay: Adam's
+    sample: m, the number of images of the sample (all where there are fewer)
+    squared: use squared distances in I
+    epochs: E_t; 0 does not train G
+    lr, weight_decay: the settings of Adam
     """
 
     sample: Annotated[int, Field(ge=2)] = 512
@@ -52,11 +55,11 @@ class AdversarialTarget(Unlabelled):
 
     @property
     def discloses(self) -> str:
-        """What leaves the unseen domain's machine."""
+        """The data that leave the unseen domain's machine."""
         return f"of the unseen domain, to all clients: feature vectors of up to {self.sample} single images"
 
     def answer(self, round: LocalRound) -> None:
-        """What the phase asks for."""
+        """Does the work of the phase."""
         {"attention": self._attention, "adapt": self._adapt}[round.phase](round)
 
     def _attention(self, round: LocalRound) -> None:
@@ -94,7 +97,7 @@ class AdversarialTarget(Unlabelled):
 
     @torch.no_grad()
     def _features(self, round: LocalRound) -> Tensor:
-        """G(x) of the sample, [m, d], in eval mode; the modes are put back."""
+        """G(x) of the sample, [m, d], in eval mode; the modes are restored afterwards."""
         net, data = round.net, round.data
         count = min(self.sample, data.examples)
         positions = np.sort(numpy_rng(round.seed, "adaptation-sample").permutation(data.examples)[:count])

@@ -83,7 +83,7 @@ def test_t10_without_foreign_styles_the_data_stay_as_they_are(clients: str, capl
     with caplog.at_level(logging.WARNING):
         batch, data, _ = epoch(part, bank_of(part, clients))
     assert torch.equal(batch.raw, to_float(data.images[:5]))
-    assert "no foreign styles" in caplog.text
+    assert "no styles of other clients" in caplog.text
 
 
 def test_the_level_is_lowered_to_the_styles_there_are() -> None:
