@@ -5,13 +5,12 @@ import functools
 import platform
 import traceback
 from collections.abc import Callable
-from importlib.metadata import version
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from clients.base import DomainClient
-from fedsim.about import VERSION
+from fedsim.about import VERSION, installed_version
 from fedsim.arrays import record_to_arrays, state_to_record
 from fedsim.data import domain_of
 from fedsim.data.fingerprint import fingerprint
@@ -78,7 +77,7 @@ def handshake(message: Message, context: Context) -> RecordDict:
     no client answers with one record whose name is empty."""
     space, config = space_of(message, context)
     common = {"holds": holds(context), "version-python": platform.python_version(), "version-fedsim": VERSION}
-    common |= {f"version-{package}": version(package) for package in PACKAGES}
+    common |= {f"version-{package}": installed_version(package) for package in PACKAGES}
     sites = []
     if is_target(context, space.plan):
         sites = [(space.experiment.run.target, "target", target_of(space).class_counts())]

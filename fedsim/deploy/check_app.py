@@ -5,7 +5,6 @@ The server app writes a JSON report to the path that the operator gave; the clie
 
 import json
 import platform
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from fedsim.about import VERSION
+from fedsim.about import VERSION, installed_version
 from fedsim.data import count_classes
 from fedsim.errors import UserError
 from fedsim.experiment import parse_experiment
@@ -73,13 +72,7 @@ def answer(message: Message, context: Context) -> Message:
 
 def installed_versions() -> dict[str, str]:
     """Versions of the packages that must fit together; "missing" for one that is not installed."""
-    found = {"fedsim": VERSION}
-    for package in VERSIONS:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "missing"
-    return found
+    return {"fedsim": VERSION} | {package: installed_version(package) or "missing" for package in VERSIONS}
 
 
 def lacking(requirements: list[str]) -> list[str]:
@@ -87,10 +80,10 @@ def lacking(requirements: list[str]) -> list[str]:
     found = []
     for requirement in requirements:
         name, _, wanted = requirement.partition("==")
-        try:
-            here = version(name) if wanted else ("" if find_spec(name) else "missing")
-        except PackageNotFoundError:
-            here = "missing"
+        if wanted:
+            here = installed_version(name) or "missing"
+        else:
+            here = "" if find_spec(name) else "missing"
         if here == "missing":
             found.append(f"{requirement} is missing")
         elif here != wanted:

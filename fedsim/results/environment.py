@@ -3,11 +3,11 @@
 import os
 import platform
 import subprocess
-from importlib.metadata import PackageNotFoundError, version
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fedsim.about import VERSION
+from fedsim.about import VERSION, installed_version
 from fedsim.cores import free_cores
 
 PACKAGES = (
@@ -35,18 +35,12 @@ def environment() -> dict[str, Any]:
         "machine": platform.machine(),
         "cpu_count": os.cpu_count(),
         "cores_free": free_cores(),
-        "packages": {"fedsim": VERSION} | {name: found for name in PACKAGES if (found := _version(name))},
+        "packages": {"fedsim": VERSION} | {name: found for name in PACKAGES if (found := installed_version(name))},
     }
     return table | _git(Path(__file__).resolve())
 
 
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""
-
-
+@cache  # the code of a process is the code at its start, also when the checkout changes later
 def _git(file: Path) -> dict[str, Any]:
     """Commit and dirty flag of the checkout that tracks `file`; empty for an installed package."""
     # A package installed into a virtual environment inside somebody's checkout is not part of that checkout.

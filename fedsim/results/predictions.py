@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FOLDER = "predictions"
+UNREMOVED = 12  # files of predictions during a run; the end of the run leaves one for each selection rule
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,11 @@ def write_predictions(run: Path, round: int, predictions: Predictions) -> None:
     # One entry: safetensors writes several in an order of its own, and equal predictions should be equal bytes.
     metadata = {"classes": json.dumps(list(predictions.classes), ensure_ascii=False)}
     atomic_write(predictions_file(run, round), save(arrays, metadata))
+
+
+def too_many(run: Path) -> bool:
+    """Whether so many rounds' predictions lie in a run's folder that it is worth the time to remove some."""
+    return sum(1 for _ in (run / FOLDER).glob("round*.safetensors")) > UNREMOVED
 
 
 def keep_selected(run: Path, rounds: pd.DataFrame, column: str) -> None:

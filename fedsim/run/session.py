@@ -21,7 +21,7 @@ from fedsim.experiment import Experiment, parse_experiment
 from fedsim.results.callbacks import RunCallback
 from fedsim.results.differences import MACHINE_KEYS
 from fedsim.results.environment import environment
-from fedsim.results.predictions import forget_after, keep_selected
+from fedsim.results.predictions import forget_after, keep_selected, too_many
 from fedsim.results.reading import rebuild_results
 from fedsim.results.recorder import Recorder
 from fedsim.results.selection import summary_row, validation_column
@@ -137,6 +137,7 @@ class Session:
             entries = personal_entries(self.space.recipe, self.space.places)
             write_personal(self.folder, self.space.plan.clients, entries, load_file(self.folder / "last.safetensors"))
         rounds = pd.read_csv(self.folder / "rounds.csv")
+        keep_selected(self.folder, rounds, self.validation)
         label = self.space.recipe.label(self.experiment.method_name)
         if words := variant_words(self.experiment):
             label += f"@{words}"
@@ -192,7 +193,8 @@ class Session:
             saved = save_checkpoint(self.checkpoint_folder, state)
             self.strategy.exchange.saved_round = round
             # Only now: until a checkpoint is written, a resumed run may select an earlier round again.
-            keep_selected(self.folder, pd.read_csv(self.folder / "rounds.csv"), self.validation)
+            if too_many(self.folder):
+                keep_selected(self.folder, pd.read_csv(self.folder / "rounds.csv"), self.validation)
         score = row.get(self.validation)
         if round and score is not None and score > self.best:
             self.best = score
