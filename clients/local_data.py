@@ -34,7 +34,7 @@ class LocalData:
         own = np.concatenate([data.train, data.validation])
         self.examples = len(data.train)
         self.validation = np.arange(len(data.train), len(own))
-        domains = data.domain_index[data.validation]
+        domains = data.domain_index[data.validation] if data.pooled else np.zeros(len(self.validation), np.int64)
         self.validation_by_domain = [self.validation[domains == domain] for domain in np.unique(domains)]
         images = torch.from_numpy(np.ascontiguousarray(data.images[own]))
         self.images = images.to(device) if images.nbytes <= DEVICE_BYTES else images

@@ -99,6 +99,13 @@ class DataSettings(Settings):
     clients_per_domain: int = Field(1, ge=1, description="clients that share one domain")
     partition: Literal["iid", "dirichlet"] = Field("iid", description="how a domain is shared between its clients")
     alpha: float = Field(0.5, gt=0, description="concentration of the Dirichlet partition over classes")
+    mix: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="share of every source domain's images that is dealt to all clients instead of the domain's own; "
+        "0: one domain per client, 1: all clients have the same mixture (FedDG_Benchmark's lambda)",
+    )
     augment: str = Field(
         "none",
         description=f"{', '.join(AUGMENTS)}, or module:name of your own",

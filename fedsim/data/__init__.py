@@ -8,12 +8,11 @@ Batched augmentation lives in `fedsim.data.augment` (it needs torch).
 """
 
 from fedsim.data.benchmarks import BENCHMARKS, Benchmark, benchmark, find_dataset, resolve_domain
+from fedsim.data.client_data import ClientData, domain_of
 from fedsim.data.loading import (
-    ClientData,
     check_partitions,
     client_names,
     count_classes,
-    domain_of,
     load_client,
     load_pooled,
     load_target,

@@ -1,12 +1,13 @@
 """What a client, the server and a pooled baseline see of the data: each call loads its own domains and no other."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
-from fedsim.data.benchmarks import Benchmark, benchmark, resolve_domain
+from fedsim.data.benchmarks import benchmark, resolve_domain
+from fedsim.data.client_data import ClientData, domain_of, joined_sizes, unless_square
+from fedsim.data.holdout import listed_split, required, split_pool
+from fedsim.data.mixing import check_mix, load_mixed
 from fedsim.data.reader import reader
 from fedsim.data.splits import (
     dirichlet_partition,
@@ -15,47 +16,9 @@ from fedsim.data.splits import (
     random_split,
     seed_hash,
     shuffled,
-    stratified_split,
 )
 from fedsim.errors import UserError
 from fedsim.settings import DataSettings
-
-
-@dataclass(frozen=True, eq=False)
-class ClientData:
-    """One client's data: the images of its whole domain and the indices that are its own.
-
-    images uint8 [N,C,H,W] (often a read-only memory map), labels int64 [N]; train and validation are int64 indices into
-    both, disjoint. domain_index int64 [N] tells each image's place in `domains` (pooled data has several). sizes int32
-    [N,2]: heights and widths of the images before they were resized to squares; None when all were square. masks uint8
-    [N,Q,H,W] mark Q structures, where the data set has some.
-    """
-
-    client: str
-    images: np.ndarray
-    labels: np.ndarray
-    train: np.ndarray
-    validation: np.ndarray
-    classes: tuple[str, ...]
-    domains: tuple[str, ...]
-    domain_index: np.ndarray
-    sizes: np.ndarray | None = None
-    masks: np.ndarray | None = None
-
-    @property
-    def examples(self) -> int:
-        """Number of training images: the client's weight in FedAvg."""
-        return len(self.train)
-
-    def class_counts(self) -> np.ndarray:
-        """Training images of each class, int64 [classes]."""
-        labels = self.labels[self.train]
-        return np.bincount(labels[labels >= 0], minlength=len(self.classes))
-
-
-def domain_of(client: str) -> str:
-    """Domain of a client: "photo" of "photo" and of "photo/3"."""
-    return client.partition("/")[0]
 
 
 def client_names(data: DataSettings, target: str) -> list[str]:
@@ -81,29 +44,33 @@ def source_domains(data: DataSettings, target: str) -> list[str]:
     return sources
 
 
-def load_client(data: DataSettings, client: str) -> ClientData:
+def load_client(data: DataSettings, client: str, target: str = "") -> ClientData:
     """Data of one client ("photo" or "photo/1"), split into training and validation by the seed of splits.
 
-    Loads the client's own domain only. Raises UserError for an unknown client or data that cannot be read or split.
+    Loads the client's own domain only; with data.mix above 0 all source domains, which the unseen `target` tells.
+    Raises UserError for an unknown client or data that cannot be read or split.
     """
     found = benchmark(data)
     domain = resolve_domain(found, domain_of(client))
+    if data.clients_per_domain == 1 and client != domain_of(client):
+        raise UserError(f"no client {client!r}: data.clients_per_domain is 1, so the client is called {domain!r}")
+    index = _client_index(data, client) if data.clients_per_domain > 1 else 0
+    if data.mix:
+        sources = source_domains(data, target)
+        return load_mixed(data, found, client, sources.index(domain) * data.clients_per_domain + index, sources)
     read = reader(data, found)
     images, labels = read.images(domain)
     environment, split_seed = found.environment(domain), data.seed_of_splits
     pool = fraction_subset(labels, data.fraction, seed_hash(split_seed, environment, "fraction"))
     seed = seed_hash(split_seed, environment)
     if data.clients_per_domain > 1:
-        index = _client_index(data, client)
         pool = pool[_partition(data, labels[pool], environment)[index]]  # drawn once for all clients of the domain
         seed = seed_hash(split_seed, environment, index)
-    elif client != domain_of(client):
-        raise UserError(f"no client {client!r}: data.clients_per_domain is 1, so the client is called {domain!r}")
     if data.split == "lists":
         pool = np.arange(len(labels))
-        train, validation = _listed_split(data, found, domain, seed)
+        train, validation = listed_split(data, found, domain, seed)
     else:
-        train, validation = _split(data, labels[pool], seed)
+        train, validation = split_pool(data, labels[pool], seed)
     if len(train) < 2 or not len(validation):
         raise UserError(
             f"client {client!r} has {len(train)} training and {len(validation)} validation images, at "
@@ -118,7 +85,7 @@ def load_client(data: DataSettings, client: str) -> ClientData:
         found.classes,
         (domain,),
         np.zeros(len(labels), dtype=np.int64),
-        _unless_square(read.sizes(domain)),
+        unless_square(read.sizes(domain)),
         read.masks(domain),
     )
 
@@ -138,7 +105,7 @@ def load_target(data: DataSettings, domain: str) -> tuple[np.ndarray, np.ndarray
     if data.test_split == "in":
         indices = indices[random_split(len(indices), data.holdout, seed_hash(split_seed, environment))[0]]
     if data.test_split == "list":
-        indices = _required(data, found, domain, "test")
+        indices = required(data, found, domain, "test")
     indices = indices[~np.isin(indices, adaptation_indices(data, domain, len(images)))]
     if not len(indices):
         raise UserError(f"{domain}: no image is left to be tested; lower data.adapt_share")
@@ -164,7 +131,7 @@ def load_unlabelled(data: DataSettings, target: str) -> ClientData:
     domain = resolve_domain(found, target)
     read = reader(data, found)
     images, _ = read.images(domain, found.test_apart)
-    sizes = None if found.test_apart else _unless_square(read.sizes(domain))
+    sizes = None if found.test_apart else unless_square(read.sizes(domain))
     chosen = adaptation_indices(data, domain, len(images))
     chosen = chosen[: max(1, round(data.fraction * len(chosen)))]
     if len(chosen) < 2:
@@ -182,9 +149,11 @@ def load_target_masks(data: DataSettings, domain: str) -> np.ndarray | None:
 
 def check_partitions(data: DataSettings, target: str) -> None:
     """UserError when a source domain cannot be shared between its clients as the settings say; opens no images."""
-    if data.clients_per_domain == 1:
-        return
     found = benchmark(data)
+    if data.mix:
+        check_mix(data, found, source_domains(data, target))
+    if data.mix or data.clients_per_domain == 1:
+        return
     read = reader(data, found)
     for domain in source_domains(data, target):
         labels, environment = read.labels(domain), found.environment(domain)
@@ -203,9 +172,12 @@ def count_classes(data: DataSettings, client: str) -> tuple[tuple[str, ...], tup
 def load_pooled(data: DataSettings, target: str) -> ClientData:
     """All source clients' data as one client named "pooled" (DeepAll, the centralised reference).
 
-    The images are copied into memory; splits are those of the single clients, `domain_index` tells the domain.
+    The images are copied into memory; splits are those of the single clients, `domain_index` tells the domain. The
+    same images train and validate whatever data.mix above 0 is.
     """
     found = benchmark(data)
+    if data.mix:  # the domains' images are held out before they are mixed
+        data = data.model_copy(update={"mix": 0.0, "clients_per_domain": 1})
     clients = [load_client(data, client) for client in client_names(data, target)]
     domains = tuple(dict.fromkeys(client.domains[0] for client in clients))
     first = {domain: next(client for client in clients if client.domains[0] == domain) for domain in domains}
@@ -221,22 +193,9 @@ def load_pooled(data: DataSettings, target: str) -> ClientData:
         found.classes,
         domains,
         np.repeat(np.arange(len(domains), dtype=np.int64), sizes),
-        _joined_sizes([first[domain] for domain in domains]),
+        joined_sizes([first[domain] for domain in domains]),
         None if masks[0] is None else np.concatenate(masks),
-    )
-
-
-def _unless_square(sizes: np.ndarray | None) -> np.ndarray | None:
-    """Heights and widths, or None when they say nothing."""
-    return None if sizes is None or (sizes[:, 0] == sizes[:, 1]).all() else sizes
-
-
-def _joined_sizes(parts: Sequence[ClientData]) -> np.ndarray | None:
-    """Sizes of several domains; a square stands for each image of a domain in which all are square."""
-    if all(part.sizes is None for part in parts):
-        return None
-    return np.concatenate(
-        [np.ones((len(part.labels), 2), np.int32) if part.sizes is None else part.sizes for part in parts]
+        pooled=True,
     )
 
 
@@ -262,31 +221,3 @@ def _drawn(labels: bytes, kind: str, clients: int, alpha: float, seed: int) -> l
     if kind == "iid":
         return iid_partition(len(found), clients, seed)
     return dirichlet_partition(found, clients, alpha, seed)
-
-
-def _split(data: DataSettings, labels: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    if data.split == "stratified":
-        return stratified_split(labels, data.holdout, seed)
-    return random_split(len(labels), data.holdout, seed)
-
-
-def _listed_split(data: DataSettings, found: Benchmark, domain: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """(train, validation) of the published lists; without a validation list, `holdout` of the training list."""
-    if data.clients_per_domain > 1 or data.fraction < 1:
-        raise UserError("data.split = 'lists' gives all images of a domain to one client; leave data.fraction at 1")
-    train = _required(data, found, domain, "train")
-    validation = reader(data, found).listed(domain, "validation")
-    if validation is None:
-        kept, held = random_split(len(train), data.holdout, seed)
-        return train[kept], train[held]
-    both = np.intersect1d(train, validation)
-    if len(both):
-        raise UserError(f"{domain}: {len(both)} images are in the training list and in the validation list")
-    return train, validation
-
-
-def _required(data: DataSettings, found: Benchmark, domain: str, part: str) -> np.ndarray:
-    indices = reader(data, found).listed(domain, part)
-    if indices is None:
-        raise UserError(f"no list {domain}_{part}*.txt in {data.lists}; data.split and data.test_split ask for one")
-    return indices

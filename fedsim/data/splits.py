@@ -62,7 +62,27 @@ def iid_partition(count: int, clients: int, seed: int) -> list[np.ndarray]:
     """0..count-1 shuffled and dealt to `clients` parts whose sizes differ by at most one."""
     _check_pool(count, clients)
     order = shuffled(count, seed)
-    return [np.sort(order[client::clients]) for client in range(clients)]
+    return [np.sort(part) for part in deal(order, clients)]
+
+
+def deal(order: np.ndarray, clients: int) -> list[np.ndarray]:
+    """Shuffled indices dealt one by one to `clients` parts, whose sizes differ by at most one; parts may be empty."""
+    return [order[client::clients] for client in range(clients)]
+
+
+def dirichlet_deal(
+    order: np.ndarray, labels: np.ndarray, classes: int, clients: int, alpha: float, seed: int
+) -> list[np.ndarray]:
+    """Shuffled indices dealt to `clients` parts by shares q_c ~ Dir(alpha * 1_K) of every class; parts may be empty.
+
+    order [n] indices, labels [n] their classes 0..classes-1. The same seed gives the same shares whatever the images.
+    """
+    shares = np.random.RandomState(seed).dirichlet(np.full(clients, alpha), size=classes)
+    parts = []
+    for label in range(classes):
+        members = order[labels == label]
+        parts.append(np.split(members, np.round(np.cumsum(shares[label])[:-1] * len(members)).astype(np.int64)))
+    return [np.concatenate(own) for own in zip(*parts)]
 
 
 def dirichlet_partition(labels: np.ndarray, clients: int, alpha: float, seed: int) -> list[np.ndarray]:

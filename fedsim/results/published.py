@@ -89,7 +89,7 @@ def setting(experiment: Experiment) -> tuple[str, str] | None:
     dataset, backbone = DATASETS.get(data.dataset), BACKBONES.get(model.backbone)
     if dataset is None or backbone is None or data.image_size != IMAGE_SIZES.get(dataset, 224):
         return None
-    if data.fraction != 1 or data.clients_per_domain != 1 or _lacks_domains(dataset, data.domains):
+    if data.fraction != 1 or data.clients_per_domain != 1 or data.mix or _lacks_domains(dataset, data.domains):
         return None
     if dataset == "RotatedMNIST":
         return (dataset, backbone) if data.variant == "csac" and model.weights == "none" else None

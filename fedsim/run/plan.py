@@ -57,6 +57,9 @@ def resolve(experiment: Experiment) -> Plan:
     found = benchmark(experiment.data)
     if found.structures:
         check_joint(experiment.data.augment)
+    if experiment.data.mix and experiment.run.runtime == "deployment":
+        raise UserError("data.mix deals images of all domains to all clients, and a deployed site has its own alone; "
+                        "set it to 0")  # fmt: skip
     experiment = _with_threads(_with_target(experiment, found))
     recipe = build_recipe(experiment)
     if recipe.uses_target_unlabelled and not experiment.data.adapt_share:

@@ -64,8 +64,8 @@ class Workspace:
         """The client of that name in the run with that token; its data is in memory, its state below `state_folder`."""
         key = (name, state_folder, run)
         if key not in self.clients:
-            settings = self.experiment.data
-            data = load_pooled(settings, self.experiment.run.target) if name == POOLED else load_client(settings, name)
+            settings, target = self.experiment.data, self.experiment.run.target
+            data = load_pooled(settings, target) if name == POOLED else load_client(settings, name, target)
             statistics = weight_statistics(self.experiment.model)
             transforms = make_transforms(settings, self.plan.data.channels, statistics)
             local = LocalData(data, transforms, self.device, self.task)

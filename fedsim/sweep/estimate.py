@@ -137,5 +137,6 @@ def training_counts(plan: Plan) -> list[int] | None:
         return None
     sources = source_domains(data, plan.experiment.run.target)
     shares = [images[domain] * data.fraction / data.clients_per_domain for domain in sources]
+    shares = [(1 - data.mix) * share + data.mix * float(np.mean(shares)) for share in shares]
     counts = [math.floor(share) - int(data.holdout * share) for share in shares for _ in range(data.clients_per_domain)]
     return [int(np.sum(counts))] if plan.pooled else counts

@@ -1,0 +1,61 @@
+"""What one client holds: images, labels, and which of them train and which validate."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True, eq=False)
+class ClientData:
+    """One client's data: the images of its whole domain and the indices that are its own.
+
+    images uint8 [N,C,H,W] (often a read-only memory map), labels int64 [N]; train and validation are int64 indices into
+    both, disjoint. domain_index int64 [N] tells each image's place in `domains` (pooled data has several). sizes int32
+    [N,2]: heights and widths of the images before they were resized to squares; None when all were square. masks uint8
+    [N,Q,H,W] mark Q structures, where the data set has some. pooled: the data of all clients together, whose domains
+    are validated one by one.
+
+    A client of mixed domains (data.mix) has its own images only, domain after domain.
+    """
+
+    client: str
+    images: np.ndarray
+    labels: np.ndarray
+    train: np.ndarray
+    validation: np.ndarray
+    classes: tuple[str, ...]
+    domains: tuple[str, ...]
+    domain_index: np.ndarray
+    sizes: np.ndarray | None = None
+    masks: np.ndarray | None = None
+    pooled: bool = False
+
+    @property
+    def examples(self) -> int:
+        """Number of training images: the client's weight in FedAvg."""
+        return len(self.train)
+
+    def class_counts(self) -> np.ndarray:
+        """Training images of each class, int64 [classes]."""
+        labels = self.labels[self.train]
+        return np.bincount(labels[labels >= 0], minlength=len(self.classes))
+
+
+def domain_of(client: str) -> str:
+    """Domain of a client: "photo" of "photo" and of "photo/3"."""
+    return client.partition("/")[0]
+
+
+def unless_square(sizes: np.ndarray | None) -> np.ndarray | None:
+    """Heights and widths, or None when they say nothing."""
+    return None if sizes is None or (sizes[:, 0] == sizes[:, 1]).all() else sizes
+
+
+def joined_sizes(parts: Sequence[ClientData]) -> np.ndarray | None:
+    """Sizes of several domains; a square stands for each image of a domain in which all are square."""
+    if all(part.sizes is None for part in parts):
+        return None
+    return np.concatenate(
+        [np.ones((len(part.labels), 2), np.int32) if part.sizes is None else part.sizes for part in parts]
+    )

@@ -1,0 +1,39 @@
+"""Which images of a domain train and which validate: drawn, or named by published lists."""
+
+import numpy as np
+
+from fedsim.data.benchmarks import Benchmark
+from fedsim.data.reader import reader
+from fedsim.data.splits import random_split, stratified_split
+from fedsim.errors import UserError
+from fedsim.settings import DataSettings
+
+
+def split_pool(data: DataSettings, labels: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """(train, validation) positions of images with these labels, by `data.split`."""
+    if data.split == "stratified":
+        return stratified_split(labels, data.holdout, seed)
+    return random_split(len(labels), data.holdout, seed)
+
+
+def listed_split(data: DataSettings, found: Benchmark, domain: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """(train, validation) of the published lists; without a validation list, `holdout` of the training list."""
+    if data.clients_per_domain > 1 or data.fraction < 1:
+        raise UserError("data.split = 'lists' gives all images of a domain to one client; leave data.fraction at 1")
+    train = required(data, found, domain, "train")
+    validation = reader(data, found).listed(domain, "validation")
+    if validation is None:
+        kept, held = random_split(len(train), data.holdout, seed)
+        return train[kept], train[held]
+    both = np.intersect1d(train, validation)
+    if len(both):
+        raise UserError(f"{domain}: {len(both)} images are in the training list and in the validation list")
+    return train, validation
+
+
+def required(data: DataSettings, found: Benchmark, domain: str, part: str) -> np.ndarray:
+    """Indices of the images that a published list names; UserError without the list."""
+    indices = reader(data, found).listed(domain, part)
+    if indices is None:
+        raise UserError(f"no list {domain}_{part}*.txt in {data.lists}; data.split and data.test_split ask for one")
+    return indices

@@ -1,0 +1,132 @@
+"""Clients that are not one pure domain: `data.mix` deals a share of every source domain to all clients.
+
+With n_d images of domain d, C clients in all, and M_d clients whose own domain is d, client c holds
+
+    n_dc = mix * n_d / C  +  (1 - mix) * [d is c's domain] * n_d / M_d
+
+images of domain d. mix = 0 is one domain per client, mix = 1 the same mixture everywhere.
+
+Source: Bai et al., Benchmarking Algorithms for Federated Domain Generalization, ICLR 2024 (lambda; heterogeneous
+partition). Theirs gives the larger domains more clients, ours `data.clients_per_domain` to each. Which images validate
+is drawn per domain, before they are dealt, so that it is the same for every mix; both parts are then dealt alike. Both
+shares of a domain are dealt as `data.partition` says; with Dirichlet a client wants the same classes in all domains.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedsim.data.benchmarks import Benchmark
+from fedsim.data.client_data import ClientData, joined_sizes, unless_square
+from fedsim.data.holdout import listed_split, split_pool
+from fedsim.data.reader import Reader, reader
+from fedsim.data.splits import deal, dirichlet_deal, fraction_subset, seed_hash, shuffled
+from fedsim.errors import UserError
+from fedsim.settings import DataSettings
+
+
+def load_mixed(data: DataSettings, found: Benchmark, client: str, place: int, domains: Sequence[str]) -> ClientData:
+    """Data of client number `place` (in the order of clients) of the source `domains`, one after the other.
+
+    Raises UserError when it has fewer than two training images and one validation image.
+    """
+    read, parts = reader(data, found), []
+    for number, domain in enumerate(domains):
+        images, labels = read.images(domain)
+        train, validation = _shares(data, found, domain, number, len(domains), labels)[place]
+        parts.append(_own(client, read, found, domain, images, labels, train, validation))
+    _check(client, sum(len(part.train) for part in parts), sum(len(part.validation) for part in parts))
+    start = np.cumsum([0, *(len(part.labels) for part in parts)])
+    masks = [part.masks for part in parts]
+    return ClientData(
+        client,
+        np.concatenate([part.images for part in parts]),
+        np.concatenate([part.labels for part in parts]),
+        np.concatenate([part.train + offset for part, offset in zip(parts, start)]),
+        np.concatenate([part.validation + offset for part, offset in zip(parts, start)]),
+        found.classes,
+        tuple(domains),
+        np.repeat(np.arange(len(domains), dtype=np.int64), np.diff(start)),
+        joined_sizes(parts),
+        None if masks[0] is None else np.concatenate(masks),
+    )
+
+
+def check_mix(data: DataSettings, found: Benchmark, domains: Sequence[str]) -> None:
+    """UserError when the mixture leaves a client with too few images; opens none."""
+    read = reader(data, found)
+    shares = [
+        _shares(data, found, domain, number, len(domains), read.labels(domain)) for number, domain in enumerate(domains)
+    ]
+    for place, own in enumerate(zip(*shares)):
+        domain, index = domains[place // data.clients_per_domain], place % data.clients_per_domain
+        client = domain if data.clients_per_domain == 1 else f"{domain}/{index}"
+        _check(client, *(sum(map(len, part)) for part in zip(*own)))
+
+
+def _check(client: str, train: int, validation: int) -> None:
+    if train < 2 or not validation:
+        raise UserError(
+            f"client {client!r} has {train} training and {validation} validation images, at least 2 and 1 are needed; "
+            "change data.holdout, data.fraction, data.mix or data.clients_per_domain"
+        )
+
+
+def _own(
+    client: str,
+    read: Reader,
+    found: Benchmark,
+    domain: str,
+    images: np.ndarray,
+    labels: np.ndarray,
+    train: np.ndarray,
+    validation: np.ndarray,
+) -> ClientData:
+    """A client's images of one domain, copied out of the domain's."""
+    own = np.concatenate([train, validation])
+    positions = np.arange(len(own), dtype=np.int64)
+    sizes, masks = read.sizes(domain), read.masks(domain)
+    return ClientData(
+        client,
+        images[own],
+        labels[own],
+        positions[: len(train)],
+        positions[len(train) :],
+        found.classes,
+        (domain,),
+        np.zeros(len(own), np.int64),
+        None if sizes is None else unless_square(sizes[own]),
+        None if masks is None else masks[own],
+    )
+
+
+def _shares(
+    data: DataSettings, found: Benchmark, domain: str, number: int, domains: int, labels: np.ndarray
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """(train, validation) indices of every client in the source domain with that number."""
+    environment, split_seed = found.environment(domain), data.seed_of_splits
+    if data.split == "lists":
+        parts = listed_split(data, found, domain, seed_hash(split_seed, environment))
+    else:
+        pool = fraction_subset(labels, data.fraction, seed_hash(split_seed, environment, "fraction"))
+        parts = tuple(pool[part] for part in split_pool(data, labels[pool], seed_hash(split_seed, environment)))
+    own, classes = data.clients_per_domain, len(found.classes)
+    dealt = []
+    for name, indices in zip(("train", "validation"), parts):
+        order = indices[shuffled(len(indices), seed_hash(split_seed, environment, "mix", name))]
+        common = round(data.mix * len(order))
+        shares = _dealt(data, labels, order[:common], classes, own * domains, seed_hash(split_seed, "mix"))
+        rest = _dealt(data, labels, order[common:], classes, own, seed_hash(split_seed, environment, "own"))
+        for index in range(own):
+            shares[number * own + index] = np.concatenate([shares[number * own + index], rest[index]])
+        dealt.append([np.sort(share) for share in shares])
+    return list(zip(*dealt))
+
+
+def _dealt(
+    data: DataSettings, labels: np.ndarray, order: np.ndarray, classes: int, clients: int, seed: int
+) -> list[np.ndarray]:
+    """Shuffled indices dealt to clients as `data.partition` says."""
+    if data.partition == "iid":
+        return deal(order, clients)
+    return dirichlet_deal(order, labels[order], classes, clients, data.alpha, seed)

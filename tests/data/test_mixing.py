@@ -1,0 +1,113 @@
+"""Clients of mixed domains: who gets how many images of which domain, and that no image is in two places."""
+
+import numpy as np
+import pytest
+
+from fedsim.data import check_partitions, client_names, load_client, load_pooled
+from fedsim.data.splits import dirichlet_deal
+from fedsim.errors import UserError
+from fedsim.experiment import read_experiment
+from fedsim.results.published import setting
+from fedsim.run.plan import resolve
+from fedsim.settings import DataSettings
+
+DIGITS = DataSettings(dataset="digits", image_size=8, split_seed=0)
+
+
+def clients_of(data, target="sketch"):
+    return [load_client(data, name, target) for name in client_names(data, target)]
+
+
+def domains_of(client):
+    """Images of each domain, training and validation, [2, domains]."""
+    parts = (client.domain_index[part] for part in (client.train, client.validation))
+    return np.stack([np.bincount(part, minlength=len(client.domains)) for part in parts])
+
+
+def test_shares_are_those_of_the_formula():
+    """900 training and 100 validation images in each of 5 domains, 5 clients, mix 0.5: 90 of every domain by the first
+    term, 450 more of the own domain by the second; of the validation images 10 and 50."""
+    for place, client in enumerate(clients_of(DIGITS.model_copy(update={"mix": 0.5}), "rot75")):
+        own = np.arange(5) == place
+        assert domains_of(client).tolist() == [(90 + 450 * own).tolist(), (10 + 50 * own).tolist()]
+
+
+def test_one_gives_all_clients_the_same_mixture_and_nought_the_domain_itself():
+    for client in clients_of(DIGITS.model_copy(update={"mix": 1.0, "clients_per_domain": 2}), "rot75"):
+        assert domains_of(client).tolist() == [[90] * 5, [10] * 5]
+    pure = load_client(DIGITS, "rot30", "rot75")
+    assert pure.domains == ("rot30",)
+    almost = load_client(DIGITS.model_copy(update={"mix": 1e-9}), "rot30", "rot75")
+    for part in ("train", "validation"):  # the same images as without a mixture
+        kept = almost.images[getattr(almost, part)]
+        assert sorted(map(bytes, kept)) == sorted(map(bytes, pure.images[getattr(pure, part)]))
+
+
+@pytest.mark.parametrize("partition", ["iid", "dirichlet"])
+@pytest.mark.parametrize("mix", [0.3, 1.0])
+def test_every_image_is_at_one_client_and_in_one_part(tree_settings, make_tree, mix, partition):
+    make_tree(per_class=40)
+    data = tree_settings(mix=mix, clients_per_domain=2, partition=partition, split_seed=0, holdout=0.2)
+    found = clients_of(data)
+    everywhere = [bytes(image) for client in found for image in client.images]
+    assert len(everywhere) == len(set(everywhere)) == 160  # all of art and photo, none of sketch
+    for client in found:
+        assert sorted([*client.train, *client.validation]) == list(range(len(client.images)))
+    pooled = load_pooled(data, "sketch")
+    for part in ("train", "validation"):
+        one_by_one = [bytes(image) for client in found for image in client.images[getattr(client, part)]]
+        assert sorted(one_by_one) == sorted(map(bytes, pooled.images[getattr(pooled, part)]))
+    labels = np.concatenate([client.labels for client in found])
+    assert np.bincount(labels).tolist() == [80, 80]
+
+
+def test_an_image_that_domains_share_validates_nowhere_else():
+    """Digits' domains show the same images: whichever client has one, in whatever rotation, uses it alike."""
+    from fedsim.data.benchmarks import benchmark
+    from fedsim.data.mixing import _shares
+
+    data = DIGITS.model_copy(update={"mix": 0.4, "clients_per_domain": 2})
+    labels = np.arange(1000) % 10
+    roles = {"train": set(), "validation": set()}
+    for number, domain in enumerate(["rot0", "rot15", "rot30"]):
+        for train, validation in _shares(data, benchmark(data), domain, number, 3, labels):
+            roles["train"] |= set(train)
+            roles["validation"] |= set(validation)
+    assert (len(roles["train"]), len(roles["validation"])) == (900, 100)
+    assert not roles["train"] & roles["validation"]
+
+
+def test_dirichlet_clients_want_the_same_classes_in_all_domains():
+    data = DIGITS.model_copy(update={"mix": 1.0, "partition": "dirichlet", "alpha": 0.1})
+    client = load_client(data, "rot0", "rot75")
+    counts = [np.bincount(client.labels[client.train][client.domain_index[client.train] == d], minlength=10)
+              for d in range(5)]  # fmt: skip
+    assert all((row == counts[0]).all() for row in counts[1:])
+    assert counts[0].max() > 3 * max(counts[0].min(), 1)  # and they are far from even
+    order = np.arange(100)
+    parts = dirichlet_deal(order, order % 4, 4, 3, 0.5, seed=1)
+    assert sorted(np.concatenate(parts)) == order.tolist()
+
+
+def test_masks_and_sizes_go_with_the_images():
+    data = DataSettings(dataset="digit-masks", image_size=32, mix=0.5, split_seed=0)
+    mixed, pure = load_client(data, "shaded", "noise"), load_client(data.model_copy(update={"mix": 0.0}), "shaded")
+    own = np.flatnonzero(mixed.domain_index == 1)  # inverted, shaded, textured
+    by_image = {bytes(image): bytes(mask) for image, mask in zip(pure.images, pure.masks)}
+    assert len(own) > 100
+    assert all(by_image[bytes(mixed.images[place])] == bytes(mixed.masks[place]) for place in own)
+
+
+def test_what_cannot_be_mixed_is_refused(tree_settings):
+    with pytest.raises(UserError, match=r"client 'art/1' has 3 training and 0 validation images"):
+        check_partitions(tree_settings(mix=0.5, clients_per_domain=4, holdout=0.2), "sketch")
+    with pytest.raises(UserError, match="the client is called 'rot0'"):
+        load_client(DIGITS.model_copy(update={"mix": 0.5}), "rot0/1", "rot75")
+    with pytest.raises(UserError, match=r"data.mix deals images of all domains"):
+        resolve(read_experiment("digits", ["data.mix=0.5", "run.runtime=deployment"]))
+
+
+def test_mixed_runs_have_no_published_numbers_beside_them():
+    whole = read_experiment("pacs", ["model.backbone=resnet18"])
+    assert setting(whole) == ("PACS", "ResNet-18")
+    assert setting(whole.replace(data={"mix": 0.1})) is None
