@@ -1,11 +1,13 @@
 """A grid that looks for replies more often than every three seconds, as Flower does: short rounds need this."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
-from flwr.app import Message, RecordDict
+from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
+from strategies.wire.packing import pack
 from strategies.wire.pulling import Puller, is_flowers_own
 from strategies.wire.wrapped_grid import WrappedGrid
 
@@ -36,10 +38,12 @@ class QuickGrid(WrappedGrid):
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Send messages; their ids."""
         messages = list(messages)
-        ids = list(self._grid.push_messages(messages))
-        if self._puller:
-            self._sent.update({key: message for key, message in zip(ids, messages) if key})
-            self._forget(list(self._sent)[:-KEPT_MESSAGES])
+        if not self._puller:
+            return list(self._grid.push_messages(messages))
+        with packed(messages):
+            ids = list(self._grid.push_messages(messages))
+        self._sent.update({key: message for key, message in zip(ids, messages) if key})
+        self._forget(list(self._sent)[:-KEPT_MESSAGES])
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
@@ -75,3 +79,17 @@ class QuickGrid(WrappedGrid):
             self._sent.pop(key, None)
         if self._puller:
             self._puller.forget(keys)
+
+
+@contextmanager
+def packed(messages: Sequence[Message]) -> Iterator[None]:
+    """Within this block the messages hold packed records; a record that several messages hold is packed once."""
+    contents = [message.content for message in messages]
+    once: dict[int, ArrayRecord] = {}
+    try:
+        for message, content in zip(messages, contents, strict=True):
+            message.content = pack(content, once)
+        yield
+    finally:
+        for message, content in zip(messages, contents, strict=True):
+            message.content = content

@@ -14,6 +14,8 @@ from typing import Any
 
 from flwr.app import Error, Message
 
+from strategies.wire.packing import unpack
+
 SMALL_REPLY = 4 << 20  # bytes of a reply that holds no tensors of the model: handshakes, validations
 BANK_BYTES = 256 << 20  # of a reply's contributions to banks, whose size nobody knows beforehand
 UNKNOWN, UNAVAILABLE = 0, 4  # Flower's codes of errors
@@ -138,6 +140,8 @@ class Puller:
             if unpacked_bytes(reply.parts) > reply.most:
                 return Message(Error(UNKNOWN, TOO_LARGE.format(reply.most)), reply_to=message)
             whole = inflate_object_from_contents(reply.message_id, reply.parts)
+            if whole.has_content():
+                whole.content = unpack(whole.content)
         except Exception as error:  # whatever a site sends as a reply
             return Message(
                 Error(UNKNOWN, f"its reply cannot be read: {type(error).__name__}: {error}"), reply_to=message

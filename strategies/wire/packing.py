@@ -1,0 +1,124 @@
+"""All tensors of a record in one Array on the wire, because Flower sends every Array in requests of its own.
+
+In a deployment each Array costs two HTTP requests at every step of its way (server app, SuperLink, SuperNode, client
+app). A record is therefore packed just before Flower takes the message and unpacked just after: nothing else sees
+packed records, and the tensors' bytes are the same.
+
+The packed record has one Array `packed-1`, of type uint8, whose content is
+
+    8 bytes      length of the header, little-endian
+    header       JSON: [[name, dtype, shape, serialization, bytes], ...], at most MOST_HEADER bytes
+    payloads     the Arrays' own bytes (`.npy`), one after the other in the header's order
+
+Nothing is unpickled. Every length is compared before anything is cut: the payloads fill the rest of the buffer exactly,
+so that a packed record is never larger unpacked.
+"""
+
+import json
+from collections.abc import Mapping
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, RecordDict
+
+from fedsim.arrays import record_of, record_to_arrays, state_to_record
+
+PACKED = "packed-1"
+MOST_HEADER = 1 << 20  # bytes; a record whose header would be longer (10,000 tensors) is sent as it is
+_LENGTH = 8
+
+
+def pack(content: RecordDict, known: dict[int, ArrayRecord] | None = None) -> RecordDict:
+    """The content of a message with every record of several tensors packed; the content itself when there is none.
+
+    `known`: packed records by the identity of their record, kept between messages that share records.
+    """
+    known = {} if known is None else known
+    records = content.array_records
+    known.update({id(record): pack_record(record) for record in records.values() if id(record) not in known})
+    return _with(content, {name: known[id(record)] for name, record in records.items()})
+
+
+def unpack(content: RecordDict) -> RecordDict:
+    """The content as it was before `pack`; the content itself when nothing is packed.
+
+    Raises ValueError naming the record for a packed record that is malformed. Tensors are views of the packed bytes.
+    """
+    records = {}
+    for name, record in content.array_records.items():
+        try:
+            records[name] = unpack_record(record)
+        except ValueError as error:
+            raise ValueError(f"record {name!r}: {error}") from None
+    return _with(content, records)
+
+
+def pack_record(record: ArrayRecord) -> ArrayRecord:
+    """One record packed; the record itself when it has fewer than two tensors or too long a header."""
+    if len(record) < 2:
+        return record
+    table = [[name, array.dtype, array.shape, array.stype, len(array.data)] for name, array in record.items()]
+    header = json.dumps(table, separators=(",", ":")).encode()
+    if len(header) > MOST_HEADER:
+        return record
+    parts = [len(header).to_bytes(_LENGTH, "little"), header, *(array.data for array in record.values())]
+    return state_to_record({PACKED: np.frombuffer(b"".join(parts), np.uint8)})
+
+
+def unpack_record(record: ArrayRecord) -> ArrayRecord:
+    """One record unpacked; the record itself when it is not packed. ValueError says what is malformed."""
+    if set(record) != {PACKED}:
+        return record
+    bytes_ = record_to_arrays(record)[PACKED]
+    if bytes_.dtype != np.uint8 or bytes_.ndim != 1:
+        raise ValueError(f"a packed record of type {bytes_.dtype}{list(bytes_.shape)}")
+    buffer = memoryview(bytes_)
+    table, place = _table(buffer)
+    arrays = {}
+    for name, dtype, shape, stype, size in table:
+        array = Array(dtype, tuple(shape), stype, b"")
+        array.data = buffer[place : place + size]  # Flower's constructor takes bytes only, which would be a copy
+        arrays[name] = array
+        place += size
+    return record_of(arrays)
+
+
+def _table(buffer: memoryview) -> tuple[list, int]:
+    """The header's rows, checked, and where the payloads begin."""
+    if len(buffer) < _LENGTH:
+        raise ValueError("a packed record without a header")
+    length = int.from_bytes(buffer[:_LENGTH], "little")
+    place = _LENGTH + length
+    if length > MOST_HEADER or place > len(buffer):
+        raise ValueError(f"a packed record whose header has {length} bytes")
+    try:
+        rows = json.loads(bytes(buffer[_LENGTH:place]))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"a packed record whose header is not JSON ({type(error).__name__})") from None
+    if not isinstance(rows, list) or not all(map(_is_row, rows)):
+        raise ValueError("a packed record whose header is no list of tensors")
+    if len({row[0] for row in rows}) != len(rows):
+        raise ValueError("a packed record that names a tensor twice")
+    announced, there = sum(row[4] for row in rows), len(buffer) - place
+    if announced != there:
+        raise ValueError(f"a packed record with {there} bytes of tensors where its header says {announced}")
+    return rows, place
+
+
+def _is_row(row: object) -> bool:
+    """Is it [name, dtype, shape, serialization, bytes]?"""
+    if not isinstance(row, list) or len(row) != 5:
+        return False
+    name, dtype, shape, stype, size = row
+    words = all(isinstance(word, str) for word in (name, dtype, stype))
+    return words and isinstance(shape, list) and all(map(_is_size, shape)) and _is_size(size)
+
+
+def _is_size(value: object) -> bool:
+    return type(value) is int and 0 <= value < 1 << 62
+
+
+def _with(content: RecordDict, records: Mapping[str, ArrayRecord]) -> RecordDict:
+    """The content with these array records in place of its own; the content itself when they are its own."""
+    if all(record is content[name] for name, record in records.items()):
+        return content
+    return RecordDict({name: records.get(name, record) for name, record in content.items()})
