@@ -224,7 +224,8 @@ def show_comparison(
 ) -> None:
     """Print the comparison of a folder's finished runs; the CSV form also goes to FOLDER/comparison.csv, that of
     another metric than the task's own to comparison-METRIC.csv."""
-    from fedsim.results import atomic_write, compare
+    from fedsim.files import atomic_write
+    from fedsim.results import compare
 
     comparison = compare(runs, select, baseline or None, by, metric=metric)
     if format == "table":
@@ -244,7 +245,7 @@ def is_table(folder: Path) -> bool:
 
 def show_reproduction(folder: Path, runs: "Runs", select: str, format: str) -> None:
     """Print ours beside the numbers of the paper's table; the CSV form also goes to FOLDER/comparison.csv."""
-    from fedsim.results import atomic_write
+    from fedsim.files import atomic_write
     from fedsim.sweep.reproduction import render, reproductions, show
 
     if format not in ("table", "csv", "markdown", "latex"):

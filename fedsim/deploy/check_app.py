@@ -6,7 +6,6 @@ The server app writes a JSON report to the path that the operator gave; the clie
 import json
 import platform
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
@@ -17,6 +16,7 @@ from fedsim.about import VERSION, installed_version
 from fedsim.data import count_classes
 from fedsim.errors import UserError
 from fedsim.experiment import parse_experiment
+from fedsim.files import atomic_write
 
 VERSIONS = ("flwr", "torch")
 LONGEST_REASON = 500  # characters
@@ -43,10 +43,8 @@ def ask(grid: Grid, context: Context) -> None:
         else:
             said[node] = dict(reply.content.config_records.get("site", {}))
     silent = {"problem": f"no answer within {float(config['wait']):g} s"}
-    report = Path(str(config["report"]))
-    temporary = report.with_suffix(".new")
-    temporary.write_text(json.dumps([{**said.get(node, silent), "node": node} for node in nodes], default=str))
-    temporary.replace(report)
+    answers = [{**said.get(node, silent), "node": node} for node in nodes]
+    atomic_write(str(config["report"]), json.dumps(answers, default=str))
 
 
 @client.query("check")

@@ -5,12 +5,13 @@ The gate writes `run/contacts.json` in the server's kit every few seconds; `feds
 
 import contextlib
 import json
-import os
 import time
 from collections import deque
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+from fedsim.files import atomic_write
 
 CONTACTS = Path("run/contacts.json")  # in the server's kit
 WRITE_SECONDS = 2.0
@@ -95,12 +96,9 @@ class Contacts:
         if not force and now - self._written < WRITE_SECONDS:
             return
         self._written = now
-        temporary = self.file.with_suffix(".new")
+        table = {name: asdict(contact) for name, contact in self.sites.items()}
         with contextlib.suppress(OSError):  # a full disk: the table is old, the federation goes on
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            with os.fdopen(descriptor, "w") as stream:
-                json.dump({name: asdict(contact) for name, contact in self.sites.items()}, stream)
-            temporary.replace(self.file)
+            atomic_write(self.file, json.dumps(table), mode=0o600, durable=False)
 
     def _doubled(self, contact: Contact, recent: _Recent, now: float) -> str:
         for times in (recent.switches, recent.heartbeats):

@@ -19,6 +19,7 @@ from fedsim.deploy.federation import CONNECTION, Federation
 from fedsim.deploy.kits import is_locked, write_connection
 from fedsim.deploy.registry import members
 from fedsim.errors import UserError
+from fedsim.files import atomic_write
 from fedsim.runtime.flower import QUIET
 
 CALL_SECONDS = 60.0  # one flwr command
@@ -104,10 +105,7 @@ def register(federation: Federation, wait: float = START_SECONDS) -> dict[str, i
         if not (records / f"{site}.json").is_file():
             public = federation.kit("server") / "sites" / f"{site}.pub"
             answer = _checked(control.flwr("supernode", "register", str(public), CONNECTION, "--name", site), site)
-            record = json.dumps({"node": int(answer["node-id"]), "key": key})
-            temporary = records / f"{site}.new"
-            temporary.write_text(record)
-            temporary.replace(records / f"{site}.json")
+            atomic_write(records / f"{site}.json", json.dumps({"node": int(answer["node-id"]), "key": key}))
     write_key_map(federation)
     return registered_nodes(federation)
 
@@ -134,9 +132,7 @@ def write_key_map(federation: Federation) -> None:
     """Write the registered keys as nginx reads them (`map` from the header to the site), and tell it."""
     kit = federation.kit("server")
     lines = [f'"{b64encode(each.key).decode()}" {each.site};\n' for each in members(federation)]
-    temporary = kit / "state" / "keys.new"
-    temporary.write_text("".join(lines))
-    temporary.replace(kit / "state" / "keys.map")
+    atomic_write(kit / "state" / "keys.map", "".join(lines))
     reload_proxy(federation)
 
 

@@ -9,6 +9,7 @@ from fedsim.deploy.audit import AUDIT, Audit
 from fedsim.deploy.federation import read_federation
 from fedsim.deploy.status import PROGRESS
 from fedsim.experiment import Experiment
+from fedsim.files import atomic_write
 
 
 class Progress:
@@ -51,8 +52,4 @@ class Progress:
         self.audit.write("stopped", reason=str(error))
 
     def _write(self, state: str) -> None:
-        file = self.kit / PROGRESS
-        file.parent.mkdir(exist_ok=True)
-        temporary = file.with_suffix(".new")
-        temporary.write_text(json.dumps({**self.known, "state": state, "time": time.time()}))
-        temporary.replace(file)
+        atomic_write(self.kit / PROGRESS, json.dumps({**self.known, "state": state, "time": time.time()}))

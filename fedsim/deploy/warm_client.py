@@ -109,13 +109,10 @@ def end_with(parent: int) -> None:
 
 def write_program(kit: Path) -> None:
     """Write the program that Flower starts."""
-    program = kit / PROGRAM
-    program.parent.mkdir(parents=True, exist_ok=True)
+    from fedsim.files import atomic_write
+
     text = f'#!/bin/sh\nexec "{sys.executable}" -S -E "{Path(__file__).resolve()}" "{kit}" "$@"\n'
-    temporary = program.with_suffix(".new")
-    temporary.write_text(text)
-    temporary.chmod(0o700)
-    temporary.replace(program)
+    atomic_write(kit / PROGRAM, text, mode=0o700)
 
 
 def prepare() -> None:

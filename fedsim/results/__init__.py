@@ -6,7 +6,7 @@ from typing import Any
 from fedsim.results.compare import Comparison, compare
 from fedsim.results.environment import environment
 from fedsim.results.reading import Runs, choose_runs, read_runs, rebuild_results
-from fedsim.results.recorder import Recorder, atomic_write
+from fedsim.results.recorder import Recorder
 from fedsim.results.selection import select, summary_row
 
 # matplotlib takes a second to import, and a run that only records does not need it.
@@ -16,7 +16,6 @@ __all__ = [
     "Comparison",
     "Recorder",
     "Runs",
-    "atomic_write",
     "choose_runs",
     "compare",
     "environment",

@@ -16,8 +16,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from fedsim.errors import UserError
+from fedsim.files import atomic_write
 from fedsim.results.predictions import chosen_file, predictions_file
-from fedsim.results.recorder import atomic_write
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from fedsim.errors import UserError
-from fedsim.results.recorder import atomic_write
+from fedsim.files import atomic_write
 from fedsim.results.selection import RULES, select
 
 if TYPE_CHECKING:

@@ -13,8 +13,9 @@ import pandas as pd
 
 from fedsim.errors import UserError, nearest
 from fedsim.experiment import Experiment, parse_experiment
+from fedsim.files import atomic_write
 from fedsim.results.differences import flatten, value_text
-from fedsim.results.recorder import atomic_write, csv_text
+from fedsim.results.recorder import csv_text
 
 KEYS = ["run", "experiment", "method", "target", "seed"]
 # Names stay text even where they look like numbers: the domains of Rotated MNIST may be called 0, 15, 30.

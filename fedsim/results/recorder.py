@@ -8,13 +8,12 @@ import csv
 import io
 import json
 import math
-import os
 import re
-import tempfile
 from collections.abc import Iterable, Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any
+
+from fedsim.files import atomic_write
 
 ROUND_COLUMNS = (
     "round",
@@ -53,33 +52,6 @@ CLIENT_COLUMNS = (
     "evaluation_seconds",
 )
 DETAIL_COLUMNS = ("round", "client", "quantity", "name", "value")
-
-
-def atomic_write(path: Path | str, content: bytes | str) -> None:
-    """Replace the file as a whole: whoever reads it, at any moment, sees the old or the new content, never a part."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    data = content.encode() if isinstance(content, str) else content
-    # A name of its own for every writer: parallel runs of a sweep rebuild the same results.csv.
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).chmod(file_mode())
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-
-
-@cache
-def file_mode() -> int:
-    """Permissions of a new file under the process's umask, for code that makes its own temporary files."""
-    umask = os.umask(0o077)
-    os.umask(umask)
-    return 0o666 & ~umask
 
 
 def format_cell(value: Any) -> str:

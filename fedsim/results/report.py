@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 
 from fedsim.experiment import Experiment
+from fedsim.files import atomic_write
 from fedsim.results import markup
 from fedsim.results.cell_texts import (
     MISSING,
@@ -30,7 +31,6 @@ from fedsim.results.fonts import fonts_for, missing_text
 from fedsim.results.markup import Data
 from fedsim.results.plots import draw, names_in, run_labels
 from fedsim.results.reading import Runs, of_experiment, read_runs, run_folder
-from fedsim.results.recorder import atomic_write
 from fedsim.results.report_cases import kept_cases, segmentation
 from fedsim.results.report_metrics import accuracy_data, more_than_accuracy
 from fedsim.results.reproduce import command_line

@@ -13,7 +13,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from fedsim.errors import UserError
-from fedsim.results.recorder import file_mode
+from fedsim.files import file_mode
 from strategies.state import ServerState
 
 STATE = "checkpoint.safetensors"

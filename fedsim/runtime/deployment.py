@@ -22,8 +22,8 @@ from fedsim.deploy.control import Control
 from fedsim.deploy.federation import CONNECTION, Federation, read_federation
 from fedsim.errors import USER_ERROR, ClientFailedError, UserError
 from fedsim.experiment import Experiment
+from fedsim.files import atomic_write
 from fedsim.results.callbacks import RunCallback
-from fedsim.results.recorder import atomic_write
 from fedsim.run.claim import is_claimed
 from fedsim.run.plan import Plan
 from fedsim.run.session import is_finished, refuse_other_settings

@@ -27,7 +27,7 @@ FLOORS = (
     ("fedsim.part", "fedsim.console", "fedsim.edge", "fedsim.new_method"),
     ("fedsim.experiment", "fedsim.settings", "fedsim.arrays", "fedsim.seeding"),
     ("fedsim.plugins",),
-    ("fedsim.errors", "fedsim.cores", "fedsim.about", "fedsim.tasks"),
+    ("fedsim.errors", "fedsim.cores", "fedsim.about", "fedsim.tasks", "fedsim.files"),
 )
 FLOWER = (
     "fedsim.server_app", "fedsim.client_app", "fedsim.runtime", "fedsim.deploy", "fedsim.run", "fedsim.arrays",

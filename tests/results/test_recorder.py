@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedsim.files import atomic_write
 from fedsim.results import Recorder, environment
 from fedsim.results.reading import parse_csv
-from fedsim.results.recorder import CLIENT_COLUMNS, ROUND_COLUMNS, atomic_write
+from fedsim.results.recorder import CLIENT_COLUMNS, ROUND_COLUMNS
 
 FILES = ("rounds.csv", "clients.csv", "details.csv")
 
