@@ -4,7 +4,8 @@
 
 Starts a federation of three source sites and a target site on loopback (kits, TLS, keys), then: an app whose server
 sends every site an empty message twice a round and whose client answers at once (the floor: polling, processes,
-Flower's imports), and `fedsim run digits`. The first round is left out; medians of the others.
+Flower's imports), and `fedsim run digits`. The first round is left out; medians of the others. Processor seconds are
+those of all processes of the federation together, from round 1 to the last one: on a busy machine the better measure.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -27,6 +29,14 @@ from fedsim.deploy.federation import CONNECTION, Federation, read_federation
 from fedsim.deploy.kits import init
 
 DOMAINS = {"rot0": "source", "rot15": "source", "rot30": "source", "rot45": "target"}
+PROGRAMS = (
+    "flwr-serverapp",
+    "deploy superlink",
+    "deploy supernode",
+    "deploy client",
+    "flower-superexec",
+    "flwr-clientapp",
+)
 EMPTY_APP = {
     "project": {"name": "empty", "version": "0.1.0", "description": "The floor", "license": "Apache-2.0"},
     "tool": {
@@ -117,13 +127,57 @@ def empty_rounds(federation: Federation, folder: Path, rounds: int) -> list[floa
     return json.loads(report.read_text())
 
 
+def processor_seconds(folder: Path) -> dict[str, float]:
+    """What the processes that work below a folder have used so far, with their ended children, by kind of program."""
+    used: dict[str, float] = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if not (process / "cwd").readlink().is_relative_to(folder):
+                continue
+            words = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            times = (process / "stat").read_text().rsplit(")", 1)[1].split()[11:15]
+        except OSError:  # not ours, or ended meanwhile
+            continue
+        name = next((name for name in PROGRAMS if name in " ".join(words[:5])), "others")
+        used[name] = used.get(name, 0.0) + sum(map(int, times)) / os.sysconf("SC_CLK_TCK")
+    return used
+
+
+class Meter(threading.Thread):
+    """Notes the processor seconds of the federation when a round is recorded."""
+
+    def __init__(self, folder: Path, table: Path) -> None:
+        super().__init__(daemon=True)
+        self.folder, self.table = folder, table
+        self.seen: dict[int, dict[str, float]] = {}
+
+    def run(self) -> None:
+        """Look five times a second."""
+        while True:
+            rows = self.table.read_text().count("\n") - 1 if self.table.is_file() else 0
+            if rows not in self.seen:
+                self.seen[rows] = processor_seconds(self.folder)
+            time.sleep(0.2)
+
+    def a_round(self) -> dict[str, float]:
+        """Processor seconds per round by program, from round 1 to the last but one (at the last one the run ends)."""
+        first, last = min(rows for rows in self.seen if rows > 1), max(self.seen) - 1  # rows: round 0 is one
+        before, after = self.seen[first], self.seen[last]
+        return {name: (after[name] - before.get(name, 0.0)) / (last - first) for name in after}
+
+
 def fedsim_rounds(file: Path, folder: Path, rounds: int, words: list[str]) -> list[float]:
     """Seconds of each round of `fedsim run digits`."""
     settings = ["run.target=rot45", f"data.domains={json.dumps(list(DOMAINS))}", f"train.rounds={rounds}", *words]
     options = [part for word in settings for part in ("--set", word)]
     command = [sys.executable, "-c", "from fedsim.cli import main; main()", "run", "digits", "--federation", str(file)]
-    subprocess.run([*command, "--output", str(folder / "out"), *options], check=True)
-    table = pd.read_csv(folder / "out" / "digits" / "fedavg" / "rot45" / "seed0" / "rounds.csv")
+    rows = folder / "out" / "digits" / "fedavg" / "rot45" / "seed0" / "rounds.csv"
+    meter = Meter(folder, rows)
+    meter.start()
+    subprocess.run([*command, "--output", str(folder / "out"), *options], check=True, cwd="/")
+    used = meter.a_round()
+    print(f"processor seconds a round: {sum(used.values()):.2f} =", {k: round(v, 2) for k, v in used.items()})
+    table = pd.read_csv(rows)
     return table.loc[table["round"] >= 1, "round_seconds"].tolist()
 
 
@@ -132,11 +186,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--set", action="append", default=[])
+    parser.add_argument("--no-floor", action="store_true", help="without the empty app")
     words = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="deployed-") as name, loopback(Path(name)) as (federation, file):
-        floor = empty_rounds(federation, Path(name), words.rounds)
+        floor = [] if words.no_floor else empty_rounds(federation, Path(name), words.rounds)
         ours = fedsim_rounds(file, Path(name), words.rounds, words.set)
-    for title, seconds in (("empty app, two messages a round", floor), ("fedsim run digits", ours)):
+    lines = (("empty app, two messages a round", floor), ("fedsim run digits", ours))
+    for title, seconds in [line for line in lines if line[1]]:
         print(f"{title:34}{statistics.median(seconds[1:]):7.1f} s a round   {[round(each, 1) for each in seconds]}")
 
 

@@ -2,9 +2,7 @@
 
 import json
 import os
-import shutil
 import signal
-import subprocess
 import sys
 import time
 from base64 import b64encode
@@ -20,9 +18,8 @@ from fedsim.deploy.kits import is_locked, write_connection
 from fedsim.deploy.registry import members
 from fedsim.errors import UserError
 from fedsim.files import atomic_write
-from fedsim.runtime.flower import QUIET
+from fedsim.runtime.flower import QUIET, ask_flwr
 
-CALL_SECONDS = 60.0  # one flwr command
 START_SECONDS = 90.0  # a SuperLink that has just been started
 
 
@@ -49,23 +46,7 @@ class Control:
 
     def flwr(self, *words: str) -> dict[str, Any]:
         """What a `flwr ... --format json` answers; {"success": False, "error-message": ...} when it fails."""
-        tool = shutil.which("flwr", path=self.environment["PATH"])
-        try:
-            done = subprocess.run(
-                [tool or "flwr", *words, "--format", "json"],
-                cwd=self.federation.flwr_home,
-                env=self.environment,
-                text=True,
-                capture_output=True,
-                timeout=CALL_SECONDS,
-                start_new_session=True,
-            )
-        except subprocess.TimeoutExpired:
-            return {"success": False, "error-message": f"no answer within {CALL_SECONDS:g} s"}
-        try:
-            return json.loads(done.stdout)
-        except json.JSONDecodeError:
-            return {"success": False, "error-message": (done.stderr or done.stdout).strip()}
+        return ask_flwr(words, self.federation.flwr_home, self.environment)
 
     def online(self, wait: float = 0.0) -> dict[int, bool]:
         """Node ids known to the SuperLink, and whether each is online; UserError when it does not answer within `wait`

@@ -17,9 +17,10 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import tomli_w
 
@@ -31,6 +32,7 @@ from fedsim.settings import cache_root, data_root
 
 START_SECONDS = 180.0
 STOP_SECONDS = 15.0
+CALL_SECONDS = 60.0  # one flwr command
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -141,9 +143,7 @@ class SuperLink:
 
     def submit(self, app: Path, settings: Path, federation: str) -> str:
         """Submit a run; returns its id."""
-        answer = self._flwr(
-            "run", str(app), "--run-config", str(settings), "--federation-config", federation, "--format", "json"
-        )
+        answer = self._flwr("run", str(app), "--run-config", str(settings), "--federation-config", federation)
         if "run-id" not in answer:
             reason = answer.get("error-message", answer)
             raise ClientFailedError(f"Flower refused the run: {reason}\n{self._last_lines()}")
@@ -170,7 +170,7 @@ class SuperLink:
     def verdict(self, run_id: str) -> tuple[str, str]:
         """Status and details of a run; waits for the end of a run whose log has ended."""
         for _ in range(20):
-            runs = self._flwr("list", "--run-id", run_id, "--format", "json").get("runs", [])
+            runs = self._flwr("list", "--run-id", run_id).get("runs", [])
             row = runs[0] if runs else {}
             status = str(row.get("status", "unknown"))
             if status.startswith("finished") or not runs:
@@ -202,18 +202,11 @@ class SuperLink:
         raise ClientFailedError(f"Flower's SuperLink did not start:\n{self._last_lines()}")
 
     def _flwr(self, *words: str) -> dict:
-        done = subprocess.run(
-            [self._tool("flwr"), *words],
-            cwd=self.folder,
-            env=self.environment,
-            text=True,
-            capture_output=True,
-            start_new_session=True,
-        )
-        try:
-            return json.loads(done.stdout)
-        except json.JSONDecodeError:
-            raise ClientFailedError(f"flwr {words[0]} failed: {(done.stderr or done.stdout).strip()}") from None
+        self._tool("flwr")
+        answer = ask_flwr(words, self.folder, self.environment)
+        if not answer.get("success", True) and words[0] != "run":
+            raise ClientFailedError(f"flwr {words[0]} failed: {answer.get('error-message', answer)}")
+        return answer
 
     def _tool(self, name: str) -> str:
         path = shutil.which(name, path=self.environment["PATH"])
@@ -224,6 +217,27 @@ class SuperLink:
     def _last_lines(self) -> str:
         file = self.folder / "superlink.log"
         return "\n".join(file.read_text(errors="replace").splitlines()[-15:]) if file.is_file() else ""
+
+
+def ask_flwr(words: Sequence[str], folder: Path, environment: Mapping[str, str]) -> dict[str, Any]:
+    """What `flwr WORDS --format json` answers; {"success": False, "error-message": ...} when it answers nothing."""
+    tool = shutil.which("flwr", path=environment["PATH"]) or "flwr"
+    try:
+        done = subprocess.run(
+            [tool, *words, "--format", "json"],
+            cwd=folder,
+            env=dict(environment),
+            text=True,
+            capture_output=True,
+            timeout=CALL_SECONDS,
+            start_new_session=True,  # Ctrl-C is for us alone
+        )
+    except subprocess.TimeoutExpired:
+        return {"success": False, "error-message": f"no answer within {CALL_SECONDS:g} s"}
+    try:
+        return json.loads(done.stdout)
+    except json.JSONDecodeError:
+        return {"success": False, "error-message": (done.stderr or done.stdout).strip()}
 
 
 def free_port() -> int:
