@@ -21,7 +21,7 @@ from fedsim.run.plan import Plan
 from fedsim.run.site import state_folder, time_limit
 from fedsim.run.target import TargetEvaluator
 from fedsim.run.workspace import Workspace, set_threads, workspace
-from strategies.wire.packing import pack, unpack
+from strategies.wire.packing import answer, unpack
 from strategies.wire.target_site import UPLOADS, score_records
 
 PACKAGES = ("torch", "flwr", "numpy")
@@ -32,7 +32,7 @@ app = ClientApp()
 def guarded(handler: Callable[[Message, Context], RecordDict]) -> Callable[[Message, Context], Message]:
     """Turn exceptions into error replies that carry the whole traceback (Flower itself sends one line).
 
-    Records are unpacked before the handler and packed after it (on a site: strategies/wire/packing.py).
+    Records are unpacked before the handler, and packed after it where the message says so (strategies/wire/packing.py).
     """
 
     def handle(message: Message, context: Context) -> Message:
@@ -47,7 +47,7 @@ def guarded(handler: Callable[[Message, Context], RecordDict]) -> Callable[[Mess
             return Message(Error(CLIENT_APP_RAISED, traceback.format_exc()), reply_to=message)
         config = message.content.config_records["config"]
         content["echo"] = ConfigRecord({key: config[key] for key in ("token", "client", "round", "phase")})
-        return Message(pack(content) if is_site(context) else content, reply_to=message)
+        return Message(answer(message.content, content), reply_to=message)
 
     return handle
 

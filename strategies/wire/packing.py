@@ -18,13 +18,28 @@ import json
 from collections.abc import Mapping
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from fedsim.arrays import record_of, record_to_arrays, state_to_record
 
 PACKED = "packed-1"
+ANSWER = "packed"  # key of a message's config: its reply is to be packed
 MOST_HEADER = 1 << 20  # bytes; a record whose header would be longer (10,000 tensors) is sent as it is
 _LENGTH = 8
+
+
+def packed_message(content: RecordDict, known: dict[int, ArrayRecord]) -> RecordDict:
+    """A message's content packed, whose config asks for a packed reply (ANSWER). `known`: see `pack`."""
+    content = pack(content, known)
+    configs = content.config_records
+    if "config" not in configs:
+        return content
+    return RecordDict({**content, "config": ConfigRecord({**configs["config"], ANSWER: True})})
+
+
+def answer(request: RecordDict, content: RecordDict) -> RecordDict:
+    """A reply's content as the request asks for it: packed, or as it is (within one process nothing is packed)."""
+    return pack(content) if request.config_records["config"].get(ANSWER) else content
 
 
 def pack(content: RecordDict, known: dict[int, ArrayRecord] | None = None) -> RecordDict:

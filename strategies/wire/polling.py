@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from strategies.wire.packing import pack
+from strategies.wire.packing import packed_message
 from strategies.wire.pulling import Puller, is_flowers_own
 from strategies.wire.wrapped_grid import WrappedGrid
 
@@ -88,7 +88,7 @@ def packed(messages: Sequence[Message]) -> Iterator[None]:
     once: dict[int, ArrayRecord] = {}
     try:
         for message, content in zip(messages, contents, strict=True):
-            message.content = pack(content, once)
+            message.content = packed_message(content, once)
         yield
     finally:
         for message, content in zip(messages, contents, strict=True):

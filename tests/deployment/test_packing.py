@@ -10,7 +10,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from test_pulling import link  # noqa: F401
 
 from fedsim.arrays import record_to_arrays, state_to_record
-from strategies.wire.packing import MOST_HEADER, PACKED, pack, pack_record, unpack, unpack_record
+from strategies.wire.packing import MOST_HEADER, PACKED, answer, pack, pack_record, unpack, unpack_record
 from strategies.wire.polling import QuickGrid, packed
 
 TENSORS = {
@@ -70,6 +70,16 @@ def test_messages_that_share_a_record_share_the_packed_one():
     with packed([first, second]):
         there = [message.content.array_records["arrays"] for message in (first, second)]
         assert there[0] is there[1]
+
+
+def test_a_reply_is_packed_when_the_message_asks_for_it():
+    """A grid that packs says so in the config; within one process nobody does."""
+    message = Message(RecordDict({"config": ConfigRecord({"round": 1})}), 7, "train")
+    reply = RecordDict({"arrays": state_to_record(TENSORS)})
+    assert answer(message.content, reply) is reply
+    with packed([message]):
+        assert list(answer(message.content, reply).array_records["arrays"]) == [PACKED]
+    assert dict(message.content.config_records["config"]) == {"round": 1}
 
 
 def buffer(header, payload=b"", length=None):
