@@ -83,6 +83,7 @@ def handshake(message: Message, context: Context) -> RecordDict:
     space, config = space_of(message, context)
     common = {"holds": holds(context), "version-python": platform.python_version(), "version-fedsim": VERSION}
     common |= {f"version-{package}": installed_version(package) for package in PACKAGES}
+    common |= {"frozen": space.frozen_content} if space.frozen_content else {}
     sites = []
     if is_target(context, space.plan):
         sites = [(space.experiment.run.target, "target", target_of(space).class_counts())]

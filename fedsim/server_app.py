@@ -120,7 +120,7 @@ def _serve(grid: Grid, space: Workspace, callbacks: Sequence[RunCallback], ident
     if isinstance(grid, QuickGrid):
         grid.largest_reply = largest_reply(space)
     strategy.guard.probe = model_probe(space.net, plan.data.channels, experiment.data.image_size)
-    roster = Roster(grid, plan.clients, len(plan.data.classes), run_config, target, identify)
+    roster = Roster(grid, plan.clients, len(plan.data.classes), run_config, target, identify, space.frozen_content)
     strategy.join(roster)
     session.note_data(roster.fingerprints())
     session.target_images = len(evaluator.labels) if evaluator else roster.target.examples

@@ -1,5 +1,7 @@
 """What a process keeps in memory between messages: the network of an experiment, and its clients with their data."""
 
+from collections.abc import Mapping
+
 import torch
 
 from clients.base import DomainClient
@@ -9,6 +11,7 @@ from clients.unlabelled_client import UnlabelledClient
 from fedsim.cores import free_cores
 from fedsim.data import load_client, load_pooled, load_unlabelled
 from fedsim.data.augment import make_transforms
+from fedsim.data.reader import content_hash
 from fedsim.errors import UserError
 from fedsim.experiment import parse_experiment
 from fedsim.models import weight_statistics
@@ -31,6 +34,16 @@ def set_threads(threads: int) -> int:
     if torch.get_num_threads() != count:
         torch.set_num_threads(count)
     return count
+
+
+def frozen_content(state: Mapping[str, torch.Tensor], places: Mapping[str, str]) -> str:
+    """Hash of the names and values of the entries that are frozen, which every machine builds itself; "" without any.
+
+    Machines whose hashes differ compute different features, although all tensors that travel fit.
+    """
+    names = sorted(name for name, place in places.items() if place == "frozen")
+    parts = [(name.encode(), state[name].detach().cpu().contiguous().numpy().tobytes()) for name in names]
+    return content_hash(*(part for pair in parts for part in pair)) if names else ""
 
 
 class Workspace:
@@ -57,6 +70,7 @@ class Workspace:
         }
         # Everything that a run can change, and so everything that must be reset: what is sent, stored and saved.
         self.travelling = [name for name, place in self.places.items() if place != "frozen"]
+        self.frozen_content = frozen_content(state, self.places)
         self.clients: dict[tuple[str, str, str], DomainClient] = {}
         self._unlabelled: UnlabelledClient | None = None
 

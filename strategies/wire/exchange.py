@@ -10,10 +10,11 @@ from fedsim.experiment import Experiment
 from fedsim.tasks import CLASSIFICATION
 from strategies.server_round import Entries
 from strategies.state import ServerState
-from strategies.wire.handshake import NOT_ONLINE, Roster, Site
+from strategies.wire.handshake import NOT_ONLINE, Roster
 from strategies.wire.matching import match
 from strategies.wire.reply_checks import Expected, RejectedReplyError, client_failure, failure_reason, judged
 from strategies.wire.round_log import RoundLog
+from strategies.wire.sites import Site
 
 T = TypeVar("T")
 

@@ -6,11 +6,8 @@ Every wait has a time limit.
 
 import logging
 import math
-import re
-import reprlib
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -19,37 +16,16 @@ from flwr.serverapp import Grid
 from fedsim.errors import CLIENT_APP_RAISED, USER_ERROR, ClientFailedError, UserError
 from fedsim.settings import RunSettings
 from strategies.wire.membership import Identify, implausible, impostor, name_of
-from strategies.wire.reply_checks import (
-    MOST_EXAMPLES,
-    Expected,
-    RejectedReplyError,
-    check_echo,
-    check_records,
-    judged,
-    one_line,
-)
+from strategies.wire.reply_checks import Expected, RejectedReplyError, judged, one_line
+from strategies.wire.sites import NOBODY, Site, check_site, read_sites
 
 POLL_SECONDS = 1.0
 SAY_SECONDS = 30.0
 ASK_AGAIN_SECONDS = 120.0
 MOST_REASON = 20_000  # characters of a node's own error text that are shown
 NOT_ONLINE = "its site is not online"
-NOBODY = 0  # node id of a client that has not answered yet
 
 logger = logging.getLogger("fedsim")
-
-
-@dataclass(frozen=True)
-class Site:
-    """What a node answered in the handshake."""
-
-    client: str
-    node_id: int = NOBODY
-    examples: int = 0
-    class_counts: tuple[int, ...] = ()
-    versions: dict[str, str] = field(default_factory=dict)
-    role: str = "source"
-    data: dict[str, int | str] = field(default_factory=dict)  # fingerprint of a site's data
 
 
 class Roster:
@@ -57,6 +33,7 @@ class Roster:
 
     `sites` keeps the order of `clients`; a client that has not answered yet has the node NOBODY. Where nodes have
     keys, `identify` says which site owns a node's key, and the node is admitted only in the role of that site.
+    `frozen` is the hash of the server's frozen weights: they do not travel, so every node has to have the same ones.
     """
 
     def __init__(
@@ -67,8 +44,10 @@ class Roster:
         run_config: dict[str, str],
         target: str = "",
         identify: Identify | None = None,
+        frozen: str = "",
     ) -> None:
         self.grid, self.classes, self.run_config, self.identify = grid, classes, run_config, identify
+        self.frozen = frozen
         self.sites = {client: Site(client) for client in clients}
         self.target = Site(target, role="target") if target else None
         self.tolerant = False  # True: a client that fails when it comes back counts as missing and does not end the run
@@ -224,7 +203,7 @@ class Roster:
             return
         if wanted.node_id in self._online and wanted.node_id != node:
             raise UserError(f"two nodes say that they are {site.client!r}; every client needs one node")
-        _check(site, self.classes)
+        check_site(site, self.classes, self.frozen)
         if site.role == "target":
             self.target = site
         else:
@@ -257,41 +236,3 @@ class Roster:
             raise ClientFailedError(
                 f"{name_of(node, self.identify)} failed in the handshake:\n{reason[-MOST_REASON:].rstrip()}"
             )
-
-
-def read_sites(node: int, content: RecordDict, expected: Expected) -> list[tuple[Site, str]]:
-    """The clients of a node: one, or several in a simulation. RejectedReplyError for an invalid answer."""
-    more = {f"site-{number}" for number in range(1, len(content.config_records) - 1)}
-    check_records(content, set(), set(), {"echo", "site", *more})
-    check_echo(content, expected)
-    sites = [read_site(node, dict(content.config_records[name])) for name in content.config_records if name != "echo"]
-    names = [site.client for site, _ in sites]
-    if len(set(names)) < len(names):
-        raise RejectedReplyError("it names a client twice")
-    return sites
-
-
-def read_site(node: int, said: dict) -> tuple[Site, str]:
-    """One client of a node with what it says of itself, and the name of the data that the node holds."""
-    client, role, examples, counts = (said.get(key) for key in ("client", "role", "examples", "class-counts"))
-    if not isinstance(client, str) or role not in ("source", "target"):
-        raise RejectedReplyError(f"it is {reprlib.repr(client)} with the role {reprlib.repr(role)}")
-    if not isinstance(counts, list) or any(type(count) is not int or count < 0 for count in [examples, *counts]):
-        raise RejectedReplyError(f"client {client!r} reports numbers of examples that are not whole numbers")
-    versions = {
-        one_line(key.removeprefix("version-")): one_line(str(said[key]))
-        for key in list(said)[:20]
-        if key.startswith("version-")
-    }
-    data = {key: said[f"data-{key}"] for key in ("images", "content") if f"data-{key}" in said}
-    if data and not (type(data.get("images")) is int and re.fullmatch("[0-9a-f]{20}", str(data.get("content")))):
-        raise RejectedReplyError(f"client {client!r} describes its data in a wrong form: {reprlib.repr(data)}")
-    site = Site(client, node, examples, tuple(counts), versions, role, data)
-    return site, one_line(str(said.get("holds") or client)) or "nameless"
-
-
-def _check(site: Site, classes: int) -> None:
-    if len(site.class_counts) != classes:
-        raise UserError(f"client {site.client!r} has {len(site.class_counts)} classes, the experiment {classes}")
-    if not 0 < site.examples <= MOST_EXAMPLES or sum(site.class_counts) != site.examples:
-        raise UserError(f"client {site.client!r} says {site.examples} examples and {sum(site.class_counts)} labels")

@@ -11,7 +11,7 @@ from flwr.serverapp import Grid
 from fedsim.arrays import state_to_record
 from strategies.parts import Entries
 from strategies.wire.exchange import Exchange
-from strategies.wire.handshake import NOT_ONLINE, Roster, Site
+from strategies.wire.handshake import NOT_ONLINE, Roster
 from strategies.wire.reply_checks import (
     Expected,
     RejectedReplyError,
@@ -21,6 +21,7 @@ from strategies.wire.reply_checks import (
     judged,
     read_metrics,
 )
+from strategies.wire.sites import Site
 
 UPLOADS = "uploads:"  # prefix of the records with single clients' tensors, for inference rules that need them
 PHASE = "target"

@@ -10,7 +10,8 @@ from fedsim.errors import USER_ERROR, ClientFailedError, UserError
 from fedsim.runtime.identity import assume_identity, stamp
 from fedsim.settings import RunSettings
 from strategies.wire import handshake
-from strategies.wire.handshake import NOBODY, Roster
+from strategies.wire.handshake import Roster
+from strategies.wire.sites import NOBODY
 
 ECHO = ConfigRecord({"token": "t", "client": "", "round": 0, "phase": "handshake"})
 

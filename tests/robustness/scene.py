@@ -16,8 +16,8 @@ from fedsim.run.workspace import Workspace
 from fedsim.runtime.identity import assume_identity, stamp
 from strategies.base import FedDG
 from strategies.model import server_model
-from strategies.wire.handshake import Site
 from strategies.wire.round_log import RoundLog
+from strategies.wire.sites import Site
 
 TOKEN = "0123456789abcdef"
 

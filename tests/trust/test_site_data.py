@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from fedsim.client_app import app
 from fedsim.data.fingerprint import fingerprint, fingerprints
@@ -10,10 +11,12 @@ from fedsim.errors import UserError
 from fedsim.experiment import Experiment
 from fedsim.run.plan import resolve
 from fedsim.run.session import Session
+from fedsim.run.workspace import Workspace, frozen_content
 from fedsim.runtime.inline import InlineGrid
 from fedsim.settings import DataSettings
-from strategies.wire.handshake import Roster, read_site
+from strategies.wire.handshake import Roster
 from strategies.wire.reply_checks import RejectedReplyError
+from strategies.wire.sites import check_site, read_site
 
 DIGITS = DataSettings(dataset="digits", image_size=16)
 SAID = {"client": "photo", "role": "source", "examples": 5, "class-counts": [2, 3], "holds": "a site"}
@@ -73,3 +76,41 @@ def test_a_site_says_it_in_the_handshake(tmp_path):
     roster = Roster(grid, ["rot15"], 10, config)
     assert roster.call(60.0) == []
     assert roster.fingerprints() == {"rot15": fingerprint(DIGITS, "rot15")}
+
+
+def frozen_experiment(seed=0):
+    settings = {"data": DIGITS.model_dump(), "model": {"train": "head"}, "run": {"seed": seed}}
+    return resolve(Experiment.model_validate(settings))
+
+
+def test_frozen_weights_are_told_apart_and_nothing_else_is():
+    first, same, other = (Workspace(frozen_experiment(seed)) for seed in (0, 0, 1))
+    assert len(first.frozen_content) == 20
+    assert first.frozen_content == same.frozen_content != other.frozen_content
+    with torch.no_grad():
+        first.net.head.weight += 1  # it is trained, and so travels
+        same.net.backbone.conv2.weight[0, 0, 0, 0] += 1e-6
+    assert frozen_content(first.net.state_dict(), first.places) == first.frozen_content
+    assert frozen_content(same.net.state_dict(), same.places) != same.frozen_content
+    assert Workspace(resolve(Experiment.model_validate({"data": DIGITS.model_dump()}))).frozen_content == ""
+
+
+@pytest.mark.parametrize("role", ["source", "target"])
+def test_a_site_whose_frozen_weights_differ_is_refused_by_name(tmp_path, role):
+    plan = frozen_experiment()
+    grid = InlineGrid(app, 1)
+    (node,) = grid.get_node_ids()
+    domain = "rot15" if role == "source" else plan.experiment.run.target
+    own = {"domain": domain, "site": "a", "role": role, "data-dir": "", "state-dir": str(tmp_path)}
+    grid.contexts[node].node_config = own
+    config = {"experiment": plan.experiment.toml(), "state-dir": str(tmp_path), "token": "t", "timeout": 60.0}
+    target = domain if role == "target" else ""
+
+    def roster(frozen):
+        return Roster(grid, ["rot15"], 10, config, target, None, frozen)
+
+    assert roster(Workspace(plan).frozen_content).call(60.0, [domain]) == []
+    with pytest.raises(UserError, match=f"client '{domain}' has other frozen weights than the server"):
+        roster(Workspace(frozen_experiment(seed=1)).frozen_content).call(60.0, [domain])
+    with pytest.raises(UserError, match="other frozen weights"):  # a site of an older version says nothing
+        check_site(read_site(7, SAID)[0], 2, "0" * 20)

@@ -1,0 +1,77 @@
+"""What a node says that it is, read from its answer to the handshake and checked."""
+
+import re
+import reprlib
+from dataclasses import dataclass, field
+
+from flwr.app import RecordDict
+
+from fedsim.errors import UserError
+from strategies.wire.reply_checks import (
+    MOST_EXAMPLES,
+    Expected,
+    RejectedReplyError,
+    check_echo,
+    check_records,
+    one_line,
+)
+
+NOBODY = 0  # node id of a client that has not answered yet
+
+
+@dataclass(frozen=True)
+class Site:
+    """What a node answered in the handshake."""
+
+    client: str
+    node_id: int = NOBODY
+    examples: int = 0
+    class_counts: tuple[int, ...] = ()
+    versions: dict[str, str] = field(default_factory=dict)
+    role: str = "source"
+    data: dict[str, int | str] = field(default_factory=dict)  # fingerprint of a site's data
+    frozen: str = ""  # hash of the weights that are frozen, "" without any
+
+
+def read_sites(node: int, content: RecordDict, expected: Expected) -> list[tuple[Site, str]]:
+    """The clients of a node: one, or several in a simulation. RejectedReplyError for an invalid answer."""
+    more = {f"site-{number}" for number in range(1, len(content.config_records) - 1)}
+    check_records(content, set(), set(), {"echo", "site", *more})
+    check_echo(content, expected)
+    sites = [read_site(node, dict(content.config_records[name])) for name in content.config_records if name != "echo"]
+    names = [site.client for site, _ in sites]
+    if len(set(names)) < len(names):
+        raise RejectedReplyError("it names a client twice")
+    return sites
+
+
+def read_site(node: int, said: dict) -> tuple[Site, str]:
+    """One client of a node with what it says of itself, and the name of the data that the node holds."""
+    client, role, examples, counts = (said.get(key) for key in ("client", "role", "examples", "class-counts"))
+    if not isinstance(client, str) or role not in ("source", "target"):
+        raise RejectedReplyError(f"it is {reprlib.repr(client)} with the role {reprlib.repr(role)}")
+    if not isinstance(counts, list) or any(type(count) is not int or count < 0 for count in [examples, *counts]):
+        raise RejectedReplyError(f"client {client!r} reports numbers of examples that are not whole numbers")
+    versions = {
+        one_line(key.removeprefix("version-")): one_line(str(said[key]))
+        for key in list(said)[:20]
+        if key.startswith("version-")
+    }
+    data = {key: said[f"data-{key}"] for key in ("images", "content") if f"data-{key}" in said}
+    if data and not (type(data.get("images")) is int and re.fullmatch("[0-9a-f]{20}", str(data.get("content")))):
+        raise RejectedReplyError(f"client {client!r} describes its data in a wrong form: {reprlib.repr(data)}")
+    site = Site(client, node, examples, tuple(counts), versions, role, data, one_line(str(said.get("frozen", ""))))
+    return site, one_line(str(said.get("holds") or client)) or "nameless"
+
+
+def check_site(site: Site, classes: int, frozen: str) -> None:
+    """UserError when a site does not fit the experiment: its classes, its numbers, or its frozen weights."""
+    if site.frozen != frozen:
+        raise UserError(
+            f"client {site.client!r} has other frozen weights than the server, so that its features would differ "
+            "(model.train keeps them from travelling); give it the same weights file and versions of packages"
+        )
+    if len(site.class_counts) != classes:
+        raise UserError(f"client {site.client!r} has {len(site.class_counts)} classes, the experiment {classes}")
+    if not 0 < site.examples <= MOST_EXAMPLES or sum(site.class_counts) != site.examples:
+        raise UserError(f"client {site.client!r} says {site.examples} examples and {sum(site.class_counts)} labels")
