@@ -11,8 +11,8 @@ from strategies.parts import Arrays, Bank, Entries, ServerRound
 class AmplitudeBank(Bank):
     """A = {k: amplitude spectra of some of its images}, float32 [J_k, C, rows, columns].
 
-    ELCFS / FedDG (CVPR 2021), banks 2.2. Each client gets all other clients' spectra. A client that failed in phase 0
-    is missing for good, and still gets the others'.
+    Source: ELCFS / FedDG (CVPR 2021). Each client gets the spectra of all other clients. A client that failed when the
+    bank was filled stays missing, and still gets the spectra of the others.
     """
 
     name: ClassVar[str] = "amplitude"
@@ -23,5 +23,5 @@ class AmplitudeBank(Bank):
         return reason or ("an amplitude is negative" if (arrays["amplitude"] < 0).any() else "")
 
     def hand_out(self, bank: Entries, client: str, server: ServerRound) -> Arrays:
-        """The other clients' spectra, by client."""
+        """The spectra of the other clients, by client."""
         return {owner: arrays["amplitude"] for owner, arrays in bank.items() if owner != client}

@@ -1,4 +1,4 @@
-"""Checks of what clients contribute to a bank."""
+"""Checks of the records that clients contribute to a bank."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -10,15 +10,17 @@ from strategies.parts import Arrays
 
 
 def owned(arrays: Arrays) -> dict[str, np.ndarray]:
-    """Copies of a record's arrays, which are views of a message otherwise."""
+    """Copies of a record's arrays, which would otherwise be views of a message."""
     return {name: np.array(array) for name, array in arrays.items()}
 
 
 def odd_shapes(entries: Mapping[str, Arrays], earlier: str = "") -> dict[str, str]:
-    """Clients whose arrays differ in shape (the first axis aside) or type from most others', with the reason.
+    """Clients with arrays whose shapes (the first axis aside) or types differ from those of most others, with the
+    reason.
 
-    All clients follow the same settings, so an odd one is broken; on a tie the first client in domain order is right.
-    `earlier`, the `layout_of` contributions that were accepted before, is right whatever most say now.
+    All clients have the same settings, so a client that differs is broken. On a tie the first client in the order of
+    the domains counts as right. `earlier`, the `layout_of` contributions that were accepted before, counts as right
+    against any majority.
     """
     layouts = {client: layout_of(arrays) for client, arrays in entries.items()}
     counted = Counter(layouts.values())
@@ -36,10 +38,10 @@ def layout_of(arrays: Arrays) -> str:
 
 
 def misfit(arrays: Arrays, like: Arrays) -> str:
-    """Reason why arrays do not have exactly the names, shapes and types of the tensors `like`, or empty."""
+    """The reason why arrays do not have exactly the names, shapes and types of the tensors `like`, or empty."""
     if arrays.keys() != like.keys():
         odd = sorted(arrays.keys() ^ like.keys())
-        return f"it holds {len(arrays)} tensors, expected {len(like)}; {odd[0]!r} is in one of the two only"
+        return f"it holds {len(arrays)} tensors, expected {len(like)}; {odd[0]!r} is in only one of the two"
     for name, array in arrays.items():
         if array.shape != like[name].shape or array.dtype != like[name].dtype:
             wanted = f"{like[name].dtype}{list(like[name].shape)}"
@@ -48,7 +50,7 @@ def misfit(arrays: Arrays, like: Arrays) -> str:
 
 
 def fault(arrays: Arrays, dimensions: Mapping[str, int]) -> str:
-    """Reason why arrays are not exactly the float32 arrays of these names and numbers of dimensions, or empty."""
+    """The reason why arrays are not exactly the float32 arrays of these names and numbers of dimensions, or empty."""
     if arrays.keys() != dimensions.keys():
         return f"it holds {sorted(arrays)}, expected {sorted(dimensions)}"
     for name, count in dimensions.items():

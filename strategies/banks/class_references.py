@@ -1,4 +1,4 @@
-"""FedSR's server: one Gaussian per class, averaged over the clients that have the class."""
+"""FedSR's bank: one Gaussian per class, averaged over the clients that have the class."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -13,13 +13,15 @@ FIRST = {"r_mu": 0.0, "r_rho": 1.0}
 
 @dataclass(frozen=True)
 class ClassReferences(Bank):
-    """r_y <- sum_k n_ky r_ky / sum_k n_ky over the clients that delivered and have class y; else the old r_y stays.
+    """r_y <- sum_k n_ky r_ky / sum_k n_ky over the clients that replied and have class y; without such clients r_y
+    stays.
 
-    FedSR (Nguyen et al., NeurIPS 2022), banks 5.2. A contribution has `counts` int64 [C] and the rows `r_mu`, `r_rho`
-    float32 [P, d] of the P classes whose count is positive, in their order. Down go all 2 C d numbers; nothing in the
-    first round, when every client starts from mean 0 and rho 1, as a class does that nobody has had yet.
+    Source: FedSR (Nguyen et al., NeurIPS 2022). A contribution has `counts` int64 [C] and the rows `r_mu`, `r_rho`
+    float32 [P, d] of the P classes with a positive count, in their order. Clients receive all 2 C d numbers. In the
+    first round they receive nothing, and every client starts from mean 0 and rho 1; a class that no client has had yet
+    has the same values.
 
-    shared: False makes it silent, for a reference that every client keeps to itself
+    shared: false turns the bank off, for a reference that every client keeps to itself
     """
 
     shared: bool = True
@@ -32,7 +34,7 @@ class ClassReferences(Bank):
         return self.shared
 
     def accept(self, client: str, arrays: Arrays, server: ServerRound) -> str:
-        """Refuses what is not one row for each class that is counted."""
+        """Refuses records other than one row for each counted class."""
         if arrays.keys() != {*ROWS, "counts"}:
             return f"it holds {sorted(arrays)}, expected {sorted({*ROWS, 'counts'})}"
         counts = arrays["counts"]
@@ -57,7 +59,7 @@ class ClassReferences(Bank):
         return rows
 
     def merge(self, bank: Entries, entries: Entries, server: ServerRound) -> dict[str, Arrays]:
-        """The new reference; sums in domain order, in float64."""
+        """The new reference; the sums are made in the order of the domains, in float64."""
         if not self.shared:
             return dict(bank)
         counts = np.stack([entry["counts"] for entry in entries.values()])
@@ -74,5 +76,5 @@ class ClassReferences(Bank):
         return {SERVER: new}
 
     def hand_out(self, bank: Entries, client: str, server: ServerRound) -> Arrays | None:
-        """The whole reference, the same for all clients."""
+        """The whole reference, equal for all clients."""
         return bank.get(SERVER, {}) if self.shared else None

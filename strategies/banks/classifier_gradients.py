@@ -1,4 +1,4 @@
-"""FedIIR's server: a running mean of the clients' classifier gradients."""
+"""FedIIR's bank: a running mean of the clients' classifier gradients."""
 
 import math
 from dataclasses import dataclass
@@ -10,18 +10,19 @@ from pydantic import Field
 from strategies.banks.checks import misfit
 from strategies.parts import SERVER, Arrays, Bank, Entries, ServerRound
 
-COUNT = "batches"  # entry with the number of batches in a client's sum
+COUNT = "batches"  # the entry with the number of batches in a client's sum
 
 
 @dataclass(frozen=True)
 class ClassifierGradients(Bank):
-    """g <- ema g + (1 - ema) sum_k s_k / sum_k b_k,   s_k the sum of client k's b_k batch gradients of the classifier
+    """g <- ema g + (1 - ema) sum_k s_k / sum_k b_k, where s_k is the sum of client k's b_k batch gradients of the
+    classifier.
 
-    FedIIR (Guo et al., ICML 2023), phase 1; baselines.md A.9. g starts at 0 and has no bias correction. The gradients
-    are of the model that the round starts from, so they cost a round trip before the training of every round, with the
-    model down once more and a classifier up.
+    Source: FedIIR (Guo et al., ICML 2023), phase 1. g starts at 0 and has no bias correction. The gradients are of the
+    model that the round starts from. They therefore cost an exchange before the training of every round, in which the
+    model is sent once more and a classifier comes back.
 
-    ema: how much of the old mean stays
+    ema: the weight of the old mean
     """
 
     ema: Annotated[float, Field(ge=0, lt=1)] = 0.95
@@ -29,13 +30,13 @@ class ClassifierGradients(Bank):
     when: ClassVar[str] = "before"
 
     def accept(self, client: str, arrays: Arrays, server: ServerRound) -> str:
-        """Refuses what is not a gradient of the classifier with a count of batches above 0."""
+        """Refuses records other than a gradient of the classifier with a count of batches above 0."""
         head = {name: array for name, array in server.previous.items() if name.startswith("head.")}
         reason = misfit(arrays, {**head, COUNT: np.zeros(1, np.float32)})
         return reason or ("" if arrays[COUNT].item() >= 1 else f"{COUNT} is {arrays[COUNT].item():g}")
 
     def merge(self, bank: Entries, entries: Entries, server: ServerRound) -> dict[str, Arrays]:
-        """The new g; sums in domain order, in float64."""
+        """The new g; the sums are made in the order of the domains, in float64."""
         old, count = bank.get(SERVER, {}), math.fsum(float(own[COUNT].item()) for own in entries.values())
         new = {}
         for name, like in next(iter(entries.values())).items():
@@ -45,5 +46,5 @@ class ClassifierGradients(Bank):
         return {SERVER: new}
 
     def hand_out(self, bank: Entries, client: str, server: ServerRound) -> Arrays:
-        """g, the same for all clients."""
+        """g, equal for all clients."""
         return bank.get(SERVER, {})

@@ -1,4 +1,4 @@
-"""SCAFFOLD's server: the mean of all clients' control variates."""
+"""SCAFFOLD's bank: the mean of all clients' control variates."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,21 +12,22 @@ from strategies.parts import SERVER, Arrays, Bank, Entries, ServerRound
 
 @dataclass(frozen=True)
 class ControlVariates(Bank):
-    """c <- c + (1/N) sum_{k in S} delta c_k, over the shared parameters; N are all clients, S those that delivered.
+    """c <- c + (1/N) sum_{k in S} delta c_k over the shared parameters, for all N clients and the set S of those that
+    replied.
 
-    SCAFFOLD (Karimireddy et al., ICML 2020), baselines.md A.8: c + (|S|/N) times the mean over S. c starts at 0, which
-    goes out as an empty record. Costs the parameters once more in both directions.
+    Source: SCAFFOLD (Karimireddy et al., ICML 2020), where c changes by |S|/N times the mean over S. c starts at 0,
+    which is sent as an empty record. The bank sends the size of the parameters once more in both directions.
     """
 
     name: ClassVar[str] = "control"
     when: ClassVar[str] = "round"
 
     def accept(self, client: str, arrays: Arrays, server: ServerRound) -> str:
-        """Refuses what has not the names, shapes and types of the shared parameters."""
+        """Refuses records without the names, shapes and types of the shared parameters."""
         return misfit(arrays, {name: server.previous[name] for name in server.parameters})
 
     def merge(self, bank: Entries, entries: Entries, server: ServerRound) -> dict[str, Arrays]:
-        """The new c; sums in domain order, in float64."""
+        """The new c; the sums are made in the order of the domains, in float64."""
         old: Mapping[str, np.ndarray] = bank.get(SERVER, {})
         new = {}
         for name in sorted(server.parameters):
@@ -36,10 +37,10 @@ class ControlVariates(Bank):
         return {SERVER: new}
 
     def hand_out(self, bank: Entries, client: str, server: ServerRound) -> Arrays:
-        """c, the same for all clients."""
+        """c, equal for all clients."""
         return bank.get(SERVER, {})
 
     def traffic(self, server: ServerRound) -> tuple[int, int]:
-        """The shared parameters in both directions (nothing down in the first round)."""
+        """The shared parameters in both directions (none to the clients in the first round)."""
         size = sum(server.previous[name].nbytes for name in server.parameters)
         return size, size

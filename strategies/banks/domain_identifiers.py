@@ -1,4 +1,4 @@
-"""FADA's domain identifiers, one per source: kept on the server for the target's client."""
+"""FADA's domain identifiers, one per source, which the server keeps for the target's client."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,13 +11,14 @@ LAYOUT = {"0.weight": 2, "0.bias": 1, "2.weight": 2, "2.bias": 1}
 
 @dataclass(frozen=True)
 class DomainIdentifiers(Bank):
-    """{DI_i}: each source's newest; a source that is not drawn keeps the one that it sent last. Sources get none."""
+    """{DI_i}: the newest of each source. A source that is not drawn keeps the one that it sent last. Sources receive
+    none."""
 
     name: ClassVar[str] = "domain_identifier"
     when: ClassVar[str] = "round"
 
     def accept(self, client: str, arrays: Arrays, server: ServerRound) -> str:
-        """Refuses what is no identifier: two linear layers."""
+        """Refuses records other than an identifier, which has two linear layers."""
         return fault(arrays, LAYOUT)
 
     def hand_out(self, bank: Entries, client: str, server: ServerRound) -> None:

@@ -1,4 +1,4 @@
-"""FedADG's server: the average of the clients' generators."""
+"""FedADG's bank: the average of the clients' generators."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -13,17 +13,17 @@ DIMENSIONS = {"hidden.weight": 2, "hidden.bias": 1, "out.weight": 2, "out.bias":
 
 @dataclass(frozen=True)
 class FeatureGenerator(Bank):
-    """G <- sum_k p_k G_k with the weights p_k of the round, whatever rule fuses the model.
+    """G <- sum_k p_k G_k with the weights p_k of the round, for every rule that fuses the model.
 
-    FedADG (Zhang et al., arXiv 2111.10487), banks 4.2. G is two linear layers, `hidden` and `out`; nothing goes out
-    in the first round, in which all clients make the same G of the run's seed.
+    Source: FedADG (Zhang et al., arXiv 2111.10487). G is two linear layers, `hidden` and `out`. Nothing is sent in the
+    first round, in which all clients make the same G from the run's seed.
     """
 
     name: ClassVar[str] = "generator"
     when: ClassVar[str] = "round"
 
     def accept(self, client: str, arrays: Arrays, server: ServerRound) -> str:
-        """Refuses what is not two layers that fit each other, and the G of earlier rounds."""
+        """Refuses records other than two layers that fit each other and the G of earlier rounds."""
         if reason := fault(arrays, DIMENSIONS):
             return reason
         if known := server.banks.get(self.name, {}).get(SERVER):
@@ -36,7 +36,7 @@ class FeatureGenerator(Bank):
         return ""
 
     def merge(self, bank: Entries, entries: Entries, server: ServerRound) -> dict[str, Arrays]:
-        """The weighted mean; sums in domain order, in float64."""
+        """The weighted mean; the sums are made in the order of the domains, in float64."""
         first = next(iter(entries.values()))
         new = {}
         for name in DIMENSIONS:
@@ -47,5 +47,5 @@ class FeatureGenerator(Bank):
         return {SERVER: new}
 
     def hand_out(self, bank: Entries, client: str, server: ServerRound) -> Arrays:
-        """G, the same for all clients."""
+        """G, equal for all clients."""
         return bank.get(SERVER, {})

@@ -1,4 +1,4 @@
-"""The averages of what clients keep to themselves, sent down to be read beside their own (FedIG)."""
+"""FedIG's bank: the averages of the batch norm that clients keep, sent to them beside their own."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
@@ -13,22 +13,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GlobalBatchNorm(Broadcast):
-    """G = {name: theta[name]} for the tensors that clients keep but send up (place `upload`): their fused values.
+    """G = {name: theta[name]} for the tensors that clients keep but upload (place `upload`): their fused values.
 
-    FedIG, baselines.md F. Clients train with their own batch norm and read the global one beside it; on a client's
-    first visit its own starts from the global one. Needs a share rule that uploads the batch-norm side
-    (`without_batch_norm`), and costs its bytes once more on the way down.
+    Source: FedIG. Clients train with their own batch norm and read the global one beside it. On a client's first visit
+    its own batch norm starts from the global one. This needs a share rule that uploads the batch norm
+    (`without_batch_norm`), and sends its bytes once more to the clients.
     """
 
     name: ClassVar[str] = "global_bn"
     initial: ClassVar[bool] = True
 
     def refuses(self, recipe: "Recipe") -> str:
-        """Without tensors that clients keep but send up there is nothing to send down."""
+        """Without tensors that clients keep but upload there is nothing to send back."""
         if recipe.share.upload:
             return ""
         return "global_batch_norm has nothing to send; use the share rule 'without_batch_norm' with upload = true"
 
     def make(self, server: ServerRound) -> dict[str, np.ndarray]:
-        """The fused tensors of place `upload`."""
+        """The fused tensors with the place `upload`."""
         return {name: server.current[name] for name, place in server.places.items() if place == "upload"}

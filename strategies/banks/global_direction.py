@@ -1,4 +1,4 @@
-"""FedCM's server: the global model's last move, in units of a gradient."""
+"""FedCM's bank: the last move of the global model, in units of a gradient."""
 
 import math
 from dataclasses import dataclass
@@ -11,10 +11,10 @@ from strategies.parts import Broadcast, ServerRound
 
 @dataclass(frozen=True)
 class GlobalDirection(Broadcast):
-    """D = -(theta^t - theta^(t-1)) / sum_k p_k a_k eta_k over the shared parameters; empty before there is a move.
+    """D = -(theta^t - theta^(t-1)) / sum_k p_k a_k eta_k over the shared parameters; empty before the first move.
 
-    FedCM (Xu et al. 2021), frontier.md 2: a_k eta_k is the number of local steps times the learning rate. With momentum
-    a_k counts the gradients that a step repeats (`clients.optimizers.gradient_count`, our choice): divided by the steps
+    Source: FedCM (Xu et al. 2021), where a_k eta_k is the number of local steps times the learning rate. With momentum
+    a_k counts the gradients that a step repeats (`clients.optimizers.gradient_count`, our choice); divided by the steps
     alone, D would grow from round to round. The released code takes the steps of the first client.
     """
 
@@ -23,7 +23,7 @@ class GlobalDirection(Broadcast):
     needs: ClassVar[tuple[str, ...]] = ("gradient_count", "learning_rate")
 
     def make(self, server: ServerRound) -> dict[str, np.ndarray]:
-        """D of the round that ends; a round whose learning rate is 0 has none."""
+        """D of the round that ends. A round with the learning rate 0 has none."""
         lengths = {u.client: u.metrics["gradient_count"] * u.metrics["learning_rate"] for u in server.updates}
         length = math.fsum(server.weights[client] * value for client, value in lengths.items())
         if not length > 0:

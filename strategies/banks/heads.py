@@ -1,4 +1,4 @@
-"""Every client's classifier, which the server hands to all of them (COPA)."""
+"""COPA's bank: the classifier of every client, which the server sends to all of them."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -10,11 +10,11 @@ HEAD = "head."  # the classifier of every network, its attribute `head`
 
 @dataclass(frozen=True)
 class Heads(Bank):
-    """H = {k: head of theta_k}: each client's newest classifier, taken from the model that it sends up anyway.
+    """H = {k: head of theta_k}: the newest classifier of each client, taken from the model that it sends in any case.
 
-    COPA (Wu and Gong, ICCV 2021); baselines.md B.9. Every client gets the heads of all K clients with every train
-    message, as `client:tensor`; one that has not delivered yet stands there with the head of the global model (in the
-    first round all of them, with the initial one). Never averaged here.
+    Source: COPA (Wu and Gong, ICCV 2021). Every client gets the heads of all K clients with every train message, as
+    `client:tensor`. For a client that has not replied yet, the head of the global model is sent (in the first round the
+    initial head for all). The bank never averages heads.
     """
 
     name: ClassVar[str] = "heads"
@@ -25,12 +25,12 @@ class Heads(Bank):
     def discloses(self) -> str:
         """The heads are those of single clients."""
         return (
-            "each client's own classifier, every round, to all clients and to the unseen domain (the directions of the "
-            "classes in a private domain can be read off it)"
+            "each client's own classifier, every round, to all clients and to the unseen domain (it shows the "
+            "directions of the classes in a private domain)"
         )
 
     def gather(self, update: Update, server: ServerRound) -> Arrays:
-        """The client's head of this round."""
+        """The head of this client after this round."""
         return {name: array for name, array in update.arrays.items() if name.startswith(HEAD)}
 
     def hand_out(self, bank: Entries, client: str, server: ServerRound) -> Arrays:
@@ -41,5 +41,5 @@ class Heads(Bank):
         }
 
     def traffic(self, server: ServerRound) -> tuple[int, int]:
-        """As many heads as there are clients, down."""
+        """As many heads as there are clients, to each client."""
         return sum(array.nbytes for array in self.hand_out({}, "", server).values()), 0

@@ -1,4 +1,4 @@
-"""Every client's own batch norm, kept by the server for inference rules that need it."""
+"""The batch norm of every client, which the server keeps for inference rules that need it."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -9,10 +9,10 @@ from strategies.parts import Arrays, Bank, Entries, ServerRound, Update
 
 @dataclass(frozen=True)
 class OwnBatchNorm(Bank):
-    """U = {k: batch norm of theta_k}: each client's newest set, taken from the model that it sends up anyway.
+    """U = {k: batch norm of theta_k}: the newest set of each client, taken from the model that it sends in any case.
 
-    Baselines.md D.2. A set is the whole batch-norm side (affine and statistics) where the share rule keeps that on the
-    client, else the statistics alone. No client gets it; the inference rule of the unseen domain does.
+    A set is the whole batch norm (affine part and statistics) where the share rule keeps that on the client, otherwise
+    the statistics alone. No client gets it; the inference rule of the unseen domain does.
     """
 
     name: ClassVar[str] = "own_batch_norm"
@@ -20,7 +20,7 @@ class OwnBatchNorm(Bank):
     contributed: ClassVar[bool] = False
 
     def gather(self, update: Update, server: ServerRound) -> Arrays:
-        """The client's own batch norm of this round."""
+        """The batch norm of this client after this round."""
         kinds, places = server.kinds, server.places
         own = [name for name in update.arrays if places[name] == "upload"]
         names = [name for name in own if kinds[name] in (Kind.BN_AFFINE, Kind.BN_STATISTICS)]
@@ -28,8 +28,8 @@ class OwnBatchNorm(Bank):
         return {name: update.arrays[name] for name in names}
 
     def hand_out(self, bank: Entries, client: str, server: ServerRound) -> None:
-        """Nothing goes to the clients."""
+        """Nothing is sent to the clients."""
 
     def traffic(self, server: ServerRound) -> tuple[int, int]:
-        """Nothing travels for it."""
+        """Nothing is sent for it."""
         return 0, 0

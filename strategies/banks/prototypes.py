@@ -1,4 +1,4 @@
-"""FPL's server: the clients' class means, clustered class by class."""
+"""FPL's bank: the clients' class means, clustered class by class."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -8,29 +8,31 @@ import numpy as np
 from strategies.finch import cluster_means, finch
 from strategies.parts import SERVER, Arrays, Bank, Entries, ServerRound
 
-FEWEST = 4  # below so many points FINCH never makes two clusters
+FEWEST = 4  # of fewer points FINCH never makes two clusters
 ALONE = (
-    "no class has prototypes of four clients or more, and fewer never make two clusters: of every class there is one "
+    "no class has prototypes of four or more clients, and fewer never make two clusters: every class has one "
     "prototype, the plain mean of its clients; for clusters set data.clients_per_domain"
 )
 
 
 @dataclass(frozen=True)
 class Prototypes(Bank):
-    """P^c = means of the clusters that FINCH finds among this round's prototypes of class c, in domain order.
+    """P^c = the means of the clusters that FINCH finds among this round's prototypes of class c, in the order of the
+    domains.
 
-    FPL (Huang et al., CVPR 2023), banks 6.2. A contribution has `protos` float32 [n, d] and their `classes` int64 [n],
-    ascending; down go the cluster means in the same form, `cluster_protos` and `classes`, nothing in the first round.
-    Clusters count alike, whatever their size, so that the clients do too; a client that did not deliver in this round
-    has no part in it. J_c, the number of clusters, is recorded for every class. With three single-domain clients
-    nothing clusters (the log says so), and the method is prototype contrast with plain class means.
+    Source: FPL (Huang et al., CVPR 2023). A contribution has `protos` float32 [n, d] and their `classes` int64 [n],
+    ascending. Clients receive the cluster means in the same form, as `cluster_protos` and `classes`, and nothing in the
+    first round. All clusters count equally, whatever their size, so that clients do too. A client that did not reply in
+    this round has no part in the result. J_c, the number of clusters, is recorded for every class. Three clients with
+    one domain each never form two clusters (the log says so), and the method is then prototype contrast with plain
+    class means.
     """
 
     name: ClassVar[str] = "prototypes"
     when: ClassVar[str] = "round"
 
     def accept(self, client: str, arrays: Arrays, server: ServerRound) -> str:
-        """Refuses what is not one vector for each of some classes; a client may have none to send."""
+        """Refuses records other than one vector for each of some classes. A client may have none to send."""
         if arrays.keys() != {"protos", "classes"}:
             return f"it holds {sorted(arrays)}, expected ['classes', 'protos']"
         protos, classes = arrays["protos"], arrays["classes"]
@@ -39,13 +41,13 @@ class Prototypes(Bank):
         if classes.dtype != np.int64 or classes.shape != protos.shape[:1]:
             return f"classes are {classes.dtype}{list(classes.shape)}, expected int64[{len(protos)}]"
         if (np.diff(classes) <= 0).any():
-            return "its classes do not ascend"
+            return "its classes are not in ascending order"
         if len(classes) and (classes[0] < 0 or classes[-1] >= (server.classes or classes[-1] + 1)):
             return f"it names a class beyond the {server.classes} classes"
         return ""
 
     def merge(self, bank: Entries, entries: Entries, server: ServerRound) -> dict[str, Arrays]:
-        """The cluster means of every class that somebody sent, in place of the last round's."""
+        """The cluster means of every class that a client sent, in place of those of the last round."""
         found: dict[int, list[np.ndarray]] = {}
         for arrays in entries.values():
             for label, vector in zip(arrays["classes"], arrays["protos"], strict=True):
@@ -65,5 +67,5 @@ class Prototypes(Bank):
         return {SERVER: {"cluster_protos": np.concatenate(means), "classes": np.array(classes, np.int64)}}
 
     def hand_out(self, bank: Entries, client: str, server: ServerRound) -> Arrays:
-        """All cluster prototypes, the same for all clients."""
+        """All cluster prototypes, equal for all clients."""
         return bank.get(SERVER, {})

@@ -1,7 +1,7 @@
-"""The bank of style statistics that clients fill once (CCST).
+"""CCST's bank: style statistics that each client contributes once.
 
 A bank is kept as {client: arrays}. The client part with the same `bank` name computes the contributions and says in
-`discloses` what they tell about the images; the server checks, keeps and hands them out, and does not look further.
+`discloses` what they show about the images. The server only checks, keeps and sends them.
 """
 
 from dataclasses import dataclass
@@ -13,11 +13,13 @@ from strategies.parts import Arrays, Bank, Entries, ServerRound
 
 @dataclass(frozen=True)
 class StyleBank(Bank):
-    """B = {k: (mu_k, sigma_k)}: channel means and standard deviations, float32 [J_k, C_s], J_k = 1 for overall styles.
+    """B = {k: (mu_k, sigma_k)}: channel means and standard deviations, float32 [J_k, C_s], with J_k = 1 for overall
+    styles.
 
-    CCST (WACV 2023), banks 1.2. The whole bank goes to every client, 2 * C_s floats per style; a client takes itself
-    out where needed. A client that failed in phase 0 is missing for good (the bank is frozen), and still gets the
-    others' styles. Without foreign styles the clients train on their own images, as in FedAvg.
+    Source: CCST (WACV 2023). The whole bank goes to every client, 2 * C_s floats per style; a client leaves out its own
+    style where needed. A client that failed when the bank was filled stays missing, because the bank never changes, and
+    still gets the styles of the others. Without styles of other clients, clients train on their own images, as in
+    FedAvg.
     """
 
     name: ClassVar[str] = "style"

@@ -1,4 +1,4 @@
-"""FedGaLA's server: tensor by tensor, clients that agree with the common direction count more."""
+"""FedGaLA's fusion: in each tensor, clients that agree with the common direction count more."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,14 +11,17 @@ from strategies.aggregate import tensorwise_mean
 from strategies.moves import moves
 from strategies.parts import Fuse, ServerRound, Update
 
-SMALL = 1e-8  # smallest norm
+SMALL = 1e-8  # smaller norms are read as this one
 
 
 def alignment_weights(vectors: np.ndarray, n_it: int, gamma: float) -> np.ndarray:
-    """w [K] from K vectors v [K, n]: a = mean v, then n_it times  s_k = (cos(v_k, a) + 1)/2, w = s / sum s,
-    a = sum w_k v_k;  at last w <- (1 - gamma) w + gamma / K.
+    """w [K] from K vectors v [K, n]: weights that follow the agreement of each vector with the weighted mean of all.
 
-    cos with a zero vector is 0, so that all-zero vectors get equal weights; so do vectors whose s are all 0.
+        a = mean v, then n_it times:  s_k = (cos(v_k, a) + 1)/2,  w = s / sum s,  a = sum w_k v_k
+        at the end:                   w <- (1 - gamma) w + gamma / K
+
+    The cosine with a zero vector is 0, so that all-zero vectors get equal weights. Weights are also equal where all s
+    are 0.
     """
     count = len(vectors)
     norms = np.maximum(np.linalg.norm(vectors, axis=1), SMALL)
@@ -26,21 +29,22 @@ def alignment_weights(vectors: np.ndarray, n_it: int, gamma: float) -> np.ndarra
     for _ in range(n_it):
         common = weights @ vectors
         scores = (vectors @ common / (norms * max(np.linalg.norm(common), SMALL)) + 1) / 2
-        scores = np.maximum(scores, 0.0)  # a cosine of -1 may be less by rounding
+        scores = np.maximum(scores, 0.0)  # rounding may make a cosine smaller than -1
         weights = scores / scores.sum() if scores.sum() > 1e-12 else np.full(count, 1 / count)
     return (1 - gamma) * weights + gamma / count
 
 
 @dataclass(frozen=True)
 class AlignedWeights(Fuse):
-    """theta = sum_k w_k theta_k per parameter tensor, w = alignment_weights(p_k delta_k), delta_k = theta_k - theta.
+    """theta = sum_k w_k theta_k per parameter tensor, with w = alignment_weights(p_k delta_k) and delta_k = theta_k -
+    theta.
 
-    FedGaLA (Pourpanah et al., AAAI 2025), frontier.md 5. p_k enters the directions alone, as in the released code.
-    Everything else takes its weighted mean (the released code aligns statistics and counters too, and the weights
-    themselves in the first round). `gamma = 1` gives FedAvg with uniform weights for the parameters.
+    Source: FedGaLA (Pourpanah et al., AAAI 2025). p_k enters only the directions, as in the released code. All other
+    tensors take their weighted mean; the released code also aligns statistics and counters, and in the first round the
+    weights themselves. `gamma = 1` gives FedAvg with uniform weights for the parameters.
 
     n_it: how often weights and common direction are computed in turn
-    gamma: share of uniform weights in the result
+    gamma: the share of uniform weights in the result
     """
 
     n_it: Annotated[int, Field(ge=1)] = 3
@@ -49,7 +53,8 @@ class AlignedWeights(Fuse):
     def fuse(
         self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound
     ) -> dict[str, np.ndarray]:
-        """The fused model; every w goes to details.csv, its mean over the tensors to the client's weight column."""
+        """The fused model. details.csv gets every w, and the weight column of a client the mean of its w over the
+        tensors."""
         shares = np.array([weights[update.client] for update in updates])
         deltas = moves(updates, server)
         found = {

@@ -1,4 +1,4 @@
-"""Bulyan: Krum's selection, then a trimmed mean around the median of what was selected."""
+"""Bulyan: Krum's selection, then a trimmed mean around the median of the selected models."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,20 +17,21 @@ from strategies.wire import flower_strategies as flower
 
 @dataclass(frozen=True)
 class Bulyan(Fuse):
-    """S = the K - 2f models of lowest Krum score;  theta[i] = mean of the K - 4f values of S[i] nearest to its median.
+    """S = the K - 2f models with the lowest Krum score; theta[i] = mean of the K - 4f values of S[i] nearest to its
+    median.
 
-    El Mhamdi et al., ICML 2018, by Flower's Bulyan, on the shared parameters; everything else takes the coordinate-wise
-    median of all clients. Weights are not used. The rule needs K >= 4 f + 3 clients: a round in which fewer deliver
-    leaves the model as it was, as Flower does. `malicious=0` gives the uniform mean of parameters.
+    Source: El Mhamdi et al., ICML 2018, by Flower's Bulyan, on the shared parameters. All other tensors take the
+    coordinate-wise median of all clients. Weights are not used. The rule needs K >= 4 f + 3 clients: a round with fewer
+    replies does not change the model, as in Flower. `malicious = 0` gives the uniform mean of parameters.
 
-    malicious: f, how many clients may send anything.
+    malicious: f, the number of clients that may send anything
     """
 
     malicious: Annotated[int, Field(ge=0)] = 1
     uses_weights: ClassVar[bool] = False
 
     def check(self, experiment: Experiment) -> None:
-        """UserError when the federation is too small for that many malicious clients."""
+        """Raises UserError when the federation is too small for that many malicious clients."""
         count = clients_in_a_round(experiment)
         if count and count < 4 * self.malicious + 3:
             raise UserError(
@@ -41,7 +42,7 @@ class Bulyan(Fuse):
     def fuse(
         self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound
     ) -> dict[str, np.ndarray]:
-        """Parameters by Bulyan on the updates, the rest by the median; every client's weight column says 1/K."""
+        """Parameters by Bulyan on the updates, the rest by the median. Every client has 1/K in its weight column."""
         states = [update.arrays for update in updates]
         rule = flower.Bulyan(num_malicious_nodes=self.malicious)
         moved = flower.aggregate(rule, server.round, moves(updates, server), [{flower.WEIGHT: 1}] * len(updates))

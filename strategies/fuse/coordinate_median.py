@@ -1,4 +1,4 @@
-"""The coordinate-wise median: fewer than half of the clients cannot move it far."""
+"""The coordinate-wise median, which fewer than half of the clients cannot move far."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,10 +12,11 @@ from strategies.parts import Fuse, ServerRound, Update
 
 @dataclass(frozen=True)
 class CoordinateMedian(Fuse):
-    """theta[i] = median_k theta_k[i]; with an even number of clients the mean of the two in the middle.
+    """theta[i] = median_k theta_k[i]; with an even number of clients it is the mean of the two middle values.
 
-    Yin et al., ICML 2018 (Algorithm 1, Option I), on models instead of gradients, as Flower's FedMedian. Holds against
-    fewer than half of the clients, whatever they send. Weights are not used; with two clients it is the plain mean.
+    Source: Yin et al., ICML 2018 (Algorithm 1, Option I), on models in place of gradients, as in Flower's FedMedian. It
+    is robust against fewer than half of the clients, whatever they send. Weights are not used; with two clients it is
+    the plain mean.
     """
 
     uses_weights: ClassVar[bool] = False
@@ -23,6 +24,6 @@ class CoordinateMedian(Fuse):
     def fuse(
         self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound
     ) -> dict[str, np.ndarray]:
-        """The median of the updates; every client's weight column says 1/K."""
+        """The median of the updates. Every client has 1/K in its weight column."""
         equal_columns(updates, server)
         return trimmed_mean([update.arrays for update in updates], (len(updates) - 1) // 2)

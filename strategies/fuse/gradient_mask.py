@@ -1,4 +1,4 @@
-"""FedGMA: coordinates on whose direction the clients disagree move less."""
+"""FedGMA: coordinates move less when the clients disagree on their direction."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,21 +13,22 @@ from strategies.parts import Fuse, ServerRound, Update
 
 
 def agreement(deltas: Sequence[np.ndarray]) -> np.ndarray:
-    """A = |mean_k sign(delta_k)| per coordinate, between 0 and 1; sign(0) = 0."""
+    """A = |mean_k sign(delta_k)| for each coordinate, between 0 and 1, with sign(0) = 0."""
     return np.abs(sum(np.sign(delta) for delta in deltas)) / len(deltas)
 
 
 @dataclass(frozen=True)
 class GradientMask(Fuse):
-    """theta <- theta + m sum_k p_k delta_k per coordinate,   m = 1 where A >= tau, else A,   A = |mean_k sign(delta_k)|
+    """theta <- theta + m sum_k p_k delta_k per coordinate; m = 1 where A >= tau, else A, with A = |mean_k
+    sign(delta_k)|.
 
-    FedGMA (Tenison et al., TMLR 2023); baselines.md E.1. delta_k = theta_k - theta on the shared parameters; everything
-    else takes its weighted mean. The paper's server rate eta_g is the part `server_step`. With three clients and no
-    zeros A is 1/3 or 1, so that every tau in (1/3, 1] is the same method. `tau = 0` gives FedAvg bit for bit.
+    Source: FedGMA (Tenison et al., TMLR 2023). delta_k = theta_k - theta on the shared parameters; all other tensors
+    take their weighted mean. The paper's server rate eta_g is the part `server_step`. With three clients and no zeros A
+    is 1/3 or 1, so that every tau in (1/3, 1] is the same method. `tau = 0` gives FedAvg bit for bit.
 
-    tau: agreement from which a coordinate moves in full; the search of FedDG_Benchmark is .1, .4 and .9
-    variant: `soft` as above; `hard` (the workshop version) has m = 0 where A < tau; `feddg_benchmark` is that code's
-        slip, m = tau (1 + A) where A >= tau, else 0 (it also masks running statistics, which is left out here)
+    tau: the agreement from which a coordinate moves in full; the search of FedDG_Benchmark is 0.1, 0.4 and 0.9
+    variant: `soft` as above. `hard` (the workshop version) has m = 0 where A < tau. `feddg_benchmark` is the mistake of
+    that code, m = tau (1 + A) where A >= tau, else 0; that code also masks running statistics, which we leave out
     """
 
     tau: Annotated[float, Field(ge=0, le=1)] = 0.4
@@ -36,7 +37,7 @@ class GradientMask(Fuse):
     def fuse(
         self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound
     ) -> dict[str, np.ndarray]:
-        """The fused model; details.csv gets each tensor's mean mask."""
+        """The fused model. details.csv gets the mean mask of each tensor."""
         shares = [weights[update.client] for update in updates]
         fused = weighted_mean([update.arrays for update in updates], shares)
         deltas = moves(updates, server)

@@ -1,4 +1,4 @@
-"""FedOMG: one direction that agrees with every client's move, found on the server."""
+"""FedOMG: the server finds one direction that agrees with the move of every client."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -14,12 +14,12 @@ from strategies.moves import mean_move, moved, moves
 from strategies.parts import Fuse, ServerRound, Update
 
 EPS = 1e-4
-SHORT_MOVE = 0.05  # mean length of the moves below which EPS shows in the result
+SHORT_MOVE = 0.05  # below this mean length of the moves, EPS changes the result visibly
 logger = logging.getLogger("fedsim")
 
 
 def gram(deltas: Sequence[Mapping[str, np.ndarray]]) -> np.ndarray:
-    """Inner products [K, K] of the moves, over all tensors together, in float64."""
+    """The inner products [K, K] of the moves, over all tensors together, in float64."""
     total = np.zeros((len(deltas), len(deltas)))
     for name in deltas[0]:
         rows = np.stack([delta[name].ravel() for delta in deltas])
@@ -29,24 +29,26 @@ def gram(deltas: Sequence[Mapping[str, np.ndarray]]) -> np.ndarray:
 
 @dataclass(frozen=True)
 class GradientMatching(Fuse):
-    """theta <- theta + sum_k a_k delta_k,   a_k = (1/K + Gamma_k c ||g_0|| / ||g_Gamma||) / (1 + c^2)
+    """theta <- theta + sum_k a_k delta_k, with a_k = (1/K + Gamma_k c ||g_0|| / ||g_Gamma||) / (1 + c^2).
 
-    with Gamma the minimiser over the simplex of  g_Gamma . g_0 + c ||g_0|| ||g_Gamma||,  where g_0 is the mean of all
-    delta_k and g_Gamma = sum_k Gamma_k delta_k.
+        Gamma = the minimiser over the simplex of  g_Gamma . g_0 + c ||g_0|| ||g_Gamma||
+        g_0 = the mean of all delta_k,  g_Gamma = sum_k Gamma_k delta_k
 
-    FedOMG (Nguyen et al., ICLR 2025), frontier.md 1: CAGrad's direction for the clients' moves delta_k = theta_k -
-    theta over the shared parameters, all flattened together. Only inner products of the delta_k are needed. Everything
-    else takes its weighted mean; the clients' weights count nowhere else. The server's rate is the part `server_step`.
-    One client, or none that moved, gives FedAvg. `c = 0` gives FedAvg with uniform weights for the parameters.
+    Source: FedOMG (Nguyen et al., ICLR 2025): CAGrad's direction for the clients' moves delta_k = theta_k - theta over
+    the shared parameters, flattened together. Only the inner products of the delta_k are needed. All other tensors take
+    their weighted mean; the weights of the clients act nowhere else. The server's learning rate is the part
+    `server_step`. One client alone, or moves that are all 0, give FedAvg. `c = 0` gives FedAvg with uniform weights for
+    the parameters.
 
-    c: radius of the ball around the mean direction, in units of its length
+    c: the radius of the ball around the mean direction, in units of its length
     solver: `descent` as released (gradient descent on a softmax, moves scaled to a mean length of about 1, 1e-4 added
-        under every root), or `exact`, the minimiser without these
-    lr, momentum, steps: of the descent; the best point of all counts
+    under every root), or `exact`, the minimiser without these
+    lr, momentum, steps: the settings of the descent; the best of all its points is taken
     relative_eps: leaves the 1e-4 out of the scaling, so that the result does not depend on the length of the moves
     rescale: divides by 1 + c^2 as released; the paper's formula does not
-    scale: `weights` multiplies delta_k by the client's weight p_k, so that weights of another part act
-    variant: `official` scales by p_k, moves half as far, and never averages buffers: running statistics stay initial
+    scale: `weights` multiplies delta_k by the client's weight p_k, so that the weights of another part act
+    variant: `official` scales by p_k, moves half as far, and never averages buffers, so that running statistics keep
+    their initial values
     """
 
     c: Annotated[float, Field(ge=0)] = 0.5
@@ -67,7 +69,7 @@ class GradientMatching(Fuse):
     def fuse(
         self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound
     ) -> dict[str, np.ndarray]:
-        """The fused model; Gamma and the cosine of the direction with each move go to details.csv."""
+        """The fused model. details.csv gets Gamma and the cosine of the direction with each move."""
         shares = [weights[update.client] for update in updates]
         fused = weighted_mean([update.arrays for update in updates], shares)
         deltas = moves(updates, server)
@@ -99,7 +101,7 @@ class GradientMatching(Fuse):
         return gamma, a / (1 + self.c**2) if self.rescale else a
 
     def _descent(self, g: np.ndarray, radius: float) -> np.ndarray:
-        """Best Gamma = softmax(w) of gradient descent from w = 0."""
+        """The best Gamma = softmax(w) of gradient descent from w = 0."""
         b, w, buffer = g.mean(1), np.zeros(len(g)), None
         best, lowest = np.full(len(g), 1 / len(g)), np.inf
         for step in range(self.steps + 1):
@@ -117,7 +119,7 @@ class GradientMatching(Fuse):
         return best
 
     def _exact(self, g: np.ndarray) -> np.ndarray:
-        """Minimiser over the simplex; moves scaled to a mean length of 1 for the solver's sake."""
+        """The minimiser over the simplex. The moves are scaled to a mean length of 1, which helps the solver."""
         g = g / np.sqrt(g.diagonal()).mean() ** 2
         b, radius, start = g.mean(1), self.c * np.sqrt(g.mean()), np.full(len(g), 1 / len(g))
 
@@ -133,7 +135,7 @@ class GradientMatching(Fuse):
     def _note(
         self, updates: Sequence[Update], server: ServerRound, g: np.ndarray, gamma: np.ndarray, a: np.ndarray
     ) -> None:
-        """Gamma, cosines and the coefficients, and a warning where the moves are short."""
+        """Records Gamma, the cosines and the coefficients, and warns where the moves are short."""
         lengths = np.sqrt(g.diagonal())
         direction = np.sqrt(max(a @ g @ a, 0.0))
         cosines = (g @ a) / np.maximum(lengths * direction, 1e-30)
@@ -145,4 +147,4 @@ class GradientMatching(Fuse):
         if lengths.mean() < SHORT_MOVE and not self.relative_eps and self.solver == "descent" and not server.state:
             server.state["warned"] = True
             logger.warning("the clients' moves are %.3g long on average, so that the 1e-4 in gradient_matching's "
-                           "scaling shows; relative_eps = true leaves it out", lengths.mean())  # fmt: skip
+                           "scaling changes the result; relative_eps = true leaves it out", lengths.mean())  # fmt: skip

@@ -1,4 +1,4 @@
-"""Krum and Multi-Krum: the models that lie closest to many others, and no others, count."""
+"""Krum and Multi-Krum: only the models that are closest to many others count."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,21 +18,22 @@ from strategies.wire.flower_strategies import selected_by_krum
 
 @dataclass(frozen=True)
 class Krum(Fuse):
-    """score_k = sum of ||theta_k - theta_j||^2 over the K - f - 2 nearest j;  theta = mean of the `select` lowest.
+    """score_k = sum of ||theta_k - theta_j||^2 over the K - f - 2 nearest j; theta = mean of the `select` lowest.
 
-    Blanchard et al., NeurIPS 2017 (Krum: `select=1`, Multi-Krum: more), by Flower's rule, on the shared parameters; the
-    mean of the selected models, whole, is weighted by the recipe's weights, as in Flower's MultiKrum. The paper's
-    guarantee needs K >= 2 f + 3 clients; where some fail in a round it is lost for that round. `select` of at least K
-    gives FedAvg.
+    Source: Blanchard et al., NeurIPS 2017 (Krum: `select = 1`, Multi-Krum: more), by Flower's rule, on the shared
+    parameters. The mean of the selected whole models is weighted by the recipe's weights, as in Flower's MultiKrum. The
+    paper's guarantee needs K >= 2 f + 3 clients; it does not hold in a round in which so many fail that fewer remain.
+    `select` of at least K gives FedAvg.
 
-    malicious: f, how many clients may send anything. select: how many models are averaged.
+    malicious: f, the number of clients that may send anything
+    select: the number of models that are averaged
     """
 
     malicious: Annotated[int, Field(ge=0)] = 0
     select: Annotated[int, Field(ge=1)] = 1
 
     def check(self, experiment: Experiment) -> None:
-        """UserError when the federation is too small for that many malicious clients."""
+        """Raises UserError when the federation is too small for that many malicious clients."""
         count = clients_in_a_round(experiment)
         if count and count < 2 * self.malicious + 3:
             raise UserError(
@@ -43,7 +44,7 @@ class Krum(Fuse):
     def fuse(
         self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound
     ) -> dict[str, np.ndarray]:
-        """The mean of the selected models; the others' weight column says 0."""
+        """The mean of the selected models. The others have 0 in their weight column."""
         places = sorted(selected_by_krum(moves(updates, server), self.malicious, self.select))
         chosen = [updates[place] for place in places]
         shares = np.array([weights[update.client] for update in chosen])

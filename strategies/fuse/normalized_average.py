@@ -1,4 +1,5 @@
-"""FedNova: every client's move counts per gradient, so that more local steps do not mean more weight."""
+"""FedNova: the move of every client is divided by its number of gradients, so that more local steps give no more
+weight."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,13 +15,13 @@ from strategies.parts import Fuse, RefusedUpdateError, ServerRound, Update
 
 @dataclass(frozen=True)
 class NormalizedAverage(Fuse):
-    """theta <- theta + tau_eff sum_k p_k delta_k / a_k,   tau_eff = sum_k p_k a_k
+    """theta <- theta + tau_eff sum_k p_k delta_k / a_k, with tau_eff = sum_k p_k a_k.
 
-    FedNova (Wang et al., NeurIPS 2020), baselines.md A.5. delta_k = theta_k - theta on the shared parameters;
-    everything else takes its weighted mean. a_k comes from the client (part `gradient_count`): the number of its
-    steps with plain SGD, more with momentum, less with a proximal term; `fednova+fedprox` is the proximal solver. The
-    official code's momentum on the server (gmf, off by default) is the part `fed_avg_m`. It acts where clients take
-    different numbers of steps: with equal ones it is FedAvg up to rounding.
+    Source: FedNova (Wang et al., NeurIPS 2020). delta_k = theta_k - theta on the shared parameters; all other tensors
+    take their weighted mean. a_k comes from the client (part `gradient_count`): it is the number of its steps with
+    plain SGD, more with momentum, and less with a proximal term; `fednova+fedprox` is the proximal solver. The official
+    code's momentum on the server (gmf, off by default) is the part `fed_avg_m`. The rule matters where clients take
+    different numbers of steps; with equal numbers it is FedAvg up to rounding.
 
     tau_eff: `gradients` as above; `steps` takes sum_k p_k tau_k, as the official code does with a proximal term
     """
@@ -32,7 +33,7 @@ class NormalizedAverage(Fuse):
     def fuse(
         self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound
     ) -> dict[str, np.ndarray]:
-        """The fused model; a client whose count is not above 0 is refused."""
+        """The fused model. A client with a count that is not above 0 is refused."""
         shares = [weights[update.client] for update in updates]
         counts = [update.metrics["gradient_count"] for update in updates]
         for update, count in zip(updates, counts, strict=True):

@@ -1,4 +1,4 @@
-"""Central differential privacy: what one client can change in the global model is bounded, and drowned in noise."""
+"""Central differential privacy: the influence of one client on the global model is bounded and hidden by noise."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from strategies.parts import Fuse, ServerRound, Update
 
 
 def clipped(state: Arrays, reference: Arrays, bound: float) -> dict[str, np.ndarray]:
-    """The state moved towards the reference until its update's L2 norm over all tensors is at most `bound`.
+    """The state moved towards the reference until the L2 norm of its update over all tensors is at most `bound`.
 
     delta = theta_k - theta ;  theta + delta min(1, C / ||delta||_2)     (float64 inside, dtypes stay)
     """
@@ -25,15 +25,17 @@ def clipped(state: Arrays, reference: Arrays, bound: float) -> dict[str, np.ndar
 
 @dataclass(frozen=True)
 class PrivateMean(Fuse):
-    """theta <- theta + 1/K sum_k delta_k min(1, C / ||delta_k||) + N(0, (z C / K)^2)   with delta_k = theta_k - theta
+    """theta <- theta + 1/K sum_k delta_k min(1, C / ||delta_k||) + N(0, (z C / K)^2), with delta_k = theta_k - theta.
 
-    Client-level central differential privacy with fixed clipping (Geyer et al. 2017; McMahan et al., ICLR 2018), the
-    mechanism of Flower's DifferentialPrivacyServerSideFixedClipping, on replies that were checked before. Weights are
-    not used: the bound on one client's influence needs equal ones. The noise does not come from the run's seed, or
-    whoever knows the seed could take it off again: two runs differ. `noise=0` with a large `clip` gives the uniform
-    mean. Models with batch norm are refused: clipping and noise make counters and variances meaningless.
+    Source: client-level central differential privacy with fixed clipping (Geyer et al. 2017; McMahan et al., ICLR
+    2018), the mechanism of Flower's DifferentialPrivacyServerSideFixedClipping, on replies that were checked before.
+    Weights are not used, because the bound on one client's influence needs equal weights. The noise does not come from
+    the run's seed: a person who knows the seed could otherwise subtract it. Two runs therefore differ. `noise = 0` with
+    a large `clip` gives the uniform mean. Models with batch norm are refused, because clipping and noise make counters
+    and variances meaningless.
 
-    clip: C, largest L2 norm of a client's update. noise: z, the noise multiplier (1 or more for strong privacy).
+    clip: C, the largest L2 norm of a client's update
+    noise: z, the noise multiplier (1 or more for strong privacy)
     """
 
     clip: Annotated[float, Field(gt=0)] = 1.0
@@ -45,7 +47,7 @@ class PrivateMean(Fuse):
     def fuse(
         self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound
     ) -> dict[str, np.ndarray]:
-        """The noisy mean of the clipped updates."""
+        """The mean of the clipped updates, with noise."""
         equal_columns(updates, server)
         states = [clipped(update.arrays, server.previous, self.clip) for update in updates]
         mean = weighted_mean(states, [1.0] * len(states))

@@ -1,4 +1,5 @@
-"""q-FedAvg: clients whose loss is high move the model further, so that accuracies become more alike."""
+"""q-FedAvg: clients with a high loss move the model further, so that the accuracies of the clients become more
+alike."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,14 +16,14 @@ from strategies.wire import flower_strategies as flower
 
 @dataclass(frozen=True)
 class QFedAvg(Fuse):
-    """theta <- theta + sum_k F_k^q L delta_k / sum_k (q F_k^(q-1) ||L delta_k||^2 + L F_k^q),   L = 1/lr
+    """theta <- theta + sum_k F_k^q L delta_k / sum_k (q F_k^(q-1) ||L delta_k||^2 + L F_k^q), with L = 1/lr.
 
-    Li et al., ICLR 2020 (q-FFL), by Flower's QFedAvg: delta_k = theta_k - theta on the shared parameters, F_k the
-    client's mean training loss of the round (the paper takes the loss of the received model), lr = `train.lr`, the
-    local learning rate before any schedule. Everything else takes its weighted mean. Clients are not weighted by size.
-    `q=0` gives the uniform mean of the models.
+    Source: Li et al., ICLR 2020 (q-FFL), by Flower's QFedAvg. delta_k = theta_k - theta on the shared parameters, F_k
+    is the client's mean training loss of the round (the paper takes the loss of the received model), and lr =
+    `train.lr` is the local learning rate before any schedule. All other tensors take their weighted mean. Clients are
+    not weighted by size. `q = 0` gives the uniform mean of the models.
 
-    q: how much high losses count; the paper tries .1 to 10.
+    q: how much high losses count; the paper tries 0.1 to 10
     """
 
     q: Annotated[float, Field(ge=0)] = 0.1
@@ -31,7 +32,7 @@ class QFedAvg(Fuse):
     def fuse(
         self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound
     ) -> dict[str, np.ndarray]:
-        """Parameters by q-FedAvg on the updates, from 0; a negative loss is refused."""
+        """Parameters by q-FedAvg on the updates, which start from 0. A negative loss is refused."""
         losses = {update.client: update.metrics[flower.LOSS] for update in updates}
         for client, loss in losses.items():
             if loss < 0:

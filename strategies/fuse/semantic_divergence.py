@@ -1,4 +1,4 @@
-"""CSAC's data-free fusion: tensor by tensor, a client far from the average counts more."""
+"""CSAC's data-free fusion: in each tensor, a client far from the average counts more."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,13 +12,14 @@ from strategies.parts import Fuse, ServerRound, Update
 
 @dataclass(frozen=True)
 class SemanticDivergence(Fuse):
-    """avg_l = mean_h G_l^h;  dist_l^h = ||G_l^h - avg_l||;  c_l^h = dist_l^h / sum_j dist_l^j;  M_l = sum_h c_l^h G_l^h
+    """avg_l = mean_h G_l^h; dist_l^h = ||G_l^h - avg_l||; c_l^h = dist_l^h / sum_j dist_l^j; M_l = sum_h c_l^h G_l^h.
 
-    CSAC (Yuan et al., TKDE 2023), semantic aggregation; core.md 4.2. Data sizes are not used; with two clients both
-    distances are equal, so the rule is the plain mean. `strategy="average"` gives uniform FedAvg.
+    Source: CSAC (Yuan et al., TKDE 2023), semantic aggregation. Data sizes are not used. With two clients both
+    distances are equal, so that the rule is the plain mean. `strategy = "average"` gives uniform FedAvg.
 
-    metric: l2 (default), l1 or cosine. strategy: divergence (default), average or similarity. granularity: one c per
-    `tensor` (released code; default) or per leaf `module` (the paper's "layer").
+    metric: l2 (default), l1 or cosine
+    strategy: divergence (default), average or similarity
+    granularity: one c per `tensor` (released code; default) or per leaf `module` (the paper's "layer")
     """
 
     metric: Literal["l2", "l1", "cosine"] = "l2"
@@ -29,7 +30,8 @@ class SemanticDivergence(Fuse):
     def fuse(
         self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound
     ) -> dict[str, np.ndarray]:
-        """The fused model; every c goes to details.csv, its mean over the tensors to the client's weight column."""
+        """The fused model. details.csv gets every c, and the weight column of a client the mean of its c over the
+        tensors."""
         states = [update.arrays for update in updates]
         groups = {name: name.rpartition(".")[0] for name in states[0]} if self.granularity == "module" else None
         coefficients = divergence_coefficients(states, self.metric, self.strategy, groups)

@@ -1,4 +1,5 @@
-"""The coordinate-wise trimmed mean: a few broken or malicious clients cannot move it far; clients are not weighted."""
+"""The coordinate-wise trimmed mean, which a few broken or malicious clients cannot move far. Clients are not
+weighted."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,16 +16,16 @@ from strategies.parts import Fuse, ServerRound, Update
 
 
 def trimmed_mean(states: Sequence[Arrays], trim: int) -> dict[str, np.ndarray]:
-    """Per coordinate the mean of what is left without the `trim` smallest and the `trim` largest values.
+    """For each coordinate, the mean of the values without the `trim` smallest and the `trim` largest.
 
-    x_(1) <= ... <= x_(K) ;  result = 1/(K - 2m) sum_{k = m+1}^{K-m} x_(k) , m = trim   (float tensors, in float64)
-    Integer tensors: the lower median, so that no client sets a counter alone.
+        x_(1) <= ... <= x_(K) ;  result = 1/(K - 2m) sum_{k = m+1}^{K-m} x_(k) , m = trim   (float tensors, in float64)
 
-    Raises ValueError when nothing would be left.
+    Integer tensors take the lower median, so that no client alone sets a counter. Raises ValueError when no value would
+    be left.
     """
     count = len(states)
     if not 0 <= 2 * trim < count:
-        raise ValueError(f"of {count} values {trim} at each end cannot be left out")
+        raise ValueError(f"cannot leave out {trim} of {count} values at each end")
     result = {}
     for name, first in states[0].items():
         values = np.sort(np.stack([state[name] for state in states]), axis=0)
@@ -40,34 +41,35 @@ def trimmed_mean(states: Sequence[Arrays], trim: int) -> dict[str, np.ndarray]:
 class TrimmedMean(Fuse):
     """theta[i] = mean of theta_k[i] without the m smallest and the m largest values, m = floor(beta K).
 
-    Yin et al., ICML 2018 (Algorithm 1, Option II), as Flower's FedTrimmedAvg. Holds against m clients. `beta=0` gives
-    the uniform mean. Weights are not used.
+    Source: Yin et al., ICML 2018 (Algorithm 1, Option II), as in Flower's FedTrimmedAvg. It is robust against m
+    clients. `beta = 0` gives the uniform mean. Weights are not used.
 
-    beta: share left out at each end, below 1/2. The default, 0.34, leaves out one of three clients at each end.
+    beta: the share that is left out at each end, below 1/2. The default, 0.34, leaves out one of three clients at each
+    end
     """
 
     beta: Annotated[float, Field(ge=0, lt=0.5)] = 0.34
     uses_weights: ClassVar[bool] = False
 
     def check(self, experiment: Experiment) -> None:
-        """UserError for a share that leaves out nobody: robust in name only."""
+        """Raises UserError for a share that leaves out no client, because the rule would be robust only by its name."""
         count = clients_in_a_round(experiment)
         if count and self.beta > 0 and int(self.beta * count) == 0:
             raise UserError(
-                f"method.trimmed_mean.beta = {self.beta:g} leaves out nobody of {count} clients; it must be at least "
+                f"method.trimmed_mean.beta = {self.beta:g} leaves out none of {count} clients; it must be at least "
                 f"1/{count} (or 0 for the uniform mean)"
             )
 
     def fuse(
         self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound
     ) -> dict[str, np.ndarray]:
-        """The trimmed mean of the updates; every client's weight column says 1/K."""
+        """The trimmed mean of the updates. Every client has 1/K in its weight column."""
         equal_columns(updates, server)
         return trimmed_mean([update.arrays for update in updates], int(self.beta * len(updates)))
 
 
 def clients_in_a_round(experiment: Experiment) -> int:
-    """How many clients train in a round when none fails; 0 for a recipe that is only shown."""
+    """The number of clients that train in a round when none fails; 0 for a recipe that is only shown."""
     if not experiment.run.target:
         return 0
     count = len(client_names(experiment.data, experiment.run.target))
@@ -75,5 +77,5 @@ def clients_in_a_round(experiment: Experiment) -> int:
 
 
 def equal_columns(updates: Sequence[Update], server: ServerRound) -> None:
-    """Say in clients.csv that every client counts the same."""
+    """Writes equal weights for all clients into clients.csv."""
     server.client_columns |= {update.client: {"weight": 1.0 / len(updates)} for update in updates}

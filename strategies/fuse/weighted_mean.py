@@ -12,12 +12,13 @@ from strategies.parts import Fuse, ServerRound, Update
 
 @dataclass(frozen=True)
 class WeightedMean(Fuse):
-    """theta = sum_k p_k theta_k in float64, cast back; integer buffers by maximum (core.md R3-R5)."""
+    """theta = sum_k p_k theta_k in float64, cast back; integer buffers take the maximum (FedAvg, McMahan et al.
+    2017)."""
 
     needs_clients: ClassVar[bool] = False
 
     def fuse(
         self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound
     ) -> dict[str, np.ndarray]:
-        """Weighted mean of all tensors, batch-norm statistics included."""
+        """The weighted mean of all tensors, batch-norm statistics included."""
         return weighted_mean([update.arrays for update in updates], [weights[update.client] for update in updates])

@@ -1,4 +1,4 @@
-"""FedDyn's server: the clients' mean, moved on by all past moves."""
+"""FedDyn's server part: it moves the clients' mean further by all past moves."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,17 +11,17 @@ from strategies.parts import Arrays, Refine, ServerRound
 
 @dataclass(frozen=True)
 class DynamicCorrection(Refine):
-    """H <- H + (1/N) sum_k (theta_k - theta);  theta <- fused + H over the shared parameters, H = 0 at first.
+    """H <- H + (1/N) sum_k (theta_k - theta); theta <- fused + H over the shared parameters; H starts at 0.
 
-    FedDyn (Acar et al., ICLR 2021), frontier.md 2. N counts all clients of the federation, drawn or not. Everything
-    else takes its fused value, so batch norm's running statistics are those of the clients' models and not of the one
-    that H moved. The paper averages the clients uniformly. H is kept with the checkpoint.
+    Source: FedDyn (Acar et al., ICLR 2021). N counts all clients of the federation, drawn or not. All other tensors
+    take their fused value, so that the running statistics of batch norm fit the clients' models, and not the model
+    after H was added. The paper averages the clients uniformly. H is kept in the checkpoint.
     """
 
     needs_clients: ClassVar[bool] = True
 
     def refine(self, fused: Arrays, server: ServerRound) -> dict[str, np.ndarray]:
-        """The corrected parameters; H in float64."""
+        """The corrected parameters; H is in float64."""
         deltas, result = moves(server.updates, server), dict(fused)
         for name in deltas[0]:
             change = mean_move(deltas, [1 / len(server.clients)] * len(deltas), name)

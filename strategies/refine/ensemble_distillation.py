@@ -1,4 +1,4 @@
-"""Distillation of the clients' models into their average, on unlabelled images that the server has."""
+"""Distillation of the clients' models into their average, on unlabelled images of the server."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from strategies.parts import Arrays, Refine, ServerRound
 
 Prepared = Callable[[np.ndarray], Tensor]
 
-EVALUATED = 256  # images of one forward pass of the teachers
+EVALUATED = 256  # images in one forward pass of the teachers
 
 
 def distillation_loss(teacher: Tensor, student: Tensor, tau: float = 1.0) -> Tensor:
@@ -35,24 +35,29 @@ def distillation_loss(teacher: Tensor, student: Tensor, tau: float = 1.0) -> Ten
 
 @dataclass(frozen=True)
 class EnsembleDistillation(Refine):
-    """From the fused model w, `steps` steps of Adam on mean KL(softmax(a(x)/tau) || softmax(b(x)/tau)),
+    """From the fused model w, `steps` steps of Adam on the mean of KL(softmax(a(x)/tau) || softmax(b(x)/tau)) over
+    images x.
 
         a(x) = 1/K sum_k f(theta_k; x)   the mean of the logits of this round's client models, b(x) = f(w; x)
 
-    over unlabelled images x. PerAda (Xie et al., CVPR 2024), its server; section 7.2 of the specification of
-    representation methods. Only parameters that clients share are moved. The rate falls to 0 along a cosine in every
-    round. Teachers are in eval mode and see each image as it is, like the student; of the student only batch norm is.
-    A round with one client's model is left as it is, since teacher and student are the same, and so are rounds after
-    `rounds`. Without `data` nothing happens (the paper's ablation without distillation).
+    Source: PerAda (Xie et al., CVPR 2024), its server. The images have no labels. Only parameters that clients share
+    are trained. In every round the learning rate falls to 0 along a cosine. The teachers are in eval mode; the student
+    is in training mode except for its batch norm; both see each image without augmentation. A round with the model of
+    only one client is not changed, because teacher and student are equal, and neither are rounds after `rounds`.
+    Without `data` nothing happens (the paper's ablation without distillation).
 
-    The released code stops early by labelled validation images of the server, and drops a distilled model that does not
-    beat the average; there are no labels here. Images of a client or of the target are refused by path and by content.
+    The released code stops early by labelled validation images of the server, and drops a distilled model that is not
+    better than the average; here there are no labels. Images of a client or of the target are refused, by their path
+    and by their content.
 
-    data: folder of images on the server's machine; folders in it are read too. Empty: no distillation
-    rounds: distillation in the first so many rounds (T_kd); 0: in all
-    steps: mini-batches per round (R_kd). batch_size: images of each. lr: eta_g. tau: temperature
-    bn: freeze: the student's batch norm normalizes by the averaged statistics, which stay; train: by those of the
-        images, which the running statistics then follow (released code)
+    data: the folder of images on the server's machine, with its subfolders. Empty: no distillation
+    rounds: the number of first rounds with distillation (T_kd); 0: all rounds
+    steps: the number of mini-batches per round (R_kd)
+    batch_size: the number of images in each
+    lr: eta_g
+    tau: the temperature
+    bn: with `freeze` the student's batch norm normalizes by the averaged statistics, which do not change; with `train`
+    by those of the images, and the running statistics are updated by them (released code)
     """
 
     data: str = ""
@@ -65,16 +70,16 @@ class EnsembleDistillation(Refine):
 
     @property
     def tag(self) -> str:
-        """Results with distillation are told apart."""
+        """Marks the results that have distillation."""
         return "kd" if self.data else ""
 
     def check_server(self, experiment: Experiment, known: Mapping[str, Mapping]) -> None:
-        """UserError for a folder without images, and for one that holds a client's or the target's."""
+        """Raises UserError for a folder without images, and for one that holds images of a client or of the target."""
         if self.data:
             refuse_own_images(self.data, experiment.data, known)
 
     def refine(self, fused: Arrays, server: ServerRound) -> dict[str, np.ndarray]:
-        """The distilled tensors; all that the student did not train stays as fused."""
+        """The distilled tensors. All tensors that the student did not train keep their fused value."""
         if not self.data or len(server.updates) < 2 or (self.rounds and server.round > self.rounds):
             return dict(fused)
         prepared, count = self._images(server)
@@ -94,7 +99,7 @@ class EnsembleDistillation(Refine):
         return {**fused, **{name: state[name].cpu().numpy() for name in names & fused.keys()}}
 
     def _images(self, server: ServerRound) -> tuple[Prepared, int]:
-        """Function index array -> normalized images on the server's device, and how many images there are."""
+        """A function from index arrays to normalized images on the server's device, and the number of images."""
         data, channels = server.experiment.data, benchmark(server.experiment.data).channels
         images = auxiliary_images(self.data, data, channels)
         if len(images) < 2:
@@ -105,7 +110,7 @@ class EnsembleDistillation(Refine):
     def _train(
         self, net: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], server: ServerRound
     ) -> tuple[float, float]:
-        """Train the student; its loss in the first and in the last step."""
+        """Trains the student; returns its loss in the first and in the last step."""
         net.train()
         keep_statistics(net, server.parameters, all_of_them=self.bn == "freeze")
         parameters = [value for name, value in net.named_parameters() if name in server.parameters]
@@ -126,7 +131,8 @@ class EnsembleDistillation(Refine):
 
 
 def keep_statistics(net: nn.Module, trained: Collection[str], all_of_them: bool) -> None:
-    """Put batch norm into eval mode: all of it, or where its parameters are not trained (a frozen backbone's)."""
+    """Puts batch norm into eval mode: all layers, or those with parameters that are not trained (a frozen
+    backbone's)."""
     for path, module in net.named_modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             names = [f"{path}.{name}" for name, _ in module.named_parameters(recurse=False)]
@@ -135,7 +141,7 @@ def keep_statistics(net: nn.Module, trained: Collection[str], all_of_them: bool)
 
 
 def visits(count: int, size: int, steps: int, rng: np.random.Generator) -> list[np.ndarray]:
-    """Index arrays of `steps` batches: passes over all images in new orders, without short batches."""
+    """Index arrays of `steps` batches: passes over all images, each in a new order, without short batches."""
     batches: list[np.ndarray] = []
     while len(batches) < steps:
         order = rng.permutation(count)
@@ -145,7 +151,8 @@ def visits(count: int, size: int, steps: int, rng: np.random.Generator) -> list[
 
 @torch.no_grad()
 def mean_logits(net: nn.Module, states: Sequence[Arrays], parts: Sequence[np.ndarray], prepared: Prepared) -> Tensor:
-    """Mean over the models of their logits, [images, classes], each in eval mode with its own tensors in `net`."""
+    """The mean over the models of their logits, [images, classes]; each model is in eval mode with its own tensors in
+    `net`."""
     net.eval()
     total: Tensor | None = None
     for state in states:

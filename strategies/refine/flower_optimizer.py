@@ -1,13 +1,13 @@
-"""Flower's server optimizers: the averaged update is a gradient, and the server takes a step with a memory.
+"""Flower's server optimizers: the averaged update is a gradient, and the server takes an optimizer step with moments.
 
-With Delta_t = fused_t - theta_(t-1) for the shared parameters. Everything else (running statistics, counters, tensors
-that clients keep) takes its fused value, because moments of a variance or of a counter mean nothing. The arithmetic is
-that of Flower's classes (flwr.serverapp.strategy), in each tensor's own type; m and v are kept in the checkpoint.
+Delta_t = fused_t - theta_(t-1) for the shared parameters. All other tensors (running statistics, counters, tensors that
+clients keep) take their fused value, because moments of a variance or of a counter mean nothing. The arithmetic is that
+of Flower's classes (flwr.serverapp.strategy), in each tensor's own type; m and v are kept in the checkpoint.
 
-Batch norm: the running statistics are those of the clients' models, not of the parameters that the server moved. The
-further it moves them from the clients' mean, the worse the statistics fit, and the model's validation shows it. The
-papers use networks without batch norm; with it, take a small step (FedAvgM: lr = 1 - momentum) or re-estimate the
-statistics on the unseen domain (`method.infer="recompute"`).
+Batch norm: the running statistics fit the clients' models, and not the parameters after the server's step. The further
+the step goes from the clients' mean, the worse the statistics fit, and the validation of the model shows it. The papers
+use networks without batch norm. With batch norm, take a small step (FedAvgM: lr = 1 - momentum) or compute the
+statistics again on the unseen domain (`method.infer="recompute"`).
 """
 
 from dataclasses import dataclass
@@ -24,14 +24,14 @@ Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
 class FlowerOptimizer(Refine):
-    """A step of one of Flower's strategies from the round's first model towards the fused one."""
+    """A step of one of Flower's strategies from the first model of the round towards the fused one."""
 
     def strategy(self) -> flower.FedAvgM | flower.FedOpt:
-        """Flower's strategy with this part's settings, without a memory."""
+        """Flower's strategy with the settings of this part, and without moments."""
         raise NotImplementedError
 
     def refine(self, fused: Arrays, server: ServerRound) -> dict[str, np.ndarray]:
-        """The step on the shared parameters; the memory goes back to `server.arrays`."""
+        """The step on the shared parameters; the moments are written back to `server.arrays`."""
         names = sorted(server.parameters & fused.keys())
         start, target = {name: server.previous[name] for name in names}, {name: fused[name] for name in names}
         moved, memory = flower.optimizer_step(self.strategy(), server.round, start, target, server.arrays)
@@ -41,11 +41,13 @@ class FlowerOptimizer(Refine):
 
 @dataclass(frozen=True)
 class FedAvgM(FlowerOptimizer):
-    """m_t = momentum m_(t-1) - Delta_t ;  theta_t = theta_(t-1) - lr m_t        (m_1 = -Delta_1)
+    """m_t = momentum m_(t-1) - Delta_t ; theta_t = theta_(t-1) - lr m_t, with m_1 = -Delta_1.
 
-    Hsu et al. 2019 (arXiv 1909.06335), SGD with momentum as in PyTorch, no Nesterov. `lr=1, momentum=0` gives FedAvg.
+    Source: Hsu et al. 2019 (arXiv 1909.06335), SGD with momentum as in PyTorch, without Nesterov. `lr = 1, momentum =
+    0` gives FedAvg.
 
-    lr: learning rate of the server. momentum: decay of the averaged updates, in [0, 1); the paper tries .7 to .997.
+    lr: the learning rate of the server
+    momentum: the decay of the averaged updates, in [0, 1); the paper tries 0.7 to 0.997
     """
 
     lr: Positive = 1.0
@@ -58,15 +60,17 @@ class FedAvgM(FlowerOptimizer):
 
 @dataclass(frozen=True)
 class FedAdam(FlowerOptimizer):
-    """theta <- theta + eta sqrt(1 - beta_2^(t+1)) / (1 - beta_1^(t+1)) m / (sqrt(v) + tau)
+    """theta <- theta + eta sqrt(1 - beta_2^(t+1)) / (1 - beta_1^(t+1)) m / (sqrt(v) + tau).
 
-    m <- beta_1 m + (1 - beta_1) Delta ;  v <- beta_2 v + (1 - beta_2) Delta^2 ;  both start at 0.
-    Reddi et al., ICLR 2021 (FedAdam). The paper has no bias correction and starts v at tau^2 or more; this is Flower's
-    form, whose exponent is t + 1 in round t = 1, 2, ... `beta_1 = beta_2 = 0` with eta = tau, both large, comes as near
-    to FedAvg as one likes.
+        m <- beta_1 m + (1 - beta_1) Delta ;  v <- beta_2 v + (1 - beta_2) Delta^2 ;  both start at 0
 
-    eta: learning rate of the server; the paper tunes it for every task. beta_1, beta_2: decay of the moments. tau: the
-    adaptivity; coordinates whose updates are much smaller than tau move less.
+    Source: Reddi et al., ICLR 2021 (FedAdam). The paper has no bias correction and starts v at tau^2 or more. This is
+    Flower's form, with the exponent t + 1 in round t = 1, 2, ... With `beta_1 = beta_2 = 0` and eta = tau, FedAvg is
+    the limit for large eta.
+
+    eta: the learning rate of the server; the paper tunes it for every task
+    beta_1, beta_2: the decay of the moments
+    tau: the adaptivity; coordinates with updates much smaller than tau move less
     """
 
     eta: Positive = 0.1
@@ -81,11 +85,12 @@ class FedAdam(FlowerOptimizer):
 
 @dataclass(frozen=True)
 class FedYogi(FlowerOptimizer):
-    """theta <- theta + eta m / (sqrt(v) + tau)
+    """theta <- theta + eta m / (sqrt(v) + tau).
 
-    m <- beta_1 m + (1 - beta_1) Delta ;  v <- v - (1 - beta_2) Delta^2 sign(v - Delta^2) ;  both start at 0.
-    Reddi et al., ICLR 2021 (FedYogi), who start v at tau^2 or more. Fields as FedAdam's. `beta_1 = beta_2 = 0` with
-    eta = tau, both large, comes as near to FedAvg as one likes.
+        m <- beta_1 m + (1 - beta_1) Delta ;  v <- v - (1 - beta_2) Delta^2 sign(v - Delta^2) ;  both start at 0
+
+    Source: Reddi et al., ICLR 2021 (FedYogi); the paper starts v at tau^2 or more. The fields are those of FedAdam.
+    With `beta_1 = beta_2 = 0` and eta = tau, FedAvg is the limit for large eta.
     """
 
     eta: Positive = 0.01
@@ -100,12 +105,13 @@ class FedYogi(FlowerOptimizer):
 
 @dataclass(frozen=True)
 class FedAdagrad(FlowerOptimizer):
-    """v <- v + Delta^2 ;  theta <- theta + eta Delta / (sqrt(v) + tau) ;  v starts at 0.
+    """v <- v + Delta^2 ; theta <- theta + eta Delta / (sqrt(v) + tau); v starts at 0.
 
-    Reddi et al., ICLR 2021 (FedAdagrad with beta_1 = 0), who start v at tau^2 or more. eta = tau, both large, comes as
-    near to FedAvg as one likes.
+    Source: Reddi et al., ICLR 2021 (FedAdagrad with beta_1 = 0); the paper starts v at tau^2 or more. With eta = tau,
+    FedAvg is the limit for large eta.
 
-    eta: learning rate of the server. tau: the adaptivity.
+    eta: the learning rate of the server
+    tau: the adaptivity
     """
 
     eta: Positive = 0.1

@@ -1,4 +1,4 @@
-"""An average of the global model over the rounds, for evaluation; the clients go on with the newest model."""
+"""An average of the global model over the rounds, for evaluation; the clients continue with the newest model."""
 
 from dataclasses import dataclass
 
@@ -11,16 +11,16 @@ from strategies.parts import Arrays, Refine, ServerRound
 
 @dataclass(frozen=True)
 class ServerAverage(Refine):
-    """a_t = beta a_(t-1) + (1 - beta) theta_t   for floating tensors, a = theta in the first averaged round
+    """a_t = beta a_(t-1) + (1 - beta) theta_t for floating-point tensors; a = theta in the first averaged round.
 
-    beta: decay of the exponential moving average, in [0, 1). 0 gives theta_t, the model of the method (FedAvg).
-    running: take the mean of all averaged rounds instead (beta_t = (n - 1)/n at the n-th), as stochastic weight
-    averaging does (Izmailov et al., UAI 2018); beta is not used then.
-    first_round: the average begins with this round; until then the model is theta_t.
+    beta: the decay of the exponential moving average, in [0, 1). 0 gives theta_t, the model of the method (FedAvg)
+    running: takes the mean of all averaged rounds (beta_t = (n - 1)/n at the n-th), as stochastic weight averaging does
+    (Izmailov et al., UAI 2018); beta is not used then
+    first_round: the average begins with this round; until then the model is theta_t
 
-    The average is what is evaluated, compared for the best round and saved; clients train on from theta_t, which is
-    kept with the checkpoint. Batch-norm statistics are averaged like the weights, integer counters are the newest.
-    In the recipe it comes after all other refining parts.
+    The average is evaluated, compared for the best round, and saved. Clients continue from theta_t, which is kept in
+    the checkpoint. Batch-norm statistics are averaged like the weights; integer counters are the newest. In the recipe
+    this part comes after all other refining parts.
     """
 
     beta: float = 0.9
@@ -28,14 +28,14 @@ class ServerAverage(Refine):
     first_round: int = 1
 
     def check(self, experiment: Experiment) -> None:
-        """UserError for a decay or a first round that is none."""
+        """Raises UserError for a decay or a first round that is out of range."""
         if not 0 <= self.beta < 1:
             raise UserError(f"method.server_average.beta is {self.beta:g}; it must be at least 0 and below 1")
         if self.first_round < 1:
             raise UserError(f"method.server_average.first_round is {self.first_round}; rounds count from 1")
 
     def refine(self, fused: Arrays, server: ServerRound) -> dict[str, np.ndarray]:
-        """Keeps theta_t, and returns the average; sums are kept in float64."""
+        """Keeps theta_t and returns the average; sums are kept in float64."""
         server.arrays.update({f"theta:{name}": np.array(array) for name, array in fused.items()})
         if server.round < self.first_round:
             return dict(fused)
@@ -50,6 +50,6 @@ class ServerAverage(Refine):
         return result
 
     def start(self, model: Arrays, server: ServerRound) -> Arrays:
-        """theta_t, from which the clients go on."""
+        """theta_t, from which the clients continue."""
         kept = {name.removeprefix("theta:"): array for name, array in server.arrays.items() if name[:6] == "theta:"}
         return {**model, **kept} if kept else model

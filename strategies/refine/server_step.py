@@ -11,18 +11,19 @@ from strategies.parts import Arrays, Refine, ServerRound
 
 @dataclass(frozen=True)
 class ServerStep(Refine):
-    """theta <- theta + eta (fused - theta) for parameters; everything else takes its fused value.
+    """theta <- theta + eta (fused - theta) for parameters; all other tensors take their fused value.
 
-    theta is the model from which the round started. Reddi et al., ICLR 2021 (FedOpt with SGD as server optimizer);
-    eta_g of SCAFFOLD, FedOMG and others. `eta=1` gives the fused model (FedAvg).
+    theta is the model at the start of the round. `eta = 1` gives the fused model (FedAvg).
 
-    eta: the server's learning rate, above 0; above 1 it goes beyond the clients' average.
+    Source: Reddi et al., ICLR 2021 (FedOpt with SGD as server optimizer). It is eta_g of SCAFFOLD, FedOMG and others.
+
+    eta: the server's learning rate, above 0; above 1 the step goes beyond the clients' average
     """
 
     eta: float = 1.0
 
     def check(self, experiment: Experiment) -> None:
-        """UserError for a step that goes nowhere or back."""
+        """Raises UserError for a step of length 0 or backwards."""
         if not self.eta > 0:
             raise UserError(f"method.server_step.eta is {self.eta:g}; it must be above 0")
 

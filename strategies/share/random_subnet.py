@@ -1,4 +1,4 @@
-"""Federated dropout: every client trains a random part of the fully connected hidden layers, and only that travels."""
+"""Federated dropout: every client trains a random part of the fully connected hidden layers, and only that is sent."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
@@ -14,17 +14,18 @@ from strategies.parts import Cut, Place, Share
 
 @dataclass(frozen=True)
 class RandomSubnet(Share):
-    """Each hidden unit is kept with probability 1 - rate, drawn anew for every client and round; a client gets and
-    returns the kept units' weights alone. The server fills the rest of its model with w^t and then averages.
+    """Each hidden unit is kept with probability 1 - rate, drawn for every client and round; only kept units are sent.
 
-    FedDrop (Wen, Jeon, Huang: Federated Dropout, 2021), baselines.md A.10; the paper was not at hand. Units are those
-    of the fully connected hidden layers at the network's end: rows of a layer, its biases and batch norm, columns of
-    the next. Convolutions and the classifier's outputs travel whole. A unit that is not kept has all its weights at 0
-    on the client, so that it is silent and gets no gradient; kept ones are enlarged by 1 / (1 - rate) in training (part
-    `kept_scale`). At least one unit of a layer is kept. Server and client draw alike from the run's seed: no mask
-    travels. A network without such a layer is refused. `rate = 0` gives FedAvg bit for bit.
+    The server fills the rest of a client's model with w^t and then averages.
 
-    rate: probability of leaving a unit out, the same for all clients (the paper fits it to a client's resources)
+    Source: FedDrop (Wen, Jeon, Huang: Federated Dropout, 2021); we did not have the paper. Units are those of the fully
+    connected hidden layers at the network's end: rows of a layer, its biases and batch norm, and columns of the next
+    layer. Convolutions and the outputs of the classifier are always sent whole. A unit that is not kept has only zero
+    weights on the client, so that its output and its gradient are 0. Kept units are multiplied by 1 / (1 - rate) in
+    training (part `kept_scale`). At least one unit of a layer is kept. Server and client draw equally from the run's
+    seed, so that no mask is sent. A network without such a layer is refused. `rate = 0` gives FedAvg bit for bit.
+
+    rate: the probability of leaving a unit out, equal for all clients (the paper fits it to a client's resources)
     """
 
     rate: Annotated[float, Field(ge=0, lt=1)] = 0.5
@@ -41,7 +42,7 @@ class RandomSubnet(Share):
         return dict.fromkeys(net.state_dict(), "shared")
 
     def cut(self, net: nn.Module, client: str, round: int, seed: int) -> dict[str, Cut]:
-        """Kept rows and columns of every hidden layer."""
+        """The kept rows and columns of every hidden layer."""
         if self.rate == 0:
             return {}
         axes: dict[str, dict[int, np.ndarray]] = {}

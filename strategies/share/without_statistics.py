@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class WithoutStatistics(Share):
-    """Batch-norm statistics and counters stay on the client, the affine part is shared (SiloBN, Andreux et al. 2020).
+    """Batch-norm statistics and counters stay on the client; the affine part is shared (SiloBN, Andreux et al. 2020).
 
-    With `upload` the statistics are also averaged for the unseen domain (inductive); without it they never leave
-    the client, and the unseen domain needs `infer = "recompute"` (transductive).
+    With `upload` the statistics are also averaged for the unseen domain (inductive). Without it they never leave the
+    client, and the unseen domain needs `infer = "recompute"` (transductive).
     """
 
     upload: bool = True
@@ -27,7 +27,7 @@ class WithoutStatistics(Share):
         return "" if self.upload or recipe.infer.transductive else NO_MODEL
 
     def place(self, net: nn.Module) -> dict[str, Place]:
-        """Running mean, variance and counters are `upload` (or `local`), all else `shared`."""
+        """Running mean, variance and counters are `upload` (or `local`), all others `shared`."""
         kept: Place = "upload" if self.upload else "local"
         statistics = (Kind.BN_STATISTICS, Kind.COUNTER)
         return {name: kept if kind in statistics else "shared" for name, kind in tensor_kinds(net).items()}

@@ -1,4 +1,4 @@
-"""FADA's dynamic attention: sources count by how much their model tightens the target's clusters."""
+"""FADA's dynamic attention: the weight of a source grows with how much its model tightens the target's clusters."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,8 @@ from strategies.parts import Arrays, ServerRound, Update, Visit, Weights
 def attention(tightness: np.ndarray, mode: str = "relative", temperature: float = 0.1) -> np.ndarray:
     """alpha = softmax(g), with g_i = (I_0 - I_i) / I_0 / temperature, or g_i = I_0 - I_i for mode "raw".
 
-    tightness: I_0 of the model before, then I_i of every source's, [N + 1]. Uniform where I_0 is 0.
+    tightness: I_0 of the model before the round, then I_i of every source, [N + 1]. The result is uniform where I_0 is
+    0
     """
     before, gains = tightness[0], tightness[0] - tightness[1:]
     if mode == "relative":
@@ -26,15 +27,18 @@ def attention(tightness: np.ndarray, mode: str = "relative", temperature: float 
 
 @dataclass(frozen=True)
 class TargetAttention(Visit, Weights):
-    """theta <- theta + sum_i alpha_i (theta_i - theta),   alpha = softmax(g), g_i = (I_0 - I_i) / I_0 / att_temp
+    """theta <- theta + sum_i alpha_i (theta_i - theta), with alpha = softmax(g) and g_i = (I_0 - I_i) / I_0 / att_temp.
 
-    over the sources that delivered; I_i is how tight the target's clusters are under the model of source i (its client
-    measures it, before the weights are needed). FADA (Peng et al., ICLR 2020); section 3.2 of the specification of
-    representation methods. Examples do not count. When the target's client does not answer, the last alpha goes on,
-    restricted and renormalised; a single source has alpha = 1 and nobody is asked.
+    The sum is over the sources that replied. I_i is the tightness of the target's clusters under the model of source i;
+    the target's client measures it before the weights are needed.
 
-    att: relative (our default, since raw gains grow with the sample and saturate), or raw: g_i = I_0 - I_i (the text)
-    att_temp: temperature of relative gains
+    Source: FADA (Peng et al., ICLR 2020). Numbers of examples do not count. When the target's client does not answer,
+    the last alpha is used again, restricted to these sources and renormalised. A single source has alpha = 1, and the
+    target's client is not asked.
+
+    att: `relative` (our default, because raw gains grow with the sample and saturate), or `raw`: g_i = I_0 - I_i (the
+    paper)
+    att_temp: the temperature of relative gains
     """
 
     att: Literal["relative", "raw"] = "relative"
@@ -46,16 +50,16 @@ class TargetAttention(Visit, Weights):
     needs_clients: ClassVar[bool] = True
 
     def refuses(self, recipe: "object") -> str:
-        """What either of its two contracts refuses."""
+        """Everything that either of its two contracts refuses."""
         return Visit.refuses(self, recipe) or Weights.refuses(self, recipe)
 
     @property
     def discloses(self) -> str:
-        """What the target's client gets to see."""
+        """The models that the target's client sees."""
         return "to the unseen domain's client: every single client's model"
 
     def ask(self, model: Arrays, server: ServerRound) -> Mapping[str, Arrays] | None:
-        """The model of the round's start, and every source's; both sides sort the names."""
+        """The model at the start of the round, and that of every source; both sides sort the names."""
         if len(server.updates) < 2:
             return None
         candidates = {
@@ -65,14 +69,15 @@ class TargetAttention(Visit, Weights):
         return {"arrays": server.previous, **candidates}
 
     def accept(self, records: Mapping[str, Arrays], server: ServerRound) -> str:
-        """Refuses what is not one number of at least 0 for the model before and for every source's."""
+        """Refuses records other than one number of at least 0 for the model before the round and for that of every
+        source."""
         found = records["tightness"].get("tightness")
         if found is None or found.shape != (len(server.updates) + 1,) or found.dtype != np.float64 or (found < 0).any():
             return f"it is not {len(server.updates) + 1} numbers of at least 0"
         return ""
 
     def weigh(self, updates: Sequence[Update], server: ServerRound) -> dict[str, float]:
-        """alpha by client; recorded with I."""
+        """alpha by client; it is recorded together with I."""
         names = [update.client for update in updates]
         answer = server.answers.get(self.phase)
         if len(names) == 1:

@@ -1,4 +1,4 @@
-"""FADA's third exchange: the target's client trains the fused model's backbone and returns its features."""
+"""FADA's third exchange: the target's client trains the backbone of the fused model and returns its features."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,9 +16,9 @@ BACKBONE = "backbone."
 class TargetTraining(Visit):
     """G <- G as the target's client trained it against the sources' domain identifiers; its features fill a bank.
 
-    FADA (Peng et al., ICLR 2020); section 3.2 of the specification of representation methods. Identifiers go along from
-    the round on in which they were trained, that is when clients had features of the target. When the target's client
-    does not answer, the fused model and the features stay.
+    Source: FADA (Peng et al., ICLR 2020). Identifiers are sent from the round on in which they were trained, that is,
+    when clients had features of the target. When the target's client does not answer, the fused model and the features
+    stay as they are.
     """
 
     phase: ClassVar[str] = "adapt"
@@ -28,7 +28,7 @@ class TargetTraining(Visit):
     requires: ClassVar[dict[str, str]] = {"banks": "target_features"}
 
     def ask(self, model: Arrays, server: ServerRound) -> Mapping[str, Arrays]:
-        """The fused model, and the identifiers of all sources."""
+        """The fused model and the identifiers of all sources."""
         trained = server.banks.get("domain_identifier", {}) if server.banks.get(self.bank) else {}
         return {
             "arrays": {**server.previous, **model},
@@ -36,7 +36,7 @@ class TargetTraining(Visit):
         }
 
     def accept(self, records: Mapping[str, Arrays], server: ServerRound) -> str:
-        """Refuses what is not the backbone of the model, with a matrix of features."""
+        """Refuses records other than the backbone of the model with a matrix of features."""
         like = {name: array for name, array in server.previous.items() if name.startswith(BACKBONE)}
         if reason := misfit(records["generator"], like):
             return f"generator: {reason}"
@@ -47,5 +47,5 @@ class TargetTraining(Visit):
         return f"{negative[0]!r} is negative somewhere" if negative else ""
 
     def take(self, records: Mapping[str, Arrays], model: Arrays, server: ServerRound) -> Arrays:
-        """The model with the target's backbone; tensors that clients keep to themselves stay as fused."""
+        """The model with the target's backbone; tensors that clients keep to themselves keep their fused values."""
         return {**model, **{name: np.array(value) for name, value in records["generator"].items() if name in model}}

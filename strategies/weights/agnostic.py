@@ -1,4 +1,4 @@
-"""Agnostic federated learning: the weights go where the global model's loss is highest."""
+"""Agnostic federated learning: clients get more weight where the loss of the global model is higher."""
 
 import math
 from collections.abc import Sequence
@@ -14,16 +14,16 @@ from strategies.parts import ServerRound, Update, Weights
 
 @dataclass(frozen=True)
 class AgnosticWeights(Weights):
-    """lambda <- projection onto the simplex of lambda + gamma (F_1(theta), ..., F_N(theta)); p_k follow lambda.
+    """lambda <- projection onto the simplex of lambda + gamma (F_1(theta), ..., F_N(theta)); p_k are taken from lambda.
 
-    AFL (Mohri et al., ICML 2019); baselines.md E.2: min over theta, max over lambda of sum_k lambda_k F_k(theta).
-    lambda starts uniform, and the first round is aggregated so. F_k is the mean training loss of the global model in
-    eval mode (part `received_loss`): a client measures it on the model that it receives, so the loss of the model
-    after round t arrives with the replies of round t + 1 and lambda is moved before those are averaged. That is the
-    paper's order without a message of its own. A client that did not deliver adds no loss; p_k are renormalised over
-    those that delivered. `gamma = 0` gives FedAvg with uniform weights.
+    Source: AFL (Mohri et al., ICML 2019): min over theta, max over lambda of sum_k lambda_k F_k(theta). lambda starts
+    uniform, and these weights are used in the first round. F_k is the mean training loss of the global model in eval
+    mode (part `received_loss`). A client measures it on the model that it receives, so that the loss of the model after
+    round t arrives with the replies of round t + 1, and lambda is moved before those are averaged. This is the paper's
+    order without an extra message. A client that did not reply adds no loss; p_k are renormalised over those that
+    replied. `gamma = 0` gives FedAvg with uniform weights.
 
-    gamma: step size of lambda, to be read against the size of the loss; .01 in MarsFL and FedDG_Benchmark
+    gamma: the step size of lambda, which must suit the size of the loss; 0.01 in MarsFL and FedDG_Benchmark
     """
 
     gamma: Annotated[float, Field(ge=0)] = 0.01
@@ -31,7 +31,7 @@ class AgnosticWeights(Weights):
     needs: ClassVar[tuple[str, ...]] = ("received_loss",)
 
     def weigh(self, updates: Sequence[Update], server: ServerRound) -> dict[str, float]:
-        """Moves lambda by the losses of the model that this round started from, then renormalises over the updates."""
+        """Moves lambda by the losses of the model at the start of this round, then renormalises over the updates."""
         lam = server.state.setdefault("lambda", {client: 1 / len(server.clients) for client in server.clients})
         if self.gamma > 0 and server.round > 1:
             losses = {update.client: update.metrics["received_loss"] for update in updates}
@@ -39,6 +39,6 @@ class AgnosticWeights(Weights):
             lam = dict(zip(lam, map(float, project_simplex(np.array(point))), strict=True))
         server.state["lambda"] = lam
         total = math.fsum(lam[update.client] for update in updates)
-        if total <= 0:  # all who delivered stand at 0: nothing tells them apart
+        if total <= 0:  # all clients that replied have 0, so that they get equal weights
             return {update.client: 1 / len(updates) for update in updates}
         return {update.client: lam[update.client] / total for update in updates}

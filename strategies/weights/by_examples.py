@@ -9,12 +9,12 @@ from strategies.parts import ServerRound, Update, Weights
 
 @dataclass(frozen=True)
 class ByExamples(Weights):
-    """p_k = n_k / sum_j n_j over the clients that delivered (FedAvg, McMahan et al. 2017)."""
+    """p_k = n_k / sum_j n_j over the clients that replied (FedAvg, McMahan et al. 2017)."""
 
     adaptive: ClassVar[bool] = False
     needs_clients: ClassVar[bool] = False
 
     def weigh(self, updates: Sequence[Update], server: ServerRound) -> dict[str, float]:
-        """Shares of the number of distinct training examples."""
+        """The shares of the numbers of distinct training examples."""
         total = sum(update.examples for update in updates)
         return {update.client: update.examples / total for update in updates}

@@ -1,4 +1,4 @@
-"""Generalization adjustment: aggregation weights that follow how much worse the global model is than the local one."""
+"""Generalization adjustment: weights that grow where the global model is worse than the client's own model."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,12 +14,15 @@ TINY = 1e-12
 
 
 def step_size(d: float, round: int, rounds: int, variant: str = "centred") -> float:
-    """Step of round t = `round` (1-based) of T = `rounds`: it falls linearly from d to d/T.
+    """The step of round t = `round` (from 1) of T = `rounds`, which falls linearly from d to d/T.
 
-    centred, paper: d_t = d (1 − (t−1)/T) ;  official: d − (i−1) d/T  with i = t − 1
+        centred, paper:  d_t = d (1 − (t−1)/T)
+        official:        d − (i−1) d/T  with i = t − 1
 
-    Source: FedDG-GA (Zhang et al., CVPR 2023), (1 − t/T) d; the official code counts rounds i = 0..T and so starts at
-    d (1 + 1/T), while all gaps are still zero.
+    Raises ValueError for a round outside 1..T.
+
+    Source: FedDG-GA (Zhang et al., CVPR 2023), (1 − t/T) d. The official code counts rounds i = 0..T and so starts at d
+    (1 + 1/T), in the round in which all gaps are still zero.
     """
     _check_variant(variant)
     if not 1 <= round <= rounds:
@@ -35,22 +38,24 @@ def adjust_weights(
     variant: str = "centred",
     a_min: float = 0.0,
 ) -> dict[str, float]:
-    """Move aggregation weight towards clients with a large generalization gap.
+    """Moves aggregation weight towards clients with a large generalization gap.
 
-    dev_k = G_k − mean_j G_j ;  a_k ← clip(a_k + step · dev_k / N, a_min, 1) ;  a ← a / Σ a
+        dev_k = G_k − mean_j G_j ;  a_k ← clip(a_k + step · dev_k / N, a_min, 1) ;  a ← a / Σ a
 
-    variant: "centred" N = max_j |dev_j| (default: |Δ_k| ≤ step, equal gaps change nothing); "paper" N = max_j dev_j;
-    "official" a_k ← clip(a_k + step/K · G_k / max_j |G_j|, a_min, 1), not centred, K = number of known clients.
-    weights: a of every known client, sum 1. gaps: G_k of the clients that reported, E_k(θ) − E_k(θ_k) for a loss and
-    acc_k(θ_k) − acc_k(θ) for accuracy: larger means that the global model serves this client worse. NaN = no gap.
+    variant: "centred" has N = max_j |dev_j| (default: |Δ_k| ≤ step, and equal gaps change nothing). "paper" has N =
+    max_j dev_j. "official" is a_k ← clip(a_k + step/K · G_k / max_j |G_j|, a_min, 1), not centred, with K the number of
+    known clients
+    weights: a of every known client, with sum 1
+    gaps: G_k of the clients that reported: E_k(θ) − E_k(θ_k) for a loss, acc_k(θ_k) − acc_k(θ) for accuracy. A larger
+    gap means that the global model suits this client less. NaN means no gap
 
-    Only clients with a finite gap move, and together they keep their previous mass (failed or absent clients keep a_k).
-    A client seen for the first time enters with 1/(number of clients known before), then all are renormalised.
-    a is unchanged with fewer than two finite gaps, with N = 0, or when clipping leaves nothing. The floor a_min acts
-    before the renormalisation.
+    Only the weights of clients with a finite gap move, and together these clients keep their previous mass; failed or
+    absent clients keep a_k. A client seen for the first time starts with 1/(number of clients known before), and then
+    all are renormalised. a does not change with fewer than two finite gaps, with N = 0, or when clipping leaves
+    nothing. The floor a_min acts before the renormalisation.
 
-    Source: FedDG-GA (Zhang et al., CVPR 2023). Clipping, |·| in N and the branches above are ours where the paper is
-    silent; "official" follows the released code with its hard-coded 3 replaced by K and its 0/0 replaced by no change.
+    Source: FedDG-GA (Zhang et al., CVPR 2023). Clipping, |·| in N and the branches above are ours where the paper says
+    nothing. "official" is the released code, with K in place of its fixed 3, and no change in place of its 0/0.
     """
     _check_variant(variant)
     weights = _admit_new(dict(weights), gaps)
@@ -70,7 +75,7 @@ def adjust_weights(
 
 
 def _admit_new(weights: dict[str, float], gaps: Mapping[str, float]) -> dict[str, float]:
-    """Known weights plus newcomers at 1/(number known), with sum 1; unchanged when nobody is new."""
+    """The known weights plus new clients with 1/(number known), with sum 1; unchanged when no client is new."""
     newcomers = sorted(set(gaps) - set(weights))
     if not newcomers:
         return weights
@@ -80,7 +85,7 @@ def _admit_new(weights: dict[str, float], gaps: Mapping[str, float]) -> dict[str
 
 
 def _directions(gaps: dict[str, float], variant: str) -> dict[str, float]:
-    """Gap of every client over the variant's N; empty when N = 0 (up to rounding of the largest gap)."""
+    """The gap of every client divided by the variant's N; empty when N = 0 (up to rounding of the largest gap)."""
     mean = 0.0 if variant == "official" else math.fsum(gaps.values()) / len(gaps)
     deviation = {client: gap - mean for client, gap in gaps.items()}
     largest = max(deviation.values()) if variant == "paper" else max(map(abs, deviation.values()))
@@ -96,16 +101,17 @@ def _check_variant(variant: str) -> None:
 
 @dataclass(frozen=True)
 class GeneralizationAdjustment(Weights):
-    """Moves aggregation weight towards clients on which the global model generalizes worse than their own.
+    """Moves aggregation weight towards clients for which the global model generalizes worse than their own.
 
-    G_k = E_k(theta^(t-1)) - E_k(theta_k^(t-1)), measured on the client (part `generalization_gap`);
-    a <- adjust_weights(a, G, d (1 - (t-1)/T)), initially 1/K;  p_k = a_k / sum of a over the clients that delivered.
-    FedDG-GA (Zhang et al., CVPR 2023), core.md 3. `d=0` gives uniform weights (FedAvg for equal sizes).
+        G_k = E_k(theta^(t-1)) - E_k(theta_k^(t-1)), measured on the client (part `generalization_gap`)
+        a <- adjust_weights(a, G, d (1 - (t-1)/T)), initially 1/K;  p_k = a_k / sum of a over the clients that replied
 
-    d: initial step size (official code: 0.2). variant: `centred` (default), `paper` or `official`, see adjust_weights.
-    `official` also measures the gap as the released code does, by validation accuracy (core.md 3.7 item 2), unless
-    `method.generalization_gap.metric` says otherwise.
-    a_min: floor of the weights (default 0; a client at 0 may come back).
+    Source: FedDG-GA (Zhang et al., CVPR 2023). `d = 0` gives uniform weights (FedAvg for equal sizes).
+
+    d: the initial step size (0.2 in the official code)
+    variant: `centred` (default), `paper` or `official`, see adjust_weights. `official` also measures the gap by
+    validation accuracy, as the released code does, unless `method.generalization_gap.metric` is set
+    a_min: the floor of the weights (default 0; a client with weight 0 may get weight again)
     """
 
     d: Annotated[float, Field(ge=0)] = 0.2
@@ -116,7 +122,7 @@ class GeneralizationAdjustment(Weights):
 
     @property
     def sets(self) -> dict[str, dict[str, object]]:
-        """The released code's metric with its variant."""
+        """The metric of the released code, together with its variant."""
         official = {"generalization_gap": {"metric": "validation_accuracy"}}
         return official if self.variant == "official" else {}
 
@@ -130,6 +136,6 @@ class GeneralizationAdjustment(Weights):
             )
         server.state["a"] = known
         total = math.fsum(known[update.client] for update in updates)
-        if total <= TINY:  # all who delivered stand at 0: nothing tells them apart
+        if total <= TINY:  # all clients that replied have 0, so that they get equal weights
             return {update.client: 1.0 / len(updates) for update in updates}
         return {update.client: known[update.client] / total for update in updates}

@@ -1,4 +1,4 @@
-"""Every client that delivered counts the same."""
+"""All clients that replied have equal weights."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from strategies.parts import ServerRound, Update, Weights
 
 @dataclass(frozen=True)
 class Uniform(Weights):
-    """p_k = 1/|U_t| over the clients that delivered (FedSB, ICASSP 2025)."""
+    """p_k = 1/|U_t| over the clients that replied (FedSB, ICASSP 2025)."""
 
     adaptive: ClassVar[bool] = False
     needs_clients: ClassVar[bool] = False

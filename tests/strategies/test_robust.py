@@ -136,7 +136,7 @@ def test_private_mean_without_noise_is_the_uniform_mean(tmp_path):
 @pytest.mark.parametrize(
     ("method", "model", "said"),
     [
-        ({"fuse": "trimmed_mean", "trimmed_mean": {"beta": 0.2}}, {}, "leaves out nobody of 3 clients"),
+        ({"fuse": "trimmed_mean", "trimmed_mean": {"beta": 0.2}}, {}, "leaves out none of 3 clients"),
         ({"fuse": "trimmed_mean", "trimmed_mean": {"beta": 0.5}}, {}, "less than 0.5"),
         ({"fuse": "private_mean", "private_mean": {"clip": 0}}, {}, "greater than 0"),
         ({"fuse": "private_mean"}, {}, "batch-norm"),
