@@ -1,7 +1,8 @@
-"""Averages of client models: {name: array} in, {name: array} out, one streaming pass whatever the number of clients.
+"""Averages of client models: {name: array} in, {name: array} out, in one pass for any number of clients.
 
-Every model is read as a fixed sequence of blocks (tensors in sorted order, short ones packed together, long ones cut),
-so the float64 rows of a block stay in cache and the result depends on no dictionary's order and on no thread count.
+Every model is read as a fixed sequence of blocks (tensors in sorted order, short ones packed together, long ones cut).
+The float64 rows of a block then stay in the processor's cache, and the result depends neither on the order of a
+dictionary nor on the number of threads.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,31 +14,35 @@ Arrays = Mapping[str, np.ndarray]
 
 BLOCK = 32768  # elements of one block: 256 KiB per client row in float64
 GROUP = 16  # client rows cast to float64 together
-THREADS = 2  # NumPy releases the GIL inside a block; two threads already fill the memory bus of small machines
+THREADS = 2  # NumPy releases the GIL inside a block; two threads use all memory bandwidth of small machines
 
 
 def weighted_mean(states: Sequence[Arrays], weights: Sequence[float]) -> dict[str, np.ndarray]:
-    """Convex combination of client models, tensor by tensor.
+    """The convex combination of client models, tensor by tensor.
 
-    a_k = w_k / Σ_j w_j ;  mean[n] = Σ_k a_k · state_k[n]  (float tensors) ;  max_k state_k[n]  (integer tensors)
+        a_k = w_k / Σ_j w_j ;  mean[n] = Σ_k a_k · state_k[n]  (float tensors) ;  max_k state_k[n]  (integer tensors)
 
-    Accumulates in float64 and casts back to the tensor's own dtype; integer buffers keep their dtype; one client gives
-    back exactly its tensors. Inputs may be read-only and unaligned; outputs are new arrays, in the first state's order.
+    Sums are made in float64 and cast back to the tensor's own dtype. Integer buffers keep their dtype. The mean of one
+    client is exactly its tensors. Inputs may be read-only and unaligned; outputs are new arrays, in the order of the
+    first state.
 
-    Raises ValueError for no client, weights that are negative, non-finite or all zero, and (naming the tensor)
-    for keys, shapes or dtypes that differ.
-    Source: McMahan et al. 2017, FedAvg, Algorithm 1. Integer buffers are ours: no average of counts is a count.
+    Raises ValueError when there is no client, for weights that are negative, non-finite or all zero, and (with the name
+    of the tensor) for keys, shapes or dtypes that differ.
+
+    Source: McMahan et al. 2017, FedAvg, Algorithm 1. The rule for integer buffers is ours, because an average of counts
+    is not a count.
     """
     names = _common_names(states)
     return _combine(states, dict.fromkeys(names, _shares(weights, len(states))))
 
 
 def tensorwise_mean(states: Sequence[Arrays], coefficients: Mapping[str, Sequence[float]]) -> dict[str, np.ndarray]:
-    """Convex combination of client models with a weight vector of its own for every float tensor.
+    """The convex combination of client models, with a separate weight vector for every float tensor.
 
-    c^k = w^k / Σ_j w^j  with w = coefficients[n] ;  mean[n] = Σ_k c^k · state_k[n]
+        c^k = w^k / Σ_j w^j  with w = coefficients[n] ;  mean[n] = Σ_k c^k · state_k[n]
 
-    Integer tensors need no coefficients. Otherwise as `weighted_mean`.
+    Integer tensors need no coefficients. All else is as in `weighted_mean`.
+
     Source: CSAC (Yuan et al., TKDE 2023), semantic aggregation: M_l = Σ_h c_l^h G_l^h.
     """
     names = _common_names(states)
@@ -53,19 +58,20 @@ def divergence_coefficients(
     strategy: str = "divergence",
     groups: Mapping[str, str] | None = None,
 ) -> dict[str, np.ndarray]:
-    """Weights [H] per float tensor that follow each client's distance from the plain average.
+    """Weights [H] for each float tensor, by the distance of each client from the plain average.
 
-    avg_l = (1/H) Σ_h G_l^h ;  dist_l^h = D(G_l^h, avg_l) ;  c_l^h = dist_l^h / Σ_j dist_l^j
+        avg_l = (1/H) Σ_h G_l^h ;  dist_l^h = D(G_l^h, avg_l) ;  c_l^h = dist_l^h / Σ_j dist_l^j
 
-    metric: D = "l2" ‖G − avg‖₂, "l1" ‖G − avg‖₁, "cosine" 1 − cos(G, avg) (0 if both are zero, 1 if one is).
-    strategy: "divergence" as above, "similarity" c ∝ 1/(dist + 1e-12), "average" c = 1/H.
-    groups: {tensor: group}, e.g. its leaf module; the float tensors of a group count as one vector l (default: each
-    tensor is its own l).
-    If Σ dist ≤ 1e-12 (1 + ‖avg‖), all clients agree and c = 1/H (‖·‖ is the metric's own norm). H = 1 gives c = 1.
-    H = 2 gives 1/2 under l2 and l1 whatever the tensors are: divergence weighting is inert with two clients.
+    metric: D is "l2" ‖G − avg‖₂, "l1" ‖G − avg‖₁, or "cosine" 1 − cos(G, avg) (0 if both are zero, 1 if one is)
+    strategy: "divergence" as above, "similarity" c ∝ 1/(dist + 1e-12), "average" c = 1/H
+    groups: {tensor: group}, for example the leaf module; the float tensors of a group count as one vector l (default:
+    each tensor is its own l)
+
+    If Σ dist ≤ 1e-12 (1 + ‖avg‖), all clients agree and c = 1/H (‖·‖ is the norm of the metric). H = 1 gives c = 1. H =
+    2 gives 1/2 under l2 and l1 for all tensors, so that weighting by divergence has no effect with two clients.
 
     Source: CSAC (Yuan et al., TKDE 2023), semantic aggregation. The released loop overwrites its sum where a
-    coefficient is exactly 0; here such a client simply contributes nothing.
+    coefficient is exactly 0; here such a client contributes nothing.
     """
     if metric not in ("l2", "l1", "cosine"):
         raise ValueError(f"unknown metric {metric!r}: l2, l1 or cosine")
@@ -86,16 +92,16 @@ def divergence_coefficients(
 
 
 def project_simplex(v: Sequence[float] | np.ndarray) -> np.ndarray:
-    """Euclidean projection of v [K] on the probability simplex.
+    """The Euclidean projection of v [K] on the probability simplex.
 
-    u = v sorted downwards ;  ρ = max{j : u_j · j > Σ_{i≤j} u_i − 1} ;  θ = (Σ_{i≤ρ} u_i − 1) / ρ ;  λ = max(v − θ, 0)
+        u = v sorted downwards ; ρ = max{j : u_j · j > Σ_{i≤j} u_i − 1} ; θ = (Σ_{i≤ρ} u_i − 1) / ρ ; λ = max(v − θ, 0)
 
     Source: Duchi et al., ICML 2008, Figure 1; the λ step of agnostic federated learning (Mohri et al., ICML 2019).
     """
     v = np.asarray(v, dtype=np.float64)
     if v.ndim != 1 or v.size == 0 or not np.isfinite(v).all():
         raise ValueError("project_simplex needs a non-empty vector of finite numbers")
-    v = v - v.max()  # the projection does not change, and large equal entries lose no digits
+    v = v - v.max()  # same projection, and large equal entries lose no digits
     u = np.sort(v)[::-1]
     excess = np.cumsum(u) - 1.0
     j = np.arange(1, v.size + 1)
@@ -185,7 +191,7 @@ def _combine_blocks(
     shares: Mapping[str, np.ndarray],
     outputs: Mapping[str, np.ndarray],
 ) -> None:
-    """Fill `outputs` on the given blocks: cast GROUP client rows to float64, add their weighted sum, repeat."""
+    """Fills `outputs` on the given blocks: casts GROUP client rows to float64, adds their weighted sum, and repeats."""
     group = min(GROUP, len(rows))
     cast, total, partial = np.empty((group, BLOCK)), np.empty(BLOCK), np.empty(BLOCK)
     for pieces in blocks:
@@ -223,7 +229,7 @@ def _spans(
 
 
 def _distance_sums(states: Sequence[Arrays], name: str, metric: str) -> np.ndarray:
-    """Per client the sums over one tensor that its distance needs, [H, 3]: they add up over the tensors of a group.
+    """For each client, the sums over one tensor from which its distance is computed, [H, 3]; they add up over a group.
 
     l2: Σ(G−avg)², Σavg², 0 ;  l1: Σ|G−avg|, Σ|avg|, 0 ;  cosine: Σ G·avg, Σavg², ΣG²
     """
@@ -247,7 +253,7 @@ def _l1(vector: np.ndarray) -> float:
 
 
 def _distances(sums: np.ndarray, metric: str) -> tuple[np.ndarray, float]:
-    """Distances [H] and the norm of the average from the sums of `_distance_sums`."""
+    """The distances [H] and the norm of the average, from the sums of `_distance_sums`."""
     first, average, own = sums.T
     if metric == "l1":
         return first, float(average[0])
@@ -260,7 +266,7 @@ def _distances(sums: np.ndarray, metric: str) -> tuple[np.ndarray, float]:
 
 
 def _divergence_shares(distance: np.ndarray, norm: float, strategy: str) -> np.ndarray:
-    """Coefficients [H] with sum 1 from the distances of one l."""
+    """The coefficients [H], with sum 1, from the distances of one l."""
     if strategy == "average" or distance.sum() <= 1e-12 * (1.0 + norm):
         return np.full(len(distance), 1.0 / len(distance))
     score = distance if strategy == "divergence" else 1.0 / (distance + 1e-12)

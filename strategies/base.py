@@ -1,7 +1,7 @@
-"""The order of a round: Flower's message strategy, with clients known by name and exchangeable parts.
+"""The order of a round: Flower's message strategy, with clients known by name and parts that can be exchanged.
 
-configure_train (share, banks) -> clients train -> aggregate_train (check, weigh, fuse, banks, refine)
--> configure_evaluate -> clients validate -> aggregate_evaluate -> the server app evaluates the unseen domain.
+configure_train (share, banks) -> clients train -> aggregate_train (check, weigh, fuse, banks, refine) ->
+configure_evaluate -> clients validate -> aggregate_evaluate -> the server app evaluates the unseen domain.
 """
 
 import time
@@ -35,10 +35,11 @@ from strategies.wire.visits import Visits
 
 
 class FedDG(FedAvg):
-    """Federated training by a recipe's server parts.
+    """Federated training by the server parts of a recipe.
 
-    `exchange` sends messages and judges replies, `parts` computes, `state` is all that a checkpoint needs beside the
-    global arrays; `places` says which state entries are shared, `metric` what clients measure in their validation.
+    `exchange` sends messages and checks replies, `parts` computes, and `state` is everything that a checkpoint needs
+    beside the global arrays. `places` says which state entries are shared, and `metric` is what clients measure in
+    their validation.
     """
 
     def __init__(
@@ -58,45 +59,48 @@ class FedDG(FedAvg):
         self.visits = Visits(self.exchange)
         self.parts.ask = self.visits.ask
         self.guard = Guard(experiment.run.update_limit)
-        self.target_site: TargetSite | None = None  # the unseen domain's, when the server does not evaluate itself
+        self.target_site: TargetSite | None = (
+            None  # the site of the unseen domain, when the server does not evaluate itself
+        )
         self.finished_rounds = 0
         self._drawn: list[str] = []  # clients that train in this round
         self._saved: dict[str, np.ndarray] = {}  # the global model, as evaluated and saved
         self._phase = "train"
-        self._record = ArrayRecord()  # the round's model as Flower's loop holds it
-        self._before = self.state.saved_parts(), self.state.banks  # what a round that is taken back goes back to
+        self._record = ArrayRecord()  # the model of the round, in the record that Flower's loop holds
+        self._before = self.state.saved_parts(), self.state.banks  # restored when the round is undone
 
     @property
     def recipe(self) -> Any:
-        """The method's parts."""
+        """The parts of the method."""
         return self.parts.recipe
 
     @property
     def log(self) -> RoundLog:
-        """Record of the round in progress."""
+        """The record of the current round."""
         return self.exchange.log
 
     def join(self, roster: Roster) -> None:
-        """Wait for the sites (`run.wait_for_sites`); ClientFailedError names those without which there is no run."""
+        """Waits for the sites (`run.wait_for_sites`); ClientFailedError names missing sites without which the run
+        cannot start."""
         self.exchange.join(roster)
         self.target_site = TargetSite(self.exchange, roster) if roster.target else None
 
     def describe(self, model: ServerModel) -> None:
-        """Set the network whose tensors are trained."""
+        """Sets the network with the trained tensors."""
         self.parts.model = model
 
     def resume(self, round: int, state: ServerState) -> None:
-        """Continue after a round, with the server's state of that time."""
+        """Continues after a round, with the server's state of that time."""
         self.finished_rounds = self.exchange.saved_round = round
         self.state = self.parts.state = self.exchange.state = state
 
     def summary(self) -> None:
-        """Does nothing: the run's records hold the results."""
+        """Does nothing, because the run's records hold the results."""
 
     # --- one round ------------------------------------------------------------------------------------------------
 
     def before_rounds(self, grid: Grid, arrays: ArrayRecord) -> ArrayRecord:
-        """Phase 0: the banks, then the step part's prelude (CSAC's acquisition); returns the arrays of round 0."""
+        """Fills the banks, then runs the step part's prelude (CSAC's acquisition); returns the arrays of round 0."""
         self.exchange.log = RoundLog(0)
         clients, prelude = self.exchange.clients, self.recipe.client.prelude
         self.parts.open(0, record_to_arrays(arrays), clients, clients, training=False)
@@ -113,7 +117,8 @@ class FedDG(FedAvg):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """One message per drawn client: shared tensors, bank records, config; banks `before` training come first."""
+        """One message per drawn client: shared tensors, bank records, config. Banks `before` training are collected
+        first."""
         round, self.visits.grid = self.finished_rounds + 1, grid
         self.exchange.log = RoundLog(round)
         self._drawn = trainers(self.experiment.train, self.exchange.clients, self.experiment.run.seed, round)
@@ -124,13 +129,13 @@ class FedDG(FedAvg):
         return self._train_messages(round, down, self._drawn)
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord, MetricRecord | None]:
-        """Check, weigh, fuse and refine the replies; the global model of the round."""
+        """Checks, weighs, fuses and refines the replies; returns the global model of the round."""
         return self._aggregate(replies), None
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """The clients of `train.evaluate_clients` validate the aggregated model, its batch-norm averages included."""
+        """The clients of `train.evaluate_clients` validate the aggregated model with its averages of batch norm."""
         record = self._placed(arrays, ("shared", "upload"))
         run, train, round = self.experiment.run, self.experiment.train, self.log.round
         clients = validators(train, self.exchange.clients, self._drawn, run.seed, round)
@@ -140,7 +145,7 @@ class FedDG(FedAvg):
         return messages
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Unweighted mean over the clients (selection never sees the target; core.md R7)."""
+        """The unweighted mean over the clients. The target domain is never used to select a model."""
         replies = list(replies)
         if self._taken_back(replies):
             return None
@@ -151,18 +156,19 @@ class FedDG(FedAvg):
         return None
 
     def wanted_entries(self) -> Entries:
-        """Entries of the bank that the unseen domain's inference rule wants, by client; empty when it wants none."""
+        """The entries of the bank that the unseen domain's inference rule needs, by client; empty when it needs
+        none."""
         return self.state.banks.get(self.recipe.infer.bank, {})
 
-    # --- what goes down ---------------------------------------------------------------------------------------------
+    # --- what the server sends ----------------------------------------------------------------------------------------
 
     def _placed(self, arrays: ArrayRecord, places: Sequence[Place]) -> ArrayRecord:
-        """The tensors of these places."""
+        """The tensors with these places."""
         names = [name for name in arrays if self.places[name] in places]
         return arrays if len(names) == len(arrays) else ArrayRecord({name: arrays[name] for name in names})
 
     def _open(self, round: int, arrays: ArrayRecord, drawn: Sequence[str]) -> ArrayRecord:
-        """Begin a round; returns the tensors that are sent to its clients."""
+        """Begins a round; returns the tensors that are sent to its clients."""
         self._saved = record_to_arrays(arrays)
         self.parts.open(round, self._saved, self.exchange.clients, drawn, training=self._phase == "train")
         if self.parts.start is not self._saved:
@@ -174,12 +180,12 @@ class FedDG(FedAvg):
         own = {client: state_to_record(taken(shared, cut)) for client, cut in cuts.items()}
         return self.exchange.messages(self._phase, round, down, drawn, encoded(self.parts.handed_out()), own)
 
-    # --- what comes up ------------------------------------------------------------------------------------------------
+    # --- what the server receives -------------------------------------------------------------------------------------
 
     def _collect(
         self, bank: Bank, grid: Grid, round: int, down: ArrayRecord | None, clients: Sequence[str]
     ) -> list[str]:
-        """Ask clients for their contributions to a bank, with the model if they need it; who contributed."""
+        """Asks clients for their contributions to a bank, with the model if they need it; returns who contributed."""
         exchange = self.exchange
         messages = exchange.messages("collect", round, down, clients, {}, bank=bank.name)
         replies = grid.send_and_receive(messages, timeout=self.experiment.run.timeout)
@@ -193,7 +199,7 @@ class FedDG(FedAvg):
         return list(entries)
 
     def _aggregate(self, replies: Iterable[Message]) -> ArrayRecord:
-        """The model of the round; with no reply that counts it stays as it was (core.md R1)."""
+        """The model of the round. Without an accepted reply it stays as it was."""
         started = time.perf_counter()
         seed_library(self.experiment.run.seed, "server", self.log.round)
         fused = self._fused(self._updates(replies))
@@ -202,20 +208,21 @@ class FedDG(FedAvg):
         return self._record
 
     def _taken_back(self, replies: Sequence[Message]) -> bool:
-        """When most sites cannot use the new model, restore the old one; the client with the outlying update failed."""
+        """Restores the previous model when most sites cannot use the new one; the client with the outlying update has
+        failed."""
         client, reason = self.guard.useless(replies, self.exchange.asked + bool(self.target_site))
         if reason:
             self.guard.put_back(self._record, state_to_record(self._saved))
             parts, self.state.banks = self._before
             self.state.restore_parts(parts)
             if client:
-                self.exchange.fail(client, f"reply refused: {reason}; the model of the round before stays")
+                self.exchange.fail(client, f"reply refused: {reason}; the model of the round before is kept")
             else:
                 self._drop(reason)
         return bool(reason)
 
     def _updates(self, replies: Iterable[Message]) -> list[Update]:
-        """The replies that pass the checks of the wire, of the banks, and of what all clients have in common."""
+        """The replies that pass the checks of messages and of banks, and have what all clients have in common."""
         banks = self.parts.contributed()
         sent_up = {name: array for name, array in self._saved.items() if self.places[name] in ("shared", "upload")}
         cuts = self.parts.cuts()
@@ -248,7 +255,7 @@ class FedDG(FedAvg):
     def _fused(self, updates: list[Update]) -> dict[str, np.ndarray]:
         """The new tensors, or none. A client that a part refuses is left out, and the round is then computed again.
 
-        A model that is not finite is dropped with all that its round would have changed (core.md R2).
+        A model that is not finite is dropped with all changes of its round.
         """
         saved = self.state.saved_parts()
         self._before = saved, dict(self.state.banks)
@@ -266,7 +273,7 @@ class FedDG(FedAvg):
                 client = self.guard.culprit(updates, lambda rest: self._usable(rest, saved))
                 self.state.restore_parts(saved)
                 if client:
-                    self.exchange.fail(client, f"reply refused: with it, {reason}; without it the model is sound")
+                    self.exchange.fail(client, f"reply refused: with it, {reason}; without it the model is usable")
                     updates = [update for update in updates if update.client != client]
                     continue
                 self._note_down(updates, server)
@@ -275,22 +282,22 @@ class FedDG(FedAvg):
             self._note_down(updates, server)
             self.state.banks = dict(server.banks)
             return fused
-        self.log.note("no client delivered; the model stays as it was")
+        self.log.note("no client replied; the model stays as it was")
         return {}
 
     def _usable(self, updates: list[Update], saved: tuple[dict, dict]) -> bool:
-        """Would the model of these updates alone be finite?"""
+        """Whether the model of these updates alone would be finite."""
         self.state.restore_parts(saved)
         return not self.guard.unusable(self.parts.compute(updates)[1], self.parts.start)
 
     def _drop(self, reason: str) -> None:
-        """Drop the round's model: the run ends, or a line in its record says so."""
+        """Drops the model of the round. The run ends, or a note in its record says so."""
         if self.experiment.run.on_client_failure == "stop":
             raise ClientFailedError(f"round {self.log.round}: {reason}")
         self.log.note(f"{reason}; the model stays as it was")
 
     def _note_down(self, updates: Sequence[Update], server: ServerRound) -> None:
-        """Note the round for its records, and what the clients keep from now on."""
+        """Notes the round for its records, and what the clients keep from now on."""
         self.guard.accept(updates, self.state)
         for update in updates:
             self.log.row(update.client).update(examples=update.examples, **update.metrics)

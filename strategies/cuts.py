@@ -1,4 +1,4 @@
-"""Parts of tensors that travel alone: taken out on one side, put back on the other."""
+"""Parts of tensors that are sent alone: one side selects them, and the other side puts them back."""
 
 from collections.abc import Mapping
 
@@ -8,12 +8,12 @@ from strategies.server_round import Arrays, Cut
 
 
 def taken(arrays: Arrays, cut: Mapping[str, Cut]) -> dict[str, np.ndarray]:
-    """The tensors, of those that `cut` names only the kept entries (new arrays)."""
+    """The tensors; of those that `cut` names only the kept entries (new arrays)."""
     return {name: array[_index(array, cut[name])] if name in cut else array for name, array in arrays.items()}
 
 
 def put_back(arrays: Arrays, cut: Mapping[str, Cut], base: Arrays) -> dict[str, np.ndarray]:
-    """The whole tensors again: entries that were not kept are those of `base`."""
+    """The whole tensors again. Entries that were not kept are those of `base`."""
     whole = dict(arrays)
     for name, kept in cut.items():
         whole[name] = np.array(base[name])

@@ -1,19 +1,21 @@
-"""FINCH: clusters of a few vectors by their first neighbours, without a parameter.
+"""FINCH: clusters of a few vectors by their first neighbours, without parameters.
 
-Sarfraz et al., CVPR 2019; banks_and_representation.md 6.2. Our own, because the authors' package (finch-clust) is not
-free for commercial use, and because what is needed here is small: some tens of vectors, exact neighbours.
+Source: Sarfraz et al., CVPR 2019. The code is our own, because the authors' package (finch-clust) is not free for
+commercial use, and because our task is small: some tens of vectors with exact neighbours.
 """
 
 import numpy as np
 
 
 def first_neighbour_clusters(points: np.ndarray) -> np.ndarray:
-    """Cluster numbers [n] of the rows of points [n, d]: every point hangs together with its nearest other point.
+    """Cluster numbers [n] of the rows of points [n, d]. Every point is in the cluster of its nearest other point.
 
-    nn(i) = argmin_{j != i} (1 - cos(p_i, p_j)), the lowest j of equal ones; a zero vector is at distance 1 from all
-    others. The links i - nn(i) also join points with a common neighbour, so that the connected components are FINCH's.
+        nn(i) = argmin_{j != i} (1 - cos(p_i, p_j)), the lowest j of equal ones
+
+    A zero vector has the distance 1 to all others. The links i - nn(i) also join points with a common neighbour, so
+    that the connected components are those of FINCH.
     """
-    from scipy.sparse import coo_array  # a part of a second that no client has to wait
+    from scipy.sparse import coo_array  # this import is slow, and clients do not need it
     from scipy.sparse.csgraph import connected_components
 
     count = len(points)
@@ -28,16 +30,16 @@ def first_neighbour_clusters(points: np.ndarray) -> np.ndarray:
 
 
 def cluster_means(points: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Mean [J, d] of each cluster's rows of points [n, d], labels 0 .. J-1."""
+    """The mean [J, d] of each cluster's rows of points [n, d], for labels 0 .. J-1."""
     return np.stack([points[labels == label].mean(axis=0) for label in range(labels.max() + 1)])
 
 
 def partitions(points: np.ndarray) -> list[np.ndarray]:
     """FINCH's partitions from fine to coarse, each as cluster numbers [n] of the points.
 
-    The first joins points by their first neighbours; the next ones join clusters by the first neighbours of their
-    means (over all original members). It ends before a partition that has one cluster or as many as the last one; the
-    first partition is always there.
+    The first one joins points by their first neighbours. Each next one joins clusters by the first neighbours of their
+    means (over all original members). The series ends before a partition with one cluster, or with as many clusters as
+    the last one; the first partition is always returned.
     """
     points = np.asarray(points, np.float64)
     found = [first_neighbour_clusters(points)]
@@ -52,6 +54,6 @@ def partitions(points: np.ndarray) -> list[np.ndarray]:
 def finch(points: np.ndarray) -> np.ndarray:
     """Cluster numbers [n] of FINCH's coarsest partition with more than one cluster; all 0 where there is none.
 
-    No cluster has a single point, so that two or three points always make one cluster.
+    No cluster has a single point, so that two or three points always form one cluster.
     """
     return partitions(points)[-1]

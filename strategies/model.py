@@ -1,4 +1,4 @@
-"""What the server knows of the network whose tensors it holds."""
+"""What the server knows about the network of its tensors."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -12,10 +12,12 @@ from strategies.server_round import CPU, Place, no_net
 
 @dataclass(frozen=True)
 class ServerModel:
-    """Facts of a network by the types of its modules, and how to build it again; see the fields of ServerRound.
+    """Facts about a network, found by the types of its modules, and a function that builds it; see ServerRound's
+    fields.
 
-    nonnegative: names of the tensors that count or are variances. classes, feature_dim: outputs and inputs of the head.
-    net: the network, for its layers alone.
+    nonnegative: the names of the tensors that count or are variances
+    classes, feature_dim: the outputs and inputs of the head
+    net: the network, used only for its layers
     """
 
     kinds: Mapping[str, Kind] = field(default_factory=dict)
@@ -31,7 +33,7 @@ class ServerModel:
 def server_model(
     net: nn.Module, places: Mapping[str, Place], build_net: Callable[[], nn.Module], device: torch.device
 ) -> ServerModel:
-    """The facts of `net`; `build_net` makes one like it on the CPU, which moves to `device` then."""
+    """The facts about `net`. `build_net` makes an equal network on the CPU, which is then moved to `device`."""
     parameters = {name for name, _ in net.named_parameters(remove_duplicate=False)}
     shared = {name for name, place in places.items() if place == "shared"}
     return ServerModel(

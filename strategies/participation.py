@@ -1,4 +1,4 @@
-"""Who takes part: the clients that train in a round, and those that validate its model."""
+"""The clients that take part: those that train in a round, and those that validate its model."""
 
 from collections.abc import Sequence
 
@@ -7,16 +7,16 @@ from fedsim.settings import TrainSettings
 
 
 def trainers(train: TrainSettings, clients: Sequence[str], seed: int, round: int) -> list[str]:
-    """The clients drawn for a round, `train.clients_per_round` of them without replacement, in domain order."""
+    """The clients drawn for a round: `train.clients_per_round` without replacement, in the order of the domains."""
     return _some(clients, train.clients_per_round, seed, "clients", round)
 
 
 def validators(train: TrainSettings, clients: Sequence[str], drawn: Sequence[str], seed: int, round: int) -> list[str]:
-    """The clients that validate the model of a round, in domain order; nobody in a round between two validations.
+    """The clients that validate the model of a round, in the order of the domains; none in a round without validation.
 
-    train.evaluate_clients: `all`; `drawn`, those that trained in the round, others in each; a number, so many that are
-    drawn once and stay the same, so that rounds are compared on the same images. train.evaluate_every = k validates in
-    the rounds k, 2k, ... and in the last one.
+    train.evaluate_clients: `all`; `drawn` for those that trained in the round, which change from round to round; or a
+    number of clients that are drawn once and stay the same, so that rounds are compared on the same images
+    train.evaluate_every: k validates in the rounds k, 2k, ... and in the last one
     """
     if round % train.evaluate_every and round != train.rounds:
         return []

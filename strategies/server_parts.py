@@ -1,4 +1,4 @@
-"""A recipe's server parts at work: what they hand out, and what they make of a round's updates."""
+"""Runs the server parts of a recipe: what they send, and what they compute from the updates of a round."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -17,14 +17,15 @@ Ask = Callable[[Visit, Mapping[str, Arrays], ServerRound], Mapping[str, Arrays] 
 
 
 def nobody(visit: Visit, records: Mapping[str, Arrays], server: ServerRound) -> None:
-    """Stands for the way to the unseen domain's client where there is none (in tests of single parts)."""
+    """Takes the place of the exchange with the unseen domain's client where there is none (in tests of single
+    parts)."""
 
 
 class ServerParts:
-    """The parts of a recipe that act on the server, in one round after the other.
+    """The parts of a recipe that act on the server, one round after the other.
 
-    `open` begins a round. `start` is the model from which its clients start. `training` is False before round 1 (a
-    step's prelude), where banks of every round and refining parts do not act.
+    `open` begins a round. `start` is the model from which its clients start. `training` is False before round 1 (in the
+    prelude of a step), where banks of every round and refining parts do not act.
     """
 
     def __init__(self, recipe: Any, experiment: Experiment, places: Mapping[str, Place], state: ServerState) -> None:
@@ -37,7 +38,7 @@ class ServerParts:
         self.ask: Ask = nobody  # sends a visit's records and returns the answer
 
     def open(self, round: int, model: Arrays, clients: Sequence[str], drawn: Sequence[str], training: bool) -> None:
-        """Begin a round with the model as saved; broadcasts that were never made are made."""
+        """Begins a round with the saved model. Broadcasts that were never made are made."""
         self.round, self.training = round, training
         self.clients, self.drawn = list(clients), list(drawn)
         self.start = model
@@ -48,25 +49,25 @@ class ServerParts:
                 self.state.banks[bank.name] = self._made(bank, server)
 
     def cuts(self) -> dict[str, dict[str, Cut]]:
-        """What of the shared tensors each drawn client trains on in this round; empty where all get the whole."""
+        """The parts of shared tensors that each drawn client trains in this round; empty where all get the whole."""
         share, seed = self.recipe.share, self.experiment.run.seed
         if not (share.partial and self.training and self.round):
             return {}
         return {client: share.cut(self.model.net, client, self.round, seed) for client in self.drawn}
 
     def needs(self) -> set[str]:
-        """Metrics without which a reply is of no use."""
+        """The metrics without which a reply cannot be used."""
         parts = [self.recipe.weights, self.recipe.fuse, *self.recipe.banks, *self.recipe.refine]
         return {name for part in parts for name in part.needs} if self.training else set()
 
     # --- banks ------------------------------------------------------------------------------------------------------
 
     def banks(self, when: str) -> list[Bank]:
-        """Banks that are filled at this time."""
+        """The banks that are filled at this time."""
         return [bank for bank in self.recipe.banks if bank.when == when]
 
     def contributed(self) -> tuple[Bank, ...]:
-        """Banks whose contributions come with this phase's replies."""
+        """The banks with contributions in the replies of this phase."""
         return tuple(bank for bank in self.banks("round") if bank.contributed and self.training)
 
     def views(self, banks: Sequence[Bank]) -> dict[str, ServerRound]:
@@ -74,7 +75,8 @@ class ServerParts:
         return {bank.name: self._bank_view(bank, self.server()) for bank in banks}
 
     def handed_out(self) -> dict[str, dict[str, Arrays]]:
-        """Every bank's record for each drawn client that gets one now: of a bank that comes once, those who lack it."""
+        """The record of every bank for each drawn client that gets one now; a bank that comes once goes to those who
+        lack it."""
         server, found = self.server(), {}
         for bank in self.recipe.banks:
             kept = self.state.handed.setdefault(bank.name, []) if bank.when == "once" else []
@@ -84,7 +86,8 @@ class ServerParts:
         return found
 
     def odd(self, bank: Bank, entries: Entries) -> dict[str, str]:
-        """Clients whose contributions are unlike the others', with the reason; the layout that is right is kept."""
+        """Clients with contributions unlike those of the others, with the reason; the layout that counts as right is
+        kept."""
         if not bank.uniform or not entries:
             return {}
         odd = odd_shapes(entries, self.state.layouts.get(bank.name, ""))
@@ -93,7 +96,7 @@ class ServerParts:
         return odd
 
     def collected(self, bank: Bank, entries: Entries) -> None:
-        """Put in what clients were asked to contribute; one that is collected once takes it as it is."""
+        """Adds what clients were asked to contribute. A bank that is collected once takes it unchanged."""
         old = self.state.banks.get(bank.name, {})
         if bank.when == "once":
             self.state.banks[bank.name] = dict(entries)
@@ -101,7 +104,7 @@ class ServerParts:
             self.state.banks[bank.name] = bank.merge(old, entries, self._bank_view(bank, self.server()))
 
     def keep(self, clients: Sequence[str]) -> None:
-        """These clients trained, so that they have what is handed out once."""
+        """Notes that these clients trained, so that they have the banks that come once."""
         for bank in self.banks("once"):
             handed = self.state.handed.setdefault(bank.name, [])
             handed += [client for client in clients if client not in handed]
@@ -109,9 +112,9 @@ class ServerParts:
     # --- a round ----------------------------------------------------------------------------------------------------
 
     def compute(self, updates: Sequence[Update]) -> tuple[ServerRound, dict[str, np.ndarray]]:
-        """Weigh, fuse, merge the banks, refine, make the broadcasts: the round with its weights and banks, the tensors.
+        """Weighs, fuses, merges the banks, refines and makes the broadcasts; returns the round and the new tensors.
 
-        Nothing but the parts' own states is changed. A model that is not finite is returned as soon as it is one.
+        Only the parts' own states are changed. A model that is not finite is returned as soon as it exists.
         """
         server, recipe = self.server(updates), self.recipe
         self._visit("updates", self.start, server)
@@ -132,7 +135,8 @@ class ServerParts:
         return server, fused
 
     def _visit(self, moment: str, model: Arrays, server: ServerRound) -> Arrays:
-        """Make the visits of a moment; `server` gets the answers and the banks that they fill. The model after them."""
+        """Makes the visits of a moment and returns the model after them; `server` gets the answers and the banks they
+        fill."""
         for visit in self.recipe.visits if self.training else ():
             view = self._view(server, f"visits.{visit.phase}")
             asked = visit.ask(model, view) if visit.moment == moment else None
@@ -147,7 +151,7 @@ class ServerParts:
         return model
 
     def server(self, updates: Sequence[Update] = ()) -> ServerRound:
-        """The round in progress, without any part's own state."""
+        """The current round, without the state of any part."""
         return ServerRound(
             round=self.round,
             rounds=self.experiment.train.rounds,
@@ -193,14 +197,15 @@ class ServerParts:
         return [(f"refine.{place}.{type(part).__name__}", part) for place, part in enumerate(parts)]
 
     def _start_from(self, model: Arrays) -> Arrays:
-        """The model from which clients start: the saved one, unless a refining part goes on with another."""
+        """The model from which clients start: the saved one, unless a refining part returns another."""
         for key, part in reversed(self._refining()):
             model = part.start(model, self._view(self.server(), key))
         return model
 
 
 def same_layout(part: Part, arrays: Arrays, like: Arrays) -> dict[str, np.ndarray]:
-    """What a part returned, if it has the tensors that it should; ValueError names the part: it has a bug."""
+    """The tensors that a part returned. ValueError names the part when they are not the model's, because it has a
+    bug."""
     reason = misfit(arrays, like)
     if reason:
         raise ValueError(f"{type(part).__name__} returned tensors that are not the model's: {reason}")

@@ -1,4 +1,4 @@
-"""What a server part may look at in one round: the replies that count, and one `ServerRound`."""
+"""What a server part may see in one round: the accepted replies, and one `ServerRound`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,7 +13,7 @@ from fedsim.experiment import Experiment
 from fedsim.seeding import numpy_rng, torch_generator
 from strategies.aggregate import Arrays
 
-Entries = Mapping[str, Arrays]  # what a bank holds: arrays by owner, which is a client or SERVER
+Entries = Mapping[str, Arrays]  # the content of a bank: arrays by owner, which is a client or SERVER
 Place = Literal["shared", "upload", "local", "frozen"]
 Cut = tuple[np.ndarray | None, ...]  # kept indices of each axis of a tensor; None: the whole axis
 CPU = torch.device("cpu")
@@ -21,7 +21,7 @@ SERVER = ""  # owner of a bank's entry that the server made itself; no client ha
 
 
 class RefusedUpdateError(Exception):
-    """A part refuses what one client sent: the round is computed again without it, as `run.on_client_failure` says."""
+    """A part refuses what one client sent. The round is computed again without it, as `run.on_client_failure` says."""
 
     def __init__(self, client: str, reason: str) -> None:
         super().__init__(f"{client}: {reason}")
@@ -29,7 +29,7 @@ class RefusedUpdateError(Exception):
 
 
 class Reported(dict):
-    """What a client reported, by name: a name that is missing is that client's failure, not the server's."""
+    """What a client reported, by name. A missing name is a failure of that client, and not of the server."""
 
     def __init__(self, client: str, kind: str, values: Mapping[str, Any]) -> None:
         super().__init__(values)
@@ -41,11 +41,14 @@ class Reported(dict):
 
 @dataclass
 class Update:
-    """One client's reply to a train message, checked: names, shapes, types and finite values are as expected.
+    """One client's reply to a train message after the checks: names, shapes, types are as expected, and values are
+    finite.
 
-    arrays: the tensors that it trained (places `shared` and `upload`). metrics: numbers that it reported, `train_loss`
-    among them. records: its contributions to the banks of every round, by the bank's name.
-    A metric or record that is missing raises RefusedUpdateError when it is read with [].
+    arrays: the tensors that it trained (places `shared` and `upload`)
+    metrics: the numbers that it reported, with `train_loss` among them
+    records: its contributions to the banks of every round, by the bank's name
+
+    Reading a missing metric or record with [] raises RefusedUpdateError.
     """
 
     client: str
@@ -53,7 +56,7 @@ class Update:
     arrays: Arrays
     metrics: dict[str, float] = field(default_factory=dict)
     records: dict[str, Arrays] = field(default_factory=dict)
-    stored: int = 0  # entries of client state that it keeps on its side
+    stored: int = 0  # the number of entries of client state that the client keeps
 
     def __post_init__(self) -> None:
         self.metrics = Reported(self.client, "metric", self.metrics)
@@ -61,37 +64,39 @@ class Update:
 
 
 def no_net() -> nn.Module:
-    """Stands for `ServerRound.build_net` where a round was made without an experiment (in tests of single parts)."""
+    """The value of `ServerRound.build_net` where a round was made without an experiment (in tests of single parts)."""
     raise RuntimeError("this ServerRound was made without a network")
 
 
 @dataclass
 class ServerRound:
-    """What a server part may look at in one round. Nothing here may be changed but `state`, `arrays` and the records.
+    """What a server part may see in one round. Only `state`, `arrays` and the records may be changed.
 
-    round: number of the round, from 1 (0 before the first). rounds: how many the run has.
-    clients: names of all clients of the federation, in domain order (N of the papers is `len(clients)`).
-    previous: the global tensors from which this round started, by name (theta^(t-1)); read-only.
-    state: this part's own numbers, a dict that JSON can hold.
-    drawn: names of the clients that take part in this round, in domain order.
-    updates: the replies that count, in domain order (K of the papers is `len(updates)`); empty in `hand_out`, and in a
-        `make` before the first round. One that another part refuses is not among them.
-    current: the global tensors from which the next round starts; in `make` alone they differ from `previous`.
-    weights: what `weigh` returned, by client; empty before.
-    answers: what the unseen domain's client answered to this round's visits so far, as {phase: {record: arrays}}.
-    banks: all banks of the recipe by name, each as {owner: arrays}.
-    places: place of every tensor of the network (see Share.place).
-    kinds: kind of every tensor by the type of its module: weight, batch-norm affine or statistics, counter.
-    parameters: names of the shared tensors that are parameters, by the type of their module. A server that moves the
-        model moves these: everything else is a buffer (running statistics, counters) or a client's own and keeps the
-        fused value.
-    arrays: this part's own tensors, {name: array}. Keep here whatever has the size of a model. Assign or change in
-        place as you like: when a client is refused, all of it goes back to what it was at the beginning of the round.
-    classes, feature_dim: number of classes, and of the features that the head sees (0 where a round was made without a
-        network).
-    experiment: all settings, such as `experiment.train.lr` of the local steps, or `experiment.data`.
-    device: where a part that trains puts its network.
-    build_net: makes a fresh network of the experiment on `device`, with the initial weights of the run's seed.
+    round: the number of the round, from 1 (0 before the first)
+    rounds: the number of rounds of the run
+    clients: the names of all clients of the federation, in the order of the domains (N of the papers is `len(clients)`)
+    previous: the global tensors from which this round started, by name (theta^(t-1)); read-only
+    state: this part's own numbers, a dict that JSON can hold
+    drawn: the names of the clients that take part in this round, in the order of the domains
+    updates: the accepted replies, in the order of the domains (K of the papers is `len(updates)`). It is empty in
+    `hand_out`, and in a `make` before the first round. A reply that another part refuses is not among them
+    current: the global tensors from which the next round starts; only in `make` they differ from `previous`
+    weights: what `weigh` returned, by client; empty before
+    answers: what the unseen domain's client answered to this round's visits so far, as {phase: {record: arrays}}
+    banks: all banks of the recipe by name, each as {owner: arrays}
+    places: the place of every tensor of the network (see Share.place)
+    kinds: the kind of every tensor by the type of its module: weight, batch-norm affine or statistics, counter
+    parameters: the names of the shared tensors that are parameters, by the type of their module. A server part that
+    moves the model moves these. All other tensors are buffers (running statistics, counters) or a client's own, and
+    keep the fused value
+    arrays: this part's own tensors, {name: array}. Keep everything of the size of a model
+    here. Assign or change in place freely: when a client is refused, all of it is restored
+    to the beginning of the round
+    classes, feature_dim: the number of classes, and of the features that the head sees (0 where a round was made
+    without a network)
+    experiment: all settings, such as `experiment.train.lr` of the local steps, or `experiment.data`
+    device: the device on which a part that trains puts its network
+    build_net: makes a new network of the experiment on `device`, with the initial weights of the run's seed
     """
 
     round: int
@@ -120,19 +125,20 @@ class ServerRound:
     notes: list[str] = field(default_factory=list)
 
     def rng(self, purpose: str) -> np.random.Generator:
-        """NumPy generator of (run's seed, purpose, round): the same at every call, also after a resume."""
+        """The NumPy generator of (run's seed, purpose, round): the same at every call, also after a resume."""
         return numpy_rng(self.seed, "server", purpose, self.round)
 
     def generator(self, purpose: str) -> torch.Generator:
-        """CPU torch generator of (run's seed, purpose, round): the same at every call, also after a resume."""
+        """The torch generator of (run's seed, purpose, round) on the CPU: the same at every call, also after a
+        resume."""
         return torch_generator(self.seed, "server", purpose, self.round)
 
     def detail(self, client: str, quantity: str, name: str, value: float) -> None:
-        """Record a quantity of one client (and one layer, `name`) for details.csv."""
+        """Records a quantity of one client (and one layer, `name`) for details.csv."""
         self.details.append({"client": client, "quantity": quantity, "name": name, "value": float(value)})
 
     def note(self, text: str) -> None:
-        """A line for the run's log and the notes of this round."""
+        """Adds a line to the run's log and to the notes of this round."""
         self.notes.append(text)
 
     def of_part(self, state: dict[str, Any], arrays: dict[str, np.ndarray]) -> "ServerRound":

@@ -1,4 +1,4 @@
-"""What the server remembers from round to round, beside the global model: all of it is in the checkpoint."""
+"""What the server keeps from round to round beside the global model. All of it is in the checkpoint."""
 
 import copy
 from dataclasses import dataclass, field
@@ -9,11 +9,13 @@ import numpy as np
 
 @dataclass
 class ServerState:
-    """State of the server after a finished round.
+    """The state of the server after a finished round.
 
-    parts, tensors: `ServerRound.state` and `ServerRound.arrays` of every part, by the part's key.
-    banks: every bank by name, as {owner: arrays}. layouts: names, types and shapes of a bank's contributions.
-    handed: clients that keep a bank which is handed out once. stored: round in which a client last kept state.
+    parts, tensors: `ServerRound.state` and `ServerRound.arrays` of every part, by the part's key
+    banks: every bank by name, as {owner: arrays}
+    layouts: the names, types and shapes of a bank's contributions
+    handed: the clients that keep a bank which is handed out once
+    stored: the round in which a client last stored its state
     """
 
     parts: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -24,13 +26,13 @@ class ServerState:
     stored: dict[str, int] = field(default_factory=dict)
 
     def of_part(self, key: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """A part's own numbers and tensors, to be changed in place."""
+        """A part's own numbers and tensors, which may be changed in place."""
         return self.parts.setdefault(key, {}), self.tensors.setdefault(key, {})
 
     def saved_parts(self) -> tuple[dict, dict]:
-        """Copies of what the parts hold, for `restore_parts`."""
+        """Copies of the state of the parts, for `restore_parts`."""
         return copy.deepcopy(self.parts), copy.deepcopy(self.tensors)
 
     def restore_parts(self, saved: tuple[dict, dict]) -> None:
-        """Put back what `saved_parts` returned; it may be used again."""
+        """Restores what `saved_parts` returned; this may be done several times with the same copies."""
         self.parts, self.tensors = copy.deepcopy(saved)

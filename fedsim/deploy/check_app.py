@@ -74,14 +74,12 @@ def installed_versions() -> dict[str, str]:
 
 
 def lacking(requirements: list[str]) -> list[str]:
-    """Which of these packages (`name==version`, or a module's name) are missing here or have another version."""
+    """Which of these packages (`name==version`, or the name of a module) are missing here or have another version."""
     found = []
     for requirement in requirements:
         name, _, wanted = requirement.partition("==")
-        if wanted:
-            here = installed_version(name) or "missing"
-        else:
-            here = "" if find_spec(name) else "missing"
+        present = installed_version(name) if wanted else find_spec(name)
+        here = (present if wanted else "") if present else "missing"
         if here == "missing":
             found.append(f"{requirement} is missing")
         elif here != wanted:

@@ -22,8 +22,8 @@ T = TypeVar("T")
 class Exchange:
     """Builds the messages of a phase and checks the replies. A failure is recorded, or it ends the run.
 
-    `sites` maps client names to Flower nodes (from the handshake); `log` is the record of the round; `saved_round` is
-    the newest round from which the run could be resumed; `metric` is the task's primary metric, in evaluation replies.
+    `sites` maps client names to Flower nodes (from the handshake). `log` is the record of the round. `saved_round` is
+    the newest round from which the run could be resumed. `metric` is the task's primary metric in evaluation replies.
     """
 
     def __init__(
@@ -43,11 +43,11 @@ class Exchange:
 
     @property
     def clients(self) -> list[str]:
-        """Source clients in domain order."""
+        """The source clients, in the order of the domains."""
         return list(self.sites)
 
     def join(self, roster: Roster) -> None:
-        """Wait for the sites (`run.wait_for_sites`); ClientFailedError names the missing sites that the run needs."""
+        """Waits for the sites (`run.wait_for_sites`); ClientFailedError names the missing sites that the run needs."""
         roster.gather(self.experiment.run)
         self.roster, self.sites = roster, roster.sites
 
@@ -85,11 +85,11 @@ class Exchange:
 
     @property
     def asked(self) -> int:
-        """How many clients were asked in this phase."""
+        """The number of clients that were asked in this phase."""
         return len(self._sent)
 
     def client_of(self, message: Message) -> str:
-        """Name of the client that a message of this phase is for; empty for another message."""
+        """The name of the client that a message of this phase is for; empty for another message."""
         return next((client for client, sent in self._sent if sent is message), "")
 
     def again(self, message: Message) -> Message:
@@ -107,9 +107,11 @@ class Exchange:
         own: Mapping[str, Mapping[str, Any]] | None = None,
         **expected: Any,
     ) -> dict[str, T]:
-        """Results of the check for each reply, by client in domain order. A missing or refused reply is a failure.
+        """The results of the check for each reply, by client, in the order of the domains. A missing or refused reply
+        is a failure.
 
-        `expected` are fields of `Expected` beside those that the message itself says, `own` those of single clients.
+        `expected` are fields of `Expected` in addition to those that the message itself gives, and `own` those of
+        single clients.
         """
         found, strays = match(self._sent, replies)
         for line in strays:
@@ -135,7 +137,7 @@ class Exchange:
         return results
 
     def fail(self, client: str, reason: str, traceback: str = "") -> None:
-        """Record a failure; with `on_client_failure = "stop"` it ends the run with the client's own traceback."""
+        """Records a failure. With `on_client_failure = "stop"` it ends the run with the client's own traceback."""
         self.log.fail(client, reason)
         for handed in self.state.handed.values():  # when it comes back, it may have lost its state
             if client in handed:
@@ -158,7 +160,7 @@ class Exchange:
 
 
 def encoded(handed: Mapping[str, Entries]) -> dict[str, dict[str, ArrayRecord]]:
-    """What each bank sends to each client, as records; a record that several clients receive is encoded once."""
+    """What each bank sends to each client, as records. A record that several clients receive is encoded once."""
     written: dict[int, ArrayRecord] = {}
     records: dict[str, dict[str, ArrayRecord]] = {}
     for bank, owners in handed.items():

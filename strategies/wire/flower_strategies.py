@@ -61,9 +61,9 @@ def selected_by_krum(states: Sequence[Arrays], malicious: int, count: int) -> li
 def optimizer_step(
     strategy: FedAvgM | FedOpt, round: int, start: Arrays, fused: Arrays, memory: Arrays
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """One step of a server optimizer from `start` towards `fused`: the new tensors, and its memory after the step.
+    """One step of a server optimizer from `start` towards `fused`: the new tensors, and its moments after the step.
 
-    memory: `m:NAME` (momentum, first moment) and `v:NAME` (second moment) of every tensor; empty before the first step.
+    memory: `m:NAME` (momentum, first moment) and `v:NAME` (second moment) of every tensor; empty before the first step
     """
     m = {name: memory[f"m:{name}"] for name in fused if f"m:{name}" in memory} or None
     v = {name: memory[f"v:{name}"] for name in fused if f"v:{name}" in memory} or None

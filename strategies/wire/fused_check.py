@@ -1,9 +1,9 @@
 """Checks of the fused model: before it is sent, and after the sites have validated it.
 
-Before it is sent: every value is finite, and the model's answers to a fixed batch of noise are finite too (numbers near
-the end of float32 overflow in the first layer). After the sites validated it: the loss of more than half of them is
-finite. Otherwise the model of the round before is kept, and the message names the client with the largest update
-relative to the others'.
+Before it is sent, every value must be finite, and the outputs of the model for a fixed batch of noise must be finite
+too (numbers near the largest float32 overflow in the first layer). After the sites have validated it, the loss of more
+than half of them must be finite. Otherwise the model of the round before is kept, and the message names the client with
+the largest update relative to the others.
 """
 
 import math
@@ -22,7 +22,7 @@ Probe = Callable[[Arrays], bool]
 
 
 def model_probe(net: nn.Module, channels: int, size: int) -> Probe:
-    """A function that tells whether a model gives finite answers to noise; it leaves `net` as it was."""
+    """A function that tells whether a model gives finite outputs for noise; it leaves `net` as it was."""
 
     def finite(arrays: Arrays) -> bool:
         state = net.state_dict()
@@ -57,12 +57,12 @@ def largest(arrays: Arrays) -> float:
 
 
 def useless_at(replies: Sequence[Message]) -> int:
-    """How many sites report a validation loss that is not a finite number."""
+    """The number of sites that report a validation loss that is not a finite number."""
     return sum(reply.has_content() and not finite_loss(reply.content.metric_records) for reply in replies)
 
 
 def finite_loss(records: Mapping[str, Any]) -> bool:
-    """Is the loss of a validation a finite number (or missing, which other checks refuse)?"""
+    """Whether the loss of a validation is a finite number (or missing, which other checks refuse)."""
     losses = [record.get("loss", 0.0) for record in records.values()]
     return all(isinstance(loss, int | float) and math.isfinite(loss) for loss in losses)
 

@@ -14,8 +14,8 @@ from strategies.wire.fused_check import Probe, largest, not_finite, suspect, use
 from strategies.wire.update_limit import limited, remember
 
 STATE = "guard"  # key of the guard's own numbers in the server's state
-LARGE = 1e4  # below this, sums and products of a network stay far from the end of float32
-STANDS_OUT = 3.0  # times the others' update: the one that is named
+LARGE = 1e4  # below this, sums and products of a network stay far from the largest float32
+STANDS_OUT = 3.0  # an update is named when it is this many times as large as the others'
 
 
 class Guard:
@@ -23,7 +23,7 @@ class Guard:
 
     def __init__(self, limit: float, probe: Probe | None = None) -> None:
         self.limit, self.probe = limit, probe
-        self.sizes: dict[str, float] = {}  # of this round's updates
+        self.sizes: dict[str, float] = {}  # sizes of this round's updates, by client
 
     def too_large(self, updates: Sequence[Update], previous: Arrays, state: ServerState) -> dict[str, str]:
         """Clients whose update is too large, with the reason."""
@@ -33,7 +33,7 @@ class Guard:
         return refused
 
     def accept(self, updates: Sequence[Update], state: ServerState) -> None:
-        """Remember the sizes of the updates that the round's model was made of."""
+        """Remembers the sizes of the updates that made the model of the round."""
         history, _ = state.of_part(STATE)
         for update in updates:
             remember(history, update.client, self.sizes[update.client])
@@ -45,7 +45,7 @@ class Guard:
         if self.probe is None or not largest(fused) > LARGE >= largest(previous):
             return ""
         sound = self.probe({**previous, **fused}) or not self.probe(previous)
-        return "" if sound else "the aggregated model's answers are not finite"
+        return "" if sound else "the outputs of the aggregated model are not finite"
 
     def culprit(self, updates: Sequence[Update], usable: Callable[[list[Update]], bool]) -> str:
         """The client without which the model is usable, the largest update first; empty when there is none."""
@@ -71,5 +71,5 @@ class Guard:
 
     @staticmethod
     def put_back(record: Mapping, previous: Mapping) -> None:
-        """Replace a record's tensors in place: Flower's loop and the checkpoint hold this very record."""
+        """Replaces the tensors of a record in place, because Flower's loop and the checkpoint hold this record."""
         record.__dict__["_data"].update(previous)

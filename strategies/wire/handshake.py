@@ -55,14 +55,16 @@ class Roster:
         self._asked: set[int] = set()
         self._waiting: dict[str, int] = {}  # node by id of the question that it has not answered yet
         self._since: dict[int, float] = {}  # when a node was asked
-        self._others: dict[int, str] = {}  # why a node is not needed in this run, or what it says it is, by id
+        self._others: dict[
+            int, str
+        ] = {}  # by node id: why this run does not need the node, or which client it claims to be
         self._away: dict[str, float] = {}  # since when a client has been missed, while others may go on
 
     def call(self, wait: float, clients: Collection[str] | None = None, enough: int | None = None) -> list[str]:
-        """Clients (of those asked for, else all with the target) that are not online after at most `wait` seconds.
+        """Clients (of those asked for, otherwise all and the target) that are not online after at most `wait` seconds.
 
-        Returns as soon as nobody is missing or, with `enough`, that many are there. Raises UserError or
-        ClientFailedError for a node that says it cannot serve this experiment.
+        Returns as soon as none is missing or, with `enough`, so many are online. Raises UserError or ClientFailedError
+        for a node that cannot serve this experiment.
         """
         deadline = time.monotonic() + wait
         said = time.monotonic() - SAY_SECONDS + 5.0
@@ -79,10 +81,11 @@ class Roster:
             time.sleep(POLL_SECONDS)
 
     def gather(self, run: RunSettings, clients: Collection[str] | None = None) -> None:
-        """Wait for the clients (at first for all, and the target's site), for at most `run.wait_for_sites` seconds.
+        """Waits for the clients (at first for all and the target's site), for at most `run.wait_for_sites` seconds.
 
-        ClientFailedError names who is missing. With `run.on_client_failure = "continue"` one client is enough: at the
-        start the others are waited for, in a phase (`clients` given) for `run.patience` since they went.
+        ClientFailedError names the missing ones. With `run.on_client_failure = "continue"` one client is enough. The
+        start of the run then waits for the others as above; a phase (`clients` given) waits for each until
+        `run.patience` seconds after it disappeared.
         """
         wait, here = run.wait_for_sites, [] if clients is None else clients
         self.tolerant = run.on_client_failure == "continue"
@@ -100,25 +103,25 @@ class Roster:
         if missing and (not self.tolerant or set(wanted) <= set(missing)):
             raise ClientFailedError(f"no node for {', '.join(missing)} within {wait:g} s{self._who_else()}")
         for client in missing if clients is None else []:
-            logger.warning("going on without client %r: %s", client, NOT_ONLINE)
+            logger.warning("the run continues without client %r: %s", client, NOT_ONLINE)
             self.give_up(client)
 
     def fingerprints(self) -> dict[str, dict[str, int | str]]:
-        """Fingerprints of the sites' data by client; in a simulation none, where the server reads the same files."""
+        """Fingerprints of the sites' data by client; empty in a simulation, where the server reads the same files."""
         return {site.client: site.data for site in (*self.sites.values(), self.target) if site and site.data}
 
     def missing(self, clients: Collection[str] | None = None) -> list[str]:
-        """Clients whose node is not known or was not online at the last call."""
+        """Clients with an unknown node, or a node that was not online at the last call."""
         known = {**self.sites, **({self.target.client: self.target} if self.target else {})}
         wanted = known if clients is None else clients
         return [client for client in wanted if known[client].node_id not in self._online]
 
     def give_up(self, client: str) -> None:
-        """Stop waiting for a client until it has come back once."""
+        """Does not wait for a client any more until it has come back once."""
         self._away[client] = -math.inf
 
     def _patience_left(self, patience: float, clients: Collection[str]) -> float:
-        """How long to wait for those of the clients that are away now."""
+        """The number of seconds to wait for those of the clients that are away now."""
         self._listen()
         missing, now = self.missing(clients), time.monotonic()
         others = {client: since for client, since in self._away.items() if client not in clients}
@@ -126,7 +129,7 @@ class Roster:
         return max([patience - (now - self._away[client]) for client in missing], default=0.0)
 
     def _refuse_implausible(self, limit: float) -> None:
-        """Refuse a site that claims far more examples than the others, because it would dominate the average."""
+        """Refuses a site that claims far more examples than the others, because it would dominate the average."""
         counts = {site.client: site.examples for site in self.sites.values() if site.node_id != NOBODY}
         for client, reason in implausible(counts, limit).items():
             if not self.tolerant:
@@ -147,11 +150,11 @@ class Roster:
         return text + (f"; nodes that this run does not need: {', '.join(others)}" if others else "")
 
     def _listen(self) -> None:
-        """Ask the nodes that are new, and process the answers that have arrived."""
+        """Asks the new nodes, and processes the answers that have arrived."""
         self._online = set(self.grid.get_node_ids())
         self._asked &= self._online | set(self._waiting.values())
         now = time.monotonic()
-        for key, node in list(self._waiting.items()):  # a busy SuperLink loses messages
+        for key, node in list(self._waiting.items()):  # a busy SuperLink may lose messages
             if now - self._since[node] > ASK_AGAIN_SECONDS:
                 del self._waiting[key]
                 self._asked.discard(node)
@@ -173,7 +176,7 @@ class Roster:
             if reply.error.code == CLIENT_APP_RAISED:
                 self._refuse(node, str(reply.error.reason))
             else:
-                self._asked.discard(node)  # it went away before it could answer: asked again when it is back
+                self._asked.discard(node)  # it disappeared before it could answer, and is asked again when it is back
             return
         try:
             self._admit(node, reply)
@@ -185,16 +188,17 @@ class Roster:
             self._refuse(node, str(error))
 
     def _admit(self, node: int, reply: Message) -> None:
-        """Accept what a node says it is, or raise RejectedReplyError or UserError."""
+        """Accepts the answer of a node, or raises RejectedReplyError or UserError."""
         expected = Expected("", self.run_config["token"], 0, "handshake")
         if reply.metadata.src_node_id != node:
-            raise RejectedReplyError(f"it comes from node {reply.metadata.src_node_id}")
+            raise RejectedReplyError(f"it comes from another node, {reply.metadata.src_node_id}")
         found = judged(partial(read_sites, node), reply.content, expected)
         for site, holds in found:
             self._take_site(node, site, holds)
 
     def _take_site(self, node: int, site: Site, holds: str) -> None:
-        """Note one of a node's clients, or that this run does not need it. UserError when two nodes contradict."""
+        """Notes one of a node's clients, or that this run does not need it. UserError when two nodes contradict each
+        other."""
         if self._is_impostor(node, site):
             return
         wanted = self.target if site.role == "target" and self.target else self.sites.get(site.client)
@@ -210,7 +214,7 @@ class Roster:
             self.sites[site.client] = site
 
     def _is_impostor(self, node: int, site: Site) -> bool:
-        """Does a node claim another role than its key has? The run then continues without this node."""
+        """Whether a node claims another role than its key has. The run then continues without this node."""
         known, reason = impostor(node, site.client, site.role, self.identify)
         if known:
             self._others[node] = known
@@ -218,7 +222,7 @@ class Roster:
         return bool(known)
 
     def _refuse(self, node: int, reason: str) -> None:
-        """Handle a node that answers with an error: end the run, or give up this client when others may continue."""
+        """Handles a node that answers with an error: ends the run, or gives up this client when others may continue."""
         known = [client for client, site in self.sites.items() if site.node_id == node]
         if self.tolerant and known:
             names = ", ".join(repr(client) for client in known)

@@ -12,43 +12,46 @@ class Member(Protocol):
     role: str
 
     def serves(self, client: str, role: str) -> bool:
-        """May this site act as that client in that role?"""
+        """Whether this site may act as that client in that role."""
 
 
-Identify = Callable[[int], Member | None]  # whose key a node has
+Identify = Callable[[int], Member | None]  # the registered site to which the key of a node belongs
 
 
 def impostor(node: int, client: str, role: str, identify: Identify | None) -> tuple[str, str]:
-    """(the node in words, why it is refused) when it claims another role than its key has; two blanks otherwise.
+    """(the node in words, why it is refused) when it claims another role than its key has; two empty strings otherwise.
 
-    Without keys (`identify` is None) nodes are taken at their word. A node that claims no client (a spare one) is none.
+    Without keys (`identify` is None) the claims of nodes are accepted. A node that claims no client (a spare one) is
+    never refused here.
     """
     if identify is None:
         return "", ""
     member = identify(node)
     if member is None:
-        return f"a stranger, which poses as {client!r}", f"node {node} has no registered site's key"
+        return f"an unknown node, which claims to be {client!r}", f"node {node} has the key of no registered site"
     if not client or member.serves(client, role):
         return "", ""
     reason = (
-        f"site {member.site!r} poses as {client!r} ({role}), but its key is that of {member.domain!r} ({member.role})"
+        f"site {member.site!r} claims to be {client!r} ({role}), "
+        f"but its key is that of {member.domain!r} ({member.role})"
     )
-    return f"{member.site}, which poses as {client!r}", reason
+    return f"{member.site}, which claims to be {client!r}", reason
 
 
 def name_of(node: int, identify: Identify | None) -> str:
-    """A node in words: its site's name where the server knows it."""
+    """A node in words: the name of its site where the server knows it."""
     member = identify(node) if identify else None
     return f"site {member.site!r} ({member.domain})" if member else f"node {node}"
 
 
 def implausible(counts: Mapping[str, int], limit: float) -> dict[str, str]:
-    """Clients that claim more than `limit` times the examples of the others' lower median, and why; 0: nobody."""
+    """Clients that claim more than `limit` times the examples of the others' lower median, and why; none when limit is
+    0."""
     refused = {}
     for client, count in counts.items() if limit else ():
         others = sorted(other for name, other in counts.items() if name != client)
         median = others[(len(others) - 1) // 2] if others else 0
         if median and count > limit * median:
             times = f"{count / median:.3g} times the median of the others ({median})"
-            refused[client] = f"it says that it holds {count} examples, {times}; run.examples_limit is {limit:g}"
+            refused[client] = f"it reports {count} examples, {times}; run.examples_limit is {limit:g}"
     return refused

@@ -1,17 +1,17 @@
-"""All tensors of a record in one Array on the wire, because Flower sends every Array in requests of its own.
+"""All tensors of a record in one Array of a message, because Flower sends every Array in requests of its own.
 
-In a deployment each Array costs two HTTP requests at every step of its way (server app, SuperLink, SuperNode, client
-app). A record is therefore packed just before Flower takes the message and unpacked just after: nothing else sees
-packed records, and the tensors' bytes are the same.
+In a deployment each Array costs two HTTP requests between each two of server app, SuperLink, SuperNode and client app.
+A record is therefore packed just before Flower takes the message and unpacked just after. No other code sees packed
+records, and the bytes of the tensors are the same.
 
-The packed record has one Array `packed-1`, of type uint8, whose content is
+The packed record has one Array `packed-1` of type uint8 with this content:
 
     8 bytes      length of the header, little-endian
     header       JSON: [[name, dtype, shape, serialization, bytes], ...], at most MOST_HEADER bytes
     payloads     the Arrays' own bytes (`.npy`), one after the other in the header's order
 
 Nothing is unpickled. Every length is compared before anything is cut: the payloads fill the rest of the buffer exactly,
-so that a packed record is never larger unpacked.
+so that unpacking never makes a record larger.
 """
 
 import json
@@ -23,13 +23,13 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from fedsim.arrays import record_of, record_to_arrays, state_to_record
 
 PACKED = "packed-1"
-ANSWER = "packed"  # key of a message's config: its reply is to be packed
+ANSWER = "packed"  # key of a message's config that asks for a packed reply
 MOST_HEADER = 1 << 20  # bytes; a record whose header would be longer (10,000 tensors) is sent as it is
 _LENGTH = 8
 
 
 def packed_message(content: RecordDict, known: dict[int, ArrayRecord]) -> RecordDict:
-    """A message's content packed, whose config asks for a packed reply (ANSWER). `known`: see `pack`."""
+    """The content of a message, packed, with a config that asks for a packed reply (ANSWER). `known`: see `pack`."""
     content = pack(content, known)
     configs = content.config_records
     if "config" not in configs:
@@ -38,7 +38,7 @@ def packed_message(content: RecordDict, known: dict[int, ArrayRecord]) -> Record
 
 
 def answer(request: RecordDict, content: RecordDict) -> RecordDict:
-    """A reply's content as the request asks for it: packed, or as it is (within one process nothing is packed)."""
+    """The content of a reply as the request asks for it: packed or not (within one process nothing is packed)."""
     return pack(content) if request.config_records["config"].get(ANSWER) else content
 
 
@@ -56,7 +56,8 @@ def pack(content: RecordDict, known: dict[int, ArrayRecord] | None = None) -> Re
 def unpack(content: RecordDict) -> RecordDict:
     """The content as it was before `pack`; the content itself when nothing is packed.
 
-    Raises ValueError naming the record for a packed record that is malformed. Tensors are views of the packed bytes.
+    Raises ValueError with the name of the record when a packed record is malformed. Tensors are views of the packed
+    bytes.
     """
     records = {}
     for name, record in content.array_records.items():
@@ -68,7 +69,7 @@ def unpack(content: RecordDict) -> RecordDict:
 
 
 def pack_record(record: ArrayRecord) -> ArrayRecord:
-    """One record packed; the record itself when it has fewer than two tensors or too long a header."""
+    """One record, packed; the record itself when it has fewer than two tensors or too long a header."""
     if len(record) < 2:
         return record
     table = [[name, array.dtype, array.shape, array.stype, len(array.data)] for name, array in record.items()]
@@ -80,7 +81,7 @@ def pack_record(record: ArrayRecord) -> ArrayRecord:
 
 
 def unpack_record(record: ArrayRecord) -> ArrayRecord:
-    """One record unpacked; the record itself when it is not packed. ValueError says what is malformed."""
+    """One record, unpacked; the record itself when it is not packed. ValueError says what is malformed."""
     if set(record) != {PACKED}:
         return record
     bytes_ = record_to_arrays(record)[PACKED]
@@ -98,29 +99,29 @@ def unpack_record(record: ArrayRecord) -> ArrayRecord:
 
 
 def _table(buffer: memoryview) -> tuple[list, int]:
-    """The header's rows, checked, and where the payloads begin."""
+    """The rows of the header after the checks, and the position where the payloads begin."""
     if len(buffer) < _LENGTH:
         raise ValueError("a packed record without a header")
     length = int.from_bytes(buffer[:_LENGTH], "little")
     place = _LENGTH + length
     if length > MOST_HEADER or place > len(buffer):
-        raise ValueError(f"a packed record whose header has {length} bytes")
+        raise ValueError(f"a packed record with a header of {length} bytes")
     try:
         rows = json.loads(bytes(buffer[_LENGTH:place]))
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"a packed record whose header is not JSON ({type(error).__name__})") from None
+        raise ValueError(f"a packed record with a header that is not JSON ({type(error).__name__})") from None
     if not isinstance(rows, list) or not all(map(_is_row, rows)):
-        raise ValueError("a packed record whose header is no list of tensors")
+        raise ValueError("a packed record with a header that is no list of tensors")
     if len({row[0] for row in rows}) != len(rows):
         raise ValueError("a packed record that names a tensor twice")
     announced, there = sum(row[4] for row in rows), len(buffer) - place
     if announced != there:
-        raise ValueError(f"a packed record with {there} bytes of tensors where its header says {announced}")
+        raise ValueError(f"a packed record with {there} bytes of tensors, but its header says {announced}")
     return rows, place
 
 
 def _is_row(row: object) -> bool:
-    """Is it [name, dtype, shape, serialization, bytes]?"""
+    """Whether this is [name, dtype, shape, serialization, bytes]."""
     if not isinstance(row, list) or len(row) != 5:
         return False
     name, dtype, shape, stype, size = row

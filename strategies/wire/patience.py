@@ -18,7 +18,7 @@ from strategies.wire.handshake import Roster
 from strategies.wire.wrapped_grid import WrappedGrid
 
 LOST = {3, 4, 5, 8}  # Flower's codes: message, reply or node unavailable, client app stopped responding
-MOST_ATTEMPTS = 5  # of one message; a client that kills its process each time is not asked for ever
+MOST_ATTEMPTS = 5  # for one message; a client whose process ends each time is not asked forever
 
 logger = logging.getLogger("fedsim")
 

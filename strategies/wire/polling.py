@@ -11,16 +11,16 @@ from strategies.wire.packing import packed_message
 from strategies.wire.pulling import Puller, is_flowers_own
 from strategies.wire.wrapped_grid import WrappedGrid
 
-FIRST_SECONDS, LAST_SECONDS = 0.3, 3.0  # between two looks; each is a write to the SuperLink's database
-SHARE = 20  # a look is late by at most this fraction of the wait
-LARGEST_REPLY = 1 << 30  # bytes, where nobody has said what is expected
-KEPT_MESSAGES = 1000  # that were sent and not answered
+FIRST_SECONDS, LAST_SECONDS = 0.3, 3.0  # between two requests; each is a write to the SuperLink's database
+SHARE = 20  # a request is late by at most this fraction of the time waited so far
+LARGEST_REPLY = 1 << 30  # bytes, where the expected size is not known
+KEPT_MESSAGES = 1000  # the largest number of unanswered messages that are remembered
 
 
 class QuickGrid(WrappedGrid):
     """Flower's own grid, which looks for replies often at first and less often the longer it has waited.
 
-    `largest_reply`: bytes of the largest reply that is expected; a larger reply becomes an error of its site.
+    largest_reply: the size in bytes of the largest reply that is expected; a larger reply becomes an error of its site
     """
 
     def __init__(self, grid: Grid, largest_reply: int = LARGEST_REPLY) -> None:
@@ -36,7 +36,7 @@ class QuickGrid(WrappedGrid):
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Send messages; their ids."""
+        """Sends messages; returns their ids."""
         messages = list(messages)
         if not self._puller:
             return list(self._grid.push_messages(messages))
@@ -56,7 +56,7 @@ class QuickGrid(WrappedGrid):
         return replies
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """Send messages and wait for all replies, or what has come after `timeout` seconds."""
+        """Sends messages and waits for all replies; returns those that have come after `timeout` seconds."""
         messages = list(messages)
         waiting = {key for key in self.push_messages(messages) if key} if messages else set()
         started = time.monotonic()

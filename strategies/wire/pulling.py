@@ -1,8 +1,8 @@
 """Fetches replies part by part, and refuses a reply that is larger than expected before its parts are joined.
 
-Flower's grid fetches all parts of a reply into memory, however many there are, and waits for parts that never come
-(two hours in 1.41), while the other sites' replies wait behind it. Here an incomplete reply is looked at
-again later, and a reply that has become too large turns into an error of its site.
+Flower's grid fetches all parts of a reply into memory, however many there are. It waits for parts that never come (two
+hours in 1.41), and the replies of other sites wait meanwhile. Here an incomplete reply is looked at again later, and a
+reply that has become too large turns into an error of its site.
 
 These parts of Flower 1.41 are not public: the grid's client and node, and how a reply is joined from its parts.
 """
@@ -17,10 +17,10 @@ from flwr.app import Error, Message
 from strategies.wire.packing import unpack
 
 SMALL_REPLY = 4 << 20  # bytes of a reply that holds no tensors of the model: handshakes, validations
-BANK_BYTES = 256 << 20  # of a reply's contributions to banks, whose size nobody knows beforehand
+BANK_BYTES = 256 << 20  # for a reply's contributions to banks, because their size is not known beforehand
 UNKNOWN, UNAVAILABLE = 0, 4  # Flower's codes of errors
-TOO_LARGE = "its reply is larger than the {} bytes that were expected: refused before it was read"
-PARTS_AT_ONCE = 64  # parts of one reply that are fetched before the others get their turn
+TOO_LARGE = "its reply is larger than the {} bytes that were expected, and was refused before it was read"
+PARTS_AT_ONCE = 64  # parts of one reply that are fetched before those of the next reply
 
 
 class Grown(Exception):  # noqa: N818
@@ -38,7 +38,7 @@ class Arriving:
     size: int = 0
 
     def add(self, part: str, content: bytes) -> None:
-        """One more part; raises Grown."""
+        """Adds one more part. Raises Grown when the reply is too large."""
         self.size += len(content)
         if self.size > self.most:
             raise Grown(TOO_LARGE.format(self.most))
@@ -46,7 +46,7 @@ class Arriving:
 
 
 def unpacked_bytes(parts: Mapping[str, bytes]) -> int:
-    """Size of all arrays when they are put together: an array may name the same part a thousand times."""
+    """The size of all arrays when they are put together; an array may name the same part a thousand times."""
     from flwr.app.message import Array
     from flwr.supercore.inflatable.inflatable_object import get_object_body, get_object_head_values_from_object_content
 
@@ -60,12 +60,13 @@ def unpacked_bytes(parts: Mapping[str, bytes]) -> int:
 
 
 def expected_bytes(sizes: Iterable[int], banks: bool) -> int:
-    """How large a reply with a model may be: its tensors and a tenth more, and room for banks where there are any."""
+    """The largest size of a reply with a model: its tensors and a tenth more, and room for banks where there are
+    any."""
     return int(1.1 * sum(sizes)) + (BANK_BYTES if banks else 0) + SMALL_REPLY
 
 
 def most_bytes(message: Message, largest: int) -> int:
-    """How large the reply to a message may be; `largest` is that of a reply with the model's tensors."""
+    """The largest size of the reply to a message; `largest` is that of a reply with the model's tensors."""
     kind = message.metadata.message_type.split(".")
     return largest if kind[0] == "train" or kind[-1] in ("collect", "visit") else SMALL_REPLY
 
@@ -78,14 +79,14 @@ class Puller:
         self._arriving: dict[str, Arriving] = {}  # by the id of the message that it answers
 
     def pull(self, sent: Mapping[str, Message], largest: int) -> list[Message]:
-        """Replies to the sent messages {id: message} that are whole by now, and errors for those that never will be."""
+        """The complete replies to the sent messages {id: message}, and errors for those that can never be complete."""
         wanted = [key for key in sent if key not in self._arriving]
         for key, message_id, parts in self._new(wanted):
             if key in sent:
                 self._arriving[key] = Arriving(message_id, parts, most_bytes(sent[key], largest))
         replies: list[Message] = []
         moving = [key for key in self._arriving if key in sent]
-        while moving:  # in turns, as long as parts are there
+        while moving:  # some parts of each reply in turn, as long as parts arrive
             for key in list(moving):
                 left = len(self._arriving[key].waiting)
                 reply = self._advance(self._arriving[key], sent[key])
@@ -97,7 +98,7 @@ class Puller:
         return replies
 
     def forget(self, keys: Iterable[str]) -> None:
-        """Stop fetching the replies to these messages; nobody waits for them any more."""
+        """Stops fetching the replies to these messages, for which no caller waits any more."""
         for key in keys:
             self._arriving.pop(key, None)
 
@@ -115,7 +116,8 @@ class Puller:
         return new
 
     def _advance(self, reply: Arriving, message: Message) -> Message | None:
-        """Fetch what is there; the whole reply, an error in its place, or None while parts are missing."""
+        """Fetches the parts that are there. Returns the whole reply, an error in its place, or None while parts are
+        missing."""
         from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectUnavailableError
 
         fetch = self._fetcher()
@@ -142,7 +144,7 @@ class Puller:
             whole = inflate_object_from_contents(reply.message_id, reply.parts)
             if whole.has_content():
                 whole.content = unpack(whole.content)
-        except Exception as error:  # whatever a site sends as a reply
+        except Exception as error:  # a site may send anything as a reply
             return Message(
                 Error(UNKNOWN, f"its reply cannot be read: {type(error).__name__}: {error}"), reply_to=message
             )
@@ -154,7 +156,7 @@ class Puller:
         return Message(error, reply_to=message)
 
     def _confirm(self, reply: Arriving) -> None:
-        """Tell the SuperLink that it may remove the reply."""
+        """Tells the SuperLink that it may remove the reply."""
         from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
 
         run = self._grid.run.run_id
@@ -169,5 +171,5 @@ class Puller:
 
 
 def is_flowers_own(grid: Any) -> bool:
-    """Is it the grid of a SuperLink, whose replies come in parts?"""
+    """Whether this is the grid of a SuperLink, where replies come in parts."""
     return hasattr(type(grid), "_runtime_client") and hasattr(grid, "node")

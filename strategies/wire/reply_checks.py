@@ -19,9 +19,9 @@ MOST_STEPS = 2**40  # largest value of a batch-norm counter
 MOST_METRICS = 64
 LARGEST_METRIC = 1e30  # sums and means of such numbers stay finite
 REASON_CHARACTERS = 300
-MOST_TRACEBACK = 20_000  # characters of a client's own words that are shown
+MOST_TRACEBACK = 20_000  # characters of a client's own error text that are shown
 METRIC_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
-# Columns of clients.csv that only the server writes: a metric of that name would forge them.
+# Columns of clients.csv that only the server writes; a metric of that name would imitate them.
 RESERVED = {"round", "client", "domain", "status", "examples", "weight", "update_norm", "bytes_down", "bytes_up"} | {
     f"validation_{name}" for name in (*(task.metric for task in TASKS.values()), "loss", "examples")
 }
@@ -43,8 +43,8 @@ class Expected:
     """What the reply to one message must look like.
 
     `shapes` are the tensors of the record `arrays`, and `nonnegative` those of them that count or are variances.
-    `banks` are the records that come with it and `views` the round as each of these banks sees it; `metrics` is what
-    a server part needs to know beside `train_loss`. `metric` is the task's primary metric.
+    `banks` are the banks with records in the reply, and `views` the round as each of these banks sees it. `metrics` are
+    those that a server part needs in addition to `train_loss`. `metric` is the task's primary metric.
     """
 
     client: str
@@ -61,12 +61,12 @@ class Expected:
 
 
 def manifest(arrays: Arrays) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
-    """Shape and dtype of every tensor by name."""
+    """The shape and dtype of every tensor, by name."""
     return {name: (array.shape, array.dtype) for name, array in arrays.items()}
 
 
 def one_line(text: str, most: int = REASON_CHARACTERS) -> str:
-    """Text from outside made safe for logs and CSV files: one line, printable, at most `most` characters."""
+    """Text from outside, made safe for logs and CSV files: one printable line of at most `most` characters."""
     line = "".join(letter if letter.isprintable() else " " for letter in text[: 4 * most])
     line = " ".join(line.split())
     return line if len(line) <= most else f"{line[: most - 3]}..."
@@ -131,7 +131,7 @@ def check_collected(content: RecordDict, expected: Expected) -> Arrays:
 
 
 def check_records(content: RecordDict, arrays: set[str], metrics: set[str], configs: set[str]) -> None:
-    """Exactly the records of these names and kinds; only `state` may be missing."""
+    """Raises unless these are exactly the records of these names and kinds; only `state` may be missing."""
     found = {"array": content.array_records, "metric": content.metric_records, "config": content.config_records}
     for kind, names in (("array", arrays), ("metric", metrics), ("config", configs)):
         missing = sorted(names - found[kind].keys() - {"state"})
@@ -141,7 +141,7 @@ def check_records(content: RecordDict, arrays: set[str], metrics: set[str], conf
 
 
 def check_echo(content: RecordDict, expected: Expected) -> None:
-    """The reply repeats what it answers: token of the run, client, round and phase."""
+    """Raises unless the reply repeats what it answers: the run's token, client, round and phase."""
     echo = content.config_records["echo"]
     for key in ECHOED:
         said, want = echo.get(key), getattr(expected, key)
@@ -150,7 +150,8 @@ def check_echo(content: RecordDict, expected: Expected) -> None:
 
 
 def stored_entries(content: RecordDict) -> int:
-    """How many entries of client state were stored with this reply, as the client says; 0 when it keeps none."""
+    """The number of entries of client state that were stored with this reply, as the client reports it; 0 when it has
+    none."""
     entries = content.config_records.get("state", {"entries": 0}).get("entries")
     if type(entries) is not int or not 0 <= entries <= MOST_EXAMPLES:
         raise RejectedReplyError(f"state entries are {reprlib.repr(entries)}, not a count")
@@ -158,7 +159,7 @@ def stored_entries(content: RecordDict) -> int:
 
 
 def read_metrics(content: RecordDict) -> dict[str, float]:
-    """The record 'metrics' as finite numbers of sane size."""
+    """The record 'metrics' as finite numbers of a plausible size."""
     record = content.metric_records["metrics"]
     if not isinstance(record, MetricRecord) or len(record) > MOST_METRICS:
         raise RejectedReplyError(f"the record 'metrics' holds more than {MOST_METRICS} metrics")
@@ -171,7 +172,7 @@ def read_metrics(content: RecordDict) -> dict[str, float]:
 
 
 def check_metrics(metrics: Mapping[str, float], needed: Collection[str]) -> None:
-    """The needed metrics are there; the method's own have plain names that forge no other column."""
+    """Raises unless the needed metrics are there and the method's own have plain names that imitate no other column."""
     missing = sorted(needed - metrics.keys())
     if missing:
         raise RejectedReplyError(f"missing metrics {missing[:3]}")
@@ -181,7 +182,8 @@ def check_metrics(metrics: Mapping[str, float], needed: Collection[str]) -> None
 
 
 def check_examples(metrics: dict[str, float], expected: int = 0) -> int:
-    """Takes 'num-examples' out of the metrics; it must be a count, and that of the handshake when one is expected."""
+    """Removes 'num-examples' from the metrics; it must be a count, and equal to that of the handshake when one is
+    expected."""
     examples: Any = metrics.pop("num-examples", None)
     if type(examples) is not int or not 0 < examples <= MOST_EXAMPLES:
         expectation = f", the handshake said {expected}" if expected else ""
@@ -192,15 +194,15 @@ def check_examples(metrics: dict[str, float], expected: int = 0) -> int:
 
 
 def read_arrays(name: str, record: Mapping) -> dict[str, np.ndarray]:
-    """Arrays of one record, without ever unpickling."""
+    """The arrays of one record, which are never unpickled."""
     try:
         return record_to_arrays(record)
-    except Exception as error:  # truncated bytes, foreign serialisation, object dtype: all are the client's fault
+    except Exception as error:  # truncated bytes, another serialisation, object dtype: all are failures of the client
         raise RejectedReplyError(f"record {name!r} cannot be read: {error}") from None
 
 
 def check_arrays(arrays: Arrays, shapes: Mapping[str, tuple[tuple[int, ...], np.dtype]]) -> None:
-    """Same keys, shapes and dtypes as expected, all values finite."""
+    """Raises unless keys, shapes and dtypes are as expected and all values are finite."""
     missing = [name for name in shapes if name not in arrays]
     extra = [name for name in arrays if name not in shapes]
     if missing or extra:
@@ -215,14 +217,14 @@ def check_arrays(arrays: Arrays, shapes: Mapping[str, tuple[tuple[int, ...], np.
 
 
 def check_nonnegative(arrays: Arrays, names: Collection[str]) -> None:
-    """No negative variance, no layer that mostly has none, no negative or absurd counter."""
+    """Refuses negative variances, layers that mostly have no variance, and negative or absurd counters."""
     for name in names:
         array = arrays.get(name)
         if array is None or not array.size:
             continue
         if (array < 0).any() or (array.dtype.kind in "iu" and array.max() > MOST_STEPS):
             raise RejectedReplyError(f"tensor {name!r} has a negative value, or a count that is too large to be true")
-        # Single channels that are always off get there after a thousand steps; half a layer does not.
+        # After a thousand steps this happens to single channels that are always zero, but not to half a layer.
         if array.dtype.kind == "f" and 2 * np.count_nonzero(array == 0) > array.size:
             raise RejectedReplyError(f"tensor {name!r} has no variance in most channels")
 
@@ -236,7 +238,7 @@ def check_contribution(bank: Bank, client: str, arrays: Arrays, server: ServerRo
 
 
 def check_finite(record: str, arrays: Arrays) -> None:
-    """No NaN and no infinity."""
+    """Raises for NaN and infinite values."""
     for name, array in arrays.items():
         if not all_finite(array):
             raise RejectedReplyError(f"tensor {name!r} of record {record!r} has NaN or infinite values")

@@ -25,11 +25,11 @@ class RoundLog:
     notes: list[str] = field(default_factory=list)
 
     def row(self, client: str) -> dict[str, Any]:
-        """The client's row, made on first use."""
+        """The client's row, which is made when it is first used."""
         return self.clients.setdefault(client, {"client": client, "status": "ok", "bytes_down": 0, "bytes_up": 0})
 
     def count(self, client: str, direction: str, records: Mapping[str, ArrayRecord], known: Collection[str]) -> None:
-        """Add the tensor bytes of records to the client's row, in total and by the record names that are known."""
+        """Adds the tensor bytes of records to the client's row, in total and by the record names that are known."""
         row = self.row(client)
         for name, record in records.items():
             size = payload(record)
@@ -37,26 +37,26 @@ class RoundLog:
                 row[column] = row.get(column, 0) + size
 
     def fail(self, client: str, reason: str) -> None:
-        """Note in the client's row, and in the log, why something of it was not used."""
+        """Notes in the client's row, and in the log, why something of it was not used."""
         row = self.row(client)
         if row["status"] == "ok":
             row["status"] = reason
-        elif reason not in row["status"]:  # training and validation may fail alike
+        elif reason not in row["status"]:  # training and validation may fail for the same reason
             row["status"] += f"; {reason}"
         self.note(f"client {client!r}: {reason}")
 
     def note(self, text: str) -> None:
-        """Keep a line that belongs to no single client, and write it to the log."""
+        """Keeps a line that belongs to no single client, and writes it to the log."""
         self.notes.append(text)
         logger.warning("round %d: %s", self.round, text)
 
 
 def payload(record: Mapping[str, Any]) -> int:
-    """Bytes of a record's tensors. When a record declares invalid shapes or types: the bytes that it holds."""
+    """The bytes of a record's tensors. When a record declares invalid shapes or types: the bytes that it holds."""
     buffers = [getattr(array, "data", None) for array in record.values()]
     held = sum(len(buffer) for buffer in buffers if isinstance(buffer, bytes | memoryview))
     try:
         declared = nbytes(record)
-    except Exception:  # no tensors, no types, no shapes: whatever it is, it came over the wire
+    except Exception:  # a record from another machine may lack tensors, types or shapes
         return held
     return declared if 0 <= declared <= held else held

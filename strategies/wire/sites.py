@@ -1,4 +1,4 @@
-"""What a node says that it is, read from its answer to the handshake and checked."""
+"""Reads and checks the answer of a node to the handshake."""
 
 import re
 import reprlib
@@ -21,7 +21,7 @@ NOBODY = 0  # node id of a client that has not answered yet
 
 @dataclass(frozen=True)
 class Site:
-    """What a node answered in the handshake."""
+    """The answer of a node in the handshake."""
 
     client: str
     node_id: int = NOBODY
@@ -30,7 +30,7 @@ class Site:
     versions: dict[str, str] = field(default_factory=dict)
     role: str = "source"
     data: dict[str, int | str] = field(default_factory=dict)  # fingerprint of a site's data
-    frozen: str = ""  # hash of the weights that are frozen, "" without any
+    frozen: str = ""  # hash of the frozen weights; "" without any
 
 
 def read_sites(node: int, content: RecordDict, expected: Expected) -> list[tuple[Site, str]]:
@@ -46,7 +46,7 @@ def read_sites(node: int, content: RecordDict, expected: Expected) -> list[tuple
 
 
 def read_site(node: int, said: dict) -> tuple[Site, str]:
-    """One client of a node with what it says of itself, and the name of the data that the node holds."""
+    """One client of a node with what it reports about itself, and the name of the data that the node holds."""
     client, role, examples, counts = (said.get(key) for key in ("client", "role", "examples", "class-counts"))
     if not isinstance(client, str) or role not in ("source", "target"):
         raise RejectedReplyError(f"it is {reprlib.repr(client)} with the role {reprlib.repr(role)}")
@@ -65,13 +65,13 @@ def read_site(node: int, said: dict) -> tuple[Site, str]:
 
 
 def check_site(site: Site, classes: int, frozen: str) -> None:
-    """UserError when a site does not fit the experiment: its classes, its numbers, or its frozen weights."""
+    """Raises UserError when a site does not fit the experiment: its classes, its numbers, or its frozen weights."""
     if site.frozen != frozen:
         raise UserError(
             f"client {site.client!r} has other frozen weights than the server, so that its features would differ "
-            "(model.train keeps them from travelling); give it the same weights file and versions of packages"
+            "(with this model.train they are never sent); give it the same weights file and versions of packages"
         )
     if len(site.class_counts) != classes:
         raise UserError(f"client {site.client!r} has {len(site.class_counts)} classes, the experiment {classes}")
     if not 0 < site.examples <= MOST_EXAMPLES or sum(site.class_counts) != site.examples:
-        raise UserError(f"client {site.client!r} says {site.examples} examples and {sum(site.class_counts)} labels")
+        raise UserError(f"client {site.client!r} reports {site.examples} examples but {sum(site.class_counts)} labels")

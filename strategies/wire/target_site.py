@@ -29,11 +29,11 @@ PHASE = "target"
 
 @dataclass(frozen=True)
 class TargetScore:
-    """Primary metric (a fraction, e.g. accuracy) and loss on the unseen domain; None when its site did not deliver.
+    """Primary metric (a fraction, e.g. accuracy) and loss on the unseen domain; None when its site did not reply.
 
-    seconds: what the evaluation took on the server (0 when a site did it: the site's row has its time).
-    details: (quantity, layer, value) of the inference rule, for details.csv.
-    predictions: those of the server's own evaluation (fedsim.results.predictions); a site's never leave it.
+    seconds: the time of the evaluation on the server (0 when a site did it; the site's row has its time)
+    details: (quantity, layer, value) of the inference rule, for details.csv
+    predictions: those of the server's own evaluation (fedsim.results.predictions); those of a site never leave it
     """
 
     value: float | None = None
@@ -44,7 +44,7 @@ class TargetScore:
 
 
 class TargetSite:
-    """The way to the unseen domain's site: one message a round, its reply checked like a client's."""
+    """The exchange with the unseen domain's site: one message per round, and its reply is checked like a client's."""
 
     def __init__(self, exchange: Exchange, roster: Roster) -> None:
         self.exchange, self.roster = exchange, roster
@@ -53,11 +53,11 @@ class TargetSite:
 
     @property
     def site(self) -> Site:
-        """The site as it is known now: it may have come back as another node."""
+        """The site as it is known now; it may have come back as another node."""
         return self.roster.target
 
     def messages(self, round: int, arrays: ArrayRecord, entries: Entries) -> list[Message]:
-        """The global model, with the bank entries that the inference rule wants; no message to a missing site."""
+        """The global model, with the bank entries that the inference rule needs; no message to a missing site."""
         exchange, self.score, self._sent = self.exchange, TargetScore(), None
         if self.roster.missing([self.site.client]):
             exchange.fail(self.site.client, NOT_ONLINE)
@@ -70,7 +70,8 @@ class TargetSite:
         return [self._sent]
 
     def take(self, replies: Iterable[Message]) -> list[Message]:
-        """Keep the score of our message's reply; the other replies. A failure is handled as `run.on_client_failure`."""
+        """Keeps the score of our message's reply and returns the other replies. For failures see
+        `run.on_client_failure`."""
         replies = list(replies)
         if self._sent is None:
             return replies
@@ -107,7 +108,7 @@ class TargetSite:
 
 
 def score_records(score: TargetScore, examples: int, metric: str) -> RecordDict:
-    """A site's reply, its echo aside; metric: the task's primary one."""
+    """A site's reply without its echo; metric: the primary metric of the task."""
     quantities, names, values = (list(column) for column in zip(*score.details)) if score.details else ([], [], [])
     metrics = {metric: score.value, "loss": score.loss, "evaluation_seconds": score.seconds}
     return RecordDict(
@@ -119,7 +120,7 @@ def score_records(score: TargetScore, examples: int, metric: str) -> RecordDict:
 
 
 def read_score(content: RecordDict, expected: Expected) -> tuple[TargetScore, float]:
-    """The score in a reply and the seconds that the site took; RejectedReplyError says what is wrong."""
+    """The score in a reply, and the seconds that the site took; RejectedReplyError says what is wrong."""
     check_echo(content, expected)
     metrics = read_metrics(content)
     check_examples(metrics, expected.examples)

@@ -1,15 +1,16 @@
-"""A bound on the size of an update: finite values alone do not make an update acceptable.
+"""A bound on the size of an update, because finite values alone do not make an update acceptable.
 
 The size of an update is the L2 norm of (reply - global model) over all its floating-point tensors, in float64, so that
 even 3e38 in every weight has a finite size. A reply of client k is refused in round t when
 
     ||theta_k^t - theta^(t-1)||  >  limit * r_k
 
-where r_k is the lower median of the other replies' sizes in this round. Without other replies r_k is the lower median
-of the client's own earlier sizes, and in its very first round ||theta^(t-1)||. The reason also says how the size
+where r_k is the lower median of the sizes of the other replies in this round. Without other replies r_k is the lower
+median of the client's own earlier sizes, and in its very first round ||theta^(t-1)||. The reason also says how the size
 compares with the client's own history.
-The lower median of an even number of sizes is the smaller of the two in the middle: of two other clients, one that lies
-cannot lift the bound.
+
+The lower median of an even number of sizes is the smaller of the two in the middle. Therefore one malicious client of
+two others cannot raise the bound.
 """
 
 import math
@@ -19,7 +20,7 @@ import numpy as np
 
 from strategies.parts import Arrays, Update
 
-KEPT_SIZES = 20  # of each client, for its own history
+KEPT_SIZES = 20  # sizes of each client that are kept as its history
 BLOCK = 1 << 20  # values that are converted to float64 at a time
 
 
@@ -33,7 +34,7 @@ def update_size(arrays: Arrays, previous: Arrays) -> float:
 
 
 def squared_distance(array: np.ndarray, other: np.ndarray | None) -> float:
-    """Sum of squared differences in float64, block by block; of the array itself without another one."""
+    """The sum of squared differences in float64, block by block; without another array, of the array itself."""
     flat = np.asarray(array).reshape(-1)
     base = None if other is None else np.asarray(other).reshape(-1)
     total = 0.0
@@ -46,14 +47,14 @@ def squared_distance(array: np.ndarray, other: np.ndarray | None) -> float:
 
 
 def lower_median(sizes: Sequence[float]) -> float:
-    """The value in the middle; of an even number, the smaller one of the two. Zero without any."""
+    """The value in the middle; of an even number of values, the smaller of the two. Zero without any value."""
     return sorted(sizes)[(len(sizes) - 1) // 2] if sizes else 0.0
 
 
 def over_limit(
     sizes: Mapping[str, float], history: Mapping[str, Sequence[float]], previous: float, limit: float
 ) -> dict[str, str]:
-    """Clients whose update is too large, with the reason; nobody when the limit is 0 (off).
+    """Clients with an update that is too large, with the reason; none when the limit is 0 (off).
 
     `sizes` are this round's by client, `history` the accepted ones of earlier rounds, `previous` the model's norm.
     """
@@ -81,7 +82,7 @@ def limited(
 
 
 def remember(history: MutableMapping[str, list[float]], client: str, size: float) -> None:
-    """Add the size of an accepted update to the history of its client."""
+    """Adds the size of an accepted update to the history of its client."""
     history[client] = [*history.get(client, []), size][-KEPT_SIZES:]
 
 

@@ -1,4 +1,5 @@
-"""The way to the unseen domain's client in methods that adapt to it: one message and its answer within a round."""
+"""The exchange with the unseen domain's client in methods that adapt to it: one message and its answer within a
+round."""
 
 from collections.abc import Mapping
 
@@ -26,9 +27,10 @@ KIND = "query.visit"
 
 
 class Visits:
-    """Sends visits and checks their answers; failures are recorded, or end the run, like those of other clients.
+    """Sends visits and checks their answers. Failures are recorded, or end the run, like those of other clients.
 
-    In a deployment they go to the target's site, in a simulation to the first node, where every node can be everybody.
+    In a deployment visits go to the target's site; in a simulation to the first node, because every node can act as any
+    client.
     """
 
     def __init__(self, exchange: Exchange) -> None:
@@ -36,7 +38,7 @@ class Visits:
         self.grid: Grid | None = None
 
     def ask(self, visit: Visit, records: Mapping[str, Arrays], server: ServerRound) -> dict[str, Arrays] | None:
-        """The answer's records, or None when there is none that counts."""
+        """The records of the answer, or None when no answer is accepted."""
         exchange = self.exchange
         client = exchange.experiment.run.target
         roster = exchange.roster
@@ -74,7 +76,7 @@ class Visits:
 
 
 def read_answer(visit: Visit, server: ServerRound, content: RecordDict, expected: Expected) -> dict[str, Arrays]:
-    """The records of an answer; RejectedReplyError says what is wrong."""
+    """The records of an answer. RejectedReplyError says what is wrong."""
     check_records(content, set(visit.records), set(), {"echo"})
     check_echo(content, expected)
     found: dict[str, dict[str, np.ndarray]] = {}

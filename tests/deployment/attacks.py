@@ -243,8 +243,8 @@ def impostor(federation: Federation, watch: Watch) -> str:
         federation.stop("site-rot30")
         env.write_text(honest)
         federation.start("site-rot30", expect=None)
-    need(process.returncode == 0 and "site 'site-rot30' poses as 'rot0'" in log, said[-300:] + log[-300:])
-    return "exit 0 without it; log: site 'site-rot30' poses as 'rot0', but its key is that of 'rot30'"
+    need(process.returncode == 0 and "site 'site-rot30' claims to be 'rot0'" in log, said[-300:] + log[-300:])
+    return "exit 0 without it; log: site 'site-rot30' claims to be 'rot0', but its key is that of 'rot30'"
 
 
 def cut(federation: Federation, watch: Watch) -> str:
@@ -345,7 +345,7 @@ ATTACKS: dict[str, Callable[[Federation, Watch], str]] = {
     "3e38 in every weight": bad_reply("values", "times the median"),
     "reply of 500 MB": bad_reply("huge", "larger than", megabytes=500),
     "10^9 examples": absurd_count,
-    "site poses as another": impostor,
+    "site claims to be another": impostor,
     "operator's app reads keys": foreign_app,
     "database locked for 90 s": busy_database,
     "server certificate expired": expired_certificate,

@@ -98,7 +98,7 @@ FAULTS: dict[str, Callable[[Lane], Outcome]] = {
     "no CA certificate": stranger("no CA"),
     "plaintext": stranger("plaintext"),
     "site on the control path": control_path,
-    "site that poses as another": impostor,
+    "site that claims to be another": impostor,
 }
 
 

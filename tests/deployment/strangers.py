@@ -73,5 +73,5 @@ def impostor(lane: Lane) -> Outcome:
         lane.federation.stop("site-rot30")
         env.write_text(honest)
         lane.federation.start("site-rot30", expect=None)
-    need(done.returncode == 1 and "site-rot30, which poses as 'rot0'" in done.stderr, done.stderr)
+    need(done.returncode == 1 and "site-rot30, which claims to be 'rot0'" in done.stderr, done.stderr)
     return Outcome(f"exit 1: {done.stderr.strip().splitlines()[-1][:90]}", True)

@@ -180,7 +180,7 @@ def test_a_node_that_goes_before_it_answers_is_asked_again():
         (Error(2, "Traceback\nKeyError: 'x'"), ClientFailedError, "KeyError: 'x'"),
         (site("a", counts=(3, 4, 5)), UserError, "has 3 classes, the experiment 2"),
         ({**site("a"), "examples": 10**12}, UserError, "1000000000000 examples"),
-        ({**site("a"), "examples": 8}, UserError, "8 examples and 7 labels"),
+        ({**site("a"), "examples": 8}, UserError, "8 examples but 7 labels"),
         ({**site("a"), "class-counts": [-1, 8]}, ClientFailedError, "not whole numbers"),
         ({**site("a"), "examples": "many"}, ClientFailedError, "not whole numbers"),
         ({"client": "a"}, ClientFailedError, "node 11 .*\\n.*with the role None"),
@@ -209,20 +209,20 @@ def with_keys(nodes, keys):
 
 
 def test_a_node_is_admitted_in_the_role_of_its_key_alone(caplog):
-    """Node 13 has the key of another site and says that it is "a", before and after the honest one came."""
+    """Node 13 has the key of another site and says that it is "a", before and after the correct site came."""
     keys = {11: Key("alpha", "a"), 12: Key("beta", "b"), 13: Key("gamma", "c")}
     roster_, grid = with_keys({13: site("a"), 12: site("b")}, keys)
     assert roster_.call(0.0) == ["a"]
     grid.nodes[11] = site("a")
     roster_.gather(settings())
     assert (roster_.sites["a"].node_id, roster_.sites["b"].node_id) == (11, 12)
-    assert "site 'gamma' poses as 'a' (source), but its key is that of 'c' (source)" in caplog.text
+    assert "site 'gamma' claims to be 'a' (source), but its key is that of 'c' (source)" in caplog.text
 
 
 def test_a_node_without_a_registered_key_is_nobody():
     """Even when everything it says is right; the wait names it."""
     roster_, _ = with_keys({11: site("a"), 12: site("b")}, {11: Key("alpha", "a")})
-    with pytest.raises(ClientFailedError, match=r"no node for b .*a stranger, which poses as 'b'"):
+    with pytest.raises(ClientFailedError, match=r"no node for b .*an unknown node, which claims to be 'b'"):
         roster_.gather(settings())
 
 
@@ -237,9 +237,7 @@ def test_a_count_far_from_the_others_is_refused(count, refused):
     """7 examples at the other site: 100 times as many are believed, 10^9 are not."""
     roster_, _ = roster({11: site("a"), 12: site("b", counts=(count, 0))})
     if refused:
-        with pytest.raises(
-            UserError, match=rf"client 'b': it says that it holds {count} examples, .* the others \(7\)"
-        ):
+        with pytest.raises(UserError, match=rf"client 'b': it reports {count} examples, .* the others \(7\)"):
             roster_.gather(settings())
     else:
         roster_.gather(settings())

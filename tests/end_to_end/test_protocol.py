@@ -188,7 +188,7 @@ def test_several_clients_per_domain(partition, tmp_path):
 
 @pytest.mark.skipif(not (SHARED_DATA / "PACS").is_dir(), reason="the PACS images are not on this machine")
 def test_pacs_with_resnet(tmp_path):
-    """Two rounds of ResNet-18 on every 40th image of PACS at 64 pixels with augmentation: all parts of the real path."""
+    """Two rounds of ResNet-18 on every 40th image of PACS at 64 pixels, with augmentation, on the real path."""
     for file in sorted((SHARED_DATA / "PACS").rglob("*.[jp]*g"))[::40]:
         link = tmp_path / "data" / file.relative_to(SHARED_DATA)
         link.parent.mkdir(parents=True, exist_ok=True)

@@ -109,7 +109,7 @@ def test_matching_moves_parameters_and_averages_buffers(caplog):
 def test_matching_refuses_weights_that_would_not_act():
     from fedsim.assembly import find_recipe
 
-    with pytest.raises(UserError, match="gradient_matching does not look at the clients' weights"):
+    with pytest.raises(UserError, match="gradient_matching does not use the clients' weights"):
         find_recipe("feddg-ga+fedomg")
     assert GradientMatching(scale="weights").uses_weights
 

@@ -149,7 +149,7 @@ def test_without_a_limit_the_fused_model_is_checked(tmp_path):
     experiment = small_experiment(tmp_path, train=train, run={**run, "update_limit": 0})
     folder, _ = run_small(experiment, tamper=tamper(everywhere(3e38)))
     clients = pd.read_csv(folder / "clients.csv").set_index(["round", "client"])
-    assert "without it the model is sound" in clients.loc[(2, VICTIM), "status"]
+    assert "without it the model is usable" in clients.loc[(2, VICTIM), "status"]
     limited_run = small_experiment(tmp_path / "limited", train=train, run=run)
     other, _ = run_small(limited_run, tamper=tamper(everywhere(3e38)))
     pd.testing.assert_frame_equal(numbers(folder / "rounds.csv"), numbers(other / "rounds.csv"))
