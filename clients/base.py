@@ -112,7 +112,10 @@ class DomainClient(NumPyClient):
         self._keep_personal()
         self.stored = self.store.commit()
         trained = {name: self.state[name].cpu().numpy().copy() for name in self.upload_names()}
-        arrays = list(taken(trained, self.cut).values())
+        trained, received = taken(trained, self.cut), dict(zip(self.names("train"), parameters, strict=True))
+        for part in self.recipe.client_parts():
+            trained = part.leave(round, trained, received)
+        arrays = list(trained.values())
         metrics["train_seconds"] = time.perf_counter() - started
         self.outbox = round.outbox
         return arrays, self.data.examples, metrics
@@ -160,7 +163,8 @@ class DomainClient(NumPyClient):
 
     def _open(self, config: dict[str, Any]) -> LocalRound:
         run = self.experiment.run
-        self.store.open_round(config["round"], config.get("state-round", -1), config.get("saved-round"))
+        trained = "delivered" in config  # in this round already: what it stored then must stay
+        self.store.open_round(config["round"] + trained, config.get("state-round", -1), config.get("saved-round"))
         seed_library(run.seed, "library", config["client"], config["phase"], config["round"])
         training = config["phase"] == "train"
         self.cut = self.recipe.share.cut(self.net, config["client"], config["round"], run.seed) if training else {}
@@ -188,6 +192,9 @@ class DomainClient(NumPyClient):
             warm=self.warm,
             task=self.data.task,
             pull=sum(term.pull for term in self.recipe.terms),
+            asked=config.get("bank", ""),
+            delivered=tuple(config.get("delivered", ())),
+            known_weights=self.recipe.weights.known,
         )
 
     def _load_initial(self) -> None:

@@ -70,6 +70,9 @@ class LocalRound:
     task: the loss and the metrics of the data set's task
     warm: see `remembered`
     pull: the sum of the terms' `pull`
+    asked: the bank to which the server asks for a contribution
+    delivered: the clients whose updates came, for a bank `after` training
+    known_weights: the weights of clients with so many examples, where they depend on nothing else
     """
 
     client: str
@@ -97,6 +100,9 @@ class LocalRound:
     warm: dict[str, tuple[Any, Any]] = field(default_factory=dict)
     task: TaskRules = CLASSIFIES
     pull: float = 0.0
+    asked: str = ""
+    delivered: tuple[str, ...] = ()
+    known_weights: Callable[[Mapping[str, int]], dict[str, float] | None] = lambda examples: None
     sums: dict[str, Tensor] = field(default_factory=dict)
     means: set[str] = field(default_factory=set)
 

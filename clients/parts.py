@@ -5,8 +5,9 @@ the function that acts once per step; `end(round)` is called once after the last
 the variables of `begin`, or in `round.scratch` when `end` needs them too. Values for later rounds belong in
 `round.store`.
 
-The order of one round: the received tensors are loaded - `Report.before` of each report - the batches are planned -
-`begin` of terms, step and augment - the steps - `end` of all parts - `Report.after` of each report.
+The order of one round: what the server asks before (`collect`) - the received tensors are loaded - `Report.before` of
+each report - the batches are planned - `begin` of terms, step and augment - the steps - `end` of all parts -
+`Report.after` of each report - `leave` of all parts.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ from fedsim.experiment import Experiment
 from fedsim.part import Part, part_name
 from fedsim.settings import TrainSettings
 from fedsim.tasks import CLASSIFICATION
+from strategies.server_round import Arrays
 
 if TYPE_CHECKING:
     from fedsim.recipe import Recipe
@@ -42,8 +44,10 @@ __all__ = [
 class ClientPart(Part):
     """What all parts of a client have in common.
 
-    bank: the name of the bank to which this part contributes: by `collect` when the bank is collected once or before
-    the training of each round, otherwise by `round.send(bank, ...)` in every round. Empty: it contributes nothing
+    bank: the name of the bank to which this part contributes: by `collect` when the bank is collected once, or before
+    or after the training of each round, otherwise by `round.send(bank, ...)` in every round. Empty: it contributes
+    nothing
+    banks: the same for a part that contributes to several banks; `round.asked` says to which one
     personal: the store entry in which this part keeps a personal model, as tensors by the network's own names (all of
     them or some; the received model fills the rest). Such a model is validated in every evaluation phase beside the
     received one, recorded in the columns `personal_accuracy` and `personal_loss`, and written to a file at the end of
@@ -54,6 +58,7 @@ class ClientPart(Part):
 
     tasks: ClassVar[tuple[str, ...]] = (CLASSIFICATION.name,)  # a part for maps and masks names them too
     bank: ClassVar[str] = ""
+    banks: ClassVar[tuple[str, ...]] = ()
     personal: ClassVar[str] = ""
     whole: ClassVar[bool] = False
 
@@ -61,9 +66,13 @@ class ClientPart(Part):
         """A contribution needs a bank that takes it; some parts need the whole model."""
         if self.whole and recipe.share.partial:
             return f"{part_name(self)} needs the whole model, of which {part_name(recipe.share)} sends a part"
-        if not self.bank or any(bank.name == self.bank for bank in recipe.banks):
-            return ""
-        return f"{part_name(self)} needs the bank {self.bank!r}; add it to method.banks"
+        present = {bank.name for bank in recipe.banks}
+        lacking = [name for name in self.contributes() if name not in present]
+        return f"{part_name(self)} needs the bank {lacking[0]!r}; add it to method.banks" if lacking else ""
+
+    def contributes(self) -> tuple[str, ...]:
+        """Names of the banks to which this part contributes."""
+        return (self.bank, *self.banks) if self.bank else self.banks
 
     def collect(self, round: LocalRound) -> dict[str, np.ndarray]:
         """This client's contribution to a bank that is collected.
@@ -72,6 +81,10 @@ class ClientPart(Part):
         `round.net`.
         """
         raise NotImplementedError
+
+    def leave(self, round: LocalRound, trained: Arrays, received: Arrays) -> Arrays:
+        """The trained tensors as they leave the client, given those that came; as they are."""
+        return trained
 
     def end(self, round: LocalRound) -> None:
         """After the last step: store what the next round needs in `round.store`, and `round.send` the records for the

@@ -38,6 +38,7 @@ class ClientStore:
         self._pending: dict[str, StateDict] = {}
         self._round = 0
         self._saved = -1
+        self._passed: dict[str, tuple[int, str]] = {}  # text by name, with the round that it is for
         # Times of the last change of the files that memory holds, by entry and version.
         self._stamps: dict[tuple[str, int], int] = {}
         self._catch_up()
@@ -85,6 +86,36 @@ class ClientStore:
     def put_number(self, name: str, value: float) -> None:
         """Stages a scalar."""
         self.put(name, {"value": torch.tensor(value, dtype=torch.float64)})
+
+    def pass_on(self, round: int, name: str, text: str) -> None:
+        """Keep a text for the later messages of a round, which another process may serve; "" removes it.
+
+        It is no state: nothing of it counts once the round is over. Its file can be read by its owner alone.
+        """
+        if self._folder is None:
+            self._passed[name] = round, text
+            return
+        path = self._folder / f"{name}.json"
+        if not text:
+            path.unlink(missing_ok=True)
+            return
+        self._claim()
+        temporary = self._folder / f".{name}.{os.getpid()}.tmp"
+        temporary.unlink(missing_ok=True)
+        temporary.touch(0o600, exist_ok=False)
+        temporary.write_text(json.dumps({"round": round, "text": text}))
+        temporary.replace(path)
+
+    def passed_on(self, round: int, name: str) -> str:
+        """The text of that name that an earlier message of the round kept; "" when there is none."""
+        found, text = self._passed.get(name, (round, ""))
+        if self._folder is not None:
+            try:
+                kept = json.loads((self._folder / f"{name}.json").read_text())
+            except (FileNotFoundError, ValueError):
+                return ""
+            found, text = kept["round"], kept["text"]
+        return text if found == round else ""
 
     def commit(self) -> int:
         """Writes the staged entries as versions of the open round and returns their number.

@@ -168,9 +168,10 @@ def visit(message: Message, context: Context) -> RecordDict:
 def collect(message: Message, context: Context) -> RecordDict:
     """This client's contribution to one of the recipe's banks."""
     client, config = client_of(message, context)
-    received = message.content.array_records.get("arrays")
-    parameters = None if received is None else ordered(record_to_arrays(received), client.names("train"))
-    client.records = {}
+    records = {name: record_to_arrays(record) for name, record in message.content.array_records.items()}
+    received = records.pop("arrays", None)
+    parameters = None if received is None else ordered(received, client.names("train"))
+    client.records = records
     return RecordDict({config["bank"]: state_to_record(client.collect(config, parameters))})
 
 

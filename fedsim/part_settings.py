@@ -55,13 +55,14 @@ def add(recipe: Recipe, value: Any) -> Recipe:
 
 
 def complete(recipe: Recipe) -> Recipe:
-    """Adds what a part requires and the recipe lacks: `requires = {"reports": "generalization_gap"}`."""
+    """Adds what a part requires and the recipe lacks, and what those parts require in turn:
+    `requires = {"reports": "generalization_gap"}`."""
     for _, part in parts_of(recipe):
         for slot, name in part.requires.items():
             if not any(part_name(present) == name for present in parts_in(recipe, slot)):
                 new = make(_beside(part, name) or find_part(name, slot))
-                recipe = dataclasses.replace(
-                    recipe, **{slot: (*getattr(recipe, slot), new) if slot in LIST_SLOTS else new}
+                return complete(
+                    dataclasses.replace(recipe, **{slot: (*parts_in(recipe, slot), new) if slot in LIST_SLOTS else new})
                 )
     return recipe
 

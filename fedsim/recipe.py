@@ -81,7 +81,7 @@ class Recipe:
 
     def contributors(self) -> dict[str, ClientPart]:
         """Client parts that contribute to a bank, by the bank's name."""
-        return {part.bank: part for part in self.client_parts() if part.bank}
+        return {bank: part for part in self.client_parts() for bank in part.contributes()}
 
     def contributor(self, bank: str) -> ClientPart:
         """The client part that contributes to a bank."""

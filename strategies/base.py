@@ -22,7 +22,7 @@ from strategies.banks.checks import owned
 from strategies.cuts import put_back, taken
 from strategies.model import ServerModel
 from strategies.participation import trainers, validators
-from strategies.parts import Bank, Entries, Place, RefusedUpdateError, ServerRound, Update
+from strategies.parts import Bank, Entries, LostRoundError, Place, RefusedUpdateError, ServerRound, Update
 from strategies.server_parts import ServerParts
 from strategies.state import ServerState
 from strategies.wire.exchange import Exchange, encoded
@@ -124,7 +124,7 @@ class FedDG(FedAvg):
         self._drawn = trainers(self.experiment.train, self.exchange.clients, self.experiment.run.seed, round)
         down = self._open(round, arrays, self._drawn)
         for bank in self.parts.banks("before"):
-            self._drawn = self._collect(bank, grid, round, down, self._drawn)
+            self._drawn = self._collect(bank, grid, round, down if bank.with_model else None, self._drawn)
             self.parts.drawn = self._drawn
         return self._train_messages(round, down, self._drawn)
 
@@ -170,6 +170,7 @@ class FedDG(FedAvg):
     def _open(self, round: int, arrays: ArrayRecord, drawn: Sequence[str]) -> ArrayRecord:
         """Begins a round; returns the tensors that are sent to its clients."""
         self._saved = record_to_arrays(arrays)
+        self.parts.class_counts = {name: site.class_counts for name, site in self.exchange.sites.items()}
         self.parts.open(round, self._saved, self.exchange.clients, drawn, training=self._phase == "train")
         if self.parts.start is not self._saved:
             arrays = state_to_record(self.parts.start)
@@ -186,8 +187,9 @@ class FedDG(FedAvg):
         self, bank: Bank, grid: Grid, round: int, down: ArrayRecord | None, clients: Sequence[str]
     ) -> list[str]:
         """Asks clients for their contributions to a bank, with the model if they need it; returns who contributed."""
-        exchange = self.exchange
-        messages = exchange.messages("collect", round, down, clients, {}, bank=bank.name)
+        exchange, more = self.exchange, {"delivered": list(clients)} if bank.when == "after" else {}
+        handed = encoded(self.parts.handed_out(bank.reads)) if bank.reads else {}
+        messages = exchange.messages("collect", round, down, clients, handed, bank=bank.name, **more)
         replies = grid.send_and_receive(messages, timeout=self.experiment.run.timeout)
         views = self.parts.views([bank])
         collected = exchange.judge(check_collected, replies, f"{bank.name} refused", banks=(bank,), views=views)
@@ -202,7 +204,10 @@ class FedDG(FedAvg):
         """The model of the round. Without an accepted reply it stays as it was."""
         started = time.perf_counter()
         seed_library(self.experiment.run.seed, "server", self.log.round)
-        fused = self._fused(self._updates(replies))
+        updates = self._updates(replies)
+        for bank in self.parts.banks("after") if updates and self.parts.training else []:
+            self._collect(bank, self.visits.grid, self.log.round, None, [update.client for update in updates])
+        fused = self._fused(updates)
         self.log.aggregation_seconds += time.perf_counter() - started
         self._record = state_to_record({**self._saved, **fused})
         return self._record
@@ -231,8 +236,8 @@ class FedDG(FedAvg):
             replies,
             "reply refused",
             {client: {"shapes": manifest(taken(sent_up, cut))} for client, cut in cuts.items()},
-            shapes=manifest(sent_up),
-            nonnegative=self.parts.model.nonnegative,
+            shapes=self.recipe.fuse.form(manifest(sent_up)),
+            nonnegative=() if self.recipe.fuse.masked else self.parts.model.nonnegative,
             banks=banks,
             views=self.parts.views(banks),
             metrics=self.parts.needs(),
@@ -244,6 +249,8 @@ class FedDG(FedAvg):
             for client, reason in self.parts.odd(bank, entries).items():
                 self.exchange.fail(client, f"reply refused: {bank.name}: {reason}")
                 del updates[client]
+        if self.recipe.fuse.masked:
+            return list(updates.values())
         refused = self.guard.too_large(list(updates.values()), self.parts.start, self.state)
         for client, size in self.guard.sizes.items():
             self.log.row(client)["update_norm"] = size
@@ -262,15 +269,21 @@ class FedDG(FedAvg):
         while updates:
             try:
                 server, fused = self.parts.compute(updates)
+            except LostRoundError as error:
+                self._lose(saved, str(error))
+                return {}
             except RefusedUpdateError as error:
                 if error.client not in [update.client for update in updates]:
                     raise
                 self.exchange.fail(error.client, f"reply refused: {one_line(error.reason)}")
+                if self.recipe.fuse.masked:
+                    self._lose(saved, f"the sum of the updates cannot be taken apart, and {error.client!r} is in it")
+                    return {}
                 updates = [update for update in updates if update.client != error.client]
                 self.state.restore_parts(saved)
                 continue
             if reason := self.guard.unusable(fused, self.parts.start):
-                client = self.guard.culprit(updates, lambda rest: self._usable(rest, saved))
+                client = "" if self.recipe.fuse.masked else self._culprit(updates, saved)
                 self.state.restore_parts(saved)
                 if client:
                     self.exchange.fail(client, f"reply refused: with it, {reason}; without it the model is usable")
@@ -284,6 +297,15 @@ class FedDG(FedAvg):
             return fused
         self.log.note("no client replied; the model stays as it was")
         return {}
+
+    def _culprit(self, updates: list[Update], saved: tuple[dict, dict]) -> str:
+        """The client without which the model is finite; empty when there is none."""
+        return self.guard.culprit(updates, lambda rest: self._usable(rest, saved))
+
+    def _lose(self, saved: tuple[dict, dict], reason: str) -> None:
+        """Drop the round with all that its computation has changed."""
+        self.state.restore_parts(saved)
+        self._drop(reason)
 
     def _usable(self, updates: list[Update], saved: tuple[dict, dict]) -> bool:
         """Whether the model of these updates alone would be finite."""

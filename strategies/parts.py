@@ -7,12 +7,14 @@ alone, are saved with every checkpoint, and are restored when a run is resumed.
 The order of one round:
 
     collect, accept, merge (banks `before` training) -> hand_out (banks) -> clients train
-    -> accept (banks, for each reply) -> weigh -> fuse -> merge (banks)
-    -> visits -> refine (each part in turn) -> make (broadcasts) -> the model is evaluated and saved
+    -> accept (banks, for each reply) -> collect, accept, merge (banks `after` training)
+    -> weigh -> fuse -> merge (banks) -> visits -> refine (each part in turn) -> make (broadcasts)
+    -> the model is evaluated and saved
 
 When a part refuses something of one client, this is a failure of the client and never the end of the run: `needs` names
 metrics without which a reply is refused, `Bank.accept` returns a reason, and every other method may raise
-`RefusedUpdateError`.
+`RefusedUpdateError`. With `LostRoundError` a round has no model: the one before stays, or the run ends, as
+`run.on_client_failure` says.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +24,18 @@ import numpy as np
 from torch import nn
 
 from fedsim.part import Part, part_name
-from strategies.server_round import SERVER, Arrays, Cut, Entries, Place, RefusedUpdateError, ServerRound, Update
+from strategies.bank import Bank, Broadcast
+from strategies.server_round import (
+    SERVER,
+    Arrays,
+    Cut,
+    Entries,
+    LostRoundError,
+    Place,
+    RefusedUpdateError,
+    ServerRound,
+    Update,
+)
 
 if TYPE_CHECKING:
     from fedsim.recipe import Recipe
@@ -35,6 +48,7 @@ __all__ = [
     "Cut",
     "Entries",
     "Fuse",
+    "LostRoundError",
     "Place",
     "Refine",
     "RefusedUpdateError",
@@ -94,6 +108,10 @@ class Weights(Part):
     adaptive: ClassVar[bool] = True
     needs_clients: ClassVar[bool] = True
 
+    def known(self, examples: Mapping[str, int]) -> dict[str, float] | None:
+        """The weights of these clients, where numbers of examples are all that they depend on; None elsewhere."""
+        return None
+
     def refuses(self, recipe: "Recipe") -> str:
         """Adaptive weights need a fusion that uses them."""
         if recipe.fuse.uses_weights or not self.adaptive:
@@ -113,11 +131,18 @@ class Fuse(Part):
 
     uses_weights: False when the rule weighs clients by itself; weights other than the plain ones are then refused
     perturbs: True when it adds noise to every tensor, which makes batch norm useless
+    masked: True when updates arrive so that only their sum can be read. No other part gets their tensors, no check
+    compares them, and the round cannot be computed again without one of the clients
     """
 
     needs_clients: ClassVar[bool] = True
     uses_weights: ClassVar[bool] = True
     perturbs: ClassVar[bool] = False
+    masked: ClassVar[bool] = False
+
+    def form(self, shapes: Mapping[str, tuple[tuple[int, ...], np.dtype]]) -> dict[str, tuple]:
+        """The shape and the type of the tensors of a reply, given those of the model; by default the same ones."""
+        return dict(shapes)
 
     def fuse(
         self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound
@@ -134,9 +159,12 @@ class Refine(Part):
 
     A recipe may have several such parts; each gets the result of the part before it. They are not called in rounds in
     which no client replied.
+
+    sees_updates: it uses tensors of single clients, which some fusions hide
     """
 
     needs_clients: ClassVar[bool] = False
+    sees_updates: ClassVar[bool] = True
 
     def refine(self, fused: Arrays, server: ServerRound) -> dict[str, np.ndarray]:
         """The global tensors after this part, with names, shapes and types as in `fused`.
@@ -196,105 +224,3 @@ class Visit(Part):
     def take(self, records: Mapping[str, Arrays], model: Arrays, server: ServerRound) -> Arrays:
         """The model after the visit. A visit at the moment "updates" does not change it."""
         return model
-
-
-class Bank(Part):
-    """A named record that goes to the clients beside the model, with its own bytes in the results.
-
-    The server keeps it as {owner: arrays}, and in the checkpoint. It is filled in one of these ways:
-
-    - `contributed` (the default), `when = "once"`: every client contributes before round 1 (a client part with `bank =
-      name`, by its `collect`). Then the bank does not change any more. Each client gets it with its first train message
-      and keeps it. A client that failed to contribute is missing in it and still gets the contributions of the others.
-    - `contributed`, `when = "before"`: in every round, before they train, the drawn clients get the model of the start
-      of the round and contribute (`collect`); the merged bank is sent with the train messages of the same round. This
-      costs one more exchange. A client that failed to contribute does not train in this round.
-    - `contributed`, `when = "round"`: contributions come with the trained models (client parts write
-      `round.outbox[name]`), and the merged bank is sent with every train message.
-    - Not `contributed`: clients send nothing for it. The server takes what it needs from the updates (`gather`) or
-      makes it itself (`Broadcast`).
-
-    uniform: contributions of all clients have the same names, types and shapes (their first axis aside). One that
-    differs from those of most others, or from those of earlier rounds, is refused. Set it to False when contributions
-    may differ
-    initial: on a client's first visit its personal tensors (places `upload` and `local`) of the same names start from
-    the bank
-    """
-
-    name: ClassVar[str]
-    when: ClassVar[Literal["once", "before", "round"]] = "once"
-    contributed: ClassVar[bool] = True
-    uniform: ClassVar[bool] = True
-    initial: ClassVar[bool] = False
-    needs_clients: ClassVar[bool] = True
-
-    def refuses(self, recipe: "Recipe") -> str:
-        """A bank that clients contribute to needs a client part that contributes."""
-        if not self.contributed or self.name in recipe.contributors():
-            return ""
-        return f"no part contributes to {part_name(self)}; remove it from method.banks"
-
-    def accept(self, client: str, arrays: Arrays, server: ServerRound) -> str:
-        """The reason why a client's contribution is refused, or an empty string. Its values are known to be finite.
-
-        `strategies/banks/checks.py` has what most banks need (`fault`, and `misfit` for tensors of the model's shapes).
-        """
-        raise NotImplementedError
-
-    def gather(self, update: Update, server: ServerRound) -> Arrays:
-        """The part of one update that the bank takes; by default the client's contribution."""
-        return update.records[self.name]
-
-    def merge(self, bank: Entries, entries: Entries, server: ServerRound) -> dict[str, Arrays]:
-        """The bank after a round, given the accepted contributions by client. By default the newest of each client is
-        kept.
-
-        A record that is equal for all clients (a sum, a mean, clusters) may be kept under the owner SERVER or in
-        `server.arrays`. The method is called after `fuse` (for a bank `before` training: when its contributions have
-        come), and only in rounds in which a client replied.
-        """
-        return {**bank, **entries}
-
-    def hand_out(self, bank: Entries, client: str, server: ServerRound) -> Arrays | None:
-        """The arrays that `client` gets from the bank (perhaps none, an empty record); with None no record is sent."""
-        raise NotImplementedError
-
-    def traffic(self, server: ServerRound) -> tuple[int | None, int | None]:
-        """Bytes of this bank's record (to one client, from one client) in a round, or in total for a bank that comes
-        once.
-
-        A value is None where the bytes depend on the data or on what clients have sent. `server.previous` is the
-        initial model.
-        """
-        return None, None if self.contributed else 0
-
-
-class Broadcast(Bank):
-    """A record that the server makes by itself and sends to every client with every train message.
-
-    `make` is called at the end of each round in which a client replied, and once before the first round. Clients get
-    what it returned last. Examples: the last global move (FedCM), the direction of a gradient, generator weights.
-    """
-
-    when: ClassVar[Literal["once", "round"]] = "round"
-    contributed: ClassVar[bool] = False
-
-    def make(self, server: ServerRound) -> dict[str, np.ndarray]:
-        """The record, from `server.current`, `server.previous`, `server.updates` and `server.arrays`.
-
-        The last global move is `current - previous`, which is zero before the first round.
-        """
-        raise NotImplementedError
-
-    def traffic(self, server: ServerRound) -> tuple[int | None, int | None]:
-        """Unknown before the first round, unless the record has its full size from the beginning."""
-        made = self.make(server)
-        return (sum(array.nbytes for array in made.values()) if made else None), 0
-
-    def merge(self, bank: Entries, entries: Entries, server: ServerRound) -> dict[str, Arrays]:
-        """No change: `make` fills it."""
-        return dict(bank)
-
-    def hand_out(self, bank: Entries, client: str, server: ServerRound) -> Arrays | None:
-        """The record as it was made, equal for all clients."""
-        return bank.get(SERVER)

@@ -1,6 +1,7 @@
 """Runs the server parts of a recipe: what they send, and what they compute from the updates of a round."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ class ServerParts:
         self.round, self.training = 0, True
         self.clients: list[str] = []
         self.drawn: list[str] = []
+        self.class_counts: dict[str, tuple[int, ...]] = {}
         self.start: Arrays = {}
         self.ask: Ask = nobody  # sends a visit's records and returns the answer
 
@@ -74,11 +76,11 @@ class ServerParts:
         """The round as each of these banks sees it."""
         return {bank.name: self._bank_view(bank, self.server()) for bank in banks}
 
-    def handed_out(self) -> dict[str, dict[str, Arrays]]:
-        """The record of every bank for each drawn client that gets one now; a bank that comes once goes to those who
-        lack it."""
+    def handed_out(self, names: Sequence[str] | None = None) -> dict[str, dict[str, Arrays]]:
+        """The record of every bank (or of those named) for each drawn client that gets one now; a bank that comes once
+        goes to those who lack it."""
         server, found = self.server(), {}
-        for bank in self.recipe.banks:
+        for bank in [bank for bank in self.recipe.banks if names is None or bank.name in names]:
             kept = self.state.handed.setdefault(bank.name, []) if bank.when == "once" else []
             entries, view = self.state.banks.get(bank.name, {}), self._bank_view(bank, server)
             handed = {client: bank.hand_out(entries, client, view) for client in self.drawn if client not in kept}
@@ -100,7 +102,7 @@ class ServerParts:
         old = self.state.banks.get(bank.name, {})
         if bank.when == "once":
             self.state.banks[bank.name] = dict(entries)
-        elif entries:
+        elif entries or bank.when == "after":
             self.state.banks[bank.name] = bank.merge(old, entries, self._bank_view(bank, self.server()))
 
     def keep(self, clients: Sequence[str]) -> None:
@@ -120,7 +122,10 @@ class ServerParts:
         self._visit("updates", self.start, server)
         server.weights = recipe.weights.weigh(updates, self._view(server, "weights"))
         fused = recipe.fuse.fuse(updates, server.weights, self._view(server, "fuse"))
-        fused = same_layout(recipe.fuse, fused, updates[0].arrays)
+        like = {name: self.start[name] for name in updates[0].arrays} if recipe.fuse.masked else updates[0].arrays
+        fused = same_layout(recipe.fuse, fused, like)
+        if recipe.fuse.masked:
+            server.updates = [replace(update, arrays={}) for update in updates]
         for bank in self.banks("round") if self.training else []:
             if not isinstance(bank, Broadcast):
                 server.banks = {**server.banks, bank.name: self._merged(bank, updates, server)}
@@ -158,6 +163,7 @@ class ServerParts:
             clients=self.clients,
             previous=self.start,
             drawn=self.drawn,
+            class_counts=self.class_counts,
             updates=updates,
             current=self.start,
             banks=self.state.banks,
@@ -170,6 +176,7 @@ class ServerParts:
             build_net=self.model.build_net,
             classes=self.model.classes,
             feature_dim=self.model.feature_dim,
+            known_weights=self.recipe.weights.known,
         )
 
     # --- one part -----------------------------------------------------------------------------------------------------

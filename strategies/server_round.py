@@ -28,6 +28,10 @@ class RefusedUpdateError(Exception):
         self.client, self.reason = client, reason
 
 
+class LostRoundError(Exception):
+    """Nothing can be made of what the clients sent in this round; the text says why."""
+
+
 class Reported(dict):
     """What a client reported, by name. A missing name is a failure of that client, and not of the server."""
 
@@ -78,6 +82,8 @@ class ServerRound:
     previous: the global tensors from which this round started, by name (theta^(t-1)); read-only
     state: this part's own numbers, a dict that JSON can hold
     drawn: the names of the clients that take part in this round, in the order of the domains
+    class_counts: the number of training examples of each class, of every client, as it said in the handshake (empty
+    for a client that is not online). Their sum is its number of examples. A client may lack classes
     updates: the accepted replies, in the order of the domains (K of the papers is `len(updates)`). It is empty in
     `hand_out`, and in a `make` before the first round. A reply that another part refuses is not among them
     current: the global tensors from which the next round starts; only in `make` they differ from `previous`
@@ -95,6 +101,7 @@ class ServerRound:
     classes, feature_dim: the number of classes, and of the features that the head sees (0 where a round was made
     without a network)
     experiment: all settings, such as `experiment.train.lr` of the local steps, or `experiment.data`
+    known_weights: the weights of clients with so many examples (`Weights.known`), before anything is measured
     device: the device on which a part that trains puts its network
     build_net: makes a new network of the experiment on `device`, with the initial weights of the run's seed
     """
@@ -105,6 +112,7 @@ class ServerRound:
     previous: Arrays
     state: dict[str, Any] = field(default_factory=dict)
     drawn: list[str] = field(default_factory=list)
+    class_counts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     updates: Sequence[Update] = ()
     current: Arrays = field(default_factory=dict)
     weights: Mapping[str, float] = field(default_factory=dict)
@@ -120,6 +128,7 @@ class ServerRound:
     build_net: Callable[[], nn.Module] = no_net
     classes: int = 0
     feature_dim: int = 0
+    known_weights: Callable[[Mapping[str, int]], dict[str, float] | None] = lambda examples: None
     details: list[dict[str, Any]] = field(default_factory=list)
     client_columns: dict[str, dict[str, float]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)

@@ -11,7 +11,7 @@ statistics again on the unseen domain (`method.infer="recompute"`).
 """
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
 from pydantic import Field
@@ -25,6 +25,8 @@ Decay = Annotated[float, Field(ge=0, lt=1)]
 
 class FlowerOptimizer(Refine):
     """A step of one of Flower's strategies from the first model of the round towards the fused one."""
+
+    sees_updates: ClassVar[bool] = False
 
     def strategy(self) -> flower.FedAvgM | flower.FedOpt:
         """Flower's strategy with the settings of this part, and without moments."""

@@ -1,6 +1,7 @@
 """An average of the global model over the rounds, for evaluation; the clients continue with the newest model."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -26,6 +27,7 @@ class ServerAverage(Refine):
     beta: float = 0.9
     running: bool = False
     first_round: int = 1
+    sees_updates: ClassVar[bool] = False
 
     def check(self, experiment: Experiment) -> None:
         """Raises UserError for a decay or a first round that is out of range."""

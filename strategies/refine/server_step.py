@@ -1,6 +1,7 @@
 """A learning rate of the server: how far the global model moves towards the fused one."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -21,6 +22,7 @@ class ServerStep(Refine):
     """
 
     eta: float = 1.0
+    sees_updates: ClassVar[bool] = False
 
     def check(self, experiment: Experiment) -> None:
         """Raises UserError for a step of length 0 or backwards."""

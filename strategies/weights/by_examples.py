@@ -1,6 +1,6 @@
 """FedAvg's weights: by number of examples."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -14,7 +14,11 @@ class ByExamples(Weights):
     adaptive: ClassVar[bool] = False
     needs_clients: ClassVar[bool] = False
 
+    def known(self, examples: Mapping[str, int]) -> dict[str, float]:
+        """Shares of the number of examples."""
+        total = sum(examples.values())
+        return {client: count / total for client, count in examples.items()}
+
     def weigh(self, updates: Sequence[Update], server: ServerRound) -> dict[str, float]:
         """The shares of the numbers of distinct training examples."""
-        total = sum(update.examples for update in updates)
-        return {update.client: update.examples / total for update in updates}
+        return self.known({update.client: update.examples for update in updates})

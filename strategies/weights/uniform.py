@@ -1,6 +1,6 @@
 """All clients that replied have equal weights."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -14,6 +14,10 @@ class Uniform(Weights):
     adaptive: ClassVar[bool] = False
     needs_clients: ClassVar[bool] = False
 
+    def known(self, examples: Mapping[str, int]) -> dict[str, float]:
+        """Equal shares."""
+        return dict.fromkeys(examples, 1.0 / len(examples))
+
     def weigh(self, updates: Sequence[Update], server: ServerRound) -> dict[str, float]:
         """Equal shares."""
-        return {update.client: 1.0 / len(updates) for update in updates}
+        return self.known({update.client: update.examples for update in updates})

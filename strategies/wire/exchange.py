@@ -59,7 +59,7 @@ class Exchange:
         clients: Sequence[str],
         banks: Mapping[str, Mapping[str, ArrayRecord]],
         own: Mapping[str, ArrayRecord] | None = None,
-        **more: str,
+        **more: Any,
     ) -> list[Message]:
         """One message per client that is online: tensors, its records of the banks ({bank: {client: record}}), config.
 

@@ -36,7 +36,8 @@ class Guard:
         """Remembers the sizes of the updates that made the model of the round."""
         history, _ = state.of_part(STATE)
         for update in updates:
-            remember(history, update.client, self.sizes[update.client])
+            if update.client in self.sizes:
+                remember(history, update.client, self.sizes[update.client])
 
     def unusable(self, fused: Arrays, previous: Arrays) -> str:
         """The reason why a fused model must not be sent; empty when it may be sent."""

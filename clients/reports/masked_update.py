@@ -1,0 +1,178 @@
+"""The client's half of secure aggregation: it hides its update under masks that cancel in the sum of all."""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+
+from clients.parts import LocalRound, Report
+from fedsim.errors import UserError
+from fedsim.tasks import ANY_TASK
+from strategies import masking
+from strategies.banks.secure_exchange import COMMITMENT, KEY, KEYS, LINE, OPENED, SELF, SHARES, TO, as_array
+from strategies.fuse.secure_mean import threshold_of
+from strategies.server_round import Arrays
+
+if TYPE_CHECKING:
+    from fedsim.recipe import Recipe
+
+ENTRY = "secure-mean"  # what is kept from message to message of a round
+
+
+@dataclass(frozen=True)
+class MaskedUpdate(Report):
+    """y_u = round(S w_u delta_u) + masks, modulo 2^bits; the formulas are those of `strategies.masking`.
+
+    Bonawitz et al., CCS 2017. Of one round's secrets this client uses each for one purpose and once: it masks one
+    update, and it tells its shares for one list of clients that delivered, which is then the list of the round. They
+    are made anew in every round, kept in the client's folder from message to message (a file that its owner alone can
+    read), and removed when the sum is unmasked. Its fields are those of `secure_mean`, to which it belongs.
+    """
+
+    tasks: ClassVar[tuple[str, ...]] = ANY_TASK
+    limit: Annotated[float, Field(gt=0)] = 16.0
+    bits: Literal[32, 64] = 32
+    threshold: Annotated[int, Field(ge=0)] = 0
+    banks: ClassVar[tuple[str, ...]] = (KEYS, SHARES, OPENED)
+
+    def refuses(self, recipe: "Recipe") -> str:
+        """Masks are taken off by one fusion only."""
+        return super().refuses(recipe) or (
+            "" if recipe.fuse.masked else "masked_update needs method.fuse = secure_mean"
+        )
+
+    def collect(self, round: LocalRound) -> dict[str, np.ndarray]:
+        """What one of the three exchanges asks for."""
+        return {KEYS: self._keys, SHARES: self._shares, OPENED: self._opened}[round.asked](round)
+
+    def _least(self, round: LocalRound) -> int:
+        return threshold_of(self.threshold, len(round.clients), round.train.clients_per_round)
+
+    def _keys(self, round: LocalRound) -> dict[str, np.ndarray]:
+        """New keys, whatever was there before."""
+        cipher, mask = masking.new_key(), masking.new_key()
+        keep(round, {"cipher": cipher.hex(), "mask": mask.hex()})
+        return {LINE: as_array(masking.entry(cipher, mask, round.data.examples))}
+
+    def _shares(self, round: LocalRound) -> dict[str, np.ndarray]:
+        """A new b_u; shares of it and of s_u for the others. Asked again for the same list, the same ones."""
+        own, lines = kept(round), {name: bytes(line) for name, line in round.records[KEYS].items()}
+        said = {name: line.hex() for name, line in sorted(lines.items())}
+        if "lines" in own and own["lines"] != said:
+            raise UserError("the server changed the list of public keys within a round")
+        if "sent" not in own:
+            own |= self._shared(round, own, lines) | {"lines": said}
+            keep(round, own)
+        return {name: as_array(bytes.fromhex(text)) for name, text in own["sent"].items()}
+
+    def _shared(self, round: LocalRound, own: dict[str, Any], lines: Mapping[str, bytes]) -> dict[str, Any]:
+        cipher, mask = bytes.fromhex(own["cipher"]), bytes.fromhex(own["mask"])
+        least, me = self._least(round), round.client
+        keys = [key for line in lines.values() for key in (masking.cipher_key(line), masking.mask_key(line))]
+        if lines.get(me) != masking.entry(cipher, mask, round.data.examples) or len(set(keys)) < len(keys):
+            raise UserError("the server's list of public keys has others for this client, or one key twice")
+        if len(lines) < least or not set(lines) <= set(round.clients):
+            raise UserError(f"the server's list has {len(lines)} clients of this run, {least} are needed")
+        common, secret, names = masking.transcript(round.round, least, lines), os.urandom(masking.SECRET), sorted(lines)
+        pairs = [
+            first + second
+            for first, second in zip(
+                masking.shares_of(secret, least, len(names)), masking.shares_of(mask, least, len(names)), strict=True
+            )
+        ]
+        sent = {COMMITMENT: masking.commitment(secret).hex()}
+        for name, pair in zip(names, pairs, strict=True):
+            if name != me:
+                key = masking.agreed(cipher, masking.cipher_key(lines[name]), "share", common)
+                sent[TO + name] = masking.sealed(key, me, name, pair).hex()
+        return {"self": secret.hex(), "shares": {me: pairs[names.index(me)].hex()}, "sent": sent}
+
+    def leave(self, round: LocalRound, trained: Arrays, received: Arrays) -> Arrays:
+        """The update under its masks; integer tensors as they are. UserError for a change above the limit."""
+        own = kept(round)
+        lines = {name: bytes.fromhex(line) for name, line in own["lines"].items()}
+        common = masking.transcript(round.round, self._least(round), lines)
+        shares = {round.client: own["shares"][round.client]} | self._received(round, own, lines, common)
+        if len(shares) < self._least(round):
+            raise UserError(f"shares of {len(shares)} clients came, {self._least(round)} are needed to hide an update")
+        weight = round.known_weights({name: masking.examples_of(lines[name]) for name in shares})[round.client]
+        masked = {
+            name: self._quantised(name, array, received, weight)
+            for name, array in trained.items()
+            if array.dtype.kind == "f"
+        }
+        digest = hashlib.sha256()
+        for name in sorted(masked):
+            digest.update(masked[name].tobytes())
+        once = {"update": digest.hexdigest(), "shares": shares}
+        if "update" in own and any(own[key] != value for key, value in once.items()):
+            raise UserError("the server asks for a second update under the same masks, which would show the difference")
+        keep(round, own | once)
+        masking.add_mask(masked, bytes.fromhex(own["self"]), 1)
+        for name in sorted(shares.keys() - {round.client}):
+            seed = masking.pair_seed(bytes.fromhex(own["mask"]), masking.mask_key(lines[name]), common)
+            masking.add_mask(masked, seed, masking.pair_sign(round.client, name))
+        return {**trained, **masked}
+
+    def _received(
+        self, round: LocalRound, own: dict[str, Any], lines: Mapping[str, bytes], common: bytes
+    ) -> dict[str, str]:
+        """The shares that the others sealed for this client, by sender."""
+        found = {}
+        for sender, text in round.records[SHARES].items():
+            line = lines.get(sender)
+            key = line and masking.agreed(bytes.fromhex(own["cipher"]), masking.cipher_key(line), "share", common)
+            pair = key and masking.opened(key, sender, round.client, bytes(text))
+            if not pair:
+                raise UserError(f"the shares that the server forwards are not those that {sender!r} sealed")
+            found[sender] = pair.hex()
+        return found
+
+    def _quantised(self, name: str, array: np.ndarray, received: Arrays, weight: float) -> np.ndarray:
+        change = array.astype(np.float64) - received[name] if name in received else array.astype(np.float64)
+        largest = float(np.abs(change).max(initial=0.0))
+        if not largest <= self.limit:
+            raise UserError(
+                f"{name!r} changed by {largest:.4g}, more than method.secure_mean.limit = {self.limit:g}; raise it "
+                "(method.secure_mean.bits = 64 keeps the precision), or lower the learning rate"
+            )
+        return masking.quantised(change, weight, self.bits, self.limit)
+
+    def _opened(self, round: LocalRound) -> dict[str, np.ndarray]:
+        """A share of b_u of those who delivered, of s_u of the others; for one list only."""
+        own, delivered = kept(round), sorted(set(round.delivered))
+        if own.get("answered", delivered) != delivered:
+            raise UserError("the server names a second list of clients that delivered")
+        if "answer" not in own:
+            if "update" not in own or round.client not in delivered or not set(delivered) <= own["shares"].keys():
+                raise UserError("the server's list of clients that delivered is not one of this round")
+            if len(delivered) < self._least(round):
+                raise UserError(f"the sum of {len(delivered)} updates stays masked; {self._least(round)} are needed")
+            half = 2 * masking.SECRET  # hexadecimal digits of a share
+            answer = {
+                (SELF if name in delivered else KEY) + name: pair[:half] if name in delivered else pair[half:]
+                for name, pair in own["shares"].items()
+            }
+            own = {"answered": delivered, "answer": answer}
+            keep(round, own)  # and nothing else: the secrets are gone
+        return {name: as_array(bytes.fromhex(share)) for name, share in own["answer"].items()}
+
+
+def kept(round: LocalRound) -> dict[str, Any]:
+    """What the earlier messages of this round kept; UserError when there is nothing."""
+    text = round.store.passed_on(round.round, ENTRY)
+    if not text:
+        raise UserError(
+            f"this client has no keys of round {round.round}: its state was lost, or the server never asked"
+        )
+    return json.loads(text)
+
+
+def keep(round: LocalRound, values: dict[str, Any]) -> None:
+    """Keep values for the next messages of this round."""
+    round.store.pass_on(round.round, ENTRY, json.dumps(values))

@@ -1,0 +1,120 @@
+"""The contract of banks: records that go to the clients beside the model, and come from them."""
+
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import numpy as np
+
+from fedsim.part import Part, part_name
+from strategies.server_round import SERVER, Arrays, Entries, ServerRound, Update
+
+if TYPE_CHECKING:
+    from fedsim.recipe import Recipe
+
+
+class Bank(Part):
+    """A named record that goes to the clients beside the model, with its own bytes in the results.
+
+    The server keeps it as {owner: arrays}, and in the checkpoint. It is filled in one of these ways:
+
+    - `contributed` (the default), `when = "once"`: every client contributes before round 1 (a client part with `bank =
+      name`, by its `collect`). Then the bank does not change any more. Each client gets it with its first train message
+      and keeps it. A client that failed to contribute is missing in it and still gets the contributions of the others.
+    - `contributed`, `when = "before"`: in every round, before they train, the drawn clients get the model of the start
+      of the round and contribute (`collect`); the merged bank is sent with the train messages of the same round. This
+      costs one more exchange. A client that failed to contribute does not train in this round.
+    - `contributed`, `when = "after"`: in every round, when the updates have come and before they are weighed, the
+      clients that delivered are asked once more, and they are told who delivered (`round.delivered`). This costs one
+      more exchange. The update of a client that failed to contribute still counts.
+    - `contributed`, `when = "round"`: contributions come with the trained models (client parts write
+      `round.outbox[name]`), and the merged bank is sent with every train message.
+    - Not `contributed`: clients send nothing for it. The server takes what it needs from the updates (`gather`) or
+      makes it itself (`Broadcast`).
+
+    uniform: contributions of all clients have the same names, types and shapes (their first axis aside). One that
+    differs from those of most others, or from those of earlier rounds, is refused. Set it to False when contributions
+    may differ
+    reads: the banks whose records are sent with the question of a bank `before` or `after` training
+    with_model: the question of a bank `before` training carries the model of the start of the round
+    initial: on a client's first visit its personal tensors (places `upload` and `local`) of the same names start from
+    the bank
+    """
+
+    name: ClassVar[str]
+    when: ClassVar[Literal["once", "before", "after", "round"]] = "once"
+    contributed: ClassVar[bool] = True
+    reads: ClassVar[tuple[str, ...]] = ()
+    with_model: ClassVar[bool] = True
+    uniform: ClassVar[bool] = True
+    initial: ClassVar[bool] = False
+    needs_clients: ClassVar[bool] = True
+
+    def refuses(self, recipe: "Recipe") -> str:
+        """A bank that clients contribute to needs a client part that contributes."""
+        if not self.contributed or self.name in recipe.contributors():
+            return ""
+        return f"no part contributes to {part_name(self)}; remove it from method.banks"
+
+    def accept(self, client: str, arrays: Arrays, server: ServerRound) -> str:
+        """The reason why a client's contribution is refused, or an empty string. Its values are known to be finite.
+
+        `strategies/banks/checks.py` has what most banks need (`fault`, and `misfit` for tensors of the model's shapes).
+        """
+        raise NotImplementedError
+
+    def gather(self, update: Update, server: ServerRound) -> Arrays:
+        """The part of one update that the bank takes; by default the client's contribution."""
+        return update.records[self.name]
+
+    def merge(self, bank: Entries, entries: Entries, server: ServerRound) -> dict[str, Arrays]:
+        """The bank after a round, given the accepted contributions by client. By default the newest of each client is
+        kept.
+
+        A record that is equal for all clients (a sum, a mean, clusters) may be kept under the owner SERVER or in
+        `server.arrays`. The method is called after `fuse` (for a bank `before` training: when its contributions have
+        come), and only in rounds in which a client replied.
+        """
+        return {**bank, **entries}
+
+    def hand_out(self, bank: Entries, client: str, server: ServerRound) -> Arrays | None:
+        """The arrays that `client` gets from the bank (perhaps none, an empty record); with None no record is sent."""
+        raise NotImplementedError
+
+    def traffic(self, server: ServerRound) -> tuple[int | None, int | None]:
+        """Bytes of this bank's record (to one client, from one client) in a round, or in total for a bank that comes
+        once.
+
+        A value is None where the bytes depend on the data or on what clients have sent. `server.previous` is the
+        initial model.
+        """
+        return None, None if self.contributed else 0
+
+
+class Broadcast(Bank):
+    """A record that the server makes by itself and sends to every client with every train message.
+
+    `make` is called at the end of each round in which a client replied, and once before the first round. Clients get
+    what it returned last. Examples: the last global move (FedCM), the direction of a gradient, generator weights.
+    """
+
+    when: ClassVar[Literal["once", "round"]] = "round"
+    contributed: ClassVar[bool] = False
+
+    def make(self, server: ServerRound) -> dict[str, np.ndarray]:
+        """The record, from `server.current`, `server.previous`, `server.updates` and `server.arrays`.
+
+        The last global move is `current - previous`, which is zero before the first round.
+        """
+        raise NotImplementedError
+
+    def traffic(self, server: ServerRound) -> tuple[int | None, int | None]:
+        """Unknown before the first round, unless the record has its full size from the beginning."""
+        made = self.make(server)
+        return (sum(array.nbytes for array in made.values()) if made else None), 0
+
+    def merge(self, bank: Entries, entries: Entries, server: ServerRound) -> dict[str, Arrays]:
+        """No change: `make` fills it."""
+        return dict(bank)
+
+    def hand_out(self, bank: Entries, client: str, server: ServerRound) -> Arrays | None:
+        """The record as it was made, equal for all clients."""
+        return bank.get(SERVER)

@@ -1,0 +1,167 @@
+"""Secure aggregation: the server learns the weighted sum of the updates, and no single one of them."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+
+from fedsim.arrays import Kind
+from fedsim.errors import UserError
+from fedsim.experiment import Experiment
+from fedsim.part import part_name
+from strategies import masking
+from strategies.aggregate import weighted_mean
+from strategies.banks.secure_exchange import COMMITMENT, KEY, KEYS, LINE, OPENED, SELF, SHARES
+from strategies.fuse.trimmed_mean import clients_in_a_round
+from strategies.parts import Broadcast, Fuse, LostRoundError, ServerRound, Update
+
+if TYPE_CHECKING:
+    from fedsim.recipe import Recipe
+
+
+def threshold_of(threshold: int, clients: int, per_round: int = 0) -> int:
+    """t: how many clients must answer for a sum to be unmasked; more than half of a round's clients by default.
+
+    clients: of the federation; per_round: how many are drawn for a round, 0 for all.
+
+    With more than half, a server that tells some clients that u delivered and others that it did not never gets enough
+    shares of both of u's secrets.
+    """
+    return threshold or max(min(clients, per_round or clients) // 2 + 1, 2)
+
+
+@dataclass(frozen=True)
+class SecureMean(Fuse):
+    """theta <- theta + (sum_k w_k delta_k) / (sum_k w_k),   delta_k = theta_k - theta
+
+    Each client rounds w_k delta_k to integers modulo 2^bits and adds masks that cancel in the sum (Bonawitz et al., CCS
+    2017; `strategies.masking` has the formulas). w_k is the client's weight among the clients that sent shares, sums
+    are over those that delivered; when up to n - t of n fail after the shares, the sum is unmasked all the same. It
+    differs from `weighted_mean` by at most n limit / (2^bits - 2^17) / sum_k w_k in a coordinate. Tensors that only go
+    up are summed as they are. Integer tensors (counters of steps, which the metrics tell anyway) are not masked. Three
+    small messages more in a round. The weights must follow from numbers of examples; parts that look at single updates,
+    further banks and local noise are refused, and `run.update_limit` must be 0: nobody can compare updates. SECURITY.md
+    says what a server that deviates from the protocol could do.
+
+    limit: the largest change of a coordinate; a client whose change is larger fails with its name. bits: 32 (as much
+    traffic as float32) or 64. threshold: t; 0 for more than half of a round's clients, which is also the least.
+    """
+
+    limit: Annotated[float, Field(gt=0)] = 16.0
+    bits: Literal[32, 64] = 32
+    threshold: Annotated[int, Field(ge=0)] = 0
+    masked: ClassVar[bool] = True
+    requires: ClassVar[dict[str, str]] = {"banks": "secure_keys", "reports": "masked_update"}
+
+    @property
+    def sets(self) -> dict[str, dict[str, object]]:
+        """The client half has the same numbers."""
+        return {"masked_update": {"limit": self.limit, "bits": self.bits, "threshold": self.threshold}}
+
+    def refuses(self, recipe: "Recipe") -> str:
+        """Only what needs no single update can act beside it."""
+        weights, share, step = recipe.weights, recipe.share, recipe.client
+        banks = [bank for bank in recipe.banks if bank.name not in (KEYS, SHARES, OPENED)]
+        looking = [part for part in recipe.refine if part.sees_updates]
+        if weights.known({"a": 1, "b": 2}) is None:
+            return (
+                f"{part_name(weights)} weighs by what is measured in the round, and secure_mean's clients must know "
+                "their weights before; use by_examples or uniform"
+            )
+        if open_banks := [bank for bank in banks if not isinstance(bank, Broadcast)]:
+            return f"{part_name(open_banks[0])} takes something of single clients, which secure_mean would not hide"
+        if looking or recipe.visits:
+            return f"{part_name([*looking, *recipe.visits][0])} looks at single updates, which secure_mean hides"
+        if step.prelude or share.partial:
+            return (
+                f"{part_name(step if step.prelude else share)} does not go with secure_mean, which masks whole models"
+            )
+        same = [part for part in recipe.reports if part_name(part) in self.sets and vars(part) != vars(self)]
+        return "method.masked_update must have the values of method.secure_mean" if same else ""
+
+    def check(self, experiment: Experiment) -> None:
+        """UserError for too few clients, a threshold out of range, and settings that need single updates."""
+        if experiment.run.update_limit:
+            raise UserError(
+                "secure_mean hides single updates, so that run.update_limit cannot compare them; to do without that "
+                "protection set run.update_limit = 0"
+            )
+        if experiment.train.dp_clip:
+            raise UserError("train.dp_clip perturbs the model that leaves a client, which secure_mean masks; use one")
+        count = clients_in_a_round(experiment)
+        least = threshold_of(0, count)
+        if count and (count < 2 or (self.threshold and not least <= self.threshold <= count)):
+            raise UserError(
+                f"secure_mean with {count} clients in a round: it needs at least two, and method.secure_mean.threshold "
+                f"between {least} and {count} (or 0)"
+            )
+
+    def form(self, shapes: Mapping[str, tuple[tuple[int, ...], np.dtype]]) -> dict[str, tuple]:
+        """Floating tensors arrive as unsigned integers of the same shape."""
+        masked = np.dtype(f"u{self.bits // 8}")
+        return {name: (shape, masked if dtype.kind == "f" else dtype) for name, (shape, dtype) in shapes.items()}
+
+    def fuse(
+        self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound
+    ) -> dict[str, np.ndarray]:
+        """The unmasked sum; LostRoundError when too few clients answered."""
+        total = {
+            name: np.array(array)
+            for name, array in updates[0].arrays.items()
+            if server.previous[name].dtype.kind == "f"
+        }
+        for update in updates[1:]:
+            for name, array in total.items():
+                np.add(array, update.arrays[name], out=array)
+        for seed, sign in self._masks([update.client for update in updates], server):
+            masking.add_mask(total, seed, -sign)
+        lines = {client: bytes(server.banks[KEYS][client][LINE]) for client in server.banks[SHARES]}
+        shares = server.known_weights({name: masking.examples_of(line) for name, line in lines.items()})
+        weight = sum(shares[update.client] for update in updates)
+        result = weighted_mean(
+            [{name: update.arrays[name] for name in update.arrays.keys() - total.keys()} for update in updates],
+            [1.0] * len(updates),  # integers: the largest
+        )
+        for name in updates[0].arrays:
+            if name in total:
+                result[name] = self._moved(name, total[name], weight, server)
+        return {name: result[name] for name in updates[0].arrays}
+
+    def _moved(self, name: str, total: np.ndarray, weight: float, server: ServerRound) -> np.ndarray:
+        """A tensor after the round; a variance does not fall below 0 by rounding."""
+        change = masking.decoded(total, self.bits, self.limit) / weight
+        like = server.previous[name]
+        value = change + like if server.places.get(name, "shared") == "shared" else change
+        if server.kinds.get(name) is Kind.BN_STATISTICS and name.endswith("running_var"):
+            value = np.maximum(value, 0.0)
+        return np.asarray(value, dtype=like.dtype)
+
+    def _masks(self, delivered: Sequence[str], server: ServerRound) -> Iterator[tuple[bytes, int]]:
+        """(seed, sign) of every mask that is left in the sum."""
+        names = sorted(server.banks[KEYS])
+        lines = {name: bytes(server.banks[KEYS][name][LINE]) for name in names}
+        least = threshold_of(self.threshold, len(server.clients), server.experiment.train.clients_per_round)
+        common = masking.transcript(server.round, least, lines)
+        shares = {
+            answer: {kind: bytes(share) for kind, share in own.items()} for answer, own in server.banks[OPENED].items()
+        }
+        if len(shares) < least:
+            raise LostRoundError(f"only {len(shares)} clients helped to unmask the sum, {least} are needed")
+
+        def secret(kind: str, client: str, mark: bytes, mark_of: Callable[[bytes], bytes]) -> bytes:
+            own = {names.index(who) + 1: said[kind + client] for who, said in shares.items() if kind + client in said}
+            found = masking.restored_as(own, least, mark, mark_of) if len(own) >= least else None
+            if found is None:
+                raise LostRoundError(f"the shares of the masks of client {client!r} do not give its secret")
+            return found
+
+        for client in delivered:
+            mark = bytes(server.banks[SHARES][client][COMMITMENT])
+            yield secret(SELF, client, mark, masking.commitment), 1
+        for client in sorted(server.banks[SHARES].keys() - set(delivered)):
+            key = secret(KEY, client, masking.mask_key(lines[client]), masking.public_key)
+            for other in delivered:
+                seed = masking.pair_seed(key, masking.mask_key(lines[other]), common)
+                yield seed, masking.pair_sign(other, client)
