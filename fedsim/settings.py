@@ -15,6 +15,7 @@ from fedsim.plugins import entry_points
 # Rows of fedsim.data.augment.
 AUGMENTS = ("none", "domainbed", "csac", "feddg-ga", "flip-jitter", "fedsb", "ccst", "flip")
 
+SMALLEST_SIZE = 8  # pixels of an image's side
 LONGEST_NAME = 200  # bytes of a part of a folder's name; file systems take 255 for the whole
 
 
@@ -67,7 +68,13 @@ class DataSettings(Settings):
         description="a `folder` data set's classes, where its images are on other machines (a deployment's server), "
         "or where a domain may lack some of them",
     )
-    image_size: int = Field(28, ge=8, le=1024, description="images are decoded once to this size, in pixels")
+    image_size: int = Field(
+        28,
+        ge=0,
+        le=1024,
+        description="images are decoded once to this size, in pixels, at least 8; 0: that of the images on which the "
+        "backbone's weights were trained",
+    )
     columns: dict[str, str] = Field(
         {}, description="names of a table's columns where they are not path, label, domain and split"
     )
@@ -137,6 +144,13 @@ class DataSettings(Settings):
     def seed_of_splits(self) -> int:
         """The seed that splits are drawn from: `split_seed`, or the run's."""
         return self._run_seed if self.split_seed < 0 else self.split_seed
+
+    @field_validator("image_size")
+    @classmethod
+    def _size_is_none_or_enough(cls, size: int) -> int:
+        if 0 < size < SMALLEST_SIZE:
+            raise ValueError(f"images have at least {SMALLEST_SIZE} pixels a side; 0 takes the size of the weights")
+        return size
 
     @field_validator("augment")
     @classmethod

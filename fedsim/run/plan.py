@@ -11,6 +11,7 @@ from fedsim.data import Benchmark, benchmark, client_names, resolve_domain
 from fedsim.data.augment import check_joint
 from fedsim.errors import UserError
 from fedsim.experiment import Experiment
+from fedsim.models import find_backbone
 from fedsim.recipe import Recipe
 from fedsim.variants import method_label
 
@@ -60,12 +61,24 @@ def resolve(experiment: Experiment) -> Plan:
     if experiment.data.mix and experiment.run.runtime == "deployment":
         raise UserError("data.mix deals images of all domains to all clients, and a deployed site has its own alone; "
                         "set it to 0")  # fmt: skip
-    experiment = _with_threads(_with_target(experiment, found))
+    experiment = _with_threads(_with_target(_with_size(experiment), found))
     recipe = build_recipe(experiment)
     if recipe.uses_target_unlabelled and not experiment.data.adapt_share:
         experiment = experiment.replace(data={"adapt_share": ADAPT_SHARE})
     clients = (POOLED,) if recipe.pooled else tuple(client_names(experiment.data, experiment.run.target))
     return Plan(experiment, recipe, found, clients)
+
+
+def _with_size(experiment: Experiment) -> Experiment:
+    """The experiment with the size of its images: that of the weights where the settings leave it open."""
+    if experiment.data.image_size:
+        return experiment
+    model = experiment.model
+    size = find_backbone(model).input_size
+    if not size:
+        raise UserError(f"data.image_size is 0, which takes the size of the images that the weights were trained on; "
+                        f"{model.backbone} has no such weights: name a size")  # fmt: skip
+    return experiment.replace(data={"image_size": size})
 
 
 def _with_threads(experiment: Experiment) -> Experiment:

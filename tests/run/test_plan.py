@@ -6,7 +6,7 @@ from support import numbers, run_small, small_experiment
 import fedsim.assembly
 import fedsim.run.plan
 from fedsim.errors import UserError
-from fedsim.experiment import Experiment
+from fedsim.experiment import Experiment, read_experiment
 from fedsim.run.plan import resolve
 from fedsim.run.workspace import close_workspaces, open_workspace, workspace
 from fedsim.runtime.launch import launch
@@ -101,3 +101,16 @@ def test_clients_find_the_workspace_that_the_server_opened(tmp_path):
     assert workspace(plan.experiment.toml()) is space
     again = open_workspace(plan)  # another run, from the initial network
     assert workspace(plan.experiment.toml()) is again is not space
+
+
+def test_the_images_take_the_size_of_the_weights():
+    for backbone, size in (("resnet18", 224), ("timm:tf_efficientnet_lite2", 260)):
+        asked = read_experiment("digits", ["data.image_size=0", f"model.backbone={backbone}"])
+        plan = resolve(asked)
+        assert plan.experiment.data.image_size == size  # and so it is recorded, compared and sent to the sites
+        assert resolve(plan.experiment).experiment == plan.experiment
+    with pytest.raises(UserError, match=r"data.image_size is 0.*digits-cnn-bn has no such weights: name a size"):
+        resolve(read_experiment("digits", ["data.image_size=0"]))
+    for size in (-1, 7, 1025):
+        with pytest.raises(UserError, match="data.image_size"):
+            read_experiment("digits", [f"data.image_size={size}"])
