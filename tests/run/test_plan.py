@@ -112,5 +112,5 @@ def test_the_images_take_the_size_of_the_weights():
     with pytest.raises(UserError, match=r"data.image_size is 0.*digits-cnn-bn has no such weights: name a size"):
         resolve(read_experiment("digits", ["data.image_size=0"]))
     for size in (-1, 7, 1025):
-        with pytest.raises(UserError, match="data.image_size"):
+        with pytest.raises(UserError, match=r"data\.image_size"):
             read_experiment("digits", [f"data.image_size={size}"])
