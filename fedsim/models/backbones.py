@@ -1,30 +1,23 @@
-"""The catalog of backbones and `build_model`, which makes a net of settings."""
+"""The catalog of backbones: one row each, with its module, its layout and its published weights."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import torch
 from torch import nn
 
 from fedsim.errors import UserError
 from fedsim.models.digits_cnn import SMALLEST_IMAGE, DigitsCNN
 from fedsim.models.layout import Layout, Statistics
-from fedsim.models.net import Net
-from fedsim.models.norms.base import Norm
-from fedsim.models.tasks import CLASSIFIES, TaskRules
-from fedsim.models.timm_family import fit_position_embedding, timm_row
-from fedsim.models.training import frozen_tensors, names_of
+from fedsim.models.timm_family import timm_row
 from fedsim.models.unet import UNet
-from fedsim.models.weights import StateDict, download_imagenet, load_backbone, read_weight_file
+from fedsim.models.weights import StateDict, download_imagenet
 from fedsim.plugins import instance, lookup
-from fedsim.seeding import stream_seed
 from fedsim.settings import ModelSettings
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
-WEIGHT_WORDS = ("imagenet", "hub", "package")  # what `model.weights` may say beside "none" and a file
 ALEXNET_POOLS_FROM = 63  # below, the third pooling of AlexNet would make an empty map
 DENSENET_POOLS_FROM = 32  # below, the last transition of DenseNet would
 
@@ -36,16 +29,16 @@ Source = Callable[[nn.Module, int], StateDict]  # (backbone, image_size) -> its 
 class Backbone:
     """One row of the catalog.
 
-    make: (image_size, channels) -> module whose forward gives pooled features
-    layout: feature width and places, or a function (backbone, image_size) that finds them on the module
-    classifier: prefixes of the original classifier's keys in weight files
-    sources: where weights come from, by the word that `model.weights` names them with
-    statistics: mean and deviation that the weights expect; None: images in [0, 1] as they are
-    input_size: side in pixels of the images that the weights were trained on; 0: none
-    licence: licence of the published weights; empty: not known
-    own_channels: takes one-channel images itself
-    channels_last: faster in this memory layout on CPUs too
-    maps: the forward gives features of every pixel, [B, D, H, W], for segmentation
+    make: a function (image_size, channels) -> module with a forward pass that gives pooled features
+    layout: the feature width and the paths of stages and levels, or a function (backbone, image_size) that finds them
+    classifier: the prefixes of the original classifier's keys in weight files
+    sources: where weights come from, by the word for them in `model.weights`
+    statistics: the mean and deviation that the weights expect; None: images in [0, 1] without normalization
+    input_size: the side in pixels of the images that the weights were trained on; 0: none
+    licence: the licence of the published weights; empty: not known
+    own_channels: it takes one-channel images without repeating them
+    channels_last: it is faster in this memory layout on CPUs too
+    maps: the forward pass gives features of every pixel, [B, D, H, W], for segmentation
     """
 
     make: Callable[[int, int], nn.Module]
@@ -62,7 +55,7 @@ class Backbone:
 
 def _resnet(name: str) -> Callable[[int, int], nn.Module]:
     def make(image_size: int, channels: int) -> nn.Module:
-        import torchvision  # slow to import, and the digits CNN needs none of it
+        import torchvision  # slow to import, and not needed for the digits CNN
 
         model = getattr(torchvision.models, name)(weights=None)
         model.fc = nn.Identity()
@@ -77,7 +70,7 @@ def _densenet121(image_size: int, channels: int) -> nn.Module:
     model = torchvision.models.densenet121(weights=None)
     model.classifier = nn.Identity()
     if image_size < DENSENET_POOLS_FROM:
-        for number in (1, 2, 3):  # the same averages, with the odd last row and column kept
+        for number in (1, 2, 3):  # the same averages, but the odd last row and column are kept
             getattr(model.features, f"transition{number}").pool = nn.AvgPool2d(2, 2, ceil_mode=True)
     return model
 
@@ -193,16 +186,16 @@ BACKBONES: dict[str, Backbone] = {
     "unet-small": _unet_row(8, 3),  # for images of about 32 px
 }  # fmt: skip
 
-# Rows made of a name, as in "timm:resnet18": prefix -> function (name, model.options) -> the row
+# Rows that are built from a name, as in "timm:resnet18": prefix -> function (name, model.options) -> the row
 FAMILIES: dict[str, Callable[[str, Mapping[str, Any]], Backbone]] = {
     "timm": lambda name, options: Backbone(**timm_row(name, options)),
 }
 
 
 def find_backbone(model: ModelSettings) -> Backbone:
-    """The row of `model.backbone` in the catalog, an installed package or a module (`module:name`).
+    """The row of `model.backbone` in the catalog, in an installed package or in a module (`module:name`).
 
-    UserError for an unknown one, or for options that it does not take.
+    Raises UserError for an unknown backbone, or for options that it does not take.
     """
     family, colon, name = model.backbone.partition(":")
     if colon and family in FAMILIES:
@@ -216,99 +209,5 @@ def find_backbone(model: ModelSettings) -> Backbone:
 
 
 def weight_statistics(model: ModelSettings) -> Statistics | None:
-    """Mean and deviation with which the backbone's weights were trained; None where there are no such weights."""
+    """The mean and deviation with which the backbone's weights were trained; None where there are no such weights."""
     return find_backbone(model).statistics
-
-
-def _initial_state(model: ModelSettings, row: Backbone, backbone: nn.Module, image_size: int) -> StateDict | None:
-    if model.weights == "none":
-        return None
-    if model.weights in row.sources:
-        return row.sources[model.weights](backbone, image_size)
-    if model.weights in WEIGHT_WORDS:
-        known = ", ".join(["none", *row.sources])
-        raise UserError(f"model.weights: there are no ImageNet weights ({model.weights!r}) for {model.backbone}; "
-                        f"use {known} or a local file")  # fmt: skip
-    return read_weight_file(model.weights)
-
-
-def _fit_position_embedding(backbone: nn.Module, state: StateDict, image_size: int) -> StateDict:
-    """Interpolate ViT's position embedding when the file was made for another image size."""
-    key = "encoder.pos_embedding"
-    if key not in state:
-        return fit_position_embedding(backbone, state, image_size)
-    if state[key].shape == backbone.get_parameter(key).shape:
-        return state
-    from torchvision.models.vision_transformer import interpolate_embeddings
-
-    return interpolate_embeddings(image_size, backbone.patch_size, dict(state))
-
-
-def build_model(
-    model: ModelSettings,
-    classes: int,
-    channels: int,
-    image_size: int,
-    norm: Norm | None = None,
-    seed: int = 0,
-    task: TaskRules = CLASSIFIES,
-) -> Net:
-    """Net of the settings, the same for the same seed; torch's global generator is left as it was.
-
-    Args:
-        model: backbone, initial weights and bottleneck width
-        classes: outputs of the head
-        channels: 1 or 3; torchvision's backbones get one-channel images repeated to three
-        image_size: side of the square images in pixels; ViT's must be a multiple of its patch
-        norm: norm part with `apply(net)`; None leaves the backbone's batch norm
-        seed: the run's seed, of which the stream "init" is used
-        task: what makes the head, and says whether the backbone has to give maps
-
-    Small images: ResNet keeps the papers' 7x7 stride-2 stem at every size; AlexNet's poolings are padded by one
-    below 63 px and DenseNet's transitions keep odd borders below 32 px, where their maps would become empty.
-    Raises UserError for an unknown backbone, weights that do not fit, or a norm that the backbone cannot carry.
-    """
-    row = find_backbone(model)
-    if channels not in (1, 3):
-        raise UserError(f"model: images have 1 or 3 channels, not {channels}")
-    _check_maps(model, row, task)
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(stream_seed(seed, "init"))  # the CPU's only: CUDA is not disturbed
-        backbone = row.make(image_size, channels)
-        layout = row.layout if isinstance(row.layout, Layout) else row.layout(backbone, image_size)
-        net = Net(
-            backbone, layout.feature_dim, classes, bottleneck=model.bottleneck,
-            levels=tuple(f"backbone.{path}" for path in layout.levels), level_margin=layout.level_margin,
-            stages={number: tuple(f"backbone.{path}" for path in paths) for number, paths in layout.stages.items()},
-            grayscale=channels == 1 and not row.own_channels, task=task,
-        )  # fmt: skip
-        state = _initial_state(model, row, backbone, image_size)
-        if state is not None:
-            state = _fit_position_embedding(backbone, state, image_size)
-            load_backbone(backbone, state, row.classifier, repr(model.weights))
-        frozen = frozen_tensors(net, model.train)
-        if norm is not None:
-            _apply_norm(net, norm, model.backbone)
-        net.frozen = names_of(net, frozen)
-    return net.to(memory_format=torch.channels_last) if row.channels_last else net
-
-
-def _check_maps(model: ModelSettings, row: Backbone, task: TaskRules) -> None:
-    """A segmentation needs features of every pixel, a classification one vector per image."""
-    if task.maps and not row.maps:
-        maps = ", ".join(name for name, other in BACKBONES.items() if other.maps)
-        raise UserError(f"model.backbone: {model.backbone} gives one vector per image, and this data set's task is "
-                        f"segmentation; use {maps}")  # fmt: skip
-    if row.maps and not task.maps:
-        raise UserError(f"model.backbone: {model.backbone} gives features of every pixel, for data sets with masks; "
-                        "use a classifier such as digits-cnn-bn or resnet18")  # fmt: skip
-    if row.maps and model.bottleneck:
-        raise UserError("model.bottleneck is for one vector per image; a segmentation has none: set it to 0")
-
-
-def _apply_norm(net: Net, norm: Norm, backbone: str) -> None:
-    has_batch_norm = any(isinstance(module, nn.BatchNorm2d) for module in net.backbone.modules())
-    if norm.needs_batch_norm and not has_batch_norm:
-        raise UserError(f"norm {type(norm).__name__} needs a backbone with batch norm, {backbone} has none; "
-                        "use digits-cnn-bn, a ResNet, an EfficientNet or densenet121")  # fmt: skip
-    norm.apply(net)

@@ -7,12 +7,15 @@ SMALLEST_IMAGE = 16  # two valid 5x5 convolutions and two poolings leave one pix
 
 
 class DigitsCNN(nn.Module):
-    """Two convolutions and a fully connected layer: the backbone of CSAC's Rotated-MNIST network.
+    """Two convolutions and a fully connected layer: the backbone of CSAC's network for Rotated MNIST.
 
-    conv 5x5 (10) - ReLU - max-pool 2 - conv 5x5 (20) - ReLU - max-pool 2 - fc 50 - ReLU; with `batch_norm` a
-    BatchNorm2d follows each convolution. Widths are those of the customary small LeNet (PyTorch's MNIST example); CSAC
-    (section 4 of the paper) says only "two convolutional and two fully connected layers", the second being the head.
-    28 px give a 20x4x4 map; larger images are average-pooled to 4x4, so the parameters never depend on the image size.
+        conv 5x5 (10) - ReLU - max-pool 2 - conv 5x5 (20) - ReLU - max-pool 2 - fc 50 - ReLU
+
+    With `batch_norm` a BatchNorm2d follows each convolution. Images of 28 px give a 20x4x4 map; larger images are
+    average-pooled to 4x4, so that the parameters never depend on the image size.
+
+    Source: CSAC, section 4, says only "two convolutional and two fully connected layers", and the second of the latter
+    is the head. The widths are those of the common small LeNet (PyTorch's MNIST example).
     """
 
     widths = (10, 20)
@@ -34,7 +37,7 @@ class DigitsCNN(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Images [B, channels, H, W] -> features [B, 50]."""
-        # ReLU is monotone: after the pooling it gives the same for a quarter of the work.
+        # ReLU is monotone: after the pooling it gives the same result with a quarter of the work.
         x = self.relu(self.pool1(self.norm1(self.conv1(x))))
         x = self.relu(self.pool2(self.norm2(self.conv2(x))))
         if x.shape[-2:] != (4, 4):

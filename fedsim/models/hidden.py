@@ -1,18 +1,23 @@
-"""The fully connected hidden layers at the end of a network, as units that can be left out."""
+"""The fully connected hidden layers at the end of a network, which consist of units that can be left out."""
 
 from dataclasses import dataclass
 from itertools import pairwise
 
 from torch import nn
 
-# What may stand between two of these linear layers: a unit whose weights are all 0 gives 0 behind each of them.
+# Modules that may be between two of these linear layers. After each of them, a unit with only zero weights gives 0.
 BETWEEN = (nn.BatchNorm1d, nn.ReLU, nn.Dropout, nn.Identity)
 
 
 @dataclass(frozen=True)
 class HiddenLayer:
-    """One hidden layer. units: their number. rows: entries of the state whose first axis is the units (weights, biases,
-    batch norm). columns: the next layer's weight, whose second axis is the units. reader: path of that next layer."""
+    """One hidden layer.
+
+    units: the number of its units
+    rows: the entries of the state with the units as first axis (weights, biases, batch norm)
+    columns: the next layer's weight, which has the units as second axis
+    reader: the path of that next layer
+    """
 
     units: int
     rows: tuple[str, ...]
@@ -21,11 +26,11 @@ class HiddenLayer:
 
 
 def hidden_layers(net: nn.Module) -> list[HiddenLayer]:
-    """Hidden layers of the chain of linear layers that ends with `net.head`, from the first to the last.
+    """The hidden layers of the chain of linear layers that ends with `net.head`, from the first to the last.
 
-    The chain is read from the order in which modules are registered: it goes back from the head over linear layers of
-    fitting widths and what may stand between them, up to the first module of another kind. Layers with entries that are
-    not trained (`net.frozen`) are left out.
+    The chain is found from the order in which modules are registered. It goes backwards from the head over linear
+    layers of fitting widths, and over modules that may be between them, to the first module of another kind. Layers
+    with entries that are not trained (`net.frozen`) are left out.
     """
     chain: list[tuple[str, nn.Module]] = []
     leaves = [(path, module) for path, module in net.named_modules() if not list(module.children())]

@@ -1,4 +1,4 @@
-"""What others need to know of a backbone: its feature width, and the modules behind its stages and feature maps."""
+"""What other code needs to know about a backbone: its feature width, its stages and its feature maps."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -22,11 +22,11 @@ class Statistics(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """Feature width and places of a backbone; paths are relative to the backbone.
+    """The feature width of a backbone and the paths of its stages and levels; paths are relative to the backbone.
 
-    levels: modules whose outputs are CSAC's feature maps, shallow to deep; empty where there are none
-    stages: modules of stage 1, 2, ...; norm layers outside them are the stem
-    level_margin: by how many pixels the common size of CSAC's projected levels is smaller than the last level
+    levels: the modules that output CSAC's feature maps, from shallow to deep; empty where there are none
+    stages: the modules of stage 1, 2, ...; norm layers outside them belong to the stem
+    level_margin: how many pixels smaller the common size of CSAC's projected levels is than the last level
     """
 
     feature_dim: int
@@ -36,12 +36,12 @@ class Layout:
 
 
 def survey(backbone: nn.Module, image_size: int, outputs: Mapping[str, int], name: str) -> Layout:
-    """Layout of a backbone that names the modules `outputs` {path: image side / map side} as its feature maps.
+    """The layout of a backbone that names the modules `outputs` {path: image side / map side} as its feature maps.
 
-    Stage 1, 2, 3, 4 end with the last output at 1/4, 1/8, 1/16 and 1/32 of the image's side, as in a ResNet; what works
-    before them is the stem, and a batch norm that follows the last output belongs to stage 4.
-    One image of zeros is passed in eval mode, which gives the feature width and shows whether the size fits. A backbone
-    whose outputs are no maps [B, C, H, W] of falling size (transformers) has no stages and no levels.
+    Stages 1, 2, 3, 4 end with the last output at 1/4, 1/8, 1/16 and 1/32 of the image's side, as in a ResNet. Modules
+    before them are the stem, and a batch norm after the last output belongs to stage 4. One image of zeros is passed in
+    eval mode, which gives the feature width and shows whether the size fits. A backbone without outputs that are maps
+    [B, C, H, W] of falling size (a transformer) has no stages and no levels.
 
     Raises UserError for an image size that the backbone cannot take.
     """
@@ -66,7 +66,7 @@ def survey(backbone: nn.Module, image_size: int, outputs: Mapping[str, int], nam
             hook.remove()
     if features.dim() != 2:
         raise UserError(
-            f"model.backbone: {name} gives features of shape {list(features.shape)} and no vector per image"
+            f"model.backbone: {name} gives features of shape {list(features.shape)} and not one vector per image"
         )
     ends = _ends(outputs) if _are_maps(outputs, shapes) else {}
     if not ends:
@@ -76,7 +76,7 @@ def survey(backbone: nn.Module, image_size: int, outputs: Mapping[str, int], nam
 
 
 def _are_maps(outputs: Mapping[str, int], shapes: Mapping[str, torch.Size]) -> bool:
-    """Whether the outputs are square maps with channels first whose sides fall from the first to the last."""
+    """Whether the outputs are square maps, channels first, with sides that fall from the first to the last."""
     found = [shapes.get(path, ()) for path in outputs]
     if len(set(outputs.values())) < 2 or any(len(shape) != 4 or shape[2] != shape[3] for shape in found):
         return False
@@ -85,7 +85,7 @@ def _are_maps(outputs: Mapping[str, int], shapes: Mapping[str, torch.Size]) -> b
 
 
 def _ends(outputs: Mapping[str, int]) -> dict[int, str]:
-    """The module that ends each stage: the last one at that resolution."""
+    """The module that ends each stage: the last one with that resolution."""
     return {STAGE_REDUCTIONS[size]: path for path, size in outputs.items() if size in STAGE_REDUCTIONS}
 
 
@@ -108,7 +108,7 @@ def _stages(backbone: nn.Module, outputs: Mapping[str, int], ends: Mapping[int, 
 
 
 def _frontier(module: nn.Module, outputs: set[str], prefix: str = "") -> Iterator[str]:
-    """Paths of the modules that lie side by side with the outputs, in the order of registration."""
+    """Paths of the modules that are beside the outputs in the tree of modules, in the order of registration."""
     for name, child in module.named_children():
         path = f"{prefix}{name}"
         if path not in outputs and any(output.startswith(path + ".") for output in outputs):

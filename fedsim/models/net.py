@@ -1,4 +1,4 @@
-"""The one shape that all models share: backbone, optional bottleneck, linear head."""
+"""The structure that all models share: backbone, optional bottleneck, linear head."""
 
 from collections.abc import Mapping
 
@@ -9,20 +9,19 @@ from fedsim.models.tasks import CLASSIFIES, TaskRules
 
 
 class Net(nn.Module):
-    """Classifier `head(bottleneck(backbone(x)))`.
+    """The classifier `head(bottleneck(backbone(x)))`.
 
-    Attributes:
-        backbone: images [B, channels, H, W] -> pooled features [B, D], or for a segmentation features of every pixel
-            [B, D, H, W].
-        bottleneck: Identity, or Linear(D, width) - BatchNorm1d - ReLU (CSAC's and FedIG's network).
-        head: the linear classifier (or 1x1 convolution), the only part that knows the classes.
-        outputs: number of logits.
-        feature_dim: size of `features(x)`.
-        levels: paths of the modules whose outputs are CSAC's feature maps, shallow to deep; empty for ViT.
-        level_margin: by how many pixels the common size of projected levels is smaller than the last level.
-        stages: paths of the modules that make up stage 1, 2, ... ; norm layers outside them are the stem.
-        frozen: names of the state's entries that are not trained (`model.train`).
-        grayscale: one-channel images are repeated to the three channels that the backbone expects.
+    backbone: images [B, channels, H, W] to pooled features [B, D], or for a segmentation to features of every pixel [B,
+    D, H, W]
+    bottleneck: the identity, or Linear(D, width) - BatchNorm1d - ReLU (the network of CSAC and FedIG)
+    head: the linear classifier (or 1x1 convolution), the only module that depends on the classes
+    outputs: the number of logits
+    feature_dim: the size of `features(x)`
+    levels: the paths of the modules that output CSAC's feature maps, from shallow to deep; empty for ViT
+    level_margin: how many pixels smaller the common size of projected levels is than the last level
+    stages: the paths of the modules of stage 1, 2, ...; norm layers outside them belong to the stem
+    frozen: the names of the state's entries that are not trained (`model.train`)
+    grayscale: one-channel images are repeated to the three channels that the backbone expects
     """
 
     def __init__(

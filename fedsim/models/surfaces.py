@@ -1,4 +1,4 @@
-"""Shapes of masks on the CPU: connected components and distances between surfaces."""
+"""Shapes of masks, on the CPU: connected components and distances between surfaces."""
 
 import numpy as np
 import torch
@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 def largest_components(masks: Tensor) -> Tensor:
-    """Masks [B, Q, H, W] with the largest 4-connected component of each alone, the first of equals; uint8."""
+    """Masks [B, Q, H, W] reduced to the largest 4-connected component of each, uint8; of equal ones the first."""
     from scipy import ndimage
 
     kept = masks.to(torch.uint8).cpu().numpy()
@@ -18,11 +18,12 @@ def largest_components(masks: Tensor) -> Tensor:
 
 
 def surface_distance(a: np.ndarray, b: np.ndarray) -> float:
-    """Average symmetric surface distance of two masks [H, W] in pixels.
+    """The average symmetric surface distance of two masks [H, W], in pixels.
 
-    (sum_{p in S(a)} d(p, S(b)) + sum_{p in S(b)} d(p, S(a))) / (|S(a)| + |S(b)|), S the pixels of a mask with a
-    4-neighbour outside it (the image's border counts as outside). 0 where both are empty, the image's diagonal where
-    one is.
+        (sum_{p in S(a)} d(p, S(b)) + sum_{p in S(b)} d(p, S(a))) / (|S(a)| + |S(b)|)
+
+    S are the pixels of a mask that have a 4-neighbour outside it; positions beyond the image's border count as outside.
+    The distance is 0 where both masks are empty, and the image's diagonal where one is.
     """
     from scipy import ndimage
 

@@ -1,4 +1,4 @@
-"""What a task asks of a network: its head, its loss, and the measure of its predictions."""
+"""What a task requires of a network: its head, its loss, and the metrics of its predictions."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -14,15 +14,18 @@ from fedsim.plugins import load
 from fedsim.settings import DataSettings
 from fedsim.tasks import CLASSIFICATION, SEGMENTATION, TASKS
 
-EPSILON = 1e-5  # of the soft Dice coefficient
+EPSILON = 1e-5  # eps of the soft Dice coefficient
 Predict = Callable[[Tensor], Tensor]
 Labelled = Iterable[tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
 class TaskRules:
-    """What follows from a task. metric: its primary metric as columns name it. maps: the backbone gives features of
-    every pixel, and the outputs are maps."""
+    """The consequences of a task.
+
+    metric: its primary metric, under the name that columns use
+    maps: the backbone gives features of every pixel, and the outputs are maps
+    """
 
     metric: ClassVar[str]
     maps: ClassVar[bool] = False
@@ -33,7 +36,7 @@ class TaskRules:
         return cls()
 
     def head(self, features: int, outputs: int) -> nn.Module:
-        """The last layer: features -> logits."""
+        """The last layer, from features to logits."""
         raise NotImplementedError
 
     def loss(self, logits: Tensor, truth: Tensor) -> Tensor:
@@ -45,18 +48,18 @@ class TaskRules:
         raise NotImplementedError
 
     def keep(self, logits: Tensor) -> Tensor:
-        """What a run keeps of the logits of a batch."""
+        """The form in which a run keeps the logits of a batch."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Classification(TaskRules):
-    """One of M classes per image: a linear head, cross-entropy, accuracy."""
+    """One of M classes per image, with a linear head, cross-entropy and accuracy."""
 
     metric: ClassVar[str] = CLASSIFICATION.metric
 
     def head(self, features: int, outputs: int) -> nn.Module:
-        """[B, features] -> [B, M]."""
+        """[B, features] to [B, M]."""
         return nn.Linear(features, outputs)
 
     def loss(self, logits: Tensor, truth: Tensor) -> Tensor:
@@ -68,7 +71,7 @@ class Classification(TaskRules):
         return accuracy_and_loss(predict, batches)
 
     def keep(self, logits: Tensor) -> Tensor:
-        """Probabilities [B, M]; the softmax of log-probabilities, which some inference rules give, is the same."""
+        """Probabilities [B, M]. For log-probabilities, which some inference rules give, the softmax is the same."""
         return logits.float().softmax(dim=1)
 
 
@@ -77,11 +80,12 @@ CLASSIFIES = Classification()
 
 @dataclass(frozen=True)
 class Segmentation(TaskRules):
-    """Q structures per image, which may overlap: a 1x1 convolution, one sigmoid each, soft Dice loss, Dice.
+    """Q structures per image, which may overlap, with a 1x1 convolution, one sigmoid each, soft Dice loss, and Dice.
 
-    threshold: a pixel belongs to a structure when its probability is greater. largest_component: only the largest
-    connected component of a predicted structure counts. Both act on predictions alone (ELCFS's code: 0.75 and a
-    clean-up; banks section 2.5).
+    threshold: a pixel belongs to a structure when its probability is greater
+    largest_component: only the largest connected component of a predicted structure counts
+
+    Both settings act on predictions alone; ELCFS's code has the threshold 0.75 and keeps the largest component.
     """
 
     threshold: float = 0.5
@@ -95,7 +99,7 @@ class Segmentation(TaskRules):
         return cls(data.mask_threshold, data.largest_component)
 
     def head(self, features: int, outputs: int) -> nn.Module:
-        """[B, features, H, W] -> [B, Q, H, W]."""
+        """[B, features, H, W] to [B, Q, H, W]."""
         return nn.Conv2d(features, outputs, 1)
 
     def loss(self, logits: Tensor, truth: Tensor) -> Tensor:
@@ -111,7 +115,7 @@ class Segmentation(TaskRules):
     def measure(self, predict: Predict, batches: Labelled) -> tuple[float, float, int]:
         """(Dice of the predicted masks, mean soft Dice loss of the single images, examples); means over structures.
 
-        Single images, so that neither number depends on how the images are put into batches.
+        Both are means over single images, so that they do not depend on how the images are put into batches.
         """
         dice, loss, count = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64), 0
         for images, masks in batches:
@@ -151,7 +155,7 @@ def soft_dice(s: Tensor, y: Tensor, dims: tuple[int, ...] = (0, 2, 3)) -> Tensor
 
 
 def soft_dice_loss(s: Tensor, y: Tensor) -> Tensor:
-    """1 - mean_q D_q of probabilities and masks [B, Q, H, W] (ELCFS; banks section 2.3): denominators unsquared."""
+    """1 - mean_q D_q of probabilities and masks [B, Q, H, W], with denominators that are not squared (ELCFS)."""
     return 1 - soft_dice(s, y).mean()
 
 

@@ -22,11 +22,11 @@ PACKAGES = {
 
 
 def timm_row(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of the catalog's row for timm's model `name`, built with further arguments of `timm.create_model`.
+    """The fields of the catalog's row for timm's model `name`, built with further arguments of `timm.create_model`.
 
-    The initial weights are our seed's ("none"), timm's published ones ("hub", which needs a network), a local file, or
-    those of a Python package for the models in PACKAGES ("package"). Raises UserError for an unknown name, for an
-    argument that the model does not know, and when timm is not installed.
+    The initial weights come from our seed ("none"), from timm's published files ("hub", which needs a network), from a
+    local file, or from a Python package for the models in PACKAGES ("package"). Raises UserError for an unknown name,
+    for an argument that the model does not accept, and when timm is not installed.
     """
     if importlib.util.find_spec("timm") is None:
         raise UserError(f"model.backbone: 'timm:{name}' needs the package timm: {extra('timm')}")
@@ -71,26 +71,26 @@ def _make(name: str, options: Mapping[str, Any], image_size: int, channels: int,
 
 
 def _layout(name: str, backbone: nn.Module, image_size: int) -> Layout:
-    known = {path for path, _ in backbone.named_modules()}  # a few models list names of outputs that are no modules
+    known = {path for path, _ in backbone.named_modules()}  # a few models list names of outputs that are not modules
     entries = getattr(backbone, "feature_info", None) or []
     outputs = {entry["module"]: entry["reduction"] for entry in entries if entry.get("module") in known}
     return survey(backbone, image_size, outputs, name)
 
 
 def _from_hub(name: str, options: Mapping[str, Any], backbone: nn.Module, image_size: int) -> StateDict:
-    """timm's published weights, fitted by timm itself to the image size."""
+    """timm's published weights, which timm itself fits to the image size."""
     try:
         return _make(name, options, image_size, 3, pretrained=True).state_dict()
     except UserError:
         raise
-    except Exception as error:  # hub clients raise whatever their HTTP library does
+    except Exception as error:  # hub clients raise any error of their HTTP library
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
         raise UserError(f"model.weights: cannot fetch timm's weights of {name} ({reason}); fetch them on another "
                         "machine and set model.weights to the file") from None  # fmt: skip
 
 
 def fit_position_embedding(backbone: nn.Module, state: StateDict, image_size: int) -> StateDict:
-    """A transformer's position embedding resampled when the file was made for another image size."""
+    """A transformer's position embedding, interpolated when the file was made for another image size."""
     own = getattr(backbone, "pos_embed", None)
     stored = state.get("pos_embed")
     if not isinstance(own, torch.Tensor) or stored is None or stored.shape == own.shape or stored.dim() != 3:

@@ -1,4 +1,4 @@
-"""Which tensors of a network are trained: `model.train`. All others are frozen and do not travel."""
+"""Which tensors of a network are trained: `model.train`. All others are frozen and are not sent."""
 
 import fnmatch
 from collections.abc import Iterator
@@ -12,11 +12,14 @@ NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
 
 
 def frozen_tensors(net: Net, train: str) -> list[nn.Parameter | Tensor]:
-    """Parameters and buffers of `net` that are not trained; `train` joins words by `+`.
+    """The parameters and buffers of `net` that are not trained; `train` joins words by `+`.
 
-    all: every tensor. head: the bottleneck and the head (linear probing). norm: the backbone's normalization layers.
-    Any other word is a pattern of parameter names with `*` and `?`, e.g. `backbone.layer4.*`. A layer's buffers
-    (running statistics, counters) are trained when one of its own parameters is, else they are frozen too.
+        all    every tensor
+        head   the bottleneck and the head (linear probing)
+        norm   the backbone's normalization layers
+
+    Any other word is a pattern of parameter names with `*` and `?`, for example `backbone.layer4.*`. The buffers of a
+    layer (running statistics, counters) are trained when one of its own parameters is, otherwise they are frozen too.
 
     Raises UserError for a pattern that no parameter matches.
     """
@@ -52,10 +55,10 @@ def _chosen(net: Net, word: str) -> Iterator[nn.Parameter]:
 
 
 def names_of(net: nn.Module, tensors: list[nn.Parameter | Tensor]) -> frozenset[str]:
-    """Names in the network's state of these very tensors, after norm parts have changed its layers.
+    """The names of these tensors in the network's state, after norm parts have changed its layers.
 
-    A layer that a part made keeps the tensors that it took over, and what it added is trained. A layer that trains one
-    of its own parameters also trains its buffers, because they follow what it normalizes.
+    A layer that a part made keeps the tensors that it took over, and the tensors that it added are trained. A layer
+    that trains one of its own parameters also trains its buffers, because they depend on the input of the layer.
     """
     wanted = {id(tensor) for tensor in tensors}
     names: set[str] = set()

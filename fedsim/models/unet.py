@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 
 class DoubleConv(nn.Sequential):
-    """Twice: convolution 3x3 - batch norm - ReLU."""
+    """3x3 convolution - batch norm - ReLU, twice."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         layers: list[nn.Module] = []
@@ -29,11 +29,12 @@ class Up(nn.Module):
 
 
 class UNet(nn.Module):
-    """Encoder of `depth` halvings with widths n, 2n, 4n, ..., and a decoder whose last activations have 2n channels.
+    """An encoder of `depth` halvings with widths n, 2n, 4n, ..., and a decoder with 2n channels in its last
+    activations.
 
-    Ronneberger et al., MICCAI 2015, with padded convolutions, bilinear enlargement and batch norm. ELCFS has n = 16 and
-    four halvings, and instance norm without affine parameters and statistics; here it is batch norm, so that rules on
-    batch norm have something to act on (`model.norm` parts replace it). Maps of odd size are taken as they are.
+    Source: Ronneberger et al., MICCAI 2015, with padded convolutions, bilinear enlargement and batch norm. ELCFS has n
+    = 16, four halvings, and instance norm without affine parameters and statistics. Here it is batch norm, so that
+    parts for batch norm can act on it (`model.norm` parts replace it). Maps of odd size are accepted.
     """
 
     def __init__(self, channels: int = 3, width: int = 16, depth: int = 4) -> None:

@@ -1,4 +1,4 @@
-"""Initial weights of a backbone: published ones, those of a Python package or a local file, checked key by key."""
+"""Initial weights of a backbone: published ones, those of a Python package, or a local file. Every key is checked."""
 
 import importlib
 import re
@@ -19,7 +19,8 @@ _OLD_DENSENET = re.compile(r"(denselayer\d+\.(?:norm|conv))\.([12])\.")  # names
 
 
 def read_weight_file(file: str, setting: str = "model.weights") -> StateDict:
-    """State dict of a .safetensors file or of a torch file (tensors only, nothing is unpickled), named by a setting."""
+    """The state dict of a .safetensors file or of a torch file (tensors only, nothing is unpickled); a setting names
+    it."""
     path = Path(file).expanduser()
     if not path.is_file():
         known = "none, imagenet, hub, package, or " if setting == "model.weights" else ""
@@ -52,10 +53,10 @@ def download_imagenet(enum_name: str, entry: str, backbone: nn.Module, image_siz
 
 
 def load_packaged(package: str, kind: str, backbone: nn.Module, image_size: int) -> StateDict:
-    """Weights that a Python package ships in a file of its own: `package.kind.get_model_file_path()`.
+    """Weights that a Python package has in a file of its own: `package.kind.get_model_file_path()`.
 
-    The file's names are another code's, so its entries are taken in their order: the backbone's n entries are the
-    first n of the file, whose last two are the classifier's weight and bias. Every shape is checked.
+    The names in the file are those of other code, so that its entries are taken in their order. The backbone's n
+    entries are the first n of the file, and the last two are the classifier's weight and bias. Every shape is checked.
     Raises UserError when the package is not installed or its file does not fit.
     """
     try:
@@ -69,9 +70,9 @@ def load_packaged(package: str, kind: str, backbone: nn.Module, image_size: int)
 
 
 def in_order(stored: StateDict, own: Mapping[str, torch.Tensor], source: str) -> StateDict:
-    """The stored entries under the backbone's own names, matched by their order; the two after them are a classifier's.
+    """The stored entries under the backbone's own names, matched by their order; the last two are a classifier's.
 
-    Raises UserError for another number of entries, or for the first entry whose shape differs.
+    Raises UserError for another number of entries, or for the first entry with another shape.
     """
     if len(stored) != len(own) + 2:
         raise UserError(f"model.weights: {source} has {len(stored)} entries, and the backbone with a classifier "
@@ -84,10 +85,10 @@ def in_order(stored: StateDict, own: Mapping[str, torch.Tensor], source: str) ->
 
 
 def load_backbone(backbone: nn.Module, state: StateDict, classifier: str | tuple[str, ...], source: str) -> None:
-    """Load `state` into the backbone; its keys and shapes must fit exactly, those of the classifier aside.
+    """Loads `state` into the backbone. Its keys and shapes must fit exactly, except those of the classifier.
 
-    Files of torchvision models and of fedsim's own nets (`backbone.*`) are read. Files older than PyTorch 0.4 lack
-    the batch counters, which then stay 0. Raises UserError with the first key that does not fit.
+    Files of torchvision models and of fedsim's own networks (`backbone.*`) are read. Files older than PyTorch 0.4 lack
+    the batch counters, which then remain 0. Raises UserError with the first key that does not fit.
     """
     if any(name.startswith("backbone.") for name in state):
         state = {name.removeprefix("backbone."): v for name, v in state.items() if name.startswith("backbone.")}

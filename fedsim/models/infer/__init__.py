@@ -1,4 +1,4 @@
-"""Inference rules: how a model predicts on an unseen domain. One idea a file."""
+"""Inference rules: how a model predicts on an unseen domain. Each file has one idea."""
 
 from fedsim.models.infer.alpha import FixedAlpha, RandomAlpha, ZeroShotAdapter
 from fedsim.models.infer.base import EvalMode, Infer, Predict

@@ -1,4 +1,5 @@
-"""Instance and global statistics mixed by one number: fixed or random alpha, and the zero-shot adapter's."""
+"""Mixtures of instance and global statistics by one number: a fixed or random alpha, or that of the zero-shot
+adapter."""
 
 import logging
 from dataclasses import dataclass
@@ -24,9 +25,9 @@ log = logging.getLogger(__name__)
 
 
 def mix_by(alpha: Tensor | float, mean: Tensor, variance: Tensor, bn: nn.Module) -> tuple[Tensor, Tensor]:
-    """mu = alpha mu_i + (1 - alpha) mu_G,  sigma = alpha sigma_i + (1 - alpha) sigma_G; standard deviations are mixed.
+    """mu = alpha mu_i + (1 - alpha) mu_G, sigma = alpha sigma_i + (1 - alpha) sigma_G; standard deviations are mixed.
 
-    sigma = sqrt(var + eps) on both sides, the instance variance biased.
+    sigma = sqrt(var + eps) on both sides, and the instance variance is biased.
     """
     std, std_g = torch.sqrt(variance + bn.eps), torch.sqrt(bn.running_var + bn.eps)
     return alpha * mean + (1 - alpha) * bn.running_mean, alpha * std + (1 - alpha) * std_g
@@ -34,7 +35,7 @@ def mix_by(alpha: Tensor | float, mean: Tensor, variance: Tensor, bn: nn.Module)
 
 @dataclass(frozen=True)
 class FixedAlpha(Infer):
-    """The same alpha in every layer (baselines.md D.6; FedIG-A's Table 3). `alpha = 0` gives eval mode. Inductive."""
+    """The same alpha in every layer (Table 3 of FedIG-A). `alpha = 0` gives eval mode. The rule is inductive."""
 
     tasks: ClassVar[tuple[str, ...]] = ANY_TASK
 
@@ -48,7 +49,7 @@ class FixedAlpha(Infer):
 
 @dataclass(frozen=True)
 class RandomAlpha(Infer):
-    """alpha ~ U(low, high) per sample and layer, anew in every evaluation from `seed` (baselines.md D.6). Inductive."""
+    """alpha ~ U(low, high) per sample and layer, drawn anew from `seed` in every evaluation. The rule is inductive."""
 
     tasks: ClassVar[tuple[str, ...]] = ANY_TASK
 
@@ -70,11 +71,12 @@ class RandomAlpha(Infer):
 
 @dataclass(frozen=True)
 class ZeroShotAdapter(Infer):
-    """alpha = clamp(eps, 0, 1) of each layer's adapter, per image, in one forward pass (FedIG-A; core.md 6.5).
+    """alpha = clamp(eps, 0, 1) of each layer's adapter, per image, in one forward pass (FedIG-A).
 
-    Deterministic and independent of the other images. Records mean, standard deviation, least and largest alpha of
-    every layer over the images, and warns once of a layer whose alpha is 0 or 1 for every image: the clamp has no
-    gradient there, so that its adapter has stopped learning.
+    The rule is deterministic, and the result for an image does not depend on other images. It records the
+    mean, standard deviation, minimum and maximum of alpha of every layer over the images. It warns once
+    about a layer with alpha 0 or 1 for every image: the clamp has no gradient there, so that the adapter of
+    the layer does not learn any more.
     """
 
     tasks: ClassVar[tuple[str, ...]] = ANY_TASK
@@ -82,13 +84,13 @@ class ZeroShotAdapter(Infer):
     on_sources: ClassVar[bool] = True
 
     def refuses(self, recipe: "Recipe") -> str:
-        """There must be adapters."""
+        """The network must have adapters."""
         if isinstance(recipe.norm, MixIG) and recipe.norm.adapter:
             return ""
         return NO_ADAPTER
 
     def begin(self, net: nn.Module, batches: Batches, uploads: Uploads | None = None) -> Predict:
-        """The network with its adapters switched on; UserError when it has none."""
+        """The network with its adapters switched on. Raises UserError when it has none."""
         net.eval()
         layers = mixig_layers(net)
         if not any(layer.adapter is not None for layer in layers.values()):
@@ -108,7 +110,8 @@ class ZeroShotAdapter(Infer):
         return predict
 
     def details(self, net: nn.Module) -> list[tuple[str, str, float]]:
-        """Alpha of each layer over the images predicted since `begin`: mean, spread and range."""
+        """Alpha of each layer over the images predicted since `begin`: mean, standard deviation, minimum and
+        maximum."""
         found: list[tuple[str, str, float]] = []
         stuck = []
         for path, layer in mixig_layers(net).items():

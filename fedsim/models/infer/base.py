@@ -1,4 +1,4 @@
-"""How a model predicts on an unseen domain. Standard: eval mode, one image at a time would do."""
+"""How a model predicts on an unseen domain. The standard rule is eval mode, which could take one image at a time."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,13 +18,13 @@ Uploads = Sequence[Mapping[str, Tensor]]
 
 
 class Infer(Part):
-    """An inference rule; `transductive` ones need batches of the unseen domain and are labelled so in results.
+    """An inference rule. A `transductive` rule needs batches of the unseen domain; results show this.
 
-    shuffled: the rule depends on the order of the test images, so they come in a random one, fixed by the seed.
-    on_sources: source clients validate the aggregated model by this rule too, because it is part of the model; other
-        rules are compared on one and the same selected model.
-    swaps_batch_norm: the rule acts on BatchNorm2d layers, which the network must call as they are.
-    bank: name of the bank whose entries, one of each client, the rule needs beside the model; empty: none.
+    shuffled: the rule depends on the order of the test images, so that they come in a random order that the seed fixes
+    on_sources: source clients validate the aggregated model by this rule too, because it is part of the model. Other
+    rules are compared on one and the same selected model
+    swaps_batch_norm: the rule acts on BatchNorm2d layers, which the network must call without a wrapper
+    bank: the name of the bank with one entry per client that the rule needs beside the model; empty: none
     """
 
     tasks: ClassVar[tuple[str, ...]] = (CLASSIFICATION.name,)
@@ -45,20 +45,20 @@ class Infer(Part):
         )
 
     def begin(self, net: nn.Module, batches: Batches, uploads: Uploads | None = None) -> Predict:
-        """Function images -> logits (or log-probabilities).
+        """A function from images to logits (or log-probabilities).
 
-        `batches()` iterates over the unlabelled test images; `uploads` are the entries of `bank`, one of each client.
+        `batches()` iterates over the unlabelled test images. `uploads` are the entries of `bank`, one per client.
         """
         raise NotImplementedError
 
     def details(self, net: nn.Module) -> list[tuple[str, str, float]]:
-        """(quantity, layer, value) of the evaluation just done, for details.csv."""
+        """(quantity, layer, value) of the last evaluation, for details.csv."""
         return []
 
 
 @dataclass(frozen=True)
 class EvalMode(Infer):
-    """The model in eval mode, with the averaged batch-norm statistics (baselines.md D.1)."""
+    """The model in eval mode, with the averaged batch-norm statistics."""
 
     tasks: ClassVar[tuple[str, ...]] = ANY_TASK
 

@@ -1,4 +1,4 @@
-"""Ensembles of what clients have of their own: batch norms, or classifiers."""
+"""Ensembles of the clients' own tensors: their batch norms, or their classifiers."""
 
 import math
 from collections.abc import Sequence
@@ -13,24 +13,24 @@ from fedsim.models.infer.base import Batches, Infer, Predict, Uploads
 
 
 def mean_probabilities(logits: Sequence[Tensor]) -> Tensor:
-    """log of the mean of softmax(logits_k), equal weights; probabilities are averaged, not logits."""
+    """The log of the mean of softmax(logits_k), with equal weights. Probabilities are averaged, not logits."""
     stacked = torch.stack([torch.log_softmax(each.float(), dim=1) for each in logits])
     return stacked.logsumexp(0) - math.log(len(logits))
 
 
 @dataclass(frozen=True)
 class EnsembleOfLocalBN(Infer):
-    """One forward pass with each client's batch norm, shared remaining weights; mean of the softmax vectors.
+    """One forward pass with the batch norm of each client and shared other weights; the mean of the softmax vectors.
 
-    Baselines.md D.2; FedIG-A's Table 3. The sets come from the bank of the same name. Until a client has sent a set
-    (the initial model) the averaged one is used.
+    The rule is in Table 3 of FedIG-A. The sets come from the bank of the same name. Until a client has sent a set (for
+    the initial model) the averaged set is used.
     """
 
     bank: ClassVar[str] = "own_batch_norm"
     requires: ClassVar[dict[str, str]] = {"banks": "own_batch_norm"}
 
     discloses: ClassVar[str] = (
-        "every client's own batch norm is kept by the server and shipped to the "
+        "every client's own batch norm is kept by the server and sent to the "
         "unseen client, which reveals its activation moments to third parties"
     )
 
@@ -48,10 +48,10 @@ class EnsembleOfLocalBN(Infer):
 
 @dataclass(frozen=True)
 class EnsembleOfHeads(Infer):
-    """Mean of the softmax vectors of all clients' heads on one and the same features.
+    """The mean of the softmax vectors of all clients' heads on the same features.
 
-    COPA (Wu and Gong, ICCV 2021); baselines.md B.9. The heads come from the bank `heads`. Until a client has sent one
-    (the initial model) the network's own head is used.
+    Source: COPA (Wu and Gong, ICCV 2021). The heads come from the bank `heads`. Until a client has sent one (for the
+    initial model) the network's own head is used.
     """
 
     bank: ClassVar[str] = "heads"

@@ -1,4 +1,4 @@
-"""IABN: global statistics, corrected where an instance deviates significantly."""
+"""IABN: global statistics, corrected where an image deviates significantly from them."""
 
 import math
 from dataclasses import dataclass
@@ -21,10 +21,12 @@ def soft_shrink(x: Tensor, threshold: Tensor) -> Tensor:
 def instance_aware(
     mean: Tensor, variance: Tensor, mean_g: Tensor, variance_g: Tensor, positions: int, k: float
 ) -> tuple[Tensor, Tensor]:
-    """(mu, sigma^2) with L positions; variance is unbiased, variance_g includes eps in its spread:
+    """(mu, sigma^2) from instance and global statistics, with L positions:
 
-    s_mu = sqrt(var_G / L),  s_var = var_G sqrt(2 / (L - 1))
-    mu = mu_G + psi(mu_i - mu_G; k s_mu),  sigma^2 = max(0, var_G + psi(var_i - var_G; k s_var))
+        s_mu = sqrt(var_G / L),  s_var = var_G sqrt(2 / (L - 1))
+        mu = mu_G + psi(mu_i - mu_G; k s_mu),  sigma^2 = max(0, var_G + psi(var_i - var_G; k s_var))
+
+    The variance of the instance is unbiased. variance_g includes eps in its spread.
     """
     s_mean, s_variance = torch.sqrt(variance_g / positions), variance_g * math.sqrt(2 / (positions - 1))
     mu = mean_g + soft_shrink(mean - mean_g, k * s_mean)
@@ -33,10 +35,10 @@ def instance_aware(
 
 @dataclass(frozen=True)
 class IABN(Infer):
-    """Instance-aware batch norm (NOTE, Gong et al., NeurIPS 2022; baselines.md D.4), at inference only. Inductive.
+    """Instance-aware batch norm (NOTE, Gong et al., NeurIPS 2022), used only at inference. The rule is inductive.
 
-    k: tolerated deviation in standard errors; 4 in NOTE's benchmarks (its class default is 3), FedIG-A does not say.
-    A large k gives eval mode, 0 instance norm with unbiased variance.
+    k: the tolerated deviation in standard errors, 4 in NOTE's benchmarks (the default of its class is 3); FedIG-A gives
+    no value. A large k gives eval mode, and 0 gives instance norm with unbiased variance
     """
 
     tasks: ClassVar[tuple[str, ...]] = ANY_TASK
@@ -45,11 +47,11 @@ class IABN(Infer):
     swaps_batch_norm: ClassVar[bool] = True
 
     def begin(self, net: nn.Module, batches: Batches, uploads: Uploads | None = None) -> Predict:
-        """A network that corrects its statistics per image."""
+        """A network that corrects its statistics for each image."""
 
         def rule(mean: Tensor, variance: Tensor, bn: nn.Module, positions: int) -> tuple[Tensor, Tensor]:
             unbiased = variance * (positions / (positions - 1))
-            # eps on both sides: it enters the spread as in NOTE, cancels in the difference, and stays in the root
+            # eps is on both sides: it is in the spread as in NOTE, cancels in the difference, and remains in the root
             variance_g = bn.running_var + bn.eps
             mu, var = instance_aware(mean, unbiased + bn.eps, bn.running_mean, variance_g, positions, self.k)
             return mu, torch.sqrt(var.clamp_min(bn.eps))

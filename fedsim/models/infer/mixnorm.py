@@ -1,4 +1,4 @@
-"""MixNorm: instance statistics over several views of each image, a little of them mixed into the global ones."""
+"""MixNorm: a small share of instance statistics over several views of each image is mixed into the global ones."""
 
 import math
 from dataclasses import dataclass
@@ -17,16 +17,19 @@ from fedsim.tasks import ANY_TASK
 
 @dataclass(frozen=True)
 class MixNorm(Infer):
-    """For each image, V views run together and every layer normalizes them by
+    """V views of each image are run together, and every layer normalizes them by
 
-        mu = m mu_loc + (1 - m) mu_G,   sigma^2 = m sigma_loc^2 + (1 - m) sigma_G^2,
+        mu = m mu_loc + (1 - m) mu_G,   sigma^2 = m sigma_loc^2 + (1 - m) sigma_G^2.
 
-    mu_loc and sigma_loc^2 over the views and positions of that image alone (Hu et al. 2021; baselines.md D.5). The
-    prediction is that of the original view, mu_G is not updated, so the rule is inductive. `m = 0` gives eval mode.
+    mu_loc and sigma_loc^2 are over the views and positions of that image alone. The prediction is that of the original
+    view, and mu_G is not updated, so that the rule is inductive. `m = 0` gives eval mode.
 
-    views: V, the image itself and V - 1 random resized crops, flipped or not; FedIG-A has 5, at five times the cost
-    m: from a secondary description; select it on source validation from {0.05, 0.1, 0.3, 0.5}
-    scale: smallest area of a crop [our choice]; crops are drawn once from `seed` and are the same for all images
+    Source: Hu et al. 2021.
+
+    views: V, the image itself and V - 1 random resized crops, flipped or not; FedIG-A has 5, which costs five times as
+    much
+    m: known to us from a secondary description; select it on source validation from {0.05, 0.1, 0.3, 0.5}
+    scale: the smallest area of a crop (our choice); crops are drawn once from `seed` and are equal for all images
     """
 
     tasks: ClassVar[tuple[str, ...]] = ANY_TASK
@@ -38,7 +41,7 @@ class MixNorm(Infer):
     swaps_batch_norm: ClassVar[bool] = True
 
     def begin(self, net: nn.Module, batches: Batches, uploads: Uploads | None = None) -> Predict:
-        """A network over the views of each image."""
+        """A network that runs over the views of each image."""
 
         def rule(mean: Tensor, variance: Tensor, bn: nn.Module, positions: int) -> tuple[Tensor, Tensor]:
             shape = (self.views, -1, mean.shape[1])
@@ -51,7 +54,7 @@ class MixNorm(Infer):
         return lambda images: ruled(self.make_views(images))[: len(images)]
 
     def make_views(self, images: Tensor) -> Tensor:
-        """[B, C, H, W] -> [V * B, C, H, W], the originals first."""
+        """[B, C, H, W] to [V * B, C, H, W], with the original images first."""
         generator = torch.Generator().manual_seed(self.seed)
         height, width = images.shape[2:]
         views = [images]

@@ -1,4 +1,4 @@
-"""Batch-norm statistics estimated anew on the unseen domain."""
+"""Batch-norm statistics computed again on the unseen domain."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -12,9 +12,10 @@ from fedsim.tasks import ANY_TASK
 
 @dataclass(frozen=True)
 class Recompute(Infer):
-    """Batch-norm statistics estimated anew on the unseen domain's unlabelled images, one pass with cumulative average.
+    """Batch-norm statistics computed again on the unseen domain's unlabelled images, in one pass with a cumulative
+    average.
 
-    SiloBN (Andreux et al. 2020), baselines.md A.4. Transductive: it sees the test images before predicting.
+    Source: SiloBN (Andreux et al. 2020). The rule is transductive: it sees the test images before it predicts.
     """
 
     tasks: ClassVar[tuple[str, ...]] = ANY_TASK
@@ -23,13 +24,13 @@ class Recompute(Infer):
 
     @torch.no_grad()
     def begin(self, net: nn.Module, batches: Batches, uploads: Uploads | None = None) -> Predict:
-        """Resets the statistics, passes all test images once, then predicts in eval mode."""
+        """Resets the statistics, passes all test images once, and then predicts in eval mode."""
         norms = [module for module in net.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
         momenta = [norm.momentum for norm in norms]
         net.eval()
         for norm in norms:
             norm.reset_running_stats()
-            norm.momentum = None  # cumulative average
+            norm.momentum = None  # PyTorch then takes a cumulative average
             norm.train()
         for images in batches():
             net(images)

@@ -19,26 +19,27 @@ NOISE_SEED = 0
 
 @dataclass(frozen=True)
 class SampledRepresentation(Infer):
-    """log p(y|x) = log (1/S) sum_s softmax(head(mu + sigma eps_s)): probabilities are averaged, not logits.
+    """log p(y|x) = log (1/S) sum_s softmax(head(mu + sigma eps_s)). Probabilities are averaged, not logits.
 
-    FedSR (Nguyen et al., NeurIPS 2022); banks 5.5. The same S draws eps_s serve every image, in every round, so that
-    what is predicted for an image depends neither on its batch nor on the order of the images. It is part of the
-    method: source clients validate by it too. `method.infer = "eval_mode"` predicts from z = mu.
+    Source: FedSR (Nguyen et al., NeurIPS 2022). The same S draws eps_s are used for every image and in
+    every round, so that the prediction for an image depends neither on its batch nor on the order of the
+    images. The rule is part of the method: source clients validate by it too. `method.infer = "eval_mode"`
+    predicts from z = mu.
 
-    S: draws; 20 in the official code, 1 in FedDG_Benchmark
+    S: the number of draws, 20 in the official code and 1 in FedDG_Benchmark
     """
 
     S: Annotated[int, Field(ge=1)] = 20
     on_sources: ClassVar[bool] = True
 
     def refuses(self, recipe: "Recipe") -> str:
-        """There must be something to draw from."""
+        """The network must have a representation to draw from."""
         if any(isinstance(insert, Representation) and insert.stochastic for insert in recipe.inserts):
             return ""
         return "sampled_representation needs the insert 'representation' with stochastic = true; use infer 'eval_mode'"
 
     def begin(self, net: nn.Module, batches: Batches, uploads: Uploads | None = None) -> Predict:
-        """One pass of the backbone, S of the head."""
+        """One pass of the backbone and S passes of the head."""
         net.eval()
         generator = torch.Generator().manual_seed(NOISE_SEED)
         noise = torch.randn(self.S, net.feature_dim, generator=generator).to(next(net.parameters()).device)

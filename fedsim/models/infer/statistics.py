@@ -1,4 +1,4 @@
-"""A network whose BatchNorm2d layers normalize by statistics that a rule makes of instance and global ones."""
+"""A network in which a rule makes the statistics of BatchNorm2d layers from instance and global statistics."""
 
 import copy
 from collections.abc import Callable
@@ -34,9 +34,9 @@ class RuledNorm(nn.Module):
 
 
 def with_rule(net: nn.Module, make_rule: Callable[[], StatisticsRule]) -> nn.Module:
-    """A copy of the network in eval mode in which every BatchNorm2d follows a rule of its own; `net` stays as it is.
+    """A copy of the network in eval mode in which every BatchNorm2d has a rule of its own. `net` is not changed.
 
-    Batch norm of vectors (the bottleneck's) stays plain.
+    Batch norm of vectors (in the bottleneck) is not changed.
     """
     net = copy.deepcopy(net).eval()
     paths = [path for path, module in net.named_modules() if isinstance(module, nn.BatchNorm2d)]

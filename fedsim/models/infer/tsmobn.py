@@ -1,4 +1,4 @@
-"""TsmoBN: statistics of the unseen client, tracked over its test batches."""
+"""TsmoBN: statistics of the unseen client, updated over its test batches."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
@@ -15,16 +15,17 @@ from fedsim.tasks import ANY_TASK
 
 @dataclass(frozen=True)
 class TsmoBN(Infer):
-    """For each test batch and layer, then normalizing that batch by the updated values:
+    """Each layer updates its statistics with each test batch, and then normalizes that batch by the updated values:
 
         mu <- tau mu + (1 - tau) mu_batch,   sigma^2 <- tau sigma^2 + (1 - tau) sigma_batch^2   (biased)
 
-    Jiang et al., 2021 (baselines.md D.3, from a secondary description). Transductive and order-dependent: test images
-    come shuffled by a fixed seed, the state starts anew in each evaluation. `tau = 1` from the global start gives eval
-    mode, `tau = 0` the statistics of the current batch.
+    Source: Jiang et al., 2021, known to us from a secondary description. The rule is
+    transductive and depends on the order: test images come in an order that a fixed seed
+    shuffles, and the statistics start anew in each evaluation. `tau = 1` from the global
+    start gives eval mode, and `tau = 0` the statistics of the current batch.
 
-    init: "first_batch" starts from the first batch's own statistics, "global" from the model's
-    batch: images per update, whatever the size of the evaluation batches
+    init: "first_batch" starts from the statistics of the first batch, "global" from those of the model
+    batch: the number of images per update, for every size of the evaluation batches
     """
 
     tasks: ClassVar[tuple[str, ...]] = ANY_TASK
@@ -37,7 +38,7 @@ class TsmoBN(Infer):
     swaps_batch_norm: ClassVar[bool] = True
 
     def begin(self, net: nn.Module, batches: Batches, uploads: Uploads | None = None) -> Predict:
-        """A network that tracks."""
+        """A network that updates its statistics."""
         ruled = with_rule(net, self._tracker)
         return lambda images: torch.cat([ruled(part) for part in images.split(self.batch)])
 

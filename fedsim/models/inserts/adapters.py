@@ -1,4 +1,4 @@
-"""Residual adapters in a backbone that stays frozen (PerAda)."""
+"""Residual adapters in a frozen backbone (PerAda)."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,8 +17,8 @@ from fedsim.models.net import Net
 class MapDropout(nn.Module):
     """Dropout of maps: each number is 0 with probability p, else divided by 1 - p; the identity in eval mode.
 
-    On a CPU it draws 16 bits a number, where PyTorch's takes four times as long (a fifth of an adapter network's step).
-    p is met to 2^-16. Draws come from torch's generator, which is seeded per client and round.
+    On a CPU it draws 16 bits per number. PyTorch's dropout takes four times as long, a fifth of an adapter network's
+    step. p is met to 2^-16. Draws come from torch's generator, which is seeded per client and round.
     """
 
     def __init__(self, p: float) -> None:
@@ -39,9 +39,9 @@ class MapDropout(nn.Module):
 
 
 class Adapter(nn.Module):
-    """A(x) = x + Conv1x1(Dropout_p(BN(x)))   [B, C, H, W] -> the same shape
+    """A(x) = x + Conv1x1(Dropout_p(BN(x))), from [B, C, H, W] to the same shape.
 
-    The convolution has no bias and starts at N(0, std^2): with weights of zero A is the identity.
+    The convolution has no bias and starts at N(0, std^2). With weights of zero A is the identity.
     """
 
     def __init__(self, channels: int, dropout: float, std: float) -> None:
@@ -52,30 +52,30 @@ class Adapter(nn.Module):
         nn.init.normal_(self.conv.weight, std=std)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The map with the adapter's own part added."""
+        """The map plus the output of the adapter's convolution."""
         return x + self.conv(self.dropout(self.norm(x)))
 
     def after(self, module: nn.Module, inputs: tuple, output: Tensor) -> Tensor:
-        """Forward hook. A bound method, so that a copy of the network calls its own copy of the adapter."""
+        """A forward hook. It is a bound method, so that a copy of the network calls its own copy of the adapter."""
         return self(output)
 
 
 @dataclass(frozen=True)
 class Adapters(Insert):
-    """Adapters in the blocks of a backbone that is frozen: PerAda's network (Xie et al., CVPR 2024; section 7.3 of the
-    specification of representation methods).
+    """Adapters in the blocks of a frozen backbone: PerAda's network (Xie et al., CVPR 2024).
 
-    A residual block of two convolutions (ResNet-18) gets two: after conv1 before bn1, and after conv2 before bn2. Any
-    other module that holds batch norm itself (a bottleneck block, the digits CNN) gets one after its last batch norm.
-    Trained and exchanged: the adapters, the batch norm of these modules (the stem's too), a bottleneck and the head.
-    All else, the batch norm of shortcuts included, has the place `frozen`: it keeps its weights and statistics, in
-    training too, and does not travel. A frozen backbone makes sense with pretrained weights (`model.weights`) only.
-    ResNet-18 trains 1,400,320 parameters in adapters and 7,808 in batch norm; its head has 513 a class.
+    A residual block of two convolutions (ResNet-18) gets two: between conv1 and bn1, and between conv2 and bn2. Any
+    other module that contains batch norm itself (a bottleneck block, the digits CNN) gets one after its last batch
+    norm. These tensors are trained and exchanged: the adapters, the batch norm of these modules (and of the stem), a
+    bottleneck and the head. All others, with the batch norm of shortcuts, have the place `frozen`: they keep their
+    weights and statistics in training too, and are not sent. A frozen backbone is useful only with pretrained weights
+    (`model.weights`). ResNet-18 trains 1,400,320 parameters in adapters and 7,808 in batch norm; its head has 513 per
+    class.
 
     dropout: p inside the adapters
-    std: of the initial weights
-    freeze: False trains and exchanges the whole network, as it must be without pretrained weights. Then `inserts =
-    "none"` gives FedAvg's network.
+    std: the standard deviation of the initial weights
+    freeze: false trains and exchanges the whole network, which is necessary without pretrained weights. Then `inserts =
+    "none"` gives FedAvg's network
     """
 
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.3
@@ -83,7 +83,8 @@ class Adapters(Insert):
     freeze: bool = True
 
     def apply(self, net: Net) -> None:
-        """Hook the adapters in, and declare what is frozen; UserError for a backbone without batch norm in blocks."""
+        """Adds the adapters and declares what is frozen. Raises UserError for a backbone without batch norm in
+        blocks."""
         places = [place for block in blocks(net.backbone) for place in adapter_places(block)]
         if not places:
             raise UserError("insert Adapters: the backbone has no blocks with batch norm; use a ResNet, densenet121 or "
@@ -96,19 +97,22 @@ class Adapters(Insert):
 
 
 def blocks(backbone: nn.Module) -> Iterator[nn.Module]:
-    """Modules that hold batch norm themselves. A plain Sequential, such as a ResNet's shortcut, is none, and nor is the
-    backbone itself where it has blocks: its own batch norm is the stem's."""
+    """Modules that contain batch norm themselves.
+
+    A plain Sequential, such as a ResNet's shortcut, does not count. The backbone itself counts only where it has no
+    blocks; otherwise its own batch norm is that of the stem.
+    """
     found = [module for module in backbone.modules() if type(module) is not nn.Sequential and own_norms(module)]
     yield from [module for module in found if module is not backbone] or found
 
 
 def own_norms(module: nn.Module) -> list[nn.BatchNorm2d]:
-    """Batch norm that the module holds itself, in order."""
+    """The batch norm that the module contains itself, in order."""
     return [child for child in module.children() if isinstance(child, nn.BatchNorm2d)]
 
 
 def adapter_places(block: nn.Module) -> list[tuple[nn.Module, nn.BatchNorm2d]]:
-    """Modules of a block that an adapter follows, each with a batch norm as wide as its output."""
+    """The modules of a block after which an adapter comes, each with a batch norm as wide as its output."""
     norms = own_norms(block)
     if len(norms) == 2 and all(hasattr(block, name) for name in ("conv1", "bn1", "conv2", "bn2")):
         return [(block.conv1, block.bn1), (block.conv2, block.bn2)]
@@ -116,7 +120,7 @@ def adapter_places(block: nn.Module) -> list[tuple[nn.Module, nn.BatchNorm2d]]:
 
 
 def trained_names(net: Net) -> set[str]:
-    """State entries of adapters, blocks' and the stem's batch norm, bottleneck and head."""
+    """The state entries of adapters, of the batch norm of blocks and stem, of bottleneck and head."""
     chosen = {id(norm) for block in (*blocks(net.backbone), net.backbone) for norm in own_norms(block)}
     trained = {id(module) for part in (net.adapters, net.bottleneck, net.head) for module in part.modules()} | chosen
     return {

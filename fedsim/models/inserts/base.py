@@ -1,4 +1,4 @@
-"""The contract of inserts: what sits between the backbone's stages."""
+"""The contract of inserts: modules between the stages of the backbone, or beside the head."""
 
 from typing import ClassVar
 
@@ -8,9 +8,9 @@ from fedsim.tasks import CLASSIFICATION
 
 
 class Insert(Part):
-    """Hooks modules of its own into the network.
+    """Adds modules of its own to the network.
 
-    second_view: they can act in a second pass alone (their attribute `second_view` switches them).
+    second_view: they can act in a second pass alone (their attribute `second_view` switches them)
     """
 
     tasks: ClassVar[tuple[str, ...]] = (CLASSIFICATION.name,)
@@ -18,8 +18,8 @@ class Insert(Part):
     second_view: ClassVar[bool] = False
 
     def apply(self, net: Net) -> None:
-        """Change `net` in place; UserError when the backbone has no place for them.
+        """Changes `net` in place. Raises UserError when the backbone has no place for the insert.
 
-        torch's global generator is seeded for the insert's initial weights, the same in every process of a run.
+        torch's global generator is seeded for the initial weights of the insert, equally in every process of a run.
         """
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""A deep bottleneck between the backbone and the classifier, which leaves out what is particular to a domain."""
+"""A deep bottleneck between the backbone and the classifier, which leaves out domain-specific features."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -9,18 +9,19 @@ from torch import nn
 from fedsim.models.inserts.base import Insert
 from fedsim.models.net import Net
 
-# Widths as parts of the backbone's features: 8192 -> 3072 -> 2048 in DAL's digits network.
+# Widths as fractions of the number of the backbone's features: 8192 -> 3072 -> 2048 in DAL's network for digits.
 HIDDEN, WIDTH, LEAST = 3 / 8, 1 / 4, 64
 
 
 @dataclass(frozen=True)
 class Disentangler(Insert):
-    """Linear(d, hidden) - BN - ReLU - Linear(hidden, width) - BN - ReLU - Dropout; `width` features go on.
+    """Linear(d, hidden) - BN - ReLU - Linear(hidden, width) - BN - ReLU - Dropout, with `width` output features.
 
-    D_di of FADA (Peng et al., ICLR 2020), sizes of the authors' sister code (DAL). A network that has a bottleneck
-    already keeps it instead: `inserts = "none"` with `model.bottleneck` gives FedAvg's network.
+    Source: D_di of FADA (Peng et al., ICLR 2020), with the sizes of the related code of its authors (DAL). A network
+    that has a bottleneck already keeps it instead: `inserts = "none"` with `model.bottleneck` gives FedAvg's network.
 
-    hidden, width: 0 takes 3/8 and 1/4 of the backbone's features, at least 64. dropout: of the output
+    hidden, width: 0 takes 3/8 and 1/4 of the backbone's features, at least 64
+    dropout: the probability of dropout at the output
     """
 
     hidden: Annotated[int, Field(ge=0)] = 0
@@ -28,7 +29,7 @@ class Disentangler(Insert):
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.5
 
     def apply(self, net: Net) -> None:
-        """Put the bottleneck in and make the classifier anew in its width."""
+        """Adds the bottleneck and makes a new classifier of its width."""
         if not isinstance(net.bottleneck, nn.Identity):
             return
         d, classes = net.feature_dim, net.head.out_features

@@ -1,4 +1,4 @@
-"""Activations of kept hidden units, enlarged in training for those that were left out."""
+"""Activations of kept hidden units are enlarged in training, in compensation for those that were left out."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -14,18 +14,19 @@ from fedsim.models.net import Net
 
 @dataclass(frozen=True)
 class KeptScale(Insert):
-    """In training, the outputs of fully connected hidden layers are multiplied by 1 / (1 - rate); in eval mode not.
+    """In training, the outputs of fully connected hidden layers are multiplied by 1 / (1 - rate); in eval mode they are
+    not.
 
-    Dropout's scale for a subnet whose other units are 0 (federated dropout, baselines.md A.10). It has no parameters
-    and no state. `rate = 0` gives the network without it.
+    This is dropout's scale for a subnet in which the other units are 0 (federated dropout). It has no parameters and no
+    state. `rate = 0` gives the network without it.
 
-    rate: probability with which a unit was left out; the part that leaves units out sets it.
+    rate: the probability with which a unit was left out; the part that leaves units out sets it
     """
 
     rate: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
     def apply(self, net: Net) -> None:
-        """Hook into the layers that read hidden units; UserError where there is no hidden layer."""
+        """Adds hooks to the layers that read hidden units. Raises UserError where there is no hidden layer."""
         layers = hidden_layers(net)
         if not layers:
             raise UserError(

@@ -1,4 +1,4 @@
-"""MixStyle: instance statistics mixed inside the batch, between the stages of a network."""
+"""MixStyle: instance statistics are mixed inside the batch, between the stages of a network."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
@@ -14,7 +14,7 @@ from fedsim.tasks import ANY_TASK
 
 
 def mix_styles(x: Tensor, permutation: Tensor, lam: Tensor, eps: float = 1e-6) -> Tensor:
-    """Each map with its statistics moved towards those of another sample.
+    """Each map, with its statistics moved towards those of another sample.
 
         out = (x - m)/s (lam s + (1 - lam) s_pi) + lam m + (1 - lam) m_pi,   m, s = mean, sqrt(unbiased var + eps)
 
@@ -29,9 +29,9 @@ def mix_styles(x: Tensor, permutation: Tensor, lam: Tensor, eps: float = 1e-6) -
 
 
 class MixStyleLayer(nn.Module):
-    """Mixes the styles of a training batch with probability p per call; identity in eval mode and for one sample.
+    """Mixes the styles of a training batch with probability p per call; the identity in eval mode and for one sample.
 
-    `second_view`: a step with a second pass turns it off for the first one; on otherwise.
+    second_view: a step with a second pass turns it off for the first pass; otherwise it is on
     """
 
     def __init__(self, p: float, alpha: float, eps: float) -> None:
@@ -40,7 +40,7 @@ class MixStyleLayer(nn.Module):
         self.second_view = True
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, C, H, W] -> the same shape. Draws from torch's generator, which is seeded per client and round."""
+        """[B, C, H, W] to the same shape. Draws come from torch's generator, which is seeded per client and round."""
         if not self.training or not self.second_view or len(x) < 2 or float(torch.rand(())) >= self.p:
             return x
         if x.shape[2] * x.shape[3] < 2:
@@ -49,18 +49,19 @@ class MixStyleLayer(nn.Module):
         return mix_styles(x, torch.randperm(len(x)).to(x.device), lam.to(x.device), self.eps)
 
     def after(self, module: nn.Module, inputs: tuple, output: Tensor) -> Tensor:
-        """Forward hook of a stage. A bound method, so that a copy of the network calls its own copy of the layer."""
+        """A forward hook of a stage. It is a bound method, so that a copy of the network calls its own copy of the
+        layer."""
         return self(output)
 
 
 @dataclass(frozen=True)
 class MixStyle(Insert):
-    """MixStyle layers after stages of the backbone (Zhou et al., ICLR 2021; baselines.md B.1), random permutation.
+    """MixStyle layers after stages of the backbone, with a random permutation (Zhou et al., ICLR 2021).
 
-    Every client sees one domain, so styles are mixed within it. On digits-cnn-bn stage 1 ends with its second norm.
-    No parameters and no state. `p = 0` gives the network without it.
+    Every client sees one domain, so that styles are mixed within it. On digits-cnn-bn stage 1 ends with its second
+    norm. The layers have no parameters and no state. `p = 0` gives the network without them.
 
-    p: probability per call, for the whole batch
+    p: the probability of mixing per call, for the whole batch
     alpha: lam ~ Beta(alpha, alpha) per sample
     stages: (1, 2, 3) on PACS, (1, 2) on OfficeHome; stages that a backbone lacks are left out
     """
@@ -74,7 +75,8 @@ class MixStyle(Insert):
     second_view: ClassVar[bool] = True
 
     def apply(self, net: Net) -> None:
-        """Hook the layers in; state names stay as they are. UserError when the backbone has none of the stages."""
+        """Adds the layers as hooks, without a change of state names. Raises UserError when the backbone has none of the
+        stages."""
         paths = [net.stages[stage][-1] for stage in self.stages if stage in net.stages]
         if not paths:
             raise UserError(f"insert MixStyle: the backbone has none of the stages {list(self.stages)}; use a ResNet, "

@@ -12,20 +12,20 @@ from fedsim.models.net import Net
 
 @dataclass(frozen=True)
 class ProjectionHead(Insert):
-    """Linear(d, d) - ReLU - Linear(d, width) after the backbone; its output is what the classifier sees.
+    """Linear(d, d) - ReLU - Linear(d, width) after the backbone; its output is the input of the classifier.
 
-    MOON's network (Li et al., CVPR 2021; baselines.md A.6). A network that has a bottleneck already keeps it instead,
-    unless `always` is set; then the head follows the bottleneck.
+    Source: MOON's network (Li et al., CVPR 2021). A network that has a bottleneck already keeps it instead, unless
+    `always` is set; then the projection head comes after the bottleneck.
 
-    width: features that the classifier sees
-    always: also on a network with a bottleneck
+    width: the number of features that the classifier sees
+    always: add it to a network with a bottleneck too
     """
 
     width: Annotated[int, Field(ge=1)] = 256
     always: bool = False
 
     def apply(self, net: Net) -> None:
-        """Put the head in and make the classifier anew in its width."""
+        """Adds the projection head and makes a new classifier of its width."""
         if not isinstance(net.bottleneck, nn.Identity) and not self.always:
             return
         d, classes = net.feature_dim, net.head.out_features

@@ -7,19 +7,21 @@ from torch import nn
 from fedsim.models.inserts.base import Insert
 from fedsim.models.net import Net
 
-WIDEST = 2048  # the hidden width does not grow beyond it
+WIDEST = 2048  # the largest hidden width
 
 
 @dataclass(frozen=True)
 class Projector(Insert):
     """net.projector: Linear(d, 2d) - BN - ReLU - Linear(2d, 2d) - BN - ReLU - Linear(2d, d) - BN, beside the head.
 
-    Predictions do not use it. SelfReg's q (Kim et al., ICCV 2021; baselines.md B.8); with d = 2048 the hidden width
-    stays 2048. It is aggregated like all other tensors, its batch norm as batch norm.
+    Predictions do not use it. With d = 2048 the hidden width stays 2048. It is aggregated like all other tensors, and
+    its batch norm like batch norm.
+
+    Source: q of SelfReg (Kim et al., ICCV 2021).
     """
 
     def apply(self, net: Net) -> None:
-        """Put the projector beside the head."""
+        """Adds the projector beside the head."""
         d = net.feature_dim
         hidden = max(min(2 * d, WIDEST), d)
         widths = [(d, hidden), (hidden, hidden), (hidden, d)]

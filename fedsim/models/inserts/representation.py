@@ -1,4 +1,4 @@
-"""A representation of its own between the backbone and the classifier, deterministic or drawn from a Gaussian."""
+"""A representation between the backbone and the classifier, deterministic or drawn from a Gaussian."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -16,12 +16,12 @@ LEAST_STD = 1e-6
 
 
 class Gaussian(nn.Module):
-    """[B, 2 d] -> z [B, d]: mu is the first half, sigma = softplus(second half) + 1e-6.
+    """[B, 2 d] -> z [B, d]: mu is the first half, and sigma = softplus(second half) + 1e-6.
 
         z = mu + sigma eps, eps ~ N(0, I), one draw per input (training mode);   z = mu (eval mode)
 
-    eps comes from torch's generator, which is seeded per client and round. z carries mu and sigma (`gaussian_of`): a
-    module that kept them itself could be copied no more, and a second pass would overwrite those of the first.
+    eps comes from torch's generator, which is seeded per client and round. z carries mu and sigma (`gaussian_of`). If
+    the module kept them itself it could not be copied, and a second pass would overwrite those of the first.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -34,7 +34,7 @@ class Gaussian(nn.Module):
 
 
 def gaussian_of(features: Tensor, wanted_by: str) -> tuple[Tensor, Tensor]:
-    """(mu, sigma) [B, d] of features that a `Gaussian` drew; UserError for other features."""
+    """(mu, sigma) [B, d] of features that a `Gaussian` drew. Raises UserError for other features."""
     if not hasattr(features, "gaussian"):
         raise UserError(f"{wanted_by} needs features that are drawn; add the insert 'representation' (stochastic)")
     return features.gaussian
@@ -42,23 +42,24 @@ def gaussian_of(features: Tensor, wanted_by: str) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class Representation(Insert):
-    """Linear(d, 2 width) after the backbone, whose halves are mean and spread of a Gaussian from which z is drawn; the
-    classifier sees z.
+    """Linear(d, 2 width) after the backbone: the halves are mean and spread of a Gaussian, and z drawn from it is
+    classified.
 
-    FedSR (Nguyen et al., NeurIPS 2022), FedCMI; banks 5.3. With `stochastic = False` it is Linear(d, width) and z its
-    output (FedL2R). There is no ReLU after it, so that z may have either sign. A bottleneck of the network stays in
-    front of it. In training one z is drawn per image; in eval mode z is the mean (see the inference rule
+    Source: FedSR (Nguyen et al., NeurIPS 2022), FedCMI. With `stochastic = False` it is Linear(d, width) and z is its
+    output (FedL2R). There is no ReLU after it, so that z may have either sign. A bottleneck of the network remains
+    before it. In training one z is drawn per image; in eval mode z is the mean (see the inference rule
     `sampled_representation`). The second half adds d width + width weights to what is sent.
 
-    width: d_z; 0 takes the width of the backbone's features: 512 on ResNet-18 and 2048 on ResNet-50, as in the papers
-    stochastic: draw z, or take it as it is
+    width: d_z; 0 takes the width of the backbone's features, which is 512 on ResNet-18 and 2048 on ResNet-50, as in the
+    papers
+    stochastic: whether z is drawn, or is the output of the layer
     """
 
     width: Annotated[int, Field(ge=0)] = 0
     stochastic: bool = True
 
     def apply(self, net: Net) -> None:
-        """Put the layer behind the bottleneck (or in its place) and make the classifier anew in its width."""
+        """Adds the layer after the bottleneck (or in its place) and makes a new classifier of its width."""
         d, classes = net.feature_dim, net.head.out_features
         width = self.width or d
         layers = [] if isinstance(net.bottleneck, nn.Identity) else [net.bottleneck]

@@ -14,7 +14,7 @@ from fedsim.models.net import Net
 
 
 class EmbeddingLayer(nn.Module):
-    """u [B, d] -> e [B, width];  mu = LeakyReLU(Linear(u)),  logvar = ReLU(Linear(u)).
+    """u [B, d] -> e [B, width], with mu = LeakyReLU(Linear(u)) and logvar = ReLU(Linear(u)).
 
         e = mu + spread exp(logvar / 2) eps, eps ~ N(0, I) (training mode);   e = mu (eval mode)
 
@@ -37,7 +37,7 @@ class EmbeddingLayer(nn.Module):
 
 
 def moments_of(features: Tensor, wanted_by: str) -> tuple[Tensor, Tensor]:
-    """(mu, logvar) [B, width] of features that an `EmbeddingLayer` made; UserError for other features."""
+    """(mu, logvar) [B, width] of features that an `EmbeddingLayer` made. Raises UserError for other features."""
     if not hasattr(features, "moments"):
         raise UserError(f"{wanted_by} needs features with a mean and a spread; add the insert 'stochastic_embedding'")
     return features.moments
@@ -45,18 +45,19 @@ def moments_of(features: Tensor, wanted_by: str) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class StochasticEmbedding(Insert):
-    """The layer above after the backbone (or after the bottleneck, which stays), and a classifier in its width.
+    """An `EmbeddingLayer` after the backbone (or after the bottleneck, which stays), and a classifier of its width.
 
-    L2D (Wang et al., ICCV 2021); baselines.md B.6. Both linear layers are aggregated like everything else.
+    Source: L2D (Wang et al., ICCV 2021). Both linear layers are aggregated like all other tensors.
 
-    width: of the embedding; 0 takes that of the features (512 on ResNet-18, as in the paper). spread: .2 in the code
+    width: the width of the embedding; 0 takes that of the features (512 on ResNet-18, as in the paper)
+    spread: the factor of the noise, 0.2 in the released code
     """
 
     width: Annotated[int, Field(ge=0)] = 0
     spread: Annotated[float, Field(ge=0)] = 0.2
 
     def apply(self, net: Net) -> None:
-        """Put the layer in front of the head, which is made anew."""
+        """Adds the layer before the head, which is made anew."""
         d, classes = net.feature_dim, net.head.out_features
         layer = EmbeddingLayer(d, self.width or d, self.spread)
         net.bottleneck = layer if isinstance(net.bottleneck, nn.Identity) else nn.Sequential(net.bottleneck, layer)

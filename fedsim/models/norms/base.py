@@ -1,4 +1,4 @@
-"""The contract of norm parts: which normalization layers the backbone has."""
+"""The contract of norm parts: they choose the normalization layers of the backbone."""
 
 from typing import ClassVar
 
@@ -7,11 +7,11 @@ from fedsim.part import Part
 
 
 class Norm(Part):
-    """Puts its layers in the place of the backbone's batch norm.
+    """Replaces the backbone's batch norm by its own layers.
 
-    needs_batch_norm: the backbone must have batch norm; one without it is refused in one line.
-    keeps_batch_norm: the network still has BatchNorm2d layers that normalise by their own statistics.
-    second_view: its layers can normalise a second pass by other statistics, without a trace in their own.
+    needs_batch_norm: the backbone must have batch norm; a backbone without it is refused in one line
+    keeps_batch_norm: the network still has BatchNorm2d layers that normalise by their own statistics
+    second_view: its layers can normalise a second pass by other statistics, without a change of their own
     """
 
     second_view: ClassVar[bool] = False
@@ -23,5 +23,5 @@ class Norm(Part):
         return False
 
     def apply(self, net: Net) -> None:
-        """Change the layers of `net` in place."""
+        """Changes the layers of `net` in place."""
         raise NotImplementedError

@@ -9,9 +9,9 @@ from fedsim.models.norms.base import Norm
 
 @dataclass(frozen=True)
 class BatchNorm(Norm):
-    """The backbone's own batch norm, nothing replaced (FedAvg)."""
+    """The backbone's own batch norm, without any replacement (FedAvg)."""
 
-    needs_batch_norm: ClassVar[bool] = False  # goes with every backbone, also with one without norm layers
+    needs_batch_norm: ClassVar[bool] = False  # it fits every backbone, also one without norm layers
 
     @property
     def keeps_batch_norm(self) -> bool:

@@ -14,11 +14,11 @@ from fedsim.models.norms.placement import batch_norm_paths, replace, require_bat
 
 
 class BINLayer(nn.Module):
-    """`y = gamma (rho x_B + (1 - rho) x_I) + beta`, rho in [0, 1]^C (Nam and Kim, NeurIPS 2018, eq. 4).
+    """`y = gamma (rho x_B + (1 - rho) x_I) + beta`, with rho in [0, 1]^C (Nam and Kim, NeurIPS 2018, eq. 4).
 
-    x_B and x_I are the batch- and instance-normalized input, gamma and beta are shared by both. rho is 1 at first,
-    which is plain BN; 0 is instance norm. The gate learns ten times faster (`lr_scales`, the authors' code) and
-    `after_step()` clips it after every optimizer step. rho is an ordinary shared weight, `bn.*` is the BN side.
+    x_B and x_I are the batch- and instance-normalized input, and share gamma and beta. rho starts at 1, which is plain
+    BN; 0 is instance norm. The gate learns ten times faster (`lr_scales`, as in the authors' code), and `after_step()`
+    clips it after every optimizer step. rho is an ordinary shared weight; `bn.*` belongs to the batch norm.
     """
 
     tensor_kinds: ClassVar[dict[str, Kind]] = {"rho": Kind.WEIGHT}
@@ -52,15 +52,15 @@ class BINLayer(nn.Module):
 
     @torch.no_grad()
     def after_step(self) -> None:
-        """Clip the gate to [0, 1]; to be called after each optimizer step."""
+        """Clips the gate to [0, 1]; to be called after each optimizer step."""
         self.rho.clamp_(0, 1)
 
 
 @dataclass(frozen=True)
 class BIN(Norm):
-    """Replace all batch-norm layers of the backbone by BIN layers."""
+    """Replaces all batch-norm layers of the backbone by BIN layers."""
 
     def apply(self, net: Net) -> None:
-        """Replace the layers in place; UserError without batch norm."""
+        """Replaces the layers in place. Raises UserError without batch norm."""
         require_batch_norm(net, self)
         replace(net, batch_norm_paths(net), BINLayer)

@@ -1,4 +1,4 @@
-"""DSON: optimized mixtures of instance and batch statistics."""
+"""DSON: learned mixtures of instance and batch statistics."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -19,10 +19,11 @@ class DSONLayer(nn.Module):
         mu = w_mu mu_IN + (1 - w_mu) mu_BN,   var = w_v var_IN + (1 - w_v) var_BN,
         y = gamma (x - mu) / sqrt(var + eps) + beta,
 
-    with (w, 1 - w) = softmax(theta), theta = (1, 1) at first, so w = 1/2. XAN mixes outputs, DSON mixes moments. Both
-    instance and batch variance are biased (a known port takes the unbiased instance variance: too large by
-    HW / (HW - 1)); running statistics start from the replaced layer, not from 0 as in that port, and move as
-    BatchNorm2d's do. Plain BN: theta -> (-inf, +inf). All tensors are the domain's own (the BN side).
+    with (w, 1 - w) = softmax(theta). theta starts at (1, 1), so that w = 1/2. XAN mixes outputs, while DSON mixes
+    moments. Instance and batch variance are both biased; a known reimplementation takes the unbiased instance variance,
+    which is larger by the factor HW / (HW - 1). Running statistics start from the replaced layer, and not from 0 as in
+    that reimplementation, and are updated as in BatchNorm2d. Plain BN is the limit theta -> (-inf, +inf). All tensors
+    belong to the domain (to its batch norm).
     """
 
     tensor_kinds: ClassVar[dict[str, Kind]] = {
@@ -64,14 +65,14 @@ class DSONLayer(nn.Module):
 
 @dataclass(frozen=True)
 class DSON(Norm):
-    """Replace all batch-norm layers of the backbone by DSON layers.
+    """Replaces all batch-norm layers of the backbone by DSON layers.
 
-    channelwise: one pair of mixing weights per channel instead of per layer
+    channelwise: one pair of mixing weights per channel in place of one per layer
     """
 
     channelwise: bool = False
 
     def apply(self, net: Net) -> None:
-        """Replace the layers in place; UserError without batch norm."""
+        """Replaces the layers in place. Raises UserError without batch norm."""
         require_batch_norm(net, self)
         replace(net, batch_norm_paths(net), lambda bn: DSONLayer(bn, self.channelwise))

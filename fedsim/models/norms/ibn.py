@@ -15,24 +15,24 @@ from fedsim.models.norms.placement import batch_norm_paths, replace, require_bat
 
 
 def _instance_norm_like(bn: nn.BatchNorm2d, channels: slice = slice(None)) -> InstanceNorm2d:
-    """Instance norm with the affine of the chosen channels of a batch norm."""
+    """An instance norm with the affine parameters of the chosen channels of a batch norm."""
     inorm = InstanceNorm2d(len(bn.weight[channels]), bn.eps).to(bn.weight.device)
     inorm.load_state_dict({"weight": bn.weight[channels], "bias": bn.bias[channels]})
     return inorm
 
 
 def _batch_norm_like(bn: nn.BatchNorm2d, channels: slice) -> nn.BatchNorm2d:
-    """Batch norm with the affine and statistics of the chosen channels of another."""
+    """A batch norm with the affine parameters and statistics of the chosen channels of another."""
     part = nn.BatchNorm2d(len(bn.weight[channels]), bn.eps, bn.momentum).to(bn.weight.device)
     part.load_state_dict({name: value[channels] if value.dim() else value for name, value in bn.state_dict().items()})
     return part
 
 
 class IBNLayer(nn.Module):
-    """Channels split in two: `y = [IN(x_1), BN(x_2)]`, or BN first when `instance_first` is off (DenseNet).
+    """Channels are split in two: `y = [IN(x_1), BN(x_2)]`, or BN first when `instance_first` is off (DenseNet).
 
-    Both parts start from the replaced layer: its affine sliced for both, its statistics for the BN part (official
-    ImageNet weights of IBN-Net are not assumed). Plain BN: instance_channels = 0.
+    Both parts start from the replaced layer: each takes its channels of the affine parameters, and the BN part also
+    takes the statistics. The official ImageNet weights of IBN-Net are not needed. Plain BN: instance_channels = 0.
     """
 
     def __init__(self, bn: nn.BatchNorm2d, instance_channels: int, instance_first: bool = True) -> None:
@@ -60,7 +60,7 @@ class ResidualIBNBlock(nn.Module):
 
     def __init__(self, block: nn.Module) -> None:
         super().__init__()
-        for name, child in block.named_children():  # the same names, so state entries keep theirs
+        for name, child in block.named_children():  # the same names, so that state entries keep their names
             self.add_module(name, child)
         convolutions = [name for name in ("1", "2", "3") if hasattr(self, "conv" + name)]
         self.units = [(f"conv{name}", f"bn{name}") for name in convolutions]
@@ -68,7 +68,7 @@ class ResidualIBNBlock(nn.Module):
         self.inorm = InstanceNorm2d(last.num_features, last.eps).to(last.weight.device)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[B, C, H, W] -> [B, C', H', W'] as the block that it stands for."""
+        """[B, C, H, W] to [B, C', H', W'], as the block that it replaces."""
         shortcut = getattr(self, "downsample", None)
         identity = x if shortcut is None else shortcut(x)
         for index, (conv, norm) in enumerate(self.units):
@@ -79,7 +79,7 @@ class ResidualIBNBlock(nn.Module):
 
 
 def _normalize_before_last_activation(block: nn.Module) -> None:
-    """IBN-b in a block of timm's ResNets, whose activation after the residual sum is a module of its own."""
+    """IBN-b in a block of timm's ResNets, where the activation after the residual sum is a module of its own."""
     number = "3" if hasattr(block, "bn3") else "2"
     last = getattr(block, "bn" + number)
     inorm = InstanceNorm2d(last.num_features, last.eps).to(last.weight.device)
@@ -90,22 +90,22 @@ def _normalize_before_last_activation(block: nn.Module) -> None:
 class IBN(Norm):
     """Instance norm in shallow layers.
 
-    variant "a": the first norm of every block of stages 1-3 is split. ResNet: half IN, then BN. DenseNet: norm1 of
-        layers 0, 3, 6, ... of dense blocks 1-3, BN first and 40 % IN last. digits-cnn-bn: the first norm only. Other
-        families (EfficientNet, RegNet, ...; the paper has none) as ResNet, with the first norm of every block.
-    variant "b": the stem's norm becomes IN and an IN follows the residual sum of the last block of stages 1 and 2
-        (ResNets; on digits-cnn-bn the first norm becomes IN; not defined for other families).
+    variant: "a" splits the first norm of every block of stages 1-3. On a ResNet half of the channels are IN, then BN.
+    On DenseNet it is norm1 of the layers 0, 3, 6, ... of dense blocks 1-3, with BN first and 40 % IN last. On
+    digits-cnn-bn it is the first norm only. The paper has no other families (EfficientNet, RegNet, ...); they are
+    treated like ResNet. "b" makes the stem's norm IN, and adds an IN after the residual sum of the last block of stages
+    1 and 2. It is for ResNets; on digits-cnn-bn the first norm becomes IN, and for other families it is not defined
     """
 
     variant: Literal["a", "b"] = "a"
 
     @property
     def keeps_batch_norm(self) -> bool:
-        """The remaining batch norms are ordinary ones."""
+        """The other batch norms are ordinary ones."""
         return True
 
     def apply(self, net: Net) -> None:
-        """Replace the layers in place; UserError without batch norm or where the variant is not defined."""
+        """Replaces the layers in place. Raises UserError without batch norm, or where the variant is not defined."""
         require_batch_norm(net, self)
         if self.variant not in ("a", "b"):
             raise UserError(f"norm IBN: variant is 'a' or 'b', not {self.variant!r}")
@@ -138,7 +138,7 @@ class IBN(Norm):
             return
         replace(net, ["backbone.bn1"], _instance_norm_like)
         for stage in (net.backbone.layer1, net.backbone.layer2):
-            if hasattr(stage[-1], "relu"):  # torchvision's block has one ReLU for all its places
+            if hasattr(stage[-1], "relu"):  # torchvision's block uses one ReLU module several times
                 stage[-1] = ResidualIBNBlock(stage[-1])
             else:
                 _normalize_before_last_activation(stage[-1])

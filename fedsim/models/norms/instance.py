@@ -1,22 +1,24 @@
-"""Instance statistics and per-instance affine maps without gradients: what inference rules on batch norm share."""
+"""Instance statistics and affine maps per instance, without gradients, for the inference rules on batch norm."""
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 SMALL_MAP = 64  # positions
-CANCELLED = 0.02  # share of E[x^2] below which a variance has lost two of its seven digits
+CANCELLED = 0.02  # a variance below this share of E[x^2] has lost two of its seven digits
 
 
 def has_positions(x: torch.Tensor) -> bool:
-    """Whether instance statistics of x exist: a map [B, C, H, W] of more than one position."""
+    """Whether instance statistics of x exist: this needs a map [B, C, H, W] of more than one position."""
     return x.dim() == 4 and x.shape[2] * x.shape[3] > 1
 
 
 def instance_moments(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean and biased variance [B, C] of each sample's maps [B, C, H, W], in float32 at least; no gradient."""
+    """The mean and biased variance [B, C] of each sample's maps [B, C, H, W], in float32 or more; no gradient."""
     x = x if x.dtype == torch.float64 else x.float()
-    if x.device.type != "cpu" or torch.compiler.is_exporting():  # a file must not depend on the digits of one batch
+    if (
+        x.device.type != "cpu" or torch.compiler.is_exporting()
+    ):  # an exported file must not depend on the values of one batch
         variance, mean = torch.var_mean(x, dim=(2, 3), correction=0)
         return mean, variance
     with torch.autocast(x.device.type, enabled=False):  # the product below must stay in float32
@@ -25,14 +27,14 @@ def instance_moments(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _moments(maps: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean and biased variance of each row; on the CPU 10 to 20 times faster than var_mean."""
+    """The mean and biased variance of each row; on the CPU this is 10 to 20 times faster than var_mean."""
     size = maps.shape[1]
     if size <= SMALL_MAP:  # sums of short rows are fastest as a product with ones
         ones = maps.new_ones(size)
         mean = (maps @ ones) / size
         return mean, ((maps - mean[:, None]).square_() @ ones) / size
-    # E[x^2] - mean^2 reads a map twice and writes none. Where its digits cancel, which every row decides for itself,
-    # the centred form takes over.
+    # E[x^2] - mean^2 reads a map twice and writes none. In rows where its digits cancel, the centred form is used
+    # instead.
     mean = maps.sum(dim=1) / size
     square = torch.linalg.vector_norm(maps, dim=1).square() / size
     variance = square - mean.square()

@@ -1,4 +1,4 @@
-"""Instance norm that also takes maps of a single pixel."""
+"""Instance norm that also accepts maps of a single pixel."""
 
 import torch
 from torch import nn
@@ -7,8 +7,8 @@ from torch import nn
 class InstanceNorm2d(nn.InstanceNorm2d):
     """Affine instance norm without running statistics: `gamma (x - mu_ic) / sqrt(var_ic + eps) + beta`.
 
-    The variance is biased, over the H*W positions of each sample and channel; train and eval mode agree. A map of one
-    pixel (small images in deep stages) normalizes to 0, so the output is beta, where PyTorch raises.
+    The variance is biased, over the H*W positions of each sample and channel. Train and eval mode are equal. A map of
+    one pixel (small images in deep stages) normalizes to 0, so that the output is beta; PyTorch raises an error there.
     """
 
     def __init__(self, channels: int, eps: float = 1e-5) -> None:

@@ -19,17 +19,18 @@ from fedsim.models.norms.moments import batch_moments, instance_affine
 from fedsim.models.norms.placement import batch_norm_paths, replace, require_batch_norm
 
 Mode = Literal["local", "mixed", "adapted"]
-NARROWEST = 4  # hidden units of an adapter: as many as on ResNet-18's stem, the paper's narrowest layer
+NARROWEST = 4  # smallest number of an adapter's hidden units: that of ResNet-18's stem, the paper's narrowest layer
 SMALLEST_STD = 1e-3  # extrapolation (u outside [0, 1]) can make sigma_D tiny or negative
 
 
 class Adapter(nn.Module):
-    """Linear(2C, h) - ReLU - Linear(h, 2): how far instance statistics are from the global ones -> (delta, eps).
+    """Linear(2C, h) - ReLU - Linear(h, 2): from the distance of instance statistics to the global ones to (delta, eps).
 
-    Initialisation is not stated in the paper, and the clamp of alpha has no gradient outside [0, 1]: the last layer
-    starts as N(0, 0.01^2) with delta 0.1 and eps 0.25, so that training starts inside. The shifts of a client's own
-    images are small and centred, so that a hidden unit's bias decides whether the ReLU ever lets it pass: the biases of
-    the first layer start at 1, because with PyTorch's usual draw half of the units would be dead for every image.
+    The paper does not give the initial values, and the clamp of alpha has no gradient outside [0, 1]. Therefore the
+    last layer starts as N(0, 0.01^2) with delta 0.1 and eps 0.25, so that training starts inside this range. The
+    distances of a client's own images are small and centred, so that the bias of a hidden unit decides whether its ReLU
+    is ever active. The biases of the first layer start at 1, because with PyTorch's usual draw half of the units would
+    be inactive for every image.
     """
 
     def __init__(self, channels: int, hidden: int) -> None:
@@ -43,7 +44,7 @@ class Adapter(nn.Module):
 
     @staticmethod
     def alpha(shift: Tensor, z: Tensor | None, fc1: tuple[Tensor, Tensor], fc2: tuple[Tensor, Tensor]) -> Tensor:
-        """clamp(delta z + eps, 0, 1) [B, 1] of the shift [B, 2C]; without z (inference) clamp(eps, 0, 1)."""
+        """clamp(delta z + eps, 0, 1) [B, 1] of the distance [B, 2C]; without z (at inference) clamp(eps, 0, 1)."""
         delta, eps = F.linear(F.relu(F.linear(shift, *fc1)), *fc2).chunk(2, dim=1)
         return (eps if z is None else delta * z[:, None] + eps).clamp(0, 1)
 
@@ -53,26 +54,26 @@ class Adapter(nn.Module):
 
 
 class MixIGLayer(nn.Module):
-    """The client's own norm layer `bn`, with the global statistics beside it (FedIG and FedIG-A, core.md 5 and 6).
+    """The client's own norm layer `bn`, with the global statistics beside it (FedIG and FedIG-A).
 
-    mode "local" (standard): y = bn(x), in train or eval mode as any batch norm.
-    mode "mixed" (pass 2):   mu = u mu_i + (1 - u) mu_G,  sigma = max(u sigma_i + (1 - u) sigma_G, 1e-3),
-                             y = gamma (x - mu) / sigma + beta;  u [C] is shared by the batch and by mu and sigma.
-    mode "adapted":          the same with alpha in place of u, one number per sample from the adapter;
-                             in training (pass 3) alpha is drawn by z, in eval mode it is clamp(eps, 0, 1).
+        mode "local" (standard): y = bn(x), in train or eval mode as any batch norm
+        mode "mixed" (pass 2):   mu = u mu_i + (1 - u) mu_G,  sigma = max(u sigma_i + (1 - u) sigma_G, 1e-3),
+                                 y = gamma (x - mu) / sigma + beta;  the batch, mu and sigma share u [C]
+        mode "adapted":          the same with alpha in place of u, one number per sample from the adapter;
+                                 in training (pass 3) alpha is drawn by z, in eval mode it is clamp(eps, 0, 1)
 
-    mu_i and sigma_i are each sample's mean and sqrt(biased variance + eps). In training mu_G and sigma_G are what
-    `install_global` put into the buffers `global_*`, which are no part of the state; in eval mode, on the aggregated
-    model, they are `bn`'s running statistics. No mode but "local" touches running statistics. Where instance
-    statistics do not exist (BatchNorm1d, one-pixel maps) u and alpha are 0. Global statistics that were never
-    estimated (mean 0, variance 1: a new layer in round 1) are replaced by those of the batch.
+    mu_i and sigma_i are the mean and sqrt(biased variance + eps) of each sample. In training, mu_G and sigma_G are what
+    `install_global` put into the buffers `global_*`, which are not part of the state. In eval mode, on the aggregated
+    model, they are the running statistics of `bn`. Only the mode "local" changes running statistics. Where instance
+    statistics do not exist (BatchNorm1d, one-pixel maps) u and alpha are 0. Global statistics that were never computed
+    (mean 0, variance 1: a new layer in round 1) are replaced by those of the batch.
     """
 
     u: Tensor | None = None  # mixing weights of this iteration, drawn by `draw_u`
     z: Tensor | None = None  # noise of this iteration, drawn by `draw_z`
-    alpha: Tensor | None = None  # [B], what the adapter said last
-    alphas: list[Tensor]  # of the images of an evaluation, batch by batch
-    at_bound: bool = False  # somebody was told that alpha is the same bound for every image
+    alpha: Tensor | None = None  # [B], the last output of the adapter
+    alphas: list[Tensor]  # alpha of the images of an evaluation, batch by batch
+    at_bound: bool = False  # whether a warning said that alpha is the same bound for every image
     fresh: bool = True
     mode: Mode = "local"
     affine: Literal["local", "global"] = "local"  # affine of pass 3
@@ -85,13 +86,15 @@ class MixIGLayer(nn.Module):
         self.adapter: Adapter | None = None
         if part.adapter and isinstance(bn, nn.BatchNorm2d):
             self.adapter = Adapter(channels, max(channels // part.reduction, NARROWEST)).to(bn.weight.device)
-            self.adapter.requires_grad_(False)  # trained apart: no optimizer and no term of the main step may reach it
+            self.adapter.requires_grad_(
+                False
+            )  # trained separately: no optimizer and no term of the main step may change it
         for name, value in (("mean", 0.0), ("std", 1.0), ("weight", 1.0), ("bias", 0.0)):
             self.register_buffer(f"global_{name}", torch.full_like(bn.weight.detach(), value), persistent=False)
 
     @property
     def norm(self) -> nn.Module:
-        """The batch norm that holds affine and running statistics."""
+        """The batch norm that has the affine parameters and running statistics."""
         return self.bn.bn if isinstance(self.bn, BINLayer) else self.bn
 
     def forward(self, x: Tensor) -> Tensor:
@@ -105,7 +108,7 @@ class MixIGLayer(nn.Module):
         return self._adapted(x) if self.training else self._infer(x)
 
     def _reference(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
-        """mu_G, sigma_G in training; those of the batch while there are none."""
+        """mu_G and sigma_G in training, or those of the batch while there are none."""
         if not self.fresh:
             return self.global_mean, self.global_std
         mean, variance = batch_moments(mean, variance)
@@ -182,7 +185,7 @@ def mixig_layers(net: nn.Module) -> dict[str, MixIGLayer]:
 
 @contextmanager
 def switched(layers: Mapping[str, MixIGLayer], mode: Mode) -> Iterator[None]:
-    """The layers in another mode for the length of the block."""
+    """Inside the block the layers are in another mode."""
     for layer in layers.values():
         layer.mode = mode
     try:
@@ -194,9 +197,10 @@ def switched(layers: Mapping[str, MixIGLayer], mode: Mode) -> Iterator[None]:
 
 @torch.no_grad()
 def install_global(net: nn.Module, arrays: Mapping[str, np.ndarray]) -> None:
-    """Fill the read-only global statistics and affine from a state's arrays by name; sigma_G = sqrt(var_G + eps).
+    """Fills the read-only global statistics and affine parameters from the arrays of a state; sigma_G = sqrt(var_G +
+    eps).
 
-    Frozen ones are equal everywhere and do not travel: there the layer's own are the global ones.
+    Frozen tensors are equal everywhere and are not sent; for them the layer's own are the global ones.
     """
     frozen = getattr(net, "frozen", ())
     for path, layer in mixig_layers(net).items():
@@ -213,7 +217,7 @@ def install_global(net: nn.Module, arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def draw_u(layers: Mapping[str, MixIGLayer], generator: torch.Generator) -> None:
-    """u ~ U(low, high)^C for every layer, in one draw and one transfer to the device."""
+    """Draws u ~ U(low, high)^C for every layer, in one draw and one transfer to the device."""
     sizes = [len(layer.global_mean) for layer in layers.values()]
     device = next(iter(layers.values())).global_mean.device
     for layer, u in zip(layers.values(), torch.rand(sum(sizes), generator=generator).to(device).split(sizes)):
@@ -222,7 +226,7 @@ def draw_u(layers: Mapping[str, MixIGLayer], generator: torch.Generator) -> None
 
 
 def draw_z(layers: Mapping[str, MixIGLayer], batch: int, generator: torch.Generator) -> None:
-    """z ~ N(0, 1) per sample for every layer, in one draw and one transfer to the device."""
+    """Draws z ~ N(0, 1) per sample for every layer, in one draw and one transfer to the device."""
     device = next(iter(layers.values())).global_mean.device
     for layer, z in zip(layers.values(), torch.randn(len(layers), batch, generator=generator).to(device)):
         layer.z = z
@@ -230,16 +234,16 @@ def draw_z(layers: Mapping[str, MixIGLayer], batch: int, generator: torch.Genera
 
 @dataclass(frozen=True)
 class MixIG(Norm):
-    """Give every batch norm, the bottleneck's included, a second pass by mixed statistics (FedIG, section 3.2).
+    """Gives every batch norm, also that of the bottleneck, a second pass by mixed statistics (FedIG, section 3.2).
 
-    adapter: a zero-shot adapter beside every BatchNorm2d (FedIG-A)
-    u: range of the uniform draw; Table 6 has (0, 0.5), (0.5, 1) and (-0.1, 1.1); equal ends fix u (Table 1: 0 only
-        global, 1 only instance statistics, 0.5)
-    reduction: hidden width of the adapter is C / reduction, at least 4; 16 gives the paper's 0.22 M parameters
-    adapter_affine: affine while the adapter trains, the client's own or the global one of inference
+    adapter: add a zero-shot adapter beside every BatchNorm2d (FedIG-A)
+    u: the range of the uniform draw. Table 6 has (0, 0.5), (0.5, 1) and (-0.1, 1.1). Equal ends fix u (Table 1: 0 has
+    only global and 1 only instance statistics; 0.5)
+    reduction: the hidden width of the adapter is C / reduction, at least 4; 16 gives the 0.22 M parameters of the paper
+    adapter_affine: the affine parameters while the adapter trains: the client's own, or the global ones of inference
     local: the layer of pass 1 and of evaluation, batch norm or BIN ("learned alpha" of Table 3)
 
-    Without the client part that asks for pass 2 the network is the one with batch norm: FedAvg or FedBN.
+    Without the client part that asks for pass 2 the network equals the one with batch norm: FedAvg or FedBN.
     """
 
     adapter: bool = False
@@ -255,7 +259,7 @@ class MixIG(Norm):
         return self.local == "bn"
 
     def apply(self, net: Net) -> None:
-        """Wrap the layers in place; UserError without batch norm."""
+        """Wraps the layers in place. Raises UserError without batch norm."""
         require_batch_norm(net, self)
         head = [path for path, module in net.named_modules() if isinstance(module, nn.BatchNorm1d)]
         replace(net, [*batch_norm_paths(net), *head], lambda bn: MixIGLayer(bn, self))

@@ -1,12 +1,13 @@
-"""Per-instance affine normalization, the computation that XAN, DSON and BIN share.
+"""Affine normalization per instance, the computation that XAN, DSON and BIN share.
 
-Every layer that mixes instance and batch statistics is, for sample i and channel c,
+Every layer that mixes instance and batch statistics computes, for sample i and channel c,
 
-    y_icp = a_ic (x_icp - mu_ic) + b_ic,      p over the H*W positions,
+    y_icp = a_ic (x_icp - mu_ic) + b_ic,      p over the H*W positions.
 
-with (a, b) a cheap function, the *rule*, of the instance moments and the layer's parameters: batch moments follow from
-instance moments by the law of total variance. So one pass over the map finds the moments, one writes the output and
-the backward pass costs as much as that of plain batch norm; autograd sees the map only through [B, C] tensors.
+(a, b) is a cheap function, the *rule*, of the instance moments and the layer's parameters, because batch moments can be
+computed from instance moments by the law of total variance. One pass over the map thus finds the moments, and another
+writes the output. The backward pass costs as much as that of plain batch norm, and autograd sees the map only through
+[B, C] tensors.
 """
 
 from collections.abc import Callable
@@ -22,21 +23,21 @@ def _per_map(values: torch.Tensor) -> torch.Tensor:
 
 
 def _center(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(x - mu, mu [B, C], biased variance [B, C]); two passes, so that no digits cancel."""
+    """(x - mu, mu [B, C], biased variance [B, C]); there are two passes, so that no digits cancel."""
     mean = x.mean(dim=(2, 3))
     centered = x - _per_map(mean)
     return centered, mean, (centered * centered).mean(dim=(2, 3))
 
 
 def _plain(x: torch.Tensor, rule: Rule, tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    """The same in autograd's own operations: slower, but differentiable any number of times."""
+    """The same in autograd's own operations, which is slower, but differentiable any number of times."""
     centered, mean, variance = _center(x)
     a, b = rule(mean, variance, *tensors)
     return centered * _per_map(a) + _per_map(b), mean, variance
 
 
 class _InstanceAffine(torch.autograd.Function):
-    """Fused forward and backward of `_plain`: keeps the input for the backward pass and no other map."""
+    """The forward and backward pass of `_plain`, fused. It keeps the input for the backward pass and no other map."""
 
     @staticmethod
     def forward(ctx, x: torch.Tensor, rule: Rule, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -45,7 +46,7 @@ class _InstanceAffine(torch.autograd.Function):
         with torch.enable_grad():
             a, b = rule(*inputs)
         ctx.rule, ctx.small = rule, (inputs, (a, b))
-        ctx.save_for_backward(x, mean, *tensors)  # x as batch norm does; a second map would double the memory
+        ctx.save_for_backward(x, mean, *tensors)  # batch norm keeps x too; a second map would double the memory
         ctx.mark_non_differentiable(mean, variance)
         return (centered * _per_map(a.detach())).add_(_per_map(b.detach())), mean, variance
 
@@ -62,7 +63,7 @@ class _InstanceAffine(torch.autograd.Function):
             outputs, inputs, (grad_a, grad_b), retain_graph=True, materialize_grads=True
         )
         size = centered.shape[2] * centered.shape[3]
-        # d mu/dx = 1/N, d var/dx = 2 (x - mu)/N, and x - mu takes the mean of a*grad away again
+        # d mu/dx = 1/N, d var/dx = 2 (x - mu)/N, and x - mu subtracts the mean of a*grad
         slope, offset = grad_variance * (2 / size), (grad_mean - a * grad_b) / size
         grad_x = (grad * _per_map(a)).add_(centered * _per_map(slope)).add_(_per_map(offset))
         return grad_x, None, *grad_tensors
@@ -79,9 +80,9 @@ def _differentiable_backward(x: torch.Tensor, rule: Rule, tensors: list[torch.Te
 def instance_affine(x: torch.Tensor, rule: Rule, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """(y, mu, variance) of `y = a (x - mu) + b` with `(a, b) = rule(mu, variance, *tensors)`.
 
-    x and y [B, C, H, W]; mu, variance, a, b [B, C]. Moments are per sample and channel, the variance biased; those
-    returned carry no gradient. `rule` consists of differentiable operations and takes every tensor that needs a
-    gradient from its arguments. Half-precision maps are computed in float32.
+    x and y are [B, C, H, W]; mu, variance, a and b are [B, C]. Moments are per sample and channel, and the variance is
+    biased; the returned moments carry no gradient. `rule` consists of differentiable operations, and every tensor that
+    needs a gradient must be among its arguments. Half-precision maps are computed in float32.
     """
     with torch.autocast(x.device.type, enabled=False):
         full = x if x.dtype == torch.float64 else x.float()
@@ -97,10 +98,11 @@ def batch_moments(mean: torch.Tensor, variance: torch.Tensor) -> tuple[torch.Ten
 
 @torch.no_grad()
 def update_running(layer: nn.Module, mean: torch.Tensor, variance: torch.Tensor, positions: int) -> None:
-    """Move `layer.running_mean` and `running_var` as BatchNorm2d does, from instance moments over `positions` pixels.
+    """Updates `layer.running_mean` and `running_var` as BatchNorm2d does, from instance moments over `positions`
+    pixels.
 
     The running variance is the unbiased one of all B * positions values; momentum None means a cumulative average.
-    Nothing moves while `layer.track_running_stats` is off, as in PyTorch's own layers.
+    Nothing changes while `layer.track_running_stats` is off, as in PyTorch's own layers.
     """
     if not layer.track_running_stats:
         return
@@ -113,6 +115,6 @@ def update_running(layer: nn.Module, mean: torch.Tensor, variance: torch.Tensor,
 
 
 def check_training_batch(x: torch.Tensor) -> None:
-    """Raise ValueError for a batch with one value per channel, which has no variance."""
+    """Raises ValueError for a batch with one value per channel, which has no variance."""
     if x.shape[0] * x.shape[2] * x.shape[3] < 2:
         raise ValueError(f"training needs more than one value per channel, got {tuple(x.shape)}")

@@ -1,4 +1,4 @@
-"""Where a norm part puts its layers: batch-norm layers of a net by stage, and their replacement."""
+"""Where a norm part puts its layers: the batch-norm layers of a network by stage, and their replacement."""
 
 from collections.abc import Callable, Collection
 
@@ -9,9 +9,9 @@ from fedsim.models.net import Net
 
 
 def batch_norm_paths(net: Net, stages: Collection[int] | None = None, stem: bool = True) -> list[str]:
-    """Paths in `net` of its backbone's BatchNorm2d layers, in forward order of registration.
+    """The paths in `net` of its backbone's BatchNorm2d layers, in the order of registration.
 
-    `stages` keeps those inside the given stages (`net.stages`; None: all), `stem` adds those outside every stage.
+    `stages` selects those inside the given stages (`net.stages`; None: all), and `stem` adds those outside every stage.
     """
     inside = [prefix for stage, prefixes in net.stages.items() for prefix in prefixes]
     kept = [prefix for stage in net.stages if stages is None or stage in stages for prefix in net.stages[stage]]
@@ -25,12 +25,12 @@ def batch_norm_paths(net: Net, stages: Collection[int] | None = None, stem: bool
 
 
 def within(path: str, prefix: str) -> bool:
-    """Whether a module's path is `prefix` or lies below it."""
+    """Whether a module's path is `prefix` or below it."""
     return path == prefix or path.startswith(prefix + ".")
 
 
 def require_batch_norm(net: Net, part: object) -> None:
-    """Raise UserError when the backbone has no batch norm to replace (AlexNet, ViT, digits-cnn)."""
+    """Raises UserError when the backbone has no batch norm to replace (AlexNet, ViT, digits-cnn)."""
     if not batch_norm_paths(net):
         name = type(part).__name__
         raise UserError(
@@ -39,10 +39,10 @@ def require_batch_norm(net: Net, part: object) -> None:
 
 
 class NormThenAct(nn.Module):
-    """A replaced norm with the activation that its predecessor had inside: `y = act(drop(norm(x)))`.
+    """A replaced norm with the activation that the replaced layer had inside: `y = act(drop(norm(x)))`.
 
-    timm's BatchNormAct2d is batch norm, optional dropout and activation in one module. A norm part knows batch norm
-    alone, so the three are taken apart where a part replaces such a layer.
+    timm's BatchNormAct2d is batch norm, optional dropout and activation in one module. A norm part replaces batch norm
+    alone, so that the three are separated where a part replaces such a layer.
     """
 
     def __init__(self, norm: nn.Module, drop: nn.Module, act: nn.Module) -> None:
@@ -66,7 +66,7 @@ def plain_batch_norm(layer: nn.Module) -> nn.Module:
 
 
 def replace(net: nn.Module, paths: Collection[str], make: Callable[[nn.Module], nn.Module]) -> None:
-    """Put `make(old)` in the place of every module in `paths`; an activation inside the old one stays, after it."""
+    """Replaces every module in `paths` by `make(old)`. An activation inside the old one is kept after the new one."""
     for path in paths:
         parent, _, name = path.rpartition(".")
         old = net.get_submodule(path)

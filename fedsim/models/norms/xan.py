@@ -16,14 +16,16 @@ from fedsim.models.norms.placement import batch_norm_paths, replace, require_bat
 
 
 class XANLayer(nn.Module):
-    """`y = w_in IN(h) + w_bn BN(h)`, each branch with its own affine (gPerXAN, eq. 1).
+    """`y = w_in IN(h) + w_bn BN(h)`, each branch with its own affine parameters (gPerXAN, eq. 1).
 
-    `mix="softmax"`: (w_bn, w_in) = softmax(s_bn, s_in), both scores 1 at first (the released code).
-    `mix="free"`: w_bn = s_bn and w_in = s_in, both 0.5 at first (the paper's equation; it draws them at random).
-    IN has the biased variance over H*W and no running statistics; BN is the replaced layer itself, so it keeps the
-    pretrained affine and statistics. On a one-pixel map IN gives its beta. Plain BN: s_bn - s_in -> infinity.
+        mix="softmax": (w_bn, w_in) = softmax(s_bn, s_in), both scores start at 1 (the released code)
+        mix="free":    w_bn = s_bn and w_in = s_in, both start at 0.5 (the paper's equation; it draws them at random)
 
-    The BN side (`bn.*`, `s_bn`) is what gPerXAN keeps personal; `bn_scope(model, "xan")` lists it.
+    IN has the biased variance over H*W and no running statistics. BN is the replaced layer itself, so that it keeps the
+    pretrained affine parameters and statistics. On a one-pixel map IN gives its beta. Plain BN is the limit s_bn - s_in
+    -> infinity.
+
+    gPerXAN keeps the tensors of the BN branch (`bn.*`, `s_bn`) on the client; `bn_scope(model, "xan")` lists them.
     """
 
     tensor_kinds: ClassVar[dict[str, Kind]] = {"s_bn": Kind.BN_AFFINE, "s_in": Kind.WEIGHT}
@@ -43,7 +45,7 @@ class XANLayer(nn.Module):
     def _weights(self, s_bn: torch.Tensor, s_in: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if self.mix == "free":
             return s_bn, s_in
-        w_bn = torch.sigmoid(s_bn - s_in)  # softmax of two
+        w_bn = torch.sigmoid(s_bn - s_in)  # equals the softmax of two scores
         return w_bn, 1 - w_bn
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -75,16 +77,17 @@ class XANLayer(nn.Module):
 
 @dataclass(frozen=True)
 class XAN(Norm):
-    """Replace batch-norm layers by XAN layers (gPerXAN, section 3.1).
+    """Replaces batch-norm layers by XAN layers (gPerXAN, section 3.1).
 
-    PACS: all norms of ResNet-50 (53). Office-Home: stem and stages 1 and 2 (24). Camelyon17: dense block 1 and the
-    transition after it (13), no stem. "Block" in the paper is a stage: its checkpoint with four blocks replaces all.
-    On digits-cnn-bn both norms are stage 1.
+    The paper replaces on PACS all norms of ResNet-50 (53), on Office-Home the stem and stages 1 and 2 (24), and on
+    Camelyon17 dense block 1 and the transition after it (13), without the stem. A "block" of the paper is a stage: its
+    checkpoint with four blocks replaces all. On digits-cnn-bn both norms are in stage 1.
 
-    stages: stages whose norms are replaced, shortcut norms included (1 = layer1 or denseblock1 and its transition)
-    stem: also the norm before stage 1 (bn1, norm0); the released code does
+    stages: the stages in which norms are replaced, those of shortcuts included (1 = layer1, or denseblock1 and its
+    transition)
+    stem: replace the norm before stage 1 too (bn1, norm0), as the released code does
     mix: "softmax" of two scores (code, default) or "free" weights (paper)
-    in_init: "ones" starts IN at gamma 1 and beta 0 (paper), "copy_bn" at the pretrained BN affine
+    in_init: "ones" starts IN at gamma 1 and beta 0 (paper), "copy_bn" at the pretrained affine parameters of BN
     """
 
     stages: tuple[int, ...] = (1, 2, 3, 4)
@@ -93,7 +96,7 @@ class XAN(Norm):
     in_init: Literal["ones", "copy_bn"] = "ones"
 
     def apply(self, net: Net) -> None:
-        """Replace the layers in place; UserError without batch norm or when the stages hold none."""
+        """Replaces the layers in place. Raises UserError without batch norm, or when the stages have none."""
         require_batch_norm(net, self)
         paths = batch_norm_paths(net, self.stages, self.stem)
         if not paths:

@@ -1,0 +1,113 @@
+"""Builds a network from the settings: backbone, head, initial weights and norm layers."""
+
+import torch
+from torch import nn
+
+from fedsim.errors import UserError
+from fedsim.models.backbones import BACKBONES, Backbone, find_backbone
+from fedsim.models.layout import Layout
+from fedsim.models.net import Net
+from fedsim.models.norms.base import Norm
+from fedsim.models.tasks import CLASSIFIES, TaskRules
+from fedsim.models.timm_family import fit_position_embedding
+from fedsim.models.training import frozen_tensors, names_of
+from fedsim.models.weights import StateDict, load_backbone, read_weight_file
+from fedsim.seeding import stream_seed
+from fedsim.settings import ModelSettings
+
+WEIGHT_WORDS = ("imagenet", "hub", "package")  # values of `model.weights` other than "none" and a file
+
+
+def _initial_state(model: ModelSettings, row: Backbone, backbone: nn.Module, image_size: int) -> StateDict | None:
+    if model.weights == "none":
+        return None
+    if model.weights in row.sources:
+        return row.sources[model.weights](backbone, image_size)
+    if model.weights in WEIGHT_WORDS:
+        known = ", ".join(["none", *row.sources])
+        raise UserError(f"model.weights: there are no ImageNet weights ({model.weights!r}) for {model.backbone}; "
+                        f"use {known} or a local file")  # fmt: skip
+    return read_weight_file(model.weights)
+
+
+def _fit_position_embedding(backbone: nn.Module, state: StateDict, image_size: int) -> StateDict:
+    """Interpolates the position embedding of a ViT when the file was made for another image size."""
+    key = "encoder.pos_embedding"
+    if key not in state:
+        return fit_position_embedding(backbone, state, image_size)
+    if state[key].shape == backbone.get_parameter(key).shape:
+        return state
+    from torchvision.models.vision_transformer import interpolate_embeddings
+
+    return interpolate_embeddings(image_size, backbone.patch_size, dict(state))
+
+
+def build_model(
+    model: ModelSettings,
+    classes: int,
+    channels: int,
+    image_size: int,
+    norm: Norm | None = None,
+    seed: int = 0,
+    task: TaskRules = CLASSIFIES,
+) -> Net:
+    """The network of the settings, equal for equal seeds. torch's global generator is not changed.
+
+    model: backbone, initial weights and bottleneck width
+    classes: the number of outputs of the head
+    channels: 1 or 3; torchvision's backbones get one-channel images repeated to three
+    image_size: the side of the square images in pixels; for a ViT a multiple of its patch
+    norm: a norm part with `apply(net)`; None keeps the backbone's batch norm
+    seed: the seed of the run, of which the stream "init" is used
+    task: makes the head, and says whether the backbone must give maps
+
+    On small images ResNet keeps the 7x7 stem with stride 2 of the papers at every size. AlexNet's poolings are padded
+    by one below 63 px, and DenseNet's transitions keep odd borders below 32 px, because their maps would become empty.
+
+    Raises UserError for an unknown backbone, weights that do not fit, or a norm that the backbone cannot have.
+    """
+    row = find_backbone(model)
+    if channels not in (1, 3):
+        raise UserError(f"model: images have 1 or 3 channels, not {channels}")
+    _check_maps(model, row, task)
+    with torch.random.fork_rng(devices=[]):
+        # Only the generator of the CPU is seeded, so that those of CUDA do not change.
+        torch.default_generator.manual_seed(stream_seed(seed, "init"))
+        backbone = row.make(image_size, channels)
+        layout = row.layout if isinstance(row.layout, Layout) else row.layout(backbone, image_size)
+        net = Net(
+            backbone, layout.feature_dim, classes, bottleneck=model.bottleneck,
+            levels=tuple(f"backbone.{path}" for path in layout.levels), level_margin=layout.level_margin,
+            stages={number: tuple(f"backbone.{path}" for path in paths) for number, paths in layout.stages.items()},
+            grayscale=channels == 1 and not row.own_channels, task=task,
+        )  # fmt: skip
+        state = _initial_state(model, row, backbone, image_size)
+        if state is not None:
+            state = _fit_position_embedding(backbone, state, image_size)
+            load_backbone(backbone, state, row.classifier, repr(model.weights))
+        frozen = frozen_tensors(net, model.train)
+        if norm is not None:
+            _apply_norm(net, norm, model.backbone)
+        net.frozen = names_of(net, frozen)
+    return net.to(memory_format=torch.channels_last) if row.channels_last else net
+
+
+def _check_maps(model: ModelSettings, row: Backbone, task: TaskRules) -> None:
+    """A segmentation needs features of every pixel, and a classification one vector per image."""
+    if task.maps and not row.maps:
+        maps = ", ".join(name for name, other in BACKBONES.items() if other.maps)
+        raise UserError(f"model.backbone: {model.backbone} gives one vector per image, and this data set's task is "
+                        f"segmentation; use {maps}")  # fmt: skip
+    if row.maps and not task.maps:
+        raise UserError(f"model.backbone: {model.backbone} gives features of every pixel, for data sets with masks; "
+                        "use a classifier such as digits-cnn-bn or resnet18")  # fmt: skip
+    if row.maps and model.bottleneck:
+        raise UserError("model.bottleneck is for one vector per image; a segmentation has none: set it to 0")
+
+
+def _apply_norm(net: Net, norm: Norm, backbone: str) -> None:
+    has_batch_norm = any(isinstance(module, nn.BatchNorm2d) for module in net.backbone.modules())
+    if norm.needs_batch_norm and not has_batch_norm:
+        raise UserError(f"norm {type(norm).__name__} needs a backbone with batch norm, {backbone} has none; "
+                        "use digits-cnn-bn, a ResNet, an EfficientNet or densenet121")  # fmt: skip
+    norm.apply(net)
