@@ -1,8 +1,10 @@
 """DomainClient: the client of one domain. It loads shared tensors, keeps personal ones and trains by the recipe's
 parts."""
 
+import copy
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ from torch import Tensor, nn
 
 from clients.budget import Amount, local_plan
 from clients.local_data import LocalData
+from clients.local_steps import BestIterate, LocalSteps, Training
 from clients.networks import after_step_functions, freeze
 from clients.optimizers import learning_rate, make_optimizer, optimizer_tensors, restore_optimizer
 from clients.parts import LocalRound
@@ -22,6 +25,17 @@ from fedsim.models.infer import Predict
 from fedsim.seeding import seed_library
 from strategies.cuts import put_back, taken
 from strategies.parts import Cut, Place
+
+Fitted = tuple[list[np.ndarray], int, dict[str, float]]  # tensors to send, number of training examples, metrics
+
+
+@dataclass
+class Job:
+    """A client's order to train: what its `fit` gets."""
+
+    client: "DomainClient"
+    parameters: list[np.ndarray]
+    config: dict[str, Any]
 
 
 class DomainClient(NumPyClient):
@@ -87,10 +101,13 @@ class DomainClient(NumPyClient):
         """Names of the tensors sent after training."""
         return self.names("evaluate")
 
-    def fit(
-        self, parameters: list[np.ndarray], config: dict[str, Any]
-    ) -> tuple[list[np.ndarray], int, dict[str, float]]:
+    def fit(self, parameters: list[np.ndarray], config: dict[str, Any]) -> Fitted:
         """Trains on the received model; returns the tensors to send, the number of training examples and metrics."""
+        training = self.begin_fit(parameters, config)
+        return self.end_fit(training, self._train(training.round))
+
+    def begin_fit(self, parameters: list[np.ndarray], config: dict[str, Any]) -> Training:
+        """What `fit` does before the first step of the round."""
         started = time.perf_counter()
         round = self._open(config)
         self.counts, self.spent = config.get("counts", [self.data.examples]), []
@@ -103,22 +120,33 @@ class DomainClient(NumPyClient):
             self._load_initial()
             self._train(round.for_phase(self.recipe.client.prelude))
             self._load(parameters, "train")
-        metrics["train_loss"] = self._train(round)
+        return Training(round, parameters, metrics, started)
+
+    def end_fit(self, training: Training, loss: float) -> Fitted:
+        """What `fit` does after the last step: reports, state, and the tensors to send."""
+        round, metrics = training.round, {**training.metrics, "train_loss": loss}
         metrics |= round.tallied() | {unit: sum(getattr(part, unit) for part in self.spent) for unit in Amount._fields}
         for report in self.recipe.reports:
             metrics |= report.after(round)
         if self.experiment.run.select_on == "local":
-            metrics[f"local_validation_{self.metric}"] = self._validate()[0]
+            metrics[f"local_validation_{self.metric}"] = self.validate()[0]
         self._keep_personal()
         self.stored = self.store.commit()
         trained = {name: self.state[name].cpu().numpy().copy() for name in self.upload_names()}
-        trained, received = taken(trained, self.cut), dict(zip(self.names("train"), parameters, strict=True))
+        trained, received = taken(trained, self.cut), dict(zip(self.names("train"), training.received, strict=True))
         for part in self.recipe.client_parts():
             trained = part.leave(round, trained, received)
         arrays = list(trained.values())
-        metrics["train_seconds"] = time.perf_counter() - started
+        metrics["train_seconds"] = time.perf_counter() - training.started
         self.outbox = round.outbox
         return arrays, self.data.examples, metrics
+
+    def on(self, net: nn.Module) -> "DomainClient":
+        """The same client, with its data and its store, on another network of the same kind; trained side by side."""
+        other = copy.copy(self)
+        other.net, other.state, other.cut, other.outbox = net, dict(net.state_dict()), {}, {}
+        other.frozen, other._after_step = freeze(net, self.places), after_step_functions(net)
+        return other
 
     def evaluate(self, parameters: list[np.ndarray], config: dict[str, Any]) -> tuple[float, int, dict[str, float]]:
         """Validates the received model. The personal state is not changed, and not used unless it was never
@@ -128,7 +156,7 @@ class DomainClient(NumPyClient):
         self._restore_personal(only="local")
         self._load(parameters, "evaluate")
         rule = self.recipe.infer
-        score, loss = self._validate(rule.begin(self.net, tuple) if rule.on_sources else None)
+        score, loss = self.validate(rule.begin(self.net, tuple) if rule.on_sources else None)
         metrics = {self.metric: score}
         if self.experiment.run.personalised or self.personal:
             metrics |= self._personalised(score, loss)
@@ -141,7 +169,7 @@ class DomainClient(NumPyClient):
         parts.
         """
         if self._load_personal():
-            score, loss = self._validate()
+            score, loss = self.validate()
         return {f"personal_{self.metric}": score, "personal_loss": loss}
 
     def _load_personal(self) -> bool:
@@ -231,7 +259,14 @@ class DomainClient(NumPyClient):
             self.store.put("personal", {name: self.state[name] for name in self.initial})
 
     def _train(self, round: LocalRound) -> float:
-        """Trains locally and returns the mean loss over the steps. Losses stay on the device until the end."""
+        """Trains locally and returns the mean loss over the steps."""
+        steps = self.begin_steps(round)
+        for positions in steps.plan:
+            steps.took(steps.step(self.data.batch(positions, steps.transfer, steps.late)))
+        return self.end_steps(steps)
+
+    def begin_steps(self, round: LocalRound) -> LocalSteps:
+        """What `_train` does before the first step: plan the batches, make the optimizer, let the parts begin."""
         recipe, net = self.recipe, self.net
         work, plan = local_plan(recipe, round, self.counts, self.source_clients)
         self.spent.append(Amount.of(plan))
@@ -241,32 +276,30 @@ class DomainClient(NumPyClient):
         kept = self.store.get("optimizer") if work.persist_optimizer else None
         if kept:
             restore_optimizer(round.optimizer, kept)
-        self._train_mode()
+        self.train_mode()
         round.terms = [function for term in recipe.terms if (function := term.begin(round)) is not None]
         step = recipe.client.begin(round)
         transfer = recipe.augment.begin(round) if recipe.augment else None
         late = transfer is not None and recipe.augment.late
         best = BestIterate(self, round.steps, work.local_checks)
-        total = torch.zeros((), device=self.device)
-        for number, positions in enumerate(plan, start=1):
-            total += step(self.data.batch(positions, transfer, late))
-            for hook in self._after_step:
-                hook()
-            best.after_step(number)
-        best.restore()
-        for part in recipe.client_parts():
-            part.end(round)
-        if work.persist_optimizer:
-            self.store.put("optimizer", optimizer_tensors(round.optimizer, self.net))
-        return float(total) / max(round.steps, 1)
+        return LocalSteps(round, work, plan, step, transfer, late, best, self._after_step)
 
-    def _train_mode(self) -> None:
+    def end_steps(self, steps: LocalSteps) -> float:
+        """What `_train` does after the last step; the mean loss."""
+        steps.best.restore()
+        for part in self.recipe.client_parts():
+            part.end(steps.round)
+        if steps.work.persist_optimizer:
+            self.store.put("optimizer", optimizer_tensors(steps.round.optimizer, self.net))
+        return float(steps.total) / max(steps.round.steps, 1)
+
+    def train_mode(self) -> None:
         """Training mode for all modules except those with frozen tensors."""
         self.net.train()
         for module in self.frozen:
             module.eval()
 
-    def _validate(self, predict: Predict | None = None) -> tuple[float, float]:
+    def validate(self, predict: Predict | None = None) -> tuple[float, float]:
         """(primary metric, loss) on the validation split, of the network in eval mode or by an inference rule.
 
         For the pooled client it is the unweighted mean over its domains.
@@ -276,37 +309,3 @@ class DomainClient(NumPyClient):
         groups = data.validation_by_domain
         results = [data.task.measure(predict or self.net, data.evaluation(group, size)) for group in groups]
         return tuple(float(np.mean([result[index] for result in results])) for index in (0, 1))
-
-
-class BestIterate:
-    """Keeps the model of the step with the best local validation by the primary metric.
-
-    There are `checks` evenly spaced validations per round (every 20 of 200 steps: 10), the last one
-    after the last step. Only a strict improvement counts, so that the first of equal models is kept.
-    The whole state is restored to the best check: weights, running statistics, adapters. The
-    optimizer's buffers remain those of the last step. A client's personal layers take part in its
-    validation. 0 checks keep the last model and cost nothing.
-
-    Source: the client-level selection of FedIG-A.
-    """
-
-    def __init__(self, client: DomainClient, steps: int, checks: int) -> None:
-        self.client = client
-        self.due = {steps * check // checks for check in range(1, checks + 1)}
-        self.score = -1.0
-        self.state: dict[str, Tensor] = {}
-
-    def after_step(self, number: int) -> None:
-        """Validates after step `number` (counted from 1) when a check is due."""
-        if number not in self.due:
-            return
-        score, _ = self.client._validate()
-        self.client._train_mode()
-        if score > self.score:
-            self.score = score
-            self.state = {name: value.clone() for name, value in self.client.state.items()}
-
-    def restore(self) -> None:
-        """Restores the best model."""
-        if self.state:
-            self.client.net.load_state_dict(self.state)

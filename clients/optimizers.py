@@ -112,9 +112,18 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer, net: nn.Module) -> dict[
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Gives the buffers of an earlier round back to the optimizer; the learning rate remains that of this round."""
+    """Gives the buffers of an earlier round back to the optimizer; the learning rate remains that of this round.
+
+    A buffer gets the memory layout of its parameter: the fused kernels read both as they lie in memory, and of a
+    channels-last weight and a buffer in another layout they would combine elements that do not belong together.
+    """
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     state: dict[int, dict[str, Tensor]] = {}
     for key, value in tensors.items():
         index, name = key.split(".", 1)
-        state.setdefault(int(index), {})[name] = value.clone()
+        like = parameters[int(index)]
+        laid_out = (
+            value.clone() if value.shape != like.shape else torch.empty_like(like, dtype=value.dtype).copy_(value)
+        )
+        state.setdefault(int(index), {})[name] = laid_out.detach()
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})

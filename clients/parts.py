@@ -94,6 +94,7 @@ class ClientPart(Part):
 class Step(ClientPart):
     """Defines how one local step is taken."""
 
+    side_by_side: ClassVar[bool] = False  # takes the step of `SupervisedStep`, and so needs no code of its own
     prelude: ClassVar[str] = ""  # name of a training phase before round 1, e.g. CSAC's "acquire"
     needs_levels: ClassVar[bool] = False  # uses the feature maps `net.levels`
 
@@ -115,7 +116,13 @@ class Step(ClientPart):
 
 
 class Term(ClientPart):
-    """Adds a summand to the local loss, or changes its gradients."""
+    """Adds a summand to the local loss, or changes its gradients.
+
+    side_by_side: it looks at the batch's images, labels, features, logits and loss and at the network's parameters, but
+    takes no gradient of the batch's loss itself; a function in `round.before_step` changes gradients in place.
+    """
+
+    side_by_side: ClassVar[bool] = False
 
     @property
     def pull(self) -> float:

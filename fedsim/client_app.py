@@ -9,7 +9,7 @@ from collections.abc import Callable
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from clients.base import DomainClient
+from clients.base import DomainClient, Fitted, Job
 from fedsim.about import VERSION, installed_version
 from fedsim.arrays import record_to_arrays, state_to_record
 from fedsim.data import domain_of
@@ -179,11 +179,22 @@ def collect(message: Message, context: Context) -> RecordDict:
 @guarded
 def train(message: Message, context: Context) -> RecordDict:
     """Local training on the received tensors."""
+    job = job_of(message, context)
+    return trained(job.client, job.client.fit(job.parameters, job.config), message, context)
+
+
+def job_of(message: Message, context: Context) -> Job:
+    """What a message asks of which client."""
     client, config = client_of(message, context)
     records = {name: record_to_arrays(record) for name, record in message.content.array_records.items()}
     parameters = ordered(records.pop("arrays"), client.names("train"))
     client.records = records
-    arrays, examples, metrics = client.fit(parameters, config)
+    return Job(client, parameters, config)
+
+
+def trained(client: DomainClient, fitted: Fitted, message: Message, context: Context) -> RecordDict:
+    """The reply of a client that has trained."""
+    arrays, examples, metrics = fitted
     sent = state_to_record(dict(zip(client.upload_names(), arrays, strict=True)))
     extra: dict[str, ArrayRecord] = {name: state_to_record(values) for name, values in client.outbox.items()}
     counted = MetricRecord({"num-examples": examples, **metrics})

@@ -20,12 +20,15 @@ class Part:
         all clients are pooled.
     tag: what the method's name in results shows of this part, as in `ccst(pixel)`; empty: nothing.
     tasks: the tasks (fedsim.tasks) for which the part makes sense; other data sets refuse it in one line.
+    side_by_side: clients with this part may train as one program (`clients.side_by_side`): what it does in a step is a
+        function of one client's tensors and batch. Steps and terms have to say so.
     discloses: what this part tells the server or other clients about a client's data; empty: nothing beyond the model.
     """
 
     requires: ClassVar[dict[str, str]] = {}
     needs: ClassVar[tuple[str, ...]] = ()
     tasks: ClassVar[tuple[str, ...]] = ANY_TASK
+    side_by_side: ClassVar[bool] = True
 
     @property
     def sets(self) -> dict[str, dict[str, object]]:

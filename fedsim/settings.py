@@ -213,6 +213,12 @@ class TrainSettings(Settings):
     )
     evaluate_every: int = Field(1, ge=1, description="rounds between validations; the last round is always validated")
     precision: Literal["fp32", "bf16"] = "fp32"
+    side_by_side: int = Field(
+        1,
+        ge=1,
+        description="so many clients train as one program where the method allows it (inline runtime); for small "
+        "networks on a GPU, slower on a CPU; 1: one after the other",
+    )
     dp_clip: float = Field(
         0.0, ge=0, description="local differential privacy: largest L2 norm of a client's update, 0: off"
     )

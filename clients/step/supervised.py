@@ -12,6 +12,7 @@ class SupervisedStep(Step):
     """L = CE(h(f(x)), y) + the sum of the terms, and one optimizer step (FedAvg's local step)."""
 
     tasks: ClassVar[tuple[str, ...]] = ANY_TASK
+    side_by_side: ClassVar[bool] = True
 
     def begin(self, round: LocalRound) -> StepFunction:
         """A step function over `round.net` and `round.optimizer`, which returns the total loss without a graph."""

@@ -24,6 +24,8 @@ class ClientMomentum(Term):
     first_round: `plain` takes u = g as long as there is no D
     """
 
+    side_by_side: ClassVar[bool] = True
+
     alpha: Annotated[float, Field(gt=0, le=1)] = 0.1
     variant: Literal["paper", "official"] = "paper"
     first_round: Literal["scaled", "plain"] = "scaled"

@@ -36,6 +36,7 @@ class DriftCorrection(Term):
     """
 
     tasks: ClassVar[tuple[str, ...]] = ANY_TASK
+    side_by_side: ClassVar[bool] = True
 
     variant: Literal["option_ii", "epochs_only", "without_rate"] = "option_ii"
     strength: Annotated[float, Field(ge=0)] = 1.0

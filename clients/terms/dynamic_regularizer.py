@@ -25,6 +25,8 @@ class DynamicRegularizer(Term):
     lam: the strength. The released scripts have 0.1, the paper tries 0.1, 0.01 and 0.001
     """
 
+    side_by_side: ClassVar[bool] = True
+
     lam: Annotated[float, Field(ge=0)] = 0.1
     requires: ClassVar[dict[str, str]] = {"refine": "dynamic_correction"}
     whole: ClassVar[bool] = True

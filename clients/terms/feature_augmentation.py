@@ -1,7 +1,7 @@
 """Simple feature augmentation: the classifier is also trained on features with Gaussian noise."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -32,6 +32,8 @@ class FeatureAugmentation(Term):
     lam: the weight of the term
     warmup: the number of first rounds with b = 0
     """
+
+    side_by_side: ClassVar[bool] = True
 
     variant: Literal["s", "a"] = "s"
     sigma1: Annotated[float, Field(ge=0)] = 0.5

@@ -23,6 +23,7 @@ class GuidingHead(Term):
     """
 
     tasks: ClassVar[tuple[str, ...]] = ANY_TASK
+    side_by_side: ClassVar[bool] = True
 
     weight: Annotated[float, Field(ge=0)] = 0.5
 

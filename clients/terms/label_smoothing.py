@@ -1,7 +1,7 @@
 """Smoothed labels as a term of the local loss."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
@@ -17,6 +17,8 @@ class LabelSmoothing(Term):
     Source: FedSB (ICASSP 2025); with eps = 0.1 also stage A of CSAC. The command in the README of FedSB's official code
     has 0.01, and its loss class 0.1. `eps = 0` gives FedAvg.
     """
+
+    side_by_side: ClassVar[bool] = True
 
     eps: Annotated[float, Field(ge=0, le=1)] = 0.01
 

@@ -1,7 +1,7 @@
 """MOON's client term: features stay close to the received model's and far from those of the client's previous model."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -38,6 +38,8 @@ class ModelContrast(Term):
     mu: the weight of the term
     T: the temperature
     """
+
+    side_by_side: ClassVar[bool] = True
 
     mu: Annotated[float, Field(ge=0)] = 1.0
     T: Annotated[float, Field(gt=0)] = 0.5

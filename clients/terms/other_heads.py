@@ -23,6 +23,8 @@ class OtherHeads(Term):
     mean: whether the sum is divided by the number of other heads, K - 1
     """
 
+    side_by_side: ClassVar[bool] = True
+
     weight: Annotated[float, Field(ge=0)] = 1.0
     mean: bool = False
     requires: ClassVar[dict[str, str]] = {"banks": "heads"}

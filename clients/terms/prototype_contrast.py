@@ -74,6 +74,8 @@ class PrototypeContrast(Term):
     min_per_proto: for a class with fewer images nothing is sent; with 5, no single image can be read from a prototype
     """
 
+    side_by_side: ClassVar[bool] = True
+
     tau: Annotated[float, Field(gt=0)] = 0.02
     upcr: Literal["mean", "sum"] = "mean"
     proto_source: Literal["last_epoch", "final_pass"] = "last_epoch"

@@ -19,6 +19,7 @@ class Proximal(Term):
     """
 
     tasks: ClassVar[tuple[str, ...]] = ANY_TASK
+    side_by_side: ClassVar[bool] = True
 
     mu: Annotated[float, Field(ge=0)] = 0.1
 

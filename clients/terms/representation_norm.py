@@ -1,7 +1,7 @@
 """The L2 penalty on the representation (FedSR, FedL2R)."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -31,6 +31,8 @@ class RepresentationNorm(Term):
     alpha_l2r: the weight of the term, 0.01 in the official PACS run; the grid is 0.001, 0.01, 0.1
     l2r: "squared" (paper) or "norm" (official code)
     """
+
+    side_by_side: ClassVar[bool] = True
 
     alpha_l2r: Annotated[float, Field(ge=0)] = 0.01
     l2r: Literal["squared", "norm"] = "squared"

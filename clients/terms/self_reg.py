@@ -29,6 +29,8 @@ class SelfReg(Term):
     weight: the weight of the whole term; this setting is ours
     """
 
+    side_by_side: ClassVar[bool] = True
+
     alpha: Annotated[float, Field(gt=0)] = 0.5
     feature_weight: Annotated[float, Field(ge=0)] = 0.3
     weight: Annotated[float, Field(ge=0)] = 1.0

@@ -62,6 +62,9 @@ def resolve(experiment: Experiment) -> Plan:
         raise UserError("data.mix deals images of all domains to all clients, and a deployed site has its own alone; "
                         "set it to 0")  # fmt: skip
     experiment = _with_threads(_with_target(_with_size(experiment), found))
+    if experiment.train.side_by_side > 1 and experiment.run.runtime != "inline":
+        raise UserError("train.side_by_side is for run.runtime = 'inline', where one process has all clients; "
+                        "set it to 1")  # fmt: skip
     recipe = build_recipe(experiment)
     if recipe.uses_target_unlabelled and not experiment.data.adapt_share:
         experiment = experiment.replace(data={"adapt_share": ADAPT_SHARE})

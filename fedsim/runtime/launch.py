@@ -43,4 +43,8 @@ def make_grid(plan: Plan) -> LocalGrid:
         from fedsim.runtime.ray import RayGrid
 
         return RayGrid(len(plan.clients), plan.experiment.run)
+    if plan.experiment.train.side_by_side > 1:
+        from fedsim.runtime.together import TogetherGrid  # torch.func takes a third of a second to import
+
+        return TogetherGrid(app, plan)
     return InlineGrid(app, len(plan.clients))

@@ -65,7 +65,7 @@ def test_personal_models_are_validated_and_kept(runs):
         client = space.client(name, "")
         model = load_file(ours / f"personal-{name}.safetensors")
         space.net.load_state_dict({key: torch.tensor(value) for key, value in model.items()})
-        accuracy, loss = client._validate()
+        accuracy, loss = client.validate()
         assert accuracy == pytest.approx(last.loc[name, "personal_accuracy"])
         assert loss == pytest.approx(last.loc[name, "personal_loss"], rel=1e-5)
 

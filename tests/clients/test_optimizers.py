@@ -1,12 +1,14 @@
 """The local optimizer: PyTorch's own numbers, without PyTorch's compiler."""
 
+import copy
 import subprocess
 import sys
 
 import pytest
 import torch
 
-from clients.optimizers import eager
+from clients.optimizers import eager, make_optimizer, optimizer_tensors, restore_optimizer
+from fedsim.settings import TrainSettings
 
 
 @pytest.mark.parametrize(
@@ -47,3 +49,23 @@ def test_a_step_does_not_import_the_compiler():
         "optimizer.step(); optimizer.zero_grad(); sys.exit('torch._dynamo' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_stored_buffers_fit_weights_in_another_memory_layout(optimizer):
+    """The store keeps compact copies; a channels-last weight must not meet them element by wrong element."""
+    torch.manual_seed(0)
+    train = TrainSettings(optimizer=optimizer, momentum=0.9)
+    start = torch.nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+    nets = [copy.deepcopy(start) for _ in range(2)]
+    optimizers = [make_optimizer(net, train, 0.1) for net in nets]
+    for number in range(3):
+        gradient = torch.randn(4, 3, 3, 3).contiguous(memory_format=torch.channels_last)
+        if number == 2:  # the second one goes on from what a client's store gives back
+            stored = {k: v.contiguous() for k, v in optimizer_tensors(optimizers[1], nets[1]).items()}
+            optimizers[1] = make_optimizer(nets[1], train, 0.1)
+            restore_optimizer(optimizers[1], stored)
+        for net, one in zip(nets, optimizers):
+            net.weight.grad = gradient.clone()
+            one.step()
+    assert torch.equal(nets[0].weight, nets[1].weight)

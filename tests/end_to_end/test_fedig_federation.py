@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 import torch
 
-from clients.base import BestIterate
+from clients.local_steps import BestIterate
 from fedsim.experiment import Experiment
 from fedsim.models.digits_cnn import DigitsCNN
 from fedsim.run.plan import resolve

@@ -67,6 +67,7 @@ class MixStyle(Insert):
     """
 
     tasks: ClassVar[tuple[str, ...]] = ANY_TASK
+    side_by_side: ClassVar[bool] = False  # a draw decides for a whole batch whether its styles are mixed
 
     p: Annotated[float, Field(ge=0, le=1)] = 0.5
     alpha: Annotated[float, Field(gt=0)] = 0.1

@@ -10,12 +10,25 @@ writes the output. The backward pass costs as much as that of plain batch norm, 
 [B, C] tensors.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import torch
 from torch import nn
 
 Rule = Callable[..., tuple[torch.Tensor, torch.Tensor]]
+_PLAIN: ContextVar[bool] = ContextVar("plain moments", default=False)
+
+
+@contextmanager
+def plain_moments() -> Iterator[None]:
+    """Inside the block everything is written in autograd's own operations, which vmap and the compiler understand."""
+    before = _PLAIN.set(True)
+    try:
+        yield
+    finally:
+        _PLAIN.reset(before)
 
 
 def _per_map(values: torch.Tensor) -> torch.Tensor:
@@ -86,7 +99,8 @@ def instance_affine(x: torch.Tensor, rule: Rule, *tensors: torch.Tensor) -> tupl
     """
     with torch.autocast(x.device.type, enabled=False):
         full = x if x.dtype == torch.float64 else x.float()
-        form = _InstanceAffine.apply if torch.is_grad_enabled() else lambda x, rule, *rest: _plain(x, rule, rest)
+        fused = torch.is_grad_enabled() and not _PLAIN.get()
+        form = _InstanceAffine.apply if fused else lambda x, rule, *rest: _plain(x, rule, rest)
         y, mean, variance = form(full, rule, *tensors)
     return y.to(x.dtype), mean, variance
 
@@ -110,8 +124,13 @@ def update_running(layer: nn.Module, mean: torch.Tensor, variance: torch.Tensor,
     mean, variance = batch_moments(mean, variance)
     layer.num_batches_tracked += 1
     factor = 1.0 / float(layer.num_batches_tracked) if layer.momentum is None else layer.momentum
-    layer.running_mean.lerp_(mean.to(layer.running_mean.dtype), factor)
-    layer.running_var.lerp_((variance * (count / (count - 1))).to(layer.running_var.dtype), factor)
+    unbiased = variance * (count / (count - 1))
+    for running, seen in ((layer.running_mean, mean), (layer.running_var, unbiased)):
+        seen = seen.to(running.dtype)
+        if _PLAIN.get():
+            running.add_(factor * (seen - running))  # vmap has no rule for lerp_
+        else:
+            running.lerp_(seen, factor)
 
 
 def check_training_batch(x: torch.Tensor) -> None:

@@ -1,0 +1,91 @@
+"""One client's steps in one round: what is fixed before the first one, and the best iterate among them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from clients.parts import LocalRound, StepFunction
+from fedsim.settings import TrainSettings
+
+
+@dataclass
+class Training:
+    """A client's round between its beginning and its end: what its parts see, the tensors that came, its metrics so
+    far, and when it began."""
+
+    round: LocalRound
+    received: list[np.ndarray]
+    metrics: dict[str, float]
+    started: float
+
+
+@dataclass
+class LocalSteps:
+    """The steps of one client in one round.
+
+    plan: positions of the training items of each step. step: takes one step on a batch and returns its loss. transfer,
+    late: what the recipe's augmentation does to images, and when. after: functions to be called after every step.
+    total: sum of the losses, which stays on the device until the end.
+    """
+
+    round: LocalRound
+    work: TrainSettings
+    plan: Sequence[np.ndarray]
+    step: StepFunction
+    transfer: Callable[[Tensor, np.ndarray], Tensor] | None
+    late: bool
+    best: "BestIterate"
+    after: Sequence[Callable[[], None]]
+    taken: int = 0
+    total: Tensor | float = 0.0
+
+    def __post_init__(self) -> None:
+        self.total = torch.zeros((), device=self.round.device)
+
+    def took(self, loss: Tensor | None = None) -> None:
+        """What follows a step: its loss is added (unless it is counted elsewhere), layers are clipped, and the iterate
+        is validated when that is due."""
+        self.taken += 1
+        if loss is not None:
+            self.total += loss
+        for function in self.after:
+            function()
+        self.best.after_step(self.taken)
+
+
+class BestIterate:
+    """Keeps the model of the step with the best local validation by the primary metric.
+
+    There are `checks` evenly spaced validations per round (every 20 of 200 steps: 10), the last one
+    after the last step. Only a strict improvement counts, so that the first of equal models is kept.
+    The whole state is restored to the best check: weights, running statistics, adapters. The
+    optimizer's buffers remain those of the last step. A client's personal layers take part in its
+    validation. 0 checks keep the last model and cost nothing.
+
+    Source: the client-level selection of FedIG-A.
+    """
+
+    def __init__(self, client: Any, steps: int, checks: int) -> None:
+        self.client = client
+        self.due = {steps * check // checks for check in range(1, checks + 1)}
+        self.score = -1.0
+        self.state: dict[str, Tensor] = {}
+
+    def after_step(self, number: int) -> None:
+        """Validates after step `number` (counted from 1) when a check is due."""
+        if number not in self.due:
+            return
+        score, _ = self.client.validate()
+        self.client.train_mode()
+        if score > self.score:
+            self.score = score
+            self.state = {name: value.clone() for name, value in self.client.state.items()}
+
+    def restore(self) -> None:
+        """Restores the best model."""
+        if self.state:
+            self.client.net.load_state_dict(self.state)

@@ -1,0 +1,94 @@
+"""The inline runtime with several clients side by side: they train as one program (`train.side_by_side`)."""
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+
+from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from clients.base import DomainClient, Fitted, Job
+from clients.side_by_side import SideBySide, reason_apart
+from fedsim.client_app import guarded, job_of, trained
+from fedsim.run.plan import Plan
+from fedsim.run.workspace import workspace
+from fedsim.runtime.inline import InlineGrid
+
+logger = logging.getLogger("fedsim")
+
+
+class TogetherGrid(InlineGrid):
+    """Runs the client app in this process; messages that ask for a round's training are taken in groups.
+
+    Where the recipe does not allow it, or the network does not run as one program, the log says so in one line and the
+    clients train one after the other.
+    """
+
+    def __init__(self, app: ClientApp, plan: Plan) -> None:
+        super().__init__(app, len(plan.clients))
+        self.size = min(plan.experiment.train.side_by_side, len(plan.clients))
+        self.reason = reason_apart(plan.recipe) if self.size > 1 else "there is one client"
+        self.program: SideBySide | None = None
+        if self.reason:
+            self._say()
+
+    def _say(self) -> None:
+        logger.warning("train.side_by_side: %s; clients train one after the other", self.reason)
+
+    def deliver(self, messages: list[Message]) -> Iterable[Message]:
+        """Groups of messages that ask for training, all others alone; in the order of the messages."""
+        for group in self._groups(messages):
+            together = len(group) > 1 and not self.reason
+            yield from self._train(group) if together else super().deliver(group)
+
+    def _groups(self, messages: Sequence[Message]) -> Iterator[list[Message]]:
+        group: list[Message] = []
+        for message in messages:
+            if not (trains(message) and len(group) < self.size and all(trains(other) for other in group)) and group:
+                yield group
+                group = []
+            group.append(message)
+        if group:
+            yield group
+
+    def _train(self, messages: list[Message]) -> Iterable[Message]:
+        jobs = [self._job(message) for message in messages]
+        ready = [job for job in jobs if isinstance(job, Job)]
+        if ready and self.program is None:
+            self._open(messages[0], ready[0])
+        if self.program is None:
+            return super().deliver(messages)
+        fitted = iter(self.program.fit(ready) if ready else ())
+        return [self._reply(m, next(fitted) if isinstance(job, Job) else job) for m, job in zip(messages, jobs)]
+
+    def _open(self, message: Message, job: Job) -> None:
+        """Stack the network and try it on a few images."""
+        space = workspace(str(message.content.config_records["config"]["experiment"]))
+        program = SideBySide(space.net, space.places, self.size, space.task)
+        self.reason = program.trial(job.client.data)
+        if self.reason:
+            self._say()
+        else:
+            self.program = program
+
+    def _context(self, message: Message) -> Context:
+        return self.contexts[message.metadata.dst_node_id]
+
+    def _job(self, message: Message) -> Job | Exception:
+        try:
+            return job_of(message, self._context(message))
+        except Exception as error:
+            return error
+
+    def _reply(self, message: Message, fitted: tuple[DomainClient, Fitted] | Exception) -> Message:
+        def content(message: Message, context: Context) -> RecordDict:
+            if isinstance(fitted, Exception):
+                raise fitted
+            return trained(*fitted, message, context)
+
+        return guarded(content)(message, self._context(message))
+
+
+def trains(message: Message) -> bool:
+    """Does a message ask for a round of training, not for a prelude, a validation or anything else?"""
+    config = message.content.config_records.get("config", {})
+    return message.metadata.message_type == "train" and config.get("phase") == "train"

@@ -1,0 +1,242 @@
+"""Clients that train as one program end a round where they would end it alone."""
+
+import copy
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+from clients.base import DomainClient
+from clients.optimizers import make_optimizer
+from clients.side_by_side import reason_apart
+from clients.stacked_net import Rows, StackedNet
+from clients.stacked_optimizer import StackedOptimizer
+from fedsim.arrays import record_to_arrays
+from fedsim.client_app import app
+from fedsim.contract import small_plan
+from fedsim.errors import UserError
+from fedsim.methods import METHODS
+from fedsim.models.net import Net
+from fedsim.models.tasks import CLASSIFIES
+from fedsim.part import part_name
+from fedsim.run.plan import Plan
+from fedsim.runtime.inline import InlineGrid
+from fedsim.runtime.together import TogetherGrid
+from fedsim.server_app import serve
+from fedsim.settings import TrainSettings
+
+SHORT = ["train.iterations=3", "train.rounds=2", "train.side_by_side=3", "data.fraction=0.05", "train.momentum=0.9"]
+ALLOWED = [name for name, recipe in METHODS.items() if not reason_apart(recipe)]
+EVERY_TIME = ("gperxan", "scaffold", "selfreg")  # personal layers; gradients that are changed; a term's own parameters
+CLOSE = 1e-5
+
+
+@pytest.fixture
+def double(monkeypatch):
+    """Networks and images in double precision: rounding then turns no maximum over to another pixel.
+
+    In single precision that happens about once in a thousand steps, and moves a few weights by 1e-4 at once.
+    """
+    build, pooled = Plan.build_net, Net.pooled
+    monkeypatch.setattr(Plan, "build_net", lambda plan: build(plan).double())
+    monkeypatch.setattr(Net, "pooled", lambda net, images: pooled(net, images.double()))
+
+
+class BothWays(TogetherGrid):
+    """Trains every group one after the other, then side by side, and compares what is sent."""
+
+    compared = 0
+
+    def _train(self, messages):
+        alone = list(InlineGrid.deliver(self, messages))
+        together = list(super()._train(messages))
+        for first, second in zip(alone, together, strict=True):
+            assert not first.has_error(), first.error.reason
+            assert not second.has_error(), second.error.reason
+            self.compare(first.content, second.content)
+        return together
+
+    def compare(self, alone, together):
+        assert alone.array_records.keys() == together.array_records.keys()
+        for name, record in alone.array_records.items():
+            arrays, others = record_to_arrays(record), record_to_arrays(together.array_records[name])
+            assert arrays.keys() == others.keys()
+            for key, array in arrays.items():
+                np.testing.assert_allclose(others[key], array, atol=CLOSE, rtol=CLOSE, err_msg=f"{name} {key}")
+        metrics, others = dict(alone["metrics"]), dict(together["metrics"])
+        assert others.pop("side_by_side") == 3
+        assert metrics.keys() == others.keys()
+        for key in metrics:
+            if "seconds" not in key:
+                assert others[key] == pytest.approx(metrics[key], abs=1e-4), key
+        type(self).compared += 1
+
+
+def train_both_ways(method, folder, *overrides):
+    plan = small_plan(method, folder, [*SHORT, *overrides])
+    grid = BothWays(app, plan)
+    BothWays.compared = 0
+    serve(grid, plan)
+    assert grid.reason == ""
+    assert BothWays.compared == 6  # three clients, two rounds
+
+
+@pytest.mark.parametrize("method", EVERY_TIME)
+def test_methods_of_each_kind(method, double, tmp_path):
+    train_both_ways(method, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [name for name in ALLOWED if name not in EVERY_TIME])
+def test_every_other_method(method, double, tmp_path):
+    train_both_ways(method, tmp_path)
+
+
+def test_adam_whose_moments_are_kept_and_the_best_of_three_iterates(double, tmp_path):
+    changes = ["train.optimizer=adam", "train.persist_optimizer=true", "train.local_checks=3", "train.lr=0.001"]
+    train_both_ways("fedavg", tmp_path, *changes, "train.weight_decay=0.01")
+
+
+def test_the_methods_that_are_left_out_are_known():
+    """A new row that is left out has to be named here, with its reason in what `reason_apart` says."""
+    apart = {name: reason_apart(recipe) for name, recipe in METHODS.items() if name not in ALLOWED}
+    assert set(ALLOWED) >= {
+        "fedavg",
+        "fedprox",
+        "moon",
+        "scaffold",
+        "fedbn",
+        "fedsb",
+        "gperxan",
+        "feddg-ga",
+        "ccst",
+        "fpl",
+    }
+    assert apart["deepall"] == "one client holds all data"
+    for name in ("csac", "elcfs", "fedig", "fedig-a", "fedsam"):
+        assert part_name(METHODS[name].client) in apart[name]
+    assert "mix_style" in apart["mixstyle"]
+    assert "classifier_alignment" in apart["fediir"]
+
+
+def test_a_method_that_needs_its_own_steps_falls_back_by_name(tmp_path, caplog):
+    plan = small_plan("mixstyle", tmp_path, [*SHORT, "train.rounds=1"])
+    clients = (serve(TogetherGrid(app, plan), plan) / "clients.csv").read_text()
+    assert "side_by_side" not in clients
+    assert [record.message for record in caplog.records if "mix_style" in record.message] == [
+        "train.side_by_side: mix_style: not a function of one client's tensors and batch alone; clients train one "
+        "after the other"
+    ]
+
+
+def test_a_network_that_branches_on_its_input_falls_back(tmp_path, caplog, monkeypatch):
+    pooled = Net.pooled
+    monkeypatch.setattr(Net, "pooled", lambda net, x: pooled(net, x if float(x.sum()) < 1e9 else -x))
+    plan = small_plan("fedavg", tmp_path, [*SHORT, "train.rounds=1"])
+    serve(TogetherGrid(app, plan), plan)
+    assert [record for record in caplog.records if "the network does not run as one program" in record.message]
+
+
+def test_a_client_that_cannot_begin_is_the_only_one_that_fails(tmp_path, monkeypatch):
+    begin = DomainClient.begin_fit
+
+    def broken(client, parameters, config):
+        if config["client"] == "rot15":
+            raise ValueError("no images today")
+        return begin(client, parameters, config)
+
+    monkeypatch.setattr(DomainClient, "begin_fit", broken)
+    plan = small_plan("fedavg", tmp_path, [*SHORT, "train.rounds=1", "run.on_client_failure=continue"])
+    rows = pd.read_csv(serve(TogetherGrid(app, plan), plan) / "clients.csv").query("round == 1").set_index("client")
+    assert "no images today" in rows["status"]["rot15"]
+    assert list(rows.drop("rot15")["side_by_side"]) == [2, 2]
+
+
+def test_only_one_process_trains_side_by_side(tmp_path):
+    with pytest.raises(UserError, match="side_by_side"):
+        small_plan("fedavg", tmp_path, [*SHORT, "run.runtime=ray"])
+
+
+# --- the stack ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [("sgd", {"momentum": 0.9, "weight_decay": 0.1}), ("sgd", {}), ("adam", {"weight_decay": 0.1}),
+     ("adamw", {"weight_decay": 0.1})],
+)  # fmt: skip
+def test_each_row_moves_as_by_its_own_optimizer(kind, options):
+    """Three clients, of which the second one takes every other step and the third one starts with used buffers."""
+    torch.manual_seed(0)
+    train = TrainSettings(optimizer=kind, lr=0.1, **options)
+    own = [nn.Linear(3, 2) for _ in range(3)]
+    optimizers = [make_optimizer(net, train, 0.1) for net in own]
+    own[2](torch.ones(1, 3)).sum().backward()
+    optimizers[2].step()
+    optimizers[2].zero_grad()
+    stacks = {name: torch.stack([net.get_parameter(name).detach() for net in own]) for name in ("weight", "bias")}
+    ours = StackedOptimizer(stacks, dict.fromkeys(stacks, 0.1), train, optimizers[0].defaults)
+    for row, optimizer in enumerate(optimizers):
+        ours.load(row, optimizer.state, dict(own[row].named_parameters()))
+    for step in range(4):
+        chosen = [0, 2] if step % 2 else [0, 1, 2]
+        rows = Rows(chosen, torch.device("cpu"))
+        leaves = {name: rows.of(stack).detach().requires_grad_() for name, stack in stacks.items()}
+        for place, row in enumerate(chosen):
+            images = torch.randn(5, 3)
+            own[row](images).square().sum().backward()
+            for name, leaf in leaves.items():
+                leaf.grad = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+                leaf.grad[place] = own[row].get_parameter(name).grad
+            optimizers[row].step()
+            optimizers[row].zero_grad()
+        ours.step(rows, leaves)
+        for name, leaf in leaves.items():
+            rows.put(stacks[name], leaf.detach())
+    for row, net in enumerate(own):
+        for name, stack in stacks.items():
+            torch.testing.assert_close(stack[row], net.get_parameter(name).detach())
+        state: dict = {}
+        ours.save(row, state, dict(net.named_parameters()))
+        for parameter, entry in state.items():
+            for key, value in entry.items():
+                torch.testing.assert_close(value, optimizers[row].state[parameter][key])
+
+
+def small_net(*layers):
+    net = Net(nn.Sequential(nn.Flatten(), nn.Linear(4, 6), *layers), 6, 2)
+    net.train()
+    return net
+
+
+def test_running_statistics_of_clients_that_are_no_neighbours():
+    net = small_net(nn.BatchNorm1d(6))
+    stack = StackedNet(net, {}, 3, CLASSIFIES)
+    images, labels = torch.randn(2, 5, 1, 2, 2), torch.zeros(2, 5, dtype=torch.int64)
+    stack.forward(stack.rows([0, 2]), images, labels)
+    for row, seen in ((0, images[0]), (2, images[1]), (1, None)):
+        alone = copy.deepcopy(net)
+        if seen is not None:
+            alone(seen)
+        for name, value in alone.state_dict().items():
+            torch.testing.assert_close(stack.nets[row].state_dict()[name], value)
+
+
+def test_dropout_leaves_out_other_units_for_every_client():
+    torch.manual_seed(0)
+    stack = StackedNet(small_net(nn.Dropout(0.5)), {}, 2, CLASSIFIES)
+    images = torch.randn(1, 500, 1, 2, 2).expand(2, -1, -1, -1, -1)
+    out = stack.forward(stack.rows([0, 1]), images, torch.zeros(2, 500, dtype=torch.int64)).features == 0
+    assert out.float().mean(dim=(1, 2)).sub(0.5).abs().max() < 0.05
+    assert 0.4 < (out[0] ^ out[1]).float().mean() < 0.6
+
+
+def test_frozen_tensors_are_not_stacked_and_do_not_move():
+    net = small_net(nn.BatchNorm1d(6))
+    frozen = {name: "frozen" for name in net.state_dict() if name.startswith("backbone")}
+    stack = StackedNet(net, frozen, 2, CLASSIFIES)
+    passed = stack.forward(stack.rows([0, 1]), torch.randn(2, 5, 1, 2, 2), torch.zeros(2, 5, dtype=torch.int64))
+    assert set(stack.stacks) == set(passed.leaves) == {"head.weight", "head.bias"}
+    assert float(stack.program.net.state_dict()["backbone.2.running_mean"].abs().sum()) == 0
