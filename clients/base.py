@@ -4,7 +4,6 @@ parts."""
 import copy
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 
 from clients.budget import Amount, local_plan
 from clients.local_data import LocalData
-from clients.local_steps import BestIterate, LocalSteps, Training
+from clients.local_steps import BestIterate, Fitted, LocalSteps, Training
 from clients.networks import after_step_functions, freeze
 from clients.optimizers import learning_rate, make_optimizer, optimizer_tensors, restore_optimizer
 from clients.parts import LocalRound
@@ -25,17 +24,6 @@ from fedsim.models.infer import Predict
 from fedsim.seeding import seed_library
 from strategies.cuts import put_back, taken
 from strategies.parts import Cut, Place
-
-Fitted = tuple[list[np.ndarray], int, dict[str, float]]  # tensors to send, number of training examples, metrics
-
-
-@dataclass
-class Job:
-    """A client's order to train: what its `fit` gets."""
-
-    client: "DomainClient"
-    parameters: list[np.ndarray]
-    config: dict[str, Any]
 
 
 class DomainClient(NumPyClient):

@@ -11,6 +11,17 @@ from torch import Tensor
 from clients.parts import LocalRound, StepFunction
 from fedsim.settings import TrainSettings
 
+Fitted = tuple[list[np.ndarray], int, dict[str, float]]  # tensors to send, number of training examples, metrics
+
+
+@dataclass
+class Job:
+    """A client's order to train: what `DomainClient.fit` gets."""
+
+    client: Any
+    parameters: list[np.ndarray]
+    config: dict[str, Any]
+
 
 @dataclass
 class Training:

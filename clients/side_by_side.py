@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from clients.base import DomainClient, Fitted, Job
+from clients.base import DomainClient
 from clients.local_data import LocalData
-from clients.local_steps import LocalSteps, Training
+from clients.local_steps import Fitted, Job, LocalSteps, Training
 from clients.parts import Batch
 from clients.stacked_net import Pass, Rows, StackedNet
 from clients.stacked_optimizer import StackedOptimizer, rates_of

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from clients.base import DomainClient, Fitted, Job
+from clients.base import DomainClient
+from clients.local_steps import Fitted, Job
 from fedsim.about import VERSION, installed_version
 from fedsim.arrays import record_to_arrays, state_to_record
 from fedsim.data import domain_of

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from clients.base import DomainClient, Fitted, Job
+from clients.base import DomainClient
+from clients.local_steps import Fitted, Job
 from clients.side_by_side import SideBySide, reason_apart
 from fedsim.client_app import guarded, job_of, trained
 from fedsim.run.plan import Plan
