@@ -1,0 +1,91 @@
+"""Methods whose clients keep networks, moments or references, and those with banks of every round: killed three times.
+
+One run is killed at three random moments, resumed after each, and ends with the records and the model of an unbroken run.
+"""
+
+import random
+import signal
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from killing import Nursery, differences
+from PIL import Image
+from support import small_experiment
+
+from fedsim.run.session import run_folder
+
+KILLS = 3
+TRIES = 12  # a run that is quicker than the unbroken one was is over before its third kill
+PARTS = {
+    "adversarial_reference": {"d_noise": 16, "width": 32, "r": 16, "hidden": 16},
+    "adapters": {"freeze": False},  # the CNN has no pretrained weights
+}
+ROWS = {
+    "fedsr": {},
+    "fedl2r": {},
+    "fedcmi": {},
+    "fedadg": {},
+    "fpl": {"data": {"clients_per_domain": 2}},  # six prototypes of a class: they cluster
+    "perada": {},
+    "ditto": {},
+    "fada": {},
+}
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    """One for all trials."""
+    nursery = Nursery()
+    yield nursery
+    nursery.close()
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    """Unlabelled images for the server's distillation."""
+    folder = tmp_path_factory.mktemp("pictures")
+    for number in range(8):
+        pixels = np.random.default_rng(number).integers(0, 256, (28, 28), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+    return folder
+
+
+def rounds_of(experiment) -> int:
+    """Rounds in rounds.csv."""
+    file = run_folder(experiment) / "rounds.csv"
+    return max(len(file.read_text().splitlines()) - 2, 0) if file.is_file() else 0
+
+
+def killed_three_times(nursery, experiment, length: float, moments: random.Random) -> list[int]:
+    """Rounds on disk at each kill; fewer than three when the run was over before."""
+    found = []
+    for _ in range(KILLS):
+        if nursery.run(experiment, seconds=moments.uniform(0.0, 0.6 * length))["code"] != -signal.SIGKILL:
+            break
+        found.append(rounds_of(experiment))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ROWS)
+def test_killed_three_times_at_random_moments(method, nursery, pictures, tmp_path):
+    """The same CSV files and the same last model."""
+    distillation = {"data": str(pictures), "steps": 3, "batch_size": 8}
+    parts = PARTS | ({"ensemble_distillation": distillation} if method == "perada" else {})
+
+    def experiment(folder):
+        return small_experiment(tmp_path / folder, method, train={"rounds": 8}, parts=parts, **ROWS[method])
+
+    whole = nursery.run(experiment("whole"))
+    assert whole["code"] == 0
+    moments = random.Random(method)
+    for attempt in range(TRIES):
+        cut = experiment(f"cut{attempt}")
+        kills = killed_three_times(nursery, cut, whole["seconds"], moments)
+        if len(kills) == KILLS and kills[-1] > 0:
+            break
+    assert len(kills) == KILLS
+    print(f"{method}: killed after rounds {kills} of 8")
+    assert nursery.run(cut)["code"] == 0
+    assert differences(run_folder(cut), run_folder(experiment("whole"))) == []
