@@ -8,32 +8,22 @@ from pathlib import Path
 import pandas as pd
 import torch
 
-from fedsim.assembly import build_recipe
 from fedsim.experiment import Experiment
 from fedsim.methods import METHODS
-from fedsim.recipe import Recipe
 from fedsim.sweep.estimate import COLUMNS, FILE, KEY
 from fedsim.sweep.tables import find_table, read_table, row_experiment
-from strategies.banks.global_batch_norm import GlobalBatchNorm
 
 
 def table_experiments(name: str, chosen: list[str]) -> dict[str, list[Experiment]]:
-    """{block: experiments} of the rows of a table that can be timed here, each once; `chosen` methods, or all."""
+    """{block: experiments} of the rows of a table, each once; `chosen` methods, or all."""
     file = find_table(name)
     if file is None:
         raise SystemExit(f"no table {name!r}")
     found = {}
     for block in read_table(file).blocks:
         rows = [row_experiment(block, row) for row in block.rows if not chosen or row.method in chosen]
-        found[block.name] = [experiment for experiment in rows if stands_alone(build_recipe(experiment))]
+        found[block.name] = rows
     return found
-
-
-def stands_alone(recipe: Recipe) -> bool:
-    """Whether a step needs neither other images than the client's own nor what other clients sent."""
-    return (recipe.augment is None or recipe.augment.late) and all(
-        isinstance(bank, GlobalBatchNorm) for bank in recipe.banks
-    )
 
 
 def machine_name(device: str) -> str:
@@ -55,13 +45,17 @@ def record(found: dict[tuple[str, ...], float], args: argparse.Namespace) -> Non
     joined[list(COLUMNS)].to_csv(FILE, index=False)
 
 
+def written_costs(file: Path, setting: str) -> dict[str, str]:
+    """{method: ratio} that the file holds in this setting."""
+    if not file.is_file():
+        return {}
+    with file.open(newline="") as handle:
+        return {row["method"]: row["ratio"] for row in csv.DictReader(handle) if row["measured"] == setting}
+
+
 def write_costs(file: Path, ratios: dict[str, float], setting: str) -> None:
     """A row per method; those of an earlier call in the same setting stay."""
-    found: dict[str, str] = {}
-    if file.is_file():
-        with file.open(newline="") as handle:
-            found = {row["method"]: row["ratio"] for row in csv.DictReader(handle) if row["measured"] == setting}
-    found |= {method: f"{ratio:.3f}" for method, ratio in ratios.items()}
+    found = written_costs(file, setting) | {method: f"{ratio:.3f}" for method, ratio in ratios.items()}
     with file.open("w", newline="") as handle:
         table = csv.writer(handle, lineterminator="\n")
         table.writerow(["method", "ratio", "measured"])

@@ -2,19 +2,24 @@
 
     python benchmarks/steps.py --methods fedavg,fedig,fedig-a --threads 1
     python benchmarks/steps.py --methods fedig,fedig-a --inference --rules eval_mode,zero_shot_adapter
+    python benchmarks/steps.py --methods all --write fedsim/step_costs.csv        (what `fedsim methods` shows)
+    python benchmarks/steps.py --methods fedavg,elcfs --data digit-masks --backbone unet-small --size 48 --bottleneck 0
     python benchmarks/steps.py --table csac-table-3 --record      (what `fedsim sweep TABLE --dry-run` counts with)
 
 The first row is the reference of the ratios. Each repetition takes every row once, in turn, so that a busy machine
 slows all of them alike; the ratio is the median over repetitions of the ratio within one repetition. The last column
-is the same of processor time, which other processes disturb least (with one thread). Images are random.
-Steps that need other clients' data (styles, amplitudes) are left out with a word; a prelude (CSAC's
-acquisition) and a first round are done once, untimed. What happens around the steps (reports, FedIIR's pass for its
-gradients) is not in the figures. `--methods all --write fedsim/step_costs.csv` writes the ratios that `fedsim methods`
-shows: of processor time on a CPU, of wall time on a GPU.
+is the same of processor time, which other processes disturb least (with one thread). Images are random, and so is what
+other clients would send (styles, amplitudes, heads, prototypes): made of two other clients' random images, or of the
+network itself. A prelude (CSAC's acquisition) and a first round are done once, untimed. What happens around the steps
+(reports, FedIIR's pass for its gradients) is not in the figures.
+
+Many rows are measured in groups of --group, each beside the first row. With --write the ratios (of processor time on a
+CPU, of wall time on a GPU) are written after every group; rows that the file already has in this setting are not
+measured again, so that the same command goes on where it was stopped, unless --again is given.
 
 With --table every row of a paper's table is timed in its own settings (backbone, image size, batch); --record writes
-the medians to fedsim/sweep/step_times.csv with the machine's name. Rows that change the images before a step, or need
-what other clients send, are left out.
+the medians to fedsim/sweep/step_times.csv with the machine's name: of processor time with one thread on a CPU, else of
+wall time. `--methods fedavg` is enough for a table: hours of other rows then rest on their ratios in step_costs.csv.
 """
 
 import argparse
@@ -23,71 +28,29 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import torch
-from step_tables import record, table_experiments, write_costs
+from step_data import RandomData, collected_records, made_up_records
+from step_tables import record, table_experiments, write_costs, written_costs
 
 from clients.networks import after_step_functions, freeze
 from clients.optimizers import make_optimizer
-from clients.parts import Batch, LocalRound, StepFunction
+from clients.parts import LocalRound, StepFunction
 from clients.store import ClientStore
 from fedsim.assembly import build_recipe
 from fedsim.data import benchmark
 from fedsim.errors import UserError
 from fedsim.experiment import Experiment
 from fedsim.methods import METHODS
-from fedsim.models import Net, build_model
+from fedsim.models import Net
 from fedsim.recipe import Recipe
+from fedsim.run.plan import build_net
 from fedsim.sweep.estimate import step_key
-from strategies.banks.global_batch_norm import GlobalBatchNorm
-from strategies.banks.prototypes import Prototypes
-
-
-class RandomData:
-    """As much of a client's data as steps look at: one batch of random images."""
-
-    def __init__(self, experiment: Experiment, device: torch.device) -> None:
-        generator, batch, side = (
-            torch.Generator().manual_seed(0),
-            experiment.train.batch_size,
-            experiment.data.image_size,
-        )
-        bench = benchmark(experiment.data)
-        self.images = torch.rand(batch, bench.channels, side, side, generator=generator).to(device)
-        self.labels = torch.randint(len(bench.classes), (batch,), generator=generator).to(device)
-        self.examples = batch
-        self.class_counts = self.labels.bincount(minlength=len(bench.classes)).cpu().numpy()
-        self.augment: Callable | None = None
-
-    def batch(self) -> Batch:
-        """The batch, as prepared for a step."""
-        images, positions = self.transfer(self.images), self.training_positions()
-        return Batch(
-            self.normalize(images), self.labels, self.images, positions, self.normalize, images, self.normalize
-        )
-
-    def transfer(self, images: torch.Tensor) -> torch.Tensor:
-        """What the recipe's augmentation makes of the images."""
-        return self.augment(images, self.training_positions()) if self.augment else images
-
-    @staticmethod
-    def normalize(images: torch.Tensor) -> torch.Tensor:
-        """The normalisation of the batch."""
-        return images * 2 - 1
-
-    def evaluation(self, positions, size: int):
-        """Pairs of images and labels."""
-        yield self.images[: len(positions)] * 2 - 1, self.labels[: len(positions)]
-
-    def training_positions(self):
-        """Positions of all images."""
-        return torch.arange(self.examples).numpy()
 
 
 def experiment_of(method: str, args: argparse.Namespace) -> Experiment:
-    """Settings of one row of METHODS as the options say; PACS's classes."""
+    """Settings of one row of METHODS as the options say."""
     return Experiment(
-        data={"dataset": "pacs", "image_size": args.size},
+        data={"dataset": args.data, "image_size": args.size},
         model={"backbone": args.backbone, "bottleneck": args.bottleneck},
         train={"lr": 0.01, "momentum": 0.5, "rounds": 40, "batch_size": args.batch},
         method={"name": method},
@@ -96,22 +59,15 @@ def experiment_of(method: str, args: argparse.Namespace) -> Experiment:
 
 def build(experiment: Experiment, device: torch.device) -> tuple[Recipe, Net]:
     """Recipe and network of one row, with random weights."""
-    recipe, bench = build_recipe(experiment), benchmark(experiment.data)
-    model = experiment.model.model_copy(update={"weights": "none"})
-    net = build_model(model, len(bench.classes), bench.channels, experiment.data.image_size, recipe.norm, 0)
-    for part in recipe.inserts:
-        part.apply(net)
-    net = net.to(device)
+    recipe = build_recipe(experiment)
+    net = build_net(experiment.replace(model={"weights": "none"}), recipe).to(device)
     return recipe, net.to(memory_format=torch.channels_last) if device.type == "cuda" else net
 
 
 def local_round(
     recipe: Recipe, experiment: Experiment, net: Net, data: RandomData, phase: str, number: int, store: ClientStore
 ) -> LocalRound:
-    """A round of a client that has the records which the server makes of models alone."""
-    state = {name: value.detach().cpu().numpy().copy() for name, value in net.state_dict().items()}
-    small = {name: 1e-3 * state[name] for name, _ in net.named_parameters()}
-    head = {name: array for name, array in small.items() if name.startswith("head.")}
+    """A round of a client that has all records which its parts read, made up."""
     found = LocalRound(
         client="bench",
         net=net,
@@ -125,26 +81,13 @@ def local_round(
         store=store,
         data=data,
         clients=("bench",),
-        records={
-            GlobalBatchNorm.name: state,
-            "control": small,
-            "momentum": small,
-            "classifier_gradient": head,
-            "class_reference": {},
-            "generator": {},
-            Prototypes.name: made_up_prototypes(net),
-        },
+        records=made_up_records(net),
+        task=data.task,
         steps=1,
     )
+    found.records |= collected_records(recipe, found)
     found.lr, found.optimizer = experiment.train.lr, make_optimizer(net, experiment.train, experiment.train.lr)
     return found
-
-
-def made_up_prototypes(net: Net) -> dict[str, np.ndarray]:
-    """One prototype a class, as FPL's server sends them where nothing clusters."""
-    classes = net.head.out_features
-    protos = np.random.default_rng(0).random((classes, net.feature_dim), np.float32)
-    return {"cluster_protos": protos, "classes": np.arange(classes)}
 
 
 def timed_step(experiment: Experiment, device: torch.device) -> Callable[[], None]:
@@ -203,7 +146,7 @@ def compare(
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Print one line a row: best and median milliseconds, ratios to the first row of wall time and processor time.
 
-    Returns the medians, and the ratios that other processes disturb least.
+    Returns the medians and the ratios that other processes disturb least.
     """
     times: dict[str, list[float]] = {name: [] for name in rows}
     processor: dict[str, list[float]] = {name: [] for name in rows}
@@ -225,7 +168,8 @@ def compare(
             f"{paired(values, times[first]):7.3f} {min(values) / min(times[first]):10.3f} "
             f"{paired(processor[name], processor[first]):10.3f}"
         )
-    medians = {name: 1e3 * statistics.median(values) for name, values in times.items()}
+    alone = processor if device.type == "cpu" and torch.get_num_threads() == 1 else times
+    medians = {name: 1e3 * statistics.median(values) for name, values in alone.items()}
     return medians, {name: paired(values, fair[first]) for name, values in fair.items()}
 
 
@@ -262,6 +206,22 @@ def measurable(methods: list[str], args: argparse.Namespace, device: torch.devic
     return rows
 
 
+def compare_groups(methods: list[str], args: argparse.Namespace, device: torch.device) -> None:
+    """Compare rows in groups, each beside the first row; with --write the ratios are written after every group."""
+    setting = (
+        f"{args.backbone}, bottleneck {args.bottleneck}, {args.size} px, batch {args.batch}, "
+        f"{args.threads} thread(s), {args.device}, torch {torch.__version__}"
+    )
+    print(setting if args.data == "pacs" else f"{args.data}: {setting}")
+    done = written_costs(args.write, setting) if args.write and not args.again else {}
+    left = [method for method in methods[1:] if method not in done]
+    for start in range(0, max(len(left), 1), args.group):
+        rows = measurable([methods[0], *left[start : start + args.group]], args, device)
+        _, ratios = compare(rows, args.repeats, device)
+        if args.write:
+            write_costs(args.write, ratios, setting)
+
+
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -272,6 +232,9 @@ def main() -> None:
     parser.add_argument("--block", default="", help="with --table: one block of it")
     parser.add_argument("--record", action="store_true", help="with --table: write fedsim/sweep/step_times.csv")
     parser.add_argument("--write", type=Path, help="write the ratios to this table")
+    parser.add_argument("--again", action="store_true", help="with --write: measure what the table has, too")
+    parser.add_argument("--group", type=int, default=8, help="rows that are measured in turn, beside the first one")
+    parser.add_argument("--data", default="pacs", help="data set whose classes, channels and task are taken")
     parser.add_argument("--inference", action="store_true", help="time prediction instead of a training step")
     parser.add_argument("--rules", default="", help="with --inference: other infer parts, on the last row")
     parser.add_argument("--backbone", default="resnet18")
@@ -295,16 +258,9 @@ def main() -> None:
             for rule in args.rules.split(",")
             if rule
         }
+        compare(rows, args.repeats, device)
     else:
-        rows = measurable(methods, args, device)
-    setting = (
-        f"{args.backbone}, bottleneck {args.bottleneck}, {args.size} px, batch {args.batch}, "
-        f"{args.threads} thread(s), {args.device}, torch {torch.__version__}"
-    )
-    print(setting)
-    _, ratios = compare(rows, args.repeats, device)
-    if args.write:
-        write_costs(args.write, ratios, setting)
+        compare_groups(methods, args, device)
 
 
 if __name__ == "__main__":

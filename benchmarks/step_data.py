@@ -1,0 +1,118 @@
+"""What a local step looks at: random images as a client's data, and made-up records of the server."""
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+
+from clients.parts import Batch, LocalRound
+from fedsim.data import benchmark
+from fedsim.experiment import Experiment
+from fedsim.models import Net
+from fedsim.models.tasks import rules_of
+from fedsim.recipe import Recipe
+from strategies.banks.global_batch_norm import GlobalBatchNorm
+from strategies.banks.prototypes import Prototypes
+from strategies.parts import ServerRound
+
+OTHERS = ("other0", "other1")  # clients whose records a client gets
+TARGET_FEATURES = 512  # of FADA's bank
+
+
+class RandomData:
+    """As much of a client's data as steps look at: one batch of random images."""
+
+    def __init__(self, experiment: Experiment, device: torch.device) -> None:
+        generator, batch, side = (
+            torch.Generator().manual_seed(0),
+            experiment.train.batch_size,
+            experiment.data.image_size,
+        )
+        bench = benchmark(experiment.data)
+        self.images = torch.rand(batch, bench.channels, side, side, generator=generator).to(device)
+        self.task = rules_of(bench.task, experiment.data)
+        outputs = len(bench.outputs)
+        if self.task.maps:
+            self.labels = discs(batch, outputs, side).to(device)
+        else:
+            self.labels = torch.randint(outputs, (batch,), generator=generator).to(device)
+            self.class_counts = self.labels.bincount(minlength=outputs).cpu().numpy()
+        self.examples = batch
+        self.augment: Callable | None = None
+
+    def batch(self) -> Batch:
+        """The batch, as prepared for a step."""
+        images, positions = self.transfer(self.images), self.training_positions()
+        return Batch(
+            self.normalize(images), self.labels, self.images, positions, self.normalize, images, self.normalize
+        )
+
+    def transfer(self, images: torch.Tensor) -> torch.Tensor:
+        """What the recipe's augmentation makes of the images."""
+        return self.augment(images, self.training_positions()) if self.augment else images
+
+    def raw(self, positions: np.ndarray) -> torch.Tensor:
+        """Images in [0, 1], before any augmentation."""
+        return self.images[torch.as_tensor(positions)]
+
+    @staticmethod
+    def normalize(images: torch.Tensor) -> torch.Tensor:
+        """The normalisation of the batch."""
+        return images * 2 - 1
+
+    def evaluation(self, positions: np.ndarray, size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Pairs of images and labels."""
+        yield self.images[: len(positions)] * 2 - 1, self.labels[: len(positions)]
+
+    def training_positions(self) -> np.ndarray:
+        """Positions of all images."""
+        return torch.arange(self.examples).numpy()
+
+
+def discs(batch: int, structures: int, side: int) -> torch.Tensor:
+    """Masks uint8 [batch, structures, side, side]: discs in the middle, one smaller than the other."""
+    axis = torch.arange(side) - (side - 1) / 2
+    distance = (axis[:, None].square() + axis.square()).sqrt()
+    masks = torch.stack([distance < side / (3 + structure) for structure in range(structures)])
+    return masks.to(torch.uint8).expand(batch, -1, -1, -1).clone()
+
+
+def made_up_records(net: Net) -> dict[str, dict[str, np.ndarray]]:
+    """Records that a server makes of models: the network itself, or numbers of the size of an update."""
+    state = {name: value.detach().cpu().numpy().copy() for name, value in net.state_dict().items()}
+    small = {name: 1e-3 * state[name] for name, _ in net.named_parameters()}
+    head = {name: array for name, array in small.items() if name.startswith("head.")}
+    width = net.head.weight.shape[1]
+    rng = np.random.default_rng(0)
+    return {
+        GlobalBatchNorm.name: state,
+        "control": small,
+        "momentum": small,
+        "classifier_gradient": head,
+        "class_reference": {},
+        "generator": {},
+        "heads": {f"{owner}:{name}": state[name] for owner in OTHERS for name in head},
+        Prototypes.name: {  # one of each class, as FPL's server sends them where nothing clusters
+            "cluster_protos": rng.random((len(net.head.weight), width), np.float32),
+            "classes": np.arange(len(net.head.weight)),
+        },
+        "target_features": {"target_features": rng.random((TARGET_FEATURES, pooled_width(net)), np.float32)},
+    }
+
+
+def pooled_width(net: Net) -> int:
+    """Features of the backbone, before a bottleneck."""
+    layers = [module.in_features for module in net.bottleneck.modules() if isinstance(module, torch.nn.Linear)]
+    return layers[0] if layers else net.feature_dim
+
+
+def collected_records(recipe: Recipe, round: LocalRound) -> dict[str, dict[str, np.ndarray]]:
+    """Records of banks that are collected once: two other clients contribute what this one's images give."""
+    found = {}
+    contributors = recipe.contributors()
+    for bank in recipe.banks:
+        if bank.when == "once" and bank.name in contributors:
+            own = contributors[bank.name].collect(round)
+            entries = dict.fromkeys((*OTHERS, round.client), own)
+            found[bank.name] = bank.hand_out(entries, round.client, ServerRound(1, 1, list(entries), {}))
+    return found
