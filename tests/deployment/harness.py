@@ -72,15 +72,18 @@ class Loopback:
     folder: Path
     target: bool = True
     settings: dict = field(default_factory=dict)
+    sources: tuple[str, ...] = SOURCES
+    unseen: str = TARGET
     warm: bool = True  # Flower's programs are forked (warm.py): for tests of something else than their start
     federation: Federation | None = None
     _nursery: subprocess.Popen | None = None
 
     def __post_init__(self) -> None:
-        names = [*SOURCES, *([TARGET] if self.target else [])]
+        names = [*self.sources, *([self.unseen] if self.target else [])]
         server, *ports = free_ports(1 + len(names))
+        roles = {name: "target" if name == self.unseen else "source" for name in names}
         sites = [
-            {"name": f"site-{name}", "domain": name, "role": "target" if name == TARGET else "source", "port": port}
+            {"name": f"site-{name}", "domain": name, "role": roles[name], "port": port}
             for name, port in zip(names, ports, strict=True)
         ]
         table = {"address": "127.0.0.1", "port": server, "proxy": "none", "retry_seconds": 3, "sites": sites}
@@ -225,9 +228,9 @@ def command(output: Path, method: str, **settings: object) -> list[str]:
     return [*FEDSIM, "run", "digits", "--method", method, "--output", str(output), *options]
 
 
-def run_folder(output: Path, method: str = "fedavg") -> Path:
+def run_folder(output: Path, method: str = "fedavg", target: str = TARGET) -> Path:
     """Where the small experiment leaves its records."""
-    return output / "small" / method / TARGET / "seed0"
+    return output / "small" / method / target / "seed0"
 
 
 def run_inline(output: Path, method: str = "fedavg", **settings: object) -> Path:
@@ -235,7 +238,7 @@ def run_inline(output: Path, method: str = "fedavg", **settings: object) -> Path
     subprocess.run(
         command(output, method, **settings), cwd=output.parent, env=ENVIRONMENT, check=True, capture_output=True
     )
-    return run_folder(output, method)
+    return run_folder(output, method, settings.get("run.target", TARGET))
 
 
 def descendants(pid: int) -> list[int]:

@@ -19,6 +19,7 @@ METHODS = {
     "ensemble": {"name": "fedbn", "infer": "ensemble_of_local_bn"},
     "mixnorm": {"name": "fedavg", "infer": "mix_norm"},
     "tsmobn": {"name": "fedavg", "infer": "tsmo_bn"},
+    "fada": "fada",  # the target's site answers the server's visits
 }
 
 

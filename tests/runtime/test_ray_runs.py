@@ -32,11 +32,27 @@ class Killer:
         """Nothing."""
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedbn"])
+def sections(settings, output):
+    """Settings with the folder of results."""
+    return {**settings, "run": {**settings.get("run", {}), "output": str(output)}}
+
+
+MASKS = {  # segmentation
+    "data": {"dataset": "digit-masks", "domains": ["inverted", "noise", "shaded", "textured"], "fraction": 0.04},
+    "model": {"backbone": "unet-small"},
+    "run": {"target": "textured"},
+}
+SETTINGS = {"fedavg": {}, "fedbn": {}, "fada": {}, "elcfs": MASKS}  # FADA's server visits the unseen domain's client
+
+
+@pytest.mark.parametrize("method", SETTINGS)
 def test_ray_gives_the_numbers_of_inline(grid, tmp_path, method):
     """With one thread per worker the rounds agree to the last bit; the promise is 1e-4."""
-    inline, _ = run_small(small_experiment(tmp_path / "inline", method, train={"rounds": 2}))
-    ray = serve(grid, resolve(small_experiment(tmp_path / "ray", method, train={"rounds": 2})))
+    inline, ray = (
+        small_experiment(tmp_path / name, method, train={"rounds": 2}, **sections(SETTINGS[method], tmp_path / name))
+        for name in ("inline", "ray")
+    )
+    inline, ray = run_small(inline)[0], serve(grid, resolve(ray))
     for file in ("rounds.csv", "clients.csv"):
         pd.testing.assert_frame_equal(numbers(ray / file), numbers(inline / file), rtol=0, atol=0)
 

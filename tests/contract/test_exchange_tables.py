@@ -1,0 +1,168 @@
+"""What crosses the wire is what the specifications' exchange tables say: records, tensors, shapes, bytes, and no more.
+
+Three clients, images of 16 pixels with one channel, ten classes, the small CNN: 50 features, 20 embedded ones.
+"""
+
+import tempfile
+from dataclasses import dataclass, field
+
+import pytest
+
+from fedsim.arrays import record_to_arrays
+from fedsim.contract import run_watched, small_plan
+
+CLIENTS, OTHERS = ("rot0", "rot15", "rot30"), ("rot15", "rot30")
+C, D = 10, 50  # classes, features
+NORMS = 2 * (10 + 20)  # scale and shift of both layers; as many running statistics, and two counters of 8 bytes
+PARAMETERS = (25 * 10 + 10) + (10 * 25 * 20 + 20) + (320 * D + D) + (D * C + C) + NORMS
+MODEL = 4 * (PARAMETERS + NORMS) + 2 * 8
+HEAD = 4 * (D * C + C)
+REPORTED = {"images", "num-examples", "steps", "train_loss", "train_seconds"}
+VALIDATED = {"accuracy", "evaluation_seconds", "loss", "num-examples"}
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One client's second round: bytes of the model (to train, back, to validate), other records as {tensor: shape},
+    metrics beside FedAvg's; `once`: records that are collected before the first round and sent in it."""
+
+    model: tuple[int, int, int] = (MODEL, MODEL, MODEL)
+    down: dict = field(default_factory=dict)
+    up: dict = field(default_factory=dict)
+    collected: dict = field(default_factory=dict)
+    once: tuple[dict, dict] = ({}, {})
+    metrics: frozenset = frozenset()
+    validation: frozenset = frozenset()
+
+
+def plus(floats: int) -> tuple[int, int, int]:
+    """The model with so many parameters more, in every direction."""
+    return (MODEL + 4 * floats,) * 3
+
+
+def parameter_shapes() -> dict:
+    """Shapes of all parameters."""
+    return {
+        "backbone.conv1.weight": (10, 1, 5, 5), "backbone.conv1.bias": (10,), "backbone.norm1.weight": (10,),
+        "backbone.norm1.bias": (10,), "backbone.conv2.weight": (20, 10, 5, 5), "backbone.conv2.bias": (20,),
+        "backbone.norm2.weight": (20,), "backbone.norm2.bias": (20,), "backbone.fc.weight": (D, 320),
+        "backbone.fc.bias": (D,), "head.weight": (C, D), "head.bias": (C,),
+    }  # fmt: skip
+
+
+REFERENCE = {"r_mu": (C, D), "r_rho": (C, D)}
+GENERATOR = {"hidden.weight": (32, 16 + C), "hidden.bias": (32,), "out.weight": (D, 32), "out.bias": (D,)}
+HEADS = {f"{name}:head.{key}": shape for name in CLIENTS for key, shape in (("weight", (C, D)), ("bias", (C,)))}
+GRADIENT = {"head.weight": (C, D), "head.bias": (C,)}
+CONTROL = {"control": parameter_shapes()}
+PERSONAL = {
+    "metrics": frozenset({"personal_train_loss"}),
+    "validation": frozenset({"personal_accuracy", "personal_loss"}),
+}
+COUNTED = frozenset({"gradient_count", "learning_rate"})
+ADAPTER = 20 * 20 + 4 * 20  # this network gets one, after its last norm: a 1x1 convolution without bias, a batch norm
+
+TABLES = {
+    "fedavg": Exchange(),
+    "ccst": Exchange(once=(  # 1.4: 2 C_s floats a client, C_s = 1 channel; the whole bank comes down
+        {"style": {"mean": (1, 1), "std": (1, 1)}},
+        {"style": {f"{name}:{key}": (1, 1) for name in CLIENTS for key in ("mean", "std")}},
+    )),
+    "elcfs": Exchange(once=(  # 2.4: an eighth of 68 images, b = 0: one bin; the others' come down
+        {"amplitude": {"amplitude": (9, 1, 1, 1)}},
+        {"amplitude": dict.fromkeys(OTHERS, (9, 1, 1, 1))},
+    )),
+    "fedadg": Exchange(  # 4.4: G both ways, neither D nor P
+        down={"generator": GENERATOR},
+        up={"generator": GENERATOR},
+        metrics=frozenset({"ce_loss", "discriminator_loss", "feature_loss", "generator_loss"}),
+    ),
+    "fedsr": Exchange(  # 5.4: d_in d_z + d_z floats for the doubled head, r both ways, counts up
+        plus(D * 2 * D + 2 * D),
+        down={"class_reference": REFERENCE},
+        up={"class_reference": {**REFERENCE, "counts": (C,)}},
+        metrics=frozenset({"cmi_loss", "l2r_loss"}),
+    ),
+    "fedl2r": Exchange(plus(D * D + D), metrics=frozenset({"l2r_loss"})),
+    "fpl": Exchange(  # 6.4: at most C d floats up, one cluster a class down, with the classes
+        down={"prototypes": {"cluster_protos": (C, D), "classes": (C,)}},
+        up={"prototypes": {"protos": (9, D), "classes": (9,)}},  # a batch of 16 images has 9 of the classes
+        metrics=frozenset({"cpcl_loss", "upcr_loss"}),
+    ),
+    "perada": Exchange(  # 7.4: adapters, norm and head alone; never the personal ones
+        (4 * (ADAPTER + 2 * NORMS) + HEAD + 3 * 8,) * 3, **PERSONAL
+    ),
+    "ditto": Exchange(**PERSONAL),  # baselines A.7, and the table of its section H from here on
+    "scaffold": Exchange(down=CONTROL, up=CONTROL),
+    "fediir": Exchange(
+        down={"classifier_gradient": GRADIENT},
+        collected={"classifier_gradient": {**GRADIENT, "batches": (1,)}},
+        metrics=frozenset({"classifier_distance"}),
+    ),
+    "fednova": Exchange(metrics=COUNTED),
+    "fedcm": Exchange(down={"momentum": parameter_shapes()}, metrics=COUNTED),
+    "afl": Exchange(metrics=frozenset({"received_loss"})),
+    # half of the first norm's channels are instance norm: 10 statistics fewer; heads do not come down with the model
+    "copa": Exchange((MODEL - 40 - HEAD, MODEL - 40, MODEL - 40), down={"heads": HEADS}),
+    "fedbn": Exchange((MODEL - 8 * NORMS - 16, MODEL, MODEL)),
+    "silobn": Exchange((MODEL - 4 * NORMS - 16, MODEL, MODEL)),
+    "moon": Exchange(  # the projection, and a head on its 256 numbers
+        plus(D * D + D + D * 256 + 256 + (256 - D) * C), metrics=frozenset({"contrast_loss"})
+    ),
+    "l2d": Exchange(plus(D * D + D + D * D + D), metrics=frozenset({"augmenter_loss"})),
+    "jigen": Exchange(plus(D * 31 + 31), metrics=frozenset({"jigsaw_loss"})),
+    "csac": Exchange(),
+    "feddg-ga": Exchange(metrics=frozenset({"gap", "gap_valid"})),
+}  # fmt: skip
+
+
+def shapes(record) -> dict:
+    """{tensor: shape} of a record."""
+    return {name: tuple(array.shape) for name, array in record_to_arrays(record).items()}
+
+
+def others(content) -> dict:
+    """Records beside the model, as {tensor: shape}."""
+    return {name: shapes(record) for name, record in content.array_records.items() if name != "arrays"}
+
+
+def size(content) -> int:
+    """Bytes of the model's tensors."""
+    return sum(array.nbytes for array in record_to_arrays(content.array_records["arrays"]).values())
+
+
+def metrics(content) -> set:
+    """Names of all metrics."""
+    return {name for record in content.metric_records.values() for name in record}
+
+
+@pytest.mark.parametrize("method", TABLES)
+def test_second_round_of_a_client(method):
+    """Both ways; the first round where something travels once; a reply holds no other record of any kind."""
+    with tempfile.TemporaryDirectory() as output:
+        found = run_watched(small_plan(method, output, ["train.rounds=2", "train.iterations=1"]))
+    mine = [pair for pair in found.messages if pair[0].content.config_records["config"]["client"] == "rot0"]
+    at = {
+        (pair[0].metadata.message_type, config["phase"], config.get("round")): pair
+        for pair in mine
+        if (config := pair[0].content.config_records["config"])
+    }
+    table = TABLES[method]
+    sent, returned = (message.content for message in at["train", "train", 2])
+    validated, answer = (message.content for message in at["evaluate", "evaluate", 2])
+    assert (size(sent), size(returned), size(validated)) == table.model
+    assert (others(sent), others(returned), others(validated)) == (table.down, table.up, {})
+    assert metrics(returned) == REPORTED | table.metrics
+    assert metrics(answer) == VALIDATED | table.validation
+    assert not answer.array_records
+    assert set(returned.config_records) == {"echo", "state"}
+    assert set(returned.config_records["state"]) == {"entries"}
+    assert set(answer.config_records) == {"echo"}
+    collected, bank = table.once
+    if bank:
+        assert others(at["query.collect", "collect", 0][1].content) == collected
+        assert others(at["train", "train", 1][0].content) == bank
+    if table.collected:
+        assert others(at["query.collect", "collect", 2][1].content) == table.collected
+    kinds = {"train", "evaluate", *(["query.collect"] if bank or table.collected else [])}
+    assert {kind for kind, _, _ in at} - {"query.handshake"} == kinds

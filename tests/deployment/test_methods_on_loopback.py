@@ -1,0 +1,37 @@
+"""Methods that ask more of sites than FedAvg does, deployed on loopback: the numbers of inline."""
+
+import pandas as pd
+import pytest
+from harness import SOURCES, TARGET, Loopback, run_folder, run_inline
+from support import numbers
+
+MASKS = {
+    "data.dataset": "digit-masks",
+    "data.domains": '["inverted", "noise", "shaded", "textured"]',
+    "data.fraction": 0.05,
+    "data.split": "random",
+    "model.backbone": "unet-small",
+    "run.target": "textured",
+}
+CASES = {  # method, settings, sources, target
+    "a target that trains": ("fada", {}, SOURCES, TARGET),
+    "segmentation": ("elcfs", MASKS, ("inverted", "noise", "shaded"), "textured"),
+}
+
+
+@pytest.mark.deployment
+@pytest.mark.parametrize("case", CASES)
+def test_deployed_as_inline(case, tmp_path):
+    """Every number of rounds.csv to 1e-5; bytes aside, since a target's site is sent the model that it evaluates."""
+    method, settings, sources, target = CASES[case]
+    inline = run_inline(tmp_path / "inline", method, **settings)
+    with Loopback(tmp_path, sources=sources, unseen=target) as federation:
+        done = federation.run(tmp_path / "out", method, **settings, **{"run.timeout": 300})
+    assert done.returncode == 0, done.stderr
+    deployed = run_folder(tmp_path / "out", method, target)
+    theirs, ours = numbers(inline / "rounds.csv"), numbers(deployed / "rounds.csv")
+    columns = [name for name in theirs if not name.startswith("bytes")]
+    pd.testing.assert_frame_equal(ours[columns], theirs[columns], rtol=0, atol=1e-5)
+    clients = pd.read_csv(deployed / "clients.csv")
+    assert set(clients["status"]) == {"ok"}
+    assert set(clients["client"]) == {*sources, target}
