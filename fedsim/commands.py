@@ -90,28 +90,32 @@ def headline(folder: Path) -> str:
 def show_methods(changes: str = "") -> None:
     """The map of methods by what they change, with cost, source and disclosure; or those that change these slots."""
     from fedsim.method_list import listed, step_costs
+    from fedsim.recipe import Recipe
 
     costs, measured = step_costs()
+    plain = Recipe().disclosure()
     groups = listed(changes, costs)
     widest = max((len(row.name) for rows in groups.values() for row in rows), default=0)
     for group, rows in groups.items():
         columns = (
             Column("method", width=widest),
             Column("cost", justify="right", width=5),
-            "changes; source; discloses",
+            "changes; source; what it discloses",
         )
         title = escape(f"{group} ({len(rows)})")
         table = Table(*columns, title=title, title_justify="left", box=SIMPLE_HEAD, expand=True)
         for row in rows:
             outside = "" if row.origin == "fedsim" else f"{row.origin}: "
             cost = "" if row.cost is None else f"{row.cost:.2f}"
-            text = f"{outside}{row.changes}\n{row.recipe.paper}; discloses: {row.recipe.disclosure()}"
-            table.add_row(*map(escape, (row.name, cost, text)))
+            lines = [f"{outside}{row.changes}", row.recipe.paper]
+            lines += [told] if (told := row.recipe.disclosure()) != plain else []
+            table.add_row(*map(escape, (row.name, cost, "\n".join(lines))))
         console.print(table)
     if not groups:
         say(f"no method changes {changes}")
     if measured:
         say(f"cost: of one local step beside FedAvg's, empty where it was not measured ({measured})")
+    say(f"disclosure: {plain}, where a method has no line of its own for it")
     say("combine rows with +, e.g. gperxan+fedprox; details: fedsim methods NAME; filter: --changes fuse,terms")
 
 

@@ -35,7 +35,7 @@ class DisentanglingAdversary(Step):
 
         1  CE(C(f_di), y) + CE(CI(f_ds), y)              G, D_di, C by the experiment's optimizer; D_ds, CI
         2  -E log DI(f) - E log(1 - DI(f_t))             DI
-        3  -E log DI(f)                                  G
+        3  -lambda_adv E log DI(f)                       G
         4  -(1/nC) sum log CI_c(f_ds)                    D_ds
         5  ascend DV(M), then descend lambda_mi DV       M, then D_di and D_ds
         6  lambda_rec ||R([f_di, f_ds]) - f||^2 / (n d)  D_di, D_ds, R
@@ -43,12 +43,14 @@ class DisentanglingAdversary(Step):
     The last column names the networks that a step trains.
 
     Source: FADA (Peng et al., ICLR 2020), its source clients. G is the backbone, D_di the bottleneck and C the head.
-    D_ds, CI, R, M (MINE) and DI are the client's own; it stores them with their optimizer's moments. Steps 2 to 6 use
-    Adam with a learning rate of their own, and every module has its own moments. Step 1 uses the experiment's
-    optimizer, so that all methods share one protocol; DAL's code uses Adam throughout. Only step 1 changes running
-    statistics. A round without target features (the first) leaves out steps 2 and 3; a batch of one image leaves out
-    step 5. The terms of the recipe belong to step 1. DI is sent to the server's bank after training.
+    D_ds, CI, R, M (MINE) and DI are the client's own; it stores them with their optimizer's moments. Every network has
+    one optimizer for all the steps that train it, as in DAL's code: those of the client's own are trained by Adam, the
+    shared ones (G, D_di, C) by the experiment's optimizer, so that all methods share one protocol; DAL's code uses Adam
+    throughout. A second Adam for steps 3, 5 and 6 alone would divide their weights out again. Only step 1 changes
+    running statistics. A round without target features (the first) leaves out steps 2 and 3; a batch of one image
+    leaves out step 5. The terms of the recipe belong to step 1. DI is sent to the server's bank after training.
 
+    lambda_adv: the weight of step 3 (DAL's code; the paper's formula has none, which is 1)
     lambda_mi, lambda_rec: the weights of steps 5 and 6; 0 leaves a step out
     lr, weight_decay: the settings of Adam
     di_input: the input of DI: `feature` (G(x), the paper) or `invariant` (f_di, DAL's code)
@@ -56,6 +58,7 @@ class DisentanglingAdversary(Step):
     confuse_updates_g: step 4 trains G as well (DAL's code)
     """
 
+    lambda_adv: Annotated[float, Field(ge=0)] = 0.01
     lambda_mi: Annotated[float, Field(ge=0)] = 1e-4
     lambda_rec: Annotated[float, Field(ge=0)] = 0.01
     lr: Annotated[float, Field(gt=0)] = 2e-4
@@ -78,7 +81,6 @@ class DisentanglingAdversary(Step):
         own = make_adam(aux, self.lr, self.weight_decay)
         if kept := round.store.get(MOMENTS):
             restore_optimizer(own, kept)
-        shared = make_adam(nn.ModuleList([net.backbone, net.bottleneck]), self.lr, self.weight_decay)
         round.scratch[NETWORKS], round.scratch[MOMENTS] = aux, own
         bank = {
             name: torch.tensor(value, device=round.device) for name, value in round.records.get(FEATURES, {}).items()
@@ -94,8 +96,8 @@ class DisentanglingAdversary(Step):
                 if bank:
                     features = bank[FEATURES]
                     chosen = torch.randint(len(features), (len(batch.labels),), generator=generator)
-                    self._adversary(round, batch, aux, own, shared, features[chosen.to(features.device)])
-                self._disentangle(round, batch, aux, own, shared, small)
+                    self._adversary(round, batch, aux, own, features[chosen.to(features.device)])
+                self._disentangle(round, batch, aux, own, small)
             return loss
 
         return step
@@ -141,7 +143,6 @@ class DisentanglingAdversary(Step):
         batch: Batch,
         aux: nn.ModuleDict,
         own: torch.optim.Optimizer,
-        shared: torch.optim.Optimizer,
         target: Tensor,
     ) -> None:
         """Steps 2 and 3."""
@@ -154,7 +155,7 @@ class DisentanglingAdversary(Step):
         round.tally("domain_loss", loss)
         logits = aux["domain"](seen(features))
         loss = source_loss(logits if self.source_half == "paper" else -logits)
-        advance(shared, loss, [net.backbone])
+        advance(round.optimizer, self.lambda_adv * loss, [net.backbone])
 
     def _disentangle(
         self,
@@ -162,7 +163,6 @@ class DisentanglingAdversary(Step):
         batch: Batch,
         aux: nn.ModuleDict,
         own: torch.optim.Optimizer,
-        shared: torch.optim.Optimizer,
         small: bool,
     ) -> None:
         """Steps 4 to 6, on features of the backbone as it is now."""
@@ -170,7 +170,7 @@ class DisentanglingAdversary(Step):
         features = net.pooled(batch.images)
         loss = confusion_loss(aux["classes"](specific(features)))
         if self.confuse_updates_g:
-            both_advance((own, [specific]), (shared, [net.backbone]), loss)
+            both_advance((own, [specific]), (round.optimizer, [net.backbone]), loss)
         else:
             advance(own, loss, [specific])
         features = features.detach()
@@ -182,8 +182,8 @@ class DisentanglingAdversary(Step):
             round.tally("mutual_information", -advance(own, bound, [aux["statistic"]]))
             p, q = net.bottleneck(features), specific(features)
             bound = information(aux["statistic"](p, q), aux["statistic"](p, q[order]))
-            both_advance((own, [specific]), (shared, [net.bottleneck]), self.lambda_mi * bound)
+            both_advance((own, [specific]), (round.optimizer, [net.bottleneck]), self.lambda_mi * bound)
         if self.lambda_rec:
             rebuilt = aux["rebuild"](torch.cat([net.bottleneck(features), specific(features)], dim=1))
             loss = self.lambda_rec * F.mse_loss(rebuilt, features)
-            both_advance((own, [specific, aux["rebuild"]]), (shared, [net.bottleneck]), loss)
+            both_advance((own, [specific, aux["rebuild"]]), (round.optimizer, [net.bottleneck]), loss)

@@ -1,5 +1,6 @@
 """FADA (section 3.9 of the specification of representation methods): numbers, what each step moves, no label."""
 
+import copy
 import dataclasses
 import math
 
@@ -15,6 +16,7 @@ import fedsim.data.loading as loading
 from clients.disentangling import clustered, confusion_loss, domain_loss, information, source_loss, tightness
 from clients.optimizers import make_optimizer
 from clients.step.disentangling_adversary import NETWORKS, DisentanglingAdversary
+from clients.store import ClientStore
 from clients.unlabelled.adversarial_target import AdversarialTarget
 from fedsim.arrays import record_to_arrays
 from fedsim.combinations import check_recipe
@@ -140,6 +142,48 @@ def test_what_each_step_moves(made):
     }
     assert watch(made, DisentanglingAdversary(lambda_rec=0), "_disentangle") == {"D_ds", "M", "D_di"}
     assert watch(made, DisentanglingAdversary(lambda_mi=0), "_disentangle") == {"D_ds", "R", "D_di"}
+
+
+def moves_of(round, part, method, module):
+    """How far one method of the step moves the parameters of one module of the shared network: their difference."""
+    round.optimizer = torch.optim.SGD(round.net.parameters(), 0.1)
+    step = part.begin(round)
+    original, found = getattr(DisentanglingAdversary, method), []
+
+    def observed(self, *words):
+        before = [value.detach().clone() for value in module.parameters()]
+        original(self, *words)
+        found.extend(value.detach() - old for value, old in zip(module.parameters(), before))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DisentanglingAdversary, method, observed)
+        torch.manual_seed(0)
+        step(round.data.batch(np.arange(6)))
+    return torch.cat([move.flatten() for move in found])
+
+
+@pytest.mark.parametrize(
+    ("field", "others", "method", "module"),
+    [
+        ("lambda_rec", {"lambda_mi": 0.0}, "_disentangle", "bottleneck"),
+        ("lambda_mi", {"lambda_rec": 0.0}, "_disentangle", "bottleneck"),
+        ("lambda_adv", {}, "_adversary", "backbone"),
+    ],
+)
+def test_coefficients_are_those_of_the_shared_network(made, field, others, method, module):
+    """Steps 3, 5 and 6 move G and D_di by their coefficient times the gradient: ten times less moves ten times less.
+
+    An Adam of these steps alone would divide the coefficient out again, and leave weight decay at its full rate.
+    """
+    start = copy.deepcopy(made.net.state_dict())
+    moves = []
+    for value in (1.0, 0.1):
+        made.net.load_state_dict(start)
+        made.store = ClientStore(None)
+        part = DisentanglingAdversary(**{field: value}, **others)
+        moves.append(moves_of(made, part, method, getattr(made.net, module)))
+    assert moves[0].abs().max() > 0
+    assert moves[1].numpy() == pytest.approx(0.1 * moves[0].numpy(), rel=2e-2, abs=1e-7)
 
 
 def test_without_target_features_there_is_no_adversary(made):
@@ -326,5 +370,5 @@ def test_parts_that_miss_each_other():
     row = METHODS["fada"]
     with pytest.raises(UserError, match=r"method\.unlabelled"):
         check_recipe(dataclasses.replace(row, unlabelled=None), "x")
-    with pytest.raises(UserError, match="never asked"):
+    with pytest.raises(UserError, match="never visited"):
         check_recipe(dataclasses.replace(METHODS["fedavg"], unlabelled=AdversarialTarget()), "x")

@@ -1,6 +1,6 @@
 """Methods whose clients keep networks, moments or references, and those with banks of every round: killed three times.
 
-One run is killed at three random moments, resumed after each, and ends with the records and the model of an unbroken run.
+One run is killed at three random moments and resumed after each. Its records and model are those of an unbroken run.
 """
 
 import random
