@@ -26,7 +26,7 @@ def test_deployed_as_inline(case, tmp_path):
     method, settings, sources, target = CASES[case]
     inline = run_inline(tmp_path / "inline", method, **settings)
     with Loopback(tmp_path, sources=sources, unseen=target) as federation:
-        done = federation.run(tmp_path / "out", method, **settings, **{"run.timeout": 300})
+        done = federation.run(tmp_path / "out", method, **settings)
     assert done.returncode == 0, done.stderr
     deployed = run_folder(tmp_path / "out", method, target)
     theirs, ours = numbers(inline / "rounds.csv"), numbers(deployed / "rounds.csv")
