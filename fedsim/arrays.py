@@ -1,6 +1,6 @@
-"""Model states on the wire: kinds of tensors by module type, and `state_dict` <-> Flower's ArrayRecord by name.
+"""Model states in messages: kinds of tensors by module type, and `state_dict` <-> Flower's ArrayRecord by name.
 
-The wire format is Flower's own (`.npy` inside `flwr.app.Array`), written with one copy and read without any.
+The format is Flower's own (`.npy` inside `flwr.app.Array`), written with one copy and read without any.
 """
 
 import functools
@@ -22,7 +22,7 @@ _MAX_HEADER = 10_000  # numpy's own limit against hostile headers
 
 
 class Kind(StrEnum):
-    """What a state entry is, decided by the type of the module that owns it, never by its name."""
+    """The kind of a state entry, decided by the type of the module that owns it, never by its name."""
 
     WEIGHT = "weight"
     BN_AFFINE = "bn-affine"
@@ -34,7 +34,7 @@ BN_KINDS = frozenset({Kind.BN_AFFINE, Kind.BN_STATISTICS})
 
 
 def _own_kinds(module: nn.Module) -> Iterator[tuple[str, Kind]]:
-    """Kinds of the tensors that belong to `module` itself, not to its children."""
+    """The kinds of the tensors that belong to `module` itself, and not to its children."""
     declared: Mapping[str, Kind] = getattr(module, "tensor_kinds", {})
     batch_norm = isinstance(module, nn.modules.batchnorm._BatchNorm)
     for name, _ in module.named_parameters(recurse=False):
@@ -63,10 +63,10 @@ def tensor_kinds(model: nn.Module) -> dict[str, Kind]:
 
 
 def bn_scope(model: nn.Module, scope: Literal["all", "xan"] = "all") -> list[str]:
-    """Names of the BN side, in `state_dict` order: affine, statistics and counters of batch-norm layers.
+    """The names of the batch-norm entries, in `state_dict` order: affine parameters, statistics and counters.
 
-    `all`: of every layer (FedBN). `xan`: only inside XAN layers, with their score `s_bn` (gPerXAN's personal part);
-    such layers carry the class attribute `bn_group = "xan"`.
+    `all`: of every batch-norm layer (FedBN). `xan`: only inside XAN layers, with their score `s_bn` (the tensors that
+    gPerXAN keeps on the client); such layers have the class attribute `bn_group = "xan"`.
     """
     if scope not in ("all", "xan"):
         raise ValueError(f"bn_scope: scope is 'all' or 'xan', not {scope!r}")
@@ -76,7 +76,7 @@ def bn_scope(model: nn.Module, scope: Literal["all", "xan"] = "all") -> list[str
             continue
         for path, owner in module.named_modules(prefix=prefix, remove_duplicate=False):
             own = dict(_own_kinds(owner))
-            if not BN_KINDS.isdisjoint(own.values()):  # a counter belongs to the BN side when its layer does
+            if not BN_KINDS.isdisjoint(own.values()):  # a counter belongs to batch norm when its layer does
                 names.update(_join(path, name) for name, kind in own.items() if kind in BN_KINDS | {Kind.COUNTER})
         if scope == "all":
             break  # the root covers everything
@@ -84,7 +84,7 @@ def bn_scope(model: nn.Module, scope: Literal["all", "xan"] = "all") -> list[str
 
 
 def nonnegative_names(model: nn.Module) -> list[str]:
-    """Names of the variances and counters of normalization layers: a negative one is no model's."""
+    """The names of the variances and counters of normalization layers, which are never negative in a valid model."""
     return [
         _join(prefix, name)
         for prefix, module in model.named_modules(remove_duplicate=False)
@@ -113,10 +113,10 @@ def _dtype_name(dtype: np.dtype) -> str:
 def _encode(name: str, value: torch.Tensor | np.ndarray) -> Array:
     try:
         array = value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
-    except TypeError as error:  # bfloat16 and friends have no NumPy counterpart
+    except TypeError as error:  # bfloat16 and similar types do not exist in NumPy
         raise ValueError(f"{name}: {error}") from None
     if array.dtype.hasobject:
-        raise ValueError(f"{name}: object arrays do not travel")
+        raise ValueError(f"{name}: object arrays cannot be sent")
     if not array.flags.c_contiguous:
         array = array.copy(order="C")
     data = b"".join((_header(array.dtype, array.shape), array.reshape(-1).view(np.uint8)))
@@ -139,10 +139,10 @@ def state_to_record(
 
 
 def record_of(arrays: Mapping[str, Array]) -> ArrayRecord:
-    """ArrayRecord of Arrays that are known to be well-formed.
+    """An ArrayRecord of Arrays that are known to be well-formed.
 
-    Flower's constructor builds every Array a second time and its `__setitem__` checks types for longer than a small
-    tensor takes to encode; this is the one place that fills a record past them.
+    Flower's constructor builds every Array a second time, and its `__setitem__` checks types for longer than it takes
+    to encode a small tensor. Only this function fills a record without them.
     """
     record = ArrayRecord()
     record.__dict__["_data"].update(arrays)
@@ -243,11 +243,12 @@ def load_arrays(
     arrays: Mapping[str, np.ndarray],
     strict_names: Collection[str] | None = None,
 ) -> None:
-    """Copy arrays into the model's parameters and buffers of the same names, in place.
+    """Copies arrays into the model's parameters and buffers of the same names, in place.
 
-    `model` may be its `state_dict` instead, which takes longer to collect than a small model takes to fill.
-    `strict_names` are the names that must be there, no more and no fewer (None: the whole `state_dict`). Everything
-    is checked before anything is written. Raises ValueError naming the first missing, unexpected or misfitting key.
+    `model` may be its `state_dict` instead, because collecting it takes longer than filling a small model.
+    `strict_names` are the names that must be there, no more and no fewer (None: the whole `state_dict`). Everything is
+    checked before anything is written. Raises ValueError with the first key that is missing, unexpected or of another
+    shape or type.
     """
     state = model.state_dict() if isinstance(model, nn.Module) else model
     wanted = set(state if strict_names is None else strict_names)
@@ -282,12 +283,12 @@ def nbytes(arrays: ArrayRecord | Mapping[str, np.ndarray | torch.Tensor]) -> int
 
 
 def all_finite(array: np.ndarray) -> bool:
-    """Whether an array holds no NaN or infinity; one BLAS pass for float32 and float64, integers always pass."""
+    """Whether an array has no NaN and no infinity; one BLAS pass for float32 and float64; integers always pass."""
     if array.dtype.kind not in "fc":
         return True
     if array.dtype in (np.float32, np.float64):
         flat = array.reshape(-1)
         with np.errstate(over="ignore", invalid="ignore"):
-            if math.isfinite(np.dot(flat, flat)):  # NaN and infinity survive the sum; so may a harmless overflow
+            if math.isfinite(np.dot(flat, flat)):  # NaN and infinity remain in the sum, but a harmless overflow may too
                 return True
     return bool(np.isfinite(array).all())

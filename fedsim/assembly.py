@@ -89,12 +89,12 @@ def build_net(experiment: Experiment, recipe: Recipe) -> nn.Module:
 
 
 def _check_privacy(experiment: Experiment, recipe: Recipe, net: nn.Module) -> None:
-    """UserError when noise would make tensors invalid, or when a client sends more than its perturbed model."""
+    """Raises UserError when noise would make tensors invalid, or when a client sends more than its perturbed model."""
     local = experiment.train.dp_clip > 0
     if (recipe.fuse.perturbs or local) and nonnegative_names(net):
         raise UserError(
-            f"differential privacy perturbs every tensor, and the batch-norm statistics of {experiment.model.backbone} "
-            "do not survive it; use a backbone without batch norm (digits-cnn, alexnet, vit-b-16)"
+            f"differential privacy perturbs every tensor, which makes the batch-norm statistics of "
+            f"{experiment.model.backbone} useless; use a backbone without batch norm (digits-cnn, alexnet, vit-b-16)"
         )
     contributed = [bank for bank in recipe.banks if bank.contributed]
     if local and contributed:

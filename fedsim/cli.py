@@ -1,4 +1,4 @@
-"""fedsim's command line. Heavy imports stay inside the commands, so that `fedsim --help` is quick."""
+"""The command line of fedsim. Imports that take long are inside the commands, so that `fedsim --help` is quick."""
 
 import json
 import signal
@@ -20,13 +20,15 @@ app = typer.Typer(
 )
 app.add_typer(deploy, name="deploy")
 
-Config = Annotated[str, typer.Argument(help="experiment file, or the name of a shipped one (see `fedsim datasets`)")]
+Config = Annotated[
+    str, typer.Argument(help="experiment file, or the name of one that comes with fedsim (see `fedsim datasets`)")
+]
 Override = Annotated[
     list[str] | None, typer.Option("--set", help="override, e.g. train.rounds=5 or method.guiding_head.weight=0.25")
 ]
 Preset = Annotated[str, typer.Option(help="named settings of the file, e.g. a paper's protocol")]
 Callbacks = Annotated[
-    list[str] | None, typer.Option("--callback", help="tracker of your own, package.module:Class (repeatable)")
+    list[str] | None, typer.Option("--callback", help="your own tracker, package.module:Class (repeatable)")
 ]
 OnlyMethods = Annotated[str, typer.Option("--methods", help="only these methods, comma-separated (default: all)")]
 OnlyTargets = Annotated[str, typer.Option("--targets", help="only these unseen domains (default: all)")]
@@ -35,8 +37,11 @@ Output = Annotated[str, typer.Option(help="folder of all results (default: outpu
 
 
 def main() -> None:
-    """Console entry: bad input is one line and exit code 2, a failed client its own traceback and 1, Ctrl-C 130."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # a background shell starts commands with SIGINT ignored
+    """The console entry point.
+
+    Bad input gives one line and exit code 2, a failed client its own traceback and 1, Ctrl-C 130.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):  # a shell in the background starts commands that ignore SIGINT
         signal.signal(number, _interrupt)
     sys.exit(guarded(_command))
 
@@ -105,23 +110,25 @@ def sweep(
     targets: Annotated[str, typer.Option(help="comma-separated unseen domains (default: all)")] = "all",
     seeds: Annotated[str, typer.Option(help="comma-separated seeds (default: 0, or the table's)")] = "",
     grid: Annotated[list[str] | None, typer.Option(help="key=v1,v2: one more axis (repeatable)")] = None,
-    jobs: Annotated[int, typer.Option(min=0, help="runs at a time; 0: as many as cores and GPUs carry")] = 0,
+    jobs: Annotated[int, typer.Option(min=0, help="runs at the same time; 0: as many as the cores and GPUs allow")] = 0,
     cores_per_cell: Annotated[
-        int, typer.Option(min=0, help="cores of one run, and its run.threads; 0: run.threads")
+        int, typer.Option(min=0, help="cores for one run, also set as its run.threads; 0: those of run.threads")
     ] = 0,
-    gpus_per_cell: Annotated[float, typer.Option(min=0, help="GPUs of one run, e.g. 0.25; 0: shared evenly")] = 0,
+    gpus_per_cell: Annotated[float, typer.Option(min=0, help="GPUs for one run, e.g. 0.25; 0: shared evenly")] = 0,
     ray: Annotated[
         str, typer.Option(help="run as Ray tasks: local, auto, or a cluster's address (shared --output)")
     ] = "",
     output: Output = "",
     preset: Preset = "",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the cells and an estimate, run nothing")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="print the runs and an estimate of their time, and run nothing")
+    ] = False,
     callback: Callbacks = None,
     set_: Override = None,
 ) -> None:
-    """Run methods x targets x seeds; finished cells are skipped, a failing cell is reported at the end.
+    """Run methods x targets x seeds; finished runs are skipped, and a failing run is reported at the end.
 
-    CONFIG may be a table of a paper, e.g. tables/fedig-a-table-5: it names methods, targets and seeds itself.
+    CONFIG may be the table of a paper, e.g. tables/fedig-a-table-5, which names methods, targets and seeds itself.
     """
     from fedsim.sweep import Axes, Budget, run_sweep
     from fedsim.sweep.tables import Choice, find_table
@@ -154,7 +161,7 @@ def sweep(
 def compare(
     folder: Annotated[Path, typer.Argument(help="folder of results, e.g. outputs/digits")],
     select: Annotated[str, typer.Option(help="best_validation, last or oracle")] = "best_validation",
-    baseline: Annotated[str, typer.Option(help="method that the others are tested against")] = "",
+    baseline: Annotated[str, typer.Option(help="the method with which the others are compared in tests")] = "",
     by: Annotated[list[str] | None, typer.Option(help="setting in which the runs may differ (repeatable)")] = None,
     format: Annotated[str, typer.Option(help="table, csv, markdown or latex")] = "table",
     metric: Annotated[
@@ -170,7 +177,7 @@ def compare(
 ) -> None:
     """Compare finished runs: mean ± std over seeds per unseen domain, ranks, tests, cost, published numbers.
 
-    In the folder of a paper's table: our numbers beside the paper's, with the difference.
+    In the folder of a paper's table it shows our numbers beside those of the paper, with the difference.
     """
     from fedsim.commands import chosen_runs, is_table, show_comparison, show_reproduction
 
@@ -188,7 +195,7 @@ def plot(
     targets: OnlyTargets = "",
     seeds: OnlySeeds = "",
 ) -> None:
-    """Draw every figure that the records hold, as PNG and SVG, into FOLDER/plots."""
+    """Draw all figures that the records allow, as PNG and SVG, into FOLDER/plots."""
     from fedsim.commands import chosen_runs, draw_plots
 
     draw_plots(folder, chosen_runs(folder, methods, targets, seeds), select)
@@ -211,7 +218,7 @@ def report(
 def pictures(
     config: Config = "digits",
     method: Annotated[str, typer.Option(help="a method that changes images: ccst, elcfs")] = "ccst",
-    target: Annotated[str, typer.Option(help="the unseen domain, which stays unseen")] = "",
+    target: Annotated[str, typer.Option(help="the unseen domain, of which no picture is drawn")] = "",
     output: Annotated[Path, typer.Option(help="folder of the pictures")] = Path("outputs/pictures"),
     rows: Annotated[int, typer.Option(min=1, help="images per grid")] = 6,
     preset: Preset = "",
@@ -236,7 +243,7 @@ def methods(
     preset: Preset = "",
     set_: Override = None,
 ) -> None:
-    """List the methods by what they change, or show one recipe with every setting."""
+    """List the methods by what they change, or show one recipe with all its settings."""
     from fedsim.commands import show_method, show_methods
 
     if name and changes:
@@ -251,7 +258,7 @@ def check_method(
     method: Annotated[str, typer.Argument(help="module:name of your own, a row of `fedsim methods`, or a+b")],
     set_: Override = None,
 ) -> None:
-    """Check what every method promises, on a small federation; one line per property, exit code 1 when one fails."""
+    """Check what every method promises, on a small federation: one line per property, exit code 1 when one fails."""
     from fedsim.commands import show_findings
 
     raise typer.Exit(0 if show_findings(method, set_ or []) else 1)
@@ -260,9 +267,9 @@ def check_method(
 @app.command("new-method")
 def new_method(
     name: Annotated[str, typer.Argument(help="name of the module and of the method in it")],
-    folder: Annotated[Path, typer.Option(help="where the two files go")] = Path(),
+    folder: Annotated[Path, typer.Option(help="folder of the two files")] = Path(),
 ) -> None:
-    """Write a commented module with a part and a row, and a test that passes, ready to edit."""
+    """Write a commented module with a part and a row, and a test that passes; both are ready to edit."""
     from fedsim.commands import start_method
 
     start_method(name, folder)
@@ -273,7 +280,7 @@ def datasets(
     name: Annotated[str, typer.Argument(help="a data set, to see its facts; or a folder or table, to inspect it")] = "",
     grid: Annotated[Path | None, typer.Option(help="PNG file for an image per domain and class")] = None,
 ) -> None:
-    """List the data sets, show one, or inspect a folder DOMAIN/CLASS/IMAGE or a table of your own."""
+    """List the data sets, show one of them, or inspect a folder DOMAIN/CLASS/IMAGE or a table of your own."""
     from fedsim.commands import show_datasets, show_inspection
 
     if name and Path(name).exists():
@@ -296,7 +303,7 @@ def evaluate(
     which: Which = "best",
     output: Annotated[Path | None, typer.Option(help="CSV file of all predictions")] = None,
 ) -> None:
-    """Judge a run's model on labelled images: accuracy, balanced accuracy and macro F1 per domain."""
+    """Evaluate a run's model on labelled images: accuracy, balanced accuracy and macro F1 per domain."""
     from fedsim.export.verbs import show_evaluation
 
     show_evaluation(run, data, which, output)
@@ -322,7 +329,7 @@ def export(
     which: Which = "best",
     output: Annotated[Path | None, typer.Option(help="file to write (default: RUN/WHICH.onnx or .pt2)")] = None,
 ) -> None:
-    """Write a run's model for other programs, checked on real images, with a card beside it."""
+    """Write a run's model for other programs, checked on real images, together with a card."""
     from fedsim.export.verbs import write_export
 
     write_export(run, format, which, output)

@@ -1,4 +1,4 @@
-"""Flower ClientApp: Message -> DomainClient.fit / evaluate / collect -> Message. The same everywhere."""
+"""Flower's ClientApp: Message -> DomainClient.fit / evaluate / collect -> Message. It is the same for all runtimes."""
 
 import contextlib
 import functools
@@ -31,9 +31,10 @@ app = ClientApp()
 
 
 def guarded(handler: Callable[[Message, Context], RecordDict]) -> Callable[[Message, Context], Message]:
-    """Turn exceptions into error replies that carry the whole traceback (Flower itself sends one line).
+    """Turns exceptions into error replies that contain the whole traceback (Flower itself sends one line).
 
-    Records are unpacked before the handler, and packed after it where the message says so (strategies/wire/packing.py).
+    Records are unpacked before the handler, and packed after it where the message asks for it
+    (strategies/wire/packing.py).
     """
 
     def handle(message: Message, context: Context) -> Message:
@@ -58,7 +59,7 @@ def space_of(message: Message, context: Context) -> tuple[Workspace, dict]:
     config, node = dict(message.content.config_records["config"]), context.node_config
     if not is_site(context):
         space = workspace(str(config["experiment"]))
-        set_threads(space.experiment.run.threads)  # the process may be anybody's: Flower's own engine, a cluster
+        set_threads(space.experiment.run.threads)  # the process may belong to Flower's own engine or to a cluster
         return space, config
     config["state-dir"] = state_folder(str(node.get("state-dir", "")), str(config["token"]))
     space = workspace(str(config["experiment"]), str(node.get("data-dir", "")))
@@ -77,10 +78,11 @@ def client_of(message: Message, context: Context) -> tuple[DomainClient, dict]:
 @app.query("handshake")
 @guarded
 def handshake(message: Message, context: Context) -> RecordDict:
-    """Answer which clients this node has, with their numbers of examples and the versions of packages.
+    """Answers which clients this node has, with their numbers of examples and the versions of packages.
 
-    A site has one client, a node of a simulation may have several: the records `site`, `site-1`, ... A node that has
-    no client answers with one record whose name is empty."""
+    A site has one client; a node of a simulation may have several, in the records `site`, `site-1`, ... A node without
+    a client answers with one record with an empty name.
+    """
     space, config = space_of(message, context)
     common = {"holds": holds(context), "version-python": platform.python_version(), "version-fedsim": VERSION}
     common |= {f"version-{package}": installed_version(package) for package in PACKAGES}
@@ -102,9 +104,9 @@ def handshake(message: Message, context: Context) -> RecordDict:
 
 
 def node_clients(context: Context, plan: Plan) -> list[str]:
-    """Names of a node's clients. A site's is the one of its domain; none when its domain does not train here.
+    """The names of a node's clients. A site has the client of its domain, or none when that domain does not train here.
 
-    In a simulation every node can hold every client, so that the nodes share them evenly, however many there are.
+    In a simulation every node can act as every client, so that the clients are shared evenly between the nodes.
     """
     if is_site(context):
         name = matching(str(context.node_config["domain"]), plan.clients)
@@ -114,12 +116,13 @@ def node_clients(context: Context, plan: Plan) -> list[str]:
 
 
 def is_site(context: Context) -> bool:
-    """Is this node a machine of its own (its SuperNode's configuration names its domain), not a simulated client?"""
+    """Whether this node is a machine of its own, with a domain in its SuperNode's configuration, and not a simulated
+    client."""
     return "domain" in context.node_config
 
 
 def is_target(context: Context, plan: Plan) -> bool:
-    """Does this site hold the unseen domain in order to evaluate it?"""
+    """Whether this site holds the unseen domain in order to evaluate it."""
     if not is_site(context) or context.node_config.get("role") != "target":
         return False
     return matching(str(context.node_config["domain"]), [plan.experiment.run.target]) is not None
@@ -215,7 +218,7 @@ def evaluate(message: Message, context: Context) -> RecordDict:
 
 
 def ordered(arrays: dict, names: list[str]) -> list:
-    """Arrays in the client's order; a ValueError names what is missing or not wanted."""
+    """The arrays in the client's order. A ValueError names what is missing or unexpected."""
     if arrays.keys() != set(names):
         wrong = sorted(arrays.keys() ^ set(names))
         raise ValueError(f"the server's tensors do not fit this client's share rule: {wrong[:4]}")

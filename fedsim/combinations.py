@@ -52,13 +52,13 @@ def _joined(slot: str, a: tuple[str, Recipe], b: tuple[str, Recipe]) -> object:
 
 
 def same_parts(a: Recipe, b: Recipe) -> bool:
-    """Whether two recipes do the same, whatever their texts say."""
+    """Whether two recipes have the same parts; their texts may differ."""
     blank = dict.fromkeys(TEXTS, "")
     return dataclasses.replace(a, **blank) == dataclasses.replace(b, **blank)
 
 
 def check_recipe(recipe: Recipe, name: str) -> None:
-    """Refuse what a part refuses, a part that stands twice in a slot, and parts that pooled data leave idle."""
+    """Refuses what a part refuses, a part that is twice in a slot, and parts that have no effect on pooled data."""
     named: dict[str, type] = {}
     for _, part in parts_of(recipe):
         if named.setdefault(part_name(part), type(part)) is not type(part):
@@ -67,7 +67,7 @@ def check_recipe(recipe: Recipe, name: str) -> None:
         kinds = [type(part) for part in getattr(recipe, slot)]
         for kind in kinds:
             if kinds.count(kind) > 1:
-                raise UserError(f"{name}: {part_name(kind)} stands twice in {slot}; once is enough")
+                raise UserError(f"{name}: {part_name(kind)} is twice in {slot}; once is enough")
     for _, part in parts_of(recipe):
         if reason := part.refuses(recipe):
             raise UserError(f"{name}: {reason}")

@@ -88,7 +88,7 @@ def headline(folder: Path) -> str:
 
 
 def show_methods(changes: str = "") -> None:
-    """The map of methods by what they change, with cost, source and disclosure; or those that change these slots."""
+    """The map of methods by what they change, with cost, source and disclosure; `changes` selects slots."""
     from fedsim.method_list import listed, step_costs
     from fedsim.recipe import Recipe
 
@@ -114,13 +114,14 @@ def show_methods(changes: str = "") -> None:
     if not groups:
         say(f"no method changes {changes}")
     if measured:
-        say(f"cost: of one local step beside FedAvg's, empty where it was not measured ({measured})")
+        say(f"cost: time of one local step divided by FedAvg's, empty where it was not measured ({measured})")
     say(f"disclosure: {plain}, where a method has no line of its own for it")
     say("combine rows with +, e.g. gperxan+fedprox; details: fedsim methods NAME; filter: --changes fuse,terms")
 
 
 def show_method(name: str, data: str = "", preset: str = "", overrides: Sequence[str] = ()) -> None:
-    """One recipe with every part, field and what it discloses; with `data`, an experiment, its bytes per round."""
+    """One recipe with every part, every field and what it discloses; with an experiment as `data`, its bytes per
+    round."""
     from fedsim.assembly import find_recipe
     from fedsim.part import part_name
     from fedsim.recipe import parts_of
@@ -140,10 +141,10 @@ def show_method(name: str, data: str = "", preset: str = "", overrides: Sequence
 
 
 def show_findings(method: str, overrides: Sequence[str] = ()) -> bool:
-    """Print one line per property of a method; whether all hold."""
+    """Prints one line per property of a method; returns whether all hold."""
     from fedsim.contract import findings
 
-    logging.disable(logging.WARNING)  # the failures that are staged
+    logging.disable(logging.WARNING)  # warnings about the failures that the check makes on purpose
     holds = True
     try:
         for words, reason in findings(method, overrides):
@@ -156,7 +157,7 @@ def show_findings(method: str, overrides: Sequence[str] = ()) -> bool:
 
 
 def start_method(name: str, folder: Path) -> None:
-    """Write the files of a new method and say what to do with them."""
+    """Writes the files of a new method and prints what to do with them."""
     from fedsim.new_method import write_method
 
     for file in write_method(name, folder):
@@ -169,7 +170,7 @@ def start_method(name: str, folder: Path) -> None:
 
 
 def show_inspection(path: Path, grid: Path | None) -> None:
-    """Counts, sizes and modes of a folder or table of images, and what is wrong with it."""
+    """Counts, sizes and modes of a folder or table of images, and the problems found in it."""
     from fedsim.data.inspect import draw_grid, inspect
 
     found = inspect(path)
@@ -178,7 +179,7 @@ def show_inspection(path: Path, grid: Path | None) -> None:
         for row in frame.itertuples(index=False):
             table.add_row(*(escape(str(value)) for value in row))
         console.print(table)
-    say("\n".join(found.problems) if found.problems else "nothing wrong was found")
+    say("\n".join(found.problems) if found.problems else "no problem was found")
     if grid is not None:
         say(f"pictures: {draw_grid(found, grid)}")
 
@@ -214,7 +215,8 @@ def show_datasets(name: str) -> None:
 
 
 def chosen_runs(folder: Path, methods: str, targets: str, seeds: str) -> "Runs":
-    """Finished runs of a folder, or those of comma-separated methods, targets and seeds; UserError for unknown ones."""
+    """The finished runs of a folder, or those of comma-separated methods, targets and seeds; UserError for unknown
+    ones."""
     from fedsim.results import choose_runs, read_runs
 
     words = [[word.strip() for word in text.split(",") if word.strip()] for text in (methods, targets, seeds)]
@@ -226,8 +228,11 @@ def chosen_runs(folder: Path, methods: str, targets: str, seeds: str) -> "Runs":
 def show_comparison(
     folder: Path, runs: "Runs", select: str, baseline: str, by: list[str], format: str, metric: str = ""
 ) -> None:
-    """Print the comparison of a folder's finished runs; the CSV form also goes to FOLDER/comparison.csv, that of
-    another metric than the task's own to comparison-METRIC.csv."""
+    """Prints the comparison of a folder's finished runs.
+
+    The CSV form is also written to FOLDER/comparison.csv, or to comparison-METRIC.csv for another metric than the
+    task's own.
+    """
     from fedsim.files import atomic_write
     from fedsim.results import compare
 
@@ -248,7 +253,7 @@ def is_table(folder: Path) -> bool:
 
 
 def show_reproduction(folder: Path, runs: "Runs", select: str, format: str) -> None:
-    """Print ours beside the numbers of the paper's table; the CSV form also goes to FOLDER/comparison.csv."""
+    """Prints our numbers beside those of the paper's table; the CSV form is also written to FOLDER/comparison.csv."""
     from fedsim.files import atomic_write
     from fedsim.sweep.reproduction import render, reproductions, show
 
@@ -263,7 +268,7 @@ def show_reproduction(folder: Path, runs: "Runs", select: str, format: str) -> N
 
 
 def draw_plots(folder: Path, runs: "Runs", select: str) -> None:
-    """Draw all figures into FOLDER/plots and list them."""
+    """Draws all figures into FOLDER/plots and lists them."""
     from fedsim.results import plot_all
     from fedsim.results.fonts import fonts_for, missing_text
     from fedsim.results.plots import names_in
@@ -286,12 +291,12 @@ def make_report(folder: Path, runs: "Runs") -> None:
 
 
 def method_notes(experiments: Iterable[Experiment]) -> dict[str, dict[str, str]]:
-    """Each method's paper and what its runs disclose, with the parts that they really had."""
+    """Each method's paper and what its runs disclose, with the parts that these runs had."""
     from fedsim.assembly import build_recipe
 
     texts: dict[str, dict[str, list[str]]] = {}
     for experiment in experiments:
-        with contextlib.suppress(UserError):  # a method that is no longer there, or files that are not here
+        with contextlib.suppress(UserError):  # the method does not exist any more, or its files are not on this machine
             recipe = build_recipe(experiment)
             own = texts.setdefault(experiment.method_name, {"paper": [], "discloses": []})
             own["paper"].append(recipe.paper)

@@ -1,8 +1,8 @@
 """The properties that every method must have, checked on a small federation: `fedsim check-method mymethods:moon`.
 
-Four rotations of real digits, 16 pixels, the small CNN with batch norm, three rounds. Four runs of a method serve all
-properties: a whole one, one that is killed and finished in another process, one with failures and malformed
-replies, and FedAvg's, which the method must differ from.
+The federation has four rotations of real digits of 16 pixels, the small CNN with batch norm, and three
+rounds. All properties are checked on four runs: a whole one, one that is killed and finished in another
+process, one with failures and malformed replies, and one of FedAvg, from which the method must differ.
 """
 
 import functools
@@ -50,7 +50,7 @@ VARIABLES = ("FEDSIM_PLUGINS", "FEDSIM_CACHE", "FEDSIM_DATA")
 
 @dataclass(frozen=True)
 class Evidence:
-    """A finished run: its records without timings, last tensors, and the messages with their replies."""
+    """A finished run: its records without timings, its last tensors, and the messages with their replies."""
 
     plan: Plan
     rounds: pd.DataFrame
@@ -60,7 +60,7 @@ class Evidence:
     overrides: tuple[str, ...] = ()
 
     def training(self) -> Iterator[tuple[Any, Any, Any]]:
-        """(config, sent, returned) of the replies to the rounds' train messages."""
+        """(config, sent, returned) for the replies to the train messages of the rounds."""
         for message, reply in self.messages:
             config = message.content.config_records["config"]
             if message.metadata.message_type == "train" and config["phase"] == "train" and not reply.has_error():
@@ -70,7 +70,7 @@ class Evidence:
 def run_watched(
     plan: Plan, *callbacks: object, tamper: Callable | None = None, overrides: tuple[str, ...] = ()
 ) -> Evidence:
-    """Run a plan inline to its end."""
+    """Runs a plan inline to its end."""
     grid = WatchedGrid(len(plan.clients), tamper)
     folder = serve(grid, plan, callbacks)
     return Evidence(plan, *(_numbers(folder / f"{name}.csv") for name in ("rounds", "clients")),
@@ -78,7 +78,7 @@ def run_watched(
 
 
 def small_plan(method: str, output: Path | str, overrides: Sequence[str] = ()) -> Plan:
-    """The small federation's plan of a method; UserError for one that does not fit."""
+    """The plan of a method on the small federation; UserError for a method that does not fit."""
     table = tomli_w.dumps({**SMALL, "method": {"name": method}})
     return resolve(parse_experiment(table, [*overrides, f"run.output={json.dumps(str(output))}"]))
 
@@ -92,7 +92,7 @@ def _numbers(file: Path) -> pd.DataFrame:
 
 
 def trains(whole: Evidence) -> str:
-    """Finite losses in every round, and more than half of the tensors move"""
+    """Losses are finite in every round, and more than half of the tensors change"""
     if list(whole.rounds["round"]) != [0, 1, 2, 3]:
         return f"rounds.csv has the rounds {list(whole.rounds['round'])}"
     if not np.isfinite(whole.rounds["train_loss"].iloc[1:]).all():
@@ -104,7 +104,7 @@ def trains(whole: Evidence) -> str:
 
 
 def differs_from_fedavg(whole: Evidence) -> str:
-    """It differs from FedAvg in a tensor, on the wire, in its predictions or in its records"""
+    """It differs from FedAvg in a tensor, in a message, in its predictions or in its records"""
     plain = _fedavg(whole.overrides)
     if whole.last.keys() != plain.last.keys():
         return ""
@@ -117,7 +117,7 @@ def differs_from_fedavg(whole: Evidence) -> str:
 
 
 def shares_what_it_says(whole: Evidence) -> str:
-    """Clients get and return the tensors of the share rule, and none is told of the unseen domain"""
+    """Clients get and return the tensors of the share rule, and none learns the name of the unseen domain"""
     space = open_workspace(whole.plan)
     down = {name for name, place in space.places.items() if place == "shared"}
     up = {name for name, place in space.places.items() if place in ("shared", "upload")}
@@ -135,7 +135,7 @@ def shares_what_it_says(whole: Evidence) -> str:
 
 
 def resumes_elsewhere(whole: Evidence) -> str:
-    """Killed after the first round and finished by another process, it leaves the same records and model"""
+    """When it is killed after the first round and finished by another process, records and model are the same"""
     with tempfile.TemporaryDirectory() as output:
         plan = _moved(whole.plan, output)
         try:
@@ -152,7 +152,7 @@ def resumes_elsewhere(whole: Evidence) -> str:
 
 
 def survives(whole: Evidence) -> str:
-    """With four of six clients a round, one that fails and a malformed record for each bank, the model is finite"""
+    """With four of six clients per round, one that fails and a malformed record for each bank, the model is finite"""
     changes = [
         *whole.overrides,
         "data.clients_per_domain=2",
@@ -168,7 +168,7 @@ def survives(whole: Evidence) -> str:
         return f"the client that failed in round {FAILED_ROUND} is not recorded"
     for bank in banks:
         if not failed["status"].str.contains(bank, regex=False).any():
-            return f"a malformed record of the bank {bank!r} was taken"
+            return f"a malformed record of the bank {bank!r} was accepted"
     if not all(np.isfinite(array).all() for array in rough.last.values()):
         return "the last model is not finite"
     return "" if len(rough.rounds) == 4 else f"it stopped after round {rough.rounds['round'].max()}"
@@ -178,7 +178,7 @@ def reads_like_a_row(whole: Evidence) -> str:
     """Its parts are equal to a copy of themselves and print their settings; source and disclosure are named"""
     recipe = whole.plan.recipe
     if "object at" in repr(recipe) or recipe != resolve(whole.plan.experiment).recipe:
-        return "a part is no frozen dataclass of plain fields"
+        return "a part is not a frozen dataclass of plain fields"
     return "" if recipe.paper and recipe.disclosure() else "Recipe(paper=...) or discloses is empty"
 
 
@@ -188,8 +188,10 @@ PROPERTIES = (trains, differs_from_fedavg, shares_what_it_says, resumes_elsewher
 def findings(method: str, overrides: Sequence[str] = ()) -> Iterator[tuple[str, str]]:
     """(property in words, why it does not hold or an empty string), one after the other.
 
-    overrides: `key=value` settings that the method needs, such as "train.momentum=0".
-    UserError for a method that is not there; an exception of the method's own code is the finding of its property.
+    overrides: `key=value` settings that the method needs, such as "train.momentum=0"
+
+    Raises UserError for a method that does not exist. An exception of the method's own code is a finding for its
+    property.
     """
     with tempfile.TemporaryDirectory() as output:
         whole = run_watched(small_plan(method, output, overrides), overrides=tuple(overrides))
@@ -208,7 +210,7 @@ def findings(method: str, overrides: Sequence[str] = ()) -> Iterator[tuple[str, 
 
 @functools.cache
 def _fedavg(overrides: tuple[str, ...]) -> Evidence:
-    """FedAvg with the same settings, those of the method's own parts aside."""
+    """FedAvg with the same settings, except those of the method's own parts."""
     common = [text for text in overrides if not text.startswith("method.")]
     with tempfile.TemporaryDirectory() as output:
         return run_watched(small_plan("fedavg", output, common))

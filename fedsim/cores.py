@@ -15,7 +15,7 @@ def free_cores() -> int:
 
 
 def quota(proc: Path | None = None, groups: Path | None = None) -> float:
-    """Cores that the control group grants, the least over it and its parents; infinite without a limit.
+    """The number of cores that the control group allows, the smallest of it and its parents; infinite without a limit.
 
     Version 2 writes `cpu.max` (`200000 100000`, or `max`), version 1 `cpu.cfs_quota_us` (-1: no limit) beside
     `cpu.cfs_period_us`. A container sees its own group at the root of the file system.

@@ -18,7 +18,7 @@ from pathlib import Path
 from fedsim.errors import ClientFailedError, UserError
 
 OWN_PACKAGES = ("clients", "strategies")
-# What a person can mend at a file, a disk or a terminal.
+# Errors that a person can correct at a file, a disk or a terminal.
 MENDABLE = {
     getattr(errno, name)
     for name in (
@@ -46,7 +46,7 @@ def _run(command: Callable[[], int | None]) -> int:
         return complain(str(error), 1)
     except KeyboardInterrupt:
         return complain(INTERRUPTED, 130)
-    except BrokenPipeError:  # the reader of our output has gone: `fedsim compare ... | head`
+    except BrokenPipeError:  # the program that read our output has ended: `fedsim compare ... | head`
         _silence(sys.stdout)
         return 1
     except Exception as error:
@@ -59,11 +59,11 @@ def explain(error: Exception) -> tuple[str, int]:
         return error.format_message(), 2
     if isinstance(error, OSError) and error.errno in MENDABLE:
         where = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
-        return f"{where or 'cannot write: '}{error.strerror}; mend that and give the same command again", 2
+        return f"{where or 'cannot write: '}{error.strerror}; correct that and give the same command again", 2
     what = " ".join(f"{type(error).__name__}: {error}".split())
     if "No space left on device" in what:  # libraries have error types of their own for it
         return f"{what}; free some space and give the same command again", 2
-    return f"{what[:500]} (this was not foreseen{_kept(error)})", 1
+    return f"{what[:500]} (an unexpected error{_kept(error)})", 1
 
 
 def _kept(error: Exception) -> str:
@@ -105,7 +105,8 @@ def _silence(stream: object) -> None:
 
 @contextlib.contextmanager
 def _any_encoding() -> Iterator[None]:
-    """What a terminal or a file cannot spell is written as an escape: `±` in ASCII, names that are not UTF-8."""
+    """Characters that a terminal or a file cannot encode are written as escapes: `±` in ASCII, names that are not
+    UTF-8."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
@@ -113,7 +114,8 @@ def _any_encoding() -> Iterator[None]:
 
 
 def refuse_hidden_packages() -> None:
-    """UserError when a folder of the user's hides a package of ours: some searches begin in the working folder."""
+    """Raises UserError when a folder of the user hides one of our packages; some imports search the working folder
+    first."""
     home = Path(__file__).resolve().parents[1]
     for name in OWN_PACKAGES:
         spec = importlib.util.find_spec(name)

@@ -20,7 +20,7 @@ from fedsim.settings import DataSettings, ModelSettings, RunSettings, Settings, 
 
 
 class Experiment(Settings):
-    """One experiment, resolved: everything that a run depends on."""
+    """One experiment, resolved: all settings on which a run depends."""
 
     name: Annotated[str, AfterValidator(folder_name), Field(min_length=1)] = "experiment"
     data: DataSettings = DataSettings()
@@ -60,7 +60,7 @@ class Experiment(Settings):
         return from_table(_merge(self.model_dump(), sections))
 
     def settings_hash(self) -> str:
-        """Short hash of all that a run's numbers depend on, except method, target and seed."""
+        """A short hash of everything that the numbers of a run depend on, except method, target and seed."""
         table = self.model_dump()
         del table["method"], table["name"]
         table["run"] = {key: table["run"][key] for key in ("select_on", "on_client_failure")}
@@ -74,7 +74,8 @@ SECTIONS = {"data": DataSettings, "model": ModelSettings, "train": TrainSettings
 
 
 def config_folders() -> list[Path]:
-    """Folders searched for configs by name: the source tree's (and FAB's), then the installed package's."""
+    """The folders searched for configs by name: those of the source tree (and of a FAB), then of the installed
+    package."""
     package = Path(__file__).parent
     return [package.parent / "configs", package / "_configs"]
 
@@ -142,9 +143,9 @@ def _check_tables(table: dict, presets: Any, where: str) -> None:
 
 
 def parse_override(text: str) -> tuple[str, Any]:
-    """`"train.rounds=5"` -> `("train.rounds", 5)`; what is not a TOML value is taken as a string.
+    """`"train.rounds=5"` -> `("train.rounds", 5)`; a value that is not TOML is taken as a string.
 
-    A setting that is a text takes the words as they stand: `run.target=2020` is the domain "2020".
+    A text setting takes the characters unchanged: `run.target=2020` is the domain "2020".
     """
     key, sign, value = text.partition("=")
     key, value = key.strip(), value.strip()
@@ -176,7 +177,8 @@ def _merge(base: dict, changes: dict) -> dict:
 
 
 def from_table(table: dict, where: str = "settings", overrides: Sequence[str] = ()) -> Experiment:
-    """Validated Experiment of a nested table; UserError names the key, the nearest right one, and who set it."""
+    """A validated Experiment of a nested table. UserError names the key, the nearest right one, and where it was
+    set."""
     try:
         return Experiment.model_validate(table)
     except ValidationError as error:
@@ -186,7 +188,7 @@ def from_table(table: dict, where: str = "settings", overrides: Sequence[str] = 
 
 
 def _concerns(override: str, key: str) -> bool:
-    """Does an override's key set what an error is about: the same key, or one above or below it?"""
+    """Whether the key of an override is the one that an error is about, or above or below it."""
     return f"{key}.".startswith(f"{override}.") or f"{override}.".startswith(f"{key}.")
 
 

@@ -1,4 +1,4 @@
-"""Files that appear as a whole: written beside their place, then renamed over it."""
+"""Files that are replaced as a whole: written under a temporary name, then renamed."""
 
 import os
 import tempfile
@@ -7,15 +7,15 @@ from pathlib import Path
 
 
 def atomic_write(path: Path | str, content: bytes | str, mode: int | None = None, durable: bool = True) -> None:
-    """Replace the file as a whole: whoever reads it, at any moment, sees the old or the new content, never a part.
+    """Replaces the file as a whole: a reader sees at any moment the old or the new content, never a part of it.
 
-    mode: the file's permissions, those of a new file by default. durable: also wait until the disk has it, so that the
-    content survives a loss of power.
+    mode: the file's permissions; those of a new file by default
+    durable: also wait until the disk has the content, so that it survives a loss of power
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     data = content.encode() if isinstance(content, str) else content
-    # A name of its own for every writer: parallel runs of a sweep rebuild the same results.csv.
+    # Every writer has its own temporary name, because parallel runs of a sweep rebuild the same results.csv.
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:

@@ -25,7 +25,7 @@ CARRIERS = ("banks", "reports")  # they bring what a part of another slot needs
 
 @dataclass(frozen=True)
 class Row:
-    """One method as it is listed. cost: of a local step, in FedAvg's; None where it was not measured."""
+    """One method in the list. cost: the time of a local step divided by FedAvg's; None where it was not measured."""
 
     name: str
     recipe: Recipe
@@ -43,7 +43,7 @@ class Row:
 
     @property
     def group(self) -> str:
-        """The sides that the row changes, as in "clients and server"."""
+        """The sides that the row changes, for example "clients and server"."""
         if self.recipe.pooled:
             return "nothing is federated"
         sides = [side for side, slots in SIDES.items() if set(slots) & self.parts.keys()]
@@ -57,7 +57,7 @@ class Row:
 
 
 def step_costs(file: Path = COSTS) -> tuple[dict[str, float], str]:
-    """Cost of a local step in FedAvg's by method, and how it was measured; nothing where it never was."""
+    """The cost of a local step divided by FedAvg's, by method, and how it was measured; empty where it never was."""
     if not file.is_file():
         return {}, ""
     with file.open(newline="") as handle:
@@ -66,9 +66,9 @@ def step_costs(file: Path = COSTS) -> tuple[dict[str, float], str]:
 
 
 def listed(changes: str = "", costs: Mapping[str, float] | None = None) -> dict[str, list[Row]]:
-    """All methods by group, in the order of METHODS; with `changes` those that change one of these slots or sides.
+    """All methods by group, in the order of METHODS; with `changes` only those that change one of these slots or sides.
 
-    UserError for a word that is no slot and no side.
+    UserError for a word that names no slot and no side.
     """
     wanted = {slot for word in changes.split(",") if word.strip() for slot in _slots(word.strip())}
     costs = step_costs()[0] if costs is None else costs
@@ -81,7 +81,7 @@ def listed(changes: str = "", costs: Mapping[str, float] | None = None) -> dict[
 
 
 def _place(group: str) -> tuple[int, list[int]]:
-    """Place of a group in the list: the reference, one side, several sides, what is not federated."""
+    """The position of a group in the list: the reference, one side, several sides, what is not federated."""
     sides = [list(SIDES).index(side) for side in group.split(" and ") if side in SIDES]
     return len(sides) if sides or "reference" in group else len(SIDES) + 1, sides
 

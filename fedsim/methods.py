@@ -1,7 +1,7 @@
 """The map: every method as a recipe of exchangeable parts. Start reading here.
 
 A row names the parts in which the method differs from FedAvg. On the command line `a+b` combines two rows,
-`method.guiding_head.weight=0.25` sets a part's field, `method.weights="uniform"` exchanges a part and
+`method.guiding_head.weight=0.25` sets a field of a part, `method.weights="uniform"` replaces a part, and
 `method.add=["guiding_head"]` adds one (fedsim/assembly.py).
 """
 
@@ -97,7 +97,7 @@ METHODS: dict[str, Recipe] = {
         weights=Uniform(),
         refine=(EnsembleDistillation(),),
         paper="Xie et al., CVPR 2024: PerAda",
-        discloses="adapters, norm and head only; the server looks at single clients' models where it distils",
+        discloses="adapters, norm and head only; the server uses single clients' models where it distils",
     ),
     "fada": Recipe(
         client=DisentanglingAdversary(),
@@ -132,7 +132,7 @@ METHODS: dict[str, Recipe] = {
         share=WithoutBatchNorm("xan"),
         terms=(GuidingHead(0.5),),
         paper="Le et al., CVPR 2024",
-        discloses="as FedAvg: the batch-norm side is uploaded for the unseen domain's model",
+        discloses="as FedAvg: batch norm and its score are uploaded for the unseen domain's model",
     ),
     "feddg-ga": Recipe(
         weights=GeneralizationAdjustment(0.2),
@@ -154,7 +154,7 @@ METHODS: dict[str, Recipe] = {
         banks=(GlobalBatchNorm(),),
         client=ClientAgnostic(),
         paper="client-agnostic learning, ICLR 2023 submission: FedIG",
-        discloses="as FedAvg: the batch-norm side goes up, its average comes down",
+        discloses="as FedAvg: batch norm is uploaded, and its average is sent back",
     ),
     "fedig-a": Recipe(
         norm=MixIG(adapter=True),

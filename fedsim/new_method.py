@@ -33,13 +33,13 @@ class CLASS(Term):
     strength: Annotated[float, Field(ge=0)] = 0.01
 
     def begin(self, round: LocalRound) -> StepFunction | None:
-        """Called once before a round's first step: what a round needs is prepared here, e.g. a frozen copy of the
-        received model. `round.store` keeps tensors from round to round; `end(round)` is called after the last step."""
+        """Called once before the first step of a round, to prepare what the round needs, e.g. a frozen copy of the
+        received model. `round.store` keeps tensors between rounds; `end(round)` is called after the last step."""
         if self.strength == 0:
             return None
 
         def term(batch: Batch) -> Tensor:
-            """What is added to the loss of a batch; `round.forward` has filled batch.features, logits and loss."""
+            """The summand of a batch's loss; `round.forward` has filled batch.features, logits and loss."""
             penalty = batch.features.float().square().sum(dim=1).mean() / 2
             round.tally("penalty", penalty)  # a column of clients.csv
             return self.strength * penalty
@@ -50,7 +50,7 @@ class CLASS(Term):
 NAME = Recipe(
     terms=(CLASS(),),
     paper="authors, venue and year",
-    discloses="model updates",  # what clients tell the server beyond that, in words
+    discloses="model updates",  # in words, everything that clients send to the server
 )
 '''
 
@@ -88,7 +88,7 @@ def write_method(name: str, folder: Path) -> list[Path]:
     files = {folder / f"{name}.py": MODULE, folder / f"test_{name}.py": TEST}
     taken = [file for file in files if file.exists()]
     if taken:
-        raise UserError(f"{taken[0]} is there already; choose another name, or remove it")
+        raise UserError(f"{taken[0]} exists already; choose another name, or remove it")
     if importlib.util.find_spec(name):
         raise UserError(f"there is a module {name!r} already, which would be imported instead; choose another name")
     kind = "".join(word.capitalize() for word in name.split("_")) + "Term"

@@ -1,4 +1,4 @@
-"""The base of all parts of a recipe: what a part declares, and what others may ask of it."""
+"""The base of all parts of a recipe: what a part declares about itself."""
 
 import re
 from collections.abc import Mapping
@@ -12,17 +12,17 @@ if TYPE_CHECKING:
 
 
 class Part:
-    """A part answers one question of a recipe. Its fields are a paper's hyper-parameters; these declarations are ours.
+    """A part answers one question of a recipe. Its fields are hyper-parameters of a paper; these declarations are ours.
 
-    requires: parts that must be in the recipe too, as {slot: settings name}; they are added where they are missing.
-    needs: metrics that every reply must carry; a reply without them is refused.
-    needs_clients: the part compares or exchanges something between clients, so that it cannot act where the data of
-        all clients are pooled.
-    tag: what the method's name in results shows of this part, as in `ccst(pixel)`; empty: nothing.
-    tasks: the tasks (fedsim.tasks) for which the part makes sense; other data sets refuse it in one line.
-    side_by_side: clients with this part may train as one program (`clients.side_by_side`): what it does in a step is a
-        function of one client's tensors and batch. Steps and terms have to say so.
-    discloses: what this part tells the server or other clients about a client's data; empty: nothing beyond the model.
+    requires: parts that must be in the recipe too, as {slot: settings name}; they are added where they are missing
+    needs: metrics that every reply must have; a reply without them is refused
+    needs_clients: the part compares or exchanges something between clients, so that it cannot act where the data of all
+    clients are pooled
+    tag: what the method's name in results shows about this part, as in `ccst(pixel)`; empty: nothing
+    tasks: the tasks (fedsim.tasks) for which the part is made; data sets of other tasks refuse it in one line
+    side_by_side: clients with this part may be trained together as one program (`clients.side_by_side`), because its
+    work in a step depends only on the tensors and the batch of one client. Steps and terms must declare it
+    discloses: what this part shows the server or other clients about a client's data; empty: nothing beyond the model
     """
 
     requires: ClassVar[dict[str, str]] = {}
@@ -32,15 +32,14 @@ class Part:
 
     @property
     def sets(self) -> dict[str, dict[str, object]]:
-        """Field values that this part wants of other parts of the recipe, as {part: {field: value}}; a value that the
-        user gave stays."""
+        """Field values for other parts of the recipe, as {part: {field: value}}. A value that the user gave is kept."""
         return {}
 
     needs_clients: ClassVar[bool] = False
 
     @property
     def tag(self) -> str:
-        """Short text that tells variants of this part apart in results; empty: none."""
+        """A short text that distinguishes variants of this part in results; empty: none."""
         return ""
 
     @property

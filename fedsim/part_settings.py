@@ -1,4 +1,4 @@
-"""What `[method]` and `[parts]` change in a recipe: parts exchanged or added, and their fields, checked."""
+"""What `[method]` and `[parts]` change in a recipe: they replace or add parts, and set and check their fields."""
 
 import dataclasses
 import functools
@@ -17,7 +17,7 @@ from fedsim.registry import find_part
 
 
 def exchange(recipe: Recipe, slot: str, value: Any) -> Recipe:
-    """Recipe with the parts of one slot replaced by named ones; `"none"` empties an optional slot."""
+    """The recipe with the parts of one slot replaced by named ones; `"none"` empties an optional slot."""
     if slot in LIST_SLOTS:
         names = [] if value == "none" else _names(f"method.{slot}", value)
         _refuse_twice(f"method.{slot}", names)
@@ -36,7 +36,8 @@ def exchange(recipe: Recipe, slot: str, value: Any) -> Recipe:
 
 
 def add(recipe: Recipe, value: Any) -> Recipe:
-    """Recipe with the named parts in every slot that they belong to; UserError for a part that is already there."""
+    """The recipe with the named parts added to every slot that they belong to; UserError for a part that it has
+    already."""
     names = _names("method.add", value)
     _refuse_twice("method.add", names)
     filled: dict[str, str] = {}
@@ -55,8 +56,10 @@ def add(recipe: Recipe, value: Any) -> Recipe:
 
 
 def complete(recipe: Recipe) -> Recipe:
-    """Adds what a part requires and the recipe lacks, and what those parts require in turn:
-    `requires = {"reports": "generalization_gap"}`."""
+    """Adds the parts that a part requires and the recipe lacks, and those that they require in turn.
+
+    An example is `requires = {"reports": "generalization_gap"}`.
+    """
     for _, part in parts_of(recipe):
         for slot, name in part.requires.items():
             if not any(part_name(present) == name for present in parts_in(recipe, slot)):
@@ -74,7 +77,7 @@ def _beside(part: Part, name: str) -> type | None:
 
 
 def set_fields(recipe: Recipe, key: str, fields: Any, method: str) -> Recipe:
-    """Recipe with fields of the part called `key` changed and checked, in every slot in which the part stands."""
+    """The recipe with fields of the part called `key` changed and checked, in every slot that has the part."""
     present = {part_name(part): part for _, part in parts_of(recipe)}
     if key not in present:
         raise UserError(
@@ -114,7 +117,7 @@ def validated(part: Part, fields: dict[str, Any], where: str) -> Part:
         if isinstance(value, float) and not math.isfinite(value):
             raise UserError(f"{where}.{field}: must be a finite number (got {value!r})")
     try:
-        # JSON, because its strict mode takes a list for a tuple, and neither a bool nor a text for a number
+        # JSON, because its strict mode accepts a list for a tuple, but neither a bool nor a text for a number
         return _adapter(type(part)).validate_json(json.dumps(values), strict=True)
     except TypeError as error:
         raise UserError(f"{where}: fields hold numbers, texts, booleans or lists of them ({error})") from None
@@ -130,7 +133,7 @@ def _adapter(kind: type) -> pydantic.TypeAdapter:
 
 
 def make(kind: type) -> Part:
-    """A part with its default fields; UserError when a field has none."""
+    """A part with its default fields; UserError when a field has no default."""
     try:
         return kind()
     except TypeError as error:

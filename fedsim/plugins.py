@@ -5,8 +5,8 @@ They are named as `package.module:name`, or by the plain name of an entry point 
     [project.entry-points."fedsim.methods"]
     moon = "mymethods:moon"
 
-A module is looked for where Python looks, then in the folders of $FEDSIM_PLUGINS, then in the working folder. Its code
-runs with the rights of whoever runs fedsim: name nothing that you do not trust.
+Python's own folders are searched for a module, then the folders of $FEDSIM_PLUGINS, then the working folder. The code
+of the module has the rights of the user who runs fedsim: name only code that you trust.
 """
 
 import functools
@@ -28,9 +28,9 @@ FOLDERS = "FEDSIM_PLUGINS"
 
 @dataclass(frozen=True)
 class Package:
-    """What a plugin's name needs on every machine that runs it.
+    """The package that a plugin's name needs on every machine that runs it.
 
-    distribution and version are empty for a module that no installed package holds, such as a file in a folder.
+    distribution and version are empty for a module that belongs to no installed package, such as a file in a folder.
     """
 
     reference: str
@@ -45,9 +45,9 @@ class Package:
 
 
 def lookup(name: str, known: Mapping[str, Any], group: str, where: str) -> Any:
-    """The row of that name: a known one, that of an entry point, or what `module:name` names.
+    """The row of that name: a known one, that of an entry point, or the object that `module:name` names.
 
-    UserError that starts with `where` and gives the nearest known name.
+    UserError begins with `where` and gives the nearest known name.
     """
     if name in known:
         return known[name]
@@ -66,7 +66,7 @@ def entry_points(group: str) -> dict[str, str]:
 
 
 def load(reference: str, where: str) -> Any:
-    """What `package.module:name` names; UserError when there is no such module, or no such name in it."""
+    """The object that `package.module:name` names; UserError when there is no such module, or no such name in it."""
     module, _, attribute = reference.partition(":")
     if not (module and attribute):
         raise UserError(f"{where} {reference!r} is not of the form package.module:name")
@@ -90,7 +90,7 @@ def load(reference: str, where: str) -> Any:
 
 
 def search_folders() -> list[str]:
-    """Folders beside Python's own in which a plugin's module is looked for."""
+    """The folders, in addition to Python's own, in which the module of a plugin is searched."""
     named = [folder for folder in os.environ.get(FOLDERS, "").split(os.pathsep) if folder]
     return list(dict.fromkeys([*(str(Path(folder).resolve()) for folder in named), str(Path.cwd())]))
 

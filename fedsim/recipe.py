@@ -1,4 +1,4 @@
-"""A method as a row of exchangeable parts: one part per question of the design's table."""
+"""A method as a row of exchangeable parts, one part for each question."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -40,7 +40,7 @@ LIST_SLOTS = ("banks", "refine", "visits", "terms", "reports", "inserts")
 
 @dataclass(frozen=True)
 class Recipe:
-    """A method: one part per question (see the design's table); every default is FedAvg's."""
+    """A method: one part for each question; every default is FedAvg's."""
 
     share: Share = Everything()
     weights: Weights = ByExamples()
@@ -63,7 +63,7 @@ class Recipe:
 
     @property
     def uses_target_unlabelled(self) -> bool:
-        """Does the method train on unlabelled images of the unseen domain? It is ranked apart then."""
+        """Whether the method trains on unlabelled images of the unseen domain. It is then ranked separately."""
         return self.unlabelled is not None
 
     def label(self, method: str) -> str:
@@ -72,7 +72,7 @@ class Recipe:
         return f"{method}({', '.join(tags)})" if tags else method
 
     def client_parts(self) -> list[ClientPart]:
-        """The parts that act on a client, in the order of the slots; one that fills two slots once."""
+        """The parts that act on a client, in the order of the slots; a part in two slots is listed once."""
         found: list[ClientPart] = []
         for _, part in parts_of(self):
             if isinstance(part, ClientPart) and part not in found:
@@ -88,13 +88,13 @@ class Recipe:
         return self.contributors()[bank]
 
     def disclosure(self) -> str:
-        """What leaves the clients: the row's own text and what each part with `discloses` adds."""
+        """What leaves the clients: the row's own text, and what each part with `discloses` adds."""
         parts = [part.discloses for _, part in parts_of(self) if part.discloses]
         return "; ".join([self.discloses, *dict.fromkeys(parts)])
 
 
 def parts_of(recipe: Recipe) -> list[tuple[str, Any]]:
-    """(slot, part) of everything in a recipe."""
+    """(slot, part) for every part of a recipe."""
     pairs: list[tuple[str, Any]] = []
     for slot in SLOTS:
         value = getattr(recipe, slot)
@@ -104,5 +104,5 @@ def parts_of(recipe: Recipe) -> list[tuple[str, Any]]:
 
 @cache
 def slots_of(kind: type) -> tuple[str, ...]:
-    """Slots that a class of parts belongs to, by the contracts it derives from; a part may answer two questions."""
+    """The slots that a class of parts belongs to, by the contracts that it derives from; a part may have several."""
     return tuple(slot for slot, contract in SLOTS.items() if issubclass(kind, contract))

@@ -1,6 +1,6 @@
-"""Every part that a setting can name, by slot: the classes of the slots' folders, and those that the rows use.
+"""Every part that a setting can name, by slot: the classes in the slots' folders, and those that the rows use.
 
-A new part is known as soon as its file lies in the folder of its slot; no list has to be kept.
+A new part is known as soon as its file is in the folder of its slot; there is no list to keep.
 """
 
 import dataclasses

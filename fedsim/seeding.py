@@ -1,6 +1,6 @@
-"""Every random stream of a run, derived by hash from (seed, purpose, client, round).
+"""Every random stream of a run, derived by a hash from (seed, purpose, client, round).
 
-A stream depends on its name alone: resuming, reordering clients or adding a draw elsewhere shifts nothing.
+A stream depends on its name alone. Resuming, another order of clients or a new draw elsewhere does not change it.
 """
 
 import hashlib
@@ -26,9 +26,10 @@ def torch_generator(seed: int, *name: str | int) -> torch.Generator:
 
 
 def seed_library(seed: int, *name: str | int) -> None:
-    """Seed torch's global generators (CPU and CUDA), for whatever draws from them: dropout, augmentation.
+    """Seeds torch's global generators (CPU and CUDA), for everything that draws from them: dropout, augmentation.
 
-    As `torch.manual_seed`, which without CUDA costs a millisecond: it queues a seeding with its stack trace each time.
+    It does the same as `torch.manual_seed`, which takes a millisecond without CUDA, because it queues a seeding with
+    its stack trace each time.
     """
     number = stream_seed(seed, *name)
     torch.default_generator.manual_seed(number)

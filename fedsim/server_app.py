@@ -1,4 +1,4 @@
-"""Flower ServerApp: settings -> strategy -> rounds -> records. The same in simulation and deployment."""
+"""Flower's ServerApp: settings -> strategy -> rounds -> records. It is the same in simulation and deployment."""
 
 import logging
 import shlex
@@ -72,9 +72,10 @@ def experiment_of(run_config: dict) -> Experiment:
 
 
 def serve(grid: Grid, plan: Plan, callbacks: Sequence[RunCallback] = (), identify: Identify | None = None) -> Path:
-    """Carry out (or resume) one run over a grid of clients; returns the run's folder.
+    """Carries out (or resumes) one run over a grid of clients; returns the run's folder.
 
-    `identify` tells whose key a node has: it is admitted in that role alone. Without it nodes are taken at their word.
+    `identify` gives the registered site to which a node's key belongs; the node is admitted in that role alone. Without
+    it the claims of nodes are accepted.
     """
     folder, run = plan.folder, plan.experiment.run
     if is_finished(folder):
@@ -139,7 +140,7 @@ def _serve(grid: Grid, space: Workspace, callbacks: Sequence[RunCallback], ident
 
 
 def check_server(plan: Plan, known: Fingerprints | None = None) -> None:
-    """What the recipe's parts need on this machine is there; `known`: fingerprints of the sites' data."""
+    """Checks that this machine has what the recipe's parts need; `known`: fingerprints of the sites' data."""
     for _, part in parts_of(plan.recipe):
         part.check_server(plan.experiment, known or {})
 
@@ -151,10 +152,10 @@ def largest_reply(space: Workspace) -> int:
 
 
 class LogLines:
-    """One log line per round and trouble, to the standard output and into the run's `run.log`."""
+    """One log line per round and per problem, to the standard output and into the run's `run.log`."""
 
     def on_start(self, experiment: Experiment, folder: Path) -> None:
-        """Says where the records go."""
+        """Says where the records are written."""
         logger.setLevel(logging.INFO)
         for handler in (logging.StreamHandler(sys.stdout), logging.FileHandler(folder / LOG, encoding="utf-8")):
             handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
@@ -180,5 +181,5 @@ class LogLines:
         )
 
     def on_failure(self, error: BaseException) -> None:
-        """Why the run stopped."""
+        """Says why the run stopped."""
         logger.error("stopped: %s", error if isinstance(error, Exception) else "from outside")  # a signal

@@ -1,6 +1,6 @@
 """The typed sections of an experiment's settings, one class per section of the TOML file, and the folders they name.
 
-Reading a file, presets and overrides are in `fedsim.experiment`.
+`fedsim.experiment` reads files, presets and overrides.
 """
 
 import os
@@ -16,13 +16,13 @@ from fedsim.plugins import entry_points
 AUGMENTS = ("none", "domainbed", "csac", "feddg-ga", "flip-jitter", "fedsb", "ccst", "flip")
 
 SMALLEST_SIZE = 8  # pixels of an image's side
-LONGEST_NAME = 200  # bytes of a part of a folder's name; file systems take 255 for the whole
+LONGEST_NAME = 200  # bytes of a part of a folder's name; file systems allow 255 for the whole name
 
 
 class Settings(BaseModel):
-    """Base of all sections: unknown keys are errors, values are checked, instances are immutable.
+    """The base of all sections: unknown keys are errors, values are checked, instances are immutable.
 
-    Strict: neither true nor "5" is a number, and 1 is no boolean.
+    Types are strict: neither true nor "5" is a number, and 1 is no boolean.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -30,7 +30,7 @@ class Settings(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _whole_numbers_are_names(cls, table: Any) -> Any:
-        """A domain may be called 100: a whole number where a text is wanted is that text."""
+        """A domain may be called 100: where a text is expected, a whole number is that text."""
         if not isinstance(table, dict):
             return table
         wanted = {key: field.annotation for key, field in cls.model_fields.items() if key in table}
@@ -38,7 +38,7 @@ class Settings(BaseModel):
 
 
 def _as_text(value: Any, kind: Any) -> Any:
-    """A whole number as the text that is wanted, alone or in a list; anything else as it is."""
+    """A whole number as the text that is expected, alone or in a list; everything else unchanged."""
     if kind == list[str] and isinstance(value, list):
         return [_as_text(item, str) for item in value]
     return str(value) if kind is str and type(value) is int else value
@@ -65,15 +65,15 @@ class DataSettings(Settings):
     domains: list[str] = Field([], description="use only these domains; empty: all of the data set")
     classes: list[str] = Field(
         [],
-        description="a `folder` data set's classes, where its images are on other machines (a deployment's server), "
-        "or where a domain may lack some of them",
+        description="classes of a `folder` data set, when its images are on other machines (for a deployment's "
+        "server), or when a domain may lack some of them",
     )
     image_size: int = Field(
         28,
         ge=0,
         le=1024,
-        description="images are decoded once to this size, in pixels, at least 8; 0: that of the images on which the "
-        "backbone's weights were trained",
+        description="images are decoded once to this size, in pixels, at least 8; 0: the size of the images on which "
+        "the backbone's weights were trained",
     )
     columns: dict[str, str] = Field(
         {}, description="names of a table's columns where they are not path, label, domain and split"
@@ -100,8 +100,8 @@ class DataSettings(Settings):
         0.0,
         ge=0,
         lt=1,
-        description="share of the unseen domain's images set apart for methods that train on them without labels, and "
-        "never tested; 0: half where the method is one, else none",
+        description="share of the unseen domain's images for methods that train on them without labels; these images "
+        "are never tested; 0: half of the images for such a method, none for others",
     )
     clients_per_domain: int = Field(1, ge=1, description="clients that share one domain")
     partition: Literal["iid", "dirichlet"] = Field("iid", description="how a domain is shared between its clients")
@@ -115,21 +115,22 @@ class DataSettings(Settings):
     )
     augment: str = Field(
         "none",
-        description=f"{', '.join(AUGMENTS)}, or module:name of your own",
+        description=f"{', '.join(AUGMENTS)}, or your own as module:name",
     )
     normalize: Literal["none", "imagenet", "mnist", "weights"] = Field(
-        "none", description="mean and std after augmentation; weights: those that go with the backbone's weights"
+        "none",
+        description="mean and std after augmentation; weights: those with which the backbone's weights were trained",
     )
     structures: dict[str, list[int]] = Field(
         {},
-        description="a `masks` data set's structures and the pixel values of the mask files that mean them; values may "
+        description="structures of a `masks` data set, and the pixel values of the mask files for each; a value may "
         "belong to several structures: disc = [0, 128], cup = [0]",
     )
     mask_threshold: float = Field(
-        0.5, gt=0, lt=1, description="probability above which a pixel belongs to a structure, wherever masks are judged"
+        0.5, gt=0, lt=1, description="probability above which a pixel belongs to a structure when masks are evaluated"
     )
     largest_component: bool = Field(
-        False, description="of each predicted structure only the largest connected component counts"
+        False, description="count only the largest connected component of each predicted structure"
     )
     cache: str = Field("", description="folder of the decoded images; empty: $FEDSIM_CACHE, else ~/.cache/fedsim")
     _run_seed: int = PrivateAttr(0)  # set by the Experiment, as the next one
@@ -137,7 +138,7 @@ class DataSettings(Settings):
 
     @property
     def validation_domain(self) -> str:
-        """The run's domain on which no one trains, since it selects the round; empty for none."""
+        """The run's domain that selects the round and on which no client trains; empty for none."""
         return self._validation_domain
 
     @property
@@ -176,8 +177,8 @@ class ModelSettings(Settings):
     )
     train: str = Field(
         "all",
-        description="all; or what is trained while the rest stays frozen and does not travel: head, norm, or a pattern "
-        "of parameter names such as backbone.layer4.*, joined by +",
+        description="all; or what is trained, while the rest is frozen and not sent: head, norm, or a pattern of "
+        "parameter names such as backbone.layer4.*, joined by +",
     )
     bottleneck: int = Field(0, ge=0, description="width of Linear-BatchNorm1d-ReLU before the head; 0: none")
 
@@ -186,13 +187,13 @@ class TrainSettings(Settings):
     """[train]: rounds, local work and its optimizer."""
 
     rounds: int = Field(10, ge=1)
-    epochs: int = Field(1, ge=1, description="local passes per round, unless iterations is set")
+    epochs: int = Field(1, ge=1, description="local passes over the data per round, unless iterations is set")
     iterations: int = Field(0, ge=0, description="local steps per round; 0: epochs count")
     batch_size: int = Field(64, ge=2)
     budget: Literal["paper", "images", "steps"] = Field(
         "paper",
-        description="local work: as the method's parts say, or as many training images (steps) as FedAvg's, preludes "
-        "and copies included (clients/budget.py)",
+        description="local work: paper: as much as the method's parts ask for; images or steps: as many as FedAvg's, "
+        "preludes and copies included (clients/budget.py)",
     )
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     lr: float = Field(0.01, gt=0)
@@ -200,16 +201,16 @@ class TrainSettings(Settings):
     weight_decay: float = Field(0.0, ge=0)
     schedule: Literal["constant", "cosine", "cosine-official", "step"] = Field(
         "constant",
-        description="over rounds: cosine at (t-1)/T; cosine-official at t/T (gPerXAN's code); "
-        "step: x0.1 from 80 % of the rounds on",
+        description="learning rate over rounds: cosine at (t-1)/T; cosine-official at t/T (gPerXAN's code); "
+        "step: multiplied by 0.1 after 80 % of the rounds",
     )
     persist_optimizer: bool = Field(False, description="keep momentum and Adam moments between rounds")
     clients_per_round: int = Field(0, ge=0, description="clients drawn each round; 0: all")
     evaluate_clients: str = Field(
         "all",
         pattern="^(all|drawn|[1-9][0-9]*)$",
-        description="clients that validate a round's model, on which selection rests: all, drawn (those that trained "
-        "in the round), or a number, so many that stay the same",
+        description="clients that validate the model of a round, which selects the best round: all, drawn (those that "
+        "trained in the round), or a number of clients that stay the same",
     )
     evaluate_every: int = Field(1, ge=1, description="rounds between validations; the last round is always validated")
     precision: Literal["fp32", "bf16"] = "fp32"
@@ -220,12 +221,14 @@ class TrainSettings(Settings):
         "networks on a GPU, slower on a CPU; 1: one after the other",
     )
     dp_clip: float = Field(
-        0.0, ge=0, description="local differential privacy: largest L2 norm of a client's update, 0: off"
+        0.0, ge=0, description="local differential privacy: largest L2 norm of a client's update; 0: off"
     )
-    dp_epsilon: float = Field(1.0, gt=0, description="its epsilon in each round; above 1 without a guarantee")
-    dp_delta: float = Field(1e-5, gt=0, lt=1, description="its delta in each round")
+    dp_epsilon: float = Field(
+        1.0, gt=0, description="epsilon of local differential privacy in each round; no guarantee above 1"
+    )
+    dp_delta: float = Field(1e-5, gt=0, lt=1, description="delta of local differential privacy in each round")
     local_checks: int = Field(
-        0, ge=0, description="validations during local training, the best iterate is sent; 0: off"
+        0, ge=0, description="validations during local training, of which the best model is sent; 0: off"
     )
 
 
@@ -235,7 +238,7 @@ class RunSettings(Settings):
     target: str = Field("", description="the unseen domain; empty: the last one")
     seed: int = Field(0, ge=0)
     label: Annotated[str, AfterValidator(folder_name)] = Field(
-        "", description="told apart from other runs of the same method, e.g. by a sweep's grid"
+        "", description="text that distinguishes this run from other runs of the same method; a grid of a sweep sets it"
     )
     runtime: Literal["inline", "ray", "flower", "deployment"] = Field(
         "inline",
@@ -244,7 +247,7 @@ class RunSettings(Settings):
     federation: str = Field("", description="the deployment's federation file")
     evaluate_target: Literal["auto", "server", "site"] = Field(
         "auto",
-        description="who holds the unseen domain's images: the server, or a site with role = target; "
+        description="where the unseen domain's images are: on the server, or on a site with role = target; "
         "auto: the site when the federation file has one, else the server",
     )
     wait_for_sites: float = Field(300.0, gt=0, description="seconds to wait for sites that are not online")
@@ -252,8 +255,8 @@ class RunSettings(Settings):
     threads: int = Field(
         1,
         ge=0,
-        description="CPU threads of each process that computes; numbers depend on it: it is recorded and compared; "
-        "0: as many as cores are free to the process (a deployment's sites: each its own)",
+        description="CPU threads of each process that computes; numbers depend on it, so that it is recorded and "
+        "compared; 0: one for each core that the process may use (each site of a deployment counts its own)",
     )
     output: str = "outputs"
     keep_predictions: bool = Field(
@@ -263,12 +266,12 @@ class RunSettings(Settings):
     checkpoint_every: int = Field(1, ge=1, description="rounds between checkpoints")
     validation_domain: str = Field(
         "",
-        description="a domain that is held out to select the round: no one trains on it, the server evaluates it as "
-        "the unseen one; empty: the source clients' own validation images select",
+        description="a domain that is held out to select the round: no client trains on it, and the server evaluates "
+        "it like the unseen one; empty: the source clients' own validation images select the round",
     )
     select_on: Literal["aggregated", "local"] = Field(
         "aggregated",
-        description="whose validation accuracy selects the round: the aggregated model's, or the local models' mean",
+        description="the validation that selects the round: of the aggregated model, or the mean of the local models",
     )
     personalised: bool = Field(
         False, description="source clients also validate with their own batch norm (clients.csv)"
@@ -280,28 +283,28 @@ class RunSettings(Settings):
     patience: float = Field(
         600.0,
         ge=0,
-        description="seconds for which a site whose connection broke is waited for, and asked again, before its reply "
+        description="seconds to wait for a site after its connection broke, and to ask it again, before its reply "
         "counts as lost",
     )
     update_limit: float = Field(
         100.0,
         ge=0,
-        description="a reply that moves the model more than so many times as far as the median of the others is "
-        "refused; 0: any",
+        description="a reply is refused when it moves the model more than so many times as far as the median of the "
+        "others; 0: none is refused",
     )
     examples_limit: float = Field(
         100.0,
         ge=0,
-        description="a site that says it holds more than so many times the examples of the others' median is "
-        "refused; 0: any number is believed",
+        description="a site is refused when it reports more than so many times the examples of the others' median; "
+        "0: every number is accepted",
     )
     timeout: float = Field(3600.0, gt=0, description="seconds to wait for the replies of one phase")
     ray_address: str = Field("", description="existing Ray cluster; empty: a local one is started")
-    workers: int = Field(0, ge=0, description="Ray workers; 0: as many as the resources carry, at most one per client")
+    workers: int = Field(0, ge=0, description="Ray workers; 0: as many as the resources allow, at most one per client")
     cpus_per_worker: float = Field(1.0, gt=0)
-    gpus_per_worker: float = Field(0.0, ge=0, description="fraction of a GPU; 0: Ray workers share what GPUs there are")
+    gpus_per_worker: float = Field(0.0, ge=0, description="fraction of a GPU; 0: Ray workers share all GPUs that exist")
     tensorboard: bool = Field(False, description="also write TensorBoard scalars into the run's folder")
-    callbacks: list[str] = Field([], description="trackers of your own, package.module:Class (see RunCallback)")
+    callbacks: list[str] = Field([], description="your own trackers, package.module:Class (see RunCallback)")
 
 
 def data_root(data: DataSettings) -> Path:

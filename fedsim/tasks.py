@@ -1,8 +1,9 @@
-"""What is learned: the task of a data set, and all that follows from it. No other place asks which task it is.
+"""The task of a data set: what is learned. No other module asks which task it is.
 
-A row of BENCHMARKS names its task. What its outputs are, its loss and its measure are in `rules`
-(fedsim.models.tasks); what a run keeps of the unseen domain's images is in `kept` (fedsim.results). The columns of all
-records are named after the primary metric: `target_accuracy`, `target_dice`, `mean_validation_dice`, ...
+A row of BENCHMARKS names its task. `rules` (fedsim.models.tasks) has its outputs, loss and metrics;
+`kept` (fedsim.results) has what a run keeps about the unseen domain's images. The columns of all
+records are named after the primary metric: `target_accuracy`, `target_dice`, `mean_validation_dice`,
+...
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,8 +16,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Task:
-    """metric: the primary metric as columns name it, a fraction of which more is better; title: the same in words.
-    rules, kept: "module:class", imported when needed."""
+    """One task.
+
+    metric: the primary metric as columns name it, a fraction; a larger value is better
+    title: the same in words
+    rules, kept: "module:class", imported when needed
+    """
 
     name: str
     metric: str
@@ -38,13 +43,13 @@ ANY_TASK = tuple(TASKS)
 
 
 def task_in(columns: Iterable[str], prefix: str = "target_") -> Task:
-    """The task whose primary metric, after `prefix`, is among these columns; classification where none is."""
+    """The task that has its primary metric, after `prefix`, among these columns; classification where none has."""
     present = set(columns)
     return next((task for task in TASKS.values() if f"{prefix}{task.metric}" in present), CLASSIFICATION)
 
 
 def task_of(frame: "pd.DataFrame", prefix: str = "target_") -> Task:
-    """The task of a frame of records; columns without any value say nothing."""
+    """The task of a frame of records; columns without any value do not count."""
     found = [column for column in frame.columns if column.startswith(prefix) and frame[column].notna().any()]
     return task_in(found or frame.columns, prefix)
 

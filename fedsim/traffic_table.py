@@ -27,7 +27,7 @@ def show_traffic(name: str, config: str, preset: str = "", overrides: Sequence[s
 
 
 def fedavg_bytes(experiment: Experiment) -> tuple[int, int]:
-    """What FedAvg moves down to and up from one client in a round of the same experiment."""
+    """The bytes that FedAvg sends to one client and receives from it in a round of the same experiment."""
     plain = from_table({**experiment.model_dump(), "method": {"name": "fedavg"}})
     rows = traffic(resolve(plain))
     return sum(row.down for row in rows), sum(row.up for row in rows)

@@ -1,4 +1,4 @@
-"""What a run's recipe changes in its row, as readable words: they stand in its folder and in its label, always."""
+"""What a run's recipe changes in its row, as readable words, which are always in its folder's name and in its label."""
 
 import dataclasses
 import hashlib
@@ -19,8 +19,8 @@ LONGEST = 120  # characters: a folder's name holds 255 bytes, and the method's n
 def method_label(experiment: Experiment) -> str:
     """`fedprox@proximal.mu=0.01`: the method, and what the recipe changes in its row; UserError as for a recipe.
 
-    The values of `[parts]` belong to the experiment and are no change. A setting that repeats the row's own value is
-    none either, so that equal recipes have equal labels, however they were asked for.
+    The values of `[parts]` belong to the experiment and are not a change. Neither is a setting that repeats the row's
+    own value, so that equal recipes have equal labels, whatever settings they came from.
     """
     return "@".join(filter(None, (experiment.method_name, variant_words(experiment))))
 
@@ -54,7 +54,7 @@ def variant_words(experiment: Experiment) -> str:
 
 
 def _required(recipe: Recipe, slot: str) -> list[str]:
-    """Names of parts that another part brings along."""
+    """The names of parts that another part adds."""
     return [part.requires[slot] for _, part in parts_of(recipe) if slot in part.requires]
 
 

@@ -128,7 +128,7 @@ def test_new_method_writes_files_that_pass(tmp_path, monkeypatch):
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stdout
     for name, said in (
-        ("my_method", "is there already"),
+        ("my_method", "exists already"),
         ("json", "would be imported instead"),
         ("My-Method", "small"),
     ):

@@ -77,7 +77,7 @@ def failing(error):
         (OSError(errno.EROFS, "Read-only file system", "/mnt/x"), 2, "/mnt/x: Read-only file system"),
         (OSError(errno.ENOSPC, "No space left on device"), 2, "cannot write: No space left on device"),
         (RuntimeError("I/O error: No space left on device (os error 28)"), 2, "free some space"),
-        (ZeroDivisionError("division by zero"), 1, "ZeroDivisionError: division by zero (this was not foreseen"),
+        (ZeroDivisionError("division by zero"), 1, "ZeroDivisionError: division by zero (an unexpected error"),
         (ValueError("two\nlines"), 1, "ValueError: two lines"),
     ],
 )
@@ -97,7 +97,7 @@ def test_every_error_becomes_one_line(error, code, said, capsys, monkeypatch, tm
 def test_a_full_disk_does_not_hide_an_unforeseen_error(capsys, monkeypatch):
     monkeypatch.setattr(Path, "write_text", failing_method(OSError(errno.ENOSPC, "full")))
     assert edge.guarded(failing(ZeroDivisionError("division by zero"))) == 1
-    assert "(this was not foreseen)" in capsys.readouterr().err
+    assert "(an unexpected error)" in capsys.readouterr().err
 
 
 def failing_method(error):
