@@ -1,9 +1,10 @@
 """Batched augmentation on the tensor's own device: random crop, flip, colour jitter, greyscale.
 
 Every image draws its own parameters from torch's global CPU generator (seed it with `torch.manual_seed`), so that the
-draws do not depend on the device and no CUDA result is waited for. Formulas are torchvision's (float path), with two
-differences: the order of the four jitter operations is drawn once per batch, and the crop is one `grid_sample`.
-Own code because it takes about a third of the time of kornia (which also draws the order once per batch).
+draws do not depend on the device and the code never waits for a CUDA result. The formulas are torchvision's (for
+floats), with two differences: the order of the four jitter operations is drawn once per batch, and the crop is one
+`grid_sample`. The code is our own because it takes about a third of the time of kornia (which also draws the order once
+per batch).
 """
 
 from collections.abc import Callable
@@ -26,15 +27,18 @@ STATISTICS = {  # mean and standard deviation of each channel
 
 @dataclass(frozen=True)
 class Augmentation:
-    """x float [B,C,H,W] in [0,1] -> same shape and range. Fields at their defaults do nothing.
+    """x float [B,C,H,W] in [0,1] to the same shape and range. Fields at their defaults do nothing.
 
-    `sizes` [B,2] are the heights and widths that the images had before they were squeezed into squares: crops are drawn
-    on the originals (DomainBed's order, crop and then resize); None for images that were square.
+    `sizes` [B,2] are the heights and widths of the images before they were resized to squares. Crops are drawn on the
+    originals (DomainBed's order, crop and then resize). None means that the images were square. One-channel images skip
+    the colour operations.
 
-    crop: range of the area share of RandomResizedCrop (aspect ratio 3/4..4/3); centre: share of both sides that a crop
-    of the middle keeps (resize to 232, then 224 of the centre: 224/232); flip: probability of a mirror image;
-    jitter: strengths of brightness, contrast, saturation, hue; jitter_share: probability that an image is jittered;
-    grey: probability of greyscale. One-channel images skip the colour operations.
+    crop: the range of the area share of RandomResizedCrop (aspect ratio 3/4..4/3)
+    centre: the share of both sides that a crop of the middle keeps (resize to 232, then 224 of the centre: 224/232)
+    flip: the probability of a mirror image
+    jitter: the strengths of brightness, contrast, saturation, hue
+    jitter_share: the probability that an image is jittered
+    grey: the probability of greyscale
     """
 
     crop: tuple[float, float] | None = None
@@ -48,9 +52,10 @@ class Augmentation:
         return self.with_masks(x, x[:, :0], sizes)[0]
 
     def with_masks(self, x: Tensor, masks: Tensor, sizes: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The images and their masks [B,Q,H,W] of 0 and 1: the same geometry for both, colours for the images alone.
+        """The images and their masks [B,Q,H,W] of 0 and 1: both get the same geometry, and the images alone get
+        colours.
 
-        The draws are those of the images alone. A cropped mask is interpolated like its image and cut at a half.
+        The draws are those of the images alone. A cropped mask is interpolated like its image and rounded at 1/2.
         """
         if self == NOTHING:
             return x, masks
@@ -89,12 +94,12 @@ class Augmentation:
 def draw_boxes(count: int, height: int, width: int, scale: tuple[float, float], sizes: Tensor | None = None) -> Tensor:
     """Crop boxes (top, left, height, width) in pixels, float [count,4], drawn as torchvision's RandomResizedCrop does.
 
-    Area share uniform in `scale`, aspect ratio log-uniform in 3/4..4/3, the first of ten draws that fits, else the
-    middle of the image with the nearest of these ratios.
+    The area share is uniform in `scale` and the aspect ratio log-uniform in 3/4..4/3. The first of ten draws that fits
+    is taken, else the middle of the image with the nearest of these ratios.
 
-    Images of other `sizes` (height, width; [count,2]) that were squeezed to height x width: the boxes are drawn on the
-    originals, in whole pixels of the original whose shorter side has been scaled to that of the square, and then
-    squeezed as their image was, so that they need not be whole.
+    For images of other `sizes` (height, width; [count,2]) that were resized to height x width, the boxes are drawn on
+    the originals, in whole pixels of the original scaled so that its shorter side is that of the square. The boxes are
+    then resized as their image was, so that they need not be whole.
     """
     if sizes is None:
         rows, columns = torch.full((count, 1), float(height)), torch.full((count, 1), float(width))
@@ -122,7 +127,7 @@ def _per_image(values: Tensor, x: Tensor) -> Tensor:
 
 
 def _on_some(x: Tensor, chosen: Tensor, operation: Callable[[Tensor], Tensor]) -> Tensor:
-    """x with `operation` applied to the images that `chosen` [B] (on the CPU) marks; x itself is left as it was."""
+    """x with `operation` applied to the images that `chosen` [B] (on the CPU) marks; x itself is not changed."""
     indices = chosen.nonzero()[:, 0]
     if not len(indices):
         return x
@@ -148,7 +153,7 @@ AUGMENTATIONS = {
 
 @dataclass(frozen=True)
 class Normalization:
-    """(x - mean) / std per channel; without a mean x is left as it is."""
+    """(x - mean) / std per channel; without a mean x is not changed."""
 
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
@@ -171,9 +176,9 @@ def _statistics(
 
 @dataclass(frozen=True)
 class Transforms:
-    """What happens to a batch between the uint8 array and the model: `augment` (training only), then `normalize`.
+    """The operations on a batch between the uint8 array and the model: `augment` (training only), then `normalize`.
 
-    Both take and give float [B,C,H,W]; `augment` works in [0,1]. Picklable.
+    Both take and give float [B,C,H,W]; `augment` works in [0,1]. Objects can be pickled.
     """
 
     augment: Callable[[Tensor], Tensor]
@@ -194,7 +199,7 @@ def to_float(images: Tensor) -> Tensor:
 
 
 def check_joint(name: str) -> None:
-    """UserError when an augmentation cannot treat an image and its masks alike."""
+    """Raises UserError when an augmentation cannot change an image and its masks together."""
     if not hasattr(find_augmentation(name), "with_masks"):
         raise UserError(
             f"data.augment {name!r} has no method with_masks(images, masks), which data with masks need; "
@@ -203,9 +208,11 @@ def check_joint(name: str) -> None:
 
 
 def find_augmentation(name: str) -> Callable[[Tensor], Tensor]:
-    """A row of AUGMENTATIONS, of an installed package, or `module:name`: a function of float batches [B,C,H,W] in
-    [0,1], or a class whose instance is one. Random draws come from torch's generator, which is seeded per client and
-    round. UserError with the nearest known name."""
+    """The augmentation of that name: a row of AUGMENTATIONS, of an installed package, or `module:name`.
+
+    It is a function of float batches [B,C,H,W] in [0,1], or a class with such a function as its instance. Random draws
+    come from torch's generator, which is seeded per client and round. UserError gives the nearest known name.
+    """
     found = lookup(name, AUGMENTATIONS, "augmentations", "data.augment: unknown")
     made = found() if isinstance(found, type) else found
     if not callable(made):

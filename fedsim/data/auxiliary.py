@@ -1,5 +1,4 @@
-"""Auxiliary images without labels that a server may use: any folder of pictures that are neither a client's nor the
-target's."""
+"""Auxiliary images without labels that a server may use: any folder of pictures that belong to no client or target."""
 
 from pathlib import Path
 
@@ -18,9 +17,9 @@ LUMA = (0.299, 0.587, 0.114)  # ITU-R 601, as Pillow's greyscale
 
 
 def auxiliary_images(folder: str, data: DataSettings, channels: int) -> np.ndarray:
-    """All images of a folder and the folders in it, uint8 [N, channels, s, s] with s = `data.image_size`.
+    """All images of a folder and its subfolders, uint8 [N, channels, s, s] with s = `data.image_size`.
 
-    They are decoded once, into the cache. UserError for a folder that is not there or holds no image.
+    They are decoded once, into the cache. Raises UserError for a folder that does not exist or has no image.
     """
     listing = auxiliary_listing(folder)
     images, _ = cached_images(listing, "auxiliary", listing.folder.name, data.image_size, cache_root(data))
@@ -32,7 +31,7 @@ def _grey(images: np.ndarray) -> np.ndarray:
 
 
 def auxiliary_listing(folder: str) -> Listing:
-    """The images of a folder, in the order in which a domain with these class folders would have them."""
+    """The images of a folder, in the order that a domain with these class folders would have."""
     root = Path(folder).expanduser()
     if not root.is_dir():
         raise UserError(f"no folder {root} with auxiliary images; name one that holds unlabelled pictures")
@@ -50,9 +49,9 @@ def _is_image(path: Path) -> bool:
 
 
 def refuse_own_images(folder: str, data: DataSettings, known: Fingerprints) -> None:
-    """UserError when auxiliary images are those of a client or of the target.
+    """Raises UserError when auxiliary images are those of a client or of the target.
 
-    Refused are the folder of a domain, a folder in it or around it, a folder with any file whose bytes are those of a
+    Refused are: the folder of a domain, a folder in it or around it, a folder with any file that has the bytes of a
     domain's image, and a copy of a domain that a site holds (`known`: fingerprints of the sites' data).
     """
     listing = auxiliary_listing(folder)
@@ -66,7 +65,7 @@ def refuse_own_images(folder: str, data: DataSettings, known: Fingerprints) -> N
     for domain, theirs in _domain_listings(data).items():
         place = theirs.folder.resolve()
         if root == place or root in place.parents or place in root.parents:
-            raise _refused(root, f"the images of the domain {domain!r} lie in {place}")
+            raise _refused(root, f"the images of the domain {domain!r} are in {place}")
         for name in theirs.files:
             if (value := digest(read_bytes(theirs.folder / name))) in own_images:
                 raise _refused(root, f"{own_images[value]} is {name} of the domain {domain!r}")
@@ -79,7 +78,8 @@ def _refused(root: Path, reason: str) -> UserError:
 
 
 def _domain_listings(data: DataSettings) -> dict[str, Listing]:
-    """Files of all domains of the data set whose images are files here; a server of a deployment may have none."""
+    """The files of all domains of the data set that are files on this machine; a server of a deployment may have
+    none."""
     found = benchmark(data)
     if found.name != "folder" and found.reader != "fedsim.data.cache:ImageTree":
         return {}

@@ -184,8 +184,11 @@ BENCHMARKS: dict[str, Benchmark] = {
 
 
 def find_dataset(name: str) -> Benchmark:
-    """A row of BENCHMARKS, of an installed package, or `module:name`: a Benchmark, or a Reader class with one as its
-    attribute `benchmark`, which then reads it. UserError with the nearest known name."""
+    """The data set of that name: a row of BENCHMARKS, of an installed package, or `module:name`.
+
+    `module:name` is a Benchmark, or a Reader class that has one as its attribute `benchmark` and then reads it.
+    UserError gives the nearest known name.
+    """
     where = "data.dataset: no data set"
     found = lookup(name, BENCHMARKS, "datasets", where)
     if isinstance(found, type) and isinstance(getattr(found, "benchmark", None), Benchmark):
@@ -194,10 +197,10 @@ def find_dataset(name: str) -> Benchmark:
 
 
 def benchmark(data: DataSettings) -> Benchmark:
-    """The benchmark that the settings name, with `data.domains` chosen; "folder" is read from disk.
+    """The benchmark that the settings name, with the chosen `data.domains`; "folder" is read from disk.
 
-    Domains come in the benchmark's (sorted) order whatever the order of `data.domains`.
-    Raises UserError with the nearest name for an unknown data set or domain.
+    Domains come in the (sorted) order of the benchmark, whatever the order of `data.domains`. Raises UserError with the
+    nearest name for an unknown data set or domain.
     """
     found = find_dataset(data.dataset)
     if found.discover:
@@ -214,7 +217,7 @@ def benchmark(data: DataSettings) -> Benchmark:
 def resolve_domain(found: Benchmark, name: str) -> str:
     """A domain's name as the benchmark spells it; UserError with the nearest one when there is none.
 
-    A published benchmark's names may be spelled with other separators and in other case; those of a folder are exact.
+    The names of a published benchmark may have other separators and another case; those of a folder are exact.
     """
     domain = (matching if found.folder else same)(name, found.domains)
     if domain is None:
@@ -233,9 +236,9 @@ def _named(data: DataSettings) -> Benchmark | None:
 
 
 def _discover(root: Path, asked: list[str], named: list[str]) -> Benchmark:
-    """Benchmark of a tree root/domain/class/image; `asked` domains may be absent here (they live on other sites).
+    """The benchmark of a tree root/domain/class/image; `asked` domains may be missing here (they are on other sites).
 
-    Where the classes are `named`, a domain may lack some of them: hospitals are not all alike.
+    Where the classes are `named`, a domain may lack some of them, because hospitals differ.
     """
     on_disk = names_in(root)
     asked = [composed(name) for name in asked]

@@ -2,8 +2,8 @@
 
     <cache>/<dataset>/<domain>-<hash>/   images.npy [N,C,s,s]   labels.npy [N]   sizes.npy [N,2]   manifest.json
 
-Images are squares, as DomainBed's evaluation sees them; their own heights and widths stand beside them, so that crops
-can be drawn with the aspect ratio of the original.
+Images are squares, as in DomainBed's evaluation. Their own heights and widths are kept beside them, so that crops can
+be drawn with the aspect ratio of the original.
 
 The hash covers data set, size, channels, format and every file's relative path, size and modification time, so that a
 changed source gets a new folder. Old folders are never read again and may be deleted at any time.
@@ -42,8 +42,11 @@ Arrays = tuple[np.ndarray, np.ndarray, np.ndarray]  # images, labels, sizes
 
 @dataclass(frozen=True)
 class Planes:
-    """What one file becomes: `count` planes [C, s, s] of uint8 and the file's own size, by decode(path, side, bytes);
-    `key` tells what it depends on beside the file, empty for an image's colours."""
+    """What one file is decoded to: `count` planes [C, s, s] of uint8 and the file's own size, by decode(path, side,
+    bytes).
+
+    `key` names what the result depends on beside the file; it is empty for the colours of an image.
+    """
 
     count: int = 3
     key: str = ""
@@ -80,7 +83,7 @@ class ImageTree(Reader):
         return self._open[domain]
 
     def labels(self, domain: str, apart: bool = False) -> np.ndarray:
-        """Labels of the files that are there; none is opened."""
+        """The labels of the existing files; no file is opened."""
         return self.listing(domain).labels
 
     def fingerprint(self, domain: str) -> str:
@@ -119,12 +122,13 @@ def cached_domain(
     report: Report | None = None,
     planes: Planes = COLOURS,
 ) -> Arrays:
-    """Images (read-only memory map, uint8 [N,3,s,s] or other planes), labels int64 [N] and the files' own heights and
-    widths int32 [N,2], decoded on first use.
+    """Images (read-only memory map, uint8 [N,3,s,s] or other planes), labels int64 [N] and sizes int32 [N,2] of a
+    domain.
 
-    `report(done, total)` replaces the progress bar on stderr. Several processes may build the same entry: each writes a
-    folder of its own, the first rename wins, the others discard theirs. Raises UserError for an unreadable image (by
-    name) or a cache folder that cannot be written.
+    Sizes are the files' own heights and widths. Images are decoded on first use. `report(done, total)` replaces the
+    progress bar on stderr. Several processes may build the same entry: each writes a folder of its own, the first
+    rename wins, and the others discard theirs. Raises UserError for an unreadable image (by name) or a cache folder
+    that cannot be written.
     """
     manifest = _manifest(listing, dataset, domain, image_size, planes)
     entry = cache / dataset / f"{domain}-{manifest['hash']}"
@@ -220,7 +224,8 @@ def _unwritable(path: Path, error: OSError) -> UserError:
 
 
 def _publish(temporary: Path, entry: Path, manifest: dict) -> None:
-    """Rename the finished folder; an entry that another process finished meanwhile stays, a damaged one gives way."""
+    """Renames the finished folder. An entry that another process has finished in the meantime is kept; a damaged one is
+    replaced."""
     if entry.exists() and _open(entry, manifest) is None:
         damaged = temporary.with_name(temporary.name + "-damaged")
         entry.rename(damaged)
@@ -235,13 +240,15 @@ def _publish(temporary: Path, entry: Path, manifest: dict) -> None:
 def _write_images(
     listing: Listing, manifest: dict, path: Path, report: Report | None, planes: Planes
 ) -> tuple[str, np.ndarray]:
-    """Decode all files with a few threads (PIL releases the GIL) straight into the memory-mapped file.
+    """Decodes all files with a few threads (PIL releases the GIL) directly into the memory-mapped file.
 
-    Gives the fingerprint of what was read, and the images' own heights and widths.
+    Returns the fingerprint of the files, and the heights and widths of the images.
     """
     shape = tuple(manifest["shape"])
     images = np.lib.format.open_memmap(path, mode="w+", dtype=np.uint8, shape=shape)
-    if hasattr(os, "posix_fallocate"):  # a full disk is an error here, and not a bus error while writing the map
+    if hasattr(
+        os, "posix_fallocate"
+    ):  # a full disk is then an error here, and not a bus error while the map is written
         with path.open("r+b") as file:
             os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
 

@@ -1,4 +1,4 @@
-"""What one client holds: images, labels, and which of them train and which validate."""
+"""What one client holds: images, labels, and the images for training and for validation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,13 +8,15 @@ import numpy as np
 
 @dataclass(frozen=True, eq=False)
 class ClientData:
-    """One client's data: the images of its whole domain and the indices that are its own.
+    """One client's data: the images of its whole domain, and the indices that are its own.
 
-    images uint8 [N,C,H,W] (often a read-only memory map), labels int64 [N]; train and validation are int64 indices into
-    both, disjoint. domain_index int64 [N] tells each image's place in `domains` (pooled data has several). sizes int32
-    [N,2]: heights and widths of the images before they were resized to squares; None when all were square. masks uint8
-    [N,Q,H,W] mark Q structures, where the data set has some. pooled: the data of all clients together, whose domains
-    are validated one by one.
+    images: uint8 [N,C,H,W], often a read-only memory map
+    labels: int64 [N]
+    train, validation: int64 indices into both, disjoint
+    domain_index: int64 [N], the position of each image's domain in `domains` (pooled data has several)
+    sizes: int32 [N,2], heights and widths of the images before they were resized to squares; None when all were square
+    masks: uint8 [N,Q,H,W], for Q structures, where the data set has masks
+    pooled: whether this is the data of all clients together, where domains are validated one by one
 
     A client of mixed domains (data.mix) has its own images only, domain after domain.
     """
@@ -43,17 +45,17 @@ class ClientData:
 
 
 def domain_of(client: str) -> str:
-    """Domain of a client: "photo" of "photo" and of "photo/3"."""
+    """The domain of a client: "photo" for "photo" and for "photo/3"."""
     return client.partition("/")[0]
 
 
 def unless_square(sizes: np.ndarray | None) -> np.ndarray | None:
-    """Heights and widths, or None when they say nothing."""
+    """Heights and widths, or None when all images are square."""
     return None if sizes is None or (sizes[:, 0] == sizes[:, 1]).all() else sizes
 
 
 def joined_sizes(parts: Sequence[ClientData]) -> np.ndarray | None:
-    """Sizes of several domains; a square stands for each image of a domain in which all are square."""
+    """The sizes of several domains. The images of a domain in which all are square get a square."""
     if all(part.sizes is None for part in parts):
         return None
     return np.concatenate(

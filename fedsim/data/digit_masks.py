@@ -40,9 +40,9 @@ class DigitMasks(Reader):
 
 @lru_cache(maxsize=4)
 def _drawn(image_size: int, split_seed: int, apart: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Ink in [0, 1], float32 [N,1,s,s], and digits int64 [N]: what all client domains share, or what none has.
+    """Ink in [0, 1], float32 [N,1,s,s], and digits int64 [N]: those that all client domains share, or that none has.
 
-    The digit fills three quarters of the picture and lies somewhere in it, at the same place in every domain.
+    The digit fills three quarters of the picture, at a random position that is the same in every domain.
     """
     images, labels = _all_digits()
     order = shuffled(len(labels), seed_hash(split_seed, "digit-masks"))

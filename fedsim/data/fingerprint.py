@@ -1,4 +1,4 @@
-"""What tells the data of two runs apart, wherever the files lie."""
+"""Fingerprints, which show whether two runs had the same data, wherever the files are."""
 
 from collections.abc import Mapping
 
@@ -12,23 +12,24 @@ Fingerprints = dict[str, dict[str, int | str]]
 def fingerprints(data: DataSettings) -> Fingerprints:
     """{domain: {"images": count, "content": hash of files and labels}} of every domain that the settings use.
 
-    The hash covers the names below the domain's folder, the labels and the bytes of all files, and neither the folder's
-    place nor any time. It is read from the cache when that is built. Raises UserError when the data cannot be read.
+    The hash covers the names below the domain's folder, the labels and the bytes of all files, but neither the path of
+    the folder nor any time. It is read from the cache when that exists. Raises UserError when the data cannot be read.
     """
     return {domain: fingerprint(data, domain) for domain in benchmark(data).domains}
 
 
 def fingerprint(data: DataSettings, domain: str) -> dict[str, int | str]:
-    """The same of one domain, named as the data set or somebody else spells it."""
+    """The fingerprint of one domain, under any spelling of its name that the data set accepts."""
     found = benchmark(data)
     read, name = reader(data, found), resolve_domain(found, domain)
     return {"images": len(read.labels(name)), "content": read.fingerprint(name)}
 
 
 def difference(then: Mapping[str, Mapping], now: Mapping[str, Mapping]) -> str:
-    """What differs, in words: per domain the numbers of images, or that they are others; empty for equal data.
+    """The differences in words: for each domain the numbers of images, or that the content differs; empty for equal
+    data.
 
-    Only domains of which both sides know something are compared.
+    Only domains that both sides know are compared.
     """
     found = []
     for domain in sorted(then.keys() & now.keys()):

@@ -133,7 +133,7 @@ def images_of(folder: Path, class_folder: str) -> list[str]:
 
 
 def _check_counts(found: Benchmark, domain: str, folder: Path, counts: list[int], lenient: bool) -> None:
-    """Raise UserError for missing images, then for an empty class; more images than the benchmark's are accepted."""
+    """Raises UserError for missing images, then for an empty class. More images than the benchmark has are accepted."""
     expected = found.class_counts[domain] if found.class_counts else counts
     short = [row for row in zip(found.classes, counts, expected) if row[1] < row[2]]
     if short:

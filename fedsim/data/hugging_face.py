@@ -27,8 +27,8 @@ COLUMNS = {
 def discover(data: DataSettings, row: Benchmark) -> Benchmark:
     """The row with the data set's domains and classes, sorted by name; `data.classes` may add classes.
 
-    A label column with names (ClassLabel) keeps also the classes that no image has. Raises UserError for a folder that
-    is no such data set, a missing column, and fewer than two classes.
+    A label column with names (ClassLabel) also keeps the classes without images. Raises UserError for a folder that is
+    not such a data set, a missing column, and fewer than two classes.
     """
     rows = _rows(data)
     names = rows.features[_column(data, "label")]
@@ -40,7 +40,7 @@ def discover(data: DataSettings, row: Benchmark) -> Benchmark:
 
 
 class HuggingFaceReader(Reader):
-    """Reads the images of one domain in the data set's own order; a split called as such is not looked at."""
+    """Reads the images of one domain in the data set's own order. The data set's own splits are not used."""
 
     def labels(self, domain: str, apart: bool = False) -> np.ndarray:
         """Class indices of a domain's images."""
@@ -73,7 +73,7 @@ class HuggingFaceReader(Reader):
         return np.flatnonzero(np.array(_texts(self.data, "domain"), dtype=object) == domain)
 
     def _decode(self, domain: str, file: Path) -> None:
-        """Write the domain's images beside their place, then rename them to it."""
+        """Writes the domain's images under a temporary name, then renames the file."""
         import datasets
 
         column, size = _column(self.data, "path"), self.data.image_size

@@ -9,7 +9,8 @@ from torch.nn import functional as F
 
 
 def resized_crop(x: Tensor, boxes: Tensor, flipped: Tensor) -> Tensor:
-    """Boxes [B,4] of the images scaled back to full size, bilinear without antialias; `flipped` [B] ones mirrored."""
+    """The boxes [B,4] of the images scaled to full size, bilinear without antialias; those in `flipped` [B] are
+    mirrored."""
     top, left, height, width = boxes[:, :, None].unbind(1)
     rows = _sample_at(top, height, x.shape[-2])
     columns = _sample_at(left, width, x.shape[-1])
@@ -48,10 +49,11 @@ def saturation(x: Tensor, factor: Tensor) -> Tensor:
 
 
 def hue(x: Tensor, shift: Tensor) -> Tensor:
-    """Hue turned by `shift` in [-1/2, 1/2] of the circle, value and chroma kept.
+    """The hue turned by `shift` in [-1/2, 1/2] of the circle; value and chroma do not change.
 
-    channel = v - c clamp(2 - |((h + n) mod 6) - 2|, 0, 1), n = 5, 3, 1 for red, green, blue; v = max, c = max - min.
-    The modulo is taken as the distance to the nearest multiple of six, which needs no division by c per channel.
+        channel = v - c clamp(2 - |((h + n) mod 6) - 2|, 0, 1), n = 5, 3, 1 for red, green, blue; v = max, c = max - min
+
+    The modulo is computed as the distance to the nearest multiple of six, which needs no division by c per channel.
     """
     r, g, b = x.unbind(1)
     value = torch.maximum(torch.maximum(r, g), b)

@@ -1,4 +1,4 @@
-"""A look at a folder or table of images before it is trained on: what is there, and what is wrong."""
+"""Inspects a folder or table of images before training: what it contains, and which problems it has."""
 
 import hashlib
 import io
@@ -27,7 +27,7 @@ CELL = 96  # pixels of a picture in the grid
 
 
 class Found(NamedTuple):
-    """What one file turned out to be."""
+    """The result of the inspection of one file."""
 
     file: Path
     domain: str
@@ -49,11 +49,11 @@ class Inspection:
 
 
 def inspect(path: Path) -> Inspection:
-    """Inspect a folder DOMAIN/CLASS/IMAGE or a table.
+    """Inspects a folder DOMAIN/CLASS/IMAGE or a table.
 
-    Every image is read to its end (at most 20,000 a domain). Named are files that cannot be read, classes without
-    images, files with equal bytes in two classes or two domains, and how many others are doubled.
-    Raises UserError when there are no domains and classes to be found at all.
+    Every image is read to its end (at most 20,000 per domain). The result names files that cannot be read, classes
+    without images, files with equal bytes in two classes or two domains, and the number of other duplicates. Raises
+    UserError when no domains and classes can be found.
     """
     data = _settings(path)
     found = benchmark(data)
@@ -83,7 +83,7 @@ def inspect(path: Path) -> Inspection:
 
 
 def _settings(path: Path) -> DataSettings:
-    """Settings that read the whole folder or table, whichever classes a domain lacks."""
+    """Settings that read the whole folder or table, even where a domain lacks classes."""
     if path.is_file():
         return DataSettings(dataset="table", root=str(path))
     classes = sorted({name for domain in subfolders(path) for name in names_in(path / domain)})
@@ -133,11 +133,11 @@ def _doubles(files: list[Found], classes: tuple[str, ...]) -> list[str]:
     two_domains = [group for group in doubled if group not in two_classes and len({each.domain for each in group}) > 1]
     rest = sum(len(group) - 1 for group in doubled if group not in two_classes and group not in two_domains)
     pairs = [sorted(group, key=lambda each: each.label) for group in two_classes]
-    said = _listed([f"{pair[0].file} and {pair[-1].file} are the same image in the classes {classes[pair[0].label]} "
+    said = _listed([f"{pair[0].file} and {pair[-1].file} are the same image in two classes, {classes[pair[0].label]} "
                     f"and {classes[pair[-1].label]}" for pair in pairs], "in two classes")  # fmt: skip
     said += _listed([f"{group[0].file} and {group[-1].file} are the same image in two domains"
                      for group in two_domains], "in two domains")  # fmt: skip
-    return said + ([f"{rest} images are there more than once in their domain and class"] if rest else [])
+    return said + ([f"{rest} images occur more than once in their domain and class"] if rest else [])
 
 
 def draw_grid(found: Inspection, file: Path, columns: int = 10) -> Path:

@@ -1,4 +1,5 @@
-"""Data sets whose published form is no plain tree domain/class/image: where their files, labels and domains are."""
+"""Data sets that are not published as a plain tree domain/class/image: the positions of their files, labels and
+domains."""
 
 import functools
 import os
@@ -38,9 +39,10 @@ def folder_of(data: DataSettings, found: Benchmark, *needed: str) -> Path:
 
 
 def classes_on_disk(data: DataSettings, found: Benchmark) -> Benchmark:
-    """The row with its classes read from the class folders of its domains, whose number is checked.
+    """The row with its classes read from the class folders of its domains; their number is checked.
 
-    DomainNet and its parts: many names, which every copy spells alike. Raises UserError for another number of classes.
+    DomainNet and its parts have many names, which are equal in every copy. Raises UserError for another number of
+    classes.
     """
     root = data_root(data)
     below = [root / name for name in subfolders(root) if plain(name) in found.folder] if root.is_dir() else []
@@ -83,7 +85,7 @@ class PublishedRows(ImageTree):
         return chosen if len(chosen) else None
 
     def _reads_lists(self) -> bool:
-        return False  # the parts come with the rows
+        return False  # the rows contain the parts
 
     def _sorted(self, domain: str) -> list[Row]:
         rows = sorted(self.rows(domain), key=lambda row: (row.label, row.path))

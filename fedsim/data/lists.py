@@ -39,8 +39,8 @@ def list_file(data: DataSettings, domain: str, part: str) -> Path | None:
 def listed(data: DataSettings, domain: str, part: str, listing: Listing) -> np.ndarray | None:
     """Sorted indices into the listing of the images that a list names; None when there is no list.
 
-    A line is a path, and perhaps a label, which is not used: the class is that of the image's folder. The path's last
-    parts have to name an image of the domain. UserError for one that does not, or for an image named twice.
+    A line is a path, with or without a label. The label is not used: the class is that of the image's folder. The last
+    parts of the path must name an image of the domain. UserError for a path that does not, or for an image named twice.
     """
     file = list_file(data, domain, part)
     if file is None:

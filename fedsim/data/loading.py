@@ -1,4 +1,5 @@
-"""What a client, the server and a pooled baseline see of the data: each call loads its own domains and no other."""
+"""The data that a client, the server and a pooled baseline may load: each function loads its own domains and no
+other."""
 
 from functools import lru_cache
 
@@ -30,9 +31,9 @@ def client_names(data: DataSettings, target: str) -> list[str]:
 
 
 def source_domains(data: DataSettings, target: str) -> list[str]:
-    """Domains that are trained on, sorted: all but `target` and the one that `run.validation_domain` holds out.
+    """The domains that are trained on, sorted: all except `target` and the one that `run.validation_domain` holds out.
 
-    Reads no images. Raises UserError when `target` is no domain, or none is left.
+    Reads no images. Raises UserError when `target` is not a domain, or when no domain is left.
     """
     found = benchmark(data)
     unseen = resolve_domain(found, target)
@@ -45,10 +46,10 @@ def source_domains(data: DataSettings, target: str) -> list[str]:
 
 
 def load_client(data: DataSettings, client: str, target: str = "") -> ClientData:
-    """Data of one client ("photo" or "photo/1"), split into training and validation by the seed of splits.
+    """The data of one client ("photo" or "photo/1"), split into training and validation by the seed of splits.
 
-    Loads the client's own domain only; with data.mix above 0 all source domains, which the unseen `target` tells.
-    Raises UserError for an unknown client or data that cannot be read or split.
+    It loads the client's own domain only. With data.mix above 0 it loads all source domains, and needs the unseen
+    `target`. Raises UserError for an unknown client or data that cannot be read or split.
     """
     found = benchmark(data)
     domain = resolve_domain(found, domain_of(client))
@@ -93,9 +94,8 @@ def load_client(data: DataSettings, client: str, target: str = "") -> ClientData
 def load_target(data: DataSettings, domain: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Images uint8 [N,C,H,W], labels int64 [N] and the tested indices int64 [n] of the unseen domain.
 
-    Tested are all images (data.test_split = "all"), or DomainBed's "in" part of its random split ("in"). Where the
-    data set keeps images apart from all clients, its domain consists of those. Images of `data.adapt_share` are not
-    tested.
+    All images are tested (data.test_split = "all"), or DomainBed's "in" part of its random split ("in"). Where the data
+    set has images that no client holds, its domain consists of these. Images of `data.adapt_share` are not tested.
     """
     found = benchmark(data)
     domain = resolve_domain(found, domain)
@@ -115,16 +115,16 @@ def load_target(data: DataSettings, domain: str) -> tuple[np.ndarray, np.ndarray
 def adaptation_indices(data: DataSettings, domain: str, count: int) -> np.ndarray:
     """Indices of the share `data.adapt_share` of an unseen domain's `count` images, which is never tested.
 
-    They are drawn by the seed of splits from all positions, whatever the labels are.
+    They are drawn by the seed of splits from all positions, independent of the labels.
     """
     order = shuffled(count, seed_hash(data.seed_of_splits, benchmark(data).environment(domain), "adaptation"))
     return order[: round(data.adapt_share * count)]
 
 
 def load_unlabelled(data: DataSettings, target: str) -> ClientData:
-    """Images of the unseen domain that are set apart for adaptation, as one client's training images; labels are -1.
+    """The images of the unseen domain for adaptation, as one client's training images; labels are -1.
 
-    With `data.fraction` below 1 that share of them, drawn without looking at labels. UserError when there are fewer
+    With `data.fraction` below 1 it is that share of them, drawn without using labels. UserError when there are fewer
     than two.
     """
     found = benchmark(data)
@@ -148,7 +148,8 @@ def load_target_masks(data: DataSettings, domain: str) -> np.ndarray | None:
 
 
 def check_partitions(data: DataSettings, target: str) -> None:
-    """UserError when a source domain cannot be shared between its clients as the settings say; opens no images."""
+    """Raises UserError when a source domain cannot be shared between its clients as the settings say; opens no
+    images."""
     found = benchmark(data)
     if data.mix:
         check_mix(data, found, source_domains(data, target))
@@ -162,7 +163,8 @@ def check_partitions(data: DataSettings, target: str) -> None:
 
 
 def count_classes(data: DataSettings, client: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Classes, and images of each, in the client's whole domain; image trees are listed and checked, not read."""
+    """The classes, and the number of images of each, in the client's whole domain; image trees are listed, but not
+    read."""
     found = benchmark(data)
     domain = resolve_domain(found, domain_of(client))
     counts = np.bincount(reader(data, found).labels(domain), minlength=len(found.classes))
@@ -170,10 +172,10 @@ def count_classes(data: DataSettings, client: str) -> tuple[tuple[str, ...], tup
 
 
 def load_pooled(data: DataSettings, target: str) -> ClientData:
-    """All source clients' data as one client named "pooled" (DeepAll, the centralised reference).
+    """The data of all source clients as one client named "pooled" (DeepAll, the centralised reference).
 
-    The images are copied into memory; splits are those of the single clients, `domain_index` tells the domain. The
-    same images train and validate whatever data.mix above 0 is.
+    The images are copied into memory. Splits are those of the single clients, and `domain_index` gives the domain. For
+    every value of data.mix the same images train and validate.
     """
     found = benchmark(data)
     if data.mix:  # the domains' images are held out before they are mixed

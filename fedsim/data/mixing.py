@@ -1,15 +1,16 @@
-"""Clients that are not one pure domain: `data.mix` deals a share of every source domain to all clients.
+"""Clients with more than one domain: `data.mix` shares a part of every source domain between all clients.
 
-With n_d images of domain d, C clients in all, and M_d clients whose own domain is d, client c holds
+With n_d images of domain d, C clients in total, and M_d clients with the own domain d, client c holds
 
     n_dc = mix * n_d / C  +  (1 - mix) * [d is c's domain] * n_d / M_d
 
-images of domain d. mix = 0 is one domain per client, mix = 1 the same mixture everywhere.
+images of domain d. mix = 0 is one domain per client, and mix = 1 the same mixture for all.
 
 Source: Bai et al., Benchmarking Algorithms for Federated Domain Generalization, ICLR 2024 (lambda; heterogeneous
-partition). Theirs gives the larger domains more clients, ours `data.clients_per_domain` to each. Which images validate
-is drawn per domain, before they are dealt, so that it is the same for every mix; both parts are then dealt alike. Both
-shares of a domain are dealt as `data.partition` says; with Dirichlet a client wants the same classes in all domains.
+partition). Theirs gives larger domains more clients; ours gives `data.clients_per_domain` to each. The images for
+validation are drawn per domain before the images are shared, so that they are the same for every mix; both parts are
+then shared in the same way. Both shares of a domain are dealt as `data.partition` says; with Dirichlet a client prefers
+the same classes in all domains.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Names of domains and classes as people, file systems and papers spell them."""
+"""Names of domains and classes, which people, file systems and papers spell differently."""
 
 import re
 import unicodedata
@@ -9,20 +9,20 @@ from fedsim.errors import UserError
 
 
 def composed(name: str) -> str:
-    """A name in Unicode's composed form (NFC): "é" is one sign, whichever way a file system stores it."""
+    """A name in Unicode's composed form (NFC): "é" is one character, however a file system stores it."""
     return unicodedata.normalize("NFC", name)
 
 
 def plain(name: str) -> str:
-    """Spelling-free form of a benchmark's name: "Real World", "Real_World" and "real-world" are one.
+    """A name without differences of spelling: "Real World", "Real_World" and "real-world" are one.
 
-    Only blanks, separators and case are left out; no letter is.
+    Only blanks, separators and case are removed; no letter is.
     """
     return re.sub(r"[\s_\-]+", "", composed(name).casefold()) or name
 
 
 def same(name: str, known: Iterable[str]) -> str | None:
-    """The one of `known` that is the same name, in whatever Unicode form; None when there is none."""
+    """The one of `known` that is the same name in any Unicode form; None when there is none."""
     known = list(known)
     if name in known:
         return name
@@ -30,7 +30,8 @@ def same(name: str, known: Iterable[str]) -> str | None:
 
 
 def matching(name: str, known: Iterable[str]) -> str | None:
-    """The one of `known` that equals `name`, exactly or else up to spelling; None when there is none or several."""
+    """The one of `known` that equals `name`, exactly or else except for spelling; None when there is none or
+    several."""
     known = list(known)
     exact = same(name, known)
     if exact is not None:

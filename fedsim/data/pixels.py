@@ -1,4 +1,4 @@
-"""One image file as RGB pixels: every kind of file that Pillow reads is either shown rightly or refused by name."""
+"""One image file as RGB pixels: every kind of file that Pillow reads is either decoded correctly or refused by name."""
 
 import io
 from pathlib import Path
@@ -13,7 +13,7 @@ COLOUR = {"1", "L", "P", "RGB", "RGBA", "RGBa", "RGBX", "LA", "La", "PA", "CMYK"
 
 
 class UnclearImageError(ValueError):
-    """An image whose numbers do not say how bright they are."""
+    """An image with numbers that do not define their brightness."""
 
 
 def decode(path: Path, image_size: int, content: bytes | None = None) -> np.ndarray:
@@ -24,11 +24,11 @@ def decode(path: Path, image_size: int, content: bytes | None = None) -> np.ndar
 def decode_sized(path: Path, image_size: int, content: bytes | None = None) -> tuple[np.ndarray, tuple[int, int]]:
     """One image file as RGB uint8 [3,s,s], and its own height and width in pixels, upright.
 
-    Both sides are resized, bilinear and antialiased (DomainBed's evaluation).
-    Turned as its EXIF says. Transparent parts show white. 16-bit values are divided by 257 (12-bit ones by 4095/255),
-    floats are taken as brightness from 0 to 1. Of several pages or frames the first counts. Colour profiles are not
-    applied. `content` are the file's bytes when they have been read already. Raises UserError with the file's name for
-    what cannot be read, 32-bit integers, floats outside 0..1, and colour spaces that Pillow cannot convert.
+    Both sides are resized, bilinear and antialiased (DomainBed's evaluation). The image is turned as its EXIF says.
+    Transparent parts become white. 16-bit values are divided by 257 (12-bit ones by 4095/255), and floats are
+    brightness from 0 to 1. Of several pages or frames the first is used. Colour profiles are not applied. `content` are
+    the file's bytes when they have been read already. Raises UserError with the file's name for files that cannot be
+    read, 32-bit integers, floats outside 0..1, and colour spaces that Pillow cannot convert.
     """
     try:
         with Image.open(io.BytesIO(read_bytes(path) if content is None else content)) as image:

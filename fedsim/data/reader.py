@@ -1,4 +1,4 @@
-"""What every data set's reader can do: the images of a domain, their labels alone, and a fingerprint of both."""
+"""The interface of every data set's reader: the images of a domain, their labels alone, and a fingerprint of both."""
 
 import hashlib
 
@@ -28,8 +28,10 @@ class Reader:
         return self.images(domain, apart)[1]
 
     def sizes(self, domain: str, apart: bool = False) -> np.ndarray | None:
-        """Height and width int [N,2] of the images as they were before they were resized to a square; crops keep their
-        aspect ratio. None: they were square."""
+        """Height and width int [N,2] of the images before they were resized to a square, for the aspect ratio of crops.
+
+        None means that they were square.
+        """
         return None
 
     def masks(self, domain: str, apart: bool = False) -> np.ndarray | None:
@@ -41,7 +43,7 @@ class Reader:
         raise UserError(f"{self.found.title} has no files that a list could name; use data.split = 'stratified'")
 
     def fingerprint(self, domain: str) -> str:
-        """Hash of a domain's content: equal for equal data, wherever it lies."""
+        """A hash of a domain's content: equal for equal data, wherever it is stored."""
         raise NotImplementedError
 
 

@@ -1,4 +1,4 @@
-"""One row of the data sets: its facts, and how it is read."""
+"""One row of the table of data sets: its facts, and its reader."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +15,7 @@ class Benchmark:
     channels: int
     counts: dict[str, int] | None = None  # images per domain
     class_counts: dict[str, tuple[int, ...]] | None = None  # images per domain and class, in class order
-    folder: tuple[str, ...] = ()  # folder names below the data root, spelled as `plain` leaves them; () for none
+    folder: tuple[str, ...] = ()  # folder names below the data root, in the form that `plain` returns; () for none
     source: str = ""
     note: str = ""
     all_domains: tuple[str, ...] = ()  # the data set's domains when `domains` is a chosen part of them
@@ -34,10 +34,11 @@ class Benchmark:
         return self.structures or self.classes
 
     def environment(self, domain: str) -> int:
-        """Number that seeds a domain's split: its index among ALL sorted domains (DomainBed's env_index).
+        """The number that seeds a domain's split: its index among ALL sorted domains (DomainBed's env_index).
 
-        Where domains share their images it is 0 for all of them, so that subset, partition and hold-out are the same
-        everywhere: an image that validates on one client trains nobody.
+        Where domains share their images it is 0 for all of them, so that subset, partition and
+        hold-out are equal everywhere: an image that validates on one client is not trained on by
+        any.
         """
         index = (self.all_domains or self.domains).index(domain)
         return 0 if self.same_images else index

@@ -1,4 +1,4 @@
-"""Who gets which images: train/validation splits, subsets, and partitions of a domain between clients. Pure NumPy."""
+"""Assigns images to clients: train/validation splits, subsets, and partitions of a domain. Pure NumPy."""
 
 import hashlib
 
@@ -25,9 +25,11 @@ def shuffled(count: int, seed: int) -> np.ndarray:
 def random_split(count: int, holdout: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """DomainBed's split of 0..count-1 into (train, validation), not stratified by class.
 
-    The first floor(holdout * count) indices of a shuffled list validate ("out"), the rest train ("in"); a smaller
-    holdout is a prefix of a larger one. Source: DomainBed `split_dataset`, seed = seed_hash(trial_seed, env_index).
-    Differs only where the floor is 0: then one image validates.
+    The first floor(holdout * count) indices of a shuffled list validate ("out"), the rest train ("in"), so that a
+    smaller holdout is a prefix of a larger one. It differs from the source only where the floor is 0: then one image
+    validates.
+
+    Source: DomainBed `split_dataset`, seed = seed_hash(trial_seed, env_index).
     """
     order = shuffled(count, seed)
     held = max(1, int(holdout * count))
@@ -50,7 +52,8 @@ def stratified_split(labels: np.ndarray, holdout: float, seed: int) -> tuple[np.
 
 
 def fraction_subset(labels: np.ndarray, fraction: float, seed: int) -> np.ndarray:
-    """Sorted indices of `fraction` of every class, rounded, at least one image a class; a smaller one is contained."""
+    """Sorted indices of `fraction` of every class, rounded, at least one image per class. A larger fraction contains a
+    smaller."""
     if fraction >= 1:
         return np.arange(len(labels), dtype=np.int64)
     order = shuffled(len(labels), seed)
@@ -75,7 +78,7 @@ def dirichlet_deal(
 ) -> list[np.ndarray]:
     """Shuffled indices dealt to `clients` parts by shares q_c ~ Dir(alpha * 1_K) of every class; parts may be empty.
 
-    order [n] indices, labels [n] their classes 0..classes-1. The same seed gives the same shares whatever the images.
+    order [n] are indices, labels [n] their classes 0..classes-1. The same seed gives the same shares for all images.
     """
     shares = np.random.RandomState(seed).dirichlet(np.full(clients, alpha), size=classes)
     parts = []
@@ -86,11 +89,11 @@ def dirichlet_deal(
 
 
 def dirichlet_partition(labels: np.ndarray, clients: int, alpha: float, seed: int) -> list[np.ndarray]:
-    """0..N-1 shared between clients, the shares of every class drawn from Dirichlet(alpha).
+    """0..N-1 shared between clients; the shares of every class are drawn from Dirichlet(alpha).
 
-    q_c ~ Dir(alpha * 1_K); client k gets the share q_ck of class c (Hsu et al. 2019; FedIG-A appendix). Redrawn until
-    every client has 3 images (NIID-Bench's rule, with its smaller bound); UserError when 200 draws do not do. The
-    shares of all classes are drawn first, and only those that will do are filled with images.
+    q_c ~ Dir(alpha * 1_K); client k gets the share q_ck of class c (Hsu et al. 2019; FedIG-A appendix). The draw is
+    repeated until every client has 3 images (the rule of NIID-Bench, with its smaller bound). UserError when 200 draws
+    are not enough. The shares of all classes are drawn first, and only shares that give enough images are filled.
     """
     _check_pool(len(labels), clients)
     rng = np.random.RandomState(seed)

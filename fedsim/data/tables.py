@@ -28,7 +28,7 @@ SUFFIXES = (".csv", ".tsv", ".parquet")
 
 @dataclass(frozen=True)
 class Facts:
-    """What a whole table says: sorted domains and classes, and the number of images by (domain, class)."""
+    """The facts of a whole table: sorted domains and classes, and the number of images by (domain, class)."""
 
     domains: tuple[str, ...]
     classes: tuple[str, ...]
@@ -49,10 +49,10 @@ def discover(data: DataSettings, row: Benchmark) -> Benchmark:
 
 
 class TableReader(ImageTree):
-    """Reads the images that a table names through the cache; paths are seen from the table's folder."""
+    """Reads the images that a table names through the cache; paths are relative to the table's folder."""
 
     def listing(self, domain: str) -> Listing:
-        """Files of a domain by class, then by path, whatever the order of the rows."""
+        """The files of a domain by class, then by path, independent of the order of the rows."""
         rows = self._rows(domain)
         return Listing(table_file(self.data).parent, tuple(rows["path"]), rows["label"].to_numpy(np.int64))
 

@@ -1,1 +1,2 @@
-"""The model comes out: a finished run as a module, its measures on other images, a file for other programs, a card."""
+"""The model of a finished run: as a module, with its metrics on other images, as a file for other programs, with a
+card."""

@@ -1,4 +1,4 @@
-"""The card of a trained model: what it was trained on and how, what it reached, and what to know before using it."""
+"""The card of a trained model: its training data and method, its results, and what to know before using it."""
 
 import json
 from pathlib import Path

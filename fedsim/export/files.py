@@ -1,4 +1,4 @@
-"""A trained model as a file for other programs: ONNX, or a program of torch.export. Checked before it is kept."""
+"""A trained model as a file for other programs: ONNX, or a program of torch.export. It is checked before it is kept."""
 
 import importlib.util
 import json
@@ -18,28 +18,30 @@ from fedsim.data import load_target
 from fedsim.errors import UserError
 from fedsim.export.trained import TrainedModel, describe
 
-TOLERANCE = 1e-3  # of the logits' largest value
+TOLERANCE = 1e-3  # allowed difference, divided by the largest logit
 IMAGES = 8  # real images that the file is compared on
 Runner = Callable[[np.ndarray], np.ndarray]
 
 
 def export(model: TrainedModel, format: str, output: Path) -> tuple[float, str]:
-    """Write the model; the largest difference of its logits from the original's, and the images it was measured on.
+    """Writes the model; returns the largest difference of its logits from the original's, and the images used for it.
 
-    onnx: any ONNX runtime, opset of the installed exporter. torch: `torch.export.load(file).module()`, which needs
-    PyTorch alone. Both take float32 images [N, C, s, s] in [0, 1] for any N and give logits; normalization and the
-    inference rule are inside. The classes stand in the ONNX file's metadata, and beside both in the card.
+    onnx: for any ONNX runtime, with the opset of the installed exporter
+    torch: `torch.export.load(file).module()`, which needs PyTorch alone
 
-    The file is written beside its place, compared on up to 8 images of the run's data set, and only then renamed.
-    Without the data set at hand random images stand in, and the answer says so.
-    Raises UserError for an unknown format, a missing package, a rule that looks at other images first, and a file that
-    does not agree within 1e-3 of the largest logit.
+    Both take float32 images [N, C, s, s] in [0, 1] for any N and give logits; they contain normalization and the
+    inference rule. The names of the classes are in the ONNX file's metadata, and for both in the card.
+
+    The file is written under a temporary name, compared on up to 8 images of the run's data set, and only then renamed.
+    Without the data set random images are used, and the answer says so. Raises UserError for an unknown format, a
+    missing package, a rule that uses other images first, and a file that does not agree within 1e-3 of the largest
+    logit.
     """
     if format not in WRITERS:
         raise UserError(f"--format {format!r}: known are {', '.join(WRITERS)}")
     if model.plan.recipe.infer.transductive:
         name = type(model.plan.recipe.infer).__name__
-        raise UserError(f"the rule {name} looks at images of the unseen domain before it predicts, so that no single "
+        raise UserError(f"the rule {name} uses images of the unseen domain before it predicts, so that no single "
                         "file holds the model; use fedsim.load")  # fmt: skip
     images, source = comparison_images(model)
     expected = _reference(model, images)
@@ -56,7 +58,8 @@ def export(model: TrainedModel, format: str, output: Path) -> tuple[float, str]:
 
 
 def comparison_images(model: TrainedModel) -> tuple[Tensor, str]:
-    """Float images in [0, 1] of the run's unseen domain, or random ones where it is not at hand; and which they are."""
+    """Float images in [0, 1] of the run's unseen domain, or random ones where it is not on this machine; and which they
+    are."""
     experiment = model.experiment
     try:
         images, _, indices = load_target(experiment.data, experiment.run.target)
@@ -79,7 +82,7 @@ def _program(model: TrainedModel, images: Tensor) -> torch.export.ExportedProgra
         with torch.no_grad():
             batch = torch.export.Dim("N", min=1)
             return torch.export.export(model.eval(), (images,), dynamic_shapes=({0: batch},), strict=False)
-    except Exception as error:  # whatever the tracer meets
+    except Exception as error:  # the tracer may raise any error
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
         raise UserError(f"this model cannot be traced: {reason}") from None
 
@@ -116,7 +119,7 @@ WRITERS: dict[str, Callable[[TrainedModel, Tensor, Path], Runner]] = {"onnx": _w
 
 @contextmanager
 def _quiet():
-    """Exporters print and warn about their own affairs."""
+    """Hides what exporters print and warn about."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

@@ -1,4 +1,4 @@
-"""A trained model on images of a folder: predictions, and the usual measures of them."""
+"""A trained model on the images of a folder: predictions, and the usual metrics of them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,10 +27,10 @@ class Labelled:
 
 
 def labelled_images(folder: Path, classes: Sequence[str]) -> list[Labelled]:
-    """Images below FOLDER/CLASS or FOLDER/DOMAIN/CLASS, for the classes that the model knows.
+    """The images below FOLDER/CLASS or FOLDER/DOMAIN/CLASS, for the classes that the model knows.
 
-    A class without images is allowed. Raises UserError when no folder is called as a class, for a folder of another
-    name beside class folders, and when there are no images.
+    A class without images is allowed. Raises UserError when no folder has the name of a class, for a folder with
+    another name beside class folders, and when there are no images.
     """
     if not folder.is_dir():
         raise UserError(f"no folder {folder}; give one with a folder of images per class, or per domain and class")
@@ -38,7 +38,7 @@ def labelled_images(folder: Path, classes: Sequence[str]) -> list[Labelled]:
     domains = [found] if found else [_domain(folder / name, name, classes) for name in subfolders(folder)]
     kept = [domain for domain in domains if domain is not None and domain.files]
     if not kept:
-        raise UserError(f"{folder} holds no folder of images that is called as a class of the model "
+        raise UserError(f"{folder} has no folder of images with the name of a class of the model "
                         f"({', '.join(classes[:5])}{', ...' if len(classes) > 5 else ''})")  # fmt: skip
     return kept
 
@@ -51,7 +51,7 @@ def _domain(folder: Path, name: str, classes: Sequence[str]) -> Labelled | None:
     unknown = [sub for sub, found in named.items() if found is None]
     if unknown:
         raise UserError(
-            f"{folder / unknown[0]} is called as no class of the model; its classes are {', '.join(classes)}"
+            f"{folder / unknown[0]} has the name of no class of the model; its classes are {', '.join(classes)}"
         )
     files: list[Path] = []
     labels: list[int] = []
@@ -73,10 +73,10 @@ def predict(model: TrainedModel, files: Sequence[Path]) -> pd.DataFrame:
 
 
 def evaluate(model: TrainedModel, data: Sequence[Labelled]) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """(measures per domain and of all, predictions): accuracy, balanced accuracy and macro F1 as fractions.
+    """(metrics per domain and of all, predictions): accuracy, balanced accuracy and macro F1 as fractions.
 
     Balanced accuracy and macro F1 are means over the classes that occur in the labels. A transductive rule adapts to
-    each domain by itself.
+    each domain separately.
     """
     model.require_classes()
     tables = []
@@ -97,7 +97,7 @@ def evaluate(model: TrainedModel, data: Sequence[Labelled]) -> tuple[pd.DataFram
 def evaluate_arrays(
     model: TrainedModel, domain: str, images: np.ndarray, labels: np.ndarray, indices: np.ndarray
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The same for images uint8 [N, C, s, s] that a data set's reader gives, of which `indices` are judged."""
+    """The same for images uint8 [N, C, s, s] of a data set's reader, of which `indices` are evaluated."""
     model.require_classes()
     if model.plan.recipe.infer.shuffled:  # the same order as in the run
         indices = numpy_rng(model.experiment.run.seed, "test-order").permutation(indices)

@@ -24,14 +24,16 @@ MODELS = "*.safetensors"
 
 
 class TrainedModel(nn.Module):
-    """Images [B, C, s, s], uint8 or float in [0, 1], to logits [B, classes]; of masks [B, structures, s, s].
+    """Images [B, C, s, s], uint8 or float in [0, 1], to logits [B, classes]; for masks [B, structures, s, s].
 
     The module normalizes the images as the run did and predicts by the run's inference rule in eval mode. `prepare`
-    makes such images of files. A rule that looks at many images of the unseen domain before it predicts (marked
-    transductive in results) needs `adapt(batches)` first.
+    makes such images from files. A rule that uses many images of the unseen domain before it predicts (transductive in
+    results) needs `adapt(batches)` first.
 
-    classes: names of the classes (or structures), in the order of the logits; image_size: s; channels: C;
-    batch_size: the run's
+    classes: the names of the classes (or structures), in the order of the logits
+    image_size: s
+    channels: C
+    batch_size: that of the run
     """
 
     def __init__(self, plan: Plan, net: nn.Module, file: Path) -> None:
@@ -51,7 +53,7 @@ class TrainedModel(nn.Module):
         self.eval()
 
     def normalize(self, images: Tensor) -> Tensor:
-        """What the network sees of images that are uint8 or in [0, 1]."""
+        """The network's input for images that are uint8 or in [0, 1]."""
         images = to_float(images) if images.dtype == torch.uint8 else images
         return images if self.mean is None else (images - self.mean) / self.std
 
@@ -59,11 +61,12 @@ class TrainedModel(nn.Module):
         """Logits [B, classes] of images [B, C, s, s]; UserError when the rule needs `adapt` first."""
         if self._predict is None:
             name = type(self.plan.recipe.infer).__name__
-            raise UserError(f"the rule {name} looks at images of the unseen domain first; call adapt(batches)")
+            raise UserError(f"the rule {name} uses images of the unseen domain first; call adapt(batches)")
         return self._predict(self.normalize(images))
 
     def adapt(self, batches: Iterable[Tensor]) -> "TrainedModel":
-        """Show a transductive rule unlabelled batches of the domain that it predicts on; other rules ignore them."""
+        """Shows a transductive rule unlabelled batches of the domain on which it will predict; other rules ignore
+        them."""
         kept = [self.normalize(images) for images in batches]
         self._predict = self.plan.recipe.infer.begin(self.net, lambda: iter(kept))
         return self
@@ -84,7 +87,7 @@ class TrainedModel(nn.Module):
         return np.asarray(grey)[None]
 
     def require_classes(self) -> None:
-        """UserError where the outputs are maps of structures: tables of classes cannot say what they are."""
+        """Raises UserError where the outputs are maps of structures, for which there are no tables of classes."""
         if self.plan.data.structures:
             raise UserError(f"{self.file}: a model of masks, for which there is no table of predictions; use "
                             "fedsim.load in Python, or fedsim export")  # fmt: skip
@@ -100,10 +103,10 @@ class TrainedModel(nn.Module):
 def load_trained(run: str | Path, which: str = "best") -> TrainedModel:
     """The model of a finished run's folder, e.g. outputs/pacs/fedavg/sketch/seed0.
 
-    `which`: best (of the selected round), last, or another file of the folder such as personal-photo. Tensors that were
-    frozen are no part of these files: they are built again from the run's weights and seed.
-    Raises UserError for a folder without such a model, for other code or weights than the run had, and for an inference
-    rule that needs tensors of every client, which a run does not keep.
+    `which`: best (of the selected round), last, or another file of the folder such as personal-photo. Frozen tensors
+    are not in these files; they are built again from the run's weights and seed. Raises UserError for a folder without
+    such a model, for other code or weights than those of the run, and for an inference rule that needs tensors of every
+    client, which a run does not keep.
     """
     folder = Path(run)
     file = folder / f"{which}.safetensors"
@@ -125,7 +128,7 @@ def load_trained(run: str | Path, which: str = "best") -> TrainedModel:
 
 
 def _plan(folder: Path) -> Plan:
-    """The run's plan; where its own images are not at hand, domains and classes are those that the run recorded."""
+    """The run's plan. Where its images are not on this machine, domains and classes are those that the run recorded."""
     experiment = read_settings(folder)
     try:
         return resolve(experiment)
@@ -139,7 +142,7 @@ def _plan(folder: Path) -> Plan:
 
 
 def describe(model: TrainedModel) -> dict[str, Any]:
-    """What another program needs to know of the model, as plain values."""
+    """What another program needs to know about the model, as plain values."""
     return {
         "classes": list(model.classes),
         "image_size": model.image_size,

@@ -1,6 +1,7 @@
 """A lock on a run's folder, so that only one process writes to it.
 
-The kernel releases the lock when the process that holds it ends, in whatever way. Nobody has to remove it by hand.
+The kernel releases the lock when the process that holds it ends, in whatever way. No lock file has to be removed by
+hand.
 """
 
 import fcntl
@@ -64,7 +65,7 @@ def _holder(file: Path) -> str:
 
 
 def is_claimed(folder: Path) -> bool:
-    """Does a living process hold the folder's lock? Changes nothing."""
+    """Whether a living process holds the folder's lock. Changes nothing."""
     try:
         with (folder / FILE).open(encoding="utf-8") as handle:
             fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -15,7 +15,7 @@ KEPT = "personal"  # store entry of the tensors that the share rule keeps on a c
 
 
 def personal_entries(recipe: Recipe, places: Mapping[str, str]) -> list[str]:
-    """Store entries that make up a client's own model: what the share rule keeps, then the models of parts."""
+    """The store entries of a client's own model: what the share rule keeps, then the models of parts."""
     kept = [KEPT] if {"upload", "local"} & set(places.values()) else []
     return kept + [part.personal for part in recipe.client_parts() if part.personal]
 
@@ -24,16 +24,18 @@ def check_personal(experiment: Experiment, recipe: Recipe, places: Mapping[str, 
     """UserError when personal models are asked for and the method has none."""
     if experiment.run.keep_personal and not personal_entries(recipe, places):
         raise UserError(
-            f"run.keep_personal is set, but all tensors of {experiment.method_name!r} are shared; take the setting out"
+            f"run.keep_personal is set, but all tensors of {experiment.method_name!r} are shared; remove the setting"
         )
 
 
 def write_personal(
     folder: Path, clients: Sequence[str], entries: Sequence[str], arrays: Mapping[str, np.ndarray]
 ) -> list[Path]:
-    """Write `personal-<client>.safetensors`, the last global model with the client's own tensors in it, for every
-    client whose state lies in the run's folder. Sites keep their state to themselves, and so do clients that never
-    trained."""
+    """Writes `personal-<client>.safetensors`, the last global model with the client's own tensors, for every client.
+
+    Only clients with a state in the run's folder are written. Sites keep their state to themselves, and clients that
+    never trained have none.
+    """
     written = []
     for client in clients:
         state = client_folder(str(folder / "state"), client)

@@ -1,4 +1,5 @@
-"""What a run is made of, resolved once per process and passed on: settings, recipe, data set, clients, folder."""
+"""The resolved settings of a run, made once per process and passed on: experiment, recipe, data set, clients,
+folder."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +24,10 @@ POOLED = "pooled"  # the only client of a recipe that pools all source data
 class Plan:
     """One resolved run. `resolve` makes it; every function that needs a part of it takes the plan as an argument.
 
-    experiment: the settings with their target filled in; recipe: the method's parts, checked against them; data: the
-    data set's facts; clients: the names of those that train, in domain order.
+    experiment: the settings with their target filled in
+    recipe: the parts of the method, checked against the settings
+    data: the facts of the data set
+    clients: the names of the clients that train, in the order of the domains
     """
 
     experiment: Experiment
@@ -39,12 +42,12 @@ class Plan:
 
     @property
     def pooled(self) -> bool:
-        """Does one client hold all source data?"""
+        """Whether one client holds all source data."""
         return self.recipe.pooled
 
     @property
     def sources(self) -> int:
-        """How many clients hold source data; for a pooled run, the clients whose data is pooled."""
+        """The number of clients that hold source data; for a pooled run, the clients that were pooled."""
         names = client_names(self.experiment.data, self.experiment.run.target) if self.pooled else self.clients
         return len(names)
 
@@ -59,7 +62,7 @@ def resolve(experiment: Experiment) -> Plan:
     if found.structures:
         check_joint(experiment.data.augment)
     if experiment.data.mix and experiment.run.runtime == "deployment":
-        raise UserError("data.mix deals images of all domains to all clients, and a deployed site has its own alone; "
+        raise UserError("data.mix gives images of all domains to all clients, but a deployed site has only its own; "
                         "set it to 0")  # fmt: skip
     experiment = _with_threads(_with_target(_with_size(experiment), found))
     if experiment.train.side_by_side > 1 and experiment.run.runtime != "inline":

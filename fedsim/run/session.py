@@ -47,7 +47,7 @@ EvaluateTarget = Callable[[ArrayRecord], TargetScore]
 
 
 class Session:
-    """Opens or resumes a run's folder and does what follows each round: evaluate, record, select, save a checkpoint."""
+    """Opens or resumes a run's folder. After each round it evaluates, records, selects and saves a checkpoint."""
 
     def __init__(self, space: Workspace, callbacks: Sequence[RunCallback] = ()) -> None:
         experiment = space.experiment
@@ -131,7 +131,8 @@ class Session:
             callback.on_round(row, clients)
 
     def finish(self) -> Path:
-        """Write the last model and the summary (which marks the run as finished); remove what only resuming needs."""
+        """Writes the last model and the summary (which marks the run as finished); removes files that only resuming
+        needs."""
         link_file(arrays_file(self.checkpoint_folder, self.experiment.train.rounds), self.folder / "last.safetensors")
         if self.experiment.run.keep_personal:
             entries = personal_entries(self.space.recipe, self.space.places)
@@ -221,10 +222,10 @@ class Session:
 
 
 def complete_finish(*experiments: Experiment) -> None:
-    """Remove the checkpoints and client states of finished runs, and bring results.csv up to date.
+    """Removes the checkpoints and client states of finished runs, and updates results.csv.
 
-    The runs share one experiment's folder. A run does this after its summary; a run that was killed just after its
-    summary did not, so the next command does it.
+    The runs share the folder of one experiment. A run does this after its summary. A run that was killed just after its
+    summary did not do it, so that the next command does.
     """
     for experiment in experiments:
         for name in ("checkpoint", "state"):
@@ -239,7 +240,7 @@ def local_fingerprints(experiment: Experiment) -> Fingerprints:
 
 
 def refuse_other_data(folder: Path, then: Fingerprints, now: Fingerprints) -> None:
-    """UserError when the run in a folder used other data than there is now."""
+    """Raises UserError when the run in a folder used other data than the present data."""
     differs = difference(then, now)
     if differs:
         raise UserError(

@@ -34,10 +34,10 @@ def state_folder(root: str, token: str) -> str:
 
 @contextlib.contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raise TimeoutError in work of a site that takes longer than `seconds` (`run.timeout`): the server has stopped
-    waiting, and a SuperNode takes its next message only after this one.
+    """Raises TimeoutError when the work of a site takes longer than `seconds` (`run.timeout`).
 
-    Work that cannot be interrupted ends with its process. Outside a process's main thread nothing is limited.
+    The server has then stopped waiting, and a SuperNode takes its next message only after this one. Work that cannot be
+    interrupted ends with its process. Outside a process's main thread nothing is limited.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

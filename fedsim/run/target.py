@@ -82,7 +82,7 @@ class TargetEvaluator:
 
 
 def keeping(task: TaskRules, predict: Predict, kept: list[Tensor]) -> Predict:
-    """The same prediction; what the task keeps of each batch is added to `kept`."""
+    """The same prediction, which also adds to `kept` what the task keeps of each batch."""
 
     def kept_too(images: Tensor) -> Tensor:
         logits = predict(images)

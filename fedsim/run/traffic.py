@@ -1,4 +1,5 @@
-"""Bytes that a method moves between the server and one client, before anything is run: from net, share rule, banks."""
+"""The bytes that a method sends between the server and one client, computed before a run from net, share rule and
+banks."""
 
 from dataclasses import dataclass
 
@@ -12,10 +13,11 @@ from strategies.state import ServerState
 
 @dataclass(frozen=True)
 class Traffic:
-    """One record of the exchange with a client. down, up: bytes, or None where they depend on the data.
+    """One record of the exchange with a client.
 
+    down, up: bytes to and from the client, or None where they depend on the data
     when: "round", "once" (before the first round, or with a client's first training) or "visit" (in each round, to the
-    unseen domain's client).
+    unseen domain's client)
     """
 
     record: str
@@ -27,8 +29,8 @@ class Traffic:
 def traffic(plan: Plan) -> list[Traffic]:
     """What a client that trains and validates receives and sends in a round, record by record.
 
-    The model goes down twice, to be trained and to be validated. Equal to the columns bytes_down and bytes_up (and
-    those of single banks) of clients.csv from the second round on, where all clients train and validate.
+    The model is sent to the client twice, for training and for validation. The sums equal the columns bytes_down and
+    bytes_up (and those of single banks) of clients.csv from the second round on, where all clients train and validate.
     """
     space = Workspace(plan)
     state = space.net.state_dict()

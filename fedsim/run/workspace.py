@@ -18,7 +18,7 @@ from fedsim.models import weight_statistics
 from fedsim.models.tasks import rules_of
 from fedsim.run.plan import POOLED, Plan, resolve
 
-KEPT = 2  # workspaces that a process keeps warm
+KEPT = 2  # workspaces that a process keeps in memory
 
 
 def pick_device(wanted: str) -> torch.device:
@@ -124,7 +124,7 @@ def open_workspace(plan: Plan) -> Workspace:
 def workspace(settings: str, root: str | None = None) -> Workspace:
     """The process's workspace of an experiment, given as the TOML text that the server sends.
 
-    `root` is the data folder of a machine of its own (empty: its $FEDSIM_DATA): the server's paths do not exist there.
+    `root` is the data folder of a separate machine (empty: its $FEDSIM_DATA), where the server's paths do not exist.
     """
     if (settings, root) not in _open:
         experiment = parse_experiment(settings)
@@ -134,7 +134,7 @@ def workspace(settings: str, root: str | None = None) -> Workspace:
 
 
 def close_workspaces() -> None:
-    """Forget everything that this process keeps in memory."""
+    """Drops everything that this process keeps in memory."""
     _open.clear()
 
 

@@ -103,7 +103,7 @@ def test_what_cannot_be_mixed_is_refused(tree_settings):
         check_partitions(tree_settings(mix=0.5, clients_per_domain=4, holdout=0.2), "sketch")
     with pytest.raises(UserError, match="the client is called 'rot0'"):
         load_client(DIGITS.model_copy(update={"mix": 0.5}), "rot0/1", "rot75")
-    with pytest.raises(UserError, match=r"data.mix deals images of all domains"):
+    with pytest.raises(UserError, match=r"data.mix gives images of all domains"):
         resolve(read_experiment("digits", ["data.mix=0.5", "run.runtime=deployment"]))
 
 

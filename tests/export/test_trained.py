@@ -100,7 +100,7 @@ def test_transductive_rule_adapts(runs, pictures):
     """Without images of the domain the rule cannot predict; its answer depends on all that it was shown."""
     model = fedsim.load(runs("silobn"))
     files = sorted(pictures.rglob("*.png"))
-    with pytest.raises(UserError, match="Recompute looks at images of the unseen domain first; call adapt"):
+    with pytest.raises(UserError, match="Recompute uses images of the unseen domain first; call adapt"):
         model(model.prepare(files))
     some, all_ = predict(model, files[:4]), predict(model, files)
     assert not np.allclose(some["probability"], all_["probability"][:4])
@@ -150,7 +150,7 @@ def test_card(runs):
     (lambda folder: fedsim.load(folder, "bets"), "did you mean 'best'"),
     (lambda folder: export(fedsim.load(folder), "onxx", folder / "x"), "known are onnx, torch"),
     (lambda folder: predict(fedsim.load(folder), [folder / "no.png"]), r"no image .*no\.png"),
-    (lambda folder: labelled_images(folder, ("cat", "dog")), "no folder of images that is called as a class"),
+    (lambda folder: labelled_images(folder, ("cat", "dog")), "no folder of images with the name of a class"),
     (lambda folder: labelled_images(folder / "no", ("cat", "dog")), "no folder"),
 ])  # fmt: skip
 def test_bad_input_is_one_line(runs, make, message):
@@ -162,5 +162,5 @@ def test_bad_input_is_one_line(runs, make, message):
 def test_unknown_class_folder_is_named(tmp_path):
     for name in ("cat", "god"):
         (tmp_path / name).mkdir()
-    with pytest.raises(UserError, match="god is called as no class of the model; its classes are cat, dog"):
+    with pytest.raises(UserError, match="god has the name of no class of the model; its classes are cat, dog"):
         labelled_images(tmp_path, ("cat", "dog"))
