@@ -1,5 +1,4 @@
-"""DomainClient: the client of one domain. It loads shared tensors, keeps personal ones and trains by the recipe's
-parts."""
+"""DomainClient: the client of one domain, which trains as the parts of the recipe say."""
 
 import copy
 import time
@@ -51,6 +50,7 @@ class DomainClient(NumPyClient):
         clients: Sequence[str] = (),
         source_clients: int = 1,
         build_net: Callable[[], nn.Module] | None = None,
+        compiled: Any = None,
     ) -> None:
         self.experiment = experiment
         self.recipe = recipe
@@ -60,10 +60,9 @@ class DomainClient(NumPyClient):
         self.initial = initial
         self.data = data
         self.store = store
-        self.device = device
-        self.clients = tuple(clients)
+        self.device, self.clients = device, tuple(clients)
         self.source_clients = source_clients
-        self.build_net = build_net
+        self.build_net, self.compiled = build_net, compiled
         self.counts: list[int] = [data.examples]  # training images of every client
         self.spent: list[Amount] = []  # work of the current round
         self.cut: dict[str, Cut] = {}  # the cuts of shared tensors that this client gets in the round only in part
@@ -124,16 +123,16 @@ class DomainClient(NumPyClient):
         trained, received = taken(trained, self.cut), dict(zip(self.names("train"), training.received, strict=True))
         for part in self.recipe.client_parts():
             trained = part.leave(round, trained, received)
-        arrays = list(trained.values())
+        metrics |= {"compile_seconds": self.compiled.take_seconds()} if self.compiled else {}
         metrics["train_seconds"] = time.perf_counter() - training.started
         self.outbox = round.outbox
-        return arrays, self.data.examples, metrics
+        return list(trained.values()), self.data.examples, metrics
 
     def on(self, net: nn.Module) -> "DomainClient":
         """The same client, with its data and its store, on another network of the same kind; trained side by side."""
         other = copy.copy(self)
         other.net, other.state, other.cut, other.outbox = net, dict(net.state_dict()), {}, {}
-        other.frozen, other._after_step = freeze(net, self.places), after_step_functions(net)
+        other.frozen, other._after_step, other.compiled = freeze(net, self.places), after_step_functions(net), None
         return other
 
     def evaluate(self, parameters: list[np.ndarray], config: dict[str, Any]) -> tuple[float, int, dict[str, float]]:
@@ -211,6 +210,7 @@ class DomainClient(NumPyClient):
             asked=config.get("bank", ""),
             delivered=tuple(config.get("delivered", ())),
             known_weights=self.recipe.weights.known,
+            compiled=self.compiled,
         )
 
     def _load_initial(self) -> None:

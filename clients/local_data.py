@@ -45,8 +45,9 @@ class LocalData:
 
     def raw(self, positions: np.ndarray) -> Tensor:
         """Images in [0, 1], float [B, C, H, W], without any change."""
-        index = torch.from_numpy(positions).to(self.images.device)
-        images = self.images[index].to(self.device, non_blocking=True)
+        images = self.images[on_device(positions, self.images.device)]
+        if images.device != self.device:  # the set is too large for the device: only this batch goes there, while the
+            images = images.pin_memory().to(self.device, non_blocking=True)  # device computes with the one before
         return to_float(images)
 
     def batch(
@@ -76,7 +77,7 @@ class LocalData:
                 torch.set_rng_state(draws)
                 return self.normalize(augment(images))
 
-        labels = self.labels[torch.from_numpy(positions).to(self.labels.device)]
+        labels = self.labels[on_device(positions, self.labels.device)]
         if self.has_masks:  # masks get the geometric changes of their images
             augmented, labels = self.transforms.augment.with_masks(raw, labels, *own_sizes)
             augmented = after(augmented)
@@ -93,8 +94,14 @@ class LocalData:
         """Pairs (images, labels) without augmentation, in large batches."""
         for start in range(0, len(positions), size):
             part = positions[start : start + size]
-            yield self.transforms.normalize(self.raw(part)), self.labels[torch.from_numpy(part).to(self.labels.device)]
+            yield self.transforms.normalize(self.raw(part)), self.labels[on_device(part, self.labels.device)]
 
     def training_positions(self) -> np.ndarray:
         """The positions of the training split."""
         return np.arange(self.examples)
+
+
+def on_device(positions: np.ndarray, device: torch.device) -> Tensor:
+    """Positions as a tensor on the device. The host does not wait for a GPU: the copy starts from pinned memory."""
+    index = torch.from_numpy(positions)
+    return index.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else index

@@ -103,6 +103,7 @@ class LocalRound:
     asked: str = ""
     delivered: tuple[str, ...] = ()
     known_weights: Callable[[Mapping[str, int]], dict[str, float] | None] = lambda examples: None
+    compiled: Any = None  # the network's compiled pass (`clients.compiled.Compiled`), with `train.compile`
     sums: dict[str, Tensor] = field(default_factory=dict)
     means: set[str] = field(default_factory=set)
 
@@ -141,9 +142,13 @@ class LocalRound:
         Fills batch.features, batch.logits and batch.loss.
         """
         net = net or self.net
+        compiled = self.compiled is not None and self.compiled.fits(net, batch.images)
         with self.autocast():
-            batch.features = net.features(batch.images)
-            batch.logits = net.head(batch.features)
+            if compiled:
+                batch.features, batch.logits = self.compiled(batch.images)
+            else:
+                batch.features = net.features(batch.images)
+                batch.logits = net.head(batch.features)
         batch.loss = self.task.loss(batch.logits, batch.labels)
         return batch.loss
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from clients.compiled import FeaturesAndLogits
 from clients.networks import freeze
 from fedsim.models.norms.moments import plain_moments
 from fedsim.models.tasks import TaskRules
@@ -47,19 +48,6 @@ class Pass:
     features: Tensor
     logits: Tensor
     losses: Tensor
-
-
-class FeaturesAndLogits(nn.Module):
-    """The network as a module whose forward gives features and logits."""
-
-    def __init__(self, net: nn.Module) -> None:
-        super().__init__()
-        self.net = net
-
-    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Images [B, C, H, W] -> (features, logits)."""
-        features = self.net.features(images)
-        return features, self.net.head(features)
 
 
 class StackedNet:

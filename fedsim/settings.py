@@ -220,6 +220,11 @@ class TrainSettings(Settings):
         description="so many clients train as one program where the method allows it (inline runtime); for small "
         "networks on a GPU, slower on a CPU; 1: one after the other",
     )
+    compile: Literal["off", "default", "reduce-overhead", "max-autotune"] = Field(
+        "off",
+        description="torch.compile of the network's training pass, in this mode of PyTorch's: one graph for all "
+        "clients and rounds of a process; on a GPU reduce-overhead takes CUDA graphs",
+    )
     dp_clip: float = Field(
         0.0, ge=0, description="local differential privacy: largest L2 norm of a client's update; 0: off"
     )

@@ -1,6 +1,7 @@
 """What a process keeps in memory between messages: the network of an experiment, and its clients with their data."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 
@@ -73,6 +74,12 @@ class Workspace:
         self.frozen_content = frozen_content(state, self.places)
         self.clients: dict[tuple[str, str, str], DomainClient] = {}
         self._unlabelled: UnlabelledClient | None = None
+        self.compiled: Any = None
+        if plan.experiment.train.compile != "off":
+            from clients.compiled import Compiled  # brings PyTorch's compiler, a second of imports
+
+            train = plan.experiment.train
+            self.compiled = Compiled(self.net, train.batch_size, train.compile)
 
     def client(self, name: str, state_folder: str, run: str = "") -> DomainClient:
         """The client of that name in the run with that token; its data is in memory, its state below `state_folder`."""
@@ -96,6 +103,7 @@ class Workspace:
                 list(self.plan.clients),
                 self.plan.sources,
                 self.plan.build_net,
+                self.compiled,
             )
         return self.clients[key]
 
