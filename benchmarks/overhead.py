@@ -10,9 +10,11 @@ no checkpoints, no checks. Targets: at most 1.10 for the digits CNN, 1.03 for Re
 """
 
 import argparse
+import itertools
 import statistics
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -29,16 +31,19 @@ from fedsim.run.workspace import close_workspaces
 from fedsim.runtime.launch import launch
 
 
-def bare_loop(experiment: Experiment) -> float:
-    """The same federation written by hand; accuracy on the unseen domain."""
-    data, train = experiment.data, experiment.train
-    net = build_net(experiment, build_recipe(experiment))
+def bare_loop(experiment: Experiment, device: torch.device | None = None) -> float:
+    """The same federation written by hand; accuracy on the unseen domain. All images are on the device (the CPU)."""
+    data, train, device = experiment.data, experiment.train, device or torch.device("cpu")
+    net = build_net(experiment, build_recipe(experiment)).to(device)
     clients = [load_client(data, name) for name in client_names(data, experiment.run.target)]
     channels = clients[0].images.shape[1]
     transforms = make_transforms(data, channels)
-    tensors = [(torch.from_numpy(np.array(client.images)), torch.from_numpy(client.labels)) for client in clients]
+    tensors = [
+        (torch.from_numpy(np.array(client.images)).to(device), torch.from_numpy(client.labels).to(device))
+        for client in clients
+    ]
     images, labels, indices = load_target(data, experiment.run.target)
-    target = torch.from_numpy(np.array(images[indices])), torch.from_numpy(labels[indices])
+    target = torch.from_numpy(np.array(images[indices])).to(device), torch.from_numpy(labels[indices]).to(device)
     weights = np.array([client.examples for client in clients]) / sum(client.examples for client in clients)
     state = {name: value.clone() for name, value in net.state_dict().items()}
     everything = torch.arange(len(target[1]))
@@ -67,18 +72,22 @@ def average(values: list[torch.Tensor], weights: np.ndarray) -> torch.Tensor:
 def train_locally(
     net: torch.nn.Module, x: torch.Tensor, y: torch.Tensor, indices: torch.Tensor, transforms: object, train: object
 ) -> None:
-    """One client's local epochs."""
+    """One client's local epochs, or its steps where the settings count steps."""
     optimizer = torch.optim.SGD(net.parameters(), train.lr, momentum=train.momentum)
     net.train()
-    for _ in range(train.epochs):
-        for batch in indices[torch.randperm(len(indices))].split(train.batch_size):
-            if len(batch) < 2:
-                continue
-            images = transforms.normalize(transforms.augment(to_float(x[batch])))
-            loss = F.cross_entropy(net(images), y[batch])
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+    for batch in batches(indices, train):
+        images = transforms.normalize(transforms.augment(to_float(x[batch])))
+        loss = F.cross_entropy(net(images), y[batch])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def batches(indices: torch.Tensor, train: object) -> Iterator[torch.Tensor]:
+    """Shuffled batches of so many epochs, or of so many steps."""
+    whole = itertools.count() if train.iterations else range(train.epochs)
+    endless = (batch for _ in whole for batch in indices[torch.randperm(len(indices))].split(train.batch_size))
+    yield from itertools.islice((batch for batch in endless if len(batch) > 1), train.iterations or None)
 
 
 @torch.inference_mode()

@@ -1,0 +1,40 @@
+"""The script for machines with a GPU, in its small form on the CPU: nothing in it is untried."""
+
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.mark.parametrize(
+    ("check", "said"),
+    [
+        ("steps", "| digits-cnn-bn | fedavg |"),
+        ("synchronisation", "| fedavg | not a GPU |"),
+        ("memory", "| fedavg | nan | 1 |"),
+        ("training", "fedsim sweep pacs"),
+        ("small-nets", "| 3 | side by side |"),
+        pytest.param("runs", "| fedavg | True |", marks=pytest.mark.slow),
+        pytest.param("rate", "| digits-cnn-bn | fp32 |", marks=pytest.mark.slow),
+    ],
+)
+def test_small_form(check, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    import gpu
+
+    gpu.main(["--small", "--device", "cpu", "--checks", check, "--output", str(tmp_path / "GPU.md")])
+    text = (tmp_path / "GPU.md").read_text()
+    assert said in text
+    assert "driver none" in text
+    assert f"--checks {check}" in text
+
+
+def test_without_a_gpu_it_says_so(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    import gpu
+
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(SystemExit, match="no CUDA device"):
+        gpu.main(["--output", str(tmp_path / "GPU.md")])
+    assert not (tmp_path / "GPU.md").exists()
