@@ -44,7 +44,7 @@ class Audit:
                 os.write(descriptor, line.encode() + b"\n")
             finally:
                 os.close(descriptor)
-        except OSError as error:  # a full disk stops the log, and neither the federation nor a run
+        except OSError as error:  # a full disk stops the log, but not the federation and not a run
             logger.warning("the audit log %s cannot be written (%s): %s", self.file, error.strerror, line)
 
     def refuse(self, site: str, address: str, reason: str, **fields: Any) -> None:

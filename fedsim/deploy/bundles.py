@@ -48,7 +48,7 @@ class Pins:
         return cls(kit) if (kit / ALLOWED).is_file() else None
 
     def allows(self, fab: Any, trusted_entities: object = None) -> bool:
-        """Is a bundle with this content allowed? This replaces Flower's own check of a bundle."""
+        """Whether a bundle with this content is allowed. This replaces Flower's own check of a bundle."""
         found = hashlib.sha256(fab.content).hexdigest()
         if found in self.hashes() or self.signed(found):
             return True
@@ -56,12 +56,12 @@ class Pins:
         return False
 
     def hashes(self) -> set[str]:
-        """The hashes in `apps/allowed`; what follows a hash on its line is a remark."""
+        """The hashes in `apps/allowed`; text after a hash on its line is a remark."""
         lines = (self.kit / ALLOWED).read_text().splitlines()
         return {line.split()[0].lower() for line in lines if line.strip() and not line.startswith("#")}
 
     def signed(self, found: str) -> bool:
-        """Has the operator's key signed that hash?"""
+        """Whether the operator's key has signed that hash."""
         signature, operator = self.kit / "apps" / f"{found}.sig", self.kit / OPERATOR
         if not signature.is_file() or not operator.is_file():
             return False
@@ -87,7 +87,8 @@ def write_operator_key(write_private: Callable[[Path, bytes], None], private: Pa
 
 
 def sign(app: Path, private: Path) -> tuple[str, str]:
-    """(hash, signature) of an app folder's bundle; UserError when it cannot be built or the key is none."""
+    """(hash, signature) of an app folder's bundle; UserError when it cannot be built, or when the file is not a signing
+    key."""
     try:
         key = load_pem_private_key(private.read_bytes(), None)
         assert isinstance(key, Ed25519PrivateKey)
@@ -103,7 +104,7 @@ def bundle_hash(app: Path) -> str:
 
     try:
         return hashlib.sha256(build_fab_from_disk(app)).hexdigest()
-    except Exception as error:  # Flower raises what its command prints
+    except Exception as error:  # Flower's errors have the text that its command would print
         raise UserError(f"{app} is not an app that Flower can build: {error}") from None
 
 

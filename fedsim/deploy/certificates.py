@@ -1,6 +1,6 @@
 """The federation's own CA, the server's certificate and the sites' keys, all on NIST curves.
 
-Private keys never exist with another mode than 0600: they are created with it.
+Private key files are created with the mode 0600 and never have another.
 """
 
 import ipaddress
@@ -25,7 +25,7 @@ from fedsim.deploy.federation import is_ip
 from fedsim.errors import UserError
 
 CA_DAYS = 3650  # the CA outlives its certificates, which are renewed without it
-CLOCK_SKEW = timedelta(hours=1)  # a site's clock may be behind
+CLOCK_SKEW = timedelta(hours=1)  # certificates are valid from this time before now, because clocks may be behind
 
 
 def write_ca(name: str, days: int, key_file: Path, certificate_file: Path) -> None:
@@ -88,7 +88,7 @@ def read_ca(key_file: Path, certificate_file: Path) -> tuple[ec.EllipticCurvePri
 
 
 def write_private(file: Path, content: bytes) -> None:
-    """Write a new file that only its owner can read, from its first moment on."""
+    """Writes a new file that only its owner can read, from the moment of its creation."""
     with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
         stream.write(content)
 

@@ -26,14 +26,14 @@ from fedsim.registry import packages_of
 from fedsim.runtime.flower import write_app
 from fedsim.settings import Settings
 
-START_SECONDS = 180.0  # from submitting to the ServerApp asking, on a busy machine
+START_SECONDS = 180.0  # time on a busy machine until the submitted ServerApp asks the sites
 POLL_SECONDS = 0.5
 STATUS_SECONDS = 10.0
-REFUSED_SECONDS = 600.0  # for so long a refusal explains an absence
+REFUSED_SECONDS = 600.0  # a refusal in this time is given as the reason why a site is offline
 
 
 class Answer(Settings):
-    """What a node said about itself; a node that failed says `problem` only."""
+    """What a node reported about itself; a node that failed reports `problem` only."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=False)  # JSON has no tuples
 
@@ -54,7 +54,7 @@ class Answer(Settings):
 
 @dataclass
 class Finding:
-    """One site with what is wrong (`problems`: the run would not work) and what is worth knowing (`notes`)."""
+    """One site, with its problems (the run would not work) and notes (worth knowing)."""
 
     site: Site
     online: bool
@@ -64,7 +64,7 @@ class Finding:
 
 
 def check(federation: Federation, experiment: Experiment | None, wait: float) -> tuple[list[Finding], list[str]]:
-    """One finding per site, and the problems that belong to no site; takes at most `wait` and a few minutes."""
+    """One finding per site, and the problems that belong to no site. It takes at most `wait` and a few minutes."""
     control = Control(federation)
     online = control.online()
     if experiment:
@@ -84,11 +84,11 @@ def add_contact(finding: Finding, contact: Contact, now: float) -> None:
     if finding.online and (problem := clock_problem(contact.offset)):
         finding.notes.append(problem)
     if now - contact.double_at < REFUSED_SECONDS:
-        finding.notes.append(f"{contact.double}; if that is not you, shut the key out (DEPLOY.md, Changes)")
+        finding.notes.append(f"{contact.double}; if that is not you, remove the key (DEPLOY.md, Changes)")
 
 
 def with_names(experiment: Experiment, federation: Federation) -> Experiment:
-    """The experiment with what the operator's machine cannot see: a folder data set's domains, the target."""
+    """The experiment with what the operator's machine cannot see: the domains of a folder data set, and the target."""
     targets = federation.clients("target")
     if experiment.data.dataset == "folder" and not experiment.data.domains:
         domains = sorted({domain_of(site.domain) for site in federation.sites})
@@ -102,7 +102,7 @@ def with_names(experiment: Experiment, federation: Federation) -> Experiment:
 
 
 def ask_sites(control: Control, experiment: Experiment | None, wait: float) -> list[dict[str, Any]]:
-    """Answers of the connected nodes, by a run of the check app; UserError when it does not come to an end."""
+    """The answers of the connected nodes, by a run of the check app; UserError when this run does not end."""
     with tempfile.TemporaryDirectory(prefix="fedsim-check-") as name:
         folder = Path(name)
         write_app(folder / "app", CHECK)
@@ -117,7 +117,7 @@ def ask_sites(control: Control, experiment: Experiment | None, wait: float) -> l
             raise UserError(f"the SuperLink refused the check: {started.get('error-message', started)}")
         try:
             return _await_report(control, report, str(started["run-id"]), wait + START_SECONDS)
-        except KeyboardInterrupt:  # nothing goes on behind an interrupted check
+        except KeyboardInterrupt:  # an interrupted check must leave nothing running
             control.flwr("stop", str(started["run-id"]), CONNECTION)
             raise
 
@@ -145,7 +145,8 @@ def judge(
     online: dict[int, bool],
     answers: list[dict[str, Any]],
 ) -> tuple[list[Finding], list[str]]:
-    """Compare what nodes said with the federation and the experiment: (a finding per site, problems of no site)."""
+    """Compares the answers of nodes with the federation and the experiment: (a finding per site, problems of no
+    site)."""
     said = {answer["node"]: answer for answer in answers}
     findings = []
     for site in federation.sites:
@@ -194,7 +195,7 @@ def _read_answer(finding: Finding, raw: dict[str, Any]) -> None:
 
 
 def _compare_with(experiment: Experiment, findings: list[Finding]) -> list[str]:
-    """Add to each finding what the experiment expects; returns the clients that no site provides."""
+    """Adds to each finding what the experiment expects; returns the clients that no site provides."""
     named = experiment.data.dataset != "folder"
     target = experiment.run.target
     expected = client_names(experiment.data, target) if named else _folder_clients(experiment)

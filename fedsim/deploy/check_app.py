@@ -63,7 +63,7 @@ def answer(message: Message, context: Context) -> Message:
             said |= {"classes": list(classes), "counts": list(counts)}
     except UserError as error:
         said["problem"] = str(error)[:LONGEST_REASON]
-    except Exception as error:  # whatever is broken on a site is what the operator wants to read
+    except Exception as error:  # the operator wants to read any error of a site
         said["problem"] = f"{type(error).__name__}: {error}"[:LONGEST_REASON]
     return Message(RecordDict({"site": ConfigRecord(said)}), reply_to=message)
 
@@ -88,7 +88,7 @@ def lacking(requirements: list[str]) -> list[str]:
 
 
 def device() -> str:
-    """What training would run on; imports PyTorch, and so shows that it can be imported."""
+    """The device on which training would run. This imports PyTorch, and so shows that it can be imported."""
     import torch
 
     return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"

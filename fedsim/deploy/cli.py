@@ -1,4 +1,4 @@
-"""`fedsim deploy`: provisioning of a federation. Heavy imports stay inside the commands."""
+"""The command `fedsim deploy`: provisioning of a federation. Imports that take long are inside the commands."""
 
 from pathlib import Path
 from typing import Annotated
@@ -31,7 +31,7 @@ def register(
     site: Annotated[str, typer.Option(help="a site that has made its own key")] = "",
     key: Annotated[Path | None, typer.Option(help="the file with that site's public key")] = None,
 ) -> None:
-    """Let exactly the keys in the server kit's sites/ take part (its start.sh calls this); --site adds a site's key."""
+    """Register exactly the keys in the server kit's sites/ (its start.sh calls this); --site adds the key of a site."""
     from fedsim.console import console
     from fedsim.deploy.control import add_public_key
     from fedsim.deploy.control import register as register_keys
@@ -57,7 +57,7 @@ def renew(
     federation: FederationFile = Path("federation.toml"),
     days: Annotated[int, typer.Option(min=0, help="validity; 0: as in the federation file")] = 0,
 ) -> None:
-    """Replace the server's certificate; keys and kits stay, running sites go on."""
+    """Replace the server's certificate. Keys and kits do not change, and running sites continue."""
     from fedsim.console import console
     from fedsim.deploy.federation import read_federation
     from fedsim.deploy.renewal import renew as renew_certificate
@@ -79,7 +79,9 @@ def sign(
     found, signature = sign_bundle(bundle, read_federation(federation).kit("operator") / "apps.key")
     file = Path(f"{found}.sig")
     file.write_text(f"{signature}\n")
-    console.print(f"{file}: hand it to the sites, who put it into apps/ of their kits", soft_wrap=True, highlight=False)
+    console.print(
+        f"{file}: give it to the sites, which copy it to apps/ in their kits", soft_wrap=True, highlight=False
+    )
 
 
 @app.command()
@@ -87,7 +89,7 @@ def status(
     federation: FederationFile = Path("federation.toml"),
     watch: Annotated[bool, typer.Option("--watch", help="show it again every two seconds, until Ctrl-C")] = False,
 ) -> None:
-    """Show every site: since when, last contact, clock, bytes, the run's round, the last refusal."""
+    """Show every site: online since when, last contact, clock, bytes, round of the run, last refusal."""
     import time
 
     from rich.live import Live
@@ -109,7 +111,7 @@ def status(
 @app.command()
 def check(
     config: Annotated[
-        str, typer.Argument(help="experiment that the sites' data must fit; empty: data is not looked at")
+        str, typer.Argument(help="experiment that the sites' data must fit; empty: data is not checked")
     ] = "",
     federation: Annotated[Path, typer.Option(help="the federation's TOML file")] = Path("federation.toml"),
     target: Annotated[str, typer.Option(help="the unseen domain")] = "",
@@ -117,7 +119,8 @@ def check(
     wait: Annotated[float, typer.Option(min=1, help="seconds that a site has to answer")] = 120.0,
     set_: Annotated[list[str] | None, typer.Option("--set", help="override, e.g. data.image_size=64")] = None,
 ) -> None:
-    """Tell which sites are online, their versions, and whether their data fits the experiment. Exit code 2 if not."""
+    """Show which sites are online, their versions, and whether their data fits the experiment. Exit code 2 if it does
+    not."""
     from fedsim.console import console
     from fedsim.deploy.check import check as check_sites
     from fedsim.deploy.check import table
@@ -144,7 +147,7 @@ def check(
 
 @app.command(hidden=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def superlink(context: typer.Context, kit: Path) -> None:
-    """Run Flower's SuperLink with the gate before it (the server kit's start.sh calls this)."""
+    """Run Flower's SuperLink behind the gate (start.sh of the server's kit calls this)."""
     from fedsim.deploy.superlink import serve
 
     serve(kit.resolve(), context.args)
@@ -152,17 +155,19 @@ def superlink(context: typer.Context, kit: Path) -> None:
 
 @app.command(hidden=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def supernode(context: typer.Context, kit: Path) -> None:
-    """Run Flower's SuperNode as a site's kit needs it (supervise.sh calls this)."""
+    """Run Flower's SuperNode as the kit of a site needs it (supervise.sh calls this)."""
     import os
 
     from fedsim.deploy.supernode import serve
 
     code = serve(kit.resolve(), context.args)
-    os._exit(code)  # Flower's other threads would keep the process
+    os._exit(code)  # Flower's other threads would keep the process alive
 
 
 @app.command(hidden=True)
-def client(kit: Path, parent: Annotated[int, typer.Option(help="process that it ends with")] = 0) -> None:
+def client(
+    kit: Path, parent: Annotated[int, typer.Option(help="id of a process; the client ends when that process ends")] = 0
+) -> None:
     """Keep one client process for all messages of a site (supervise.sh calls this)."""
     from fedsim.deploy.warm_client import serve
 

@@ -16,13 +16,14 @@ from fedsim.files import atomic_write
 CONTACTS = Path("run/contacts.json")  # in the server's kit
 WRITE_SECONDS = 2.0
 WINDOW_SECONDS = 60.0
-SWITCHES = 3  # between addresses within the window: one site that moves makes one
-HEARTBEATS = 6  # within the window: one SuperNode sends three or four
+SWITCHES = 3  # changes of address within the window; a site that moves to another address makes one
+HEARTBEATS = 6  # heartbeats within the window; one SuperNode sends three or four
 
 
 @dataclass
 class Contact:
-    """What is known of one site. Times are seconds since 1970; `offset` is how far its clock is ahead, in seconds."""
+    """What is known about one site. Times are seconds since 1970; `offset` is how far its clock is ahead, in
+    seconds."""
 
     address: str = ""
     since: float = 0.0  # activated
@@ -97,7 +98,7 @@ class Contacts:
             return
         self._written = now
         table = {name: asdict(contact) for name, contact in self.sites.items()}
-        with contextlib.suppress(OSError):  # a full disk: the table is old, the federation goes on
+        with contextlib.suppress(OSError):  # with a full disk the table is old, but the federation continues
             atomic_write(self.file, json.dumps(table), mode=0o600, durable=False)
 
     def _doubled(self, contact: Contact, recent: _Recent, now: float) -> str:
@@ -106,7 +107,7 @@ class Contacts:
                 times.popleft()
         reason = ""
         if len(recent.switches) >= SWITCHES:
-            reason = f"requests with its key come from several addresses by turns, {contact.address} among them"
+            reason = f"requests with its key come alternately from several addresses, {contact.address} among them"
         elif len(recent.heartbeats) >= HEARTBEATS and now - recent.activated > WINDOW_SECONDS:
             reason = f"{len(recent.heartbeats)} heartbeats within a minute: two SuperNodes use its key"
         return self._double(contact, reason) if reason else ""

@@ -45,12 +45,14 @@ class Control:
         }
 
     def flwr(self, *words: str) -> dict[str, Any]:
-        """What a `flwr ... --format json` answers; {"success": False, "error-message": ...} when it fails."""
+        """The answer of `flwr ... --format json`; {"success": False, "error-message": ...} when it fails."""
         return ask_flwr(words, self.federation.flwr_home, self.environment)
 
     def online(self, wait: float = 0.0) -> dict[int, bool]:
-        """Node ids known to the SuperLink, and whether each is online; UserError when it does not answer within `wait`
-        seconds (it is asked once at least)."""
+        """Node ids known to the SuperLink, and whether each is online.
+
+        UserError when it does not answer within `wait` seconds (it is asked at least once).
+        """
         deadline = time.monotonic() + wait
         while True:
             answer = self.flwr("supernode", "list", CONNECTION)
@@ -66,9 +68,9 @@ class Control:
 
 
 def register(federation: Federation, wait: float = START_SECONDS) -> dict[str, int]:
-    """Make the SuperLink's list of keys that of the server kit's `sites/*.pub`; node ids by site.
+    """Makes the SuperLink's list of keys equal to the server kit's `sites/*.pub`; returns node ids by site.
 
-    Known keys are left alone, changed and removed ones are unregistered. Node ids are kept in `state/nodes/`.
+    Known keys are not touched; changed and removed ones are unregistered. Node ids are kept in `state/nodes/`.
     """
     control = Control(federation)
     records = federation.kit("server") / "state" / "nodes"
@@ -110,7 +112,7 @@ def add_public_key(federation: Federation, site: str, key: Path | None) -> None:
 
 
 def write_key_map(federation: Federation) -> None:
-    """Write the registered keys as nginx reads them (`map` from the header to the site), and tell it."""
+    """Writes the registered keys in the form that nginx reads (`map` from the header to the site), and tells nginx."""
     kit = federation.kit("server")
     lines = [f'"{b64encode(each.key).decode()}" {each.site};\n' for each in members(federation)]
     atomic_write(kit / "state" / "keys.map", "".join(lines))
@@ -137,7 +139,7 @@ def _checked(answer: dict[str, Any], site: str) -> dict[str, Any]:
     reason = _last_line(answer)
     if "[code: 23]" in reason:  # Flower never takes an unregistered key again
         reason = (
-            "its key was registered before and shut out; to come back it needs a new one: "
+            "its key was registered before and then removed; to come back it needs a new one: "
             "remove its kit and call `fedsim deploy init --add`"
         )
     raise UserError(f"site {site!r}: {reason}")

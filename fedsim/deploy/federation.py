@@ -1,9 +1,9 @@
-"""A federation on separate machines, described by one TOML file, and where its kits and keys lie.
+"""A federation on separate machines, described by one TOML file, and the folders of its kits and keys.
 
     federation = read_federation("federation.toml")
     federation.kit("hospital-a") / "start.sh"
 
-Relative paths mean relative to the TOML file's folder.
+Relative paths are relative to the TOML file's folder.
 """
 
 import ipaddress
@@ -18,7 +18,7 @@ from fedsim.errors import UserError, nearest
 from fedsim.settings import Settings
 
 CONNECTION = "federation"  # name of the SuperLink connection in the server kit's config.toml
-RESERVED = ("server", "operator")  # kits that are no site's
+RESERVED = ("server", "operator")  # names of kits that belong to no site
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 DOMAIN = re.compile(r"[^'\"\\\n/]+(/[0-9]+)?")
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
@@ -35,7 +35,8 @@ class Site(Settings):
     data_dir: str = Field("", description="absolute path of the data set on the site; empty: embedded data")
     state_dir: str = Field("", description="absolute path of the client's state; empty: `state` in the kit's folder")
     key: Literal["kit", "site"] = Field(
-        "kit", description="kit: init makes its key; site: its start.sh does, and sends the public half to the operator"
+        "kit",
+        description="who makes the site's key: kit: init; site: its start.sh, and the operator gets the public half",
     )
     port: int = Field(9094, ge=1, le=65535, description="loopback port of the SuperNode; differs for sites on one host")
 
@@ -70,7 +71,7 @@ class Federation(Settings):
     proxy: Literal["nginx", "none"] = Field(
         "nginx",
         description="nginx: only the sites' paths are reachable from outside, the SuperLink listens on loopback; "
-        "none: the SuperLink itself listens on the port, and whoever reaches it can start runs",
+        "none: the SuperLink itself listens on the port, and everybody who reaches it can start runs",
     )
     listen: str = Field("", description="IP address of the port; empty: all (loopback for a loopback address)")
     control: str = Field(
@@ -81,13 +82,13 @@ class Federation(Settings):
     kits: Path = Field(Path(), description="folder of the kits; empty: <name>-kits beside the TOML file")
     wheel: str = Field(
         "",
-        description="fedsim's wheel, which the kits then bring: a site's start.sh installs it where fedsim is missing",
+        description="fedsim's wheel, to be put into the kits: a site's start.sh installs it where fedsim is missing",
     )
     torch_index: str = Field(
         "", description="pip's index for PyTorch there, e.g. that of its CPU builds; empty: pip's own"
     )
     packages: list[str] = Field(
-        [], description="what runs need at every site beside fedsim, as pip takes it: methods or data sets from outside"
+        [], description="packages, in pip's form, that runs need at every site: methods or data sets from outside"
     )
     pin: bool = Field(
         True, description="sites run fedsim's own app bundles and those that the operator's key signed, and no others"
@@ -199,7 +200,7 @@ class Federation(Settings):
 
 
 def is_ip(host: str) -> bool:
-    """Is it an IPv4 or IPv6 address?"""
+    """Whether this is an IPv4 or IPv6 address."""
     try:
         ipaddress.ip_address(host)
     except ValueError:

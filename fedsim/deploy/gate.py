@@ -47,7 +47,7 @@ class RefusedError(Exception):
 
 
 class Gate:
-    """The middleware. `largest_reply` is in bytes; `trust_proxy`: the site's address is in X-Real-IP."""
+    """The middleware. `largest_reply` is in bytes; with `trust_proxy` the site's address is in X-Real-IP."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Gate:
     ) -> None:
         self.app, self.registry, self.audit, self.contacts = app, registry, audit, contacts
         self.largest_reply, self.trust_proxy = largest_reply, trust_proxy
-        self._used: dict[tuple[str, str], float] = {}  # (site, signed time) until when it is remembered
+        self._used: dict[tuple[str, str], float] = {}  # by (site, signed time): the time until which it is remembered
         self._replies: dict[str, int] = {}  # bytes of the reply that a site is sending
 
     async def __call__(self, scope: Scope, receive: Callable, send: Callable) -> None:
@@ -117,7 +117,7 @@ class Gate:
         self._used[key] = now + AHEAD_SECONDS + BEHIND_SECONDS
 
     def _check_length(self, kind: str, member: Member, headers: dict[str, str]) -> None:
-        """Refuse a request whose declared length is too large, or that declares no length."""
+        """Refuses a request that declares too large a length or none."""
         length = headers.get("content-length", "")
         if not length.isdecimal():
             raise RefusedError(411, "the request does not say how long it is", member=member)
@@ -194,7 +194,7 @@ class Gate:
             self.contacts.refused(site, refusal.reason)
         body = json.dumps({"code": refusal.code, "detail": refusal.reason}).encode()
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-        headers.append((b"connection", b"close"))  # what is left of the body is not read
+        headers.append((b"connection", b"close"))  # the rest of the body is not read
         await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 

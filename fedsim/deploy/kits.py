@@ -26,7 +26,7 @@ TEMPLATES = Path(__file__).parent / "kit"
 
 
 def init(federation: Federation, force: bool = False, add: bool = False) -> list[Path]:
-    """Write the kits that are missing, or all anew with `force`; the folders written.
+    """Writes the kits that are missing, or all of them anew with `force`; returns the written folders.
 
     Raises UserError, with nothing written, when kits exist and neither `force` nor `add` says what to do with them.
     """
@@ -99,7 +99,7 @@ def _add(federation: Federation, missing: Sequence[str]) -> list[Path]:
             (folder / name).rename(federation.kits / name)
         for public in (server / "sites").glob("*.pub"):
             if public.stem not in {site.name for site in federation.sites}:
-                public.unlink()  # `register` then shuts that site out
+                public.unlink()  # `register` then unregisters that site
         _write_federation(federation, folder / "federation.toml")
         (folder / "federation.toml").rename(server / "federation.toml")
     return [federation.kit(name) for name in missing]
@@ -198,7 +198,7 @@ def _site_kit(federation: Federation, site: Site, kit: Path, public_keys: Path, 
 
 
 def _wheel(federation: Federation) -> Path:
-    """The wheel that the kits bring; relative paths mean relative to the federation file's folder."""
+    """The wheel for the kits; a relative path is relative to the federation file's folder."""
     wheel = federation.kits.parent / federation.wheel
     if wheel.suffix != ".whl" or not wheel.is_file():
         raise UserError(f"no wheel at {wheel}; `pip wheel --no-deps .` in fedsim's source folder builds it")
@@ -219,7 +219,7 @@ def write_connection(federation: Federation) -> None:
 
 
 def is_locked(file: Path) -> bool:
-    """Does a process hold the lock file, under which the kit's scripts run?"""
+    """Whether a process holds the lock file, under which the kit's scripts run."""
     with file.open() as stream:
         try:
             fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -252,7 +252,7 @@ def _copy(kind: str, kit: Path, values: dict[str, str]) -> None:
 
 @contextmanager
 def _new_folder(federation: Federation) -> Iterator[Path]:
-    """A folder (0700) beside the kits; gone afterwards unless it was renamed."""
+    """A folder (0700) beside the kits, which is removed afterwards unless it was renamed."""
     federation.kits.parent.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=f".{federation.kits.name}-", dir=federation.kits.parent))
     try:

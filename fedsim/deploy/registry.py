@@ -30,7 +30,8 @@ class Member:
     key: bytes
 
     def serves(self, client: str, role: str) -> bool:
-        """May this site act as that client in that role? Upper and lower case are equal, as in all domain names."""
+        """Whether this site may act as that client in that role. Upper and lower case are equal, as in all domain
+        names."""
         return role == self.role and matching(self.domain, [client]) is not None
 
 

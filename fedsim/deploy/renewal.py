@@ -1,4 +1,5 @@
-"""`fedsim deploy renew`: a new server certificate from the same CA; keys and kits stay, running sites go on.
+"""The command `fedsim deploy renew`: a new server certificate from the same CA. Keys and kits stay, running sites
+continue.
 
 nginx reads it on a signal and keeps its connections; the SuperLink takes it for new connections within seconds.
 """
@@ -45,7 +46,7 @@ def renew(federation: Federation, days: int = 0) -> datetime:
     server, ca_key = federation.kit("server"), federation.kit("operator") / "ca.key"
     if not ca_key.is_file():
         raise UserError(
-            f"no CA key at {ca_key}: renew where the operator's kit lies, then copy server.key and server.pem"
+            f"no CA key at {ca_key}: renew on the machine with the operator's kit, then copy server.key and server.pem"
         )
     files = (server / "server.key", server / "server.pem")
     new = tuple(file.with_suffix(f"{file.suffix}.new") for file in files)

@@ -13,7 +13,7 @@ from fedsim.deploy.federation import Federation
 from fedsim.deploy.renewal import warnings
 
 RECENT_SECONDS = 60.0
-AHEAD_SECONDS, BEHIND_SECONDS = 2.0, 60.0  # a clock to be looked after; Flower's limits are 5 and 305
+AHEAD_SECONDS, BEHIND_SECONDS = 2.0, 60.0  # beyond this a clock should be corrected; Flower's limits are 5 and 305
 PROGRESS = Path("run/progress.json")
 
 

@@ -66,7 +66,7 @@ def serve(kit: Path, words: Sequence[str]) -> int:
 
 
 def enforce(pins: Pins) -> None:
-    """Have Flower ask the pins about every app bundle; it asks only where trusted entities are named."""
+    """Makes Flower ask the pins about every app bundle; it asks only where trusted entities are named."""
     internal = import_module("flwr.supernode.start_client_internal")
     command = import_module("flwr.supernode.cli.flower_supernode")  # as an attribute, this name is the function
     internal._verify_fab = pins.allows

@@ -116,7 +116,7 @@ def write_program(kit: Path) -> None:
 
 
 def prepare() -> None:
-    """Import what every task needs, and have Flower's task end by EndedError instead of ending the process."""
+    """Imports what every task needs, and makes Flower's task end by EndedError instead of ending the process."""
     import fedsim.client_app  # noqa: F401
     from fedsim.deploy.check_app import client  # noqa: F401
 
@@ -137,9 +137,9 @@ def prepare() -> None:
 
 
 def look_often() -> None:
-    """Look for parts of a message that are still on their way after a tenth of a second, and not a whole one.
+    """Makes Flower look for missing parts of a message after a tenth of a second, and not after a whole one.
 
-    Flower 1.41 starts a task, and hands out a message, before their parts are there.
+    Flower 1.41 starts a task, and gives out a message, before their parts have arrived.
     """
     import importlib
 
@@ -155,7 +155,7 @@ def clientapp_module() -> Any:
 
 
 def do_one(line: socket.socket) -> None:
-    """Receive one task, run it with the caller's outputs, and send its exit code."""
+    """Receives one task, runs it with the caller's outputs, and sends its exit code."""
     head, outputs, *_ = socket.recv_fds(line, 4, 2)
     if len(head) < 4 or len(outputs) < 2:
         return
@@ -177,7 +177,7 @@ def do_one(line: socket.socket) -> None:
 
 
 def watch(line: socket.socket, done: threading.Event) -> None:
-    """End the process when the caller has gone before its task was done."""
+    """Ends the process when the caller has gone before its task was done."""
     with contextlib.suppress(OSError):
         line.recv(1)
     if not done.is_set():
@@ -236,7 +236,7 @@ def end_task(code: int, *words: Any, **options: Any) -> None:
 
 
 def has_code(content: bytes) -> bool:
-    """Does an app bundle hold Python files?"""
+    """Whether an app bundle has Python files."""
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as bundle:
             return any(name.endswith(".py") for name in bundle.namelist())

@@ -40,9 +40,9 @@ def import_ray() -> Any:
 
 
 def open_cluster(run: RunSettings) -> bool:
-    """Connect to the cluster at `run.ray_address`, or start a local one; returns whether it was started here.
+    """Connects to the cluster at `run.ray_address`, or starts a local one; returns whether it was started here.
 
-    A cluster that this process already uses is taken as it is.
+    A cluster that this process already uses is used unchanged.
     """
     ray = import_ray()
     if ray.is_initialized():
@@ -63,7 +63,7 @@ def open_cluster(run: RunSettings) -> bool:
     asked = math.ceil(run.workers * run.cpus_per_worker)  # more workers than cores is the user's choice
     try:
         ray.init(num_cpus=max(os.cpu_count() or 1, asked), **quiet)
-    except Exception as error:  # Ray's own words: a bare Exception after 30 s on a busy machine
+    except Exception as error:  # Ray raises a bare Exception after 30 s on a busy machine
         ray.shutdown()
         raise ClientFailedError(
             f"Ray did not start ({str(error).strip()}); try again, or use run.runtime 'inline'"
@@ -100,7 +100,7 @@ def plan_workers(run: RunSettings, clients: int) -> Plan:
     )
     if not fits or (run.workers and fits < wanted):
         raise UserError(
-            f"the Ray cluster carries {fits} workers of {run.cpus_per_worker:g} CPUs and {share:g} GPUs, "
+            f"the Ray cluster has room for {fits} workers of {run.cpus_per_worker:g} CPUs and {share:g} GPUs, "
             f"wanted: {wanted}; lower run.workers, run.cpus_per_worker or run.gpus_per_worker"
         )
     workers = min(wanted, fits)

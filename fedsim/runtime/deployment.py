@@ -39,9 +39,10 @@ SILENCE_SECONDS = 60.0  # a SuperLink that is being restarted
 
 
 def run_deployed(plan: Plan, callbacks: Sequence[RunCallback] = ()) -> Path:
-    """Run (or follow, or continue) one experiment on a federation; the run's folder.
+    """Runs (or follows, or continues) one experiment on a federation; returns the run's folder.
 
-    UserError for what a user can mend, ClientFailedError for a run that failed, with its reason. Ctrl-C stops the run.
+    UserError for what a user can correct, ClientFailedError for a run that failed, with its reason. Ctrl-C stops the
+    run.
     """
     if not plan.experiment.run.federation:
         raise UserError("run.runtime 'deployment' needs the federation's file: --federation federation.toml")
@@ -61,7 +62,7 @@ def run_deployed(plan: Plan, callbacks: Sequence[RunCallback] = ()) -> Path:
 
 
 def settle(plan: Plan, federation: Federation) -> Plan:
-    """The plan with absolute paths, and with the machine that evaluates the target decided.
+    """The plan with absolute paths, and with the decision which machine evaluates the target.
 
     UserError names a domain that no site holds.
     """

@@ -57,7 +57,8 @@ APP = {  # an app without files of its own: its components come from the install
 
 
 def run_with_flower(experiment: Experiment, clients: int) -> None:
-    """Run one complete experiment in Flower's engine, its log on stdout; ClientFailedError when it did not complete."""
+    """Runs one complete experiment in Flower's engine, with its log on stdout; ClientFailedError when it did not
+    complete."""
     experiment = with_absolute_paths(experiment)
     run = experiment.run
     federation = (
@@ -220,7 +221,7 @@ class SuperLink:
 
 
 def ask_flwr(words: Sequence[str], folder: Path, environment: Mapping[str, str]) -> dict[str, Any]:
-    """What `flwr WORDS --format json` answers; {"success": False, "error-message": ...} when it answers nothing."""
+    """The answer of `flwr WORDS --format json`; {"success": False, "error-message": ...} when it does not answer."""
     tool = shutil.which("flwr", path=environment["PATH"]) or "flwr"
     try:
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Start one run on the runtime that its settings ask for."""
+"""Starts one run on the runtime that its settings ask for."""
 
 from collections.abc import Sequence
 from pathlib import Path

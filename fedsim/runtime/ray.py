@@ -26,12 +26,13 @@ CLIENT_APP = "fedsim.client_app:app"
 # the driver's folders, for workers whose machine has none of its own
 FORWARDED = ("FEDSIM_DATA", "FEDSIM_CACHE", "FEDSIM_PLUGINS")
 
-SMALL_BYTES = 2**19  # below, a trip through the object store takes longer than the bytes themselves
+SMALL_BYTES = 2**19  # smaller records are sent faster without the object store
 
 
 @dataclass
 class Job:
-    """A message that waits for its reply: the message without its tensors, and their places in the object store."""
+    """A message that waits for its reply: the message without its tensors, and references to them in the object
+    store."""
 
     message: Message
     small: Message
@@ -53,16 +54,16 @@ class WorkerHandle:
 
 
 class Shelf:
-    """The models that the driver has put into the object store: each is there once, for all messages that carry it."""
+    """The models in the object store: each is there once, for all messages that contain it."""
 
     def __init__(self) -> None:
         self._kept: list[tuple[ArrayRecord, Any]] = []
 
     def place(self, record: ArrayRecord) -> tuple[Any, list[str] | None]:
-        """Reference to an object that holds the record's tensors, and which of them are meant (None: all).
+        """A reference to an object with the record's tensors, and which of them the message has (None: all).
 
-        Training after an evaluation sends the same bytes again, perhaps fewer tensors: they are not put twice. A small
-        record stands for itself and travels within the call.
+        Training after an evaluation sends the same bytes again, perhaps fewer tensors; they are not stored twice. A
+        small record is sent within the call, without a reference.
         """
         for kept, reference in self._kept:
             if len(record) and all(name in kept and kept[name].data is array.data for name, array in record.items()):
@@ -111,7 +112,7 @@ class RayGrid(LocalGrid):
     # --- Flower's Grid --------------------------------------------------------------------------------------------
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        """Send messages to their workers; their ids. Workers start at once."""
+        """Sends messages to their workers, which start at once; returns the ids."""
         messages = list(messages)
         for message in messages:
             stamp(message, f"m{next(self._ids)}")
@@ -239,7 +240,7 @@ class RayGrid(LocalGrid):
 
 
 def addressee(message: Message) -> str:
-    """Who a message is for, in words."""
+    """The receiver of a message, in words."""
     config = message.content.config_records.get("config", {})
     return f"client {config['client']!r}" if config.get("client") else f"node {message.metadata.dst_node_id}"
 

@@ -19,8 +19,8 @@ from fedsim.edge import refuse_hidden_packages
 from fedsim.errors import CLIENT_APP_RAISED, USER_ERROR, UserError
 from fedsim.runtime.identity import with_content
 
-BUNDLE_BYTES = 4 * 2**20  # of replies that travel together
-BUNDLE_SECONDS = 0.5  # of work whose replies travel together
+BUNDLE_BYTES = 4 * 2**20  # the largest size of replies that are returned together
+BUNDLE_SECONDS = 0.5  # the longest work before replies are returned together
 
 Want = tuple[str, int, list[str] | None]  # record name, which of the sent records, which of its tensors (None: all)
 Order = tuple[Message, list[Want]]  # a message without its array records, and where they are
@@ -68,7 +68,7 @@ class Worker:
     """One Ray actor. It runs the client app for its clients one after the other and keeps their data in memory."""
 
     def __init__(self, setup: WorkerSetup, contexts: dict[int, Context]) -> None:
-        if Path(setup.folder).is_dir():  # relative paths mean here what they mean on the driver
+        if Path(setup.folder).is_dir():  # relative paths then mean the same as on the driver
             os.chdir(setup.folder)
         for name, value in setup.variables.items():
             os.environ.setdefault(name, value)  # a machine's own data folder wins

@@ -1,4 +1,4 @@
-"""The inline runtime with several clients side by side: they train as one program (`train.side_by_side`)."""
+"""The inline runtime with several clients side by side, which are trained as one program (`train.side_by_side`)."""
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,9 +18,9 @@ logger = logging.getLogger("fedsim")
 
 
 class TogetherGrid(InlineGrid):
-    """Runs the client app in this process; messages that ask for a round's training are taken in groups.
+    """Runs the client app in this process; messages that ask for a round's training are processed in groups.
 
-    Where the recipe does not allow it, or the network does not run as one program, the log says so in one line and the
+    Where the recipe does not allow it, or the network cannot run as one program, the log says so in one line, and the
     clients train one after the other.
     """
 
@@ -90,6 +90,6 @@ class TogetherGrid(InlineGrid):
 
 
 def trains(message: Message) -> bool:
-    """Does a message ask for a round of training, not for a prelude, a validation or anything else?"""
+    """Whether a message asks for a round of training, and not for a prelude, a validation or anything else."""
     config = message.content.config_records.get("config", {})
     return message.metadata.message_type == "train" and config.get("phase") == "train"

@@ -1,4 +1,5 @@
-"""Methods x targets x seeds x grid values. Every cell is one run; finished cells are skipped; several run at a time."""
+"""Methods x targets x seeds x grid values. Every cell is one run; finished cells are skipped; several run at the same
+time."""
 
 from collections.abc import Callable, Sequence
 
@@ -22,7 +23,7 @@ def run_sweep(
     preset: str = "",
     dry_run: bool = False,
 ) -> list[Cell]:
-    """Run all cells that are not finished; returns the failed ones. UserError before anything starts for bad input."""
+    """Runs all cells that are not finished; returns the failed ones. UserError before anything starts for bad input."""
     cells = plan_cells(config, axes, overrides, preset)
     return carry_out(cells, budget, dry_run, lambda reservations: dry_table(cells, len(reservations) or budget.jobs))
 
@@ -30,7 +31,7 @@ def run_sweep(
 def carry_out(
     cells: list[Cell], budget: Budget, dry_run: bool, dry: Callable[[Sequence[Reservation]], Table]
 ) -> list[Cell]:
-    """Run the cells that are not finished, or only print the table of `dry`; returns the cells that failed."""
+    """Runs the cells that are not finished, or only prints the table of `dry`; returns the cells that failed."""
     from fedsim.run.session import complete_finish, is_finished
 
     waiting = [cell for cell in cells if cell.state == "waiting"]

@@ -43,7 +43,7 @@ def check_axes(axes: Axes, overrides: Sequence[str], preset: str = "") -> str:
         if key in seen:
             raise UserError(f"--grid {text}: {key} is given twice; give all its values in one --grid")
         if key in set_keys or (key == "preset" and preset):
-            raise UserError(f"--grid {text}: --set gives {key} one value too; leave one of the two out")
+            raise UserError(f"--grid {text}: --set gives {key} one value too; remove one of the two")
         seen.add(key)
     labels = [value for key, value in fixed if key == "run.label"]
     return str(labels[-1]) if labels else ""
@@ -52,7 +52,7 @@ def check_axes(axes: Axes, overrides: Sequence[str], preset: str = "") -> str:
 def label_of(values: Sequence[str], label: str = "") -> str:
     """`mine,train.lr=0.1`: the user's label and the grid's values, for a folder's name.
 
-    What the grid changes in a method stands in the name by itself (fedsim/variants.py).
+    What the grid changes in a method is added to the name by fedsim/variants.py.
     """
     words = [word for word in values if not word.startswith("method.")]
     return ",".join([*([label] if label else []), *words]).replace("/", "_")

@@ -1,4 +1,4 @@
-"""How many cells of a sweep run at a time, and how many cores and GPUs each of them gets."""
+"""How many cells of a sweep run at the same time, and how many cores and GPUs each of them gets."""
 
 import math
 import os
@@ -10,10 +10,12 @@ from fedsim.errors import UserError
 
 @dataclass(frozen=True)
 class Budget:
-    """Limits of a sweep as the user gives them; 0 leaves a choice to the machine.
+    """Limits of a sweep as the user gives them; with 0 the machine decides.
 
-    jobs: cells at a time. cores, gpus: what one cell reserves (gpus may be a fraction). ray: empty for processes on
-    this machine, `local` for a Ray cluster of its own, else the address of a cluster (`auto` finds a running one).
+    jobs: the number of cells at the same time
+    cores, gpus: what one cell reserves (gpus may be a fraction)
+    ray: empty for processes on this machine, `local` for a Ray cluster of its own, else the address of a cluster
+    (`auto` finds a running one)
     """
 
     jobs: int = 0

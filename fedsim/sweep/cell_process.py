@@ -21,7 +21,7 @@ END = signal.SIGUSR1  # the sweep answers SIGINT, and Ray installs its own handl
 
 
 class Progress:
-    """Callback that tells the sweep how far a cell is."""
+    """A callback that tells the sweep the progress of a cell."""
 
     def __init__(self, tell: Callable[[Message], Any]) -> None:
         self._tell = tell

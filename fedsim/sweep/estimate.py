@@ -1,4 +1,5 @@
-"""How long cells will take, from finished rounds or else from measured milliseconds per local step; never a guess."""
+"""The time that cells will take, from finished rounds or else from measured milliseconds per local step; never a
+guess."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -33,7 +34,7 @@ class Estimate:
 
 
 def step_key(experiment: Experiment) -> tuple[str, ...]:
-    """What the time of a local step depends on, as step_times.csv has it."""
+    """The settings on which the time of a local step depends, in the form of step_times.csv."""
     model, data, train = experiment.model, experiment.data, experiment.train
     values = (data.dataset, model.backbone, model.bottleneck, data.image_size, train.batch_size, train.precision)
     return (*map(str, values), method_label(experiment))
@@ -55,10 +56,10 @@ def step_times(file: Path = FILE) -> dict[tuple[str, ...], tuple[float, str]]:
 def estimate(
     cells: Sequence[Cell], rates: Mapping[str, float], times: Mapping[tuple[str, ...], tuple[float, str]]
 ) -> Estimate:
-    """Time for what is left of the cells of one row (a method with its settings, on several targets and seeds).
+    """The time for the remaining cells of one row (a method with its settings, on several targets and seeds).
 
-    rates: seconds per round of each method as finished rounds have them (`measured_rates`); these count everything.
-    times: what `step_times` gives; it counts the local steps alone, without evaluation, aggregation and reading.
+    rates: seconds per round of each method, from finished rounds (`measured_rates`); these contain everything
+    times: the result of `step_times`, which has the local steps alone, without evaluation, aggregation and reading
     """
     left = [cell for cell in cells if cell.rounds_left]
     if not left:
@@ -128,9 +129,9 @@ def _planned(plan: Plan, counts: list[int], client: int, phase: str) -> int:
 
 
 def training_counts(plan: Plan) -> list[int] | None:
-    """Training images of every client by the data set's published counts; None where it has none.
+    """The training images of every client by the data set's published counts; None where it has none.
 
-    To within an image a class of what the split gives: enough for a time.
+    The counts differ from those of the split by at most one image per class, which is enough for an estimate of time.
     """
     data, images = plan.experiment.data, benchmark(plan.experiment.data).counts
     if images is None or data.split == "lists":

@@ -35,7 +35,7 @@ class Mailbox:
 
 
 def cell_task(index: int, settings: str, folder: str, home: str, variables: dict[str, str], mailbox: Any) -> Message:
-    """Run one cell on whatever machine Ray chose; relative paths mean what they mean where the sweep was started."""
+    """Runs one cell on the machine that Ray chose; relative paths mean the same as where the sweep was started."""
     if Path(home).is_dir():
         os.chdir(home)
     if not Path(folder).is_dir():  # the sweep made it
@@ -84,7 +84,7 @@ class RayPool:
 
     @property
     def width(self) -> int:
-        """Cells that the cluster carries at a time, as far as is known now."""
+        """The number of cells for which the cluster has room, as far as is known now."""
         return self._plan.workers
 
     def run(self, view: SweepView) -> None:

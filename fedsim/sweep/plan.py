@@ -57,7 +57,7 @@ class Cell:
             return
         self.state, self.reason = kind, value
         file = self.folder / "error.txt"
-        with contextlib.suppress(OSError):  # the folder may be what is broken
+        with contextlib.suppress(OSError):  # perhaps the folder itself cannot be written
             file.unlink(missing_ok=True)
             if extra:
                 file.parent.mkdir(parents=True, exist_ok=True)
@@ -72,12 +72,12 @@ def plan_cells(
     preset: str,
     data_of: Callable[[Experiment], dict] | None = None,
 ) -> list[Cell]:
-    """Every cell once with its settings resolved and checked; the ones with a summary are marked finished.
+    """Every cell once, with its settings resolved and checked; those with a summary are marked finished.
 
-    data_of: what `fingerprint_reader` gives, when several plans share their data.
+    data_of: the result of `fingerprint_reader`, when several plans share their data
 
-    A cell whose parts do not fit together (`a+b`), or whose folder holds a run with other settings or data, is marked
-    failed with the reason, and the others are run. UserError for what no cell could run with.
+    A cell with parts that do not fit together (`a+b`), or with a folder that holds a run with other settings or data,
+    is marked failed with the reason, and the others are run. UserError for settings with which no cell could run.
     """
     from fedsim.results.callbacks import find_callback
 

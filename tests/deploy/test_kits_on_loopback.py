@@ -232,7 +232,7 @@ def test_a_site_that_is_shut_out_gives_up_and_comes_back_with_a_new_key(federati
     last = given_up(federation, "delta")
     assert "gave up after 2 attempts: the server refuses this site's key: it is not registered" in last
     public.write_text(key)
-    with pytest.raises(UserError, match="site 'delta': its key was registered before and shut out"):
+    with pytest.raises(UserError, match="site 'delta': its key was registered before and then removed"):
         register(federation)
     shutil.rmtree(kit)
     assert init(federation, add=True) == [kit]
