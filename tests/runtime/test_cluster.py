@@ -50,10 +50,10 @@ def test_workers_fill_the_cluster(machines, settings, resources, workers, gpus):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"cpus_per_worker": 16.0}, "carries 0 workers of 16 CPUs"),
-        ({"ray_address": "somewhere", "workers": 5, "cpus_per_worker": 4.0}, "carries 2 workers of 4 CPUs"),
+        ({"cpus_per_worker": 16.0}, "has room for 0 workers of 16 CPUs"),
+        ({"ray_address": "somewhere", "workers": 5, "cpus_per_worker": 4.0}, "has room for 2 workers of 4 CPUs"),
         ({"device": "cuda"}, "no GPU"),
-        ({"gpus_per_worker": 0.5}, "carries 0 workers"),
+        ({"gpus_per_worker": 0.5}, "has room for 0 workers"),
     ],
 )
 def test_what_does_not_fit_is_said(machines, settings, said):
