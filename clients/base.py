@@ -139,7 +139,7 @@ class DomainClient(NumPyClient):
         """Validates the received model. The personal state is not changed, and not used unless it was never
         uploaded."""
         started = time.perf_counter()
-        self.store.open_round(config["round"] + 1, config.get("state-round", -1), config.get("saved-round"))
+        self.store.open_round(config["round"] + 1, config.get("state-round"), config.get("saved-round"))
         self._restore_personal(only="local")
         self._load(parameters, "evaluate")
         rule = self.recipe.infer
@@ -178,8 +178,8 @@ class DomainClient(NumPyClient):
 
     def _open(self, config: dict[str, Any]) -> LocalRound:
         run = self.experiment.run
-        trained = "delivered" in config  # in this round already: what it stored then must stay
-        self.store.open_round(config["round"] + trained, config.get("state-round", -1), config.get("saved-round"))
+        if "delivered" not in config:  # else it has trained in this round, and what it stored then must stay
+            self.store.open_round(config["round"], config.get("state-round"), config.get("saved-round"))
         seed_library(run.seed, "library", config["client"], config["phase"], config["round"])
         training = config["phase"] == "train"
         self.cut = self.recipe.share.cut(self.net, config["client"], config["round"], run.seed) if training else {}

@@ -1,8 +1,9 @@
 """What a client keeps between rounds: named entries of tensors, versioned by round, in memory and in atomic files.
 
 The state at the start of round t is what was stored before t. An interrupted round leaves a newer version, which is
-ignored when the round is repeated, so that a resumed run equals the unbroken one. The files are authoritative and
-memory is their cache, because Flower's engine may serve a client from another process in each round.
+ignored when the round is repeated, so that a resumed run equals the unbroken one. The same holds for a version that
+belongs to a reply which the server did not take (refused, lost, or too late). The files are authoritative and memory is
+their cache, because Flower's engine may serve a client from another process in each round.
 
 A folder belongs to one client of one run (`owner.json`). The server tells the client the last round of the state that
 it counts on. A state of another client or run, or one that is older (a restored backup, an emptied folder), is refused
@@ -43,22 +44,24 @@ class ClientStore:
         self._stamps: dict[tuple[str, int], int] = {}
         self._catch_up()
 
-    def open_round(self, round: int, counted: int = -1, saved: int | None = None) -> None:
+    def open_round(self, round: int, counted: int | None = None, saved: int | None = None) -> None:
         """Makes what was stored before `round` visible. Later versions, of an interrupted attempt, are dropped.
 
-        counted: the newest round with a state that the server counts on; UserError when the state here is older
+        counted: the newest round with a state that the server counts on (-1: none). Newer versions go with replies that
+        it did not take, and are dropped; UserError when the state here is older. None: everything counts
         saved: the newest round from which the server could resume (default: the one before)
         """
         self._pending.clear()
         self._round = round
         self._saved = round - 1 if saved is None else saved
         self._catch_up()
+        first = round if counted is None else min(round, counted + 1)  # of the versions that are dropped
         for name, versions in self._entries.items():
-            for version, _ in [entry for entry in versions if entry[0] >= round]:
+            for version, _ in [entry for entry in versions if entry[0] >= first]:
                 self._remove(name, version)
-            self._entries[name] = [entry for entry in versions if entry[0] < round]
+            self._entries[name] = [entry for entry in versions if entry[0] < first]
         newest = max((versions[-1][0] for versions in self._entries.values() if versions), default=-1)
-        if newest < counted:
+        if counted is not None and newest < counted:
             found = f"is of round {newest}" if newest >= 0 else "is missing"
             raise UserError(
                 f"the state of client {self._owner['client']!r} {found}{self._where()}, but the server counts on that "

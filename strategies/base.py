@@ -67,7 +67,8 @@ class FedDG(FedAvg):
         self._saved: dict[str, np.ndarray] = {}  # the global model, as evaluated and saved
         self._phase = "train"
         self._record = ArrayRecord()  # the model of the round, in the record that Flower's loop holds
-        self._before = self.state.saved_parts(), self.state.banks  # restored when the round is undone
+        # Restored when the round is undone.
+        self._before = self.state.saved_parts(), self.state.banks, self.state.known_kept()
 
     @property
     def recipe(self) -> Any:
@@ -218,7 +219,8 @@ class FedDG(FedAvg):
         client, reason = self.guard.useless(replies, self.exchange.asked + bool(self.target_site))
         if reason:
             self.guard.put_back(self._record, state_to_record(self._saved))
-            parts, self.state.banks = self._before
+            parts, self.state.banks, kept = self._before
+            self.state.stored, self.state.handed = kept
             self.state.restore_parts(parts)
             if client:
                 self.exchange.fail(client, f"reply refused: {reason}; the model of the round before is kept")
@@ -265,7 +267,7 @@ class FedDG(FedAvg):
         A model that is not finite is dropped with all changes of its round.
         """
         saved = self.state.saved_parts()
-        self._before = saved, dict(self.state.banks)
+        self._before = saved, dict(self.state.banks), self.state.known_kept()
         while updates:
             try:
                 server, fused = self.parts.compute(updates)
@@ -289,7 +291,7 @@ class FedDG(FedAvg):
                     self.exchange.fail(client, f"reply refused: with it, {reason}; without it the model is usable")
                     updates = [update for update in updates if update.client != client]
                     continue
-                self._note_down(updates, server)
+                self._note_down(updates, server, kept=False)
                 self._drop(reason)
                 return {}
             self._note_down(updates, server)
@@ -318,14 +320,14 @@ class FedDG(FedAvg):
             raise ClientFailedError(f"round {self.log.round}: {reason}")
         self.log.note(f"{reason}; the model stays as it was")
 
-    def _note_down(self, updates: Sequence[Update], server: ServerRound) -> None:
+    def _note_down(self, updates: Sequence[Update], server: ServerRound, kept: bool = True) -> None:
         """Notes the round for its records, and what the clients keep from now on."""
         self.guard.accept(updates, self.state)
         for update in updates:
             self.log.row(update.client).update(examples=update.examples, **update.metrics)
-            if update.stored:
+            if update.stored and kept:
                 self.state.stored[update.client] = self.log.round
-        self.parts.keep([update.client for update in updates])
+        self.parts.keep([update.client for update in updates] if kept else [])
         for client, weight in server.weights.items():
             self.log.row(client)["weight"] = float(weight)
         self.log.details += server.details

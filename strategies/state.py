@@ -33,6 +33,10 @@ class ServerState:
         """Copies of the state of the parts, for `restore_parts`."""
         return copy.deepcopy(self.parts), copy.deepcopy(self.tensors)
 
+    def known_kept(self) -> tuple[dict[str, int], dict[str, list[str]]]:
+        """Copies of what is known of the clients' own states: `stored` and `handed`."""
+        return dict(self.stored), {bank: list(clients) for bank, clients in self.handed.items()}
+
     def restore_parts(self, saved: tuple[dict, dict]) -> None:
         """Restores what `saved_parts` returned; this may be done several times with the same copies."""
         self.parts, self.tensors = copy.deepcopy(saved)

@@ -23,11 +23,12 @@ class DriftCorrection(Term):
         c_k+ = c_k - c + (w^t - y) / (a eta),   delta c_k = c_k+ - c_k goes to the bank `control`.
 
     Source: SCAFFOLD (Karimireddy et al., ICML 2020), Option II. c is the server's variate and c_k this client's, which
-    is kept between rounds; both start at 0. w^t is the received model, y the trained model, eta the parameter's
-    learning rate, and a the number of steps. With momentum, a is `gradient_count`; this is our choice, because the
-    paper has plain SGD. Adaptive optimizers are refused. Buffers and a client's own layers are not corrected. The
-    server's learning rate is the part `server_step`, and the paper's uniform weights are `method.weights = "uniform"`.
-    Clients with equal data give FedAvg.
+    is kept between rounds; both start at 0. What a client kept with a reply that the server refused is dropped at its
+    next message, as the reply was (`clients.store`). w^t is the received model, y the trained model, eta the
+    parameter's learning rate, and a the number of steps. With momentum, a is `gradient_count`; this is our choice,
+    because the paper has plain SGD. Adaptive optimizers are refused. Buffers and a client's own layers are not
+    corrected. The server's learning rate is the part `server_step`, and the paper's uniform weights are `method.weights
+    = "uniform"`. Clients with equal data give FedAvg.
 
     variant: what divides w^t - y. "option_ii" is the formula above. "epochs_only" (FedDG_Benchmark) takes the number of
     local epochs for a. "without_rate" (the code of FedDG-GA) leaves eta out, so that its variates are too small by that

@@ -3,12 +3,16 @@
 import numpy as np
 import pytest
 import torch
+from flwr.app import Message
 from small_round import colour_images, small_data, small_round
-from support import numbers, run_small, small_experiment
+from support import Interrupt, numbers, run_small, small_experiment
 from torch import nn
 
+from clients.store import newest_entry
 from clients.terms.drift_correction import OWN, DriftCorrection, gradient_count
 from fedsim.errors import UserError
+from fedsim.run.checkpoint import load_checkpoint
+from fedsim.run.plan import run_folder
 from fedsim.settings import TrainSettings
 from strategies.banks.control_variates import ControlVariates
 from strategies.parts import SERVER, ServerRound
@@ -125,3 +129,25 @@ def test_own_layers_are_not_corrected(tmp_path):
 def test_what_breaks_the_identity_is_refused(tmp_path, train, words):
     with pytest.raises(UserError, match=words):
         run_small(small_experiment(tmp_path, "scaffold", train=train))
+
+
+def test_a_refused_reply_leaves_the_variate_as_it_was(tmp_path):
+    """With all clients in every round c is the mean of the c_k; a reply that is refused must move neither."""
+
+    def spoil(message: Message, reply: Message) -> Message:
+        config = message.content.config_records["config"]
+        if (config["client"], config["round"], config["phase"]) == ("rot15", 2, "train"):
+            reply.content.metric_records["metrics"]["num-examples"] += 1
+        return reply
+
+    experiment = small_experiment(
+        tmp_path, "scaffold", run={"on_client_failure": "continue"}, data={"fraction": 0.05}, train={"momentum": 0.0}
+    )
+    with pytest.raises(KeyboardInterrupt):
+        run_small(experiment, Interrupt(3), tamper=spoil)
+    folder = run_folder(experiment)
+    server = load_checkpoint(folder / "checkpoint").state.banks["control"][SERVER]
+    own = [newest_entry(folder / "state" / client, OWN) for client in ("rot0", "rot15", "rot30")]
+    for name, array in server.items():
+        mean = sum(each[name].numpy().astype(np.float64) for each in own) / 3
+        np.testing.assert_allclose(array, mean, atol=1e-5, err_msg=name)

@@ -74,12 +74,13 @@ def test_a_client_without_state_leaves_no_trace(tmp_path):
     assert not (folder / "state").exists()
 
 
-@pytest.mark.parametrize("counted", [3, 4])
-def test_state_that_is_as_new_as_the_server_knows_is_taken(tmp_path, counted):
-    """Equal, or newer: the reply of round 4 may have been late or refused."""
+@pytest.mark.parametrize(("counted", "found"), [(4, 4.0), (3, 3.0), (None, 4.0), (-1, None)])
+def test_state_of_replies_that_the_server_did_not_take_is_dropped(tmp_path, counted, found):
+    """The reply of round 4 was late or refused: its state goes too, in memory and on disk."""
     store = store_with(tmp_path / "a", range(1, 5))
     store.open_round(5, counted=counted)
-    assert store.get_number("risk") == 4.0
+    assert store.get_number("risk") == found
+    assert ClientStore(tmp_path / "a", "photo", "a" * 16).get_number("risk") == found
 
 
 def test_stale_and_missing_state_are_refused(tmp_path):
