@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import json
 import logging
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -75,15 +76,18 @@ def make_pictures(experiment: Experiment, output: Path, rows: int) -> None:
 
 
 def headline(folder: Path) -> str:
-    """One run's result in two lines, without the oracle."""
+    """One run's result in two lines, without the oracle; with differential privacy, its guarantee in a third one."""
     row = pd.read_csv(folder / "summary.csv", dtype={"validation_domain": str}).iloc[0]
     task = task_in(row.index, "last_target_")
     basis = f"best on {row['validation_domain']}" if "validation_domain" in row else "best source validation"
+    privacy = json.loads((folder / "environment.json").read_text()).get("privacy", "")
     return (
         f"{row['method']} on unseen {row['target']!s} (seed {row['seed']}): "
         f"{100 * row[f'best_validation_target_{task.metric}']:.1f} % {task.title} "
         f"at round {row['best_validation_round']:.0f} ({basis}), "
-        f"{100 * row[f'last_target_{task.metric}']:.1f} % at the last round\nrecords: {folder}"
+        f"{100 * row[f'last_target_{task.metric}']:.1f} % at the last round\n"
+        + (f"{privacy}\n" if privacy else "")
+        + f"records: {folder}"
     )
 
 

@@ -24,17 +24,19 @@ from fedsim.run.privacy_account import statement
 from fedsim.run.session import Session, is_finished
 from fedsim.run.target import TargetEvaluator
 from fedsim.run.workspace import Workspace, open_workspace, set_threads
+from fedsim.settings import RunSettings
 from fedsim.tasks import scores, task_in
 from strategies.base import FedDG
 from strategies.wire.fused_check import model_probe
 from strategies.wire.handshake import Roster
-from strategies.wire.membership import Identify
+from strategies.wire.membership import Identify, missing_classes
 from strategies.wire.patience import PatientGrid
 from strategies.wire.polling import QuickGrid
 from strategies.wire.pulling import expected_bytes
 from strategies.wire.target_site import TargetScore
 
 LOG = "run.log"
+SAID_CLIENTS = 20  # whose missing classes the log names; the records name all
 
 app = ServerApp()
 logger = logging.getLogger("fedsim")
@@ -98,12 +100,7 @@ def _serve(grid: Grid, space: Workspace, callbacks: Sequence[RunCallback], ident
     evaluator = None if on_site else TargetEvaluator(space)
     held_out = TargetEvaluator(space, held_out=True) if experiment.run.validation_domain else None
     session = Session(space, callbacks)
-    run_config = {
-        "experiment": experiment.toml(),
-        "state-dir": str((session.folder / "state").resolve()),
-        "token": run_token(session.checkpoint_folder),
-        "timeout": experiment.run.timeout,
-    }
+    run_config = sent_settings(experiment, session.folder / "state", run_token(session.checkpoint_folder))
     strategy = FedDG(space.recipe, experiment, space.places, run_config, space.task.metric)
 
     def evaluate(arrays: ArrayRecord) -> TargetScore:
@@ -115,8 +112,9 @@ def _serve(grid: Grid, space: Workspace, callbacks: Sequence[RunCallback], ident
         return held_out(record_to_arrays(arrays), strategy.wanted_entries())
 
     session.attach(strategy, evaluate, evaluate_held_out if held_out else None)
-    if said := statement(experiment, space.recipe.fuse, len(plan.clients)):
+    if said := statement(experiment, space.recipe, len(plan.clients)):
         logger.info(said)
+    session.note("privacy", said)
     target = experiment.run.target if on_site else ""
     if isinstance(grid, QuickGrid):
         grid.largest_reply = largest_reply(space)
@@ -124,6 +122,10 @@ def _serve(grid: Grid, space: Workspace, callbacks: Sequence[RunCallback], ident
     roster = Roster(grid, plan.clients, len(plan.data.classes), run_config, target, identify, space.frozen_content)
     strategy.join(roster)
     session.note_data(roster.fingerprints())
+    missing = missing_classes(plan.data.classes, {name: site.class_counts for name, site in roster.sites.items()})
+    session.note("missing_classes", missing)
+    for client, names in list(missing.items())[:SAID_CLIENTS]:
+        logger.info("client %r has no training images of %s", client, ", ".join(names))
     session.target_images = len(evaluator.labels) if evaluator else roster.target.examples
     check_server(plan, roster.fingerprints())
     grid = PatientGrid(grid, strategy.exchange, experiment.run.patience)
@@ -137,6 +139,24 @@ def _serve(grid: Grid, space: Workspace, callbacks: Sequence[RunCallback], ident
             grid, arrays, num_rounds=rounds, timeout=experiment.run.timeout, evaluate_fn=session.end_of_round
         )
     return session.finish()
+
+
+def sent_settings(experiment: Experiment, state: Path, token: str) -> dict[str, str | float]:
+    """What every message to a client carries: settings, folder of its state, the run's token and time limit.
+
+    The sites of a deployment have folders of their own: none of the server's is named to them.
+    """
+    own = experiment.run.runtime == "deployment"
+    if own:
+        blank = {"output": RunSettings().output, "federation": ""}
+        experiment = experiment.replace(data={"root": "", "cache": ""}, run=blank)
+    state_dir = "" if own else str(state.resolve())
+    return {
+        "experiment": experiment.toml(),
+        "state-dir": state_dir,
+        "token": token,
+        "timeout": experiment.run.timeout,
+    }
 
 
 def check_server(plan: Plan, known: Fingerprints | None = None) -> None:

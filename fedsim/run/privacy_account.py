@@ -61,10 +61,13 @@ def sampled_epsilon(noise: float, rounds: int, delta: float, drawn: int, clients
     return float(min(accountant.get_epsilon(delta), total_epsilon(noise / 2, rounds, delta)))
 
 
-def statement(experiment: Experiment, fuse: Any, clients: int) -> str:
-    """The guarantee of a run in one line; empty without differential privacy."""
-    train = experiment.train
-    rounds = train.rounds
+def statement(experiment: Experiment, recipe: Any, clients: int) -> str:
+    """The guarantee of a run in one line, by the server's settings; empty without differential privacy.
+
+    A step's prelude is one more release of every client's model.
+    """
+    train, fuse = experiment.train, recipe.fuse
+    rounds = train.rounds + bool(recipe.client.prelude)
     if train.dp_clip:
         noise = math.sqrt(2 * math.log(1.25 / train.dp_delta)) / train.dp_epsilon
         epsilon, delta = total_epsilon(noise, rounds, train.dp_delta), train.dp_delta
@@ -76,4 +79,5 @@ def statement(experiment: Experiment, fuse: Any, clients: int) -> str:
     what = f"one client in another's place, after {rounds} rounds"
     if sampled is None:
         sampled, what = total_epsilon(fuse.noise, rounds, DELTA), f"a client's presence in all {rounds} rounds"
-    return f"central differential privacy: epsilon {sampled:.4g} at delta {DELTA:g} for {what}"
+    rest = "(metrics and counts are not covered)"
+    return f"central differential privacy: epsilon {sampled:.4g} at delta {DELTA:g} for {what} {rest}"

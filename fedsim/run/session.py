@@ -96,6 +96,12 @@ class Session:
         self.data |= data
         self.recorder.write_environment(self.environment | {"data": self.data})
 
+    def note(self, name: str, value: Any) -> None:
+        """Record a fact of this run beside its environment, if there is anything to say."""
+        if value:
+            self.environment |= {name: value}
+            self.recorder.write_environment(self.environment | {"data": self.data})
+
     def initial_arrays(self) -> ArrayRecord:
         """The checkpoint's global model, or the initial one from the run's seed."""
         if self.checkpoint:

@@ -2,14 +2,18 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import numpy as np
 from pydantic import Field
 
+from fedsim.part import part_name
 from strategies.aggregate import Arrays, weighted_mean
 from strategies.fuse.trimmed_mean import equal_columns
-from strategies.parts import Fuse, ServerRound, Update
+from strategies.parts import Broadcast, Fuse, ServerRound, Update
+
+if TYPE_CHECKING:
+    from fedsim.recipe import Recipe
 
 
 def clipped(state: Arrays, reference: Arrays, bound: float) -> dict[str, np.ndarray]:
@@ -43,6 +47,14 @@ class PrivateMean(Fuse):
     needs_clients: ClassVar[bool] = False
     uses_weights: ClassVar[bool] = False
     perturbs: ClassVar[bool] = True
+
+    def refuses(self, recipe: "Recipe") -> str:
+        """What other parts take of single clients would go out as it is, and the stated epsilon would be wrong."""
+        banks = [bank for bank in recipe.banks if not isinstance(bank, Broadcast)]
+        looking = [*banks, *(part for part in recipe.refine if part.sees_updates), *recipe.visits]
+        if not looking:
+            return ""
+        return f"private_mean protects the fused model alone, and {part_name(looking[0])} takes more of single clients"
 
     def fuse(
         self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound

@@ -1,6 +1,6 @@
 """Decides which node may act as which client, by the key of the node and by the number of examples it claims."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 
@@ -55,3 +55,9 @@ def implausible(counts: Mapping[str, int], limit: float) -> dict[str, str]:
             times = f"{count / median:.3g} times the median of the others ({median})"
             refused[client] = f"it reports {count} examples, {times}; run.examples_limit is {limit:g}"
     return refused
+
+
+def missing_classes(classes: Sequence[str], counts: Mapping[str, Sequence[int]]) -> dict[str, list[str]]:
+    """The classes of which a client holds no training image, by client; clients that hold all of them are left out."""
+    missing = {client: [name for name, count in zip(classes, own) if not count] for client, own in counts.items()}
+    return {client: names for client, names in missing.items() if names}

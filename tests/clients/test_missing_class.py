@@ -1,10 +1,15 @@
 """Clients that lack classes: banks_and_representation.md 8.6 for the methods with class-wise records."""
 
+import json
+
 import numpy as np
 import pytest
-from support import numbers, run_small, small_experiment
+from support import Interrupt, numbers, run_small, small_experiment
 
 from fedsim.arrays import record_to_arrays
+from fedsim.run.checkpoint import load_checkpoint
+from fedsim.run.plan import run_folder
+from strategies.weights.by_examples import ByExamples
 
 SKEWED = {"clients_per_domain": 2, "partition": "dirichlet", "alpha": 0.1, "split": "random"}
 SMALL = {"adversarial_reference": {"d_noise": 4, "width": 8, "r": 6, "hidden": 5}}
@@ -33,3 +38,26 @@ def test_a_class_is_missing_on_a_client(method, bank, classes_of, tmp_path):
             assert held.setdefault(client, found) >= found
     assert any(len(classes) < 10 for classes in held.values())
     assert len(set.union(*held.values())) > max(map(len, held.values()))
+
+
+def test_server_parts_know_the_classes_and_records_name_those_that_are_missing(tmp_path, monkeypatch):
+    """As counted in the handshake; a class that a client lacks is in environment.json and in the log."""
+    weigh = ByExamples.weigh
+
+    def counting(self, updates, server):
+        server.state["counts"] = {client: list(counts) for client, counts in server.class_counts.items()}
+        return weigh(self, updates, server)
+
+    monkeypatch.setattr(ByExamples, "weigh", counting)
+    experiment = small_experiment(tmp_path, data={**SKEWED, "fraction": 0.05}, train={"rounds": 2})
+    with pytest.raises(KeyboardInterrupt):
+        run_small(experiment, Interrupt(1))
+    folder = run_folder(experiment)
+    counts = load_checkpoint(folder / "checkpoint").state.parts["weights"]["counts"]
+    assert len(counts) == 6
+    clients = numbers(folder / "clients.csv").query("round == 1").set_index("client")
+    assert {client: sum(own) for client, own in counts.items()} == clients["examples"].astype(int).to_dict()
+    said = json.loads((folder / "environment.json").read_text())
+    lacking = {client: [said["classes"][k] for k, n in enumerate(own) if n == 0] for client, own in counts.items()}
+    assert any(lacking.values())
+    assert said["missing_classes"] == {client: names for client, names in lacking.items() if names}

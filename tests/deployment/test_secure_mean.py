@@ -28,7 +28,7 @@ def test_a_deployed_sum_is_the_inline_mean(tmp_path):
         assert len(kept) == 3
         for file in kept:
             assert file.stat().st_mode & 0o777 == 0o600
-            assert not any(word in file.read_text() for word in ("cipher", "mask", "self"))
+            assert set(json.loads(json.loads(file.read_text())["text"])) == {"answered", "answer"}
         fault = {"kind": "raise", "round": 1, "once": True, "seconds": 0}
         federation.fault_file("site-rot15").write_text(json.dumps(fault))
         done = federation.run(tmp_path / "broken", **SECURE)

@@ -1,5 +1,7 @@
 """Central and local differential privacy around a recipe: what is sent and aggregated is clipped and noisy."""
 
+import json
+
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -8,8 +10,10 @@ from scene import build, number
 from support import run_small, small_experiment
 
 from fedsim.arrays import record_to_arrays, state_to_record
+from fedsim.commands import headline
 from fedsim.errors import UserError
 from fedsim.run.local_privacy import perturbed
+from fedsim.run.privacy_account import total_epsilon
 from fedsim.runtime.identity import assume_identity, with_content
 from fedsim.settings import TrainSettings
 from strategies.fuse.private_mean import PrivateMean
@@ -111,3 +115,27 @@ def test_what_noise_cannot_protect_is_refused(method, model, said, tmp_path):
     """Before the run starts, in one line."""
     with pytest.raises(UserError, match=said):
         run_small(small_experiment(tmp_path, method, model=model, train={"dp_clip": 1.0}))
+
+
+def test_the_records_and_the_end_of_the_run_say_epsilon(tmp_path):
+    """environment.json and the last message; nothing of it without noise."""
+    private = {"name": "fedavg", "fuse": "private_mean", "private_mean": {"clip": 1e-3, "noise": 5.0}}
+    settings = {"model": NO_NORM, "train": {"rounds": 2}, "data": {"fraction": 0.05}}
+    folder, _ = run_small(small_experiment(tmp_path, private, **settings))
+    said = json.loads((folder / "environment.json").read_text())["privacy"]
+    assert said.startswith(f"central differential privacy: epsilon {total_epsilon(5.0, 2, 1e-5):.4g} at delta 1e-05")
+    assert said in headline(folder)
+    file = folder / "environment.json"
+    file.write_text(json.dumps({key: value for key, value in json.loads(file.read_text()).items() if key != "privacy"}))
+    assert "privacy" not in headline(folder)
+
+
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [("scaffold", "control_variates takes more"), ("feddyn", "dynamic_correction takes more")],
+)
+def test_central_privacy_of_the_model_alone_is_refused(method, said, tmp_path):
+    """SCAFFOLD's variates and FedDyn's correction are sums of updates without noise."""
+    experiment = small_experiment(tmp_path, {"name": method, "fuse": "private_mean"}, model=NO_NORM)
+    with pytest.raises(UserError, match=said):
+        run_small(experiment)

@@ -8,9 +8,10 @@ from scipy.integrate import quad
 from scipy.stats import norm
 from support import small_experiment
 
+from clients.step.calibration import SemanticCalibration
+from fedsim.recipe import Recipe
 from fedsim.run.privacy_account import delta_of, sampled_epsilon, statement, total_epsilon
 from strategies.fuse.private_mean import PrivateMean
-from strategies.fuse.weighted_mean import WeightedMean
 
 
 @pytest.mark.parametrize(("epsilon", "mu"), [(0.0, 1.0), (1.0, 1.0), (3.0, 2.0), (20.0, 4.47)])
@@ -54,15 +55,35 @@ def test_samples_of_the_mechanism_agree():
     )
 
 
+def test_numbers_by_hand():
+    """Local, epsilon 1 and delta 1e-5 in each of 20 rounds: z = sqrt(2 ln 125000) = 4.844805, mu = sqrt(20) / z =
+    0.923074. At epsilon 3.990776: Phi(-3.861794) = 5.62788e-5, e^3.990776 Phi(-4.784872) = 54.09685 x 8.55481e-7 =
+    4.62788e-5, and the difference is 1e-5. Central, 20 rounds at z = 1: 28.37347, where Phi(-4.108434) = 1.99176e-5
+    and e^28.37347 Phi(-8.580570) = 2.10108e12 x 4.72022e-18 = 0.99176e-5."""
+    z = math.sqrt(2 * math.log(1.25 / 1e-5))
+    assert z == pytest.approx(4.844805, abs=1e-6)
+    assert total_epsilon(z, 20, 1e-5) == pytest.approx(3.990776, abs=1e-6)
+    assert total_epsilon(1.0, 20, 1e-5) == pytest.approx(28.37347, abs=1e-5)
+
+
+def test_the_drawing_of_clients_is_counted():
+    """With dp-accounting: 10 of 100 clients a round are protected better than all 100."""
+    pytest.importorskip("dp_accounting")
+    drawn = sampled_epsilon(8.0, 50, 1e-5, 10, 100)
+    assert 0 < drawn < total_epsilon(4.0, 50, 1e-5)
+
+
 def test_the_statement_names_all_rounds(tmp_path):
     """Central and local; nothing without noise."""
     experiment = small_experiment(tmp_path, train={"rounds": 20})
-    assert statement(experiment, WeightedMean(), 3) == ""
-    said = statement(experiment, PrivateMean(1.0, 1.0), 3)
+    assert statement(experiment, Recipe(), 3) == ""
+    said = statement(experiment, Recipe(fuse=PrivateMean(1.0, 1.0)), 3)
     assert said.startswith("central differential privacy: epsilon 2")
     assert "20 rounds" in said
+    prelude = statement(experiment, Recipe(client=SemanticCalibration(), fuse=PrivateMean(1.0, 1.0)), 3)
+    assert "21 rounds" in prelude  # the acquired models go out too
     local = experiment.replace(train={"dp_clip": 0.5, "dp_epsilon": 1.0, "dp_delta": 1e-5})
     one = small_experiment(tmp_path, train={"rounds": 1, "dp_clip": 0.5, "dp_epsilon": 1.0, "dp_delta": 1e-5})
-    numbers = [float(statement(each, WeightedMean(), 3).split("epsilon ")[1].split()[0]) for each in (one, local)]
+    numbers = [float(statement(each, Recipe(), 3).split("epsilon ")[1].split()[0]) for each in (one, local)]
     assert 0.5 < numbers[0] < 1.0  # the classical calibration is not tight
     assert numbers[1] > 3 * numbers[0]
