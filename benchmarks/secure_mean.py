@@ -67,7 +67,7 @@ def measure(clients: int, values: int) -> str:
     clock.append(time.process_time())
     keys, masks, _, unmask, plain = np.diff(clock)
     return (
-        f"{clients} clients, {values} numbers: keys and shares {keys / clients:.3f} s and masks {masks / clients:.3f} s "
+        f"{clients} clients, {values} numbers: keys and shares {keys / clients:.3f} s, masks {masks / clients:.3f} s "
         f"a client, server {unmask:.3f} s, FedAvg's mean {plain:.3f} s"
     )
 
