@@ -15,6 +15,7 @@ from clients.parts import Batch, LocalRound, Step, StepFunction
 from clients.step.supervised import SupervisedStep
 from fedsim.errors import UserError
 from fedsim.experiment import Experiment
+from fedsim.tasks import ANY_TASK
 
 SMALL = 1e-7  # added to norms
 
@@ -61,6 +62,8 @@ class SharpnessAware(Perturbed):
     variant: `official` lets the second pass update running statistics too, as the released code does
     """
 
+    tasks: ClassVar[tuple[str, ...]] = ANY_TASK
+
     rho: Annotated[float, Field(ge=0)] = 0.05
     variant: Literal["paper", "official"] = "paper"
 
@@ -96,6 +99,8 @@ class GlobalAscent(Perturbed):
 
     rho: the length of the perturbation, 0.1 in the released scripts and 0.05 here
     """
+
+    tasks: ClassVar[tuple[str, ...]] = ANY_TASK
 
     rho: Annotated[float, Field(ge=0)] = 0.05
     whole: ClassVar[bool] = True

@@ -7,6 +7,7 @@ import torch
 from pydantic import Field
 
 from clients.parts import LocalRound, Term
+from fedsim.tasks import ANY_TASK
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,8 @@ class ClientMomentum(Term):
     alpha) D
     first_round: `plain` takes u = g as long as there is no D
     """
+
+    tasks: ClassVar[tuple[str, ...]] = ANY_TASK
 
     side_by_side: ClassVar[bool] = True
 

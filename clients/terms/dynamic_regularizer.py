@@ -7,6 +7,7 @@ import torch
 from pydantic import Field
 
 from clients.parts import LocalRound, Term
+from fedsim.tasks import ANY_TASK
 
 OWN = "past-moves"  # the store's entry for h_k
 
@@ -24,6 +25,8 @@ class DynamicRegularizer(Term):
 
     lam: the strength. The released scripts have 0.1, the paper tries 0.1, 0.01 and 0.001
     """
+
+    tasks: ClassVar[tuple[str, ...]] = ANY_TASK
 
     side_by_side: ClassVar[bool] = True
 

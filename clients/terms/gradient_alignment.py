@@ -10,6 +10,7 @@ from torch import Tensor
 from clients.last_move import last_move
 from clients.optimizers import zero_momentum
 from clients.parts import LocalRound, Term
+from fedsim.tasks import ANY_TASK
 
 SMALL = 1e-8  # smaller norms are read as this one
 
@@ -36,6 +37,8 @@ class GradientAlignment(Term):
     variant: `official` compares g in place of -g, as the released code does; it drops the gradients of steps that would
     continue in the global direction
     """
+
+    tasks: ClassVar[tuple[str, ...]] = ANY_TASK
 
     tau: Annotated[float, Field(ge=-1, le=1)] = 0.0
     variant: Literal["descent", "official"] = "descent"

@@ -16,12 +16,14 @@ from clients.budget import local_plan
 from clients.parts import Augment, LocalRound
 from fedsim.data import benchmark, source_domains
 from fedsim.experiment import Experiment, parse_experiment
+from fedsim.method_list import step_costs
 from fedsim.run.plan import Plan, resolve
 from fedsim.sweep.plan import Cell, measured_rates
 from fedsim.variants import method_label
 
 FILE = Path(__file__).with_name("step_times.csv")
 KEY = ("dataset", "backbone", "bottleneck", "image_size", "batch_size", "precision", "method")
+Times = Mapping[tuple[str, ...], tuple[float, str]]
 COLUMNS = (*KEY, "milliseconds", "machine", "threads", "torch")
 
 
@@ -53,13 +55,34 @@ def step_times(file: Path = FILE) -> dict[tuple[str, ...], tuple[float, str]]:
     }
 
 
+def step_time(experiment: Experiment, times: Times, costs: Mapping[str, float]) -> tuple[float, str] | None:
+    """(seconds of a local step, where that was measured), or None.
+
+    It is the row's own time where that was measured. Else it is FedAvg's in the same setting times what the method's
+    step costs beside FedAvg's (`costs`); FedAvg's step may then have been measured on another data set, because images
+    of the same size cost the same.
+    """
+    key = step_key(experiment)
+    if key in times:
+        return times[key]
+    ratio = costs.get(experiment.method_name)
+    plain = {(*other[1:-1],): time for other, time in times.items() if other[-1] == "fedavg"}
+    plain |= {key[1:-1]: times[own]} if (own := (*key[:-1], "fedavg")) in times else {}
+    if ratio is None or key[1:-1] not in plain:
+        return None
+    seconds, machine = plain[key[1:-1]]
+    return seconds * ratio, f"{machine}: FedAvg's, times the cost of the method"
+
+
 def estimate(
-    cells: Sequence[Cell], rates: Mapping[str, float], times: Mapping[tuple[str, ...], tuple[float, str]]
+    cells: Sequence[Cell], rates: Mapping[str, float], times: Times, costs: Mapping[str, float] | None = None
 ) -> Estimate:
     """The time for the remaining cells of one row (a method with its settings, on several targets and seeds).
 
     rates: seconds per round of each method, from finished rounds (`measured_rates`); these contain everything
     times: the result of `step_times`, which has the local steps alone, without evaluation, aggregation and reading
+    costs: the cost of a local step beside FedAvg's, by method (`method_list.step_costs`); without it only rows with a
+    time of their own have one
     """
     left = [cell for cell in cells if cell.rounds_left]
     if not left:
@@ -67,7 +90,7 @@ def estimate(
     rate = rates.get(left[0].experiment.method_name)
     if rate is not None:
         return Estimate(rate * sum(cell.rounds_left for cell in left), "finished rounds")
-    known = times.get(step_key(left[0].experiment))
+    known = step_time(left[0].experiment, times, costs or {})
     if known is None:
         return Estimate(None, "not measured")
     seconds, machine = known
@@ -79,7 +102,7 @@ def estimate(
 
 def row_estimate(cells: Sequence[Cell]) -> Estimate:
     """`estimate` of one row from its own folders and from the measured steps."""
-    return estimate(cells, measured_rates(cells), step_times())
+    return estimate(cells, measured_rates(cells), step_times(), step_costs()[0])
 
 
 def steps_left(cell: Cell) -> float | None:

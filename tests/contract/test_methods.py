@@ -6,9 +6,11 @@ import pytest
 
 from clients.parts import Term
 from fedsim import methods
-from fedsim.contract import findings
+from fedsim.contract import findings, small_plan
+from fedsim.errors import UserError
 from fedsim.methods import METHODS
-from fedsim.recipe import Recipe
+from fedsim.part import part_name
+from fedsim.recipe import Recipe, parts_of
 
 COMBINATIONS = ["gperxan+feddg-ga", "fedprox+fedbn", "feddg-ga+fedprox"]
 
@@ -20,10 +22,16 @@ def test_contract(method):
     assert broken == {}
 
 
-# A recipe of each kind that makes sense without classes.
+# Rows that work on masks. Those of the first list are there in every run of the tests, one of each kind; the others
+# in `pytest -m slow`.
 MASKED = [
     "fedavg", "fedprox", "scaffold", "ditto", "fedbn", "silobn", "gperxan", "feddg-ga", "ccst", "elcfs", "fedadam",
     "krum", "deepall",
+]  # fmt: skip
+ALSO_MASKED = [
+    "mixstyle", "gfedavg", "gfedavg-ibn", "gfedavg-dson", "fedavgm", "fedyogi", "fedadagrad", "qfedavg", "fednova",
+    "fedomg", "feddyn", "fedcm", "fedsam", "mofedsam", "fedlesam", "fedlesam-s", "fedlesam-d", "fedgala", "fedgma",
+    "afl",
 ]  # fmt: skip
 MASKS = [
     "data.dataset=digit-masks", 'data.domains=["inverted", "noise", "shaded", "textured"]', "run.target=textured",
@@ -31,11 +39,21 @@ MASKS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("method", MASKED)
+@pytest.mark.parametrize("method", [*MASKED, *(pytest.param(name, marks=pytest.mark.slow) for name in ALSO_MASKED)])
 def test_contract_on_masks(method):
     """All properties on digit masks, where the task is segmentation."""
     broken = {words: reason for words, reason in findings(method, MASKS) if reason}
     assert broken == {}
+
+
+@pytest.mark.parametrize("method", sorted(METHODS.keys() - {*MASKED, *ALSO_MASKED}))
+def test_refused_on_masks(method, tmp_path):
+    """Every other row is refused in one line, which names the part that needs classes and the task."""
+    with pytest.raises(UserError, match="is made for classification, and digit-masks is a data set for segm") as error:
+        small_plan(method, tmp_path, MASKS)
+    assert len(str(error.value).splitlines()) == 1
+    parts = [part_name(part) for _, part in parts_of(METHODS[method])]
+    assert any(name in str(error.value) for name in parts)
 
 
 @dataclass(frozen=True)

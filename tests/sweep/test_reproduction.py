@@ -186,6 +186,22 @@ def test_hours_are_measured_or_said_to_be_not():
     assert estimate([terra], {}, {step_key(terra.experiment): (0.5, "")}).source == "steps not counted"
 
 
+def test_hours_without_a_time_of_the_row_are_fedavgs_times_its_cost():
+    """0.5 s a step of FedAvg, 1.2 of FedProx: 14,400 s; a row's own time comes first, then the same data set's."""
+    one, plain = cell("fedprox", "fedig"), cell("fedavg", "fedig")
+    key = step_key(plain.experiment)
+    elsewhere = ("vlcs", *key[1:])
+    times = {key: (0.5, "a machine, 1 thread"), elsewhere: (0.25, "another")}
+    found = estimate([one], {}, times, {"fedprox": 1.2})
+    assert found.seconds == pytest.approx(14_400)
+    assert found.source == "local steps alone on a machine, 1 thread: FedAvg's, times the cost of the method"
+    assert estimate([one], {}, {elsewhere: (0.25, "another")}, {"fedprox": 1.2}).seconds == pytest.approx(7_200)
+    assert estimate([one], {}, {**times, step_key(one.experiment): (1.0, "")}, {"fedprox": 1.2}).seconds == 24_000
+    assert estimate([one], {}, times, {}).seconds is None
+    other_size = (*key[:3], "96", *key[4:])
+    assert estimate([one], {}, {other_size: (0.5, "")}, {"fedprox": 1.2}).seconds is None
+
+
 def test_inside_is_at_most_the_printed_deviation():
     line = Line(Row(method="fedavg"), {"a": Numbers(0.823, 0.01, 3)}, {"a": Numbers(0.818, 0.005)})
     assert line.difference("a") == pytest.approx(0.005)
