@@ -5,7 +5,8 @@ at the headers first, so that nothing of a request without a registered key is e
 
 1. the public key is a registered site's (else 401, or 400 when a SuperNode starts and can still say why);
 2. its signature over the time is right, the time is within Flower's own limits, and it was not used before;
-3. the body is not larger than a request of that kind can be, and a reply not larger than `largest_reply`;
+3. the body is not larger than a request of that kind can be, and a reply not larger than its run expects
+   (fedsim/deploy/expected.py) or `largest_reply`;
 4. a reply names the node of the key as its source (Flower 1.41 does not compare them).
 
 An unexpected error of the SuperLink (500) goes out as 503: a SuperNode tries that again, and gives up for good at 500.
@@ -16,6 +17,7 @@ import time
 from base64 import b64decode
 from collections.abc import Callable, MutableMapping
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from cryptography.exceptions import InvalidSignature
@@ -27,6 +29,7 @@ from google.protobuf.message import DecodeError
 
 from fedsim.deploy.audit import Audit
 from fedsim.deploy.contacts import Contacts
+from fedsim.deploy.expected import allowed
 from fedsim.deploy.registry import Member, Registry
 
 AHEAD_SECONDS, BEHIND_SECONDS = 5.0, 305.0  # Flower's own limits of a site's clock
@@ -47,7 +50,10 @@ class RefusedError(Exception):
 
 
 class Gate:
-    """The middleware. `largest_reply` is in bytes; with `trust_proxy` the site's address is in X-Real-IP."""
+    """The middleware. `largest_reply` is in bytes; with `trust_proxy` the site's address is in X-Real-IP.
+
+    `kit` is the server's: runs say there how large their replies may be.
+    """
 
     def __init__(
         self,
@@ -57,11 +63,13 @@ class Gate:
         contacts: Contacts,
         largest_reply: int,
         trust_proxy: bool,
+        kit: Path,
     ) -> None:
         self.app, self.registry, self.audit, self.contacts = app, registry, audit, contacts
-        self.largest_reply, self.trust_proxy = largest_reply, trust_proxy
+        self.largest_reply, self.trust_proxy, self.kit = largest_reply, trust_proxy, kit
         self._used: dict[tuple[str, str], float] = {}  # by (site, signed time): the time until which it is remembered
         self._replies: dict[str, int] = {}  # bytes of the reply that a site is sending
+        self._allowed: dict[str, int] = {}  # how many these may be
 
     async def __call__(self, scope: Scope, receive: Callable, send: Callable) -> None:
         """Refuse a request, or let it through."""
@@ -126,8 +134,10 @@ class Gate:
             raise RefusedError(413, f"a {kind} request of {size} bytes is too large", member=member)
         if kind == OBJECT:
             sent = self._replies.get(member.site, 0) + size
-            if sent > self.largest_reply:
-                reason = f"its reply is larger than {self.largest_reply} bytes (largest_reply_mb)"
+            most = self._allowed.get(member.site, self.largest_reply)
+            if sent > most:
+                why = "largest_reply_mb" if most == self.largest_reply else "what its run expects"
+                reason = f"its reply is larger than {most} bytes ({why})"
                 raise RefusedError(413, reason, member=member)
             self._replies[member.site] = sent
         self.contacts.moved(member.site, up=size)
@@ -156,6 +166,8 @@ class Gate:
             names = ", ".join(each.site if each else "nobody" for each in other)
             raise RefusedError(400, f"it sends a reply in the name of {names}", member=member)
         self._replies[member.site] = 0
+        runs = [message.metadata.run_id for message in request.messages_list]
+        self._allowed[member.site] = min(allowed(self.kit, run, self.largest_reply) for run in runs or [0])
         return replaying({"type": "http.request", "body": bytes(body), "more_body": False}, receive)
 
     async def _pass_on(

@@ -1,15 +1,42 @@
 """The server app of a deployed run: fedsim's own, with the federation's keys as identities and its progress noted."""
 
+from pathlib import Path
+
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from fedsim.deploy.expected import EXPECTED
+from fedsim.deploy.federation import read_federation
 from fedsim.deploy.progress import Progress
 from fedsim.deploy.registry import identities
+from fedsim.files import atomic_write
 from fedsim.run.plan import resolve
 from fedsim.server_app import LogLines, experiment_of, marked, serve
 from strategies.wire.polling import QuickGrid
 
 app = ServerApp()
+
+
+class BoundedGrid(QuickGrid):
+    """A grid that tells the gate how large its replies may be."""
+
+    def __init__(self, grid: Grid, kit: Path, run_id: int) -> None:
+        self._file = kit / EXPECTED / str(run_id)
+        super().__init__(grid)
+
+    @property
+    def largest_reply(self) -> int:
+        """Bytes of the largest reply that is expected."""
+        return self._largest
+
+    @largest_reply.setter
+    def largest_reply(self, size: int) -> None:
+        self._largest = size
+        atomic_write(self._file, f"{size}\n", durable=False)
+
+    def close(self) -> None:
+        """The run has ended."""
+        self._file.unlink(missing_ok=True)
 
 
 @app.main()
@@ -18,4 +45,8 @@ def main(grid: Grid, context: Context) -> None:
     with marked():
         plan = resolve(experiment_of(dict(context.run_config)))
         federation = plan.experiment.run.federation
-        serve(QuickGrid(grid), plan, [LogLines(), Progress(federation)], identities(federation))
+        bounded = BoundedGrid(grid, read_federation(federation).kit("server"), context.run_id)
+        try:
+            serve(bounded, plan, [LogLines(), Progress(federation)], identities(federation))
+        finally:
+            bounded.close()

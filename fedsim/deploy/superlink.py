@@ -37,6 +37,7 @@ def serve(kit: Path, words: Sequence[str]) -> None:
         contacts=Contacts(kit / CONTACTS),
         largest_reply=federation.largest_reply_mb << 20,
         trust_proxy=federation.proxy == "nginx",
+        kit=kit,
     )
     extensions.get_middleware = lambda: (gate,)
     waits = ("busy_timeout", str(1000 * DATABASE_SECONDS))

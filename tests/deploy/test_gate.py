@@ -44,6 +44,7 @@ class World:
             contacts=Contacts(kit / "run" / "contacts.json"),
             largest_reply=MOST_REPLY,
             trust_proxy=True,
+            kit=kit,
         )
 
     async def app(self, scope, receive, send):
@@ -191,6 +192,23 @@ def test_a_new_reply_starts_its_own_count(world):
     for _ in range(3):
         assert world.ask("push-messages", body=push(11, 11))[0] == 200
         assert world.ask("push-object", body=b"", length=2 << 20)[0] == 200
+
+
+def test_a_reply_is_held_to_what_its_run_expects(world, monkeypatch):
+    """The run's server app says it in a file; another run's replies are bounded by the federation alone."""
+    monkeypatch.setattr("fedsim.deploy.expected.SLACK", 0)
+    from fedsim.deploy.server_app import BoundedGrid
+
+    grid = BoundedGrid(object(), world.kit, 5)
+    grid.largest_reply = 1 << 20
+    for run, expected in ((6, 200), (5, 413)):
+        request = PushMessagesRequest.FromString(push(11, 11))
+        request.messages_list[0].metadata.run_id = run
+        assert world.ask("push-messages", body=request.SerializeToString())[0] == 200
+        assert world.ask("push-object", body=b"", length=2 << 20)[0] == expected
+    assert "larger than 1048576 bytes (what its run expects)" in world.audit()[-1]["reason"]
+    grid.close()
+    assert not list((world.kit / "run" / "expected").iterdir())
 
 
 def test_an_error_of_the_superlink_is_tried_again(world):

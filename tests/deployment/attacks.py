@@ -121,7 +121,7 @@ class Watch:
     def _work(self) -> None:
         while not self._end.wait(1.0):
             self.nginx = max(self.nginx, memory("nginx", self.federation.server_kit))
-            self.app = max(self.app, memory("flwr-serverapp", None))
+            self.app = max(self.app, memory("flwr-serverapp", self.federation.server_kit))
             self.oldest = max(self.oldest, *self.federation.ages().values())
 
     def recovered(self, most: float = 200.0) -> float:
@@ -135,13 +135,13 @@ class Watch:
         return float("nan")
 
 
-def memory(program: str, kit: Path | None) -> float:
-    """Resident megabytes of all processes of a program (below a kit)."""
+def memory(program: str, kit: Path) -> float:
+    """Resident megabytes of all processes of a program that work in a kit."""
     total = 0
     for process in Path("/proc").glob("[0-9]*"):
         try:
             words = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-            if program not in words.split(" --")[0] or (kit and not (process / "cwd").readlink().is_relative_to(kit)):
+            if program not in words.split(" --")[0] or not (process / "cwd").readlink().is_relative_to(kit):
                 continue
             total += next(
                 int(line.split()[1])

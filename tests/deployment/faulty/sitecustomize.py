@@ -16,7 +16,7 @@ def fault_of(round_: int, phase: str) -> dict:
     if not file.is_file():
         return {}
     fault = json.loads(file.read_text())
-    due = fault["round"] == round_ and phase == fault.get("phase", "train")
+    due = fault["round"] in (round_, "any") and phase == fault.get("phase", "train")
     if due and fault.get("once"):
         file.unlink()
     return fault if due else {}
@@ -48,7 +48,17 @@ def spoil(reply: object, fault: dict) -> object:
     import numpy as np
     from flwr.app import Array, ArrayRecord, ConfigRecord
 
+    from strategies.wire.packing import unpack
+
     kind = fault.get("kind")
+    if kind is not None:
+        reply.content = unpack(reply.content)
+    if kind == "variance":  # a batch-norm layer that nothing comes out of but NaN
+        record = reply.content.array_records["arrays"]
+        arrays = {name: np.array(array.numpy()) for name, array in record.items()}
+        name = next(name for name in arrays if name.endswith("running_var"))
+        arrays[name] = -np.ones_like(arrays[name])
+        reply.content["arrays"] = ArrayRecord({name: Array(array) for name, array in arrays.items()})
     if kind in ("nan", "shape"):
         record = reply.content.array_records["arrays"]
         arrays = {name: np.array(array.numpy()) for name, array in record.items()}
@@ -106,7 +116,66 @@ def install() -> None:
     ClientApp.__call__ = spoiling(ClientApp.__call__)
 
 
+def move_clock() -> None:
+    """The SuperNode signs its requests with a clock that is ahead by the seconds in the `.clock` file."""
+    from datetime import timedelta
+
+    from flwr.supernode import node_auth_http_interceptor as signing
+
+    file, now = Path(os.environ["FEDSIM_FAULT"]).with_suffix(".clock"), signing.now
+    signing.now = lambda: now() + timedelta(seconds=float(file.read_text()) if file.is_file() else 0.0)
+
+
+def flood() -> None:
+    """With a `.flood` file (megabytes), the SuperNode's next reply with a model is followed by so much more.
+
+    The parts are made as they are sent, so that the attacker needs no memory for them; they belong to the reply, whose
+    table of contents names them.
+    """
+    import hashlib
+    import threading
+
+    from flwr.proto.message_pb2 import ObjectTree, PushObjectRequest
+    from flwr.supernode import fleet_http_connection as connection
+
+    file, own, part = Path(os.environ["FEDSIM_FAULT"]).with_suffix(".flood"), connection.FleetHttpClient, 5 << 20
+
+    def content(number: int) -> bytes:
+        body = number.to_bytes(8, "little") * (part // 8)
+        return b"ArrayChunk  %d\0" % len(body) + body
+
+    class Flooding(own):
+        def PushMessages(self, request):  # noqa: N802
+            if not (file.is_file() and request.messages_list[0].metadata.message_type.startswith("train")):
+                return super().PushMessages(request)
+            count = int(file.read_text()) * (1 << 20) // part
+            file.unlink()
+            ids = [hashlib.sha256(content(number)).hexdigest() for number in range(count)]
+            request.message_object_trees[0].children.extend(ObjectTree(object_id=each) for each in ids)
+            answer, run = super().PushMessages(request), request.messages_list[0].metadata.run_id
+
+            def send() -> None:
+                for number, each in enumerate(ids):
+                    fields = {"node": request.node, "run_id": run, "session_id": answer.session_id}
+                    try:
+                        message = PushObjectRequest(object_id=each, object_content=content(number), **fields)
+                        if not self.PushObject(message).stored:
+                            raise RuntimeError("its session was closed")
+                    except Exception as error:
+                        print(f"flood: refused after {number * part >> 20} MB: {error}", flush=True)
+                        return
+                print(f"flood: all {count * part >> 20} MB were taken", flush=True)
+
+            threading.Thread(target=send, daemon=True).start()
+            return answer
+
+    connection.FleetHttpClient = Flooding
+
+
 CLIENT = any("flwr-clientapp" in word for word in sys.orig_argv) or sys.orig_argv[-5:-3] == ["deploy", "client"]
 
+if "FEDSIM_FAULT" in os.environ and ["deploy", "supernode"] in (sys.orig_argv[2:4], sys.orig_argv[1:3]):
+    move_clock()
+    flood()
 if "FEDSIM_FAULT" in os.environ and (__name__ == "faulty" or CLIENT):
     install()

@@ -1,0 +1,196 @@
+"""Half an hour of faults, one every 20 seconds, while runs go on: they end with the numbers of unbroken inline runs.
+
+    PYTHONPATH=tests:tests/deployment python tests/deployment/soak.py [--minutes 30] [--every 20] [--rounds 8]
+
+Needs root, `ip` and nginx: server, three sites and an attacker have a network namespace each (attacks.py). Faults come
+in turns. A run that a fault ends is started again with the same command, as an operator does; when it is finished, the
+next seed follows. After the last fault the run under way is finished, and every run is compared with an inline one.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from attacks import PORT, SITES, Federation, Watch
+from harness import is_alive, run_folder, run_inline, until
+from lanes import COMPARED, TOLERANCE, need
+from safetensors.numpy import load_file
+from test_namespaces import SERVER, ip
+
+STARTS = 40  # of one run
+SETTINGS = {"run.patience": 900, "run.wait_for_sites": 600, "run.timeout": 900}
+
+
+class Faults(threading.Thread):
+    """Does one fault after the other, each at its time, whether or not the one before is mended."""
+
+    def __init__(self, federation: Federation, every: float, end: float) -> None:
+        super().__init__(daemon=True)
+        self.federation, self.every, self.end = federation, every, end
+        self.done: Counter[str] = Counter()
+        self.troubles: list[str] = []
+        self._sites = itertools.cycle(range(len(SITES)))
+        self._pool = ThreadPoolExecutor(16)
+        self._under_way: list[tuple[str, Future]] = []
+
+    def run(self) -> None:
+        """Until the end."""
+        turns = itertools.cycle(KINDS.items())
+        at = time.monotonic() + self.every
+        while at < self.end:
+            time.sleep(max(at - time.monotonic(), 0.0))
+            name, fault = next(turns)
+            place = next(self._sites)
+            self._under_way.append((name, self._pool.submit(fault, self.federation, place)))
+            self.done[name] += 1
+            print(f"{time.strftime('%H:%M:%S')} {name} ({SITES[place]})", flush=True)
+            at += self.every
+
+    def finish(self) -> None:
+        """Wait until everything is mended; what went wrong in doing so is in `troubles`."""
+        self.join()
+        for name, work in self._under_way:
+            error = work.exception(300)
+            if error is not None:
+                self.troubles.append(f"{name}: {error}")
+
+
+def site_killed(federation: Federation, place: int) -> None:
+    """kill -9 of a SuperNode; its supervisor starts it again."""
+    federation.kill(SITES[place])
+
+
+def link_cut(federation: Federation, place: int) -> None:
+    """Ten seconds without a cable."""
+    words = ("-n", federation.namespace("server"), "link", "set", f"v{2 + place}")
+    ip(*words, "down")
+    time.sleep(10)
+    ip(*words, "up")
+
+
+def proxy_restarted(federation: Federation, place: int) -> None:
+    """SIGTERM to nginx, then start.sh."""
+    pid = int((federation.server_kit / "run" / "nginx-master.pid").read_text())
+    os.kill(pid, signal.SIGTERM)
+    until(lambda: not is_alive(pid), 60, "end of nginx")
+    federation.start("server", expect=None)
+
+
+def server_killed(federation: Federation, place: int) -> None:
+    """kill -9 of the SuperLink with its server app, then start.sh."""
+    federation.kill("server")
+    federation.start("server", expect=None)
+
+
+def slow_connections(federation: Federation, place: int) -> None:
+    """300 at a time for 15 s."""
+    federation.outsider("slow", SERVER, PORT, 300, 15)
+
+
+def oversized_reply(federation: Federation, place: int) -> None:
+    """The site's next reply with a model has 30 MB more than anybody asked for."""
+    fault = {"kind": "huge", "round": "any", "once": True, "seconds": 0, "megabytes": 30}
+    federation.fault_file(SITES[place]).write_text(json.dumps(fault))
+
+
+def clock_moved(federation: Federation, place: int) -> None:
+    """The SuperNode's clock jumps 3 s ahead, and back the next time."""
+    file = federation.fault_file(SITES[place]).with_suffix(".clock")
+    if file.exists():
+        file.unlink()
+    else:
+        file.write_text("3")
+
+
+KINDS: dict[str, Callable[[Federation, int], None]] = {  # in turns; what takes long to mend comes first
+    "server killed": server_killed,
+    "site killed": site_killed,
+    "clock moved by 3 s": clock_moved,
+    "proxy restarted": proxy_restarted,
+    "link cut for 10 s": link_cut,
+    "slow connections": slow_connections,
+    "oversized reply": oversized_reply,
+}
+
+
+def runs_until(federation: Federation, end: float, rounds: int) -> tuple[list[Path], Counter[str]]:
+    """Run seed after seed until the end; the folders of the runs, and how often which exit code came."""
+    folders: list[Path] = []
+    codes: Counter[str] = Counter()
+    while not folders or time.monotonic() < end:
+        seed = len(folders)
+        for _ in range(STARTS):
+            process, folder = federation.begin(f"seed{seed}", rounds, **{"run.seed": seed, **SETTINGS})
+            _, said = process.communicate(timeout=3600)
+            codes[str(process.returncode)] += 1
+            last = (said.strip().splitlines() or [""])[-1]
+            print(f"{time.strftime('%H:%M:%S')} seed {seed}: exit {process.returncode} {last[:160]}", flush=True)
+            folder = folder.with_name(f"seed{seed}")
+            if process.returncode == 0:
+                break
+            time.sleep(2)
+        need(process.returncode == 0, f"seed {seed} did not come to its end: {said[-400:]}")
+        folders.append(folder)
+    return folders, codes
+
+
+def difference(folder: Path, seed: int, rounds: int) -> float:
+    """Largest difference from the unbroken inline run: records and final model; WrongError for lost replies."""
+    clients = pd.read_csv(folder / "clients.csv")
+    need(set(clients["status"]) == {"ok"}, f"replies were lost: {set(clients['status'])}")
+    with tempfile.TemporaryDirectory(dir=folder) as name:
+        other = Path(name) / "inline"
+        run_inline(other, **{"train.rounds": rounds, "run.seed": seed, "run.evaluate_target": "server"})
+        inline = run_folder(other).with_name(f"seed{seed}")
+        ours, theirs = (pd.read_csv(each / "rounds.csv")[COMPARED] for each in (folder, inline))
+        need(len(ours) == len(theirs) == rounds + 1, f"{len(ours)} rows")
+        models = [load_file(each / "last.safetensors") for each in (folder, inline)]
+        furthest = [float(np.nanmax(np.abs(ours.to_numpy(float) - theirs.to_numpy(float))))]
+        furthest += [float(np.abs(models[0][key] - models[1][key]).max()) for key in models[1] if models[1][key].size]
+    return max(furthest)
+
+
+def main() -> int:
+    """Soak, and say what came of it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=30)
+    parser.add_argument("--every", type=float, default=20, help="seconds between two faults")
+    parser.add_argument("--rounds", type=int, default=8, help="of each run")
+    words = parser.parse_args()
+    need(os.geteuid() == 0 and shutil.which("ip"), "needs root and ip (iproute2)")
+    with tempfile.TemporaryDirectory(prefix="soak-") as name:
+        federation = Federation(Path(name))
+        federation.build()
+        try:
+            with federation, Watch(federation) as watch:
+                end = time.monotonic() + 60 * words.minutes
+                faults = Faults(federation, words.every, end)
+                faults.start()
+                folders, codes = runs_until(federation, end, words.rounds)
+                faults.finish()
+                back = watch.recovered()
+        finally:
+            federation.remove()
+        found = [difference(folder, seed, words.rounds) for seed, folder in enumerate(folders)]
+    print(f"\n{sum(faults.done.values())} faults in {words.minutes:g} minutes: {dict(faults.done)}")
+    print(f"{len(folders)} runs of {words.rounds} rounds, exit codes of the starts {dict(codes)}; all sites in contact "
+          f"{back:.0f} s after the end; nginx at most {watch.nginx:.0f} MB, server app {watch.app:.0f} MB")  # fmt: skip
+    print(f"largest difference from the unbroken inline runs: {max(found):.3g}; troubles: {faults.troubles}")
+    return 0 if max(found) <= TOLERANCE else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
