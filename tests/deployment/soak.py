@@ -24,9 +24,9 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from attacks import PORT, SITES, Federation, Watch
 from harness import is_alive, run_folder, run_inline, until
 from lanes import COMPARED, TOLERANCE, need
+from proxied import PORT, SITES, Federation, Watch
 from safetensors.numpy import load_file
 from test_namespaces import SERVER, ip
 
