@@ -166,9 +166,11 @@ def supernode(context: typer.Context, kit: Path) -> None:
 
 @app.command(hidden=True)
 def client(
-    kit: Path, parent: Annotated[int, typer.Option(help="id of a process; the client ends when that process ends")] = 0
+    folder: Path,
+    parent: Annotated[int, typer.Option(help="id of a process; the client ends when that process ends")] = 0,
+    caller: Annotated[int | None, typer.Option(help="id of the user whose tasks it does, when it has its own")] = None,
 ) -> None:
     """Keep one client process for all messages of a site (supervise.sh calls this)."""
     from fedsim.deploy.warm_client import serve
 
-    serve(kit.resolve(), parent)
+    serve(folder.resolve(), parent, caller)

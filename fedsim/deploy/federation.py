@@ -19,6 +19,7 @@ from fedsim.settings import Settings
 
 CONNECTION = "federation"  # name of the SuperLink connection in the server kit's config.toml
 RESERVED = ("server", "operator")  # names of kits that belong to no site
+USER = re.compile(r"[a-z0-9_][a-z0-9_-]{0,31}")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 DOMAIN = re.compile(r"[^'\"\\\n/]+(/[0-9]+)?")
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
@@ -38,6 +39,9 @@ class Site(Settings):
         "kit",
         description="who makes the site's key: kit: init; site: its start.sh, and the operator gets the public half",
     )
+    client_user: str = Field(
+        "", description="user as whom the client process runs, without access to the key; start.sh is called by root"
+    )
     port: int = Field(9094, ge=1, le=65535, description="loopback port of the SuperNode; differs for sites on one host")
 
     @field_validator("name")
@@ -46,6 +50,13 @@ class Site(Settings):
         if not NAME.fullmatch(name) or name in RESERVED:
             raise ValueError(f"a site's name is letters, digits, '.', '_' or '-', and not {' or '.join(RESERVED)}")
         return name
+
+    @field_validator("client_user")
+    @classmethod
+    def _plain_user(cls, user: str) -> str:
+        if user and not USER.fullmatch(user):
+            raise ValueError("a user's name is small letters, digits, '_' or '-'")
+        return user
 
     @field_validator("domain")
     @classmethod

@@ -23,7 +23,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from fedsim.deploy.bundles import Pins
-from fedsim.deploy.warm_client import look_often
+from fedsim.deploy.warm_client import look_often, write_program
 
 IDLE_SECONDS, BUSY_SECONDS = 3.0, 0.4  # between two questions for work: without a run, and while one goes on
 BUSY_FOR_SECONDS = 120.0  # a run counts as going on for so long after its last message
@@ -52,6 +52,8 @@ def serve(kit: Path, words: Sequence[str]) -> int:
     from flwr.supernode.cli.flower_supernode import flower_supernode
 
     look_often()
+    if client := os.environ.get("FEDSIM_CLIENT"):  # the folder of a client process that has a user of its own
+        write_program(kit, Path(client))
     contact = ContactFile(kit / "run" / "contact")
     contact.file.unlink(missing_ok=True)
     fleet_http_connection.FleetHttpClient = watched(fleet_http_connection.FleetHttpClient, contact)

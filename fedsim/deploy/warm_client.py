@@ -11,6 +11,9 @@ Tasks come one at a time, as a SuperNode takes them. When the waiting program is
 work cannot be interrupted, the process ends, and supervise.sh starts a new one. App bundles with Python files of their
 own get fresh imports, and the process ends after them.
 
+The process may belong to a user of its own (CLIENT_USER in site.env), who cannot read the site's key: it then lives in
+KIT/client, takes tasks of the SuperNode's user alone, and nothing ever runs as the SuperNode's user in its place.
+
 This file is also run alone, without any package: it imports the standard library only at its top.
 """
 
@@ -32,6 +35,7 @@ SOCKET, PROGRAM = "run/client.sock", "run/bin/flwr-clientapp"
 OWN_PACKAGES = ("fedsim", "strategies", "clients")
 FAILED = 1
 PARENT_SECONDS = 5.0
+WAIT_SECONDS = 60.0  # for a process of another user, which is being started
 
 
 class EndedError(BaseException):
@@ -45,14 +49,25 @@ class EndedError(BaseException):
 # ------------------------------------------------------------------------------------------------- the waiting program
 
 
-def call(kit: Path, words: list[str]) -> int:
-    """Send a task to the process, wait for it, and return its exit code."""
+def call(folder: Path, own: str, words: list[str]) -> int:
+    """Send a task to the process in this folder, wait for it, and return its exit code.
+
+    own: the folder of this program; empty when the process has a user of its own, and nobody may do its work instead.
+    """
     with socket.socket(socket.AF_UNIX) as line:
-        try:
-            os.chdir(kit)  # the path of a socket is short
-            line.connect(SOCKET)
-        except OSError:
-            become_flowers_own(kit, words)
+        os.chdir(folder)  # the path of a socket is short
+        deadline = time.monotonic() + (0 if own else WAIT_SECONDS)
+        while True:
+            try:
+                line.connect(SOCKET)
+                break
+            except OSError as error:
+                if own:
+                    become_flowers_own(own, words)
+                if time.monotonic() > deadline:
+                    print(f"no client process in {folder}: {error}", file=sys.stderr, flush=True)
+                    return FAILED
+                time.sleep(0.5)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda number, frame: os._exit(128 + number))
         order = json.dumps(words).encode()
@@ -62,9 +77,8 @@ def call(kit: Path, words: list[str]) -> int:
     return answer[0] if answer else FAILED
 
 
-def become_flowers_own(kit: Path, words: list[str]) -> None:
-    """Run Flower's own program of this name, which is later in PATH."""
-    own = str(kit / "run" / "bin")
+def become_flowers_own(own: str, words: list[str]) -> None:
+    """Run Flower's own program of this name, which is later in PATH than this one's folder."""
     path = [folder for folder in os.environ.get("PATH", "").split(os.pathsep) if folder != own]
     os.environ["PATH"] = os.pathsep.join(path)
     os.execvp("flwr-clientapp", ["flwr-clientapp", *words])
@@ -73,26 +87,32 @@ def become_flowers_own(kit: Path, words: list[str]) -> None:
 # ---------------------------------------------------------------------------------------------------------- the process
 
 
-def serve(kit: Path, parent: int = 0) -> None:
-    """Do tasks until SIGTERM, or until the process `parent` is gone."""
+def serve(folder: Path, parent: int = 0, caller: int | None = None) -> None:
+    """Do tasks until SIGTERM, or until the process `parent` is gone.
+
+    folder: the kit. caller: id of the user whose tasks are done beside this process's own user's; the folder is then
+    this user's own, and the caller's SuperNode writes the program that Flower starts.
+    """
     if parent:
         threading.Thread(target=end_with, args=(parent,), daemon=True).start()
     prepare()
-    os.chdir(kit)
+    os.chdir(folder)
     door_file = Path(SOCKET)
     door_file.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX) as door:
-        mask = os.umask(0o177)
+        mask = os.umask(0o177 if caller is None else 0o111)
         door.bind(SOCKET)
         os.umask(mask)
         door.listen(8)
-        write_program(kit)
+        if caller is None:
+            write_program(folder, folder)
         print("client process ready", flush=True)
         try:
             while True:
                 line, _ = door.accept()
                 with line:
-                    do_one(line)
+                    if peer(line) in (os.getuid(), caller):
+                        do_one(line)
         finally:
             door_file.unlink(missing_ok=True)
 
@@ -105,13 +125,22 @@ def end_with(parent: int) -> None:
             os.kill(parent, 0)
         except ProcessLookupError:
             os._exit(FAILED)
+        except PermissionError:  # another user's process, which lives
+            continue
 
 
-def write_program(kit: Path) -> None:
-    """Write the program that Flower starts."""
+def peer(line: socket.socket) -> int:
+    """Id of the user at the other end, as the kernel knows it."""
+    _, user, _ = struct.unpack("3i", line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+    return user
+
+
+def write_program(kit: Path, folder: Path) -> None:
+    """Write the program that Flower starts; `folder` is the client process's own, or the kit when it has none."""
     from fedsim.files import atomic_write
 
-    text = f'#!/bin/sh\nexec "{sys.executable}" -S -E "{Path(__file__).resolve()}" "{kit}" "$@"\n'
+    own = (kit / PROGRAM).parent if folder == kit else ""
+    text = f'#!/bin/sh\nexec "{sys.executable}" -S -E "{Path(__file__).resolve()}" "{folder}" "{own}" "$@"\n'
     atomic_write(kit / PROGRAM, text, mode=0o700)
 
 
@@ -251,4 +280,4 @@ def forget_own_packages() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(call(Path(sys.argv[1]), sys.argv[2:]))
+    sys.exit(call(Path(sys.argv[1]), sys.argv[2], sys.argv[3:]))

@@ -33,7 +33,8 @@ from fedsim.server_app import LOG
 RUN = "deployment.json"
 POLL_SECONDS = 0.5
 STATUS_SECONDS = 15.0  # between questions to the SuperLink while no server app holds the folder
-PATIENCE_SECONDS = 150.0  # a server app that died counts as running until its heartbeat is missed
+PATIENCE_SECONDS = 150.0  # from Flower's "running" until the server app holds the folder, on a busy machine
+DEAD_SECONDS = 10.0  # after the server app has let go of the folder; Flower calls it running for a minute and more
 START_SECONDS = 300.0  # from submitting a run until its server app holds the folder
 SILENCE_SECONDS = 60.0  # a SuperLink that is being restarted
 
@@ -142,7 +143,7 @@ def follow(
             asked = time.monotonic() - STATUS_SECONDS  # when the folder has been released, ask at once
         elif time.monotonic() - asked >= STATUS_SECONDS:
             asked = time.monotonic()
-            if verdict(control, run_id, folder):
+            if verdict(control, run_id, folder, DEAD_SECONDS if started else PATIENCE_SECONDS):
                 break
             if not started and asked - began > START_SECONDS:
                 control.flwr("stop", run_id, CONNECTION)
@@ -157,9 +158,12 @@ def follow(
         callback.on_end(summary)
 
 
-def verdict(control: Control, run_id: str, folder: Path) -> bool:
-    """True when the run has ended well, False while it is running; ClientFailedError or UserError when it failed."""
-    deadline, silent = time.monotonic() + PATIENCE_SECONDS, time.monotonic() + SILENCE_SECONDS
+def verdict(control: Control, run_id: str, folder: Path, patience: float) -> bool:
+    """True when the run has ended well, False while it is running; ClientFailedError or UserError when it failed.
+
+    A run that Flower calls running although nothing holds its folder for `patience` seconds has failed.
+    """
+    deadline, silent = time.monotonic() + patience, time.monotonic() + SILENCE_SECONDS
     while True:
         state, details = status(control, run_id)
         if is_finished(folder):
@@ -174,7 +178,11 @@ def verdict(control: Control, run_id: str, folder: Path) -> bool:
             start = control.federation.kit("server") / "start.sh"
             raise ClientFailedError(f"the SuperLink does not answer any more; call {start}, then the same command")
         if time.monotonic() > deadline:
-            raise ClientFailedError(f"run {run_id} is {state}, but nothing writes {folder}; see the SuperLink's log")
+            control.flwr("stop", run_id, CONNECTION)
+            raise ClientFailedError(
+                f"the server app of run {run_id} has died ({state}, but nothing holds {folder}): the same command "
+                "continues the run; see the SuperLink's log"
+            )
         time.sleep(2.0)
 
 

@@ -1,15 +1,19 @@
 """One client process for all tasks: exit codes, outputs, the end of a caller, and Flower's own program without it."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
 
 from fedsim.deploy import warm_client
+
+ROOT = Path(__file__).parents[2]
 
 SERVER = """
 import sys, time
@@ -31,7 +35,7 @@ def run_task(words):
 warm_client.prepare = lambda: None
 warm_client.run_task, warm_client.clientapp_module = run_task, lambda: Module
 warm_client.PARENT_SECONDS = 0.2
-warm_client.serve(Path(sys.argv[1]), int(sys.argv[2]))
+warm_client.serve(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]) if sys.argv[3:] else None)
 """
 
 
@@ -132,3 +136,69 @@ def test_bundles_with_code_are_told_apart(tmp_path, files, code):
             bundle.writestr(name, "")
     assert warm_client.has_code(content.getvalue()) == code
     assert warm_client.has_code(b"no zip")
+
+
+NODE, CLIENT, STRANGER = 61001, 61002, 61003  # ids of users; they need no names
+
+
+def as_user(user, *words):
+    return ["setpriv", "--reuid", str(user), "--regid", str(user), "--clear-groups", *map(str, words)]
+
+
+def python_for_all():
+    """A Python that other users can start; this one may lie in a private folder."""
+    if os.geteuid() != 0 or shutil.which("setpriv") is None:
+        pytest.skip("needs root and setpriv")
+    for python in (sys.executable, "/usr/bin/python3"):
+        words = as_user(NODE, "sh", "-c", f"exec {python} -c 'import fedsim.deploy.warm_client'")
+        if subprocess.run(words, capture_output=True, env={"PYTHONPATH": str(ROOT)}).returncode == 0:
+            return python
+    pytest.skip("no Python that other users can start")
+
+
+@pytest.fixture
+def separate(monkeypatch):
+    """A kit of one user, with the folder of a client process of another user; words that start the process."""
+    monkeypatch.setattr(sys, "executable", python_for_all())
+    with tempfile.TemporaryDirectory() as name:
+        kit, folder = Path(name), Path(name) / "client"
+        (folder / "run").mkdir(parents=True)
+        (kit / "key").write_text("secret")
+        warm_client.write_program(kit, folder)
+        program = kit / warm_client.PROGRAM
+        for path, user, mode in (
+            *((kit, NODE, 0o711), (kit / "key", NODE, 0o600), (folder, CLIENT, 0o711), (folder / "run", CLIENT, 0o711)),
+            *((kit / "run", NODE, 0o755), (program.parent, NODE, 0o755), (program, NODE, 0o755)),
+        ):
+            os.chown(path, user, user)
+            path.chmod(mode)
+        yield kit, folder, as_user(CLIENT, sys.executable, "-c", SERVER, folder, 0, NODE)
+
+
+def test_a_client_process_of_another_user(separate):
+    """It takes tasks of the SuperNode's user and of nobody else, and it cannot read the key."""
+    kit, folder, words = separate
+    process = subprocess.Popen(words, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    try:
+        wait_for((folder / warm_client.SOCKET).exists)
+        done = [
+            subprocess.run(as_user(user, kit / warm_client.PROGRAM, "a"), capture_output=True, text=True, timeout=60)
+            for user in (NODE, STRANGER)
+        ]
+    finally:
+        process.kill()
+        process.wait(10)
+    assert [each.returncode for each in done] == [0, warm_client.FAILED]
+    assert done[0].stdout == "task 1: a\n"
+    assert subprocess.run(as_user(CLIENT, "cat", kit / "key"), capture_output=True).returncode != 0
+    assert not (folder / warm_client.PROGRAM).exists()
+
+
+def test_nothing_runs_in_place_of_another_users_process(separate, monkeypatch, capsys):
+    """Without the process the task fails: Flower's own program would run with the SuperNode's rights."""
+    _, folder, _ = separate
+    monkeypatch.setattr(warm_client, "WAIT_SECONDS", 0.0)
+    monkeypatch.setattr(warm_client, "become_flowers_own", lambda *words: pytest.fail("it ran Flower's own program"))
+    monkeypatch.chdir(folder)
+    assert warm_client.call(folder, "", ["a"]) == warm_client.FAILED
+    assert "no client process" in capsys.readouterr().err

@@ -1,6 +1,6 @@
 """What an attacker sends, from a machine of his own: a program of its own, so that it runs inside a network namespace.
 
-    outsider.py slow HOST PORT COUNT SECONDS          connections that send a byte now and then
+    outsider.py slow HOST PORT COUNT SECONDS [FROM]   connections that send a byte now and then
     outsider.py bodies HOST PORT COUNT MEGABYTES      requests without a key whose bodies come slowly
     outsider.py flood HOST PORT COUNT                 requests without a key, as fast as they go
     outsider.py steal HOST PORT KEY NODE SECONDS      polls with a site's key, beside the site
@@ -35,7 +35,7 @@ def tls() -> ssl.SSLContext:
     return context
 
 
-def slow(host: str, port: str, count: str, seconds: str) -> dict:
+def slow(host: str, port: str, count: str, seconds: str, source: str = "") -> dict:
     """Half of them do not finish the TLS handshake, half send a header byte by byte."""
     number, until = min(int(count), MOST_CONNECTIONS), time.monotonic() + min(float(seconds), MOST_SECONDS)
     lines: list[socket.socket] = []
@@ -43,7 +43,7 @@ def slow(host: str, port: str, count: str, seconds: str) -> dict:
     while time.monotonic() < until:
         while len(lines) < number and time.monotonic() < until:
             try:
-                line: socket.socket = socket.create_connection((host, int(port)), timeout=5)
+                line: socket.socket = socket.create_connection((host, int(port)), 5, (source, 0) if source else None)
                 if opened % 2:
                     line.settimeout(5)
                     line = tls().wrap_socket(line)
@@ -104,9 +104,12 @@ def bodies(host: str, port: str, count: str, megabytes: str) -> dict:
 
 
 def flood(host: str, port: str, count: str) -> dict:
-    """One after the other, a connection each."""
+    """One after the other, a connection each, for at most MOST_SECONDS."""
     answers: Counter = Counter()
+    until = time.monotonic() + MOST_SECONDS
     for _ in range(min(int(count), 3000)):
+        if time.monotonic() > until:
+            break
         try:
             connection = http.client.HTTPSConnection(host, int(port), context=tls(), timeout=10)
             connection.request("POST", "/v1/fleet/pull-messages", body=b"")

@@ -2,17 +2,18 @@
 
     PYTHONPATH=tests:tests/deployment python tests/deployment/soak.py [--minutes 30] [--every 20] [--rounds 8]
 
-Needs root, `ip` and nginx: server, three sites and an attacker have a network namespace each (attacks.py). Faults come
-in turns. A run that a fault ends is started again with the same command, as an operator does; when it is finished, the
-next seed follows. After the last fault the run under way is finished, and every run is compared with an inline one.
+Needs nginx. Server and three sites are on loopback, each site behind a cable that can be cut; their programs are
+forked (warm.py), so that a busy machine can do it. Faults come in turns. A run that a fault ends is started again with
+the same command, as an operator does; when it is finished, the next seed follows. After the last fault the run under
+way is finished, and every run is compared with an inline one.
 """
 
 import argparse
 import itertools
 import json
 import os
-import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -24,20 +25,46 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from harness import is_alive, run_folder, run_inline, until
+from cable import Cable
+from harness import Loopback, is_alive, run_folder, run_inline, until
 from lanes import COMPARED, TOLERANCE, need
-from proxied import PORT, SITES, Federation, Watch
+from proxied import SITES, Federation, Watch
 from safetensors.numpy import load_file
-from test_namespaces import SERVER, ip
+from support import free_ports
 
-STARTS = 40  # of one run
+STARTS = 60  # of one run
+ATTACKER = "127.0.0.9"
 SETTINGS = {"run.patience": 900, "run.wait_for_sites": 600, "run.timeout": 900}
+
+
+class Line(Federation):
+    """The federation of attacks.py without network namespaces."""
+
+    def __init__(self, folder: Path) -> None:
+        (control,) = free_ports(1)
+        settings = {"proxy": "nginx", "control": f"127.0.0.1:{control}"}
+        Loopback.__init__(self, folder, target=False, settings=settings)
+        self.cables = [Cable(self.federation.port) for _ in SITES]
+        for site, cable in zip(SITES, self.cables, strict=True):
+            env = self.federation.kit(site) / "site.env"
+            env.write_text(env.read_text().replace(self.federation.public_address, f"127.0.0.1:{cable.port}"))
+
+    def inside(self, name: str) -> list[str]:
+        return []
+
+    def begin(self, name: str, rounds: int = 3, **settings: object) -> tuple[subprocess.Popen, Path]:
+        words = {"train.rounds": rounds, "run.evaluate_target": "server", **SETTINGS, **settings}
+        process = subprocess.Popen(
+            self.command(self.folder / name, **words), cwd=self.folder, env=self.environment, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+        )  # fmt: skip
+        return process, run_folder(self.folder / name)
 
 
 class Faults(threading.Thread):
     """Does one fault after the other, each at its time, whether or not the one before is mended."""
 
-    def __init__(self, federation: Federation, every: float, end: float) -> None:
+    def __init__(self, federation: Line, every: float, end: float) -> None:
         super().__init__(daemon=True)
         self.federation, self.every, self.end = federation, every, end
         self.done: Counter[str] = Counter()
@@ -68,20 +95,19 @@ class Faults(threading.Thread):
                 self.troubles.append(f"{name}: {error}")
 
 
-def site_killed(federation: Federation, place: int) -> None:
+def site_killed(federation: Line, place: int) -> None:
     """kill -9 of a SuperNode; its supervisor starts it again."""
     federation.kill(SITES[place])
 
 
-def link_cut(federation: Federation, place: int) -> None:
+def link_cut(federation: Line, place: int) -> None:
     """Ten seconds without a cable."""
-    words = ("-n", federation.namespace("server"), "link", "set", f"v{2 + place}")
-    ip(*words, "down")
+    federation.cables[place].cut()
     time.sleep(10)
-    ip(*words, "up")
+    federation.cables[place].mend()
 
 
-def proxy_restarted(federation: Federation, place: int) -> None:
+def proxy_restarted(federation: Line, place: int) -> None:
     """SIGTERM to nginx, then start.sh."""
     pid = int((federation.server_kit / "run" / "nginx-master.pid").read_text())
     os.kill(pid, signal.SIGTERM)
@@ -89,24 +115,24 @@ def proxy_restarted(federation: Federation, place: int) -> None:
     federation.start("server", expect=None)
 
 
-def server_killed(federation: Federation, place: int) -> None:
+def server_killed(federation: Line, place: int) -> None:
     """kill -9 of the SuperLink with its server app, then start.sh."""
     federation.kill("server")
     federation.start("server", expect=None)
 
 
-def slow_connections(federation: Federation, place: int) -> None:
+def slow_connections(federation: Line, place: int) -> None:
     """300 at a time for 15 s."""
-    federation.outsider("slow", SERVER, PORT, 300, 15)
+    federation.outsider("slow", "127.0.0.1", federation.federation.port, 300, 15, ATTACKER)
 
 
-def oversized_reply(federation: Federation, place: int) -> None:
+def oversized_reply(federation: Line, place: int) -> None:
     """The site's next reply with a model has 30 MB more than anybody asked for."""
     fault = {"kind": "huge", "round": "any", "once": True, "seconds": 0, "megabytes": 30}
     federation.fault_file(SITES[place]).write_text(json.dumps(fault))
 
 
-def clock_moved(federation: Federation, place: int) -> None:
+def clock_moved(federation: Line, place: int) -> None:
     """The SuperNode's clock jumps 3 s ahead, and back the next time."""
     file = federation.fault_file(SITES[place]).with_suffix(".clock")
     if file.exists():
@@ -115,7 +141,7 @@ def clock_moved(federation: Federation, place: int) -> None:
         file.write_text("3")
 
 
-KINDS: dict[str, Callable[[Federation, int], None]] = {  # in turns; what takes long to mend comes first
+KINDS: dict[str, Callable[[Line, int], None]] = {  # in turns; what takes long to mend comes first
     "server killed": server_killed,
     "site killed": site_killed,
     "clock moved by 3 s": clock_moved,
@@ -126,14 +152,14 @@ KINDS: dict[str, Callable[[Federation, int], None]] = {  # in turns; what takes 
 }
 
 
-def runs_until(federation: Federation, end: float, rounds: int) -> tuple[list[Path], Counter[str]]:
+def runs_until(federation: Line, end: float, rounds: int) -> tuple[list[Path], Counter[str]]:
     """Run seed after seed until the end; the folders of the runs, and how often which exit code came."""
     folders: list[Path] = []
     codes: Counter[str] = Counter()
     while not folders or time.monotonic() < end:
         seed = len(folders)
         for _ in range(STARTS):
-            process, folder = federation.begin(f"seed{seed}", rounds, **{"run.seed": seed, **SETTINGS})
+            process, folder = federation.begin(f"seed{seed}", rounds, **{"run.seed": seed})
             _, said = process.communicate(timeout=3600)
             codes[str(process.returncode)] += 1
             last = (said.strip().splitlines() or [""])[-1]
@@ -170,24 +196,19 @@ def main() -> int:
     parser.add_argument("--every", type=float, default=20, help="seconds between two faults")
     parser.add_argument("--rounds", type=int, default=8, help="of each run")
     words = parser.parse_args()
-    need(os.geteuid() == 0 and shutil.which("ip"), "needs root and ip (iproute2)")
     with tempfile.TemporaryDirectory(prefix="soak-") as name:
-        federation = Federation(Path(name))
-        federation.build()
-        try:
-            with federation, Watch(federation) as watch:
-                end = time.monotonic() + 60 * words.minutes
-                faults = Faults(federation, words.every, end)
-                faults.start()
-                folders, codes = runs_until(federation, end, words.rounds)
-                faults.finish()
-                back = watch.recovered()
-        finally:
-            federation.remove()
+        federation = Line(Path(name))
+        with federation, Watch(federation) as watch:
+            end = time.monotonic() + 60 * words.minutes
+            faults = Faults(federation, words.every, end)
+            faults.start()
+            folders, codes = runs_until(federation, end, words.rounds)
+            faults.finish()
+            back = watch.recovered()
         found = [difference(folder, seed, words.rounds) for seed, folder in enumerate(folders)]
     print(f"\n{sum(faults.done.values())} faults in {words.minutes:g} minutes: {dict(faults.done)}")
     print(f"{len(folders)} runs of {words.rounds} rounds, exit codes of the starts {dict(codes)}; all sites in contact "
-          f"{back:.0f} s after the end; nginx at most {watch.nginx:.0f} MB, server app {watch.app:.0f} MB")  # fmt: skip
+          f"{back:.0f} s after the end; nginx at most {watch.nginx:.0f} MB")  # fmt: skip
     print(f"largest difference from the unbroken inline runs: {max(found):.3g}; troubles: {faults.troubles}")
     return 0 if max(found) <= TOLERANCE else 1
 

@@ -99,8 +99,8 @@ def become(order: dict, outputs: list[int], programs: dict) -> None:
     os.chdir(order["folder"])
     sys.argv = [order["name"], *order["words"]]
     sys.executable = str(Path(os.environ["WARM_SOCKET"]).with_name("python"))  # programs are looked for beside it
-    client = order["name"] == "flwr-clientapp" or order["words"][:2] == ["deploy", "client"]
-    if "FEDSIM_FAULT" in os.environ and client:
+    faulty = order["name"] == "flwr-clientapp" or order["words"][:2] in (["deploy", "client"], ["deploy", "supernode"])
+    if "FEDSIM_FAULT" in os.environ and faulty:
         runpy.run_path(os.environ["FEDSIM_FAULTY"], run_name="faulty")
     try:
         sys.exit(programs[order["name"]].load()())

@@ -174,8 +174,10 @@ def flood() -> None:
 
 CLIENT = any("flwr-clientapp" in word for word in sys.orig_argv) or sys.orig_argv[-5:-3] == ["deploy", "client"]
 
-if "FEDSIM_FAULT" in os.environ and ["deploy", "supernode"] in (sys.orig_argv[2:4], sys.orig_argv[1:3]):
+SUPERNODE = ["deploy", "supernode"] in (sys.orig_argv[2:4], getattr(sys, "argv", [])[1:3])
+
+if "FEDSIM_FAULT" in os.environ and SUPERNODE:
     move_clock()
     flood()
-if "FEDSIM_FAULT" in os.environ and (__name__ == "faulty" or CLIENT):
+elif "FEDSIM_FAULT" in os.environ and (__name__ == "faulty" or CLIENT):
     install()

@@ -20,7 +20,7 @@ After=network-online.target
 StartLimitIntervalSec=0
 
 [Service]
-User=$(id -un)
+User=$([ -n "${CLIENT_USER:-}" ] && echo root || id -un)
 ExecStart="$PWD/start.sh" --foreground
 Restart=always
 RestartSec=30
@@ -58,6 +58,9 @@ if [ ! -e key ]; then # a key that is made at the site never travels
   PATH="$PWD/.venv/bin:$PATH" fedsim deploy key "$SITE" key key.pub
   echo "$SITE has made its key; give the operator this line (fedsim deploy register --site $SITE --key FILE):"
   cat key.pub
+fi
+if [ -n "${CLIENT_USER:-}" ] && [ "$(id -u)" != 0 ]; then
+  fail "CLIENT_USER in site.env needs root, who starts the SuperNode and the client process as their users: sudo $0"
 fi
 if ! flock -n run/lock true; then
   age=$(contact_age)

@@ -6,13 +6,45 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 . ./site.env
 umask 077
 echo $$ >run/supervise.pid
-export PATH="$PWD/run/bin:$PWD/.venv/bin:$PATH" FLWR_HOME="$PWD/state/flwr" FEDSIM_CACHE="${FEDSIM_CACHE:-$PWD/cache}"
+export PATH="$PWD/run/bin:$PWD/.venv/bin:$PATH" FLWR_HOME="$PWD/state/flwr"
 export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 PYTHONUNBUFFERED=1
 export FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.2
 export NO_PROXY="127.0.0.1,localhost${NO_PROXY:+,$NO_PROXY}"
 export no_proxy=$NO_PROXY
+
+# separate_users: the SuperNode runs as the owner of the key, the client process as CLIENT_USER, in the folder client/.
+separate_users() {
+  local user client_id=$CLIENT_USER group=$CLIENT_USER groups=--clear-groups
+  user=$(stat -c %u key)
+  if [[ ! $CLIENT_USER =~ ^[0-9]+$ ]]; then
+    client_id=$(id -u "$CLIENT_USER") && group=$(id -g "$CLIENT_USER") && groups=--init-groups || exit 2
+  fi
+  [ "$client_id" != "$user" ] || { echo "supervise: CLIENT_USER owns the key: give the kit to another user" >&2; exit 2; }
+  as_node=(setpriv --reuid "$user" --regid "$(stat -c %g key)" --clear-groups)
+  as_client=(setpriv --reuid "$client_id" --regid "$group" "$groups"
+    env "FLWR_HOME=$PWD/client/flwr" "HOME=$PWD/client")
+  caller=(--caller "$user")
+  export FEDSIM_CLIENT=$PWD/client FEDSIM_CACHE="${FEDSIM_CACHE:-$PWD/client/cache}"
+  STATE_DIR=${STATE_DIR:-$PWD/client/state}
+  mkdir -p client
+  chmod 711 . client # to be passed through, not listed
+  for folder in client client/run client/state client/cache client/flwr; do
+    [ -e "$folder" ] || mkdir "$folder"
+    chown -h "$client_id:$group" "$folder"
+  done
+  chmod 711 client/run
+  mkdir -p run/bin state/flwr
+  chown -h "$user" run run/bin state state/flwr
+  "${as_client[@]}" test -x "$(command -v fedsim)" ||
+    { echo "supervise: $CLIENT_USER cannot run $(command -v fedsim): let it read the virtual environment" >&2; exit 2; }
+}
+
+as_node=() as_client=() caller=() FEDSIM_CLIENT=""
+[ -z "${CLIENT_USER:-}" ] || separate_users
+export FEDSIM_CACHE="${FEDSIM_CACHE:-$PWD/cache}"
 STATE_DIR=${STATE_DIR:-$PWD/state}
-mkdir -p "$STATE_DIR" state/flwr run/bin
+[ -n "$FEDSIM_CLIENT" ] || mkdir -p "$STATE_DIR"
+mkdir -p state/flwr run/bin
 config="site='$SITE' domain='$DOMAIN' role='$ROLE' state-dir='$STATE_DIR'"
 [ -z "$DATA_DIR" ] || config+=" data-dir='$DATA_DIR'"
 
@@ -76,14 +108,14 @@ watch() {
 keep_client() {
   trap 'kill -TERM "$!" 2>/dev/null; exit' TERM
   while kill -0 $$ 2>/dev/null; do # while the supervisor lives
-    fedsim deploy client . --parent $$ &
+    "${as_client[@]}" fedsim deploy client "${FEDSIM_CLIENT:-.}" --parent $$ "${caller[@]}" &
     wait "$!"
     sleep 1 &
     wait "$!"
   done
 }
 
-if [ "${WARM:-yes}" = yes ]; then
+if [ "${WARM:-yes}" = yes ] || [ -n "$FEDSIM_CLIENT" ]; then
   keep_client >>run/client.log 2>&1 </dev/null &
   client=$!
 fi
@@ -92,7 +124,7 @@ failures=0 pause=$RETRY_SECONDS
 while [ -z "$stopping" ]; do
   begin=$SECONDS
   rm -f run/contact
-  fedsim deploy supernode . --superlink "$SUPERLINK" --root-certificates ca.crt --auth-supernode-private-key key \
+  "${as_node[@]}" fedsim deploy supernode . --superlink "$SUPERLINK" --root-certificates ca.crt --auth-supernode-private-key key \
     --port "$PORT" --node-config "$config" > >(exec tee -i run/attempt.log) 2>&1 &
   child=$!
   echo "$child" >run/supernode.pid
