@@ -21,6 +21,7 @@ BANK_BYTES = 256 << 20  # for a reply's contributions to banks, because their si
 UNKNOWN, UNAVAILABLE = 0, 4  # Flower's codes of errors
 TOO_LARGE = "its reply is larger than the {} bytes that were expected, and was refused before it was read"
 PARTS_AT_ONCE = 64  # parts of one reply that are fetched before those of the next reply
+MISSING_AT_ONCE = 8  # missing parts of one reply that are asked for before those of the next reply
 
 
 class Grown(Exception):  # noqa: N818
@@ -120,13 +121,18 @@ class Puller:
         missing."""
         from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectUnavailableError
 
-        fetch = self._fetcher()
+        fetch, missing = self._fetcher(), 0
         try:
             for _ in range(min(PARTS_AT_ONCE, len(reply.waiting))):
-                reply.add(reply.waiting[0], fetch(reply.waiting[0]))
-                reply.waiting.pop(0)
-        except ObjectUnavailableError:
-            return None
+                part = reply.waiting[0]
+                try:
+                    reply.add(part, fetch(part))
+                    reply.waiting.pop(0)
+                except ObjectUnavailableError:  # later parts may be there, and show that the reply is too large
+                    reply.waiting.append(reply.waiting.pop(0))
+                    missing += 1
+                    if missing == MISSING_AT_ONCE:
+                        return None
         except Grown as error:
             return self._instead(reply, message, Error(UNKNOWN, str(error)))
         except ObjectPullError as error:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.proto.node_pb2 import Node
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree, iterate_object_tree
 from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectUnavailableError
 from flwr.supercore.task_identity import TaskIdentity
 
@@ -109,6 +109,17 @@ def test_a_reply_that_is_too_large_is_given_up_early(link):
     assert replies["m1"].has_content()
     assert link.fetched < (11 + 6 + 9) * MEGABYTE  # the part that was too much is one of 5 MiB
     assert len(link.confirmed) == 2
+
+
+def test_a_reply_is_too_large_even_when_its_first_part_never_comes(link):
+    """The gate stops a site that sends too much: what came before shows it, wherever the missing part belongs."""
+    sent = messages(1)
+    grid = QuickGrid(link, largest_reply=11 * MEGABYTE)
+    ids = grid.push_messages(sent)
+    tree = get_object_tree(link.answer(sent[0], 40))
+    link.parts.pop(next(iterate_object_tree(tree)).object_id)
+    (reply,) = grid.pull_messages(ids)
+    assert "larger than the 11534336 bytes" in reply.error.reason
 
 
 def test_a_part_named_many_times_is_counted_each_time(link):
