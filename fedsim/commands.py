@@ -308,11 +308,3 @@ def method_notes(experiments: Iterable[Experiment]) -> dict[str, dict[str, str]]
     return {
         method: {key: " | ".join(dict.fromkeys(values)) for key, values in own.items()} for method, own in texts.items()
     }
-
-
-def draw_features(run: Path, output: Path, per_domain: int) -> None:
-    """t-SNE of a run's best model."""
-    from fedsim.results.features import plot_features
-
-    png, _ = plot_features(run, output, per_domain)
-    say(f"{png} (and .svg)")
