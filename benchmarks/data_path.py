@@ -3,10 +3,13 @@
     python benchmarks/data_path.py --root ../shared/data/PACS --size 64
 
 Same images, same augmentation (DomainBed's: random resized crop, flip, colour jitter, grayscale, normalisation), same
-batch size. `first pass` includes decoding everything once into the cache.
+batch size. The first epoch includes decoding everything once into the cache, a warm one opens it. The last line is what
+crops in original coordinates cost: the same images, once as squares and once as if each had been 640 x 480 (without the
+ImageFolder lines: --no-torchvision). Rates are of processor time, so that a busy machine gives them too.
 """
 
 import argparse
+import statistics
 import tempfile
 import time
 from pathlib import Path
@@ -45,10 +48,28 @@ def image_folder(root: Path, domain: str, size: int, batch: int, workers: int) -
 def cached(data: LocalData, batch: int) -> float:
     """Images per second of one epoch through LocalData."""
     order = np.random.default_rng(0).permutation(data.examples)
-    started = time.perf_counter()
+    started = time.process_time()
     for start in range(0, len(order), batch):
         data.batch(order[start : start + batch])
-    return len(order) / (time.perf_counter() - started)
+    return len(order) / (time.process_time() - started)
+
+
+def opened(settings: DataSettings, domain: str) -> tuple[LocalData, float]:
+    """One client's data, and the processor seconds that opening it took."""
+    started = time.process_time()
+    data = LocalData(load_client(settings, domain), make_transforms(settings, 3), torch.device("cpu"))
+    return data, time.process_time() - started
+
+
+def as_squares_or_not(data: LocalData, batch: int, repeats: int = 5) -> tuple[float, float]:
+    """Images per second of square images, and of the same ones as if they had been 640 x 480 (medians, in turns)."""
+    wide = torch.tensor([[480, 640]], dtype=torch.int32).expand(len(data.images), 2)
+    rates: dict[bool, list[float]] = {False: [], True: []}
+    for _ in range(repeats):
+        for squeezed in (False, True):
+            data.sizes = wide if squeezed else None
+            rates[squeezed].append(cached(data, batch))
+    return statistics.median(rates[False]), statistics.median(rates[True])
 
 
 def main() -> None:
@@ -59,6 +80,7 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=64)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--torchvision", action=argparse.BooleanOptionalAction, default=True)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     with tempfile.TemporaryDirectory() as cache:
@@ -72,16 +94,24 @@ def main() -> None:
         )
         other = next(name for name in ("sketch", "cartoon") if name != options.domain)
         assert options.domain in client_names(settings, other)
-        started = time.perf_counter()
-        data = LocalData(load_client(settings, options.domain), make_transforms(settings, 3), torch.device("cpu"))
-        print(f"first pass, decoding {options.domain} into the cache: {time.perf_counter() - started:.1f} s")
-        ours = max(cached(data, options.batch) for _ in range(3))
-    for workers in (0, 2):
+        data, cold = opened(settings, options.domain)
+        first = data.examples / cached(data, options.batch)
+        warm = opened(settings, options.domain)[1]
+        ours = statistics.median(cached(data, options.batch) for _ in range(3))
+        squares, wide = as_squares_or_not(data, options.batch)
+    print(
+        f"{options.domain}, {data.examples} training images, processor seconds: first epoch {cold + first:.2f} "
+        f"(decoding {cold:.2f}), warm epoch {warm + data.examples / ours:.2f} (opening {warm:.2f})"
+    )
+    for workers in (0, 2) if options.torchvision else ():
         theirs = max(image_folder(options.root, options.domain, options.size, options.batch, workers) for _ in range(2))
         print(
             f"{options.size} px, {options.threads} thread(s): cached {ours:.0f} images/s, ImageFolder with {workers} "
             f"workers {theirs:.0f} images/s, ratio {ours / theirs:.1f}"
         )
+    print(
+        f"crops: squares {squares:.0f} images/s, in the coordinates of 640 x 480 {wide:.0f}, ratio {wide / squares:.2f}"
+    )
 
 
 if __name__ == "__main__":

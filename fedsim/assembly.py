@@ -74,11 +74,14 @@ def build_net(experiment: Experiment, recipe: Recipe) -> nn.Module:
         recipe.norm,
         experiment.run.seed,
         rules_of(bench.task, experiment.data),
+        bench.outputs,
     )
+    head = net.head
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(stream_seed(experiment.run.seed, "inserts"))
         for part in recipe.inserts:
             part.apply(net)
+    _check_trained(experiment, net, head)
     if recipe.client.needs_levels and not net.levels:
         raise UserError(
             f"{part_name(recipe.client)} aligns convolutional feature maps, and {experiment.model.backbone} "
@@ -86,6 +89,15 @@ def build_net(experiment: Experiment, recipe: Recipe) -> nn.Module:
         )
     _check_privacy(experiment, recipe, net)
     return net
+
+
+def _check_trained(experiment: Experiment, net: nn.Module, head: nn.Module) -> None:
+    """UserError when an insert has put another head in place of the texts', or when no tensor is trained."""
+    if experiment.model.head == "text" and net.head is not head:
+        raise UserError(f"{experiment.method_name} makes a head of its own; it does not fit model.head = 'text'")
+    if all(name in net.frozen for name, _ in net.named_parameters()):
+        raise UserError(f"model.train = {experiment.model.train!r} trains nothing, because the texts are fixed; use "
+                        "all, norm, a pattern, or a method that adds layers (fedclip)")  # fmt: skip
 
 
 def _check_privacy(experiment: Experiment, recipe: Recipe, net: nn.Module) -> None:

@@ -42,6 +42,7 @@ from clients.unlabelled.adversarial_target import AdversarialTarget
 from fedsim.models.infer import EnsembleOfHeads, SampledRepresentation, ZeroShotAdapter
 from fedsim.models.inserts.adapters import Adapters
 from fedsim.models.inserts.disentangler import Disentangler
+from fedsim.models.inserts.feature_attention import FeatureAttention
 from fedsim.models.inserts.jigsaw_head import JigsawHead
 from fedsim.models.inserts.kept_scale import KeptScale
 from fedsim.models.inserts.mixstyle import MixStyle
@@ -251,6 +252,11 @@ METHODS: dict[str, Recipe] = {
         terms=(GradientAlignment(),),
         fuse=AlignedWeights(),
         paper="Pourpanah et al., AAAI 2025: FedGaLA's alignment rules, with a supervised loss",
+    ),
+    "fedclip": Recipe(
+        inserts=(FeatureAttention(),),
+        weights=Uniform(),
+        paper="Lu et al., IEEE Data Engineering Bulletin 2023: FedCLIP; with model.head = text, model.train = head",
     ),
     "fedgma": Recipe(fuse=GradientMask(), paper="Tenison et al., TMLR 2023: gradient masked averaging"),
     "afl": Recipe(weights=AgnosticWeights(), reports=(ReceivedLoss(),), paper="Mohri et al., ICML 2019: agnostic FL"),

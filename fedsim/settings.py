@@ -7,50 +7,16 @@ import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, field_validator, model_validator
+from pydantic import AfterValidator, Field, PrivateAttr, field_validator
 
 from fedsim.errors import nearest
 from fedsim.plugins import entry_points
+from fedsim.sections import Settings, folder_name
 
 # Rows of fedsim.data.augment.
 AUGMENTS = ("none", "domainbed", "csac", "feddg-ga", "flip-jitter", "fedsb", "ccst", "flip")
 
 SMALLEST_SIZE = 8  # pixels of an image's side
-LONGEST_NAME = 200  # bytes of a part of a folder's name; file systems allow 255 for the whole name
-
-
-class Settings(BaseModel):
-    """The base of all sections: unknown keys are errors, values are checked, instances are immutable.
-
-    Types are strict: neither true nor "5" is a number, and 1 is no boolean.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _whole_numbers_are_names(cls, table: Any) -> Any:
-        """A domain may be called 100: where a text is expected, a whole number is that text."""
-        if not isinstance(table, dict):
-            return table
-        wanted = {key: field.annotation for key, field in cls.model_fields.items() if key in table}
-        return {**table, **{key: _as_text(table[key], kind) for key, kind in wanted.items()}}
-
-
-def _as_text(value: Any, kind: Any) -> Any:
-    """A whole number as the text that is expected, alone or in a list; everything else unchanged."""
-    if kind == list[str] and isinstance(value, list):
-        return [_as_text(item, str) for item in value]
-    return str(value) if kind is str and type(value) is int else value
-
-
-def folder_name(value: str) -> str:
-    """A text that can name one folder, and only one below its parent; ValueError says what is wrong with it."""
-    if value in (".", "..") or any(sign in value for sign in "/\\") or not value.isprintable():
-        raise ValueError("it names a folder: no slashes, no control characters, and neither . nor ..")
-    if len(value.encode(errors="surrogateescape")) > LONGEST_NAME:
-        raise ValueError(f"it names a folder: at most {LONGEST_NAME} bytes")
-    return value
 
 
 class DataSettings(Settings):
@@ -167,10 +133,12 @@ class ModelSettings(Settings):
 
     backbone: str = Field(
         "digits-cnn-bn",
-        description="digits-cnn, digits-cnn-bn, resnet18, resnet50, densenet121, alexnet, vit-b-16, vit-b-32, "
-        "or timm:NAME for a model of timm",
+        description="digits-cnn, digits-cnn-bn, resnet18, resnet50, densenet121, alexnet, vit-b-16, vit-b-32; for data "
+        "with masks unet, unet-small, unet-resnet18, unet-resnet50, unet-densenet121; or timm:NAME, open_clip:NAME",
     )
-    options: dict[str, Any] = Field({}, description="further arguments of timm.create_model")
+    options: dict[str, Any] = Field(
+        {}, description="further arguments of timm.create_model; of open_clip: pretrained, which of its weights"
+    )
     weights: str = Field(
         "none",
         description="none (random), imagenet or hub (downloaded), package (a Python package's), or a local file",
@@ -181,6 +149,17 @@ class ModelSettings(Settings):
         "parameter names such as backbone.layer4.*, joined by +",
     )
     bottleneck: int = Field(0, ge=0, description="width of Linear-BatchNorm1d-ReLU before the head; 0: none")
+    head: Literal["linear", "text"] = Field(
+        "linear", description="linear, which is learned; or text: classes are the texts of their names (open_clip:NAME)"
+    )
+    prompt: str = Field("a photo of a {}.", description="the text of a class, with {} for its name; for head = text")
+
+    @field_validator("prompt")
+    @classmethod
+    def _prompt_has_one_place(cls, prompt: str) -> str:
+        if prompt.count("{}") != 1 or prompt.count("{") != 1 or prompt.count("}") != 1:
+            raise ValueError("the text of a class has one {} where its name comes")
+        return prompt
 
 
 class TrainSettings(Settings):

@@ -23,11 +23,12 @@ from fedsim.settings import DataSettings
 MOST = 20_000  # images opened of one domain; of a larger one, evenly spaced ones
 SMALL = 16  # pixels to which images are decoded, which reads them to the end
 SHOWN = 20  # problems of one kind that are listed
+ORIENTATION = 0x0112  # EXIF tag; 1 is upright
 CELL = 96  # pixels of a picture in the grid
 
 
 class Found(NamedTuple):
-    """The result of the inspection of one file."""
+    """The result of the inspection of one file; `treated`: what decoding does with it beside reading RGB values."""
 
     file: Path
     domain: str
@@ -35,6 +36,7 @@ class Found(NamedTuple):
     size: tuple[int, int] = (0, 0)
     mode: str = ""
     digest: bytes = b""
+    treated: tuple[str, ...] = ()
     problem: str = ""
 
 
@@ -97,10 +99,24 @@ def _check(file: Path, domain: str, label: int) -> Found:
             warnings.simplefilter("ignore")  # Pillow's, of images that are decoded all the same
             decode(file, SMALL, content)
             with Image.open(io.BytesIO(content)) as image:
-                size, mode = image.size, image.mode
+                size, mode, treated = image.size, image.mode, treatment(image)
     except UserError as error:
         return Found(file, domain, label, problem=str(error))
-    return Found(file, domain, label, size, mode, hashlib.blake2b(content, digest_size=16).digest())
+    return Found(file, domain, label, size, mode, hashlib.blake2b(content, digest_size=16).digest(), treated)
+
+
+def treatment(image: Image.Image) -> tuple[str, ...]:
+    """What decoding does with an opened image, in the words of the inspection; nothing for upright RGB or grey."""
+    found = ["turned (EXIF)"] if image.getexif().get(ORIENTATION, 1) in range(2, 9) else []
+    if image.has_transparency_data:
+        found.append("transparent on white")
+    elif image.mode.startswith(("I", "F")):
+        found.append("scaled to 8 bits")
+    elif image.mode not in ("RGB", "L", "1"):
+        found.append("palette to RGB" if image.mode == "P" else f"{image.mode} to RGB")
+    if getattr(image, "n_frames", 1) > 1:
+        found.append("first frame only")
+    return tuple(found)
 
 
 def _summary(domain: str, images: int, checked: list[Found]) -> dict[str, str | int]:
@@ -109,6 +125,7 @@ def _summary(domain: str, images: int, checked: list[Found]) -> dict[str, str | 
         sizes
     ) else ["-", "-"]  # fmt: skip
     modes = Counter(each.mode for each in checked if not each.problem)
+    treated = Counter(word for each in checked for word in each.treated)
     return {
         "domain": domain,
         "images": images,
@@ -116,6 +133,7 @@ def _summary(domain: str, images: int, checked: list[Found]) -> dict[str, str | 
         "width": spans[0],
         "height": spans[1],
         "modes": ", ".join(f"{mode} {count}" for mode, count in modes.most_common()),
+        "converted": ", ".join(f"{count} {word}" for word, count in treated.most_common()) or "-",
     }
 
 

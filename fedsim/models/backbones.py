@@ -1,17 +1,18 @@
 """The catalog of backbones: one row each, with its module, its layout and its published weights."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from torch import nn
 
 from fedsim.errors import UserError
+from fedsim.models.clip_family import clip_row
 from fedsim.models.digits_cnn import SMALLEST_IMAGE, DigitsCNN
 from fedsim.models.layout import Layout, Statistics
 from fedsim.models.timm_family import timm_row
-from fedsim.models.unet import UNet
+from fedsim.models.unet import EncodedUNet, UNet
 from fedsim.models.weights import StateDict, download_imagenet
 from fedsim.plugins import instance, lookup
 from fedsim.settings import ModelSettings
@@ -39,6 +40,9 @@ class Backbone:
     own_channels: it takes one-channel images without repeating them
     channels_last: it is faster in this memory layout on CPUs too
     maps: the forward pass gives features of every pixel, [B, D, H, W], for segmentation
+    inner: the path of the module inside the backbone to which weights belong, the rest starts from the seed; empty: all
+    text: (backbone, class names, prompt) -> the head that compares features with the names' texts; None: has no texts
+    finish: called when the weights are loaded and the head is made
     """
 
     make: Callable[[int, int], nn.Module]
@@ -51,6 +55,9 @@ class Backbone:
     own_channels: bool = False
     channels_last: bool = False
     maps: bool = False
+    inner: str = ""
+    text: Callable[[nn.Module, Sequence[str], str], nn.Module] | None = None
+    finish: Callable[[nn.Module], None] | None = None
 
 
 def _resnet(name: str) -> Callable[[int, int], nn.Module]:
@@ -155,6 +162,19 @@ def _unet_row(width: int, depth: int) -> Backbone:
     return Backbone(make, Layout(2 * width, levels, stages), own_channels=True, channels_last=True, maps=True)
 
 
+def _encoded_row(row: Backbone, paths: tuple[str, ...], channels: tuple[int, ...]) -> Backbone:
+    """A U-Net around a network of torchvision, whose weights go into its encoder."""
+
+    def make(image_size: int, image_channels: int) -> nn.Module:
+        return EncodedUNet(row.make(image_size, image_channels), paths, channels)
+
+    own = row.layout
+    stages = {number: tuple(f"encoder.{path}" for path in own.stages[number]) for number in own.stages}
+    stages[max(stages)] += ("decoder",)
+    layout = Layout(EncodedUNet.feature_dim, tuple(f"encoder.{path}" for path in own.levels), stages)
+    return replace(row, make=make, layout=layout, maps=True, inner="encoder")
+
+
 _DIGIT_LEVELS = ("pool1", "pool2")
 _DENSE_STAGES = {
     **{number: (f"features.denseblock{number}", f"features.transition{number}") for number in (1, 2, 3)},
@@ -185,10 +205,18 @@ BACKBONES: dict[str, Backbone] = {
     "unet": _unet_row(16, 4),
     "unet-small": _unet_row(8, 3),  # for images of about 32 px
 }  # fmt: skip
+_RESNET_MAPS = ("relu", "layer1", "layer2", "layer3", "layer4")
+_DENSENET_MAPS = ("features.relu0", *(f"features.denseblock{number}" for number in (1, 2, 3)), "features.norm5")
+BACKBONES |= {
+    "unet-resnet18": _encoded_row(BACKBONES["resnet18"], _RESNET_MAPS, (64, 64, 128, 256, 512)),
+    "unet-resnet50": _encoded_row(BACKBONES["resnet50"], _RESNET_MAPS, (64, 256, 512, 1024, 2048)),
+    "unet-densenet121": _encoded_row(BACKBONES["densenet121"], _DENSENET_MAPS, (64, 256, 512, 1024, 1024)),
+}
 
 # Rows that are built from a name, as in "timm:resnet18": prefix -> function (name, model.options) -> the row
 FAMILIES: dict[str, Callable[[str, Mapping[str, Any]], Backbone]] = {
     "timm": lambda name, options: Backbone(**timm_row(name, options)),
+    "open_clip": lambda name, options: Backbone(**clip_row(name, options)),
 }
 
 

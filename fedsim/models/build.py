@@ -1,7 +1,9 @@
 """Builds a network from the settings: backbone, head, initial weights and norm layers."""
 
+from collections.abc import Sequence
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedsim.errors import UserError
 from fedsim.models.backbones import BACKBONES, Backbone, find_backbone
@@ -21,6 +23,7 @@ WEIGHT_WORDS = ("imagenet", "hub", "package")  # values of `model.weights` other
 def _initial_state(model: ModelSettings, row: Backbone, backbone: nn.Module, image_size: int) -> StateDict | None:
     if model.weights == "none":
         return None
+    backbone = backbone.get_submodule(row.inner)
     if model.weights in row.sources:
         return row.sources[model.weights](backbone, image_size)
     if model.weights in WEIGHT_WORDS:
@@ -50,6 +53,7 @@ def build_model(
     norm: Norm | None = None,
     seed: int = 0,
     task: TaskRules = CLASSIFIES,
+    names: Sequence[str] = (),
 ) -> Net:
     """The network of the settings, equal for equal seeds. torch's global generator is not changed.
 
@@ -60,6 +64,7 @@ def build_model(
     norm: a norm part with `apply(net)`; None keeps the backbone's batch norm
     seed: the seed of the run, of which the stream "init" is used
     task: makes the head, and says whether the backbone must give maps
+    names: the names of the classes, which model.head = "text" reads
 
     On small images ResNet keeps the 7x7 stem with stride 2 of the papers at every size. AlexNet's poolings are padded
     by one below 63 px, and DenseNet's transitions keep odd borders below 32 px, because their maps would become empty.
@@ -83,13 +88,38 @@ def build_model(
         )  # fmt: skip
         state = _initial_state(model, row, backbone, image_size)
         if state is not None:
-            state = _fit_position_embedding(backbone, state, image_size)
-            load_backbone(backbone, state, row.classifier, repr(model.weights))
-        frozen = frozen_tensors(net, model.train)
+            _load(row, backbone, state, image_size, model.weights)
+        fixed = _read_classes(net, model, row, names)
+        if row.finish is not None:
+            row.finish(backbone)
+        frozen = frozen_tensors(net, model.train) + fixed
         if norm is not None:
             _apply_norm(net, norm, model.backbone)
         net.frozen = names_of(net, frozen)
     return net.to(memory_format=torch.channels_last) if row.channels_last else net
+
+
+def _load(row: Backbone, backbone: nn.Module, state: StateDict, image_size: int, weights: str) -> None:
+    """Loads a state into the backbone, or into the part of it to which weights belong.
+
+    A file of fedsim's own network that has this part is loaded into the whole backbone.
+    """
+    whole = any(name.startswith(f"backbone.{row.inner}.") for name in state)
+    inner = backbone if whole else backbone.get_submodule(row.inner)
+    load_backbone(inner, _fit_position_embedding(inner, state, image_size), row.classifier, repr(weights))
+
+
+def _read_classes(net: Net, model: ModelSettings, row: Backbone, names: Sequence[str]) -> list[Tensor]:
+    """Gives the network the head that `model.head` names. Returns its fixed tensors, which are not trained or sent."""
+    if model.head == "linear":
+        return []
+    if row.text is None:
+        raise UserError(f"model.head = 'text' needs a backbone with a text encoder, {model.backbone} has none; "
+                        "use open_clip:NAME")  # fmt: skip
+    if model.bottleneck:
+        raise UserError("model.head = 'text' compares the backbone's features with texts; set model.bottleneck to 0")
+    net.head = row.text(net.backbone, names, model.prompt)
+    return list(net.head.buffers())
 
 
 def _check_maps(model: ModelSettings, row: Backbone, task: TaskRules) -> None:

@@ -11,6 +11,7 @@ from torch import nn
 from fedsim.about import extra
 from fedsim.errors import UserError, nearest
 from fedsim.models.layout import Layout, Statistics, survey
+from fedsim.models.narrow import narrow
 from fedsim.models.weights import StateDict, load_packaged
 
 # Python packages that hold the weights of one model: timm's name -> (package, class that knows its file)
@@ -63,11 +64,13 @@ def _make(name: str, options: Mapping[str, Any], image_size: int, channels: int,
     config = timm.get_pretrained_cfg(name)
     size = {"img_size": image_size} if config is not None and config.fixed_input_size else {}
     try:
-        return timm.create_model(name, pretrained=pretrained, num_classes=0, **size, **options)
+        model = timm.create_model(name, pretrained=pretrained, num_classes=0, **size, **options)
     except (TypeError, AssertionError, ValueError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
         raise UserError(f"model.backbone: timm cannot build {name!r} for images of {image_size} px"
                         f"{f' with {dict(options)}' if options else ''} ({reason})") from None  # fmt: skip
+    narrow(model)
+    return model
 
 
 def _layout(name: str, backbone: nn.Module, image_size: int) -> Layout:

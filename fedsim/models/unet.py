@@ -1,5 +1,8 @@
 """U-Net: features of every pixel, from coarse context and fine detail."""
 
+from collections.abc import Sequence
+from typing import ClassVar
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -58,3 +61,40 @@ class UNet(nn.Module):
         for stage in self.decoder:
             x = stage(x, maps.pop())
         return x
+
+
+class EncodedUNet(nn.Module):
+    """A classifier's backbone as the encoder of a U-Net: its maps at 1/2, 1/4, ... of the image's side, and the image.
+
+    encoder: the backbone, whose classifier is taken off. paths: modules whose outputs are the maps, shallow to deep.
+    channels: of these maps. The decoder doubles step by step up to the image's own size; widths are 16 times 2 to the
+    number of halvings, at least 32 and at most 256.
+    """
+
+    feature_dim: ClassVar[int] = 32
+
+    def __init__(self, encoder: nn.Module, paths: Sequence[str], channels: Sequence[int]) -> None:
+        super().__init__()
+        self.encoder, self.paths = encoder, tuple(paths)
+        outputs = [min(256, max(self.feature_dim, 16 * 2**level)) for level in range(len(paths))]
+        skips = [3, *channels[:-1]]
+        deep = [*outputs[1:], channels[-1]]
+        self.decoder = nn.ModuleList(Up(*each) for each in reversed(list(zip(deep, skips, outputs))))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images [B, 3, H, W] -> features [B, feature_dim, H, W]."""
+        maps: dict[str, Tensor] = {}
+        hooks = [
+            self.encoder.get_submodule(path).register_forward_hook(lambda _m, _x, y, path=path: maps.update({path: y}))
+            for path in self.paths
+        ]
+        try:
+            self.encoder(x)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        skips = [x, *(maps[path] for path in self.paths)]
+        deep = skips.pop()
+        for stage in self.decoder:
+            deep = stage(deep, skips.pop())
+        return deep

@@ -87,7 +87,7 @@ TREES: dict[str, tuple[str, Callable[[Path], None] | None]] = {
     "fed-isic2019": ("fed_isic2019", fed_isic2019),
     "rotated-mnist": ("MNIST", rotated_mnist),
 }
-QUICK = ("digits-dg", "camelyon17", "fed-isic2019")  # what is read unlike a plain tree
+QUICK = ("digits-dg", "camelyon17")  # what is read unlike a plain tree
 
 
 def tiny(name: str, tmp_path: Path, **sections: dict) -> Experiment:

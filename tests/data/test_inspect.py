@@ -1,5 +1,6 @@
 """A look at a folder of images: counts, sizes, modes, and each thing that is wrong with it."""
 
+import numpy as np
 import pandas as pd
 import pytest
 from PIL import Image
@@ -81,3 +82,31 @@ def test_a_table_is_inspected_too(tree):
 def test_nothing_to_inspect_is_one_line(tmp_path):
     with pytest.raises(UserError, match="no domain folders"):
         inspect(tmp_path)
+
+
+def test_what_is_done_with_unusual_files(tmp_path):
+    """16 bits, CMYK, palette, EXIF, transparency and frames: each is told in the table, and none is a problem."""
+    folder = tmp_path / "data" / "camera 1 é" / "cat"
+    folder.mkdir(parents=True)
+    shades = iter(range(10, 250, 10))
+
+    def grey():
+        return Image.new("L", (8, 6), next(shades))
+
+    Image.fromarray(np.full((6, 8), 40_000, np.uint16)).save(folder / "deep.png")
+    grey().convert("CMYK").save(folder / "print.jpg")
+    grey().convert("RGB").quantize(4).save(folder / "palette.png")
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    grey().save(folder / "turned.jpg", exif=exif)
+    Image.new("RGBA", (8, 6), (9, 8, 7, 100)).save(folder / "clear.png")
+    grey().convert("P").save(folder / "film.gif", save_all=True, append_images=[grey().convert("P")])
+    grey().save(folder / "plain.png")
+    (tmp_path / "data" / "camera 1 é" / "dog").mkdir()
+    grey().save(tmp_path / "data" / "camera 1 é" / "dog" / "0.png")
+    found = inspect(tmp_path / "data")
+    assert found.problems == []
+    told = found.domains.set_index("domain").loc["camera 1 é", "converted"]
+    expected = ["1 scaled to 8 bits", "1 CMYK to RGB", "2 palette to RGB", "1 turned (EXIF)",
+                "1 transparent on white", "1 first frame only"]  # fmt: skip
+    assert sorted(told.split(", ")) == sorted(expected)

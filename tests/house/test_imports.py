@@ -25,7 +25,7 @@ FLOORS = (
     ("strategies",),
     ("fedsim.models", "fedsim.data", "fedsim.results"),
     ("fedsim.part", "fedsim.console", "fedsim.edge", "fedsim.new_method"),
-    ("fedsim.experiment", "fedsim.settings", "fedsim.arrays", "fedsim.seeding"),
+    ("fedsim.experiment", "fedsim.settings", "fedsim.sections", "fedsim.arrays", "fedsim.seeding"),
     ("fedsim.plugins",),
     ("fedsim.errors", "fedsim.cores", "fedsim.about", "fedsim.tasks", "fedsim.files"),
 )

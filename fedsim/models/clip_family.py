@@ -1,0 +1,144 @@
+"""CLIP models of open_clip as backbones, `model.backbone = "open_clip:NAME"`, and the head that reads class names.
+
+With `model.head = "text"` the classifier is not learned: class c is the text t_c that CLIP's text encoder makes of
+`model.prompt` with the class's name (frontier.md section 7: Radford et al., ICML 2021). Without any training this is
+zero-shot CLIP, which round 0 of every run records.
+"""
+
+import importlib.util
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedsim.about import extra
+from fedsim.errors import UserError, nearest
+from fedsim.models.layout import Layout, Statistics, survey
+from fedsim.models.weights import StateDict
+
+
+class TextHead(nn.Module):
+    """logits = s cos(f, t_c) for features f [B, e] and texts t [M, e]; s and t are fixed, the same everywhere.
+
+    Buffers: `text` [M, e], each row of length 1, and `scale`, s = exp(logit scale), 100 in the released weights.
+    """
+
+    def __init__(self, text: Tensor, scale: float) -> None:
+        super().__init__()
+        self.register_buffer("text", F.normalize(text, dim=1))
+        self.register_buffer("scale", torch.tensor(float(scale)))
+
+    @property
+    def out_features(self) -> int:
+        """M, the number of classes."""
+        return len(self.text)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """[B, e] -> [B, M]."""
+        return self.scale * F.normalize(features, dim=1) @ self.text.T
+
+
+class ClipEncoder(nn.Module):
+    """Images [B, 3, s, s] -> features [B, e] of CLIP's image encoder, as they are before they are normalised.
+
+    `clip` is the whole model as long as its weights are loaded and its text encoder is needed; afterwards
+    (`keep_images_only`) the image encoder `visual` alone is left.
+    """
+
+    def __init__(self, clip: nn.Module, name: str) -> None:
+        super().__init__()
+        self.clip, self.name = clip, name
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Features of the images."""
+        return (self.clip.visual if hasattr(self, "clip") else self.visual)(x)
+
+    @torch.no_grad()
+    def text_head(self, classes: Sequence[str], prompt: str) -> TextHead:
+        """The head of these class names, in their order; UserError for a prompt that is longer than the context."""
+        import open_clip
+
+        tokenizer = open_clip.get_tokenizer(self.name)
+        prompts = [prompt.format(name.replace("_", " ")) for name in classes]
+        for text in prompts if hasattr(tokenizer, "encode") else []:
+            if len(tokenizer.encode(text)) + 2 > tokenizer.context_length:  # two mark its start and its end
+                raise UserError(f"model.prompt: {text!r} is longer than the {tokenizer.context_length} tokens that "
+                                f"{self.name} reads")  # fmt: skip
+        training = self.clip.training
+        text = self.clip.eval().encode_text(tokenizer(prompts))
+        self.clip.train(training)
+        return TextHead(text, float(self.clip.logit_scale.exp()))
+
+    def keep_images_only(self) -> None:
+        """Drop the text encoder, which nobody needs once the head is made."""
+        self.visual = self.clip.visual
+        del self.clip
+
+
+def clip_row(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of the catalog's row for open_clip's model `name`.
+
+    Weights are our seed's ("none"), published ones ("hub", of which `model.options.pretrained` names one), or a local
+    file of the whole model. Raises UserError for an unknown name or option, and when open_clip is not installed.
+    """
+    if importlib.util.find_spec("open_clip") is None:
+        raise UserError(f"model.backbone: 'open_clip:{name}' needs the package open_clip: {extra('clip')}")
+    import open_clip
+
+    if name not in open_clip.list_models():
+        raise UserError(f"model.backbone: open_clip has no model {name!r}; {nearest(name, open_clip.list_models())}"
+                        "open_clip.list_models() lists them")  # fmt: skip
+    unknown = sorted(options.keys() - {"pretrained"})
+    if unknown:
+        raise UserError(f"model.options: open_clip:{name} takes 'pretrained' alone, not {unknown[0]!r}")
+    tags = open_clip.list_pretrained_tags_by_model(name)
+    tag = str(options.get("pretrained", tags[0] if tags else ""))
+    if tag and tag not in tags:
+        raise UserError(f"model.options.pretrained: open_clip:{name} has no weights {tag!r}; {nearest(tag, tags)}"
+                        f"known: {', '.join(tags) or 'none'}")  # fmt: skip
+    config = (open_clip.get_pretrained_cfg(name, tag) or {}) if tag else {}
+    mean, std = config.get("mean", open_clip.OPENAI_DATASET_MEAN), config.get("std", open_clip.OPENAI_DATASET_STD)
+    size = open_clip.get_model_config(name)["vision_cfg"]["image_size"]
+    return {
+        "make": partial(_make, name, bool(config.get("quick_gelu"))),
+        "layout": partial(_layout, name),
+        "classifier": ("(none)",),
+        "sources": {"hub": partial(_from_hub, name, tag)} if tag else {},
+        "statistics": Statistics(tuple(mean), tuple(std)),
+        "input_size": size if isinstance(size, int) else size[0],
+        "inner": "clip",
+        "text": ClipEncoder.text_head,
+        "finish": ClipEncoder.keep_images_only,
+    }
+
+
+def _make(name: str, quick_gelu: bool, image_size: int, channels: int) -> ClipEncoder:
+    import open_clip
+
+    options = {"force_quick_gelu": quick_gelu, "force_image_size": image_size, "pretrained_text": False}
+    try:
+        return ClipEncoder(open_clip.create_model(name, load_weights=False, **options), name)
+    except (RuntimeError, AssertionError, ValueError, TypeError) as error:
+        raise UserError(f"model.backbone: open_clip cannot build {name!r} for images of {image_size} px "
+                        f"({_reason(error)})") from None  # fmt: skip
+
+
+def _layout(name: str, backbone: nn.Module, image_size: int) -> Layout:
+    return survey(backbone, image_size, {}, f"open_clip:{name}")
+
+
+def _from_hub(name: str, tag: str, backbone: nn.Module, image_size: int) -> StateDict:
+    import open_clip
+
+    try:
+        return open_clip.create_model(name, pretrained=tag, force_image_size=image_size).state_dict()
+    except Exception as error:  # hub clients raise whatever their HTTP library does
+        raise UserError(f"model.weights: cannot fetch open_clip's weights {tag!r} of {name} ({_reason(error)}); fetch "
+                        "them on another machine and set model.weights to the file") from None  # fmt: skip
+
+
+def _reason(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:120]

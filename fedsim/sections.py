@@ -1,0 +1,41 @@
+"""The base of the sections of an experiment's settings, and the check of names of folders."""
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, model_validator
+
+LONGEST_NAME = 200  # bytes of a part of a folder's name; file systems allow 255 for the whole name
+
+
+class Settings(BaseModel):
+    """The base of all sections: unknown keys are errors, values are checked, instances are immutable.
+
+    Types are strict: neither true nor "5" is a number, and 1 is no boolean.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _whole_numbers_are_names(cls, table: Any) -> Any:
+        """A domain may be called 100: where a text is expected, a whole number is that text."""
+        if not isinstance(table, dict):
+            return table
+        wanted = {key: field.annotation for key, field in cls.model_fields.items() if key in table}
+        return {**table, **{key: _as_text(table[key], kind) for key, kind in wanted.items()}}
+
+
+def _as_text(value: Any, kind: Any) -> Any:
+    """A whole number as the text that is expected, alone or in a list; everything else unchanged."""
+    if kind == list[str] and isinstance(value, list):
+        return [_as_text(item, str) for item in value]
+    return str(value) if kind is str and type(value) is int else value
+
+
+def folder_name(value: str) -> str:
+    """A text that can name one folder, and only one below its parent; ValueError says what is wrong with it."""
+    if value in (".", "..") or any(sign in value for sign in "/\\") or not value.isprintable():
+        raise ValueError("it names a folder: no slashes, no control characters, and neither . nor ..")
+    if len(value.encode(errors="surrogateescape")) > LONGEST_NAME:
+        raise ValueError(f"it names a folder: at most {LONGEST_NAME} bytes")
+    return value
