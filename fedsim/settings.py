@@ -15,7 +15,6 @@ from fedsim.sections import Settings, folder_name
 
 # Rows of fedsim.data.augment.
 AUGMENTS = ("none", "domainbed", "csac", "feddg-ga", "flip-jitter", "fedsb", "ccst", "flip")
-
 SMALLEST_SIZE = 8  # pixels of an image's side
 
 
@@ -149,9 +148,7 @@ class ModelSettings(Settings):
         "parameter names such as backbone.layer4.*, joined by +",
     )
     bottleneck: int = Field(0, ge=0, description="width of Linear-BatchNorm1d-ReLU before the head; 0: none")
-    head: Literal["linear", "text"] = Field(
-        "linear", description="linear, which is learned; or text: classes are the texts of their names (open_clip:NAME)"
-    )
+    head: Literal["linear", "text"] = Field("linear", description="linear (learned); text: CLIP's texts of the classes")
     prompt: str = Field("a photo of a {}.", description="the text of a class, with {} for its name; for head = text")
 
     @field_validator("prompt")
