@@ -102,10 +102,10 @@ def evaluate(
     return correct / len(indices)
 
 
-def make_folder(root: Path, size: int, images: int) -> None:
-    """Four domains of seven classes of random pictures, as a folder tree."""
+def make_folder(root: Path, size: int, images: int, domains: str = "abcd") -> None:
+    """Domains (one letter each) of seven classes of random pictures, as a folder tree."""
     rng = np.random.default_rng(0)
-    for domain in "abcd":
+    for domain in domains:
         for label in range(7):
             folder = root / domain / f"class{label}"
             folder.mkdir(parents=True)

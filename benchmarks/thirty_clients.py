@@ -1,0 +1,116 @@
+"""Thirty clients of the digits CNN, or five of ResNet-18 at 64 pixels, beside the bare loop that trains one by one.
+
+    python benchmarks/thirty_clients.py                                    (3 domains x 10, Dirichlet; 2 Ray workers)
+    python benchmarks/thirty_clients.py --ways inline,ray,side-by-side,compiled --repeats 3
+    python benchmarks/thirty_clients.py --model resnet18
+    python benchmarks/thirty_clients.py --rounds 3 --repeats 1             (a look, on a busy machine)
+
+Every repetition takes each way once, in turn; the bare loop is taken with one thread and with two, and the faster one
+is the reference. Two figures for each way: seconds of the whole run (what a command takes but for Python's start, with
+Ray's start in it), and seconds of a round after the first one, from the differences of `rounds.csv`'s own clock.
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from overhead import bare_loop, experiment_for, make_folder
+
+from fedsim.experiment import Experiment
+from fedsim.run.plan import complete
+from fedsim.run.workspace import close_workspaces
+from fedsim.runtime.launch import launch
+
+WAYS: dict[str, Callable[[Experiment], Experiment]] = {
+    "inline": lambda run: run,
+    "ray": lambda run: run.replace(run={"runtime": "ray", "workers": 2}),
+    "side-by-side": lambda run: run.replace(train={"side_by_side": 30}),
+    "compiled": lambda run: run.replace(train={"compile": "default"}),
+}
+
+
+class Clock:
+    """When each round was over."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def on_start(self, experiment: Experiment, folder: Path) -> None:
+        """Nothing."""
+
+    def on_round(self, row: dict, clients: list[dict]) -> None:
+        """Note the time."""
+        self.times.append(time.perf_counter())
+
+    def on_end(self, summary: dict) -> None:
+        """Nothing."""
+
+    def round_seconds(self) -> float:
+        """Median seconds from one round to the next, the first one (which loads the data) left out."""
+        pairs = list(zip(self.times[1:], self.times[2:]))
+        return statistics.median(after - before for before, after in pairs)
+
+
+def federation(model: str, folder: Path, rounds: int) -> Experiment:
+    """Thirty clients of three domains of digits, or the five source domains of six of random pictures."""
+    if model.startswith("digits"):
+        found = experiment_for(model, folder, rounds, 1)
+        data = {"domains": ["rot0", "rot15", "rot30", "rot45"], "clients_per_domain": 10, "partition": "dirichlet"}
+        return complete(found.replace(data=data, run={"target": "rot45"}))
+    found = experiment_for(model, folder, rounds, 1)
+    make_folder(folder / "six", 64, 280, "abcdef")
+    return complete(found.replace(data={"root": str(folder / "six")}, run={"target": "f"}))
+
+
+def bare(experiment: Experiment, threads: int) -> tuple[float, float]:
+    """(seconds of the run, seconds of a round) of the bare loop."""
+    torch.set_num_threads(threads)
+    seconds = []
+    for rounds in (1, experiment.train.rounds):
+        started = time.perf_counter()
+        bare_loop(experiment.replace(train={"rounds": rounds}))
+        seconds.append(time.perf_counter() - started)
+    torch.set_num_threads(1)
+    return seconds[1], (seconds[1] - seconds[0]) / (experiment.train.rounds - 1)
+
+
+def ours(way: str, experiment: Experiment, folder: Path) -> tuple[float, float]:
+    """(seconds of the run, seconds of a round) of fedsim."""
+    close_workspaces()
+    clock, started = Clock(), time.perf_counter()
+    launch(WAYS[way](experiment).replace(run={"output": str(folder)}), [clock])
+    return time.perf_counter() - started, clock.round_seconds()
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="digits-cnn-bn", choices=["digits-cnn", "digits-cnn-bn", "resnet18"])
+    parser.add_argument("--ways", default="inline,ray", help=", ".join(WAYS))
+    parser.add_argument("--rounds", type=int, default=0, help="0: 30 of digits, 4 of ResNet-18; at least 3")
+    parser.add_argument("--repeats", type=int, default=3)
+    args = parser.parse_args()
+    rounds = args.rounds or (30 if args.model.startswith("digits") else 4)
+    measured: dict[str, list[tuple[float, float]]] = {}
+    with tempfile.TemporaryDirectory() as name:
+        experiment = federation(args.model, Path(name), rounds)
+        bare_loop(experiment.replace(train={"rounds": 1}))  # images are decoded and everything is imported
+        for repeat in range(args.repeats):
+            for threads in (1, 2):
+                measured.setdefault(f"bare loop, {threads} thread(s)", []).append(bare(experiment, threads))
+            for way in args.ways.split(","):
+                measured.setdefault(way, []).append(ours(way, experiment, Path(name) / f"{way}{repeat}"))
+    middle = {way: [statistics.median(each) for each in zip(*values)] for way, values in measured.items()}
+    best = [min(middle[f"bare loop, {threads} thread(s)"][place] for threads in (1, 2)) for place in (0, 1)]
+    print(f"{args.model}, {rounds} rounds, {args.repeats} repetition(s), torch {torch.__version__}")
+    print(f"{'way':26} {'whole s':>9} {'ratio':>7} {'round s':>9} {'ratio':>7}")
+    for way, (whole, one) in middle.items():
+        print(f"{way:26} {whole:9.2f} {whole / best[0]:7.2f} {one:9.3f} {one / best[1]:7.2f}")
+
+
+if __name__ == "__main__":
+    main()
