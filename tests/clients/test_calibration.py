@@ -63,7 +63,7 @@ def test_resnet18_projections_have_the_published_size_and_kernels():
 
 
 def test_alexnet_projections():
-    """core.md 4.3: 32x4x4, kernels 10, 10, 3, and 4,243,648 parameters, as the step builds them from the network."""
+    """32x4x4, kernels 10, 10, 3, and 4,243,648 parameters, as the step builds them from the network."""
     net = build_model(ModelSettings(backbone="alexnet"), 3, 3, 224, None, 0)
     data = small_data(colour_images(3, 224))
     round = small_round(data, net=net, optimizer=torch.optim.SGD(net.parameters(), 0.1))
@@ -119,7 +119,7 @@ def test_attention_has_no_gradient_and_query_key_touch_position_only():
 
 
 def test_every_level_has_its_own_query_and_key():
-    """core.md 4.7 item 7: a pair per level; scaling the query of one level changes that row of the scores alone."""
+    """A pair per level; scaling the query of one level changes that row of the scores alone."""
     A, B = features(seed=1, shift=0.5), features(seed=2, shift=0.5)
     pairs = query_key_pairs(3, torch.device("cpu"), channels=4)
     assert len({id(module) for pair in pairs for module in pair}) == 6

@@ -1,4 +1,4 @@
-"""Cross-client style transfer on a client's data: sizes, originals, fallbacks, labels, refusals (banks 1.9)."""
+"""Cross-client style transfer on a client's data: sizes, originals, fallbacks, labels, refusals."""
 
 import logging
 from pathlib import Path

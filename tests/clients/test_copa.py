@@ -1,4 +1,4 @@
-"""COPA: baselines.md B.9, client, bank, share rule and ensemble."""
+"""COPA: client, bank, share rule and ensemble."""
 
 import math
 

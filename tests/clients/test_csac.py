@@ -1,4 +1,4 @@
-"""CSAC's client and fusion as parts: core.md 4.9 items 6 and 7, the ablations, and what the server records."""
+"""CSAC's client and fusion as parts: their properties, the ablations, and what the server records."""
 
 import dataclasses
 
@@ -136,7 +136,7 @@ def test_divergence_weights_are_recorded(tmp_path):
 
 
 def test_gap_of_generalization_adjustment(tmp_path, monkeypatch):
-    """core.md 3.3: the gap is the received model's training loss minus that of the client's own last model."""
+    """The gap is the received model's training loss minus that of the client's own last model."""
     from clients.reports.generalization_gap import GeneralizationGap
 
     risks = []
@@ -164,7 +164,7 @@ def test_gap_on_validation_accuracy_and_subset(tmp_path):
 
 
 def test_a_late_client_acquires_from_the_initial_model(tmp_path):
-    """core.md 4.3: stage A starts from the initial model, also on the first participation of a late client."""
+    """Stage A starts from the initial model, also on the first participation of a late client."""
     experiment = small_experiment(tmp_path, {"name": "csac"}, train={"rounds": 2, "lr": 1e-12})
     space = Workspace(resolve(experiment))
     client = space.client("rot0", "")

@@ -1,4 +1,4 @@
-"""Ditto (baselines.md A.7), and what the contract promises to personal models."""
+"""Ditto, and what the contract promises to personal models."""
 
 import pytest
 import torch

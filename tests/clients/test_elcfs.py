@@ -1,4 +1,4 @@
-"""The episodic step: meta-gradients on hand-computed numbers, its transfer, its corner cases (banks 2.9)."""
+"""The episodic step: meta-gradients on hand-computed numbers, its transfer, its corner cases."""
 
 from pathlib import Path
 

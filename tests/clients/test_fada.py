@@ -1,4 +1,4 @@
-"""FADA (section 3.9 of the specification of representation methods): numbers, what each step moves, no label."""
+"""FADA: numbers worked out by hand, what each step trains, and that no label is read."""
 
 import copy
 import dataclasses

@@ -1,4 +1,4 @@
-"""FedADG: banks_and_representation.md 4.9, and what the method exchanges."""
+"""FedADG: its losses, its networks, and what the method exchanges."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""The client-agnostic step: the properties of core.md 5.9 and 6.9, baselines.md F.3."""
+"""The client-agnostic step: its properties, with and without adapters, and the local selection."""
 
 import math
 

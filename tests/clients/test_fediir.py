@@ -1,4 +1,4 @@
-"""FedIIR: baselines.md A.9, client, server, and the round trip before training."""
+"""FedIIR: client, server, and the exchange before training."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""FedSR, FedL2R and FedCMI: banks_and_representation.md 5.9, and what the three exchange."""
+"""FedSR, FedL2R and FedCMI: their losses, and what the three exchange."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""FPL's client: banks_and_representation.md 6.9, and what the method exchanges."""
+"""FPL's client: its losses, and what the method exchanges."""
 
 import logging
 

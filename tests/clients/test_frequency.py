@@ -1,4 +1,4 @@
-"""Amplitude interpolation on the numbers of banks 2.9, and against the full complex transform."""
+"""Amplitude interpolation on numbers worked out by hand, and against the full complex transform."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What a client reports about its steps and about the received model: baselines.md A.5 and E.2."""
+"""What a client reports about its steps and about the received model (FedNova, AFL)."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""JiGen: baselines.md B.7."""
+"""JiGen: tiles, permutations, labels and losses."""
 
 import numpy as np
 import pytest

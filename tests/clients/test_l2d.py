@@ -1,4 +1,4 @@
-"""L2D: baselines.md B.6."""
+"""L2D: augmenter, losses and the two stages of a step."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Clients that lack classes: banks_and_representation.md 8.6 for the methods with class-wise records."""
+"""Clients that lack classes, in the methods with class-wise records."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""MOON: baselines.md A.6, and its projection head."""
+"""MOON, and its projection head."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""RandAugment and AugMix: operations against torchvision's, magnitudes, draws (baselines.md B.3)."""
+"""RandAugment and AugMix: operations against torchvision's, magnitudes, draws."""
 
 import numpy as np
 import pytest

@@ -40,14 +40,14 @@ def local_round(net=None, number=1, **train):
 
 @pytest.mark.parametrize("examples", [1000, 100, 5000, 2880])
 def test_budget_is_the_same_number_of_steps_everywhere(examples):
-    """core.md 1.9.5: n = 1000, 100, 5000 with S = 2880, B = 64 give 45 steps."""
+    """n = 1000, 100, 5000 with S = 2880, B = 64 give 45 steps."""
     batches = list(BalancedBudget(2880).indices(examples, local_round(), TrainSettings(batch_size=64)))
     assert len(batches) == 45
     assert sum(map(len, batches)) == 2880
 
 
 def test_budget_draws():
-    """core.md 1.9.6: every index 2 or 3 times, exactly 880 3 times; a large client sees new images each round."""
+    """Every index 2 or 3 times, exactly 880 3 times; a large client sees new images each round."""
     counts = np.bincount(BalancedBudget.draw(1000, 2880, np.random.default_rng(0)))
     assert set(counts) == {2, 3}
     assert (counts == 3).sum() == 880
@@ -87,7 +87,7 @@ def test_iterations_are_exact(examples, iterations):
 
 
 def test_label_smoothing_term_completes_cross_entropy():
-    """CE + term = cross-entropy with smoothed labels (core.md 1.9.2: 0.440190 -> 0.740190 at eps 0.2)."""
+    """CE + term = cross-entropy with smoothed labels (0.440190 -> 0.740190 at eps 0.2)."""
     logits, labels = torch.tensor([[2.0, 1.0, 0.0, -1.0]], dtype=torch.float64), torch.tensor([0])
     loss = F.cross_entropy(logits, labels)
     batch = Batch(images=None, labels=labels, logits=logits, loss=loss)
@@ -97,7 +97,7 @@ def test_label_smoothing_term_completes_cross_entropy():
 
 
 def guided(weight=0.5):
-    """core.md 2.9.4: f = [1, 0], identity head, y = 0."""
+    """f = [1, 0], identity head, y = 0."""
     head = nn.Linear(2, 2, bias=False)
     nn.init.eye_(head.weight)
     net = SimpleNamespace(head=head)
@@ -120,7 +120,7 @@ def test_guiding_head_numbers():
 
 
 def test_guiding_head_is_frozen():
-    """core.md 2.9.5: the global head is a copy without gradient; weight 0 skips it."""
+    """The global head is a copy without gradient; weight 0 skips it."""
     head, _, loss, term, batch = guided()
     (loss + term(batch)).backward()
     with torch.no_grad():
@@ -143,7 +143,7 @@ def test_proximal_term_zero_is_off():
 
 
 def test_schedules():
-    """core.md 2.7.4: official cosine 0.00199951 in round 1 of 100, 0.001 in 50, 0 in 100; default starts at lr."""
+    """Official cosine 0.00199951 in round 1 of 100, 0.001 in 50, 0 in 100; default starts at lr."""
     official = TrainSettings(lr=0.002, schedule="cosine-official")
     rates = [learning_rate(official, number, 100) for number in (1, 50, 100)]
     assert rates == pytest.approx([0.00199951, 0.001, 0.0], abs=1e-8)

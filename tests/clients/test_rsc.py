@@ -1,4 +1,4 @@
-"""RSC: baselines.md B.2, both variants."""
+"""RSC, in both variants."""
 
 import math
 

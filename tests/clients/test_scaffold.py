@@ -1,4 +1,4 @@
-"""SCAFFOLD, Option II: baselines.md A.8, client and server."""
+"""SCAFFOLD, Option II: client and server."""
 
 import numpy as np
 import pytest

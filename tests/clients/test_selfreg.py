@@ -1,4 +1,4 @@
-"""SelfReg: baselines.md B.8, and its projector."""
+"""SelfReg, and its projector."""
 
 import pytest
 import torch

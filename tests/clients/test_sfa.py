@@ -1,4 +1,4 @@
-"""SFA: baselines.md B.4."""
+"""SFA: noise, covariances and loss."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Channel statistics, AdaIN and the spaces it works in, on the numbers of banks 1.9."""
+"""Channel statistics, AdaIN and the spaces it works in, on numbers worked out by hand."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""RandConv (baselines.md B.5) and AugMix's step: losses of three views."""
+"""RandConv and AugMix's step: losses of three views."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""FedIG and FedIG-A in a federation: what stays local, what is recorded, every inference rule (core.md 5.9 and 6.9)."""
+"""FedIG and FedIG-A in a federation: what stays local, what is recorded, every inference rule."""
 
 import numpy as np
 import pandas as pd

@@ -54,14 +54,14 @@ def test_no_client_opens_the_target(method, tmp_path, monkeypatch):
 
 
 def test_fedprox_with_mu_zero_is_fedavg(tmp_path):
-    """baselines.md A.2 test 4, bit for bit."""
+    """mu = 0 equals FedAvg bit for bit."""
     plain, _ = run_small(small_experiment(tmp_path / "a"))
     zero, _ = run_small(small_experiment(tmp_path / "b", {"name": "fedprox", "proximal": {"mu": 0.0}}))
     same_model(last(plain), last(zero))
 
 
 def test_fedsb_without_smoothing_and_budget_is_fedavg(tmp_path):
-    """core.md 1.9.8 and section 7: eps 0, budget off, equal sizes."""
+    """eps = 0, no budget and equal sizes."""
     plain, _ = run_small(small_experiment(tmp_path / "a"))
     method = {"name": "fedsb", "label_smoothing": {"eps": 0.0}, "balanced_budget": {"budget": 0}}
     reduced, _ = run_small(small_experiment(tmp_path / "b", method))
@@ -69,7 +69,7 @@ def test_fedsb_without_smoothing_and_budget_is_fedavg(tmp_path):
 
 
 def test_generalization_adjustment_with_d_zero_is_fedavg(tmp_path):
-    """core.md section 7: d = 0 and equal sizes."""
+    """d = 0 and equal sizes."""
     plain, _ = run_small(small_experiment(tmp_path / "a"))
     reduced, _ = run_small(
         small_experiment(tmp_path / "b", {"name": "feddg-ga", "generalization_adjustment": {"d": 0.0}})
@@ -78,7 +78,7 @@ def test_generalization_adjustment_with_d_zero_is_fedavg(tmp_path):
 
 
 def test_csac_without_its_parts_is_fedavg(tmp_path):
-    """core.md section 7: averaging fusion, lambda 0 and no stage A (its model would replace the initial one)."""
+    """Averaging fusion, lambda 0 and no stage A (its model would replace the initial one)."""
     plain, _ = run_small(small_experiment(tmp_path / "a"))
     method = {"name": "fedavg", "fuse": "semantic_divergence", "semantic_divergence": {"strategy": "average"}}
     reduced, _ = run_small(small_experiment(tmp_path / "b", method))
@@ -86,7 +86,7 @@ def test_csac_without_its_parts_is_fedavg(tmp_path):
 
 
 def test_fedbn_without_batch_norm_is_fedavg(tmp_path):
-    """baselines.md A.3 test 3."""
+    """On a network without batch norm both models are equal."""
     backbone = {"backbone": "digits-cnn"}
     plain, _ = run_small(small_experiment(tmp_path / "a", model=backbone))
     fedbn, _ = run_small(small_experiment(tmp_path / "b", "fedbn", model=backbone))
@@ -94,7 +94,7 @@ def test_fedbn_without_batch_norm_is_fedavg(tmp_path):
 
 
 def test_fedbn_and_silobn_part_after_round_one(tmp_path):
-    """baselines.md A.4 test 3: equal non-norm tensors after round 1, different ones from round 2 on."""
+    """Equal non-norm tensors after round 1, different ones from round 2 on."""
     models = {}
     for rounds in (1, 2):
         for method in ("fedbn", "silobn"):
@@ -106,7 +106,7 @@ def test_fedbn_and_silobn_part_after_round_one(tmp_path):
 
 
 def test_deepall_on_one_domain_is_fedavg_with_one_client(tmp_path):
-    """baselines.md A.11 test 1: the same number of steps on the same images; the batch order has its own stream."""
+    """The same number of steps on the same images; the batch order has its own stream."""
     data = {"domains": ["rot0", "rot45"]}
     single, _ = run_small(small_experiment(tmp_path / "a", data=data))
     pooled, _ = run_small(small_experiment(tmp_path / "b", "deepall", data=data))
@@ -116,7 +116,7 @@ def test_deepall_on_one_domain_is_fedavg_with_one_client(tmp_path):
 
 
 def test_personal_state_survives_between_rounds(tmp_path):
-    """core.md 2.9.6: in round 2 a client trains on its own norm side of round 1 and the server's shared tensors."""
+    """In round 2 a client trains on its own norm side of round 1 and the server's shared tensors."""
     from clients.base import DomainClient
 
     starts, ends = {}, {}

@@ -1,4 +1,4 @@
-"""PerAda's adapters (section 7.9 of the specification of representation methods, T5 and T6)."""
+"""PerAda's adapters."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""Inference rules: the numbers and properties of baselines.md D.1-D.6."""
+"""Inference rules: numbers worked out by hand, and properties."""
 
 import copy
 import math

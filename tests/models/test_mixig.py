@@ -1,4 +1,4 @@
-"""MixIG layers and their adapters: the numbers and properties of core.md 5.9 and 6.9."""
+"""MixIG layers and their adapters: numbers worked out by hand, and properties."""
 
 import copy
 

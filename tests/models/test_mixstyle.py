@@ -1,4 +1,4 @@
-"""MixStyle: the numbers and properties of baselines.md B.1."""
+"""MixStyle: numbers worked out by hand, and properties."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""I-BN, DSON and BIN: the numbers and properties of baselines.md C.1-C.3."""
+"""I-BN, DSON and BIN: numbers worked out by hand, and properties."""
 
 import copy
 

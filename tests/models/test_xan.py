@@ -1,4 +1,4 @@
-"""XAN layers: the numbers and properties of core.md 2.9."""
+"""XAN layers: numbers worked out by hand, and properties."""
 
 import copy
 

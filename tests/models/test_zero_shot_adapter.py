@@ -1,4 +1,4 @@
-"""The zero-shot adapter in a whole network: inference, its agreement with training, gradients (core.md 6.9)."""
+"""The zero-shot adapter in a whole network: inference, its agreement with training, gradients."""
 
 import copy
 

@@ -46,7 +46,7 @@ def test_moon_from_outside_equals_the_row(tmp_path):
 
 
 class Steps:
-    """A round of one parameter w = 1 with the constant gradient 2, five steps of 0.1 (baselines.md A.8)."""
+    """A round of one parameter w = 1 with the constant gradient 2, five steps of 0.1."""
 
     steps, lr = 5, 0.1
 

@@ -1,4 +1,4 @@
-"""The bank of FedSR's class references: banks_and_representation.md 5.2."""
+"""The bank of FedSR's class references."""
 
 import re
 

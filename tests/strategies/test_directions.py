@@ -1,4 +1,4 @@
-"""FedOMG, FedGaLA's server, FedDyn's server and FedCM's record on the numbers of frontier.md 1, 5 and 2."""
+"""The servers of FedOMG, FedGaLA and FedDyn and the record of FedCM on numbers worked out by hand."""
 
 import numpy as np
 import pytest

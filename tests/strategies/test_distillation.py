@@ -1,4 +1,4 @@
-"""Ensemble distillation on the server (section 7.9 of the specification of representation methods)."""
+"""Ensemble distillation on the server."""
 
 import shutil
 

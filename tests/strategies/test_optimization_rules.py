@@ -1,4 +1,4 @@
-"""FedGMA, AFL and FedNova on the numbers of baselines.md E.1, E.2 and A.5."""
+"""FedGMA, AFL and FedNova on numbers worked out by hand."""
 
 import numpy as np
 import pytest

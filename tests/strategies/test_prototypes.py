@@ -1,4 +1,4 @@
-"""FINCH and the bank of prototypes: banks_and_representation.md 6.2 and 6.9."""
+"""FINCH and the bank of prototypes."""
 
 import re
 

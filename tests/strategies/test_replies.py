@@ -128,7 +128,7 @@ def test_bad_reply_is_left_out_when_asked(change, tmp_path):
 
 
 def test_all_replies_bad_leaves_the_model_unchanged(tmp_path):
-    """An empty round keeps theta^(t-1) and still counts (core.md R1)."""
+    """An empty round keeps theta^(t-1) and still counts."""
 
     def break_all(message, reply):
         return reply_with(message, reply, set_nan) if message.metadata.message_type == "train" else reply

@@ -1,4 +1,4 @@
-"""FedDrop: baselines.md A.10; what travels, what it trains, and what the server makes of it."""
+"""FedDrop: what is sent, what it trains, and what the server makes of it."""
 
 import numpy as np
 import pytest
