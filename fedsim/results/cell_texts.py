@@ -120,7 +120,7 @@ def shown_label(row: pd.Series) -> str:
 
 
 def by_group(comparison: "Comparison") -> list[tuple[str, pd.DataFrame]]:
-    """The methods in groups that are ranked apart; those that never see the target come first."""
+    """The methods in groups that are ranked separately; those that never see the target come first."""
     return [(str(group), rows) for group, rows in comparison.methods.groupby("group", sort=False)]
 
 

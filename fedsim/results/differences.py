@@ -38,7 +38,7 @@ def value_text(value: Any) -> str:
 
 
 def differing_settings(experiments: Iterable[Experiment]) -> dict[str, list[str]]:
-    """Keys in which runs differ, with their values; what a method's settings change stands in its label."""
+    """Keys in which runs differ, with their values; changes by a method's settings are in its label."""
     tables = [comparable_settings(experiment) for experiment in experiments]
     differing: dict[str, list[str]] = {}
     for key in dict.fromkeys(key for table in tables for key in table if not key.startswith("method.")):

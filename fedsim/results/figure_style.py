@@ -156,7 +156,7 @@ def legend_below(figure: Figure, axes: Sequence[Axes], names: Iterable[str]) -> 
 
 
 def legend_beside(row: Sequence[Axes], names: Iterable[str]) -> None:
-    """Legend of one row of panels right of its last panel, for figures whose rows have different keys."""
+    """The legend of one row of panels, right of its last panel, for figures with different keys in each row."""
     found = _entries(row, names)
     texts = [written(name) for name in found]
     row[-1].legend(

@@ -110,7 +110,7 @@ def _bars(axes: Axes, own: pd.DataFrame, seeds: pd.DataFrame, looks: dict[str, S
 
 
 def client_metrics(clients: pd.DataFrame) -> list[str]:
-    """Columns of clients.csv worth a figure: the aggregation weight and whatever metrics the methods added."""
+    """The columns of clients.csv that are drawn: the aggregation weight, and all metrics that the methods added."""
     known = {
         *columns_for(CLIENT_COLUMNS, task_of(clients, "validation_").metric),
         "run",
@@ -245,7 +245,7 @@ def detail_histogram(details: pd.DataFrame, name: str, label: str, quantity: str
 
 
 def histogram_bounds(low: float, high: float) -> tuple[float, float]:
-    """All of [0, 1] for fractions that use much of it; else what the values span, with a margin."""
+    """The range [0, 1] for fractions that use much of it; otherwise the range of the values, with a margin."""
     if low >= 0 and high <= 1 and high - low > 0.25:
         return 0.0, 1.0
     margin = 0.1 * (high - low) or 0.05

@@ -15,7 +15,7 @@ POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-s
 
 @dataclass(frozen=True)
 class Data:
-    """One table cell: what is shown, the number it sorts by (None: the text; NaN: last) and its style class."""
+    """One entry of a table: its text, the number for sorting (None: the text; NaN: last) and its style class."""
 
     text: str
     value: float | None = None

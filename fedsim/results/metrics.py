@@ -1,4 +1,4 @@
-"""What follows from predictions: accuracy and its relatives, ranking, calibration, the confusion matrix.
+"""Metrics of predictions: accuracies, ranking, calibration, the confusion matrix.
 
 Classes without an image in the target are left out of every mean over classes: nothing can be measured on them.
 """
@@ -35,7 +35,7 @@ class Metric:
 
 
 def accuracy(predictions: Predictions) -> float:
-    """Share of images whose most probable class is their label."""
+    """The share of images with their label as the most probable class."""
     return float(np.mean(predictions.predicted == predictions.label))
 
 

@@ -149,7 +149,7 @@ def _rank_notes(comparison: "Comparison") -> list[str]:
 
 
 def test_notes(others: pd.DataFrame, base: str) -> list[str]:
-    """What difference, p and rank against a baseline rest on."""
+    """The data on which difference, p and rank against a baseline are computed."""
     notes = [
         f"Δ, p and rank rest on the pairs with {base}: the cells (target, seed) that both have. Δ is their mean "
         "difference, the rank follows Δ, p is the two-sided Wilcoxon signed-rank test. Cells share source data and "

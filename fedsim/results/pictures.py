@@ -25,7 +25,7 @@ INCHES = 1.15  # side of one picture
 
 
 def draw_pictures(plan: Plan, output: Path, rows: int = 6) -> list[Path]:
-    """One PNG per source client: its images, and what they become by the other clients' styles or amplitudes."""
+    """One PNG per source client: its images, and the same images with the styles or amplitudes of other clients."""
     space, experiment = Workspace(plan), plan.experiment
     parts = [part for part in (space.recipe.augment, space.recipe.client) if type(part) in COLUMNS]
     if not parts:

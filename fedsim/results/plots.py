@@ -20,7 +20,7 @@ from fedsim.results.report_cases import kept_cases
 
 
 def plot_all(runs: Runs, out: Path | str, select: str = "best_validation") -> list[Path]:
-    """Draw every figure whose columns the records hold; returns the paths of the PNG and SVG files.
+    """Draws every figure for which the records have the columns; returns the paths of the PNG and SVG files.
 
     Learning curves, bars per target, cost fronts, per-client metrics and layer-wise quantities. Runs of several
     experiments are drawn apart, never in one picture.
@@ -71,7 +71,7 @@ def names_in(runs: Runs) -> list[str]:
 
 
 def run_labels(runs: Runs) -> dict[str, str]:
-    """Label of every run, with the settings that tell runs of one method apart."""
+    """The label of every run, with the settings in which runs of one method differ."""
     everyone, by, labels = list(runs.experiments.values()), list(_differences(runs)), runs.labels()
     texts = {run: variant_text(by, variant(experiment, by, everyone)) for run, experiment in runs.experiments.items()}
     return {run: f"{labels[run]} ({text})" if text else labels[run] for run, text in texts.items()}

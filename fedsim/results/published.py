@@ -97,7 +97,7 @@ def setting(experiment: Experiment) -> tuple[str, str] | None:
 
 
 def _lacks_domains(dataset: str, domains: Sequence[str]) -> bool:
-    """Whether a list of domains leaves some of the printed ones out; an empty list stands for all."""
+    """Whether a list of domains lacks some of the printed ones; an empty list means all."""
     if not domains:
         return False
     frame = _published()
@@ -147,7 +147,7 @@ def published_rows(experiment: Experiment, methods: Iterable[str], targets: Iter
 def only_theirs(
     rows: pd.DataFrame, experiments: Mapping[str, Experiment], labels: Mapping[str, str]
 ) -> tuple[pd.DataFrame, list[str]]:
-    """Those of the published rows whose method we ran as the paper did, and one remark per reason for the others.
+    """The published rows with methods that we ran as the paper did, and one remark per reason for the others.
 
     experiments, labels: settings and label of each run. A label other than the method's name is a variant.
     """
@@ -166,7 +166,7 @@ def only_theirs(
 
 
 def _reason(paper: str, method: str, experiments: Mapping[str, Experiment], labels: Mapping[str, str]) -> str:
-    """Why a paper's number of a method does not belong beside our runs; empty where it does."""
+    """Why a paper's number of a method is not shown beside our runs; empty where it is."""
     own = {run: experiment for run, experiment in experiments.items() if experiment.method_name == method}
     plain = [run for run in own if labels[run] == method]
     if not plain:
@@ -198,7 +198,7 @@ def shortened(differences: Iterable[str]) -> str:
 
 
 def printed_numbers(paper: str, experiment: Experiment) -> pd.DataFrame:
-    """What a table prints for an experiment's data set and backbone, as it stands in published.csv.
+    """The values of published.csv that a table prints for an experiment's data set and backbone.
 
     Columns: method (as printed), target (squeezed by `domain_key`), mean, std (fractions; NaN where none is printed).
     """
@@ -227,7 +227,7 @@ def protocol_of(paper: str, experiment: Experiment) -> Experiment | None:
 
 
 def _protocol_settings(experiment: Experiment) -> dict[str, object]:
-    """What a protocol consists of; a list of domains that names all of them says nothing."""
+    """The parts of a protocol; a list of domains that names all of them is left out."""
     data = experiment.data
     known = DATASETS.get(data.dataset)
     free = {*FREE_KEYS} | ({"data.domains"} if known and not _lacks_domains(known, data.domains) else set())

@@ -162,7 +162,7 @@ class Recorder:
         self.details.append(list(rows))
 
     def truncate(self, after_round: int) -> None:
-        """Forget what was recorded after a round, for a resumed run; -1 forgets everything."""
+        """Removes the records after a round, for a resumed run; -1 removes everything."""
         for table in (self.rounds, self.clients, self.details):
             table.truncate(after_round)
 

@@ -216,7 +216,7 @@ def _every_run(runs: Runs) -> str:
 
 
 def _settings(runs: Runs, by: list[str]) -> str:
-    """What all runs share, and what tells them apart."""
+    """The settings that all runs share, and those in which they differ."""
     everyone: list[Experiment] = list(runs.experiments.values())
     own = {key for experiment in everyone for key in comparable_settings(experiment) if key.startswith("method.")}
     shared = {

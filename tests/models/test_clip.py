@@ -84,7 +84,7 @@ def test_other_names_and_other_order():
 
 
 def test_attention_and_cosines_on_numbers():
-    """W = 1, b = 0, f = (1, 2, 2) and the texts e1, e2 (frontier.md, section 7, T1)."""
+    """W = 1, b = 0, f = (1, 2, 2) and the texts e1, e2 (worked out by hand)."""
     attended = Attended(3)
     with torch.no_grad():
         for layer in (attended.first, attended.second):
