@@ -92,6 +92,16 @@ def test_a_site_decides_for_itself():
         sent_model({}, {"dp-clip": 0.5}, {"style": ArrayRecord()})
 
 
+def test_a_masked_model_is_not_perturbed():
+    """Noise on masked integers would be no noise on the update."""
+    assume_identity(1)
+    down, _ = reply_content(1.0)
+    masked = RecordDict({"arrays": state_to_record({"w": np.zeros(5, np.uint32)}), "metrics": MetricRecord()})
+    context = Context(1, 2, {"dp-clip": 0.5}, RecordDict(), {})
+    with pytest.raises(UserError, match="secure_mean has masked it already"):
+        perturbed(masked, Message(down, 2, "train"), context, TrainSettings())
+
+
 def test_a_run_with_local_privacy(tmp_path):
     """No client's model as it was trained reaches the server; with next to no noise the run is the plain one."""
     kept = {}
