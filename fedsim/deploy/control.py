@@ -1,5 +1,6 @@
 """The operator's side of a SuperLink: `flwr` on its control path, and the registration of the sites' keys."""
 
+import fcntl
 import json
 import os
 import signal
@@ -70,11 +71,21 @@ class Control:
 def register(federation: Federation, wait: float = START_SECONDS) -> dict[str, int]:
     """Makes the SuperLink's list of keys equal to the server kit's `sites/*.pub`; returns node ids by site.
 
-    Known keys are not touched; changed and removed ones are unregistered. Node ids are kept in `state/nodes/`.
+    Known keys are not touched; changed and removed ones are unregistered. Node ids are kept in `state/nodes/`. A second
+    call waits for the first.
     """
     control = Control(federation)
     records = federation.kit("server") / "state" / "nodes"
     records.mkdir(parents=True, exist_ok=True)
+    with (records / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        _register_all(control, records, wait)
+        write_key_map(federation)
+    return registered_nodes(federation)
+
+
+def _register_all(control: Control, records: Path, wait: float) -> None:
+    federation = control.federation
     registered = control.online(wait)
     wanted = {file.stem: file.read_text() for file in sorted((federation.kit("server") / "sites").glob("*.pub"))}
     for file in sorted(records.glob("*.json")):
@@ -86,11 +97,24 @@ def register(federation: Federation, wait: float = START_SECONDS) -> dict[str, i
             file.unlink()
     for site, key in wanted.items():
         if not (records / f"{site}.json").is_file():
-            public = federation.kit("server") / "sites" / f"{site}.pub"
-            answer = _checked(control.flwr("supernode", "register", str(public), CONNECTION, "--name", site), site)
-            atomic_write(records / f"{site}.json", json.dumps({"node": int(answer["node-id"]), "key": key}))
-    write_key_map(federation)
-    return registered_nodes(federation)
+            _register_one(control, records, site, key)
+
+
+def _register_one(control: Control, records: Path, site: str, key: str) -> None:
+    """Register a site's key and note its node id; one that was interrupted before the note is found again."""
+    public = control.federation.kit("server") / "sites" / f"{site}.pub"
+    begun = records / f"{site}.begun"
+    interrupted = begun.is_file() and begun.read_text() == key
+    atomic_write(begun, key)
+    answer = control.flwr("supernode", "register", str(public), CONNECTION, "--name", site)
+    if not answer.get("success") and interrupted:
+        noted = {json.loads(file.read_text())["node"] for file in records.glob("*.json")}
+        unnoted = [node for node in control.online() if node not in noted]
+        if len(unnoted) == 1:  # with several it is not certain which one has this key
+            answer = {"success": True, "node-id": unnoted[0]}
+    node = int(_checked(answer, site)["node-id"])
+    atomic_write(records / f"{site}.json", json.dumps({"node": node, "key": key}))
+    begun.unlink()
 
 
 def add_public_key(federation: Federation, site: str, key: Path | None) -> None:
