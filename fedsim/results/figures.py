@@ -178,12 +178,13 @@ def detail_over_rounds(details: pd.DataFrame, name: str, label: str, quantity: s
     """One layer-wise quantity of one method over rounds: mean per domain above, per layer group below.
 
     Shares of the clients, which sum to one, have the same mean in every layer: below is their spread between clients.
+    A quantity of a whole client, whose rows name no tensor, has the row above only.
     """
-    frame = details.assign(group=details["name"].map(layer_group))
+    frame = details.assign(group=details["name"].fillna("").map(layer_group))
     targets = sorted(frame["target"].unique())
     title = quantity.replace("_", " ")
-    figure, axes = panels(2, len(targets), f"{name}, {label}: {title} over rounds (mean ± std over seeds)")
-    spread = are_shares(frame)
+    figure, axes = panels(2 if frame["group"].any() else 1, len(targets), f"{name}, {label}: {title} over rounds (mean ± std over seeds)")
+    spread = bool(frame["group"].any()) and are_shares(frame)
     below = f"{title}\nspread between clients" if spread else f"{title}\nper layer group"
     frame, who, _ = client_key(frame)
     for row, key, text in zip(axes, (who, "group"), (f"{title}\nper domain", below)):

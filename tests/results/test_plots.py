@@ -140,6 +140,13 @@ def test_shares_are_drawn_by_their_spread(runs):
     assert line.get_ydata()[list(line.get_xdata()).index(2)] == pytest.approx(expected)
 
 
+def test_a_quantity_of_whole_clients_has_no_panel_of_layers(runs):
+    """FADA records one number for each client; the cell of the tensor's name is empty in details.csv."""
+    alpha = runs.details[runs.details["quantity"] == "alpha"]
+    drawn = detail_over_rounds(alpha.assign(name=float("nan")), "pacs", "fada", "tightness")
+    assert len(drawn.axes) == alpha["target"].nunique()
+
+
 def test_histograms_zoom_into_narrow_values():
     assert histogram_bounds(0.1, 0.9) == (0.0, 1.0)
     assert histogram_bounds(0.25, 0.26) == pytest.approx((0.249, 0.261))
