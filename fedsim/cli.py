@@ -182,10 +182,11 @@ def compare(
     """
     from fedsim.commands import chosen_runs, is_table, show_comparison, show_reproduction
 
+    runs = chosen_runs(folder, methods, targets, seeds, only=["summary"])
     if is_table(folder) and not baseline and not by and metric in ("", "accuracy"):
-        show_reproduction(folder, chosen_runs(folder, methods, targets, seeds), select, format)
-        return
-    show_comparison(folder, chosen_runs(folder, methods, targets, seeds), select, baseline, by or [], format, metric)
+        show_reproduction(folder, runs, select, format)
+    else:
+        show_comparison(folder, runs, select, baseline, by or [], format, metric)
 
 
 @app.command()

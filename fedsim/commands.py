@@ -218,15 +218,17 @@ def show_datasets(name: str) -> None:
     say(f"tables of papers, for `fedsim sweep tables/NAME`: {', '.join(known_tables())}")
 
 
-def chosen_runs(folder: Path, methods: str, targets: str, seeds: str) -> "Runs":
-    """The finished runs of a folder, or those of comma-separated methods, targets and seeds; UserError for unknown
-    ones."""
-    from fedsim.results import choose_runs, read_runs
+def chosen_runs(folder: Path, methods: str, targets: str, seeds: str, only: Sequence[str] = ()) -> "Runs":
+    """The finished runs of a folder, or those of comma-separated methods, targets and seeds; UserError for unknown ones.
+
+    only: the tables that the caller reads (default: all).
+    """
+    from fedsim.results import TABLES, choose_runs, read_runs
 
     words = [[word.strip() for word in text.split(",") if word.strip()] for text in (methods, targets, seeds)]
     if not all(word.isdigit() for word in words[2]):
         raise UserError(f"--seeds {seeds!r}: give whole numbers separated by commas, e.g. 0,1,2")
-    return choose_runs(read_runs(folder), words[0], words[1], [int(word) for word in words[2]])
+    return choose_runs(read_runs(folder, only=only or TABLES), words[0], words[1], [int(word) for word in words[2]])
 
 
 def show_comparison(

@@ -5,7 +5,7 @@ from typing import Any
 
 from fedsim.results.compare import Comparison, compare
 from fedsim.results.environment import environment
-from fedsim.results.reading import Runs, choose_runs, read_runs, rebuild_results
+from fedsim.results.reading import TABLES, Runs, choose_runs, read_runs, rebuild_results
 from fedsim.results.recorder import Recorder
 from fedsim.results.selection import select, summary_row
 
@@ -13,6 +13,7 @@ from fedsim.results.selection import select, summary_row
 LAZY = {"plot_all": "fedsim.results.plots", "write_report": "fedsim.results.report"}
 
 __all__ = [
+    "TABLES",
     "Comparison",
     "Recorder",
     "Runs",

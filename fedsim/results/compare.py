@@ -115,11 +115,11 @@ def compare(
     if metric != own:
         table["accuracy"] = table["run"].map(metric_values(runs, metric, select))
     targets = sorted(table["target"].unique(), key=_natural)
-    labels = sorted(dict.fromkeys(table["label"]), key=lambda label: GROUPS.index(_group(table, label)))
+    less = METRICS[metric].less_is_better
+    labels = _in_order(table, targets, -1 if less else 1)
     base = _baseline_label(table, baseline)
     cells = pd.DataFrame([cell for label in labels for cell in _cells(table, label, targets, by)])
     methods = pd.DataFrame([_method(table, label, targets, base, by) for label in labels])
-    less = METRICS[metric].less_is_better
     methods, ranked_seeds = _with_ranks(methods, table, targets, base, -1 if less else 1)
     published = published and METRICS[metric].primary  # papers print no other
     nothing = pd.DataFrame(columns=COLUMNS), []
@@ -179,6 +179,17 @@ def _group(table: pd.DataFrame, label: str) -> str:
     """The strongest use of target images by a method's runs; empty for none."""
     own = table[table["label"] == label]
     return next((name for name in reversed(GROUPS) if name and own[name].any()), "")
+
+
+def _in_order(table: pd.DataFrame, targets: list[str], sign: int) -> list[str]:
+    """The labels by group, the best average first; those without one, which lack a target, come last by name."""
+
+    def place(label: str) -> tuple:
+        average = mean_and_std(per_seed_average(grid_of(table, label), targets))["mean"]
+        missing = math.isnan(average)
+        return GROUPS.index(_group(table, label)), missing, 0.0 if missing else -sign * average, label
+
+    return sorted(dict.fromkeys(table["label"]), key=place)
 
 
 def _baseline_label(table: pd.DataFrame, baseline: str | None) -> str:

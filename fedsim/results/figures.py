@@ -183,7 +183,8 @@ def detail_over_rounds(details: pd.DataFrame, name: str, label: str, quantity: s
     frame = details.assign(group=details["name"].fillna("").map(layer_group))
     targets = sorted(frame["target"].unique())
     title = quantity.replace("_", " ")
-    figure, axes = panels(2 if frame["group"].any() else 1, len(targets), f"{name}, {label}: {title} over rounds (mean ± std over seeds)")
+    rows = 2 if frame["group"].any() else 1
+    figure, axes = panels(rows, len(targets), f"{name}, {label}: {title} over rounds (mean ± std over seeds)")
     spread = bool(frame["group"].any()) and are_shares(frame)
     below = f"{title}\nspread between clients" if spread else f"{title}\nper layer group"
     frame, who, _ = client_key(frame)

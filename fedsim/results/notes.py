@@ -38,7 +38,7 @@ def comparison_notes(
     notes += missing_notes(table, comparison.targets)
     notes += split_notes(table)
     notes += _rank_notes(comparison)
-    notes += budget_notes(comparison.methods)
+    notes += budget_notes(comparison.methods, comparison.baseline)
     notes += test_size_notes(table)
     for group, text in GROUP_TEXTS.items():
         if (comparison.methods["group"] == group).any():
@@ -97,20 +97,23 @@ def split_notes(table: pd.DataFrame) -> list[str]:
     return [f"Same splits for all seeds ({named}): the deviations contain no sampling of data."]
 
 
-def budget_notes(methods: pd.DataFrame) -> list[str]:
-    """A method that trained on another number of images, or made another number of steps, than the first one."""
+def budget_notes(methods: pd.DataFrame, baseline: str = "") -> list[str]:
+    """Methods that trained on another number of images, or made another number of steps, than the baseline did.
+
+    Without a baseline they are held against the number that most methods have, the smallest of equally frequent ones.
+    """
     notes = []
     for column in ("images", "steps"):
-        known = methods.dropna(subset=column)
-        if len(known) < 2 or known[column].max() <= (1 + BUDGET_TOLERANCE) * known[column].min():
+        known = methods.dropna(subset=column).set_index("label")[column]
+        if len(known) < 2:
             continue
-        base, most = known.iloc[0], known.loc[known[column].idxmax()]
-        least = known.loc[known[column].idxmin()]
-        other = most if most["label"] != base["label"] else least
-        notes.append(
-            f"Budgets differ: {other['label']} has {other[column] / base[column]:.2g} times the {column} "
-            f"of {base['label']}; the table compares methods together with their budgets."
-        )
+        usual = known[baseline] if baseline in known.index else known.mode().min()
+        base = baseline if baseline in known.index else known.index[known == usual][0]
+        other = known[(known > (1 + BUDGET_TOLERANCE) * usual) | (known * (1 + BUDGET_TOLERANCE) < usual)] / usual
+        if len(other):
+            times = ", ".join(f"{label} {ratio:.2g} times" for label, ratio in other.items())
+            words = f"Budgets differ: beside the {column} of {base}, {times}"
+            notes.append(f"{words}; the table compares methods together with their budgets.")
     return notes
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from fedsim.errors import UserError, nearest
@@ -17,6 +18,7 @@ from fedsim.files import atomic_write
 from fedsim.results.differences import flatten, value_text
 from fedsim.results.recorder import csv_text
 
+TABLES = ("summary", "rounds", "clients", "details")
 KEYS = ["run", "experiment", "method", "target", "seed"]
 # Names stay text even where they look like numbers: the domains of Rotated MNIST may be called 0, 15, 30.
 TEXT_COLUMNS = (
@@ -64,7 +66,7 @@ class Runs:
         }
 
 
-def read_runs(folder: Path | str, unfinished: bool = False) -> Runs:
+def read_runs(folder: Path | str, unfinished: bool = False, only: Sequence[str] = TABLES) -> Runs:
     """Records of all finished runs below `folder` (outputs/, one experiment's folder, or one run's).
 
     Frames: summary (a row per run), rounds (run and round), clients (run, round and client), details (run, round,
@@ -72,6 +74,7 @@ def read_runs(folder: Path | str, unfinished: bool = False) -> Runs:
     seconds; an empty cell is NaN. `experiments` holds the resolved settings by what the column `run` names.
 
     `unfinished=True` also reads the rounds, clients and details of runs that have no summary yet.
+    only: the tables that are read; the others are empty, which saves most of the time with hundreds of runs.
     Raises UserError if there is no such folder or no run in it.
     """
     folder = Path(folder)
@@ -82,8 +85,8 @@ def read_runs(folder: Path | str, unfinished: bool = False) -> Runs:
         raise UserError(f"{folder}: no finished run; {len(paths)} unfinished, the same command again resumes them")
     experiments = {_key(path, folder): read_settings(path) for path in wanted}
     frames = {
-        name: _joined([(path, _key(path, folder)) for path in wanted], name, experiments)
-        for name in ("summary", "rounds", "clients", "details")
+        name: _joined([(path, _key(path, folder)) for path in wanted if name in only], name, experiments)
+        for name in TABLES
     }
     open_runs = [_key(path, folder) for path in paths if path not in finished]
     return Runs(**frames, experiments=experiments, unfinished=open_runs, folder=folder)
@@ -149,13 +152,9 @@ def _is_wanted(run: str, methods: Sequence[str], targets: Sequence[str], seeds: 
 def _part(runs: Runs, kept: Sequence[str]) -> Runs:
     names = set(kept)
     frames = {
-        part: frame[frame["run"].isin(names)].reset_index(drop=True)
-        for part, frame in (
-            ("summary", runs.summary),
-            ("rounds", runs.rounds),
-            ("clients", runs.clients),
-            ("details", runs.details),
-        )
+        name: frame[frame["run"].isin(names)].reset_index(drop=True)
+        for name in TABLES
+        for frame in (getattr(runs, name),)
     }
     experiments = {run: runs.experiments[run] for run in kept}
     return Runs(**frames, experiments=experiments, unfinished=runs.unfinished, folder=runs.folder)
@@ -235,24 +234,18 @@ def _key(path: Path, folder: Path) -> str:
 
 def _joined(paths: list[tuple[Path, str]], name: str, experiments: dict[str, Experiment]) -> pd.DataFrame:
     """One record file of all runs under each other, with the run's keys as first columns."""
-    frames = []
+    frames, keys = [], []
     for path, key in paths:
         file = path / f"{name}.csv"
-        if not file.is_file():
-            continue
-        frame = parse_csv(file.read_text(encoding="utf-8"), str(file))
-        experiment = experiments[key]
-        keys = {
-            "run": key,
-            "experiment": experiment.name,
-            "method": experiment.method_name,
-            "target": experiment.run.target or path.parent.name,
-            "seed": experiment.run.seed,
-        }
-        rest = [column for column in frame if column not in keys]
-        frames.append(frame[rest].assign(**keys)[[*keys, *rest]])
-    frames = [frame for frame in frames if len(frame)]
-    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=KEYS)
+        frame = parse_csv(file.read_text(encoding="utf-8"), str(file)) if file.is_file() else pd.DataFrame()
+        if len(frame):
+            own = experiments[key]
+            frames.append(frame.drop(columns=KEYS, errors="ignore"))
+            keys.append((key, own.name, own.method_name, own.run.target or path.parent.name, own.run.seed))
+    if not frames:
+        return pd.DataFrame(columns=KEYS)
+    repeated = pd.DataFrame(keys, columns=KEYS).loc[np.repeat(np.arange(len(keys)), list(map(len, frames)))]
+    return pd.concat([repeated.reset_index(drop=True), pd.concat(frames, ignore_index=True)], axis=1)
 
 
 def _text_rows(file: Path) -> list[dict[str, str]]:

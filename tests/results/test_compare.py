@@ -207,13 +207,13 @@ def test_methods_that_see_target_images_are_ranked_apart(column, sign):
     runs.summary[column] = runs.summary["method"].isin(["fedig-a", "tent"])
     for baseline in (None, "fedavg"):
         comparison = compare(runs, baseline=baseline)
-        assert list(comparison.methods["label"]) == ["fedavg", "csac", "fedig-a", "tent"]
-        assert list(comparison.methods["rank"]) == [2, 1, 1, 2]
+        assert list(comparison.methods["label"]) == ["csac", "fedavg", "fedig-a", "tent"]
+        assert list(comparison.methods["rank"]) == [1, 2, 1, 2]
         assert any(note.startswith(sign) and "ranked apart" in note for note in comparison.notes)
         lines = comparison.render("markdown").splitlines()
         assert f"fedig-a {sign} | 99.0" in lines[6]  # not bold: the column's best is csac's
         assert f"| 1 {sign} |" in lines[6]
-        assert "**60.0**" in lines[5]
+        assert "**60.0**" in lines[4]
 
 
 def test_budgets_are_columns_and_differences_are_said():
@@ -225,7 +225,9 @@ def test_budgets_are_columns_and_differences_are_said():
     assert "| Images | Steps |" in comparison.render("markdown")
     assert "| 20,800 | 200 |" in comparison.render("markdown")
     (note,) = (note for note in comparison.notes if note.startswith("Budgets differ"))
-    assert "csac has 1.6 times the images of fedavg" in note
+    assert "beside the images of fedavg, csac 1.6 times;" in note
+    (note,) = (note for note in compare(runs, baseline="csac").notes if note.startswith("Budgets differ"))
+    assert "beside the images of csac, fedavg 0.62 times;" in note
 
 
 def test_same_splits_are_said():
@@ -260,8 +262,8 @@ def test_runs_with_different_settings_are_not_mixed():
     with pytest.raises(UserError, match=r"train\.epochs"):
         compare(runs, by=["train.lr"])
     comparison = compare(runs, by=["train.lr", "train.epochs"])
-    assert list(comparison.methods["label"]) == ["fedavg (lr=0.01, epochs=1)", "csac (lr=0.1, epochs=5)"]
-    assert list(comparison.methods["train.lr"]) == ["0.01", "0.1"]
+    assert list(comparison.methods["label"]) == ["csac (lr=0.1, epochs=5)", "fedavg (lr=0.01, epochs=1)"]
+    assert list(comparison.methods["train.lr"]) == ["0.1", "0.01"]
 
 
 @pytest.mark.parametrize(
@@ -290,7 +292,7 @@ def test_what_a_method_changes_in_its_row_stands_in_its_label():
         {("a", "photo", 0): pacs_experiment("gperxan"), ("b", "photo", 0): pacs_experiment("gperxan", method=weight)},
     )
     labels = list(compare(runs).methods["label"])
-    assert labels == ["fedavg", "gperxan", "gperxan@guiding_head.weight=0.25"]
+    assert labels == ["gperxan@guiding_head.weight=0.25", "gperxan", "fedavg"]
     apart = mixed(pacs_experiment("fedavg"), pacs_experiment("gperxan", method=weight))
     assert len(compare(apart).methods) == 2
 
@@ -314,7 +316,7 @@ def test_a_cell_may_not_be_filled_twice():
 
 def test_two_methods_with_one_label_stay_two_rows():
     runs = table_of_runs({("fedavg", "photo", 0): 0.5, ("csac", "photo", 0): 0.6}, labels={"fedavg": "X", "csac": "X"})
-    assert list(compare(runs).methods["label"]) == ["X [fedavg]", "X [csac]"]
+    assert list(compare(runs).methods["label"]) == ["X [csac]", "X [fedavg]"]
 
 
 def test_transductive_methods_are_marked():

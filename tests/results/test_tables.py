@@ -39,10 +39,10 @@ def test_markdown(comparison):
         "| Method | art_painting | photo | Average | Seeds | Rank | Δ fedavg | p | Pairs | Down/round "
         "| Up/round | s/round |",
         "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
-        "| fedavg | **65.0** ± 7.1 | 91.0 ± 1.4 | 78.0 ± 4.2 | 2 | 2 | \N{EN DASH} | \N{EN DASH} "
-        "| \N{EN DASH} | 3.0 MB | 1.5 kB | 2.5 |",
         "| CSAC_50% | **65.0** ± 7.1 | **96.0** ± 1.4 | **80.5** ± 2.8 | 2 | 1 | +2.5 | .750 "
         "| 4 | 3.0 MB | 1.5 kB | 2.5 |",
+        "| fedavg | **65.0** ± 7.1 | 91.0 ± 1.4 | 78.0 ± 4.2 | 2 | 2 | \N{EN DASH} | \N{EN DASH} "
+        "| \N{EN DASH} | 3.0 MB | 1.5 kB | 2.5 |",
     ]
 
 
@@ -55,10 +55,10 @@ def test_latex(comparison):
         r"Method & art\_painting & photo & Average & Seeds & Rank & $\Delta$ fedavg & p & Pairs & Down/round "
         r"& Up/round & s/round \\",
         r"\midrule",
-        r"fedavg & \textbf{65.0} $\pm$ 7.1 & \underline{91.0} $\pm$ 1.4 & \underline{78.0} $\pm$ 4.2 & 2 & 2 & -- & -- "
-        r"& -- & 3.0 MB & 1.5 kB & 2.5 \\",
         r"CSAC\_50\% & \textbf{65.0} $\pm$ 7.1 & \textbf{96.0} $\pm$ 1.4 & \textbf{80.5} $\pm$ 2.8 & 2 & 1 & +2.5 "
         r"& .750 & 4 & 3.0 MB & 1.5 kB & 2.5 \\",
+        r"fedavg & \textbf{65.0} $\pm$ 7.1 & \underline{91.0} $\pm$ 1.4 & \underline{78.0} $\pm$ 4.2 & 2 & 2 & -- & -- "
+        r"& -- & 3.0 MB & 1.5 kB & 2.5 \\",
         r"\bottomrule",
         r"\end{tabular}",
     ]
@@ -67,11 +67,11 @@ def test_latex(comparison):
 
 def test_csv_holds_fractions_in_full(comparison):
     rows = list(csv.DictReader(io.StringIO(comparison.render("csv"))))
-    assert [row["label"] for row in rows] == ["fedavg", "CSAC_50%"]
-    assert float(rows[0]["photo_mean"]) == pytest.approx(0.91, abs=1e-12)
-    assert float(rows[1]["difference"]) == pytest.approx(0.025)
-    assert rows[0]["difference"] == ""
-    assert rows[1]["average_seeds"] == "2"
+    assert [row["label"] for row in rows] == ["CSAC_50%", "fedavg"]
+    assert float(rows[1]["photo_mean"]) == pytest.approx(0.91, abs=1e-12)
+    assert float(rows[0]["difference"]) == pytest.approx(0.025)
+    assert rows[1]["difference"] == ""
+    assert rows[0]["average_seeds"] == "2"
     assert rows[0]["select"] == "best_validation"
 
 
