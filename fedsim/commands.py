@@ -219,7 +219,7 @@ def show_datasets(name: str) -> None:
 
 
 def chosen_runs(folder: Path, methods: str, targets: str, seeds: str, only: Sequence[str] = ()) -> "Runs":
-    """The finished runs of a folder, or those of comma-separated methods, targets and seeds; UserError for unknown ones.
+    """The finished runs of a folder, or of comma-separated methods, targets and seeds; UserError for unknown ones.
 
     only: the tables that the caller reads (default: all).
     """
