@@ -91,8 +91,8 @@ def handshake(message: Message, context: Context) -> RecordDict:
     if is_target(context, space.plan):
         sites = [(space.experiment.run.target, "target", target_of(space).class_counts())]
     for name in [] if sites else node_clients(context, space.plan):
-        client = space.client(name, str(config["state-dir"]), str(config["token"]))
-        sites.append((name, "source", [int(count) for count in client.data.class_counts]))
+        counts = space.class_counts(name, str(config["state-dir"]), str(config["token"]))
+        sites.append((name, "source", [int(count) for count in counts]))
     if sites and is_site(context):  # in a simulation the server reads the same data itself
         own = fingerprint(space.experiment.data, domain_of(sites[0][0]))
         common |= {"data-images": own["images"], "data-content": own["content"]}

@@ -111,6 +111,7 @@ def _serve(grid: Grid, space: Workspace, callbacks: Sequence[RunCallback], ident
     def evaluate_held_out(arrays: ArrayRecord) -> TargetScore:
         return held_out(record_to_arrays(arrays), strategy.wanted_entries())
 
+    strategy.storage.folder = session.folder
     session.attach(strategy, evaluate, evaluate_held_out if held_out else None)
     if said := statement(experiment, space.recipe, len(plan.clients)):
         logger.info(said)

@@ -5,10 +5,13 @@ The float64 rows of a block then stay in the processor's cache, and the result d
 dictionary nor on the number of threads.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+
+from strategies.stored import StoredArrays, heads_of
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -46,7 +49,7 @@ def tensorwise_mean(states: Sequence[Arrays], coefficients: Mapping[str, Sequenc
     Source: CSAC (Yuan et al., TKDE 2023), semantic aggregation: M_l = Σ_h c_l^h G_l^h.
     """
     names = _common_names(states)
-    missing = [name for name in names if _is_float(states[0][name]) and name not in coefficients]
+    missing = [name for name in _floats(states[0]) if name not in coefficients]
     if missing:
         raise ValueError(f"no coefficients for tensor {missing[0]!r}")
     return _combine(states, {name: _shares(coefficients[name], len(states)) for name in names if name in coefficients})
@@ -77,7 +80,8 @@ def divergence_coefficients(
         raise ValueError(f"unknown metric {metric!r}: l2, l1 or cosine")
     if strategy not in ("divergence", "average", "similarity"):
         raise ValueError(f"unknown strategy {strategy!r}: divergence, average or similarity")
-    names = [name for name in _common_names(states) if _is_float(states[0][name])]
+    _common_names(states)
+    names = _floats(states[0])
     if groups is not None and (missing := [name for name in names if name not in groups]):
         raise ValueError(f"tensor {missing[0]!r} belongs to no group")
     members: dict[str, list[str]] = {}
@@ -120,27 +124,28 @@ def _shares(weights: Sequence[float], count: int) -> np.ndarray:
     return shares / shares.sum()
 
 
-def _is_float(array: np.ndarray) -> bool:
-    return array.dtype.kind == "f"
+def _floats(state: Arrays) -> list[str]:
+    """Sorted names of the float tensors."""
+    return sorted(name for name, (_, dtype) in heads_of(state).items() if dtype.kind == "f")
 
 
 def _common_names(states: Sequence[Arrays]) -> list[str]:
     """Sorted tensor names; ValueError unless all states agree on names, shapes and dtypes."""
     if not states:
         raise ValueError("no client model to average")
-    first = states[0]
-    for name, array in first.items():
-        if array.dtype.kind not in "fiub":
-            raise ValueError(f"tensor {name!r} has dtype {array.dtype}, neither float, integer nor bool")
+    first = heads_of(states[0])
+    for name, (_, dtype) in first.items():
+        if dtype.kind not in "fiub":
+            raise ValueError(f"tensor {name!r} has dtype {dtype}, neither float, integer nor bool")
     for k, state in enumerate(states[1:], start=1):
-        if state.keys() != first.keys():
-            raise ValueError(f"client {k} differs in tensor {sorted(state.keys() ^ first.keys())[0]!r}")
-        for name, array in first.items():
-            other = state[name]
-            if other.shape != array.shape or other.dtype != array.dtype:
+        heads = heads_of(state)
+        if heads.keys() != first.keys():
+            raise ValueError(f"client {k} differs in tensor {sorted(heads.keys() ^ first.keys())[0]!r}")
+        for name, (shape, dtype) in first.items():
+            if heads[name] != (shape, dtype):
                 raise ValueError(
-                    f"client {k} sent tensor {name!r} as {other.dtype}{list(other.shape)}, "
-                    f"client 0 as {array.dtype}{list(array.shape)}"
+                    f"client {k} sent tensor {name!r} as {heads[name][1]}{list(heads[name][0])}, "
+                    f"client 0 as {dtype}{list(shape)}"
                 )
     return sorted(first)
 
@@ -149,13 +154,13 @@ def _combine(states: Sequence[Arrays], shares: Mapping[str, np.ndarray]) -> dict
     """New arrays Σ_k shares[n]_k · state_k[n] (float) and max_k state_k[n] (integer, bool)."""
     if len(states) == 1:
         return {name: np.array(array) for name, array in states[0].items()}
-    first = states[0]
-    result = {name: np.empty(array.shape, array.dtype) for name, array in first.items()}
-    for name, array in result.items():
-        if not _is_float(array):
-            np.maximum.reduce([state[name] for state in states], out=array)
-    names = sorted(name for name in first if _is_float(first[name]))
-    rows = [{name: np.ravel(state[name]) for name in names} for state in states]
+    names = _floats(states[0])
+    result = {name: np.empty(*head) for name, head in heads_of(states[0]).items()}
+    for name in result.keys() - set(names):
+        result[name][...] = states[0][name]
+        for state in states[1:]:
+            np.maximum(result[name], state[name], out=result[name])
+    rows = [state if isinstance(state, StoredArrays) else _Row(state, names) for state in states]
     outputs = {name: result[name].reshape(-1) for name in names}
     blocks = _blocks([(name, outputs[name].size) for name in names])
     if len(blocks) < 2 * THREADS:
@@ -185,9 +190,20 @@ def _blocks(sizes: Sequence[tuple[str, int]]) -> list[list[tuple[str, int, int]]
     return blocks
 
 
+class _Row:
+    """One client's float tensors in memory, flattened."""
+
+    def __init__(self, state: Arrays, names: Sequence[str]) -> None:
+        self._flat = {name: np.ravel(state[name]) for name in names}
+
+    def fill(self, pieces: Sequence[tuple[str, int, int]], out: np.ndarray) -> None:
+        """Write parts of tensors one after the other into `out`."""
+        np.concatenate([self._flat[name][start:stop] for name, start, stop in pieces], out=out)
+
+
 def _combine_blocks(
     blocks: Sequence[Sequence[tuple[str, int, int]]],
-    rows: Sequence[Arrays],
+    rows: "Sequence[StoredArrays | _Row]",
     shares: Mapping[str, np.ndarray],
     outputs: Mapping[str, np.ndarray],
 ) -> None:
@@ -200,7 +216,7 @@ def _combine_blocks(
         for k in range(0, len(rows), group):
             members = rows[k : k + group]
             for row, member in zip(cast, members):
-                np.concatenate([member[name][start:stop] for name, start, stop in pieces], out=row[:used])
+                member.fill(pieces, row[:used])
             target = partial if k else total
             for share, lo, hi in spans:
                 np.einsum("k,kb->b", share[k : k + group], cast[: len(members), lo:hi], out=target[lo:hi])
@@ -233,7 +249,7 @@ def _distance_sums(states: Sequence[Arrays], name: str, metric: str) -> np.ndarr
 
     l2: Σ(G−avg)², Σavg², 0 ;  l1: Σ|G−avg|, Σ|avg|, 0 ;  cosine: Σ G·avg, Σavg², ΣG²
     """
-    average = np.zeros(states[0][name].size)
+    average = np.zeros(math.prod(heads_of(states[0])[name][0]))
     for state in states:
         average += np.ravel(state[name])
     average /= len(states)

@@ -5,7 +5,8 @@ configure_evaluate -> clients validate -> aggregate_evaluate -> the server app e
 """
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -18,17 +19,19 @@ from fedsim.errors import ClientFailedError
 from fedsim.experiment import Experiment
 from fedsim.seeding import seed_library
 from fedsim.tasks import CLASSIFICATION
-from strategies.banks.checks import owned
-from strategies.cuts import put_back, taken
+from strategies.arrivals import Arrivals
+from strategies.banks.checks import layout_of, owned
+from strategies.cuts import taken
 from strategies.model import ServerModel
 from strategies.participation import trainers, validators
 from strategies.parts import Bank, Entries, LostRoundError, Place, RefusedUpdateError, ServerRound, Update
 from strategies.server_parts import ServerParts
 from strategies.state import ServerState
-from strategies.wire.exchange import Exchange, encoded
+from strategies.stored import Storage
+from strategies.wire.exchange import Encoder, Exchange
 from strategies.wire.guard import Guard
 from strategies.wire.handshake import Roster
-from strategies.wire.reply_checks import check_collected, check_update, check_validation, manifest, one_line
+from strategies.wire.reply_checks import check_collected, check_validation, one_line
 from strategies.wire.round_log import RoundLog
 from strategies.wire.target_site import TargetSite
 from strategies.wire.visits import Visits
@@ -59,9 +62,8 @@ class FedDG(FedAvg):
         self.visits = Visits(self.exchange)
         self.parts.ask = self.visits.ask
         self.guard = Guard(experiment.run.update_limit)
-        self.target_site: TargetSite | None = (
-            None  # the site of the unseen domain, when the server does not evaluate itself
-        )
+        self.storage = Storage()  # of the replies' tensors
+        self.target_site: TargetSite | None = None  # the unseen domain's, when the server does not evaluate itself
         self.finished_rounds = 0
         self._drawn: list[str] = []  # clients that train in this round
         self._saved: dict[str, np.ndarray] = {}  # the global model, as evaluated and saved
@@ -117,9 +119,10 @@ class FedDG(FedAvg):
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> list[Message]:
-        """One message per drawn client: shared tensors, bank records, config. Banks `before` training are collected
-        first."""
+    ) -> Iterable[Message]:
+        """One message per drawn client, made when it is sent: shared tensors, bank records, config.
+
+        Banks `before` training come first."""
         round, self.visits.grid = self.finished_rounds + 1, grid
         self.exchange.log = RoundLog(round)
         self._drawn = trainers(self.experiment.train, self.exchange.clients, self.experiment.run.seed, round)
@@ -135,24 +138,27 @@ class FedDG(FedAvg):
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> list[Message]:
-        """The clients of `train.evaluate_clients` validate the aggregated model with its averages of batch norm."""
+    ) -> Iterable[Message]:
+        """The clients of `train.evaluate_clients` validate the aggregated model, its batch-norm averages included."""
         record = self._placed(arrays, ("shared", "upload"))
         run, train, round = self.experiment.run, self.experiment.train, self.log.round
         clients = validators(train, self.exchange.clients, self._drawn, run.seed, round)
-        messages = self.exchange.messages("evaluate", round, record, clients, {})
-        if self.target_site:
-            messages += self.target_site.messages(self.log.round, arrays, self.wanted_entries())
-        return messages
+        messages = self.exchange.messages("evaluate", round, record, clients)
+        if not self.target_site:
+            return messages
+        return chain(messages, self.target_site.messages(self.log.round, arrays, self.wanted_entries()))
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """The unweighted mean over the clients. The target domain is never used to select a model."""
-        replies = list(replies)
-        if self._taken_back(replies):
+        """Unweighted mean over the clients (selection never sees the target; core.md R7)."""
+        replies = self.guard.heard(replies)
+        if self.target_site:
+            replies = self.target_site.others(replies)
+        found = self.exchange.sift(check_validation, replies, "validation refused")
+        if self._taken_back():
             return None
         if self.target_site:
-            replies = self.target_site.take(replies)
-        for client, columns in self.exchange.judge(check_validation, replies, "validation refused").items():
+            self.target_site.take()
+        for client, columns in self.exchange.settle(*found).items():
             self.log.row(client).update(columns)
         return None
 
@@ -177,10 +183,20 @@ class FedDG(FedAvg):
             arrays = state_to_record(self.parts.start)
         return self._placed(arrays, ("shared",))
 
-    def _train_messages(self, round: int, down: ArrayRecord, drawn: Sequence[str]) -> list[Message]:
-        cuts, shared = self.parts.cuts(), record_to_arrays(down)
-        own = {client: state_to_record(taken(shared, cut)) for client, cut in cuts.items()}
-        return self.exchange.messages(self._phase, round, down, drawn, encoded(self.parts.handed_out()), own)
+    def _train_messages(self, round: int, down: ArrayRecord, drawn: Sequence[str]) -> Iterator[Message]:
+        shared, handed = record_to_arrays(down), self._records()
+
+        def records(client: str) -> dict[str, ArrayRecord]:
+            cut = self.parts.cut(client)
+            own = {"arrays": state_to_record(taken(shared, cut))} if cut else {}
+            return own | handed(client)
+
+        return self.exchange.messages(self._phase, round, down, drawn, records)
+
+    def _records(self, names: Sequence[str] | None = None) -> Callable[[str], dict[str, ArrayRecord]]:
+        """A function that gives the records of the banks (or of those named) that a client gets now."""
+        handed, encoder = self.parts.handed_out(names), Encoder()
+        return lambda client: {name: encoder.record(arrays) for name, arrays in handed(client).items()}
 
     # --- what the server receives -------------------------------------------------------------------------------------
 
@@ -189,34 +205,36 @@ class FedDG(FedAvg):
     ) -> list[str]:
         """Asks clients for their contributions to a bank, with the model if they need it; returns who contributed."""
         exchange, more = self.exchange, {"delivered": list(clients)} if bank.when == "after" else {}
-        handed = encoded(self.parts.handed_out(bank.reads)) if bank.reads else {}
-        messages = exchange.messages("collect", round, down, clients, handed, bank=bank.name, **more)
+        records = self._records(bank.reads)
+        messages = exchange.messages("collect", round, down, clients, records, bank=bank.name, **more)
         replies = grid.send_and_receive(messages, timeout=self.experiment.run.timeout)
         views = self.parts.views([bank])
-        collected = exchange.judge(check_collected, replies, f"{bank.name} refused", banks=(bank,), views=views)
-        entries = {client: owned(arrays) for client, arrays in collected.items()}
-        for client, reason in self.parts.odd(bank, entries).items():
+        refusal = f"{bank.name} refused"
+        entries = exchange.judge(check_collected, replies, refusal, keep=owned, banks=(bank,), views=views)
+        layouts = {client: layout_of(arrays) for client, arrays in entries.items()}
+        for client, reason in self.parts.odd(bank, layouts).items():
             exchange.fail(client, f"{bank.name} refused: {reason}")
             del entries[client]
         self.parts.collected(bank, entries)
         return list(entries)
 
     def _aggregate(self, replies: Iterable[Message]) -> ArrayRecord:
-        """The model of the round. Without an accepted reply it stays as it was."""
+        """The model of the round; with no reply that counts it stays as it was (core.md R1)."""
+        sent_up = {name: array for name, array in self._saved.items() if self.places[name] in ("shared", "upload")}
+        updates = Arrivals(self.exchange, self.guard, self.parts, self.storage).take(replies, sent_up)
         started = time.perf_counter()
         seed_library(self.experiment.run.seed, "server", self.log.round)
-        updates = self._updates(replies)
         for bank in self.parts.banks("after") if updates and self.parts.training else []:
             self._collect(bank, self.visits.grid, self.log.round, None, [update.client for update in updates])
         fused = self._fused(updates)
-        self.log.aggregation_seconds += time.perf_counter() - started
+        self.storage.clear()
         self._record = state_to_record({**self._saved, **fused})
+        self.log.aggregation_seconds += time.perf_counter() - started
         return self._record
 
-    def _taken_back(self, replies: Sequence[Message]) -> bool:
-        """Restores the previous model when most sites cannot use the new one; the client with the outlying update has
-        failed."""
-        client, reason = self.guard.useless(replies, self.exchange.asked + bool(self.target_site))
+    def _taken_back(self) -> bool:
+        """When most sites cannot use the new model, restore the old one; the client with the outlying update failed."""
+        client, reason = self.guard.useless(self.exchange.asked + bool(self.target_site))
         if reason:
             self.guard.put_back(self._record, state_to_record(self._saved))
             parts, self.state.banks, kept = self._before
@@ -227,39 +245,6 @@ class FedDG(FedAvg):
             else:
                 self._drop(reason)
         return bool(reason)
-
-    def _updates(self, replies: Iterable[Message]) -> list[Update]:
-        """The replies that pass the checks of messages and of banks, and have what all clients have in common."""
-        banks = self.parts.contributed()
-        sent_up = {name: array for name, array in self._saved.items() if self.places[name] in ("shared", "upload")}
-        cuts = self.parts.cuts()
-        updates = self.exchange.judge(
-            check_update,
-            replies,
-            "reply refused",
-            {client: {"shapes": manifest(taken(sent_up, cut))} for client, cut in cuts.items()},
-            shapes=self.recipe.fuse.form(manifest(sent_up)),
-            nonnegative=() if self.recipe.fuse.masked else self.parts.model.nonnegative,
-            banks=banks,
-            views=self.parts.views(banks),
-            metrics=self.parts.needs(),
-        )
-        for client in cuts.keys() & updates.keys():
-            updates[client].arrays = put_back(updates[client].arrays, cuts[client], self.parts.start)
-        for bank in banks:
-            entries = {client: update.records[bank.name] for client, update in updates.items()}
-            for client, reason in self.parts.odd(bank, entries).items():
-                self.exchange.fail(client, f"reply refused: {bank.name}: {reason}")
-                del updates[client]
-        if self.recipe.fuse.masked:
-            return list(updates.values())
-        refused = self.guard.too_large(list(updates.values()), self.parts.start, self.state)
-        for client, size in self.guard.sizes.items():
-            self.log.row(client)["update_norm"] = size
-        for client, reason in refused.items():
-            self.exchange.fail(client, f"reply refused: {reason}")
-            del updates[client]
-        return list(updates.values())
 
     def _fused(self, updates: list[Update]) -> dict[str, np.ndarray]:
         """The new tensors, or none. A client that a part refuses is left out, and the round is then computed again.

@@ -1,21 +1,39 @@
 """The changes of the parameters by a round's clients: their moves, and the means of moves."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from strategies.server_round import ServerRound, Update
+from strategies.server_round import Arrays, ServerRound, Update
 
 
-def moves(updates: Sequence[Update], server: ServerRound) -> list[dict[str, np.ndarray]]:
+class Move(Mapping[str, np.ndarray]):
+    """delta = theta_k - theta of one client, in float64. Tensors are subtracted when they are read, and not kept."""
+
+    def __init__(self, names: Sequence[str], arrays: Arrays, start: Arrays) -> None:
+        self._names, self._arrays, self._start = dict.fromkeys(names), arrays, start
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if name not in self._names:
+            raise KeyError(name)
+        return np.subtract(self._arrays[name], self._start[name], dtype=np.float64)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def moves(updates: Sequence[Update], server: ServerRound) -> list[Move]:
     """delta_k = theta_k - theta of the shared parameters, in float64: what rules compare by distance or direction.
 
     Distances between models equal those between their updates, and rounding errors are smaller with updates when models
-    are large and alike. Counters and running statistics are left out, because they would dominate the parameters.
+    are large and alike. Counters and running statistics are left out, because they would dominate the parameters. A
+    rule that reads the moves tensor by tensor holds one tensor of each client in memory, and not their models.
     """
     names = sorted(server.parameters & updates[0].arrays.keys())
-    start = {name: np.asarray(server.previous[name], np.float64) for name in names}
-    return [{name: update.arrays[name] - start[name] for name in names} for update in updates]
+    return [Move(names, update.arrays, server.previous) for update in updates]
 
 
 def mean_move(deltas: Sequence[Mapping[str, np.ndarray]], coefficients: Sequence[float], name: str) -> np.ndarray:

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedsim.experiment import Experiment
 from fedsim.part import Part
-from strategies.banks.checks import layout_of, misfit, odd_shapes, owned
+from strategies.banks.checks import misfit, odd_shapes, owned
 from strategies.model import ServerModel
 from strategies.parts import SERVER, Arrays, Bank, Broadcast, Cut, Entries, Place, Refine, ServerRound, Update, Visit
 from strategies.state import ServerState
@@ -50,12 +50,12 @@ class ServerParts:
             if bank.name not in self.state.banks:
                 self.state.banks[bank.name] = self._made(bank, server)
 
-    def cuts(self) -> dict[str, dict[str, Cut]]:
-        """The parts of shared tensors that each drawn client trains in this round; empty where all get the whole."""
-        share, seed = self.recipe.share, self.experiment.run.seed
+    def cut(self, client: str) -> dict[str, Cut]:
+        """What of the shared tensors a client trains on in this round; empty where it gets the whole."""
+        share = self.recipe.share
         if not (share.partial and self.training and self.round):
             return {}
-        return {client: share.cut(self.model.net, client, self.round, seed) for client in self.drawn}
+        return share.cut(self.model.net, client, self.round, self.experiment.run.seed)
 
     def needs(self) -> set[str]:
         """The metrics without which a reply cannot be used."""
@@ -76,25 +76,34 @@ class ServerParts:
         """The round as each of these banks sees it."""
         return {bank.name: self._bank_view(bank, self.server()) for bank in banks}
 
-    def handed_out(self, names: Sequence[str] | None = None) -> dict[str, dict[str, Arrays]]:
-        """The record of every bank (or of those named) for each drawn client that gets one now; a bank that comes once
-        goes to those who lack it."""
-        server, found = self.server(), {}
-        for bank in [bank for bank in self.recipe.banks if names is None or bank.name in names]:
-            kept = self.state.handed.setdefault(bank.name, []) if bank.when == "once" else []
-            entries, view = self.state.banks.get(bank.name, {}), self._bank_view(bank, server)
-            handed = {client: bank.hand_out(entries, client, view) for client in self.drawn if client not in kept}
-            found[bank.name] = {client: own for client, own in handed.items() if own is not None}
-        return found
+    def handed_out(self, names: Sequence[str] | None = None) -> Callable[[str], dict[str, Arrays]]:
+        """A function that gives a client's records of the banks (or of those named): that of a bank that comes once,
+        only to a client that lacks it."""
+        server = self.server()
+        banks = [bank for bank in self.recipe.banks if names is None or bank.name in names]
+        views = {bank.name: self._bank_view(bank, server) for bank in banks}
+        once = {bank.name: set(self.state.handed.setdefault(bank.name, [])) for bank in self.banks("once")}
 
-    def odd(self, bank: Bank, entries: Entries) -> dict[str, str]:
-        """Clients with contributions unlike those of the others, with the reason; the layout that counts as right is
-        kept."""
-        if not bank.uniform or not entries:
+        def records(client: str) -> dict[str, Arrays]:
+            found = {
+                bank.name: bank.hand_out(self.state.banks.get(bank.name, {}), client, views[bank.name])
+                for bank in banks
+                if client not in once.get(bank.name, ())
+            }
+            return {name: arrays for name, arrays in found.items() if arrays is not None}
+
+        return records
+
+    def odd(self, bank: Bank, layouts: Mapping[str, str]) -> dict[str, str]:
+        """Clients whose contributions are unlike the others', with the reason; the layout that is right is kept.
+
+        layouts: the `layout_of` every client's contribution.
+        """
+        if not bank.uniform or not layouts:
             return {}
-        odd = odd_shapes(entries, self.state.layouts.get(bank.name, ""))
-        for client in entries.keys() - odd.keys():
-            self.state.layouts.setdefault(bank.name, layout_of(entries[client]))
+        odd = odd_shapes(layouts, self.state.layouts.get(bank.name, ""))
+        for client in layouts.keys() - odd.keys():
+            self.state.layouts.setdefault(bank.name, layouts[client])
         return odd
 
     def collected(self, bank: Bank, entries: Entries) -> None:
@@ -109,7 +118,8 @@ class ServerParts:
         """Notes that these clients trained, so that they have the banks that come once."""
         for bank in self.banks("once"):
             handed = self.state.handed.setdefault(bank.name, [])
-            handed += [client for client in clients if client not in handed]
+            known = set(handed)
+            handed += [client for client in clients if client not in known]
 
     # --- a round ----------------------------------------------------------------------------------------------------
 
@@ -196,8 +206,10 @@ class ServerParts:
 
     def _merged(self, bank: Bank, updates: Sequence[Update], server: ServerRound) -> dict[str, Arrays]:
         view = self._bank_view(bank, server)
-        entries = {update.client: owned(bank.gather(update, view)) for update in updates}
-        return bank.merge(server.banks.get(bank.name, {}), entries, view)
+        old = server.banks.get(bank.name, {})
+        merged = bank.merge(old, {update.client: bank.gather(update, view) for update in updates}, view)
+        # The updates' tensors last as long as the round: what the bank keeps of them is copied.
+        return {owner: arrays if arrays is old.get(owner) else owned(arrays) for owner, arrays in merged.items()}
 
     def _refining(self) -> list[tuple[str, Refine]]:
         parts = self.recipe.refine if self.training else ()

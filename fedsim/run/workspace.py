@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
 from clients.base import DomainClient
@@ -20,6 +21,7 @@ from fedsim.models.tasks import rules_of
 from fedsim.run.plan import POOLED, Plan, resolve
 
 KEPT = 2  # workspaces that a process keeps in memory
+KEPT_CLIENTS = 256  # the clients of a workspace that worked last; another one is opened again, its state is in its store
 
 
 def pick_device(wanted: str) -> torch.device:
@@ -84,7 +86,11 @@ class Workspace:
     def client(self, name: str, state_folder: str, run: str = "") -> DomainClient:
         """The client of that name in the run with that token; its data is in memory, its state below `state_folder`."""
         key = (name, state_folder, run)
-        if key not in self.clients:
+        if key in self.clients:
+            self.clients[key] = self.clients.pop(key)  # the newest is the last
+        else:
+            while len(self.clients) >= KEPT_CLIENTS and state_folder:
+                del self.clients[next(iter(self.clients))]
             settings, target = self.experiment.data, self.experiment.run.target
             data = load_pooled(settings, target) if name == POOLED else load_client(settings, name, target)
             statistics = weight_statistics(self.experiment.model)
@@ -100,12 +106,18 @@ class Workspace:
                 local,
                 ClientStore(folder, name, run),
                 self.device,
-                list(self.plan.clients),
+                self.plan.clients,
                 self.plan.sources,
                 self.plan.build_net,
                 self.compiled,
             )
         return self.clients[key]
+
+    def class_counts(self, name: str, state_folder: str, run: str = "") -> np.ndarray:
+        """Training images of a client by class. Where not all clients stay warm, it is not opened for this."""
+        if len(self.plan.clients) <= KEPT_CLIENTS:
+            return self.client(name, state_folder, run).data.class_counts
+        return load_client(self.experiment.data, name, self.experiment.run.target).class_counts()
 
     def unlabelled(self) -> UnlabelledClient:
         """The unseen domain's client, whose images come without labels; warm after its first visit."""

@@ -1,7 +1,8 @@
 """The inline runtime: all clients in this process, one after the other; needs no Ray."""
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Any
 
 from flwr.app import Context, Message, RecordDict
@@ -13,6 +14,8 @@ from fedsim.runtime.identity import assume_identity, stamp
 
 class LocalGrid(Grid):
     """Flower's Grid for clients that this process runs or starts; subclasses define how messages are delivered."""
+
+    at_once: int = 1  # messages that are delivered together
 
     def __init__(self, nodes: int, run_id: int = 1) -> None:
         self._run = assume_identity(run_id)
@@ -60,9 +63,15 @@ class LocalGrid(Grid):
         """Replies that have arrived, each once."""
         return [self._replies.pop(key) for key in message_ids if key in self._replies]
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-        """Push and pull in one call."""
-        return self.pull_messages(self.push_messages(messages))
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
+        """Deliver messages and pass on their replies, `at_once` of them: no more are held here."""
+        source = iter(messages)
+        while group := list(islice(source, self.at_once)):
+            for message in group:
+                stamp(message, f"m{next(self._ids)}")
+            for reply in self.deliver(group):
+                yield reply
+                del reply
 
     def close(self) -> None:
         """Release the resources of this runtime."""

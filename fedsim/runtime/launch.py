@@ -11,6 +11,8 @@ from fedsim.run.plan import Plan, resolve
 from fedsim.runtime.inline import InlineGrid, LocalGrid
 from fedsim.server_app import serve
 
+MOST_NODES = 256  # of a simulation; in the handshake each takes a message and a reply
+
 
 def launch(experiment: Experiment, callbacks: Sequence[RunCallback] = ()) -> Path:
     """Run the experiment to its end (or resume it); returns the run's folder."""
@@ -38,13 +40,14 @@ def carry_out(plan: Plan, callbacks: Sequence[RunCallback] = ()) -> Path:
 
 
 def make_grid(plan: Plan) -> LocalGrid:
-    """The grid of `run.runtime`, with one node per source client."""
+    """The grid of `run.runtime`, with one node per source client, or with several clients on each of many nodes."""
+    nodes = min(len(plan.clients), MOST_NODES)
     if plan.experiment.run.runtime == "ray":
         from fedsim.runtime.ray import RayGrid
 
-        return RayGrid(len(plan.clients), plan.experiment.run)
+        return RayGrid(nodes, plan.experiment.run)
     if plan.experiment.train.side_by_side > 1:
         from fedsim.runtime.together import TogetherGrid  # torch.func takes a third of a second to import
 
-        return TogetherGrid(app, plan)
-    return InlineGrid(app, len(plan.clients))
+        return TogetherGrid(app, plan, nodes)
+    return InlineGrid(app, nodes)

@@ -7,8 +7,9 @@ answered. It reads personal state from the run's state folder, which all machine
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ CLIENT_APP = "fedsim.client_app:app"
 FORWARDED = ("FEDSIM_DATA", "FEDSIM_CACHE", "FEDSIM_PLUGINS")
 
 SMALL_BYTES = 2**19  # smaller records are sent faster without the object store
+WINDOW = 256  # messages of a phase that are sent and not answered, at least
+PER_WORKER = 4
 
 
 @dataclass
@@ -128,20 +131,28 @@ class RayGrid(LocalGrid):
         self._gather(0.0)
         return super().pull_messages(message_ids)
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-        """Send messages and wait for their replies; those that come later than `timeout` seconds are missing.
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
+        """Send messages, not many ahead of their replies, and pass on the replies as they come.
 
-        A worker that is late is replaced, so that it does not compute into the next rounds.
+        Replies that come later than `timeout` seconds are missing. A worker that is late is replaced, so that it does
+        not compute into the next rounds.
         """
-        ids = self.push_messages(messages)
         deadline = None if timeout is None else time.monotonic() + timeout
-        while any(handle.jobs for handle in self._handles):
+        source, waiting, most = iter(messages), [], max(WINDOW, PER_WORKER * len(self._handles))
+        while True:
+            fresh = list(islice(source, most - len(waiting)))
+            waiting += self.push_messages(fresh) if fresh else []
+            if not waiting:
+                break
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
                 self._replace_late()
                 break
             self._gather(left)
-        return super().pull_messages(ids)
+            for reply in super().pull_messages(waiting):
+                waiting.remove(reply.metadata.reply_to_message_id)
+                yield reply
+                del reply
 
     def close(self) -> None:
         """Stop the workers, and Ray when this grid started it or connected to it."""

@@ -7,6 +7,7 @@ import numpy as np
 
 from fedsim.arrays import all_finite
 from strategies.parts import Arrays
+from strategies.stored import heads_of
 
 
 def owned(arrays: Arrays) -> dict[str, np.ndarray]:
@@ -14,15 +15,13 @@ def owned(arrays: Arrays) -> dict[str, np.ndarray]:
     return {name: np.array(array) for name, array in arrays.items()}
 
 
-def odd_shapes(entries: Mapping[str, Arrays], earlier: str = "") -> dict[str, str]:
-    """Clients with arrays whose shapes (the first axis aside) or types differ from those of most others, with the
-    reason.
+def odd_shapes(layouts: Mapping[str, str], earlier: str = "") -> dict[str, str]:
+    """Clients whose arrays differ in shape (the first axis aside) or type from most others', with the reason.
 
-    All clients have the same settings, so a client that differs is broken. On a tie the first client in the order of
-    the domains counts as right. `earlier`, the `layout_of` contributions that were accepted before, counts as right
-    against any majority.
+    layouts: the `layout_of` each client's arrays. All clients follow the same settings, so an odd one is broken; on a
+    tie the first client in domain order is right.
+    `earlier`, the `layout_of` contributions that were accepted before, is right whatever most say now.
     """
-    layouts = {client: layout_of(arrays) for client, arrays in entries.items()}
     counted = Counter(layouts.values())
     usual = earlier or max(layouts.values(), key=lambda layout: counted[layout], default="")
     return {
@@ -34,18 +33,18 @@ def odd_shapes(entries: Mapping[str, Arrays], earlier: str = "") -> dict[str, st
 
 def layout_of(arrays: Arrays) -> str:
     """Names, shapes (the first axis aside) and types of a contribution, as text."""
-    return repr({name: (array.shape[1:], str(array.dtype)) for name, array in sorted(arrays.items())})
+    return repr({name: (shape[1:], str(dtype)) for name, (shape, dtype) in sorted(heads_of(arrays).items())})
 
 
 def misfit(arrays: Arrays, like: Arrays) -> str:
-    """The reason why arrays do not have exactly the names, shapes and types of the tensors `like`, or empty."""
-    if arrays.keys() != like.keys():
-        odd = sorted(arrays.keys() ^ like.keys())
-        return f"it holds {len(arrays)} tensors, expected {len(like)}; {odd[0]!r} is in only one of the two"
-    for name, array in arrays.items():
-        if array.shape != like[name].shape or array.dtype != like[name].dtype:
-            wanted = f"{like[name].dtype}{list(like[name].shape)}"
-            return f"{name!r} is {array.dtype}{list(array.shape)}, expected {wanted}"
+    """Reason why arrays do not have exactly the names, shapes and types of the tensors `like`, or empty."""
+    heads, wanted = heads_of(arrays), heads_of(like)
+    if heads.keys() != wanted.keys():
+        odd = sorted(heads.keys() ^ wanted.keys())
+        return f"it holds {len(heads)} tensors, expected {len(wanted)}; {odd[0]!r} is in only one of the two"
+    for name, (shape, dtype) in heads.items():
+        if (shape, dtype) != wanted[name]:
+            return f"{name!r} is {dtype}{list(shape)}, expected {wanted[name][1]}{list(wanted[name][0])}"
     return ""
 
 

@@ -1,6 +1,6 @@
 """Builds the messages to the clients, and decides which of their replies are used."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
@@ -8,15 +8,26 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from fedsim.arrays import state_to_record
 from fedsim.experiment import Experiment
 from fedsim.tasks import CLASSIFICATION
-from strategies.server_round import Entries
 from strategies.state import ServerState
 from strategies.wire.handshake import NOT_ONLINE, Roster
-from strategies.wire.matching import match
+from strategies.wire.matching import Sent
 from strategies.wire.reply_checks import Expected, RejectedReplyError, client_failure, failure_reason, judged
 from strategies.wire.round_log import RoundLog
 from strategies.wire.sites import Site
 
+KEPT_RECORDS = 8  # of an encoder
+
 T = TypeVar("T")
+
+
+def nothing(client: str) -> Mapping[str, Any]:
+    """No client has anything of its own."""
+    return {}
+
+
+def as_it_is(result: T) -> T:
+    """Keeps a result unchanged."""
+    return result
 
 
 class Exchange:
@@ -39,7 +50,8 @@ class Exchange:
         self.roster: Roster | None = None
         self.log = RoundLog(0)
         self.saved_round = -1
-        self._sent: list[tuple[str, Message]] = []
+        self._sent = Sent()
+        self._asked: list[str] = []  # in this phase
 
     @property
     def clients(self) -> list[str]:
@@ -57,84 +69,116 @@ class Exchange:
         round: int,
         arrays: ArrayRecord | None,
         clients: Sequence[str],
-        banks: Mapping[str, Mapping[str, ArrayRecord]],
-        own: Mapping[str, ArrayRecord] | None = None,
+        records: Callable[[str], Mapping[str, ArrayRecord]] = nothing,
         **more: Any,
-    ) -> list[Message]:
-        """One message per client that is online: tensors, its records of the banks ({bank: {client: record}}), config.
+    ) -> Iterator[Message]:
+        """One message per client that is online, made when it is its turn: tensors, further records, config.
 
-        own: tensors of a client's own, in place of `arrays`. A client that is not online has failed.
+        records: a client's records of the banks; `arrays` among them are its own, in place of those of all clients.
+        A client that is not online has failed.
         """
+        away: Collection[str] = ()
         if self.roster is not None and clients:  # sites may come and go between two phases
             self.roster.gather(self.experiment.run, clients)
-        self._sent = []
-        kind = {"evaluate": "evaluate", "collect": "query.collect"}.get(phase, "train")
+            away = set(self.roster.missing(clients))
+        self._sent = Sent()
         for client in clients:
-            if self.roster is not None and self.roster.missing([client]):
+            self.log.row(client)
+            if client in away:
                 self.fail(client, NOT_ONLINE)
-                continue
-            records = {} if arrays is None else {"arrays": (own or {}).get(client, arrays)}
-            records |= {name: handed[client] for name, handed in banks.items() if client in handed}
-            config = {**self.run_config, "round": round, "phase": phase, "client": client, **more}
-            config["counts"] = [site.examples for site in self.sites.values() if site.examples]
-            config |= {"state-round": self.state.stored.get(client, -1), "saved-round": self.saved_round}
-            self.log.count(client, "down", records, records)
-            message = Message(RecordDict({**records, "config": ConfigRecord(config)}), self.sites[client].node_id, kind)
-            self._sent.append((client, message))
-        return [message for _, message in self._sent]
+        self._asked = [client for client in clients if client not in away]
+        return self._made(phase, round, arrays, records, more)
+
+    def _made(
+        self,
+        phase: str,
+        round: int,
+        arrays: ArrayRecord | None,
+        records: Callable[[str], Mapping[str, ArrayRecord]],
+        more: Mapping[str, Any],
+    ) -> Iterator[Message]:
+        kind = {"evaluate": "evaluate", "collect": "query.collect"}.get(phase, "train")
+        common = {**self.run_config, "round": round, "phase": phase, **more, "saved-round": self.saved_round}
+        if self.experiment.train.budget != "paper":
+            common["counts"] = [site.examples for site in self.sites.values() if site.examples]
+        for client in self._asked:
+            whole = ({} if arrays is None else {"arrays": arrays}) | dict(records(client))
+            config = {**common, "client": client, "state-round": self.state.stored.get(client, -1)}
+            self.log.count(client, "down", whole, whole)
+            content = RecordDict({**whole, "config": ConfigRecord(config)})
+            yield self._sent.add(client, Message(content, self.sites[client].node_id, kind))
 
     @property
     def asked(self) -> int:
-        """The number of clients that were asked in this phase."""
-        return len(self._sent)
+        """How many clients were asked in this phase."""
+        return len(self._asked)
 
     def client_of(self, message: Message) -> str:
-        """The name of the client that a message of this phase is for; empty for another message."""
-        return next((client for client, sent in self._sent if sent is message), "")
+        """Name of the client whose reply to this message is waited for; empty for another message."""
+        return self._sent.client_of(message)
 
     def again(self, message: Message) -> Message:
         """The same message for the node that its client has now; its reply replaces that of the first message."""
         client = self.client_of(message)
         renewed = Message(message.content, self.sites[client].node_id, message.metadata.message_type)
-        self._sent = [(name, renewed if sent is message else sent) for name, sent in self._sent]
-        return renewed
+        return self._sent.add(client, renewed)
 
     def judge(
         self,
         check: Callable[[RecordDict, Expected], T],
         replies: Iterable[Message],
         refusal: str,
-        own: Mapping[str, Mapping[str, Any]] | None = None,
+        own: Callable[[str], Mapping[str, Any]] = nothing,
+        keep: Callable[[T], T] = as_it_is,
         **expected: Any,
     ) -> dict[str, T]:
         """The results of the check for each reply, by client, in the order of the domains. A missing or refused reply
         is a failure.
 
-        `expected` are fields of `Expected` in addition to those that the message itself gives, and `own` those of
-        single clients.
+        Replies are checked as they arrive, and only what `keep` makes of a result is kept. `expected` are fields of
+        `Expected` beside those that the message itself says, `own` those of single clients.
         """
-        found, strays = match(self._sent, replies)
-        for line in strays:
-            self.log.note(line)
+        return self.settle(*self.sift(check, replies, refusal, own, keep, **expected))
+
+    def sift(
+        self,
+        check: Callable[[RecordDict, Expected], T],
+        replies: Iterable[Message],
+        refusal: str,
+        own: Callable[[str], Mapping[str, Any]] = nothing,
+        keep: Callable[[T], T] = as_it_is,
+        **expected: Any,
+    ) -> tuple[dict[str, T], dict[str, tuple[str, str]]]:
+        """As `judge`, but failures are returned, (reason, traceback) by client, for `settle`."""
         known = {"arrays", *(bank.name for bank in expected.get("banks", ()))}
-        results = {}
-        for client, message in self._sent:
-            reply = found.get(client)
-            if reply is None:
-                self.fail(client, f"no reply within {self.experiment.run.timeout:g} s")
-            elif reply.has_error():
-                self.fail(client, failure_reason(reply), str(reply.error.reason))
+        results: dict[str, T] = {}
+        failures: dict[str, tuple[str, str]] = {}
+        for reply in replies:
+            matched = self._sent.match(reply)
+            if matched is None:
+                continue
+            client, message = matched
+            if reply.has_error():
+                failures[client] = failure_reason(reply), str(reply.error.reason)
             else:
                 self.log.count(client, "up", reply.content.array_records, known)
+                wanted = self._expected(client, message, {**expected, **own(client)})
                 try:
-                    results[client] = judged(
-                        check,
-                        reply.content,
-                        self._expected(client, message, {**expected, **(own or {}).get(client, {})}),
-                    )
+                    results[client] = keep(judged(check, reply.content, wanted))
                 except RejectedReplyError as error:
-                    self.fail(client, f"{refusal}: {error}")
-        return results
+                    failures[client] = f"{refusal}: {error}", ""
+            del reply, message, matched  # while the next one is on its way, there is room for one reply
+        return results, failures
+
+    def settle(self, results: Mapping[str, T], failures: Mapping[str, tuple[str, str]]) -> dict[str, T]:
+        """The results in domain order, after the failures (a missing reply is one) have been recorded in that order."""
+        for line in self._sent.strays:
+            self.log.note(line)
+        silent = f"no reply within {self.experiment.run.timeout:g} s", ""
+        for client in self._asked:
+            if client not in results:
+                self.fail(client, *failures.get(client, silent))
+        return {client: results[client] for client in self._asked if client in results}
 
     def fail(self, client: str, reason: str, traceback: str = "") -> None:
         """Records a failure. With `on_client_failure = "stop"` it ends the run with the client's own traceback."""
@@ -159,13 +203,17 @@ class Exchange:
         )
 
 
-def encoded(handed: Mapping[str, Entries]) -> dict[str, dict[str, ArrayRecord]]:
-    """What each bank sends to each client, as records. A record that several clients receive is encoded once."""
-    written: dict[int, ArrayRecord] = {}
-    records: dict[str, dict[str, ArrayRecord]] = {}
-    for bank, owners in handed.items():
-        for client, arrays in owners.items():
-            if id(arrays) not in written:
-                written[id(arrays)] = state_to_record(arrays)
-            records.setdefault(bank, {})[client] = written[id(arrays)]
-    return records
+class Encoder:
+    """Encodes tensors as records; the newest records are kept, for tensors that several clients receive."""
+
+    def __init__(self) -> None:
+        self._kept: list[tuple[Mapping, ArrayRecord]] = []
+
+    def record(self, arrays: Mapping) -> ArrayRecord:
+        """The record of these tensors."""
+        for kept, record in self._kept:
+            if kept is arrays:
+                return record
+        record = state_to_record(arrays)
+        self._kept = [*self._kept[1 - KEPT_RECORDS :], (arrays, record)]
+        return record

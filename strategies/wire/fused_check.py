@@ -7,7 +7,7 @@ the largest update relative to the others.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -56,9 +56,9 @@ def largest(arrays: Arrays) -> float:
     return max((max(float(array.max()), -float(array.min())) for array in floats), default=0.0)
 
 
-def useless_at(replies: Sequence[Message]) -> int:
-    """The number of sites that report a validation loss that is not a finite number."""
-    return sum(reply.has_content() and not finite_loss(reply.content.metric_records) for reply in replies)
+def useless_at(reply: Message) -> bool:
+    """Does a site report a validation loss that is not a finite number?"""
+    return reply.has_content() and not finite_loss(reply.content.metric_records)
 
 
 def finite_loss(records: Mapping[str, Any]) -> bool:

@@ -4,14 +4,14 @@
 it is sent, and `useless` checks what the sites report about it afterwards (fused_check.py).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from flwr.app import Message
 
 from strategies.parts import Arrays, Update
 from strategies.state import ServerState
 from strategies.wire.fused_check import Probe, largest, not_finite, suspect, useless_at
-from strategies.wire.update_limit import limited, remember
+from strategies.wire.update_limit import model_norm, over_limit, remember
 
 STATE = "guard"  # key of the guard's own numbers in the server's state
 LARGE = 1e4  # below this, sums and products of a network stay far from the largest float32
@@ -23,14 +23,14 @@ class Guard:
 
     def __init__(self, limit: float, probe: Probe | None = None) -> None:
         self.limit, self.probe = limit, probe
-        self.sizes: dict[str, float] = {}  # sizes of this round's updates, by client
+        self.sizes: dict[str, float] = {}  # of this round's updates
+        self._useless = 0  # sites whose validation loss is not finite
 
-    def too_large(self, updates: Sequence[Update], previous: Arrays, state: ServerState) -> dict[str, str]:
-        """Clients whose update is too large, with the reason."""
+    def too_large(self, sizes: Mapping[str, float], previous: Arrays, state: ServerState) -> dict[str, str]:
+        """Clients whose update (of that size) is too large, with the reason."""
         history, _ = state.of_part(STATE)
-        sizes, refused = limited(updates, previous, history, self.limit)
-        self.sizes = sizes
-        return refused
+        self.sizes = dict(sizes)
+        return over_limit(sizes, history, model_norm(previous), self.limit)
 
     def accept(self, updates: Sequence[Update], state: ServerState) -> None:
         """Remembers the sizes of the updates that made the model of the round."""
@@ -56,12 +56,19 @@ class Guard:
                 return update.client
         return ""
 
-    def useless(self, replies: Sequence[Message], asked: int) -> tuple[str, str]:
-        """(client, reason) when most sites cannot use the model; two empty strings when they can.
+    def heard(self, replies: Iterable[Message]) -> Iterator[Message]:
+        """The replies of a validation, after which `useless` can be asked."""
+        self._useless = 0
+        for reply in replies:
+            self._useless += useless_at(reply)
+            yield reply
+
+    def useless(self, asked: int) -> tuple[str, str]:
+        """(client, reason) when most of the sites asked cannot use the model; two empty strings when they can.
 
         The client is the one whose update is much larger than the others'; empty when there is none.
         """
-        count = useless_at(replies)
+        count = self._useless
         if 2 * count <= asked:
             return "", ""
         client, times = suspect(self.sizes)  # a refused one is not part of the model, and ends the run with "stop"

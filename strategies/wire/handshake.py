@@ -22,6 +22,7 @@ from strategies.wire.sites import NOBODY, Site, check_site, read_sites
 POLL_SECONDS = 1.0
 SAY_SECONDS = 30.0
 ASK_AGAIN_SECONDS = 120.0
+ASKED_AT_ONCE = 200  # nodes, whose answers are then in memory together
 MOST_REASON = 20_000  # characters of a node's own error text that are shown
 NOT_ONLINE = "its site is not online"
 
@@ -158,14 +159,19 @@ class Roster:
             if now - self._since[node] > ASK_AGAIN_SECONDS:
                 del self._waiting[key]
                 self._asked.discard(node)
-        fresh = sorted(self._online - self._asked)
-        if fresh:
-            config = {**self.run_config, "round": 0, "phase": "handshake", "client": ""}
-            content = RecordDict({"config": ConfigRecord(config)})
-            ids = self.grid.push_messages([Message(content, node, "query.handshake") for node in fresh])
-            self._waiting.update({key: node for key, node in zip(ids, fresh) if key})
-            self._asked.update(fresh)
-            self._since.update(dict.fromkeys(fresh, now))
+        config = {**self.run_config, "round": 0, "phase": "handshake", "client": ""}
+        content, fresh = RecordDict({"config": ConfigRecord(config)}), sorted(self._online - self._asked)
+        while part := fresh[:ASKED_AT_ONCE]:
+            ids = self.grid.push_messages([Message(content, node, "query.handshake") for node in part])
+            self._waiting.update({key: node for key, node in zip(ids, part) if key})
+            self._asked.update(part)
+            self._since.update(dict.fromkeys(part, now))
+            if fresh := fresh[ASKED_AT_ONCE:]:
+                self._hear()
+        self._hear()
+
+    def _hear(self) -> None:
+        """Process the answers that have arrived."""
         for reply in self.grid.pull_messages(list(self._waiting)) if self._waiting else []:
             node = self._waiting.pop(reply.metadata.reply_to_message_id, None)
             if node is not None:

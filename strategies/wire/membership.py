@@ -3,6 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
+from strategies.wire.update_limit import median_of_others
+
 
 class Member(Protocol):
     """A registered site, as the server's kit knows it by its key."""
@@ -47,10 +49,9 @@ def name_of(node: int, identify: Identify | None) -> str:
 def implausible(counts: Mapping[str, int], limit: float) -> dict[str, str]:
     """Clients that claim more than `limit` times the examples of the others' lower median, and why; none when limit is
     0."""
-    refused = {}
+    refused, ordered = {}, sorted(counts.values())
     for client, count in counts.items() if limit else ():
-        others = sorted(other for name, other in counts.items() if name != client)
-        median = others[(len(others) - 1) // 2] if others else 0
+        median = median_of_others(ordered, count)
         if median and count > limit * median:
             times = f"{count / median:.3g} times the median of the others ({median})"
             refused[client] = f"it reports {count} examples, {times}; run.examples_limit is {limit:g}"

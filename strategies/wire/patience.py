@@ -8,17 +8,20 @@ way after an error that the client itself reports, after a refused reply, and af
 
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Iterator
 from typing import Protocol
 
 from flwr.app import Message
 from flwr.serverapp import Grid
 
 from strategies.wire.handshake import Roster
+from strategies.wire.matching import Sent
 from strategies.wire.wrapped_grid import WrappedGrid
 
 LOST = {3, 4, 5, 8}  # Flower's codes: message, reply or node unavailable, client app stopped responding
 MOST_ATTEMPTS = 5  # for one message; a client whose process ends each time is not asked forever
+
+Broken = dict[str, tuple[Message, Message]]  # a message and the error in place of its reply, by client
 
 logger = logging.getLogger("fedsim")
 
@@ -42,35 +45,34 @@ class PatientGrid(WrappedGrid):
         super().__init__(grid)
         self._sender, self._patience = sender, patience
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """Send messages and wait for the replies; a message whose reply is lost is sent again within `run.patience`."""
-        messages = list(messages)
-        replies = list(self._grid.send_and_receive(messages, timeout=timeout))
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
+        """Send messages and pass on the replies as they come; a lost one is asked for again when all others are there,
+        within `run.patience`."""
+        broken = yield from self._sent(messages, timeout)
         deadline, attempts = time.monotonic() + self._patience, 1
-        while self._sender.roster is not None and attempts < MOST_ATTEMPTS:
-            lost = self._lost(messages, replies)
-            if not lost or time.monotonic() >= deadline or not self._back(list(lost), deadline):
+        while broken and attempts < MOST_ATTEMPTS and time.monotonic() < deadline:
+            if self._sender.roster is None or not self._back(list(broken), deadline):
                 break
+            back = [client for client in broken if not self._missing(client)]
+            again = [self._sender.again(broken.pop(client)[0]) for client in back]
+            broken |= yield from self._sent(again, timeout)
             attempts += 1
-            back = {client: message for client, message in lost.items() if not self._missing(client)}
-            gone = {message.metadata.message_id for message in back.values()}
-            again = [self._sender.again(message) for message in back.values()]
-            messages = [message for message in messages if message.metadata.message_id not in gone] + again
-            replies = [reply for reply in replies if reply.metadata.reply_to_message_id not in gone]
-            replies += list(self._grid.send_and_receive(again, timeout=timeout))
-        return replies
+        yield from (reply for _, reply in broken.values())
 
-    def _lost(self, messages: Sequence[Message], replies: Sequence[Message]) -> dict[str, Message]:
-        """Messages whose reply was lost on the way, by client."""
-        broken = {
-            reply.metadata.reply_to_message_id for reply in replies if reply.has_error() and reply.error.code in LOST
-        }
-        found = {}
-        for message in messages:
-            client = self._sender.client_of(message)
-            if client and message.metadata.message_id in broken:
-                found[client] = message
-        return found
+    def _sent(self, messages: Iterable[Message], timeout: float | None) -> Generator[Message, None, Broken]:
+        """Send messages and pass on the replies; returns the messages whose reply was lost on the way."""
+        sent, broken = Sent(), {}
+        noted = (sent.add(str(place), message) for place, message in enumerate(messages))
+        for reply in self._grid.send_and_receive(noted, timeout=timeout):
+            matched = sent.match(reply)
+            lost = matched is not None and reply.has_error() and reply.error.code in LOST
+            client = self._sender.client_of(matched[1]) if lost else ""
+            if client:
+                broken[client] = matched[1], reply
+            else:
+                yield reply
+            del reply, matched
+        return broken
 
     def _back(self, clients: list[str], deadline: float) -> bool:
         """Wait until the clients are online, for at most `run.patience`; returns whether at least one is."""

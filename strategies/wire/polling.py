@@ -1,8 +1,9 @@
 """A grid that looks for replies more often than every three seconds, as Flower does: short rounds need this."""
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import islice
 
 from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.serverapp import Grid
@@ -15,6 +16,7 @@ FIRST_SECONDS, LAST_SECONDS = 0.3, 3.0  # between two requests; each is a write 
 SHARE = 20  # a request is late by at most this fraction of the time waited so far
 LARGEST_REPLY = 1 << 30  # bytes, where the expected size is not known
 KEPT_MESSAGES = 1000  # the largest number of unanswered messages that are remembered
+WINDOW = 100  # the largest number of messages of a phase that are sent and not answered
 
 
 class QuickGrid(WrappedGrid):
@@ -50,28 +52,34 @@ class QuickGrid(WrappedGrid):
         """Replies that have arrived."""
         if not self._puller:
             return self._grid.pull_messages(message_ids)
-        sent = {key: self._sent[key] for key in message_ids if key in self._sent}
-        replies = self._puller.pull(sent, self.largest_reply)
-        self._forget([reply.metadata.reply_to_message_id for reply in replies])
-        return replies
+        return self._pulled({key: self._sent[key] for key in message_ids if key in self._sent})
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """Sends messages and waits for all replies; returns those that have come after `timeout` seconds."""
-        messages = list(messages)
-        waiting = {key for key in self.push_messages(messages) if key} if messages else set()
-        started = time.monotonic()
-        replies: list[Message] = []
-        while waiting:
-            arrived = list(self.pull_messages(list(waiting)))
-            replies += arrived
-            waiting -= {reply.metadata.reply_to_message_id for reply in arrived}
+    def _pulled(self, sent: Mapping[str, Message]) -> Iterator[Message]:
+        for reply in self._puller.pull(sent, self.largest_reply):
+            self._forget([reply.metadata.reply_to_message_id])
+            yield reply
+            del reply
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
+        """Send messages, at most `WINDOW` ahead of their replies, and pass on the replies as they come; those that
+        have not come after `timeout` seconds are missing."""
+        source, waiting = iter(messages), set()
+        started = quiet_since = time.monotonic()
+        while True:
+            fresh = list(islice(source, WINDOW - len(waiting)))
+            waiting |= {key for key in self.push_messages(fresh) if key} if fresh else set()
+            for reply in self.pull_messages(list(waiting)) if waiting else ():
+                waiting.discard(reply.metadata.reply_to_message_id)
+                quiet_since = time.monotonic() if fresh else quiet_since  # there may be more to send
+                yield reply
+                del reply
             waited = time.monotonic() - started
-            if not waiting or (timeout is not None and waited >= timeout):
+            if (not waiting and not fresh) or (timeout is not None and waited >= timeout):
                 break
-            pause = min(max(FIRST_SECONDS, waited / SHARE), LAST_SECONDS)
-            time.sleep(pause if timeout is None else min(pause, timeout - waited))
+            if waiting:
+                pause = min(max(FIRST_SECONDS, (time.monotonic() - quiet_since) / SHARE), LAST_SECONDS)
+                time.sleep(pause if timeout is None else min(pause, timeout - waited))
         self._forget(waiting)
-        return replies
 
     def _forget(self, keys: Iterable[str]) -> None:
         keys = list(keys)

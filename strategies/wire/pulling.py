@@ -8,7 +8,7 @@ These parts of Flower 1.41 are not public: the grid's client and node, and how a
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +20,7 @@ SMALL_REPLY = 4 << 20  # bytes of a reply that holds no tensors of the model: ha
 BANK_BYTES = 256 << 20  # for a reply's contributions to banks, because their size is not known beforehand
 UNKNOWN, UNAVAILABLE = 0, 4  # Flower's codes of errors
 TOO_LARGE = "its reply is larger than the {} bytes that were expected, and was refused before it was read"
-PARTS_AT_ONCE = 64  # parts of one reply that are fetched before those of the next reply
+PARTS_AT_ONCE = 4096  # parts of one reply that are fetched before those of the next reply
 MISSING_AT_ONCE = 8  # missing parts of one reply that are asked for before those of the next reply
 
 
@@ -79,24 +79,27 @@ class Puller:
         self._grid = grid
         self._arriving: dict[str, Arriving] = {}  # by the id of the message that it answers
 
-    def pull(self, sent: Mapping[str, Message], largest: int) -> list[Message]:
-        """The complete replies to the sent messages {id: message}, and errors for those that can never be complete."""
+    def pull(self, sent: Mapping[str, Message], largest: int) -> Iterator[Message]:
+        """Replies to the sent messages {id: message} that are whole by now, and errors for those that never will be.
+
+        One reply after the other, as long as its parts are there (after `PARTS_AT_ONCE` the others get their turn), so
+        that few replies are in memory at once, and one in endless small parts holds up nobody.
+        """
         wanted = [key for key in sent if key not in self._arriving]
         for key, message_id, parts in self._new(wanted):
             if key in sent:
                 self._arriving[key] = Arriving(message_id, parts, most_bytes(sent[key], largest))
-        replies: list[Message] = []
         moving = [key for key in self._arriving if key in sent]
-        while moving:  # some parts of each reply in turn, as long as parts arrive
+        while moving:
             for key in list(moving):
                 left = len(self._arriving[key].waiting)
                 reply = self._advance(self._arriving[key], sent[key])
-                if reply is not None:
-                    del self._arriving[key]
-                    replies.append(reply)
                 if reply is not None or len(self._arriving[key].waiting) == left:
                     moving.remove(key)
-        return replies
+                if reply is not None:
+                    del self._arriving[key]
+                    yield reply
+                del reply
 
     def forget(self, keys: Iterable[str]) -> None:
         """Stops fetching the replies to these messages, for which no caller waits any more."""

@@ -3,6 +3,7 @@
 import re
 import reprlib
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from flwr.app import RecordDict
 
@@ -52,16 +53,18 @@ def read_site(node: int, said: dict) -> tuple[Site, str]:
         raise RejectedReplyError(f"it is {reprlib.repr(client)} with the role {reprlib.repr(role)}")
     if not isinstance(counts, list) or any(type(count) is not int or count < 0 for count in [examples, *counts]):
         raise RejectedReplyError(f"client {client!r} reports numbers of examples that are not whole numbers")
-    versions = {
-        one_line(key.removeprefix("version-")): one_line(str(said[key]))
-        for key in list(said)[:20]
-        if key.startswith("version-")
-    }
+    versions = _versions(tuple((key, str(said[key])) for key in list(said)[:20] if key.startswith("version-")))
     data = {key: said[f"data-{key}"] for key in ("images", "content") if f"data-{key}" in said}
     if data and not (type(data.get("images")) is int and re.fullmatch("[0-9a-f]{20}", str(data.get("content")))):
         raise RejectedReplyError(f"client {client!r} describes its data in a wrong form: {reprlib.repr(data)}")
     site = Site(client, node, examples, tuple(counts), versions, role, data, one_line(str(said.get("frozen", ""))))
     return site, one_line(str(said.get("holds") or client)) or "nameless"
+
+
+@lru_cache(maxsize=64)
+def _versions(said: tuple[tuple[str, str], ...]) -> dict[str, str]:
+    """Versions by package, one table for all clients that report the same."""
+    return {one_line(key.removeprefix("version-")): one_line(value) for key, value in said}
 
 
 def check_site(site: Site, classes: int, frozen: str) -> None:

@@ -1,6 +1,6 @@
 """The site that holds the unseen domain: it evaluates the global model every round, and never trains."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,6 +50,7 @@ class TargetSite:
         self.exchange, self.roster = exchange, roster
         self.score = TargetScore()
         self._sent: Message | None = None
+        self._genuine: list[Message] = []  # replies of the site
 
     @property
     def site(self) -> Site:
@@ -57,8 +58,8 @@ class TargetSite:
         return self.roster.target
 
     def messages(self, round: int, arrays: ArrayRecord, entries: Entries) -> list[Message]:
-        """The global model, with the bank entries that the inference rule needs; no message to a missing site."""
-        exchange, self.score, self._sent = self.exchange, TargetScore(), None
+        """The global model, with the bank entries that the inference rule wants; no message to a missing site."""
+        exchange, self.score, self._sent, self._genuine = self.exchange, TargetScore(), None, []
         if self.roster.missing([self.site.client]):
             exchange.fail(self.site.client, NOT_ONLINE)
             return []
@@ -69,24 +70,27 @@ class TargetSite:
         self._sent = Message(RecordDict({**records, "config": ConfigRecord(config)}), self.site.node_id, "query.target")
         return [self._sent]
 
-    def take(self, replies: Iterable[Message]) -> list[Message]:
-        """Keeps the score of our message's reply and returns the other replies. For failures see
-        `run.on_client_failure`."""
-        replies = list(replies)
-        if self._sent is None:
-            return replies
-        asked, node = self._sent.metadata.message_id, self._sent.metadata.dst_node_id
-        ours = [reply for reply in replies if reply.metadata.reply_to_message_id == asked]
-        others = [reply for reply in replies if reply.metadata.reply_to_message_id != asked]
-        genuine = [reply for reply in ours if reply.has_error() or reply.metadata.src_node_id == node]
-        self._read(genuine[0] if genuine else None)
+    def others(self, replies: Iterable[Message]) -> Iterator[Message]:
+        """The replies that do not answer our message; ours is kept for `take`."""
+        asked = self._sent.metadata if self._sent else None
+        for reply in replies:
+            if asked is None or reply.metadata.reply_to_message_id != asked.message_id:
+                yield reply
+            elif reply.has_error() or reply.metadata.src_node_id == asked.dst_node_id:
+                self._genuine.append(reply)
+
+    def take(self) -> None:
+        """Keep the score of our message's reply. A failure is handled as `run.on_client_failure`."""
+        if self._sent is not None:
+            self._read(self._genuine[0] if self._genuine else None)
         self._sent = None
-        return others
 
     def ask(self, grid: Grid, arrays: ArrayRecord) -> TargetScore:
         """The score of the initial model, in a phase of its own."""
         timeout = self.exchange.experiment.run.timeout
-        self.take(grid.send_and_receive(self.messages(0, arrays, {}), timeout=timeout))
+        for _ in self.others(grid.send_and_receive(self.messages(0, arrays, {}), timeout=timeout)):
+            pass  # a stray reply
+        self.take()
         return self.score
 
     def _read(self, reply: Message | None) -> None:

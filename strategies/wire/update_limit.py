@@ -14,13 +14,15 @@ two others cannot raise the bound.
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping, MutableMapping, Sequence
 
 import numpy as np
 
-from strategies.parts import Arrays, Update
+from strategies.parts import Arrays
 
 KEPT_SIZES = 20  # sizes of each client that are kept as its history
+MOST_HISTORIES = 200  # clients that have one; where there are more, a client is seldom alone in a round
 BLOCK = 1 << 20  # values that are converted to float64 at a time
 
 
@@ -58,34 +60,35 @@ def over_limit(
 
     `sizes` are this round's by client, `history` the accepted ones of earlier rounds, `previous` the model's norm.
     """
-    refused = {}
-    for client, size in sizes.items() if limit else ():
-        others = [value for name, value in sizes.items() if name != client]
+    if not limit:
+        return {}
+    refused, ordered = {}, sorted(sizes.values())
+    for client, size in sizes.items():
         own = lower_median(history.get(client, ()))
-        bound, whose = lower_median(others), "the median of the other replies"
-        if not others:
+        bound, whose = median_of_others(ordered, size), "the median of the other replies"
+        if len(ordered) == 1:
             bound, whose = (own, "the median of its own earlier rounds") if own else (previous, "the model's norm")
         if bound and size > limit * bound:
             reason = f"its update has the norm {size:.3g}, {size / bound:.3g} times {whose} ({bound:.3g})"
-            reason += f" and {size / own:.3g} times its own earlier ones" if own and others else ""
+            reason += f" and {size / own:.3g} times its own earlier ones" if own and len(ordered) > 1 else ""
             refused[client] = f"{reason}; run.update_limit is {limit:g}"
     return refused
 
 
-def limited(
-    updates: Sequence[Update], previous: Arrays, history: Mapping[str, Sequence[float]], limit: float
-) -> tuple[dict[str, float], dict[str, str]]:
-    """(size by client, reason by refused client)."""
-    sizes = {update.client: update_size(update.arrays, previous) for update in updates}
-    norm = math.sqrt(sum(squared_distance(*pair) for pair in norms(previous)))
-    return sizes, over_limit(sizes, history, norm, limit)
+def median_of_others(ordered: Sequence[float], size: float) -> float:
+    """Lower median of sorted sizes without one of them; zero without any other."""
+    if len(ordered) < 2:
+        return 0
+    middle = (len(ordered) - 2) // 2
+    return ordered[middle + (bisect_left(ordered, size) <= middle)]
+
+
+def model_norm(model: Arrays) -> float:
+    """L2 norm of the floating-point tensors."""
+    return math.sqrt(sum(squared_distance(array, None) for array in model.values() if array.dtype.kind == "f"))
 
 
 def remember(history: MutableMapping[str, list[float]], client: str, size: float) -> None:
-    """Adds the size of an accepted update to the history of its client."""
-    history[client] = [*history.get(client, []), size][-KEPT_SIZES:]
-
-
-def norms(arrays: Arrays) -> list[tuple[np.ndarray, None]]:
-    """Arguments of `squared_distance` for the model's own norm."""
-    return [(array, None) for array in arrays.values() if array.dtype.kind == "f"]
+    """Add the size of an accepted update to the history of its client, if that is one of the first clients."""
+    if client in history or len(history) < MOST_HISTORIES:
+        history[client] = [*history.get(client, []), size][-KEPT_SIZES:]

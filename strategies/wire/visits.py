@@ -11,7 +11,7 @@ from fedsim.arrays import state_to_record
 from strategies.parts import Arrays, ServerRound, Visit
 from strategies.wire.exchange import Exchange
 from strategies.wire.handshake import NOT_ONLINE
-from strategies.wire.matching import match
+from strategies.wire.matching import Sent
 from strategies.wire.reply_checks import (
     Expected,
     RejectedReplyError,
@@ -50,12 +50,13 @@ class Visits:
         sent = {name: state_to_record(arrays) for name, arrays in records.items()}
         exchange.log.count(client, "down", sent, {"arrays"})
         config = {**exchange.run_config, "round": server.round, "phase": visit.phase, "client": client}
-        message = Message(RecordDict({**sent, "config": ConfigRecord(config)}), node, KIND)
+        asked = Sent()
+        message = asked.add(client, Message(RecordDict({**sent, "config": ConfigRecord(config)}), node, KIND))
         replies = self.grid.send_and_receive([message], timeout=exchange.experiment.run.timeout)
-        found, strays = match([(client, message)], replies)
-        for line in strays:
+        matched = [reply for reply in replies if asked.match(reply)]
+        for line in asked.strays:
             exchange.log.note(line)
-        return self._judge(visit, found.get(client), server)
+        return self._judge(visit, matched[0] if matched else None, server)
 
     def _judge(self, visit: Visit, reply: Message | None, server: ServerRound) -> dict[str, Arrays] | None:
         exchange, client = self.exchange, self.exchange.experiment.run.target

@@ -39,5 +39,5 @@ class WrappedGrid(Grid):
         return self._grid.pull_messages(message_ids)
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """Send messages and wait for their replies."""
+        """Send messages; their replies, as they come."""
         return self._grid.send_and_receive(messages, timeout=timeout)

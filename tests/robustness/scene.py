@@ -119,19 +119,18 @@ def build(method: str | dict, folder: Path, recipe: Any = None, extra: Any = Non
         return replies
 
     for bank in [bank for bank in strategy.recipe.banks if bank.when == "once"]:
-        scene.messages["collect"] = strategy.exchange.messages(
-            "collect", 0, None, strategy.exchange.clients, {}, bank=bank.name
-        )
+        clients = strategy.exchange.clients
+        scene.messages["collect"] = list(strategy.exchange.messages("collect", 0, None, clients, bank=bank.name))
         scene.replies["collect"] = answers(scene.messages["collect"])
         replies = list(scene.replies["collect"].values())
-        strategy._collect(bank, CannedGrid(replies), 0, None, strategy.exchange.clients)
+        strategy._collect(bank, CannedGrid(replies), 0, None, clients)
     for round in (1, 2):
-        scene.messages["train"] = strategy.configure_train(round, scene.arrays, ConfigRecord(), None)
+        scene.messages["train"] = list(strategy.configure_train(round, scene.arrays, ConfigRecord(), None))
         scene.replies["train"] = answers(scene.messages["train"])
         if round == 1:
             scene.arrays, _ = strategy.aggregate_train(1, scene.replies["train"].values())
             strategy.finished_rounds = 1
-    scene.messages["evaluate"] = strategy.configure_evaluate(2, scene.arrays, ConfigRecord(), None)
+    scene.messages["evaluate"] = list(strategy.configure_evaluate(2, scene.arrays, ConfigRecord(), None))
     scene.replies["evaluate"] = answers(scene.messages["evaluate"])
     return scene
 

@@ -19,7 +19,7 @@ from fedsim.errors import ClientFailedError
 from fedsim.recipe import Recipe
 from fedsim.run.workspace import close_workspaces
 from strategies.banks.amplitude import AmplitudeBank
-from strategies.banks.checks import odd_shapes
+from strategies.banks.checks import layout_of, odd_shapes
 from strategies.banks.style import StyleBank
 from strategies.parts import Arrays, Bank, Entries, ServerRound
 
@@ -257,8 +257,8 @@ def test_contributions_are_checked() -> None:
 
 
 def test_an_odd_shape_is_refused_whoever_comes_first() -> None:
-    usual, odd = {"mean": np.zeros((1, 3))}, {"mean": np.zeros((1, 30))}
-    assert odd_shapes({"a": odd, "b": usual, "c": {"mean": np.zeros((9, 3))}}).keys() == {"a"}
+    usual, odd, longer = (layout_of({"mean": np.zeros(shape)}) for shape in ((1, 3), (1, 30), (9, 3)))
+    assert odd_shapes({"a": odd, "b": usual, "c": longer}).keys() == {"a"}
     assert odd_shapes({"a": usual, "b": usual}) == {}
     assert odd_shapes({}) == {}
 

@@ -69,7 +69,7 @@ def test_only_accepted_sizes_become_history():
     """A refused one must not lift its own bound."""
     before, state, guard = {"w": np.zeros(1)}, ServerState(), Guard(100.0)
     updates = [Update(name, 1, {"w": np.array([value])}) for name, value in (("a", 1.0), ("b", 2.0), ("c", 900.0))]
-    refused = guard.too_large(updates, before, state)
+    refused = guard.too_large({"a": 1.0, "b": 2.0, "c": 900.0}, before, state)
     assert guard.sizes == {"a": 1.0, "b": 2.0, "c": 900.0}
     assert refused.keys() == {"c"}
     guard.accept([update for update in updates if update.client not in refused], state)

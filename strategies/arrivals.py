@@ -1,0 +1,91 @@
+"""What happens to a reply to a train message when it arrives: checked, measured, put aside."""
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from flwr.app import Message
+
+from strategies.banks.checks import layout_of
+from strategies.cuts import put_back, taken
+from strategies.parts import Bank, Update
+from strategies.server_parts import ServerParts
+from strategies.stored import Storage
+from strategies.wire.exchange import Exchange
+from strategies.wire.guard import Guard
+from strategies.wire.reply_checks import check_update, manifest
+from strategies.wire.round_log import RoundLog
+from strategies.wire.update_limit import update_size
+
+
+class Arrivals:
+    """Takes the replies of a round. Tensors of the updates may be read until `storage` is cleared."""
+
+    def __init__(self, exchange: Exchange, guard: Guard, parts: ServerParts, storage: Storage) -> None:
+        self.exchange, self.guard, self.parts, self.storage = exchange, guard, parts, storage
+
+    def take(self, replies: Iterable[Message], model: Mapping[str, Any]) -> list[Update]:
+        """The updates that pass the checks of the wire, of the banks, and of what all clients have in common.
+
+        model: the tensors as the clients send them up.
+        """
+        parts = self.parts
+        banks, start, whole = parts.contributed(), parts.start, manifest(model)
+        sizes: dict[str, float] = {}
+        layouts: dict[str, dict[str, str]] = {bank.name: {} for bank in banks}
+
+        def own(client: str) -> dict[str, Any]:
+            cut = parts.cut(client)
+            return {"shapes": manifest(taken(model, cut))} if cut else {}
+
+        def keep(update: Update) -> Update:
+            cut = parts.cut(update.client)
+            if cut:
+                update.arrays = put_back(update.arrays, cut, start)
+            for bank in banks:
+                layouts[bank.name][update.client] = layout_of(update.records[bank.name])
+            sizes[update.client] = update_size(update.arrays, start)
+            return self._put_aside(update, banks)
+
+        updates = self.exchange.judge(
+            check_update,
+            timed(replies, self.exchange.log),
+            "reply refused",
+            own,
+            keep,
+            shapes=whole,
+            nonnegative=parts.model.nonnegative,
+            banks=banks,
+            views=parts.views(banks),
+            metrics=parts.needs(),
+        )
+        for bank in banks:
+            for client, reason in parts.odd(bank, layouts[bank.name]).items():
+                if updates.pop(client, None):
+                    self.exchange.fail(client, f"reply refused: {bank.name}: {reason}")
+        self._limit(updates, {client: sizes[client] for client in updates})
+        return list(updates.values())
+
+    def _put_aside(self, update: Update, banks: Iterable[Bank]) -> Update:
+        update.arrays = self.storage.put(update.arrays)
+        for bank in banks:
+            update.records[bank.name] = self.storage.put(update.records[bank.name])
+        return update
+
+    def _limit(self, updates: dict[str, Update], sizes: Mapping[str, float]) -> None:
+        """Take out the updates that are too large."""
+        refused = self.guard.too_large(sizes, self.parts.start, self.parts.state)
+        for client, size in sizes.items():
+            self.exchange.log.row(client)["update_norm"] = size
+        for client, reason in refused.items():
+            self.exchange.fail(client, f"reply refused: {reason}")
+            del updates[client]
+
+
+def timed(replies: Iterable[Message], log: RoundLog) -> Iterator[Message]:
+    """The replies; what is done with each counts as time of the aggregation, the wait for the next one does not."""
+    for reply in replies:
+        started = time.perf_counter()
+        yield reply
+        del reply
+        log.aggregation_seconds += time.perf_counter() - started

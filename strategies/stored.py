@@ -1,0 +1,124 @@
+"""The tensors of a round's replies: a few in memory, all others in a file, read back tensor by tensor or in parts.
+
+The server cannot add a reply to the average when it arrives: the weights, the limit on updates and the parts that
+compare clients need the numbers of all replies first. So every reply is checked and measured when it arrives, and its
+tensors are put aside here. What reads them later gets ordinary mappings {name: array}; one that keeps no more than a
+tensor (or a part of it) of each client needs little memory, whatever the number of clients.
+
+The file has no name: its space is free again when the round ends, or when the process dies.
+"""
+
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fedsim.errors import UserError
+
+MEMORY_BYTES = 64 * 2**20  # of a round's tensors that stay in memory
+
+Head = tuple[tuple[int, ...], np.dtype]  # shape and type of a tensor
+Piece = tuple[str, int, int]  # part of a flattened tensor: name, start, stop
+
+
+class StoredArrays(Mapping[str, np.ndarray]):
+    """Tensors in a file. Every access to one reads it anew; `heads` tells shapes and types without reading."""
+
+    def __init__(self, file: int, heads: Mapping[str, Head], places: Mapping[str, int]) -> None:
+        self.heads = dict(heads)
+        self._file, self._places = file, dict(places)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        shape, dtype = self.heads[name]
+        array = np.empty(shape, dtype)
+        self._read(array.reshape(-1), self._places[name])
+        return array
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.heads)
+
+    def __len__(self) -> int:
+        return len(self.heads)
+
+    def fill(self, pieces: Sequence[Piece], out: np.ndarray) -> None:
+        """Write parts of tensors one after the other into `out`; those that are neighbours in the file at once."""
+        position = 0
+        for start, count, dtype in self._runs(pieces):
+            run = np.empty(count, dtype)
+            self._read(run, start)
+            out[position : position + count] = run
+            position += count
+
+    def _runs(self, pieces: Sequence[Piece]) -> list[tuple[int, int, np.dtype]]:
+        """Neighbouring pieces of one type joined: (first byte, number of values, type)."""
+        runs: list[tuple[int, int, np.dtype]] = []
+        for name, start, stop in pieces:
+            dtype = self.heads[name][1]
+            first = self._places[name] + start * dtype.itemsize
+            if runs and runs[-1][2] == dtype and runs[-1][0] + runs[-1][1] * dtype.itemsize == first:
+                runs[-1] = (runs[-1][0], runs[-1][1] + stop - start, dtype)
+            else:
+                runs.append((first, stop - start, dtype))
+        return runs
+
+    def _read(self, array: np.ndarray, start: int) -> None:
+        view = memoryview(array.view(np.uint8))
+        while len(view):
+            count = os.preadv(self._file, [view], start)
+            if not count:
+                raise EOFError("the file of this round's replies ends too early")
+            view, start = view[count:], start + count
+
+
+class Storage:
+    """Keeps the tensors of one round after the other; `folder` is where the file is made (None: the system's)."""
+
+    def __init__(self, folder: Path | None = None, memory: int = MEMORY_BYTES) -> None:
+        self.folder, self.memory = folder, memory
+        self._file = None
+        self._held = self._end = 0
+
+    def put(self, arrays: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+        """The same tensors: as they are while there is room in memory, else as they are in the file from now on."""
+        size = sum(array.nbytes for array in arrays.values())
+        if not size:
+            return arrays
+        if self._held + size <= self.memory:
+            self._held += size
+            return arrays
+        return self._write(arrays)
+
+    def clear(self) -> None:
+        """Forget the round. Nobody may read its stored tensors any more."""
+        if self._file is not None:
+            self._file.close()
+        self._file, self._held, self._end = None, 0, 0
+
+    def _write(self, arrays: Mapping[str, np.ndarray]) -> StoredArrays:
+        heads = {name: (array.shape, array.dtype) for name, array in arrays.items()}
+        places = {}
+        try:
+            if self._file is None:
+                self._file = tempfile.TemporaryFile(dir=self.folder, buffering=0)  # noqa: SIM115 - until `clear`
+            for name in sorted(arrays):  # the order in which averages read them
+                places[name] = self._end
+                view = memoryview(np.ascontiguousarray(arrays[name]).reshape(-1).view(np.uint8))
+                while len(view):
+                    count = os.pwrite(self._file.fileno(), view, self._end)
+                    view, self._end = view[count:], self._end + count
+        except OSError as error:
+            where = self.folder or tempfile.gettempdir()
+            raise UserError(
+                f"{where}: the replies of a round cannot be put aside ({error.strerror}); "
+                f"{self._end / 1e9:.1f} GB are there already, free some space or choose another --output"
+            ) from None
+        return StoredArrays(self._file.fileno(), heads, places)
+
+
+def heads_of(arrays: Mapping[str, np.ndarray]) -> dict[str, Head]:
+    """Shape and type of every tensor by name; of stored ones without reading them."""
+    if isinstance(arrays, StoredArrays):
+        return arrays.heads
+    return {name: (array.shape, array.dtype) for name, array in arrays.items()}

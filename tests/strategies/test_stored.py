@@ -1,0 +1,124 @@
+"""Replies on disk give the numbers that replies in memory give, to the last bit, and take little memory."""
+
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from fedsim.errors import UserError
+from strategies import aggregate
+from strategies.aggregate import divergence_coefficients, tensorwise_mean, weighted_mean
+from strategies.banks.checks import layout_of, misfit
+from strategies.fuse.coordinate_median import CoordinateMedian
+from strategies.fuse.gradient_mask import GradientMask
+from strategies.fuse.semantic_divergence import SemanticDivergence
+from strategies.parts import ServerRound, Update
+from strategies.stored import Storage, StoredArrays, heads_of
+
+CLIENTS = 37  # two whole groups of the average, and a rest
+
+
+def states(clients=CLIENTS):
+    rng = np.random.default_rng(0)
+    return [
+        {
+            "wide": rng.standard_normal((300, 200)).astype(np.float32),
+            "half": rng.standard_normal(5).astype(np.float16),
+            "one": np.float32(rng.standard_normal()).reshape(()),
+            "counter": np.array(int(rng.integers(100))),
+            "turned": rng.standard_normal((20, 30)).astype(np.float32).T,
+            "none": np.empty((0, 3), np.float32),
+            "exact": rng.standard_normal(40),
+        }
+        for _ in range(clients)
+    ]
+
+
+@pytest.fixture
+def pair(tmp_path):
+    """The same states in memory and in a file."""
+    memory, storage = states(), Storage(tmp_path, memory=0)
+    yield memory, [storage.put(state) for state in memory]
+    storage.clear()
+
+
+def same(a, b):
+    assert list(a) == list(b)
+    for name in a:
+        assert a[name].dtype == b[name].dtype
+        assert a[name].shape == b[name].shape
+        assert np.ascontiguousarray(a[name]).tobytes() == np.ascontiguousarray(b[name]).tobytes(), name
+
+
+def test_tensors_come_back_as_they_went(pair):
+    memory, stored = pair
+    assert all(isinstance(state, StoredArrays) for state in stored)
+    for one, other in zip(memory, stored, strict=True):
+        same(one, other)
+        assert heads_of(one) == heads_of(other)
+        assert layout_of(one) == layout_of(other)
+        assert misfit(other, one) == ""
+    assert "misfit" not in stored[0]
+
+
+@pytest.mark.parametrize("block", [32768, 700])
+def test_means_are_those_of_memory_to_the_last_bit(pair, monkeypatch, block):
+    """Blocks that hold several tensors, and parts of one."""
+    monkeypatch.setattr(aggregate, "BLOCK", block)
+    memory, stored = pair
+    weights = np.random.default_rng(1).dirichlet(np.ones(CLIENTS))
+    expected = weighted_mean(memory, weights)
+    same(expected, weighted_mean(stored, weights))
+    same(expected, weighted_mean([*memory[:7], *stored[7:]], weights))  # some fitted into memory
+    divergence = divergence_coefficients(memory)
+    assert all((divergence[name] == other).all() for name, other in divergence_coefficients(stored).items())
+    same(tensorwise_mean(memory, divergence), tensorwise_mean(stored, divergence))
+
+
+@pytest.mark.parametrize("fuse", [SemanticDivergence(), CoordinateMedian(), GradientMask()])
+def test_parts_that_compare_clients_see_no_difference(pair, fuse):
+    memory, stored = pair
+    names = [f"c{index}" for index in range(CLIENTS)]
+    weights = dict.fromkeys(names, 1 / CLIENTS)
+    start = {name: np.zeros_like(array) for name, array in memory[0].items()}
+    round = ServerRound(1, 2, names, start, parameters=frozenset({"wide", "exact"}))
+
+    def fused(arrays):
+        return fuse.fuse([Update(name, 1, own) for name, own in zip(names, arrays, strict=True)], weights, round)
+
+    same(fused(memory), fused(stored))
+
+
+def test_an_average_of_stored_models_takes_two_models(tmp_path):
+    """Forty models of 2.4 MB: the result and the blocks, not the models."""
+    storage = Storage(tmp_path, memory=0)
+    rng = np.random.default_rng(0)
+    model = {f"w{index}": rng.standard_normal(60_000).astype(np.float32) for index in range(10)}
+    stored = [storage.put(model) for _ in range(40)]
+    size = sum(array.nbytes for array in model.values())
+    tracemalloc.start()
+    try:
+        weighted_mean(stored, [1.0] * 40)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+        storage.clear()
+    # two threads with 16 rows of a block in float64 each
+    assert peak < size + 2 * (aggregate.GROUP + 3) * aggregate.BLOCK * 8
+
+
+def test_memory_is_used_first_and_given_back(tmp_path):
+    state = {"w": np.ones(1000, np.float32)}
+    storage = Storage(tmp_path, memory=9000)
+    kept = [storage.put(state) for _ in range(4)]
+    assert [isinstance(one, StoredArrays) for one in kept] == [False, False, True, True]
+    assert list(tmp_path.iterdir()) == []  # the file has no name
+    storage.clear()
+    assert storage.put(state) is state
+    assert storage.put({}) == {}
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):
+    storage = Storage(tmp_path / "gone", memory=0)
+    with pytest.raises(UserError, match="cannot be put aside"):
+        storage.put({"w": np.ones(3)})
