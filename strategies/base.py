@@ -19,7 +19,6 @@ from fedsim.errors import ClientFailedError
 from fedsim.experiment import Experiment
 from fedsim.seeding import seed_library
 from fedsim.tasks import CLASSIFICATION
-from strategies.arrivals import Arrivals
 from strategies.banks.checks import layout_of, owned
 from strategies.cuts import taken
 from strategies.model import ServerModel
@@ -28,6 +27,7 @@ from strategies.parts import Bank, Entries, LostRoundError, Place, RefusedUpdate
 from strategies.server_parts import ServerParts
 from strategies.state import ServerState
 from strategies.stored import Storage
+from strategies.wire.arrivals import Arrivals
 from strategies.wire.exchange import Encoder, Exchange
 from strategies.wire.guard import Guard
 from strategies.wire.handshake import Roster
