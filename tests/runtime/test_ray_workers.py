@@ -17,7 +17,7 @@ def ask(grid, orders, timeout=None, arrays=None):
     for node, order in zip(grid.node_ids, orders):
         content = {"config": ConfigRecord({"order": order, "client": f"domain-{node}"})}
         messages.append(Message(RecordDict({**content, **({"arrays": arrays} if arrays else {})}), node, "query"))
-    replies = grid.send_and_receive(messages, timeout=timeout)
+    replies = list(grid.send_and_receive(messages, timeout=timeout))
     by_id = {message.metadata.message_id: message.metadata.dst_node_id for message in messages}
     return {by_id[reply.metadata.reply_to_message_id]: reply for reply in replies}
 
