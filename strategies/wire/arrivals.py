@@ -29,14 +29,14 @@ class Arrivals:
 
         model: the tensors as the clients send them up.
         """
-        parts = self.parts
-        banks, start, whole = parts.contributed(), parts.start, manifest(model)
+        parts, fuse = self.parts, self.parts.recipe.fuse
+        banks, start = parts.contributed(), parts.start
         sizes: dict[str, float] = {}
         layouts: dict[str, dict[str, str]] = {bank.name: {} for bank in banks}
 
         def own(client: str) -> dict[str, Any]:
             cut = parts.cut(client)
-            return {"shapes": manifest(taken(model, cut))} if cut else {}
+            return {"shapes": fuse.form(manifest(taken(model, cut)))} if cut else {}
 
         def keep(update: Update) -> Update:
             cut = parts.cut(update.client)
@@ -44,7 +44,8 @@ class Arrivals:
                 update.arrays = put_back(update.arrays, cut, start)
             for bank in banks:
                 layouts[bank.name][update.client] = layout_of(update.records[bank.name])
-            sizes[update.client] = update_size(update.arrays, start)
+            if not fuse.masked:
+                sizes[update.client] = update_size(update.arrays, start)
             return self._put_aside(update, banks)
 
         updates = self.exchange.judge(
@@ -53,8 +54,8 @@ class Arrivals:
             "reply refused",
             own,
             keep,
-            shapes=whole,
-            nonnegative=parts.model.nonnegative,
+            shapes=fuse.form(manifest(model)),
+            nonnegative=() if fuse.masked else parts.model.nonnegative,
             banks=banks,
             views=parts.views(banks),
             metrics=parts.needs(),
@@ -63,7 +64,8 @@ class Arrivals:
             for client, reason in parts.odd(bank, layouts[bank.name]).items():
                 if updates.pop(client, None):
                     self.exchange.fail(client, f"reply refused: {bank.name}: {reason}")
-        self._limit(updates, {client: sizes[client] for client in updates})
+        if not fuse.masked:
+            self._limit(updates, {client: sizes[client] for client in updates})
         return list(updates.values())
 
     def _put_aside(self, update: Update, banks: Iterable[Bank]) -> Update:
