@@ -254,6 +254,11 @@ class RunSettings(Settings):
         "aggregated",
         description="the validation that selects the round: of the aggregated model, or the mean of the local models",
     )
+    client_rows: Literal["auto", "clients", "domains"] = Field(
+        "auto",
+        description="rows of a round in clients.csv: one per client, one per domain, or (auto) per domain where "
+        "more than 200 clients take part",
+    )
     personalised: bool = Field(
         False, description="source clients also validate with their own batch norm (clients.csv)"
     )

@@ -119,6 +119,7 @@ def client_metrics(clients: pd.DataFrame) -> list[str]:
         "target",
         "seed",
         "label",
+        "clients",
     } - {"weight"}
     return [
         column

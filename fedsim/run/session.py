@@ -19,6 +19,7 @@ from fedsim.data.fingerprint import Fingerprints, difference, fingerprints
 from fedsim.errors import UserError
 from fedsim.experiment import Experiment, parse_experiment
 from fedsim.results.callbacks import RunCallback
+from fedsim.results.client_rows import client_rows, detail_rows
 from fedsim.results.differences import MACHINE_KEYS
 from fedsim.results.environment import environment
 from fedsim.results.predictions import forget_after, keep_selected, too_many
@@ -126,8 +127,11 @@ class Session:
         clients = [
             {"round": round, "domain": domain_of(name), **columns} for name, columns in strategy.log.clients.items()
         ]
+        wanted = self.experiment.run.client_rows
+        details = detail_rows(strategy.log.details, len(clients), domain_of, wanted)
+        clients = client_rows(clients, wanted)
         self.recorder.append_clients(clients)
-        self.recorder.append_details({"round": round, **detail} for detail in strategy.log.details)
+        self.recorder.append_details({"round": round, **detail} for detail in details)
         self.recorder.append_round(row)
         strategy.finished_rounds = round
         if round and score.predictions is not None:

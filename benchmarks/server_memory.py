@@ -1,0 +1,134 @@
+"""Memory of the whole server while it aggregates many large models that arrive one after the other.
+
+The real strategy (FedAvg), its checks of every reply, the guard, the average, the record of the new model and the
+checkpoint; the replies come from a file, as they would come from the network. Peak resident size over what the process
+had before the round (network, global model), in models. The reference is the same with all replies kept in memory.
+
+    python benchmarks/server_memory.py [--clients 30] [--backbone resnet50] [--without-reference]
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from rich.console import Console
+from rich.table import Table
+
+from fedsim.arrays import nbytes, record_of, record_to_arrays, state_to_record
+from fedsim.experiment import from_table
+from fedsim.run.checkpoint import Checkpoint, save_checkpoint
+from fedsim.run.plan import resolve
+from fedsim.run.workspace import Workspace
+from fedsim.runtime.identity import assume_identity, stamp
+from strategies.base import FedDG
+from strategies.model import server_model
+from strategies.stored import Storage
+from strategies.wire.patience import PatientGrid
+from strategies.wire.sites import Site
+
+TOKEN, EXAMPLES, PROMISED = "0123456789abcdef", 100, 2.5
+
+
+class FileGrid:
+    """A grid whose clients all reply with the tensors of one file, read anew for each."""
+
+    def __init__(self, folder: Path, record: ArrayRecord) -> None:
+        self.file = folder / "reply"
+        self.heads = [(name, array.dtype, array.shape, array.stype, len(array.data)) for name, array in record.items()]
+        with self.file.open("wb") as file:
+            for array in record.values():
+                file.write(array.data)
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
+        """One reply after the other."""
+        for number, message in enumerate(messages):
+            stamp(message, f"m{number}")
+            yield self._reply(message)
+
+    def _reply(self, message: Message) -> Message:
+        config = message.content.config_records["config"]
+        with self.file.open("rb") as file:
+            arrays = {name: Array(kind, shape, stype, file.read(size)) for name, kind, shape, stype, size in self.heads}
+        content = {
+            "arrays": record_of(arrays),
+            "metrics": MetricRecord({"num-examples": EXAMPLES, "train_loss": 1.0, "train_seconds": 1.0}),
+            "echo": ConfigRecord({"token": TOKEN, **{key: config[key] for key in ("client", "round", "phase")}}),
+        }
+        return Message(RecordDict(content), reply_to=message)
+
+
+def measure(clients: int, backbone: str, held: bool, folder: Path) -> dict[str, float]:
+    """One round; models of memory over the process's base, and seconds a client."""
+    assume_identity(1)
+    experiment = from_table(
+        {
+            "data": {"dataset": "digits", "image_size": 32, "clients_per_domain": -(-clients // 5)},
+            "model": {"backbone": backbone},
+            "run": {"target": "rot75", "output": str(folder)},
+        }
+    )
+    space = Workspace(resolve(experiment))
+    strategy = FedDG(space.recipe, experiment, space.places, {"experiment": experiment.toml(), "token": TOKEN})
+    strategy.storage = Storage(folder, memory=1 << 60) if held else Storage(folder)
+    strategy.describe(server_model(space.net, space.places, space.plan.build_net, space.device))
+    names = space.plan.clients[:clients]
+    strategy.exchange.sites = {name: Site(name, node, EXAMPLES) for node, name in enumerate(names, start=2)}
+    arrays = state_to_record(space.net.state_dict(), space.travelling)
+    model = nbytes(arrays)
+    grid = PatientGrid(FileGrid(folder, arrays), strategy.exchange, 0.0)
+    base, started = forget_peak(), time.process_time()
+    fused, _ = strategy.aggregate_train(1, grid.send_and_receive(strategy.configure_train(1, arrays, None, grid)))
+    seconds = time.process_time() - started
+    save_checkpoint(folder / "checkpoint", Checkpoint(1, record_to_arrays(fused), strategy.state))
+    return {"models": (status("VmHWM") - base) / model, "base": base, "seconds": seconds / clients, "model": model}
+
+
+def forget_peak() -> int:
+    """Begin a new measurement of the largest resident size; the present one in bytes."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return status("VmRSS")
+
+
+def status(key: str) -> int:
+    """Bytes of an entry of this process's status."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key))
+
+
+def main() -> None:
+    """Measure both in processes of their own."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clients", type=int, default=30)
+    parser.add_argument("--backbone", default="resnet50")
+    parser.add_argument("--without-reference", action="store_true")
+    parser.add_argument("--one", choices=("stored", "held"), help=argparse.SUPPRESS)
+    wanted = parser.parse_args()
+    if wanted.one:
+        with tempfile.TemporaryDirectory() as folder:
+            print(json.dumps(measure(wanted.clients, wanted.backbone, wanted.one == "held", Path(folder))))
+        return
+    table = Table("replies", "models over the base", "promised", "processor seconds a client", "base", "one model")
+    for way in ("stored",) if wanted.without_reference else ("stored", "held"):
+        command = [sys.executable, __file__, "--one", way, "--clients", str(wanted.clients)]
+        command += ["--backbone", wanted.backbone]
+        found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+        table.add_row(
+            {"stored": "put aside as they arrive", "held": "all in memory (reference)"}[way],
+            f"{found['models']:.2f}",
+            f"{PROMISED}" if way == "stored" else "",
+            f"{found['seconds']:.2f}",
+            f"{found['base'] / 2**20:.0f} MiB",
+            f"{found['model'] / 2**20:.1f} MiB",
+        )
+    table.caption = f"{wanted.clients} clients, {wanted.backbone}"
+    Console(width=110).print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""The rows of clients.csv and details.csv in a round of many clients: one per domain instead of one per client."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+MOST_ROWS = 200  # of a round, that stay one per client
+SUMMED = ("examples", "images", "steps", "weight", "validation_examples")  # as well as bytes and seconds
+WORDS = ("round", "client", "domain", "status")
+
+Row = Mapping[str, Any]
+
+
+def client_rows(rows: list[dict[str, Any]], wanted: str = "auto") -> list[dict[str, Any]]:
+    """The rows of a round as they are recorded: `clients`, all of them; `domains`, one per domain; `auto`, all of up to
+    200, else one per domain.
+
+    A row of a domain is called DOMAIN/* and says in `clients` how many it stands for. Counts, weights, bytes and
+    seconds are sums; `train_loss` is the mean weighted by examples; what clients validated is the mean weighted by
+    validation examples; all other numbers are plain means over the clients that have them. A client that failed keeps
+    its row.
+    """
+    if wanted == "clients" or (wanted == "auto" and len(rows) <= MOST_ROWS):
+        return rows
+    domains: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        if row["status"] == "ok":
+            domains.setdefault(row["domain"], []).append(row)
+    failed = [row for row in rows if row["status"] != "ok"]
+    return [_of_domain(domain, own) for domain, own in domains.items()] + failed
+
+
+def detail_rows(
+    details: list[dict[str, Any]], clients: int, domain_of: Callable[[str], str], wanted: str = "auto"
+) -> list[dict[str, Any]]:
+    """The rows of details.csv: as they are, or the mean over a domain's clients where `client_rows` has domains."""
+    if wanted == "clients" or (wanted == "auto" and clients <= MOST_ROWS):
+        return details
+    values: dict[tuple[str, str, str], list[float]] = {}
+    for row in details:
+        own = "/" in row["client"]
+        client = f"{domain_of(row['client'])}/*" if own else row["client"]
+        values.setdefault((client, row["quantity"], row["name"]), []).append(row["value"])
+    return [
+        {"client": client, "quantity": quantity, "name": name, "value": float(np.mean(found))}
+        for (client, quantity, name), found in values.items()
+    ]
+
+
+def _of_domain(domain: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    merged: dict[str, Any] = {"round": rows[0]["round"], "client": f"{domain}/*", "domain": domain, "status": "ok"}
+    for column in dict.fromkeys(column for row in rows for column in row if column not in WORDS):
+        known = [row for row in rows if row.get(column) is not None]
+        values = [row[column] for row in known]
+        if not values:
+            continue
+        if column in SUMMED or column.startswith("bytes_") or column.endswith("_seconds"):
+            merged[column] = sum(values)
+        else:
+            merged[column] = _mean(values, _weights(column, known))
+    return {**merged, "clients": len(rows)}
+
+
+def _weights(column: str, rows: Iterable[Row]) -> list[float]:
+    unit = "examples" if column == "train_loss" else "validation_examples" if column.startswith("validation_") else ""
+    return [row.get(unit) or 0 for row in rows] if unit else []
+
+
+def _mean(values: list[float], weights: list[float]) -> float:
+    return float(np.average(values, weights=weights)) if sum(weights) else float(np.mean(values))

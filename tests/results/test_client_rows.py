@@ -1,0 +1,70 @@
+"""Rounds of many clients are recorded by domain, with the same means and sums."""
+
+import pandas as pd
+import pytest
+
+from fedsim.data import domain_of
+from fedsim.results.client_rows import MOST_ROWS, client_rows, detail_rows
+from fedsim.results.selection import mean_validation_accuracy
+
+
+def crowd(count):
+    return [
+        {
+            "round": 3,
+            "domain": "art" if number % 3 else "photo",
+            "client": f"{'art' if number % 3 else 'photo'}/{number}",
+            "status": "ok",
+            "bytes_down": 10,
+            "bytes_up": 10,
+            "bytes_up_arrays": 10,
+            "examples": number + 1,
+            "weight": 1 / count,
+            "train_loss": number / 7,
+            "train_seconds": 0.5,
+            "validation_accuracy": (number % 5) / 5,
+            "validation_examples": 1 + number % 4,
+            "gap": float(number),
+        }
+        for number in range(count)
+    ]
+
+
+def test_few_clients_keep_their_rows():
+    rows = crowd(MOST_ROWS)
+    assert client_rows(rows) is rows
+    assert len(client_rows(rows, "domains")) == 2
+    assert client_rows(crowd(300), "clients") == crowd(300)
+
+
+def test_a_domain_has_the_sums_and_means_of_its_clients():
+    rows = crowd(300)
+    rows[5]["status"] = "no reply within 5 s"
+    merged = client_rows(rows)
+    assert [row["client"] for row in merged] == ["photo/*", "art/*", "art/5"]
+    frame = pd.DataFrame(rows).drop(index=5)
+    for row in merged[:2]:
+        own = frame[frame["domain"] == row["domain"]]
+        assert row["clients"] == len(own)
+        for column in ("bytes_down", "bytes_up", "bytes_up_arrays", "examples", "weight", "train_seconds"):
+            assert row[column] == pytest.approx(own[column].sum())
+        assert row["train_loss"] == pytest.approx((own["train_loss"] * own["examples"]).sum() / own["examples"].sum())
+        assert row["gap"] == pytest.approx(own["gap"].mean())
+    # the selection's score, which pools a domain's clients by their validation examples, does not change
+    expected = mean_validation_accuracy(frame)
+    assert mean_validation_accuracy(pd.DataFrame(merged[:2]))[3] == pytest.approx(expected[3])
+
+
+def test_details_are_means_over_a_domain():
+    details = [
+        {"client": f"{domain}/{number}", "quantity": "coefficient", "name": "head", "value": float(number)}
+        for domain in ("art", "photo")
+        for number in range(150)
+    ]
+    details.append({"client": "sketch", "quantity": "dice", "name": "disc", "value": 0.25})
+    assert detail_rows(details, MOST_ROWS, domain_of) is details
+    assert [(row["client"], row["value"]) for row in detail_rows(details, 300, domain_of)] == [
+        ("art/*", 74.5),
+        ("photo/*", 74.5),
+        ("sketch", 0.25),
+    ]
