@@ -24,8 +24,8 @@ class TogetherGrid(InlineGrid):
     clients train one after the other.
     """
 
-    def __init__(self, app: ClientApp, plan: Plan, nodes: int) -> None:
-        super().__init__(app, nodes)
+    def __init__(self, app: ClientApp, plan: Plan, nodes: int = 0) -> None:
+        super().__init__(app, nodes or len(plan.clients))
         self.size = self.at_once = min(plan.experiment.train.side_by_side, len(plan.clients))
         self.reason = reason_apart(plan.recipe) if self.size > 1 else "there is one client"
         self.program: SideBySide | None = None
