@@ -21,7 +21,7 @@ from fedsim.models.tasks import rules_of
 from fedsim.run.plan import POOLED, Plan, resolve
 
 KEPT = 2  # workspaces that a process keeps in memory
-KEPT_CLIENTS = 256  # the clients of a workspace that worked last; another one is opened again, its state is in its store
+KEPT_CLIENTS = 256  # clients of a workspace that stay in memory; any other is opened again, its state is in its store
 
 
 def pick_device(wanted: str) -> torch.device:
