@@ -52,7 +52,9 @@ class Update:
     metrics: the numbers that it reported, with `train_loss` among them
     records: its contributions to the banks of every round, by the bank's name
 
-    Reading a missing metric or record with [] raises RefusedUpdateError.
+    Where a round's tensors do not fit into memory, `arrays` and the records read a tensor from a file each time that it
+    is asked for: a part that goes through them tensor by tensor needs little memory with any number of clients. They
+    can be read until the round ends. Reading a missing metric or record with [] raises RefusedUpdateError.
     """
 
     client: str

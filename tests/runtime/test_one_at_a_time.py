@@ -1,0 +1,74 @@
+"""A phase holds one message and one reply at a time, whatever the number of clients."""
+
+import gc
+import weakref
+
+import pytest
+from flwr.app import Error, Message, RecordDict
+
+from fedsim.runtime.identity import assume_identity, stamp
+from fedsim.runtime.inline import InlineGrid
+from strategies.wire.matching import Sent
+from strategies.wire.patience import PatientGrid
+
+
+class Quiet:
+    """The sender of messages whose replies are never lost."""
+
+    roster = None
+
+    def client_of(self, message):
+        return ""
+
+
+def test_messages_are_made_when_they_are_sent_and_replies_are_not_kept():
+    made, alive = [], []
+    grid = InlineGrid(lambda message, context: Message(RecordDict(), reply_to=message), 5)
+
+    def messages():
+        for node in grid.node_ids:
+            made.append(node)
+            yield Message(RecordDict(), node, "train")
+
+    for count, reply in enumerate(PatientGrid(grid, Quiet(), 5.0).send_and_receive(messages()), start=1):
+        assert len(made) == count
+        alive = [reference for reference in alive if reference() is not None]
+        assert len(alive) <= 1  # the one before, which this loop's variable held
+        alive.append(weakref.ref(reply))
+        del reply
+        gc.collect()
+        assert alive[-1]() is None or len(alive) == 1
+    assert made == grid.node_ids
+
+
+@pytest.fixture
+def sent():
+    assume_identity(1)
+    return Sent()
+
+
+def answer(message, error=False):
+    return Message(Error(5, "gone"), reply_to=message) if error else Message(RecordDict(), reply_to=message)
+
+
+def test_a_reply_finds_its_message_by_the_id_that_sending_gave_it(sent):
+    first, second = (sent.add(name, Message(RecordDict(), node, "train")) for name, node in (("a", 7), ("b", 8)))
+    assert sent.client_of(first) == ""  # it has no id yet
+    for number, message in enumerate((first, second)):
+        stamp(message, f"m{number}")
+    assert sent.client_of(first) == "a"
+    assert sent.match(answer(second)) == ("b", second)
+    assert sent.match(answer(second)) is None
+    assert "answered before" in sent.strays[-1]
+    assert sent.match(answer(first)) == ("a", first)
+
+
+def test_a_reply_to_a_message_that_was_made_again_is_dropped(sent):
+    old = sent.add("a", Message(RecordDict(), 7, "train"))
+    stamp(old, "m0")
+    assert sent.client_of(old) == "a"
+    new = sent.add("a", Message(RecordDict(), 9, "train"))
+    stamp(new, "m1")
+    assert sent.match(answer(old)) is None
+    assert "answers no message" in sent.strays[-1]
+    assert sent.match(answer(new, error=True)) == ("a", new)
