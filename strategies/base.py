@@ -63,7 +63,7 @@ class FedDG(FedAvg):
         self.parts.ask = self.visits.ask
         self.guard = Guard(experiment.run.update_limit)
         self.storage = Storage()  # of the replies' tensors
-        self.target_site: TargetSite | None = None  # the unseen domain's, when the server does not evaluate itself
+        self.target_site: TargetSite | None = None  # where a site evaluates the unseen domain, and not the server
         self.finished_rounds = 0
         self._drawn: list[str] = []  # clients that train in this round
         self._saved: dict[str, np.ndarray] = {}  # the global model, as evaluated and saved
@@ -139,7 +139,7 @@ class FedDG(FedAvg):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """The clients of `train.evaluate_clients` validate the aggregated model, its batch-norm averages included."""
+        """The clients of `train.evaluate_clients` validate the aggregated model with its averages of batch norm."""
         record = self._placed(arrays, ("shared", "upload"))
         run, train, round = self.experiment.run, self.experiment.train, self.log.round
         clients = validators(train, self.exchange.clients, self._drawn, run.seed, round)
@@ -149,7 +149,7 @@ class FedDG(FedAvg):
         return chain(messages, self.target_site.messages(self.log.round, arrays, self.wanted_entries()))
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Unweighted mean over the clients (selection never sees the target; core.md R7)."""
+        """The unweighted mean over the clients. The target domain is never used to select a model."""
         replies = self.guard.heard(replies)
         if self.target_site:
             replies = self.target_site.others(replies)
@@ -219,7 +219,7 @@ class FedDG(FedAvg):
         return list(entries)
 
     def _aggregate(self, replies: Iterable[Message]) -> ArrayRecord:
-        """The model of the round; with no reply that counts it stays as it was (core.md R1)."""
+        """The model of the round. Without an accepted reply it stays as it was."""
         sent_up = {name: array for name, array in self._saved.items() if self.places[name] in ("shared", "upload")}
         updates = Arrivals(self.exchange, self.guard, self.parts, self.storage).take(replies, sent_up)
         started = time.perf_counter()
@@ -233,7 +233,8 @@ class FedDG(FedAvg):
         return self._record
 
     def _taken_back(self) -> bool:
-        """When most sites cannot use the new model, restore the old one; the client with the outlying update failed."""
+        """Restores the previous model when most sites cannot use the new one; the client with the outlying update has
+        failed."""
         client, reason = self.guard.useless(self.exchange.asked + bool(self.target_site))
         if reason:
             self.guard.put_back(self._record, state_to_record(self._saved))
