@@ -130,7 +130,7 @@ def steps(scale: Scale, device: torch.device) -> Table:
 
 def options(scale: Scale, backbone: str) -> argparse.Namespace:
     """Settings of a step, as `steps.py` takes them."""
-    return argparse.Namespace(backbone=backbone, size=scale.size, batch=scale.batch, bottleneck=0)
+    return argparse.Namespace(data="digits", backbone=backbone, size=scale.size, batch=scale.batch, bottleneck=0)
 
 
 def rate(scale: Scale, device: torch.device) -> Table:

@@ -90,7 +90,7 @@ def test_best_iterate_is_whole(monkeypatch):
         states.append(snapshot(client.net))
         return next(accuracies), 0.0
 
-    monkeypatch.setattr(client, "_validate", validate)
+    monkeypatch.setattr(client, "validate", validate)
     sent, *_ = fit(client, 1)
     for name, value in zip(client.upload_names(), sent, strict=True):
         assert torch.equal(torch.from_numpy(value), states[1][name])

@@ -44,7 +44,7 @@ def test_what_no_machine_carries_is_said(ray_cluster, tmp_path):
     """One line that names the options of the sweep."""
     cells = plan_cells("digits", AXES, [*SMALL, f"run.output={tmp_path}"], "")
     with (
-        pytest.raises(UserError, match=r"carries 0 cells of 99 CPUs.*--cores-per-cell"),
+        pytest.raises(UserError, match=r"has room for 0 cells of 99 CPUs.*--cores-per-cell"),
         RayPool(cells, Budget(cores=99)),
     ):
         pass

@@ -59,7 +59,7 @@ def test_trimmed_mean_reduces_to_mean_and_median():
     stacked = np.stack([model["w"] for model in models])
     np.testing.assert_allclose(trimmed_mean(models, 0)["w"], stacked.mean(0), rtol=1e-6)
     np.testing.assert_array_equal(trimmed_mean(models, 2)["w"], np.median(stacked, axis=0))
-    with pytest.raises(ValueError, match="of 5 values 3"):
+    with pytest.raises(ValueError, match="3 of 5 values"):
         trimmed_mean(models, 3)
 
 
