@@ -28,9 +28,9 @@ MASKED = [
     "fedavg", "scaffold", "fedbn", "gperxan", "feddg-ga", "ccst", "elcfs", "fedadam", "deepall",
 ]  # fmt: skip
 ALSO_MASKED = [
-    "fedprox", "ditto", "silobn", "krum", "mixstyle", "gfedavg", "gfedavg-ibn", "gfedavg-dson", "fedavgm", "fedyogi", "fedadagrad", "qfedavg", "fednova",
-    "fedomg", "feddyn", "fedcm", "fedsam", "mofedsam", "fedlesam", "fedlesam-s", "fedlesam-d", "fedgala", "fedgma",
-    "afl",
+    "fedprox", "ditto", "silobn", "krum", "mixstyle", "gfedavg", "gfedavg-ibn", "gfedavg-dson", "fedavgm", "fedyogi",
+    "fedadagrad", "qfedavg", "fednova", "fedomg", "feddyn", "fedcm", "fedsam", "mofedsam", "fedlesam", "fedlesam-s",
+    "fedlesam-d", "fedgala", "fedgma", "afl",
 ]  # fmt: skip
 MASKS = [
     "data.dataset=digit-masks", 'data.domains=["inverted", "noise", "shaded", "textured"]', "run.target=textured",
