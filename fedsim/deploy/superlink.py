@@ -56,7 +56,7 @@ def serve(kit: Path, words: Sequence[str]) -> None:
 
 def follow(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
     """Use a renewed certificate for new connections, without a restart (`fedsim deploy renew`)."""
-    known = changed_at(certificate, key)
+    known: tuple[int, ...] = ()  # loaded once at the first look: it may have been renewed before this thread began
     while True:
         time.sleep(LOOK_SECONDS)
         now = changed_at(certificate, key)
