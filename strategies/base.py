@@ -15,15 +15,15 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 
 from fedsim.arrays import record_to_arrays, state_to_record
-from fedsim.errors import ClientFailedError
 from fedsim.experiment import Experiment
 from fedsim.seeding import seed_library
 from fedsim.tasks import CLASSIFICATION
 from strategies.banks.checks import layout_of, owned
+from strategies.computation import Computation
 from strategies.cuts import taken
 from strategies.model import ServerModel
 from strategies.participation import trainers, validators
-from strategies.parts import Bank, Entries, LostRoundError, Place, RefusedUpdateError, ServerRound, Update
+from strategies.parts import Bank, Entries, Place
 from strategies.server_parts import ServerParts
 from strategies.state import ServerState
 from strategies.stored import Storage
@@ -31,7 +31,7 @@ from strategies.wire.arrivals import Arrivals
 from strategies.wire.exchange import Encoder, Exchange
 from strategies.wire.guard import Guard
 from strategies.wire.handshake import Roster
-from strategies.wire.reply_checks import check_collected, check_validation, one_line
+from strategies.wire.reply_checks import check_collected, check_validation
 from strategies.wire.round_log import RoundLog
 from strategies.wire.target_site import TargetSite
 from strategies.wire.visits import Visits
@@ -62,6 +62,7 @@ class FedDG(FedAvg):
         self.visits = Visits(self.exchange)
         self.parts.ask = self.visits.ask
         self.guard = Guard(experiment.run.update_limit)
+        self.computation = Computation(experiment, self.parts, self.exchange, self.guard)
         self.storage = Storage()  # of the replies' tensors
         self.target_site: TargetSite | None = None  # where a site evaluates the unseen domain, and not the server
         self.finished_rounds = 0
@@ -69,8 +70,6 @@ class FedDG(FedAvg):
         self._saved: dict[str, np.ndarray] = {}  # the global model, as evaluated and saved
         self._phase = "train"
         self._record = ArrayRecord()  # the model of the round, in the record that Flower's loop holds
-        # Restored when the round is undone.
-        self._before = self.state.saved_parts(), self.state.banks, self.state.known_kept()
 
     @property
     def recipe(self) -> Any:
@@ -226,7 +225,7 @@ class FedDG(FedAvg):
         seed_library(self.experiment.run.seed, "server", self.log.round)
         for bank in self.parts.banks("after") if updates and self.parts.training else []:
             self._collect(bank, self.visits.grid, self.log.round, None, [update.client for update in updates])
-        fused = self._fused(updates)
+        fused = self.computation.fused(updates)
         self.storage.clear()
         self._record = state_to_record({**self._saved, **fused})
         self.log.aggregation_seconds += time.perf_counter() - started
@@ -238,86 +237,5 @@ class FedDG(FedAvg):
         client, reason = self.guard.useless(self.exchange.asked + bool(self.target_site))
         if reason:
             self.guard.put_back(self._record, state_to_record(self._saved))
-            parts, self.state.banks, kept = self._before
-            self.state.stored, self.state.handed = kept
-            self.state.restore_parts(parts)
-            if client:
-                self.exchange.fail(client, f"reply refused: {reason}; the model of the round before is kept")
-            else:
-                self._drop(reason)
+            self.computation.undo(client, reason)
         return bool(reason)
-
-    def _fused(self, updates: list[Update]) -> dict[str, np.ndarray]:
-        """The new tensors, or none. A client that a part refuses is left out, and the round is then computed again.
-
-        A model that is not finite is dropped with all changes of its round.
-        """
-        saved = self.state.saved_parts()
-        self._before = saved, dict(self.state.banks), self.state.known_kept()
-        while updates:
-            try:
-                server, fused = self.parts.compute(updates)
-            except LostRoundError as error:
-                self._lose(saved, str(error))
-                return {}
-            except RefusedUpdateError as error:
-                if error.client not in [update.client for update in updates]:
-                    raise
-                self.exchange.fail(error.client, f"reply refused: {one_line(error.reason)}")
-                if self.recipe.fuse.masked:
-                    self._lose(saved, f"the sum of the updates cannot be taken apart, and {error.client!r} is in it")
-                    return {}
-                updates = [update for update in updates if update.client != error.client]
-                self.state.restore_parts(saved)
-                continue
-            if reason := self.guard.unusable(fused, self.parts.start):
-                client = "" if self.recipe.fuse.masked else self._culprit(updates, saved)
-                self.state.restore_parts(saved)
-                if client:
-                    self.exchange.fail(client, f"reply refused: with it, {reason}; without it the model is usable")
-                    updates = [update for update in updates if update.client != client]
-                    continue
-                self._note_down(updates, server, kept=False)
-                self._drop(reason)
-                return {}
-            self._note_down(updates, server)
-            self.state.banks = dict(server.banks)
-            return fused
-        self.log.note("no client replied; the model stays as it was")
-        return {}
-
-    def _culprit(self, updates: list[Update], saved: tuple[dict, dict]) -> str:
-        """The client without which the model is finite; empty when there is none."""
-        return self.guard.culprit(updates, lambda rest: self._usable(rest, saved))
-
-    def _lose(self, saved: tuple[dict, dict], reason: str) -> None:
-        """Drop the round with all that its computation has changed."""
-        self.state.restore_parts(saved)
-        self._drop(reason)
-
-    def _usable(self, updates: list[Update], saved: tuple[dict, dict]) -> bool:
-        """Whether the model of these updates alone would be finite."""
-        self.state.restore_parts(saved)
-        return not self.guard.unusable(self.parts.compute(updates)[1], self.parts.start)
-
-    def _drop(self, reason: str) -> None:
-        """Drops the model of the round. The run ends, or a note in its record says so."""
-        if self.experiment.run.on_client_failure == "stop":
-            raise ClientFailedError(f"round {self.log.round}: {reason}")
-        self.log.note(f"{reason}; the model stays as it was")
-
-    def _note_down(self, updates: Sequence[Update], server: ServerRound, kept: bool = True) -> None:
-        """Notes the round for its records, and what the clients keep from now on."""
-        self.guard.accept(updates, self.state)
-        for update in updates:
-            self.log.row(update.client).update(examples=update.examples, **update.metrics)
-            if update.stored and kept:
-                self.state.stored[update.client] = self.log.round
-        self.parts.keep([update.client for update in updates] if kept else [])
-        for client, weight in server.weights.items():
-            self.log.row(client)["weight"] = float(weight)
-        self.log.details += server.details
-        for text in server.notes:
-            self.log.note(text)
-        for client, columns in server.client_columns.items():
-            self.log.row(client).update(columns)

@@ -15,6 +15,7 @@ from fedsim.run.plan import resolve
 from fedsim.run.workspace import Workspace
 from fedsim.runtime.identity import assume_identity, stamp
 from strategies.base import FedDG
+from strategies.computation import Computation
 from strategies.model import server_model
 from strategies.wire.round_log import RoundLog
 from strategies.wire.sites import Site
@@ -74,6 +75,7 @@ class Scene:
         strategy.exchange = copy.copy(self.strategy.exchange)
         strategy.parts = copy.copy(self.strategy.parts)
         strategy.state = strategy.parts.state = strategy.exchange.state = copy.deepcopy(self.strategy.state)
+        strategy.computation = Computation(strategy.experiment, strategy.parts, strategy.exchange, strategy.guard)
         arrays = self.arrays
         if phase == "collect":
             strategy.state.banks, strategy.exchange.log = {}, RoundLog(0)

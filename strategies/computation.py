@@ -1,0 +1,118 @@
+"""The computation of a round: the new model from the updates, without the clients whose updates cannot be used."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedsim.errors import ClientFailedError
+from fedsim.experiment import Experiment
+from strategies.parts import LostRoundError, RefusedUpdateError, ServerRound, Update
+from strategies.server_parts import ServerParts
+from strategies.state import ServerState
+from strategies.wire.exchange import Exchange
+from strategies.wire.guard import Guard
+from strategies.wire.reply_checks import one_line
+from strategies.wire.round_log import RoundLog
+
+
+class Computation:
+    """Computes the new tensors by the parts; undoes what a refused update or an unusable model has changed."""
+
+    def __init__(self, experiment: Experiment, parts: ServerParts, exchange: Exchange, guard: Guard) -> None:
+        self.experiment, self.parts, self.exchange, self.guard = experiment, parts, exchange, guard
+        self._before = self.state.saved_parts(), self.state.banks, self.state.known_kept()
+
+    @property
+    def state(self) -> ServerState:
+        """The server's state."""
+        return self.parts.state
+
+    @property
+    def log(self) -> RoundLog:
+        """The record of the current round."""
+        return self.exchange.log
+
+    def undo(self, client: str, reason: str) -> None:
+        """Restores the state from before the last computation; the client, if there is one, has failed."""
+        parts, self.state.banks, kept = self._before
+        self.state.stored, self.state.handed = kept
+        self.state.restore_parts(parts)
+        if client:
+            self.exchange.fail(client, f"reply refused: {reason}; the model of the round before is kept")
+        else:
+            self.drop(reason)
+
+    def fused(self, updates: list[Update]) -> dict[str, np.ndarray]:
+        """The new tensors, or none. A client that a part refuses is left out, and the round is then computed again.
+
+        A model that is not finite is dropped with all changes of its round.
+        """
+        saved = self.state.saved_parts()
+        self._before = saved, dict(self.state.banks), self.state.known_kept()
+        while updates:
+            try:
+                server, fused = self.parts.compute(updates)
+            except LostRoundError as error:
+                self._lose(saved, str(error))
+                return {}
+            except RefusedUpdateError as error:
+                if error.client not in [update.client for update in updates]:
+                    raise
+                self.exchange.fail(error.client, f"reply refused: {one_line(error.reason)}")
+                if self.parts.recipe.fuse.masked:
+                    self._lose(saved, f"the sum of the updates cannot be taken apart, and {error.client!r} is in it")
+                    return {}
+                updates = [update for update in updates if update.client != error.client]
+                self.state.restore_parts(saved)
+                continue
+            if reason := self.guard.unusable(fused, self.parts.start):
+                client = "" if self.parts.recipe.fuse.masked else self._culprit(updates, saved)
+                self.state.restore_parts(saved)
+                if client:
+                    self.exchange.fail(client, f"reply refused: with it, {reason}; without it the model is usable")
+                    updates = [update for update in updates if update.client != client]
+                    continue
+                self._note_down(updates, server, kept=False)
+                self.drop(reason)
+                return {}
+            self._note_down(updates, server)
+            self.state.banks = dict(server.banks)
+            return fused
+        self.log.note("no client replied; the model stays as it was")
+        return {}
+
+    def _culprit(self, updates: list[Update], saved: tuple[dict, dict]) -> str:
+        """The client without which the model is finite; empty when there is none."""
+        return self.guard.culprit(updates, lambda rest: self._usable(rest, saved))
+
+    def _lose(self, saved: tuple[dict, dict], reason: str) -> None:
+        """Drop the round with all that its computation has changed."""
+        self.state.restore_parts(saved)
+        self.drop(reason)
+
+    def _usable(self, updates: list[Update], saved: tuple[dict, dict]) -> bool:
+        """Whether the model of these updates alone would be finite."""
+        self.state.restore_parts(saved)
+        return not self.guard.unusable(self.parts.compute(updates)[1], self.parts.start)
+
+    def drop(self, reason: str) -> None:
+        """Drops the model of the round. The run ends, or a note in its record says so."""
+        if self.experiment.run.on_client_failure == "stop":
+            raise ClientFailedError(f"round {self.log.round}: {reason}")
+        self.log.note(f"{reason}; the model stays as it was")
+
+    def _note_down(self, updates: Sequence[Update], server: ServerRound, kept: bool = True) -> None:
+        """Notes the round for its records, and what the clients keep from now on."""
+        self.guard.accept(updates, self.state)
+        for update in updates:
+            self.log.row(update.client).update(examples=update.examples, **update.metrics)
+            if update.stored and kept:
+                self.state.stored[update.client] = self.log.round
+        self.parts.keep([update.client for update in updates] if kept else [])
+        for client, weight in server.weights.items():
+            self.log.row(client)["weight"] = float(weight)
+        self.log.details += server.details
+        for text in server.notes:
+            self.log.note(text)
+        for client, columns in server.client_columns.items():
+            self.log.row(client).update(columns)
