@@ -2,10 +2,9 @@
 
 import random
 import signal
-from collections.abc import Iterator
 
 import pytest
-from killing import CommandLine, Nursery, differences
+from killing import CommandLine, differences
 from support import small_experiment
 
 from fedsim.run.session import run_folder
@@ -21,14 +20,6 @@ METHODS = {
 }
 INLINE = [(method, trial) for trial in range(2) for method in METHODS]
 WRITES = [("gperxan", 14), ("csac", -9), ("feddg-ga", 31)]  # in the middle of a round's writes, before or after one
-
-
-@pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    """One for all inline trials."""
-    nursery = Nursery()
-    yield nursery
-    nursery.close()
 
 
 @pytest.fixture(scope="module")

@@ -5,11 +5,10 @@ One run is killed at three random moments and resumed after each. Its records an
 
 import random
 import signal
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from killing import Nursery, differences
+from killing import differences
 from PIL import Image
 from support import small_experiment
 
@@ -31,14 +30,6 @@ ROWS = {
     "ditto": {},
     "fada": {},
 }
-
-
-@pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    """One for all trials."""
-    nursery = Nursery()
-    yield nursery
-    nursery.close()
 
 
 @pytest.fixture(scope="module")
