@@ -13,12 +13,12 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
 import torch
 import torch.nn.functional as F
+from gpu_scale import FULL, SMALL, Scale
 from gpu_tables import Table, machine, markdown
 from overhead import bare_loop, experiment_for
 from steps import RandomData, build, compare, experiment_of, measurable
@@ -26,7 +26,6 @@ from steps import RandomData, build, compare, experiment_of, measurable
 from fedsim.contract import small_plan
 from fedsim.errors import UserError
 from fedsim.experiment import Experiment
-from fedsim.methods import METHODS
 from fedsim.run.workspace import close_workspaces
 from fedsim.runtime.launch import launch, make_grid
 from fedsim.server_app import serve
@@ -34,35 +33,6 @@ from fedsim.server_app import serve
 TRAINING = (
     "fedsim sweep pacs --methods fedavg,gperxan,feddg-ga,csac,fedig-a,deepall --targets all --seeds 0,1,2",
     "fedsim sweep digits --methods fedavg,gperxan --targets rot75 --seeds 0 --jobs 2 --gpus-per-cell 0.5",
-)
-
-
-@dataclass(frozen=True)
-class Scale:
-    """How much is measured."""
-
-    methods: tuple[str, ...]
-    backbones: tuple[str, ...]
-    size: int
-    batch: int
-    repeats: int
-    clients: tuple[int, ...]
-    rounds: int
-    precisions: tuple[str, ...] = ("fp32", "bf16")
-    modes: tuple[str, ...] = ("sequential", "side by side", "compiled", "CUDA graphs")
-
-
-FULL = Scale(tuple(METHODS), ("resnet18", "resnet50"), 224, 64, 10, (30, 100), 3)
-SMALL = Scale(
-    ("fedavg", "ccst"),
-    ("digits-cnn-bn",),
-    28,
-    8,
-    1,
-    (2,),
-    1,
-    precisions=("fp32",),
-    modes=("sequential", "side by side"),
 )
 
 

@@ -81,7 +81,7 @@ def run(
     from fedsim.experiment import read_experiment
 
     experiment = read_experiment(config, overrides, preset)
-    from fedsim.commands import run_one
+    from fedsim.commands.runs import run_one
 
     run_one(experiment)
 
@@ -180,7 +180,7 @@ def compare(
 
     In the folder of a paper's table it shows our numbers beside those of the paper, with the difference.
     """
-    from fedsim.commands import chosen_runs, is_table, show_comparison, show_reproduction
+    from fedsim.commands.results import chosen_runs, is_table, show_comparison, show_reproduction
 
     runs = chosen_runs(folder, methods, targets, seeds, only=["summary"])
     if is_table(folder) and not baseline and not by and metric in ("", "accuracy"):
@@ -198,7 +198,7 @@ def plot(
     seeds: OnlySeeds = "",
 ) -> None:
     """Draw all figures that the records allow, as PNG and SVG, into FOLDER/plots."""
-    from fedsim.commands import chosen_runs, draw_plots
+    from fedsim.commands.results import chosen_runs, draw_plots
 
     draw_plots(folder, chosen_runs(folder, methods, targets, seeds), select)
 
@@ -211,7 +211,7 @@ def report(
     seeds: OnlySeeds = "",
 ) -> None:
     """Write one self-contained HTML page: tables, figures, settings, cost, commands."""
-    from fedsim.commands import chosen_runs, make_report
+    from fedsim.commands.results import chosen_runs, make_report
 
     make_report(folder, chosen_runs(folder, methods, targets, seeds))
 
@@ -227,7 +227,7 @@ def pictures(
     set_: Override = None,
 ) -> None:
     """Draw what a method does to images: contents, styles and results, or interpolations."""
-    from fedsim.commands import make_pictures
+    from fedsim.commands.runs import make_pictures
     from fedsim.experiment import read_experiment
 
     make_pictures(read_experiment(config, [*(set_ or ()), *_short(method=method, target=target)], preset), output, rows)
@@ -246,7 +246,7 @@ def methods(
     set_: Override = None,
 ) -> None:
     """List the methods by what they change, or show one recipe with all its settings."""
-    from fedsim.commands import show_method, show_methods
+    from fedsim.commands.methods import show_method, show_methods
 
     if name and changes:
         raise UserError("fedsim methods takes a method or --changes, not both")
@@ -261,7 +261,7 @@ def check_method(
     set_: Override = None,
 ) -> None:
     """Check what every method promises, on a small federation: one line per property, exit code 1 when one fails."""
-    from fedsim.commands import show_findings
+    from fedsim.commands.methods import show_findings
 
     raise typer.Exit(0 if show_findings(method, set_ or []) else 1)
 
@@ -272,7 +272,7 @@ def new_method(
     folder: Annotated[Path, typer.Option(help="folder of the two files")] = Path(),
 ) -> None:
     """Write a commented module with a part and a row, and a test that passes; both are ready to edit."""
-    from fedsim.commands import start_method
+    from fedsim.commands.methods import start_method
 
     start_method(name, folder)
 
@@ -283,7 +283,7 @@ def datasets(
     grid: Annotated[Path | None, typer.Option(help="PNG file for an image per domain and class")] = None,
 ) -> None:
     """List the data sets, show one of them, or inspect a folder DOMAIN/CLASS/IMAGE or a table of your own."""
-    from fedsim.commands import show_datasets, show_inspection
+    from fedsim.commands.data import show_datasets, show_inspection
 
     if name and Path(name).exists():
         show_inspection(Path(name), grid)

@@ -109,7 +109,7 @@ def test_interruption_is_said(monkeypatch, capsys):
     def interrupted(name):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedsim.commands.show_datasets", interrupted)
+    monkeypatch.setattr("fedsim.commands.data.show_datasets", interrupted)
     monkeypatch.setattr(signal, "signal", lambda number, answer: None)
     monkeypatch.setattr(sys, "argv", ["fedsim", "datasets"])
     with pytest.raises(SystemExit) as ended:

@@ -3,7 +3,7 @@
 import pytest
 
 from fedsim import method_list
-from fedsim.commands import show_methods
+from fedsim.commands.methods import show_methods
 from fedsim.console import console
 from fedsim.errors import UserError
 from fedsim.method_list import listed, step_costs

@@ -6,7 +6,8 @@ from support import run_small, small_experiment
 from fedsim.errors import UserError
 from fedsim.experiment import from_table
 from fedsim.results import compare, read_runs
-from fedsim.run.session import refuse_other_settings, run_folder
+from fedsim.run.conflicts import refuse_other_settings
+from fedsim.run.plan import run_folder
 from fedsim.sweep.plan import Axes, plan_cells
 from fedsim.variants import method_label, same_method
 

@@ -81,7 +81,7 @@ def _domain_listings(data: DataSettings) -> dict[str, Listing]:
     """The files of all domains of the data set that are files on this machine; a server of a deployment may have
     none."""
     found = benchmark(data)
-    if found.name != "folder" and found.reader != "fedsim.data.cache:ImageTree":
+    if found.name != "folder" and found.reader != "fedsim.data.image_tree:ImageTree":
         return {}
     try:
         folder = dataset_folder(data, found)

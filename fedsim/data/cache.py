@@ -25,13 +25,10 @@ import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 
-from fedsim.data.folders import Listing, list_domain
-from fedsim.data.lists import WORDS, list_file, listed
+from fedsim.data.folders import Listing
 from fedsim.data.pixels import decode_sized, read_bytes, unreadable
-from fedsim.data.reader import Reader, content_hash
-from fedsim.data.row import Benchmark
+from fedsim.data.reader import content_hash
 from fedsim.errors import UserError
-from fedsim.settings import DataSettings, cache_root
 
 FORMAT = 4
 DAY = 86_400.0
@@ -54,56 +51,6 @@ class Planes:
 
 
 COLOURS = Planes()
-
-
-class ImageTree(Reader):
-    """Reads an image tree domain/class/image through the cache. Other trees and tables give another `listing`."""
-
-    def __init__(self, data: DataSettings, found: Benchmark) -> None:
-        super().__init__(data, found)
-        self._open: dict[str, Arrays] = {}
-
-    def listing(self, domain: str) -> Listing:
-        """Files and labels of a domain."""
-        return list_domain(self.data, self.found, domain)
-
-    def images(self, domain: str, apart: bool = False) -> tuple[np.ndarray, np.ndarray]:
-        """Images and labels of a domain, decoded on first use."""
-        return self._cached(domain)[:2]
-
-    def sizes(self, domain: str, apart: bool = False) -> np.ndarray:
-        """Heights and widths of the files' images."""
-        return self._cached(domain)[2]
-
-    def _cached(self, domain: str) -> Arrays:
-        """Images, labels and sizes, looked up once."""
-        if domain not in self._open:
-            listing, cache = self.listing(domain), cache_root(self.data)
-            self._open[domain] = cached_domain(listing, self.found.name, domain, self.data.image_size, cache)
-        return self._open[domain]
-
-    def labels(self, domain: str, apart: bool = False) -> np.ndarray:
-        """The labels of the existing files; no file is opened."""
-        return self.listing(domain).labels
-
-    def fingerprint(self, domain: str) -> str:
-        """Hash of the files' names, labels and bytes: from the cache, else by reading the files."""
-        listing = self.listing(domain)
-        manifest = _manifest(listing, self.found.name, domain, self.data.image_size)
-        stored = _stored(cache_root(self.data) / self.found.name / f"{domain}-{manifest['hash']}")
-        content = stored.get("content") or content_of(
-            listing, [digest(read_bytes(listing.folder / name)) for name in listing.files]
-        )
-        used = [list_file(self.data, domain, part) for part in WORDS] if self._reads_lists() else []
-        lists = [file.read_bytes() for file in used if file is not None]
-        return content_hash(content.encode(), *lists) if lists else content
-
-    def _reads_lists(self) -> bool:
-        return self.data.split == "lists" or self.data.test_split == "list"
-
-    def listed(self, domain: str, part: str) -> np.ndarray | None:
-        """Indices of the images that a list in `data.lists` names."""
-        return listed(self.data, domain, part, self.listing(domain))
 
 
 def cached_images(
@@ -139,6 +86,12 @@ def cached_domain(
     if opened is None:
         raise UserError(f"the image cache {entry} cannot be read back; delete it or set data.cache or $FEDSIM_CACHE")
     return opened
+
+
+def stored_content(listing: Listing, dataset: str, domain: str, image_size: int, cache: Path) -> str:
+    """The fingerprint of a domain's files as the cache has it; empty where they were not decoded yet."""
+    manifest = _manifest(listing, dataset, domain, image_size)
+    return _stored(cache / dataset / f"{domain}-{manifest['hash']}").get("content", "")
 
 
 def digest(content: bytes) -> bytes:

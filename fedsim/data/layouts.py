@@ -11,8 +11,8 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 import pandas as pd
 
-from fedsim.data.cache import ImageTree
 from fedsim.data.folders import IMAGE_SUFFIXES, Listing
+from fedsim.data.image_tree import ImageTree
 from fedsim.data.names import composed, matching, names_in, plain, subfolders
 from fedsim.data.row import Benchmark
 from fedsim.errors import UserError

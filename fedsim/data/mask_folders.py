@@ -14,8 +14,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from fedsim.data.cache import ImageTree, Planes, cached_domain
+from fedsim.data.cache import Planes, cached_domain
 from fedsim.data.folders import IMAGE_SUFFIXES, Listing
+from fedsim.data.image_tree import ImageTree
 from fedsim.data.names import composed, names_in, same, subfolders
 from fedsim.data.pixels import read_bytes, unreadable
 from fedsim.data.reader import content_hash

@@ -22,7 +22,7 @@ class Benchmark:
     same_images: bool = False  # every domain shows the same images in the same order: all hold out the same ones
     test_apart: bool = False  # the unseen domain is tested on images that no client holds in any domain
     variants: dict[str, dict[str, Any]] = field(default_factory=dict)  # fields that a `data.variant` changes
-    reader: str = "fedsim.data.cache:ImageTree"  # module:class of its Reader
+    reader: str = "fedsim.data.image_tree:ImageTree"  # module:class of its Reader
     discover: str = ""  # module:function (settings, row) -> the row with the domains and classes that the data have
 
     task: str = "classification"  # a row of fedsim.tasks

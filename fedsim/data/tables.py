@@ -13,8 +13,8 @@ import numpy as np
 import pandas as pd
 
 from fedsim.about import extra
-from fedsim.data.cache import ImageTree
 from fedsim.data.folders import Listing
+from fedsim.data.image_tree import ImageTree
 from fedsim.data.names import composed
 from fedsim.data.row import Benchmark
 from fedsim.errors import UserError, nearest

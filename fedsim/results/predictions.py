@@ -78,7 +78,8 @@ def write_predictions(run: Path, round: int, predictions: Predictions) -> None:
     }
     # One entry: safetensors writes several in an order of its own, and equal predictions should be equal bytes.
     metadata = {"classes": json.dumps(list(predictions.classes), ensure_ascii=False)}
-    atomic_write(predictions_file(run, round), save(arrays, metadata))
+    # As little durable as the checkpoint beside it: a run that lost power computes the last round again.
+    atomic_write(predictions_file(run, round), save(arrays, metadata), durable=False)
 
 
 def too_many(run: Path) -> bool:

@@ -1,6 +1,5 @@
 """One run on the server's side: evaluates the target, writes records, selects the best round, saves checkpoints."""
 
-import json
 import math
 import shutil
 import time
@@ -15,22 +14,21 @@ from safetensors.numpy import load_file
 
 from fedsim.arrays import record_to_arrays, state_to_record
 from fedsim.data import domain_of
-from fedsim.data.fingerprint import Fingerprints, difference, fingerprints
-from fedsim.errors import UserError
-from fedsim.experiment import Experiment, parse_experiment
+from fedsim.data.fingerprint import Fingerprints
+from fedsim.experiment import Experiment
 from fedsim.results.callbacks import RunCallback
 from fedsim.results.client_rows import client_rows, detail_rows
-from fedsim.results.differences import MACHINE_KEYS
 from fedsim.results.environment import environment
 from fedsim.results.predictions import forget_after, keep_selected, too_many
 from fedsim.results.reading import rebuild_results
 from fedsim.results.recorder import Recorder
 from fedsim.results.selection import summary_row, validation_column
 from fedsim.run.checkpoint import Checkpoint, arrays_file, link_file, load_checkpoint, save_checkpoint, write_arrays
+from fedsim.run.conflicts import local_fingerprints, refuse_other_data, refuse_other_settings
 from fedsim.run.personal import check_personal, personal_entries, write_personal
 from fedsim.run.plan import run_folder
 from fedsim.run.workspace import Workspace
-from fedsim.variants import same_method, variant_words
+from fedsim.variants import variant_words
 from strategies.base import FedDG
 from strategies.model import server_model
 from strategies.wire.round_log import RoundLog
@@ -41,8 +39,6 @@ def is_finished(folder: Path) -> bool:
     """A run is finished when its summary exists, which is written last."""
     return (folder / "summary.csv").is_file()
 
-
-NUMBERS = ("run.select_on", "run.validation_domain", "run.threads")  # settings of [run] on which a run's numbers depend
 
 EvaluateTarget = Callable[[ArrayRecord], TargetScore]
 
@@ -242,54 +238,6 @@ def complete_finish(*experiments: Experiment) -> None:
             shutil.rmtree(run_folder(experiment) / name, ignore_errors=True)
     if experiments:
         rebuild_results(Path(experiments[0].run.output) / experiments[0].name)
-
-
-def local_fingerprints(experiment: Experiment) -> Fingerprints:
-    """Fingerprints of the data that this process can read; none in a deployment, whose images are on its sites."""
-    return {} if experiment.run.runtime == "deployment" else fingerprints(experiment.data)
-
-
-def refuse_other_data(folder: Path, then: Fingerprints, now: Fingerprints) -> None:
-    """Raises UserError when the run in a folder used other data than the present data."""
-    differs = difference(then, now)
-    if differs:
-        raise UserError(
-            f"{folder} holds a run on other data ({differs}); choose another --output or name, or remove the folder"
-        )
-
-
-def refuse_other_settings(
-    folder: Path, experiment: Experiment, data_of: Callable[[Experiment], Fingerprints] = local_fingerprints
-) -> None:
-    """UserError when the folder holds a run with other settings or other data."""
-    file = folder / "experiment.toml"
-    if not file.is_file():
-        return
-    then = parse_experiment(file.read_text())
-    changed = differing_keys(then.model_dump(), experiment.model_dump())
-    if same_method(then, experiment):  # asked for in other words
-        changed = [key for key in changed if not key.startswith("method.")]
-    changed = [key for key in changed if key not in MACHINE_KEYS and (not key.startswith("run.") or key in NUMBERS)]
-    if changed:
-        raise UserError(
-            f"{folder} holds a run with other settings ({', '.join(changed[:5])}); "
-            "choose another --output or name, or remove the folder"
-        )
-    record = folder / "environment.json"
-    seen = json.loads(record.read_text()).get("data", {}) if record.is_file() else {}
-    if seen:
-        refuse_other_data(folder, seen, data_of(experiment))
-
-
-def differing_keys(a: Any, b: Any, prefix: str = "") -> list[str]:
-    """Dotted names of the values in which two settings tables differ."""
-    if isinstance(a, dict) and isinstance(b, dict):
-        return [
-            name
-            for key in sorted(a.keys() | b.keys())
-            for name in differing_keys(a.get(key), b.get(key), f"{prefix}.{key}" if prefix else key)
-        ]
-    return [] if a == b else [prefix]
 
 
 def mean(rows: list[dict[str, Any]], column: str, weight: str = "") -> float | None:

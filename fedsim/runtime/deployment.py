@@ -25,8 +25,9 @@ from fedsim.experiment import Experiment
 from fedsim.files import atomic_write
 from fedsim.results.callbacks import RunCallback
 from fedsim.run.claim import is_claimed
+from fedsim.run.conflicts import refuse_other_settings
 from fedsim.run.plan import Plan
-from fedsim.run.session import is_finished, refuse_other_settings
+from fedsim.run.session import is_finished
 from fedsim.runtime.flower import with_absolute_paths, write_app
 from fedsim.server_app import LOG
 

@@ -113,8 +113,9 @@ def _unseen(base: Experiment) -> list[str]:
 
 def _plan_cell(experiment: Experiment, data_of: Callable[[Experiment], dict]) -> Cell:
     """The cell of an experiment: waiting, finished, or failed with the reason."""
+    from fedsim.run.conflicts import refuse_other_settings
     from fedsim.run.plan import complete, folder_of, resolve
-    from fedsim.run.session import is_finished, refuse_other_settings
+    from fedsim.run.session import is_finished
 
     try:
         plan = resolve(experiment)
@@ -133,7 +134,8 @@ def _plan_cell(experiment: Experiment, data_of: Callable[[Experiment], dict]) ->
 
 def fingerprint_reader() -> Callable[[Experiment], dict]:
     """Function experiment -> fingerprints of its data; the same data is read once for all cells."""
-    from fedsim.run.session import Fingerprints, local_fingerprints
+    from fedsim.data.fingerprint import Fingerprints
+    from fedsim.run.conflicts import local_fingerprints
 
     seen: dict[str, Fingerprints] = {}
 

@@ -15,7 +15,7 @@ from fedsim.errors import UserError
 from fedsim.experiment import Experiment, from_table
 from fedsim.models.backbones import find_backbone
 from fedsim.registry import packages_of
-from fedsim.run.session import run_folder
+from fedsim.run.plan import run_folder
 from fedsim.variants import method_label
 
 HERE = str(Path(__file__).parent)
@@ -107,7 +107,7 @@ def test_entry_points_make_plain_names(installed, tmp_path):
 
 def test_methods_are_listed_with_their_origin(installed, capsys):
     """`fedsim methods` tells an installed package's rows from fedsim's own."""
-    from fedsim.commands import show_methods
+    from fedsim.commands.methods import show_methods
 
     show_methods()
     line = next(line for line in capsys.readouterr().out.splitlines() if "shrunk" in line)

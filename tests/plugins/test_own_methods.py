@@ -120,7 +120,7 @@ def test_new_method_writes_files_that_pass(tmp_path, monkeypatch):
     """`fedsim new-method` in an empty folder: the test that it writes passes, and a name that is taken is refused."""
     import subprocess
 
-    from fedsim.commands import start_method
+    from fedsim.commands.methods import start_method
 
     monkeypatch.chdir(tmp_path)
     start_method("my_method", Path())
@@ -138,7 +138,7 @@ def test_new_method_writes_files_that_pass(tmp_path, monkeypatch):
 
 def test_check_method_prints_a_line_per_property(capsys):
     """A method that does nothing fails in one line, and the command's answer is no."""
-    from fedsim.commands import show_findings
+    from fedsim.commands.methods import show_findings
 
     assert not show_findings("fedprox", ["method.proximal.mu=0"])
     lines = capsys.readouterr().out.splitlines()

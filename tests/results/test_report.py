@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from fedsim.commands import method_notes
+from fedsim.commands.results import method_notes
 from fedsim.errors import UserError
 from fedsim.experiment import parse_experiment, parse_override
 from fedsim.results import rebuild_results, write_report

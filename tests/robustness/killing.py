@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 from support import numbers
 
 from fedsim.experiment import Experiment
-from fedsim.run.session import run_folder
+from fedsim.run.plan import run_folder
 
 FILES = ("rounds.csv", "clients.csv", "details.csv", "summary.csv")
 

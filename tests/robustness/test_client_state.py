@@ -12,7 +12,7 @@ from support import Interrupt, numbers, run_small, small_experiment
 
 from clients.store import ClientStore
 from fedsim.errors import UserError
-from fedsim.run.session import run_folder
+from fedsim.run.plan import run_folder
 from fedsim.run.workspace import close_workspaces
 
 VICTIM = "rot15"

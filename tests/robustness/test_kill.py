@@ -7,7 +7,7 @@ import pytest
 from killing import CommandLine, differences
 from support import small_experiment
 
-from fedsim.run.session import run_folder
+from fedsim.run.plan import run_folder
 
 LONGER = {"rounds": 6}
 METHODS = {

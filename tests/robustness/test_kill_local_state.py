@@ -12,7 +12,7 @@ from killing import differences
 from PIL import Image
 from support import small_experiment
 
-from fedsim.run.session import run_folder
+from fedsim.run.plan import run_folder
 
 KILLS = 3
 TRIES = 12  # a run that is quicker than the unbroken one was is over before its third kill

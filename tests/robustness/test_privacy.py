@@ -10,7 +10,7 @@ from scene import build, number
 from support import run_small, small_experiment
 
 from fedsim.arrays import record_to_arrays, state_to_record
-from fedsim.commands import headline
+from fedsim.commands.runs import headline
 from fedsim.errors import UserError
 from fedsim.run.local_privacy import perturbed
 from fedsim.run.privacy_account import total_epsilon

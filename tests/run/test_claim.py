@@ -11,7 +11,7 @@ from support import run_small, small_experiment
 from fedsim.errors import UserError
 from fedsim.run import claim as module
 from fedsim.run.claim import claim
-from fedsim.run.session import run_folder
+from fedsim.run.plan import run_folder
 
 HOLDER = """
 import sys, time

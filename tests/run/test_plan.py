@@ -38,7 +38,7 @@ def test_a_run_of_three_clients_builds_one_recipe_and_one_network(calls, tmp_pat
 
 
 def test_a_command_that_runs_resolves_once(calls, tmp_path, monkeypatch):
-    from fedsim.commands import run_one
+    from fedsim.commands.runs import run_one
 
     run_one(small_experiment(tmp_path, train={"rounds": 1}))
     assert calls == {"build_recipe": 1, "build_model": 1}
@@ -52,7 +52,7 @@ def test_nobody_else_builds_recipes_of_a_run():
     root = Path(fedsim.__file__).parent
     users = {file.relative_to(root).as_posix() for file in root.rglob("*.py") if "build_recipe(" in file.read_text()}
     # where plans are made; where it is defined; methods without a run: a report's notes, features of a saved model
-    assert users <= {"run/plan.py", "assembly.py", "commands.py", "results/features.py"}
+    assert users <= {"run/plan.py", "assembly.py", "commands/results.py", "results/features.py"}
 
 
 @pytest.mark.parametrize("method", ["fedbn", "fedig-a", "csac", "feddg-ga+gperxan"])

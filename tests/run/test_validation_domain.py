@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 from support import run_small, small_experiment
 
-from fedsim.commands import headline
+from fedsim.commands.runs import headline
 from fedsim.data import client_names, load_pooled
 from fedsim.errors import UserError
 from fedsim.results import compare, read_runs

@@ -18,8 +18,8 @@ from fedsim.data.digits import digits_domain, rotate
 from fedsim.data.fingerprint import difference, fingerprints
 from fedsim.errors import UserError
 from fedsim.experiment import Experiment, read_experiment
+from fedsim.run.conflicts import refuse_other_settings
 from fedsim.run.plan import complete
-from fedsim.run.session import refuse_other_settings
 from fedsim.settings import DataSettings
 
 ALL_DIGITS = [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]  # images of each class in the file

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from fedsim import console as console_module
-from fedsim.commands import show_datasets
+from fedsim.commands.data import show_datasets
 from fedsim.errors import UserError
 from fedsim.experiment import from_table, parse_experiment, parse_override, read_experiment
 from fedsim.run.plan import resolve, run_folder

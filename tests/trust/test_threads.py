@@ -61,7 +61,7 @@ def test_the_threads_of_the_settings_are_taken_whatever_the_process_had(tmp_path
 
 
 def test_a_run_is_not_continued_with_other_threads_nor_taken_for_one(tmp_path):
-    from fedsim.commands import run_one
+    from fedsim.commands.runs import run_one
 
     launch(small_experiment(tmp_path, train={"rounds": 1}))
     with pytest.raises(UserError, match=r"other settings \(run\.threads\)"):

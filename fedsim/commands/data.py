@@ -1,0 +1,75 @@
+"""The commands about data: the known data sets, and an inspection of one's own."""
+
+from pathlib import Path
+
+from rich.markup import escape
+from rich.table import Table
+
+from fedsim.console import console, say
+from fedsim.errors import UserError, nearest
+
+OWN_DATA = """\
+folder: your own images, ROOT/DOMAIN/CLASS/IMAGE. Each folder in ROOT is a domain; the classes are the folders in it.
+Write an experiment file, e.g. mine.toml, and run it with `fedsim run mine.toml --target DOMAIN`:
+
+[data]
+dataset = "folder"
+root = "ROOT"
+image_size = 224
+augment = "domainbed"
+normalize = "imagenet"
+
+[model]
+backbone = "resnet18"
+weights = "imagenet"
+
+[train]
+rounds = 40
+batch_size = 64
+lr = 0.01
+"""
+
+
+def show_inspection(path: Path, grid: Path | None) -> None:
+    """Counts, sizes and modes of a folder or table of images, and the problems found in it."""
+    from fedsim.data.inspect import draw_grid, inspect
+
+    found = inspect(path)
+    for title, frame in (("images", found.counts.reset_index()), ("files", found.domains)):
+        table = Table(*(escape(str(name)) for name in frame.columns), title=escape(f"{path}: {title}"))
+        for row in frame.itertuples(index=False):
+            table.add_row(*(escape(str(value)) for value in row))
+        console.print(table)
+    say("\n".join(found.problems) if found.problems else "no problem was found")
+    if grid is not None:
+        say(f"pictures: {draw_grid(found, grid)}")
+
+
+def show_datasets(name: str) -> None:
+    """The known data sets, or one with its domains, classes and counts."""
+    from fedsim.data import BENCHMARKS
+    from fedsim.experiment import config_folders
+    from fedsim.sweep.tables import known_tables
+
+    if name and name not in BENCHMARKS:
+        raise UserError(f"unknown data set {name!r}; {nearest(name, BENCHMARKS)}known: {', '.join(BENCHMARKS)}")
+    if name == "folder":
+        print(OWN_DATA)
+        return
+    if name:
+        bench = BENCHMARKS[name]
+        table = Table("domain", "images", title=escape(f"{bench.title}: {len(bench.classes)} classes"))
+        for domain in bench.domains:
+            table.add_row(escape(domain), str(bench.counts[domain]) if bench.counts else "not checked")
+        console.print(table)
+        classes = "read from the data" if bench.discover else ", ".join(bench.classes)
+        say(f"classes: {classes}\nsource: {bench.source}\n{bench.note}")
+        return
+    table = Table("data set", "domains", "classes", "images", title="fedsim datasets")
+    for key, bench in BENCHMARKS.items():
+        images = str(sum(bench.counts.values())) if bench.counts else "-"
+        table.add_row(key, ", ".join(bench.domains), str(len(bench.classes)), images)
+    console.print(table)
+    configs = sorted({file.stem for folder in config_folders() for file in folder.glob("*.toml")})
+    say(f"shipped experiments: {', '.join(configs)}")
+    say(f"tables of papers, for `fedsim sweep tables/NAME`: {', '.join(known_tables())}")

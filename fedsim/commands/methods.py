@@ -1,0 +1,95 @@
+"""The commands about methods: the list, one of them, its check, and the files of a new one."""
+
+import dataclasses
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.box import SIMPLE_HEAD
+from rich.markup import escape
+from rich.table import Column, Table
+from rich.text import Text
+
+from fedsim.console import console, say
+
+
+def show_methods(changes: str = "") -> None:
+    """The map of methods by what they change, with cost, source and disclosure; `changes` selects slots."""
+    from fedsim.method_list import listed, step_costs
+    from fedsim.recipe import Recipe
+
+    costs, measured = step_costs()
+    plain = Recipe().disclosure()
+    groups = listed(changes, costs)
+    widest = max((len(row.name) for rows in groups.values() for row in rows), default=0)
+    for group, rows in groups.items():
+        columns = (
+            Column("method", width=widest),
+            Column("cost", justify="right", width=5),
+            "changes; source; what it discloses",
+        )
+        title = escape(f"{group} ({len(rows)})")
+        table = Table(*columns, title=title, title_justify="left", box=SIMPLE_HEAD, expand=True)
+        for row in rows:
+            outside = "" if row.origin == "fedsim" else f"{row.origin}: "
+            cost = "" if row.cost is None else f"{row.cost:.2f}"
+            lines = [f"{outside}{row.changes}", row.recipe.paper]
+            lines += [told] if (told := row.recipe.disclosure()) != plain else []
+            table.add_row(*map(escape, (row.name, cost, "\n".join(lines))))
+        console.print(table)
+    if not groups:
+        say(f"no method changes {changes}")
+    if measured:
+        say(f"cost: time of one local step divided by FedAvg's, empty where it was not measured ({measured})")
+    say(f"disclosure: {plain}, where a method has no line of its own for it")
+    say("combine rows with +, e.g. gperxan+fedprox; details: fedsim methods NAME; filter: --changes fuse,terms")
+
+
+def show_method(name: str, data: str = "", preset: str = "", overrides: Sequence[str] = ()) -> None:
+    """One recipe with every part, every field and what it discloses; with an experiment as `data`, its bytes per
+    round."""
+    from fedsim.assembly import find_recipe
+    from fedsim.part import part_name
+    from fedsim.recipe import parts_of
+
+    recipe = find_recipe(name)
+    table = Table("slot", "part", "settings", title=escape(f"{name}: {recipe.paper}"))
+    for slot, part in parts_of(recipe):
+        values = {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
+        fields = [f"method.{part_name(part)}.{key} = {value!r}" for key, value in values.items()]
+        table.add_row(slot, part_name(part), escape("\n".join(fields)))
+    console.print(table)
+    say(f"discloses: {recipe.disclosure()}")
+    if data:
+        from fedsim.traffic_table import show_traffic
+
+        show_traffic(name, data, preset, overrides)
+
+
+def show_findings(method: str, overrides: Sequence[str] = ()) -> bool:
+    """Prints one line per property of a method; returns whether all hold."""
+    from fedsim.contract import findings
+
+    logging.disable(logging.WARNING)  # warnings about the failures that the check makes on purpose
+    holds = True
+    try:
+        for words, reason in findings(method, overrides):
+            holds &= not reason
+            mark, color = ("fails", "red") if reason else ("holds", "green")
+            console.print(Text.assemble((mark, color), f"  {words}{': ' + reason if reason else ''}"), soft_wrap=True)
+    finally:
+        logging.disable(logging.NOTSET)
+    return holds
+
+
+def start_method(name: str, folder: Path) -> None:
+    """Writes the files of a new method and prints what to do with them."""
+    from fedsim.new_method import write_method
+
+    for file in write_method(name, folder):
+        console.print(str(file), soft_wrap=True)
+    console.print(
+        f"edit them in this folder; then: pytest test_{name}.py, fedsim check-method {name}:{name}, "
+        f"fedsim run digits --method {name}:{name}",
+        soft_wrap=True,
+    )

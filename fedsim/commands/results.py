@@ -1,0 +1,107 @@
+"""The commands about finished runs: comparison, figures and report."""
+
+import contextlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedsim.console import console, errors, say
+from fedsim.errors import UserError
+from fedsim.experiment import Experiment
+
+if TYPE_CHECKING:
+    from fedsim.results import Runs
+
+
+def chosen_runs(folder: Path, methods: str, targets: str, seeds: str, only: Sequence[str] = ()) -> "Runs":
+    """The finished runs of a folder, or of comma-separated methods, targets and seeds; UserError for unknown ones.
+
+    only: the tables that the caller reads (default: all).
+    """
+    from fedsim.results import TABLES, choose_runs, read_runs
+
+    words = [[word.strip() for word in text.split(",") if word.strip()] for text in (methods, targets, seeds)]
+    if not all(word.isdigit() for word in words[2]):
+        raise UserError(f"--seeds {seeds!r}: give whole numbers separated by commas, e.g. 0,1,2")
+    return choose_runs(read_runs(folder, only=only or TABLES), words[0], words[1], [int(word) for word in words[2]])
+
+
+def show_comparison(
+    folder: Path, runs: "Runs", select: str, baseline: str, by: list[str], format: str, metric: str = ""
+) -> None:
+    """Prints the comparison of a folder's finished runs.
+
+    The CSV form is also written to FOLDER/comparison.csv, or to comparison-METRIC.csv for another metric than the
+    task's own.
+    """
+    from fedsim.files import atomic_write
+    from fedsim.results import compare
+
+    comparison = compare(runs, select, baseline or None, by, metric=metric)
+    if format == "table":
+        comparison.show(console)
+        name = "comparison" if comparison.primary else f"comparison-{metric}"
+        atomic_write(folder / f"{name}.csv", comparison.render("csv"))
+    else:
+        print(comparison.render(format))
+
+
+def is_table(folder: Path) -> bool:
+    """Whether a folder holds the runs of a paper's table."""
+    from fedsim.sweep.tables import COPY
+
+    return (folder / COPY).is_file()
+
+
+def show_reproduction(folder: Path, runs: "Runs", select: str, format: str) -> None:
+    """Prints our numbers beside those of the paper's table; the CSV form is also written to FOLDER/comparison.csv."""
+    from fedsim.files import atomic_write
+    from fedsim.sweep.reproduction import render, reproductions, show
+
+    if format not in ("table", "csv", "markdown", "latex"):
+        raise UserError(f"unknown format {format!r}; known: table, csv, markdown, latex")
+    results = reproductions(folder, runs, select)
+    if format == "table":
+        show(results, console)
+        atomic_write(folder / "comparison.csv", render(results, "csv"))
+    else:
+        print(render(results, format))
+
+
+def draw_plots(folder: Path, runs: "Runs", select: str) -> None:
+    """Draws all figures into FOLDER/plots and lists them."""
+    from fedsim.results import plot_all
+    from fedsim.results.fonts import fonts_for, missing_text
+    from fedsim.results.plots import names_in
+
+    files = plot_all(runs, folder / "plots", select)
+    boxes = missing_text(fonts_for(names_in(runs))[1])
+    if boxes:
+        errors.print(boxes, soft_wrap=True, markup=False, highlight=False)
+    for file in files:
+        if file.suffix == ".png":
+            say(f"{file} (and .svg)")
+
+
+def make_report(folder: Path, runs: "Runs") -> None:
+    """Write the HTML page."""
+    from fedsim.results import write_report
+
+    notes = method_notes(runs.experiments.values())
+    say(f"report: {write_report(folder, notes, runs=runs)}")
+
+
+def method_notes(experiments: Iterable[Experiment]) -> dict[str, dict[str, str]]:
+    """Each method's paper and what its runs disclose, with the parts that these runs had."""
+    from fedsim.assembly import build_recipe
+
+    texts: dict[str, dict[str, list[str]]] = {}
+    for experiment in experiments:
+        with contextlib.suppress(UserError):  # the method does not exist any more, or its files are not on this machine
+            recipe = build_recipe(experiment)
+            own = texts.setdefault(experiment.method_name, {"paper": [], "discloses": []})
+            own["paper"].append(recipe.paper)
+            own["discloses"].append(recipe.disclosure())
+    return {
+        method: {key: " | ".join(dict.fromkeys(values)) for key, values in own.items()} for method, own in texts.items()
+    }

@@ -1,0 +1,57 @@
+"""The commands that compute: one run, and the pictures that a method makes."""
+
+import json
+from pathlib import Path
+
+import pandas as pd
+
+from fedsim.console import ProgressBar, say
+from fedsim.experiment import Experiment
+from fedsim.tasks import task_in
+
+
+def run_one(experiment: Experiment) -> None:
+    """Run (or resume) one experiment with a progress bar; prints the headline and where the records are."""
+    from fedsim.run.conflicts import refuse_other_settings
+    from fedsim.run.plan import resolve
+    from fedsim.run.session import complete_finish, is_finished
+    from fedsim.runtime.launch import carry_out
+
+    plan = resolve(experiment)
+    folder, experiment = plan.folder, plan.experiment
+    if is_finished(folder):
+        refuse_other_settings(folder, experiment)
+        complete_finish(experiment)
+        say(f"already finished: {folder}")
+    else:
+        bar = ProgressBar()
+        try:
+            carry_out(plan, [bar])
+        finally:
+            bar.close()
+    say(headline(folder))
+
+
+def make_pictures(experiment: Experiment, output: Path, rows: int) -> None:
+    """Write the picture grids of a method and print where they are."""
+    from fedsim.results.pictures import draw_pictures
+    from fedsim.run.plan import resolve
+
+    for file in draw_pictures(resolve(experiment), output, rows):
+        say(str(file))
+
+
+def headline(folder: Path) -> str:
+    """One run's result in two lines, without the oracle; with differential privacy, its guarantee in a third one."""
+    row = pd.read_csv(folder / "summary.csv", dtype={"validation_domain": str}).iloc[0]
+    task = task_in(row.index, "last_target_")
+    basis = f"best on {row['validation_domain']}" if "validation_domain" in row else "best source validation"
+    privacy = json.loads((folder / "environment.json").read_text()).get("privacy", "")
+    return (
+        f"{row['method']} on unseen {row['target']!s} (seed {row['seed']}): "
+        f"{100 * row[f'best_validation_target_{task.metric}']:.1f} % {task.title} "
+        f"at round {row['best_validation_round']:.0f} ({basis}), "
+        f"{100 * row[f'last_target_{task.metric}']:.1f} % at the last round\n"
+        + (f"{privacy}\n" if privacy else "")
+        + f"records: {folder}"
+    )

@@ -1,0 +1,58 @@
+"""The reader of an image tree domain/class/image, and of what has a listing like one."""
+
+import numpy as np
+
+from fedsim.data.cache import Arrays, cached_domain, content_of, digest, stored_content
+from fedsim.data.folders import Listing, list_domain
+from fedsim.data.lists import WORDS, list_file, listed
+from fedsim.data.pixels import read_bytes
+from fedsim.data.reader import Reader, content_hash
+from fedsim.data.row import Benchmark
+from fedsim.settings import DataSettings, cache_root
+
+
+class ImageTree(Reader):
+    """Reads an image tree domain/class/image through the cache. Other trees and tables give another `listing`."""
+
+    def __init__(self, data: DataSettings, found: Benchmark) -> None:
+        super().__init__(data, found)
+        self._open: dict[str, Arrays] = {}
+
+    def listing(self, domain: str) -> Listing:
+        """Files and labels of a domain."""
+        return list_domain(self.data, self.found, domain)
+
+    def images(self, domain: str, apart: bool = False) -> tuple[np.ndarray, np.ndarray]:
+        """Images and labels of a domain, decoded on first use."""
+        return self._cached(domain)[:2]
+
+    def sizes(self, domain: str, apart: bool = False) -> np.ndarray:
+        """Heights and widths of the files' images."""
+        return self._cached(domain)[2]
+
+    def _cached(self, domain: str) -> Arrays:
+        """Images, labels and sizes, looked up once."""
+        if domain not in self._open:
+            listing, cache = self.listing(domain), cache_root(self.data)
+            self._open[domain] = cached_domain(listing, self.found.name, domain, self.data.image_size, cache)
+        return self._open[domain]
+
+    def labels(self, domain: str, apart: bool = False) -> np.ndarray:
+        """The labels of the existing files; no file is opened."""
+        return self.listing(domain).labels
+
+    def fingerprint(self, domain: str) -> str:
+        """Hash of the files' names, labels and bytes: from the cache, else by reading the files."""
+        listing = self.listing(domain)
+        stored = stored_content(listing, self.found.name, domain, self.data.image_size, cache_root(self.data))
+        content = stored or content_of(listing, [digest(read_bytes(listing.folder / name)) for name in listing.files])
+        used = [list_file(self.data, domain, part) for part in WORDS] if self._reads_lists() else []
+        lists = [file.read_bytes() for file in used if file is not None]
+        return content_hash(content.encode(), *lists) if lists else content
+
+    def _reads_lists(self) -> bool:
+        return self.data.split == "lists" or self.data.test_split == "list"
+
+    def listed(self, domain: str, part: str) -> np.ndarray | None:
+        """Indices of the images that a list in `data.lists` names."""
+        return listed(self.data, domain, part, self.listing(domain))

@@ -1,0 +1,62 @@
+"""Refuses to go on in a folder that holds a run with other settings or on other data."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fedsim.data.fingerprint import Fingerprints, difference, fingerprints
+from fedsim.errors import UserError
+from fedsim.experiment import Experiment, parse_experiment
+from fedsim.results.differences import MACHINE_KEYS
+from fedsim.variants import same_method
+
+NUMBERS = ("run.select_on", "run.validation_domain", "run.threads")  # settings of [run] on which a run's numbers depend
+
+
+def local_fingerprints(experiment: Experiment) -> Fingerprints:
+    """Fingerprints of the data that this process can read; none in a deployment, whose images are on its sites."""
+    return {} if experiment.run.runtime == "deployment" else fingerprints(experiment.data)
+
+
+def refuse_other_data(folder: Path, then: Fingerprints, now: Fingerprints) -> None:
+    """Raises UserError when the run in a folder used other data than the present data."""
+    differs = difference(then, now)
+    if differs:
+        raise UserError(
+            f"{folder} holds a run on other data ({differs}); choose another --output or name, or remove the folder"
+        )
+
+
+def refuse_other_settings(
+    folder: Path, experiment: Experiment, data_of: Callable[[Experiment], Fingerprints] = local_fingerprints
+) -> None:
+    """UserError when the folder holds a run with other settings or other data."""
+    file = folder / "experiment.toml"
+    if not file.is_file():
+        return
+    then = parse_experiment(file.read_text())
+    changed = differing_keys(then.model_dump(), experiment.model_dump())
+    if same_method(then, experiment):  # asked for in other words
+        changed = [key for key in changed if not key.startswith("method.")]
+    changed = [key for key in changed if key not in MACHINE_KEYS and (not key.startswith("run.") or key in NUMBERS)]
+    if changed:
+        raise UserError(
+            f"{folder} holds a run with other settings ({', '.join(changed[:5])}); "
+            "choose another --output or name, or remove the folder"
+        )
+    record = folder / "environment.json"
+    seen = json.loads(record.read_text()).get("data", {}) if record.is_file() else {}
+    if seen:
+        refuse_other_data(folder, seen, data_of(experiment))
+
+
+def differing_keys(a: Any, b: Any, prefix: str = "") -> list[str]:
+    """Dotted names of the values in which two settings tables differ."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        return [
+            name
+            for key in sorted(a.keys() | b.keys())
+            for name in differing_keys(a.get(key), b.get(key), f"{prefix}.{key}" if prefix else key)
+        ]
+    return [] if a == b else [prefix]

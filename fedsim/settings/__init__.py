@@ -1,0 +1,23 @@
+"""The typed sections of an experiment's settings, one class and file per section of the TOML file.
+
+`fedsim.experiment` reads files, presets and overrides.
+"""
+
+from fedsim.sections import Settings, folder_name
+from fedsim.settings.data import AUGMENTS, SMALLEST_SIZE, DataSettings, cache_root, data_root
+from fedsim.settings.model import ModelSettings
+from fedsim.settings.run import RunSettings
+from fedsim.settings.train import TrainSettings
+
+__all__ = [
+    "AUGMENTS",
+    "SMALLEST_SIZE",
+    "DataSettings",
+    "ModelSettings",
+    "RunSettings",
+    "Settings",
+    "TrainSettings",
+    "cache_root",
+    "data_root",
+    "folder_name",
+]

@@ -1,0 +1,134 @@
+"""Settings of the images: which, how they are split and augmented, and the folders that the settings name."""
+
+import os
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, PrivateAttr, field_validator
+
+from fedsim.errors import nearest
+from fedsim.plugins import entry_points
+from fedsim.sections import Settings
+
+# Rows of fedsim.data.augment.
+AUGMENTS = ("none", "domainbed", "csac", "feddg-ga", "flip-jitter", "fedsb", "ccst", "flip")
+SMALLEST_SIZE = 8  # pixels of an image's side
+
+
+class DataSettings(Settings):
+    """[data]: which images, how they are split, how batches are augmented."""
+
+    dataset: str = Field(
+        "digits",
+        description="digits, rotated-mnist, pacs, vlcs, office-home, terra-incognita, folder; with masks: digit-masks, "
+        "masks",
+    )
+    root: str = Field("", description="folder of the data set; empty: $FEDSIM_DATA, else ./data")
+    domains: list[str] = Field([], description="use only these domains; empty: all of the data set")
+    classes: list[str] = Field(
+        [],
+        description="classes of a `folder` data set, when its images are on other machines (for a deployment's "
+        "server), or when a domain may lack some of them",
+    )
+    image_size: int = Field(
+        28,
+        ge=0,
+        le=1024,
+        description="images are decoded once to this size, in pixels, at least 8; 0: the size of the images on which "
+        "the backbone's weights were trained",
+    )
+    columns: dict[str, str] = Field(
+        {}, description="names of a table's columns where they are not path, label, domain and split"
+    )
+    variant: Literal["csac", "domainbed"] = Field(
+        "csac", description="Rotated MNIST: same images in every domain, or disjoint"
+    )
+    fraction: float = Field(
+        1.0, gt=0, le=1, description="share of every domain's images used (per class, by split_seed)"
+    )
+    holdout: float = Field(0.1, gt=0, lt=1, description="share of a client's images held out for validation")
+    split: Literal["random", "stratified", "lists"] = Field(
+        "random", description="DomainBed's split, per class (CSAC), or the published lists in data.lists"
+    )
+    lists: str = Field("", description="folder of split lists, seen from data.root: DOMAIN_train*.txt and so on")
+    split_seed: int = Field(
+        -1, ge=-1, description="seed of subsets, splits and partitions; -1: run.seed, so that seeds differ in data too"
+    )
+    test_split: Literal["all", "in", "list"] = Field(
+        "all",
+        description="target images tested: all, DomainBed's 'in' part, or those of DOMAIN_test*.txt in data.lists",
+    )
+    adapt_share: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="share of the unseen domain's images for methods that train on them without labels; these images "
+        "are never tested; 0: half of the images for such a method, none for others",
+    )
+    clients_per_domain: int = Field(1, ge=1, description="clients that share one domain")
+    partition: Literal["iid", "dirichlet"] = Field("iid", description="how a domain is shared between its clients")
+    alpha: float = Field(0.5, gt=0, description="concentration of the Dirichlet partition over classes")
+    mix: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="share of every source domain's images that is dealt to all clients instead of the domain's own; "
+        "0: one domain per client, 1: all clients have the same mixture (FedDG_Benchmark's lambda)",
+    )
+    augment: str = Field(
+        "none",
+        description=f"{', '.join(AUGMENTS)}, or your own as module:name",
+    )
+    normalize: Literal["none", "imagenet", "mnist", "weights"] = Field(
+        "none",
+        description="mean and std after augmentation; weights: those with which the backbone's weights were trained",
+    )
+    structures: dict[str, list[int]] = Field(
+        {},
+        description="structures of a `masks` data set, and the pixel values of the mask files for each; a value may "
+        "belong to several structures: disc = [0, 128], cup = [0]",
+    )
+    mask_threshold: float = Field(
+        0.5, gt=0, lt=1, description="probability above which a pixel belongs to a structure when masks are evaluated"
+    )
+    largest_component: bool = Field(
+        False, description="count only the largest connected component of each predicted structure"
+    )
+    cache: str = Field("", description="folder of the decoded images; empty: $FEDSIM_CACHE, else ~/.cache/fedsim")
+    _run_seed: int = PrivateAttr(0)  # set by the Experiment, as the next one
+    _validation_domain: str = PrivateAttr("")
+
+    @property
+    def validation_domain(self) -> str:
+        """The run's domain that selects the round and on which no client trains; empty for none."""
+        return self._validation_domain
+
+    @property
+    def seed_of_splits(self) -> int:
+        """The seed that splits are drawn from: `split_seed`, or the run's."""
+        return self._run_seed if self.split_seed < 0 else self.split_seed
+
+    @field_validator("image_size")
+    @classmethod
+    def _size_is_none_or_enough(cls, size: int) -> int:
+        if 0 < size < SMALLEST_SIZE:
+            raise ValueError(f"images have at least {SMALLEST_SIZE} pixels a side; 0 takes the size of the weights")
+        return size
+
+    @field_validator("augment")
+    @classmethod
+    def _augmentation_is_known(cls, name: str) -> str:
+        known = [*AUGMENTS, *entry_points("augmentations")]
+        if name not in known and ":" not in name:
+            raise ValueError(f"no augmentation {name!r}; {nearest(name, known)}known: {', '.join(known)}")
+        return name
+
+
+def data_root(data: DataSettings) -> Path:
+    """Folder in which the data set is looked for."""
+    return Path(data.root or os.environ.get("FEDSIM_DATA", "data")).expanduser()
+
+
+def cache_root(data: DataSettings) -> Path:
+    """Folder of the decoded images."""
+    return Path(data.cache or os.environ.get("FEDSIM_CACHE", "~/.cache/fedsim")).expanduser()

@@ -1,0 +1,61 @@
+"""Settings of the rounds and of local training."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from fedsim.sections import Settings
+
+
+class TrainSettings(Settings):
+    """[train]: rounds, local work and its optimizer."""
+
+    rounds: int = Field(10, ge=1)
+    epochs: int = Field(1, ge=1, description="local passes over the data per round, unless iterations is set")
+    iterations: int = Field(0, ge=0, description="local steps per round; 0: epochs count")
+    batch_size: int = Field(64, ge=2)
+    budget: Literal["paper", "images", "steps"] = Field(
+        "paper",
+        description="local work: paper: as much as the method's parts ask for; images or steps: as many as FedAvg's, "
+        "preludes and copies included (clients/budget.py)",
+    )
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
+    lr: float = Field(0.01, gt=0)
+    momentum: float = Field(0.0, ge=0, lt=1)
+    weight_decay: float = Field(0.0, ge=0)
+    schedule: Literal["constant", "cosine", "cosine-official", "step"] = Field(
+        "constant",
+        description="learning rate over rounds: cosine at (t-1)/T; cosine-official at t/T (gPerXAN's code); "
+        "step: multiplied by 0.1 after 80 % of the rounds",
+    )
+    persist_optimizer: bool = Field(False, description="keep momentum and Adam moments between rounds")
+    clients_per_round: int = Field(0, ge=0, description="clients drawn each round; 0: all")
+    evaluate_clients: str = Field(
+        "all",
+        pattern="^(all|drawn|[1-9][0-9]*)$",
+        description="clients that validate the model of a round, which selects the best round: all, drawn (those that "
+        "trained in the round), or a number of clients that stay the same",
+    )
+    evaluate_every: int = Field(1, ge=1, description="rounds between validations; the last round is always validated")
+    precision: Literal["fp32", "bf16"] = "fp32"
+    side_by_side: int = Field(
+        1,
+        ge=1,
+        description="so many clients train as one program where the method allows it (inline runtime); for small "
+        "networks on a GPU, slower on a CPU; 1: one after the other",
+    )
+    compile: Literal["off", "default", "reduce-overhead", "max-autotune"] = Field(
+        "off",
+        description="torch.compile of the network's training pass, in this mode of PyTorch's: one graph for all "
+        "clients and rounds of a process; on a GPU reduce-overhead takes CUDA graphs",
+    )
+    dp_clip: float = Field(
+        0.0, ge=0, description="local differential privacy: largest L2 norm of a client's update; 0: off"
+    )
+    dp_epsilon: float = Field(
+        1.0, gt=0, description="epsilon of local differential privacy in each round; no guarantee above 1"
+    )
+    dp_delta: float = Field(1e-5, gt=0, lt=1, description="delta of local differential privacy in each round")
+    local_checks: int = Field(
+        0, ge=0, description="validations during local training, of which the best model is sent; 0: off"
+    )
