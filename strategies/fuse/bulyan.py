@@ -7,9 +7,8 @@ from typing import Annotated, ClassVar
 import numpy as np
 from pydantic import Field
 
-from fedsim.errors import UserError
 from fedsim.experiment import Experiment
-from strategies.fuse.trimmed_mean import clients_in_a_round, equal_columns, trimmed_mean
+from strategies.fuse.trimmed_mean import equal_columns, refuse_too_few, trimmed_mean
 from strategies.moves import moves
 from strategies.parts import Fuse, ServerRound, Update
 from strategies.wire import flower_strategies as flower
@@ -32,12 +31,7 @@ class Bulyan(Fuse):
 
     def check(self, experiment: Experiment) -> None:
         """Raises UserError when the federation is too small for that many malicious clients."""
-        count = clients_in_a_round(experiment)
-        if count and count < 4 * self.malicious + 3:
-            raise UserError(
-                f"method.bulyan.malicious = {self.malicious} needs {4 * self.malicious + 3} clients in a round, "
-                f"at least (4 f + 3), and there are {count}; use several clients per domain (data.clients_per_domain)"
-            )
+        refuse_too_few(experiment, "bulyan", 4, self.malicious)
 
     def fuse(
         self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound

@@ -7,10 +7,9 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from fedsim.errors import UserError
 from fedsim.experiment import Experiment
 from strategies.aggregate import weighted_mean
-from strategies.fuse.trimmed_mean import clients_in_a_round
+from strategies.fuse.trimmed_mean import refuse_too_few
 from strategies.moves import moves
 from strategies.parts import Fuse, ServerRound, Update
 from strategies.wire.flower_strategies import selected_by_krum
@@ -34,12 +33,7 @@ class Krum(Fuse):
 
     def check(self, experiment: Experiment) -> None:
         """Raises UserError when the federation is too small for that many malicious clients."""
-        count = clients_in_a_round(experiment)
-        if count and count < 2 * self.malicious + 3:
-            raise UserError(
-                f"method.krum.malicious = {self.malicious} needs {2 * self.malicious + 3} clients in a round, "
-                f"at least (2 f + 3), and there are {count}; use several clients per domain (data.clients_per_domain)"
-            )
+        refuse_too_few(experiment, "krum", 2, self.malicious)
 
     def fuse(
         self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound

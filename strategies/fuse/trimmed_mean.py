@@ -76,6 +76,16 @@ def clients_in_a_round(experiment: Experiment) -> int:
     return min(count, experiment.train.clients_per_round or count)
 
 
+def refuse_too_few(experiment: Experiment, part: str, factor: int, malicious: int) -> None:
+    """Raises UserError when a round has fewer than `factor` f + 3 clients, which the rule needs against f of them."""
+    count, needed = clients_in_a_round(experiment), factor * malicious + 3
+    if count and count < needed:
+        raise UserError(
+            f"method.{part}.malicious = {malicious} needs {needed} clients in a round, at least ({factor} f + 3), and "
+            f"there are {count}; use several clients per domain (data.clients_per_domain)"
+        )
+
+
 def equal_columns(updates: Sequence[Update], server: ServerRound) -> None:
     """Writes equal weights for all clients into clients.csv."""
     server.client_columns |= {update.client: {"weight": 1.0 / len(updates)} for update in updates}
