@@ -56,7 +56,14 @@ def run(clients: int, mode: str, rounds: int, runtime: str, output: str) -> None
                 "lr": 0.05,
                 "momentum": 0.9,
             },
-            "run": {"target": "rot75", "output": output, "threads": 1, "runtime": runtime, "keep_predictions": False},
+            "run": {
+                "target": "rot75",
+                "output": output,
+                "threads": 1,
+                "processes": 1,
+                "runtime": runtime,
+                "keep_predictions": False,
+            },
         }
     )
     watch = Watch()

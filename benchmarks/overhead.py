@@ -1,4 +1,4 @@
-"""Wall time of a fedsim run (inline) over a bare PyTorch loop that does the same work, interleaved in one process.
+"""Wall time of an inline run in one process over a bare PyTorch loop of the same work, interleaved in one process.
 
     python benchmarks/overhead.py --model digits-cnn-bn --repeats 5
     python benchmarks/overhead.py --model resnet18 --repeats 3
@@ -119,7 +119,7 @@ def experiment_for(model: str, folder: Path, rounds: int, threads: int) -> Exper
         "name": "overhead",
         "train": {"rounds": rounds, "batch_size": 64, "lr": 0.01, "momentum": 0.5},
         "model": {"backbone": model},
-        "run": {"threads": threads, "device": "cpu"},
+        "run": {"threads": threads, "device": "cpu", "processes": 1},
         "method": {"name": "fedavg"},
     }
     if model.startswith("digits"):

@@ -1,13 +1,13 @@
 """Thirty clients of the digits CNN, or five of ResNet-18 at 64 pixels, beside the bare loop that trains one by one.
 
-    python benchmarks/thirty_clients.py                                    (3 domains x 10, Dirichlet; 2 Ray workers)
-    python benchmarks/thirty_clients.py --ways inline,ray,side-by-side,compiled --repeats 3
+    python benchmarks/thirty_clients.py                                    (3 domains x 10, Dirichlet)
+    python benchmarks/thirty_clients.py --ways one-process,default,ray,side-by-side,compiled --repeats 3
     python benchmarks/thirty_clients.py --model resnet18
     python benchmarks/thirty_clients.py --rounds 3 --repeats 1             (a look, on a busy machine)
 
 Every repetition takes each way once, in turn; the bare loop is taken with one thread and with two, and the faster one
 is the reference. Two figures for each way: seconds of the whole run (what a command takes but for Python's start, with
-Ray's start in it), and seconds of a round after the first one, from the differences of `rounds.csv`'s own clock.
+the start of processes in it), and seconds of a round after the first one, by the clock of `rounds.csv`.
 """
 
 import argparse
@@ -26,7 +26,8 @@ from fedsim.run.workspace import close_workspaces
 from fedsim.runtime.launch import launch
 
 WAYS: dict[str, Callable[[Experiment], Experiment]] = {
-    "inline": lambda run: run,
+    "one-process": lambda run: run,
+    "default": lambda run: run.replace(run={"processes": 0}),  # forks processes after the first round
     "ray": lambda run: run.replace(run={"runtime": "ray", "workers": 2}),
     "side-by-side": lambda run: run.replace(train={"side_by_side": 30}),
     "compiled": lambda run: run.replace(train={"compile": "default"}),
@@ -90,7 +91,7 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="digits-cnn-bn", choices=["digits-cnn", "digits-cnn-bn", "resnet18"])
-    parser.add_argument("--ways", default="inline,ray", help=", ".join(WAYS))
+    parser.add_argument("--ways", default="one-process,default,ray", help=", ".join(WAYS))
     parser.add_argument("--rounds", type=int, default=0, help="0: 30 of digits, 4 of ResNet-18; at least 3")
     parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args()

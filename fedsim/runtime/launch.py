@@ -1,6 +1,7 @@
 """Starts one run on the runtime that its settings ask for."""
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fedsim.client_app import app
@@ -8,8 +9,11 @@ from fedsim.data import check_partitions
 from fedsim.experiment import Experiment
 from fedsim.results.callbacks import RunCallback
 from fedsim.run.plan import Plan, resolve
-from fedsim.runtime.inline import InlineGrid, LocalGrid
+from fedsim.runtime.forked import ForkedGrid
+from fedsim.runtime.inline import LocalGrid
 from fedsim.server_app import serve
+
+logger = logging.getLogger("fedsim")
 
 MOST_NODES = 256  # of a simulation; in the handshake each takes a message and a reply
 
@@ -32,15 +36,18 @@ def carry_out(plan: Plan, callbacks: Sequence[RunCallback] = ()) -> Path:
         from fedsim.runtime.deployment import run_deployed
 
         return run_deployed(plan, callbacks)
-    grid = make_grid(plan)
+    grid = make_grid(plan, next((callback.note for callback in callbacks if hasattr(callback, "note")), logger.info))
     try:
-        return serve(grid, plan, callbacks)
+        return serve(grid, plan, [*callbacks, grid] if isinstance(grid, ForkedGrid) else callbacks)
     finally:
         grid.close()
 
 
-def make_grid(plan: Plan) -> LocalGrid:
-    """The grid of `run.runtime`, with one node per source client, or with several clients on each of many nodes."""
+def make_grid(plan: Plan, say: Callable[[str], None] = logger.info) -> LocalGrid:
+    """The grid of `run.runtime`, with one node per source client, or with several clients on each of many nodes.
+
+    say: prints what the grid decides during the run
+    """
     nodes = min(len(plan.clients), MOST_NODES)
     if plan.experiment.run.runtime == "ray":
         from fedsim.runtime.ray import RayGrid
@@ -50,4 +57,4 @@ def make_grid(plan: Plan) -> LocalGrid:
         from fedsim.runtime.together import TogetherGrid  # torch.func takes a third of a second to import
 
         return TogetherGrid(app, plan, nodes)
-    return InlineGrid(app, nodes)
+    return ForkedGrid(app, plan, nodes, say)

@@ -20,7 +20,8 @@ from fedsim.errors import CLIENT_APP_RAISED
 from fedsim.runtime.cluster import import_ray, open_cluster, plan_workers
 from fedsim.runtime.identity import stamp, with_content
 from fedsim.runtime.inline import LocalGrid
-from fedsim.runtime.ray_worker import Parcel, Want, Worker, WorkerSetup, without_arrays
+from fedsim.runtime.parcel import Parcel, without_arrays
+from fedsim.runtime.ray_worker import Want, Worker, WorkerSetup
 from fedsim.settings import RunSettings
 
 CLIENT_APP = "fedsim.client_app:app"

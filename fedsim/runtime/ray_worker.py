@@ -1,57 +1,26 @@
-"""The code of a Ray worker, and the form in which messages travel to it: tensors apart from everything else.
-
-Pickle protocol 5 passes the bytes of tensors to Ray unchanged: one copy into the object store and none out of it.
-"""
+"""The code of a Ray worker, which runs the client app for its clients."""
 
 import importlib
 import os
-import pickle
 import time
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from flwr.app import Array, ArrayRecord, Context, Error, Message, RecordDict
+from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
 
-from fedsim.arrays import nbytes, record_of
+from fedsim.arrays import nbytes
 from fedsim.edge import refuse_hidden_packages
 from fedsim.errors import CLIENT_APP_RAISED, USER_ERROR, UserError
 from fedsim.runtime.identity import with_content
+from fedsim.runtime.parcel import Parcel, select, without_arrays
 
 BUNDLE_BYTES = 4 * 2**20  # the largest size of replies that are returned together
 BUNDLE_SECONDS = 0.5  # the longest work before replies are returned together
 
 Want = tuple[str, int, list[str] | None]  # record name, which of the sent records, which of its tensors (None: all)
 Order = tuple[Message, list[Want]]  # a message without its array records, and where they are
-
-
-class Parcel:
-    """An ArrayRecord in the form that Ray transports; unpickling gives an ArrayRecord in the object store's memory."""
-
-    def __init__(self, record: ArrayRecord) -> None:
-        self.record = record
-
-    def __reduce__(self) -> tuple:
-        heads = [(name, array.dtype, tuple(array.shape), array.stype) for name, array in self.record.items()]
-        return unpack, (heads, [pickle.PickleBuffer(array.data) for array in self.record.values()])
-
-
-def unpack(heads: Sequence[tuple[str, str, tuple[int, ...], str]], buffers: Sequence) -> ArrayRecord:
-    """ArrayRecord whose arrays are read-only views of the buffers; nothing is copied."""
-    arrays = {}
-    for (name, dtype, shape, stype), buffer in zip(heads, buffers, strict=True):
-        arrays[name] = array = Array(
-            dtype, shape, stype, b""
-        )  # the constructor insists on bytes, the attribute does not
-        array.data = buffer if isinstance(buffer, bytes) else memoryview(buffer)
-    return record_of(arrays)
-
-
-def without_arrays(message: Message) -> Message:
-    """The message without its array records."""
-    small = {name: record for name, record in message.content.items() if not isinstance(record, ArrayRecord)}
-    return with_content(message, RecordDict(small))
 
 
 @dataclass(frozen=True)
@@ -115,8 +84,3 @@ class Worker:
     def pid(self) -> int:
         """Process id, for tests and diagnosis."""
         return os.getpid()
-
-
-def select(record: ArrayRecord, names: Sequence[str]) -> ArrayRecord:
-    """Some tensors of a record, without a copy."""
-    return record_of({name: record[name] for name in names})

@@ -33,6 +33,12 @@ class RunSettings(Settings):
         description="CPU threads of each process that computes; numbers depend on it, so that it is recorded and "
         "compared; 0: one for each core that the process may use (each site of a deployment counts its own)",
     )
+    processes: int = Field(
+        0,
+        ge=0,
+        description="processes of the inline runtime in which clients train, with the same numbers; 0: after the first "
+        "round, as many as cores are free when that saves time",
+    )
     output: str = "outputs"
     keep_predictions: bool = Field(
         True, description="keep the target's predictions of the selected, last and oracle round, for `compare --metric`"

@@ -42,7 +42,10 @@ def run_cell(settings: str, tell: Callable[[Message], Any]) -> Message:
     from fedsim.runtime.launch import launch
 
     try:
-        launch(parse_experiment(settings), [Progress(tell)])
+        experiment = parse_experiment(settings)
+        if not experiment.run.processes:  # the cells that run beside it have the other cores
+            experiment = experiment.replace(run={"processes": 1})
+        launch(experiment, [Progress(tell)])
     except UserError as error:
         return "failed", str(error), None
     except Exception as error:

@@ -7,8 +7,8 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from fedsim.arrays import record_to_arrays, state_to_record
+from fedsim.runtime.parcel import Parcel
 from fedsim.runtime.ray import Shelf, addressee
-from fedsim.runtime.ray_worker import Parcel
 
 
 def ask(grid, orders, timeout=None, arrays=None):

@@ -1,0 +1,45 @@
+"""The form in which messages travel between processes of one run: tensors apart from everything else.
+
+Pickle protocol 5 passes the bytes of tensors on unchanged: with Ray one copy into the object store and none out of it.
+"""
+
+import pickle
+from collections.abc import Sequence
+
+from flwr.app import Array, ArrayRecord, Message, RecordDict
+
+from fedsim.arrays import record_of
+from fedsim.runtime.identity import with_content
+
+
+class Parcel:
+    """An ArrayRecord in the form that Ray transports; unpickling gives an ArrayRecord in the object store's memory."""
+
+    def __init__(self, record: ArrayRecord) -> None:
+        self.record = record
+
+    def __reduce__(self) -> tuple:
+        heads = [(name, array.dtype, tuple(array.shape), array.stype) for name, array in self.record.items()]
+        return unpack, (heads, [pickle.PickleBuffer(array.data) for array in self.record.values()])
+
+
+def unpack(heads: Sequence[tuple[str, str, tuple[int, ...], str]], buffers: Sequence) -> ArrayRecord:
+    """ArrayRecord whose arrays are read-only views of the buffers; nothing is copied."""
+    arrays = {}
+    for (name, dtype, shape, stype), buffer in zip(heads, buffers, strict=True):
+        arrays[name] = array = Array(
+            dtype, shape, stype, b""
+        )  # the constructor insists on bytes, the attribute does not
+        array.data = buffer if isinstance(buffer, bytes) else memoryview(buffer)
+    return record_of(arrays)
+
+
+def without_arrays(message: Message) -> Message:
+    """The message without its array records."""
+    small = {name: record for name, record in message.content.items() if not isinstance(record, ArrayRecord)}
+    return with_content(message, RecordDict(small))
+
+
+def select(record: ArrayRecord, names: Sequence[str]) -> ArrayRecord:
+    """Some tensors of a record, without a copy."""
+    return record_of({name: record[name] for name in names})

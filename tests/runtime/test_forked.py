@@ -1,0 +1,164 @@
+"""The inline runtime in forked processes: the numbers of one process, also when one dies; forked to save time."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pandas as pd
+import pytest
+import torch
+from support import numbers, small_experiment
+
+import fedsim.runtime.forked
+from fedsim.client_app import app
+from fedsim.errors import ClientFailedError, UserError
+from fedsim.run.plan import resolve
+from fedsim.runtime.forked import ForkedGrid, reason_against
+from fedsim.runtime.launch import launch
+from fedsim.server_app import serve
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Processes are forked while this one computes with one thread, as in a run."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def same_records(one, other):
+    for file in ("rounds.csv", "clients.csv"):
+        pd.testing.assert_frame_equal(numbers(one / file), numbers(other / file), rtol=0, atol=0)
+    assert (one / "last.safetensors").read_bytes() == (other / "last.safetensors").read_bytes()
+
+
+def run_in(processes, folder, method="fedavg"):
+    """A run of two rounds in so many processes."""
+    own = {"output": str(folder / str(processes)), "processes": processes}
+    return small_experiment(folder, method, train={"rounds": 2}, run=own)
+
+
+@pytest.mark.parametrize("method", ["scaffold", "fedbn", "fada"])  # server banks, personal tensors, visits
+def test_two_processes_give_the_numbers_of_one(tmp_path, method):
+    one, two = (
+        launch(
+            small_experiment(
+                tmp_path, method, train={"rounds": 2}, run={"output": str(tmp_path / str(n)), "processes": n}
+            )
+        )
+        for n in (1, 2)
+    )
+    same_records(one, two)
+
+
+class Killer:
+    """Callback that kills the first process after round 1."""
+
+    def __init__(self, grid):
+        self.grid, self.before = grid, []
+
+    def on_start(self, experiment, folder):
+        """Nothing."""
+
+    def on_round(self, row, clients):
+        if row["round"] == 1:
+            self.before = self.grid.pids()
+            os.kill(self.before[0], signal.SIGKILL)
+
+    def on_end(self, summary):
+        """Nothing."""
+
+
+def test_a_killed_process_is_replaced_and_changes_nothing(tmp_path):
+    one, plan = launch(run_in(1, tmp_path, "scaffold")), resolve(run_in(2, tmp_path, "scaffold"))
+    grid = ForkedGrid(app, plan, len(plan.clients))
+    killer = Killer(grid)
+    try:
+        two = serve(grid, plan, [killer])
+        after = grid.pids()
+    finally:
+        grid.close()
+    same_records(one, two)
+    assert after[0] != killer.before[0]
+    assert after[1] == killer.before[1]
+
+
+def suicidal(message, context):
+    """A client app whose second client's process always dies."""
+    if context.node_id == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return app(message, context)
+
+
+def test_a_message_that_kills_twice_is_its_clients_failure(tmp_path):
+    plan = resolve(run_in(2, tmp_path))
+    grid = ForkedGrid(suicidal, plan, len(plan.clients))
+    try:
+        with pytest.raises(ClientFailedError, match=r"died 2 times \(exit code -9; out of memory\?\)"):
+            serve(grid, plan)
+    finally:
+        grid.close()
+
+
+def decided(monkeypatch, tmp_path, row, cores=4, **run):
+    """(what is said, number of processes) after a round's row."""
+    monkeypatch.setattr(fedsim.runtime.forked, "free_cores", lambda: cores)
+    plan = resolve(small_experiment(tmp_path, train={"rounds": 11}, run={"output": str(tmp_path), **run}))
+    said = []
+    grid = ForkedGrid(app, plan, len(plan.clients), said.append)
+    grid.on_round({"round": 0, "steps": 0, "train_seconds": 0}, [])
+    grid.on_round({"round": 1, "steps": 12, **row}, [])
+    grid.on_round({"round": 2, "steps": 12, "train_seconds": 1000.0}, [])
+    return said, len(grid.pids())
+
+
+def test_processes_are_forked_when_that_saves_time(monkeypatch, tmp_path):
+    """Ten rounds remain; three clients on four cores save two thirds of their time."""
+    said, count = decided(monkeypatch, tmp_path, {"train_seconds": 0.31})
+    assert count == 3
+    assert said[0].startswith("clients train in 3 processes from now on, with a core for each: training took 0.3 s")
+    assert decided(monkeypatch, tmp_path, {"train_seconds": 0.29}) == ([], 0)
+    assert decided(monkeypatch, tmp_path, {"train_seconds": 9.0}, cores=1) == ([], 0)
+    assert decided(monkeypatch, tmp_path, {"train_seconds": 9.0}, processes=1) == ([], 0)
+    assert decided(monkeypatch, tmp_path, {"train_seconds": 9.0}, threads=2) == ([], 0)
+
+
+def test_what_cannot_be_forked_is_refused(tmp_path):
+    experiment = small_experiment(tmp_path, run={"processes": 2, "threads": 2})
+    with pytest.raises(UserError, match=r"run\.processes = 2: several processes have one thread each"):
+        launch(experiment)
+    assert "one process" in reason_against(small_experiment(tmp_path, train={"compile": "default"}))
+
+
+def test_processes_end_with_a_killed_run(tmp_path):
+    """They hold personal state, which a resumed run continues; nobody else may write it then."""
+    command = [sys.executable, "-m", "fedsim", "run", "digits", "--target", "rot75", "--output", str(tmp_path)]
+    command += ["--set", "run.processes=2", "--set", "train.rounds=1000"]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as run:
+        children = wait_for(lambda: found if len(found := children_of(run.pid)) == 2 else [])
+        run.kill()
+    wait_for(lambda: not any(alive(child) for child in children))
+
+
+def children_of(pid):
+    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=False)
+    return [int(word) for word in found.stdout.split()]
+
+
+def alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def wait_for(condition, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return found
