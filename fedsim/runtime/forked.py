@@ -5,148 +5,31 @@ the data and networks that are loaded here, so that its start takes some millise
 state folder, where a process that replaces a dead one finds it. The numbers of a run do not depend on the processes.
 """
 
-import ctypes
 import logging
-import multiprocessing
 import os
-import pickle
-import signal
 import sys
 import threading
-import traceback
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from multiprocessing.connection import Connection, wait
+from collections.abc import Callable, Iterable, Iterator
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-import torch
-from flwr.app import Context, Error, Message, RecordDict
+from flwr.app import Message
 from flwr.clientapp import ClientApp
 
 from fedsim.cores import free_cores
-from fedsim.errors import CLIENT_APP_RAISED, UserError
+from fedsim.errors import UserError
 from fedsim.experiment import Experiment
 from fedsim.run.plan import Plan
 from fedsim.run.workspace import pick_device
-from fedsim.runtime.identity import stamp, with_content
+from fedsim.runtime.forked_process import ForkedProcess
+from fedsim.runtime.identity import stamp
 from fedsim.runtime.inline import InlineGrid
-from fedsim.runtime.parcel import Parcel, without_arrays
 
 logger = logging.getLogger("fedsim")
 
 LEAST_SAVED = 2.0  # seconds that several processes must save in the whole run
 AHEAD = 4  # messages for each process that are made before their replies are there
-ATTEMPTS = 2  # at a message whose process dies
-PR_SET_PDEATHSIG = 1  # prctl(2): the signal that a process gets when its parent dies
-
-
-class ForkedProcess:
-    """One process and the messages of its clients; it has at most one of them at a time."""
-
-    def __init__(self, app: ClientApp, contexts: dict[int, Context], cores: Sequence[int]) -> None:
-        self._app, self._contexts, self._cores = app, contexts, cores
-        self._process: Any = None
-        self.pipe: Connection | None = None
-        self.waiting: deque[Message] = deque()
-        self.attempts = 0  # at the first message, which is with the process when this is not zero
-
-    def start(self) -> None:
-        """Fork the process."""
-        self.pipe, theirs = multiprocessing.Pipe()
-        context = multiprocessing.get_context("fork")
-        arguments = (theirs, self.pipe, self._app, self._contexts, self._cores, os.getpid())
-        self._process = context.Process(target=answer_messages, args=arguments, daemon=True)
-        self._process.start()
-        theirs.close()
-
-    @property
-    def pid(self) -> int:
-        """Its id; 0 before it is needed."""
-        return 0 if self._process is None else self._process.pid
-
-    def end(self) -> None:
-        """Kill the process, which keeps nothing that is not in the state folder; what waits is forgotten."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.join()
-            self.pipe.close()
-        self._process = self.pipe = None
-        self.attempts = 0
-        self.waiting.clear()
-
-    def send_next(self) -> None:
-        """Send the first message that waits, if the process has none; a process that has ended is replaced."""
-        if self.attempts or not self.waiting:
-            return
-        self.attempts += 1
-        if self._process is None:
-            self.start()
-        self._send(self.waiting[0])
-
-    def _send(self, message: Message) -> None:
-        parcels = {name: Parcel(record) for name, record in message.content.array_records.items()}
-        try:
-            self.pipe.send_bytes(pickle.dumps((without_arrays(message), parcels), protocol=5))
-        except OSError:  # the process is dead: `receive` finds the end of the pipe
-            return
-
-    def receive(self) -> Message | None:
-        """The reply to the first message; None when the process has died and its successor repeats the message."""
-        try:
-            reply, parcels = pickle.loads(self.pipe.recv_bytes())
-        except (EOFError, OSError):
-            return self._replace()
-        self.waiting.popleft()
-        self.attempts = 0
-        return with_content(reply, RecordDict({**parcels, **reply.content})) if parcels else reply
-
-    def _replace(self) -> Message | None:
-        attempts, waiting = self.attempts, list(self.waiting)
-        self._process.join()
-        code = self._process.exitcode
-        self.end()
-        self.waiting.extend(waiting)
-        self.start()
-        if attempts < ATTEMPTS:
-            self.attempts = attempts + 1
-            self._send(self.waiting[0])
-            return None
-        reason = f"the process of its client died {attempts} times (exit code {code}; out of memory?)"
-        return Message(Error(CLIENT_APP_RAISED, reason), reply_to=self.waiting.popleft())
-
-
-def answer_messages(
-    pipe: Connection,
-    end: Connection,
-    app: ClientApp,
-    contexts: dict[int, Context],
-    cores: Sequence[int],
-    parent: int,
-) -> None:
-    """What a forked process does: answer messages until the parent closes the pipe or dies."""
-    end.close()
-    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__  # a progress bar may have taken their place, with its locks
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the parent too, which ends this process
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        return
-    os.sched_setaffinity(0, cores)
-    torch.set_num_threads(1)
-    while True:
-        try:
-            message, parcels = pickle.loads(pipe.recv_bytes())
-        except (EOFError, OSError):
-            return
-        message = with_content(message, RecordDict({**parcels, **message.content}))
-        try:
-            reply = app(message, contexts[message.metadata.dst_node_id])
-        except Exception:
-            reply = Message(Error(CLIENT_APP_RAISED, traceback.format_exc()), reply_to=message)
-        parcels = {} if reply.has_error() else reply.content.array_records
-        parcels = {name: Parcel(record) for name, record in parcels.items()}
-        pipe.send_bytes(pickle.dumps((without_arrays(reply) if parcels else reply, parcels), protocol=5))
 
 
 class ForkedGrid(InlineGrid):

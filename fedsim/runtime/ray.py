@@ -20,7 +20,7 @@ from fedsim.errors import CLIENT_APP_RAISED
 from fedsim.runtime.cluster import import_ray, open_cluster, plan_workers
 from fedsim.runtime.identity import stamp, with_content
 from fedsim.runtime.inline import LocalGrid
-from fedsim.runtime.parcel import Parcel, without_arrays
+from fedsim.runtime.parcel import Parcel, standing, without_arrays
 from fedsim.runtime.ray_worker import Want, Worker, WorkerSetup
 from fedsim.settings import RunSettings
 
@@ -69,9 +69,10 @@ class Shelf:
         Training after an evaluation sends the same bytes again, perhaps fewer tensors; they are not stored twice. A
         small record is sent within the call, without a reference.
         """
-        for kept, reference in self._kept:
-            if len(record) and all(name in kept and kept[name].data is array.data for name, array in record.items()):
-                return reference, None if len(kept) == len(record) else list(record)
+        position = standing(record, [kept for kept, _ in self._kept])
+        if position is not None:
+            kept, reference = self._kept[position]
+            return reference, None if len(kept) == len(record) else list(record)
         parcel = Parcel(record)
         reference = parcel if nbytes(record) < SMALL_BYTES else import_ray().put(parcel)
         self._kept.append((record, reference))

@@ -1,0 +1,170 @@
+"""One of the processes of `fedsim.runtime.forked`: how it gets messages, what it does with them, how it is replaced."""
+
+import ctypes
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import traceback
+from collections import deque
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from fedsim.errors import CLIENT_APP_RAISED
+from fedsim.runtime.identity import with_content
+from fedsim.runtime.parcel import Parcel, select, standing, without_arrays
+
+FITS = 2**16  # bytes that a pipe holds for a process that does not read
+KEPT = 4  # records of tensors that a process keeps
+ATTEMPTS = 2  # at a message whose process dies
+PR_SET_PDEATHSIG = 1  # prctl(2): the signal that a process gets when its parent dies
+
+
+class ForkedProcess:
+    """One process and the messages of its clients.
+
+    It has one of them at a time, and the next one when that is so small that it waits in the pipe: neither side then
+    waits for the other to read. A model that several messages have in common is sent once.
+    """
+
+    def __init__(self, app: ClientApp, contexts: dict[int, Context], cores: Sequence[int]) -> None:
+        self._app, self._contexts, self._cores = app, contexts, cores
+        self._process: Any = None
+        self.pipe: Connection | None = None
+        self.waiting: deque[Message] = deque()
+        self._sent = 0  # messages, the first of those that wait, which the process has
+        self._attempts = 0  # at the first message
+        self._kept: list[ArrayRecord] = []  # what both sides keep of the latest messages
+
+    def start(self) -> None:
+        """Fork the process."""
+        self.pipe, theirs = multiprocessing.Pipe()
+        context = multiprocessing.get_context("fork")
+        arguments = (theirs, self.pipe, self._app, self._contexts, self._cores, os.getpid())
+        self._process = context.Process(target=answer_messages, args=arguments, daemon=True)
+        self._process.start()
+        theirs.close()
+
+    @property
+    def pid(self) -> int:
+        """Its id; 0 before it is needed."""
+        return 0 if self._process is None else self._process.pid
+
+    def end(self) -> None:
+        """Kill the process, which keeps nothing that is not in the state folder; what waits is forgotten."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.join()
+            self.pipe.close()
+        self._process = self.pipe = None
+        self._sent = self._attempts = 0
+        self._kept = []
+        self.waiting.clear()
+
+    def send_next(self) -> None:
+        """Send the messages that the process may have now; it is forked when it does not exist yet."""
+        if self._process is None and self.waiting:
+            self.start()
+        while self._sent < min(len(self.waiting), 2):
+            letter, kept = self._letter(self.waiting[self._sent])
+            if self._sent and len(letter) > FITS:
+                return
+            self._sent += 1
+            self._kept = kept
+            try:
+                self.pipe.send_bytes(letter)
+            except OSError:  # the process is dead: `receive` finds the end of the pipe
+                return
+
+    def _letter(self, message: Message) -> tuple[bytes, list[ArrayRecord]]:
+        """The message with the tensors that the process does not keep, and what it keeps from then on."""
+        arrays = message.content.array_records
+        fresh = [record for record in arrays.values() if standing(record, self._kept) is None]
+        known = self._kept if len(self._kept) + len(fresh) <= KEPT else []
+        kept = list(known)
+        records: dict[str, Parcel | tuple[int, list[str]]] = {}
+        for name, record in arrays.items():
+            position = standing(record, kept)
+            if position is None:
+                kept.append(record)
+                records[name] = Parcel(record)
+            else:
+                records[name] = position, list(record)
+        return pickle.dumps((len(known), without_arrays(message), records), protocol=5), kept
+
+    def receive(self) -> Message | None:
+        """The reply to the first message; None when the process has died and its successor repeats the message."""
+        try:
+            reply, parcels = pickle.loads(self.pipe.recv_bytes())
+        except (EOFError, OSError):
+            return self._replace()
+        self.waiting.popleft()
+        self._sent -= 1
+        self._attempts = 0
+        return with_content(reply, RecordDict({**parcels, **reply.content})) if parcels else reply
+
+    def _replace(self) -> Message | None:
+        attempts, waiting = self._attempts + 1, list(self.waiting)
+        self._process.join()
+        code = self._process.exitcode
+        self.end()
+        self.waiting.extend(waiting)
+        if attempts < ATTEMPTS:
+            self._attempts = attempts
+            return None
+        reason = f"the process of its client died {attempts} times (exit code {code}; out of memory?)"
+        return Message(Error(CLIENT_APP_RAISED, reason), reply_to=self.waiting.popleft())
+
+
+def answer_messages(
+    pipe: Connection,
+    end: Connection,
+    app: ClientApp,
+    contexts: dict[int, Context],
+    cores: Sequence[int],
+    parent: int,
+) -> None:
+    """What a forked process does: answer messages until the parent closes the pipe or dies."""
+    end.close()
+    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__  # a progress bar may have taken their place, with its locks
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the parent too, which ends this process
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        return
+    os.sched_setaffinity(0, cores)
+    torch.set_num_threads(1)
+    kept: list[ArrayRecord] = []
+    while True:
+        try:
+            known, message, records = pickle.loads(pipe.recv_bytes())
+        except (EOFError, OSError):
+            return
+        message = with_content(message, RecordDict({**opened(records, kept, known), **message.content}))
+        try:
+            reply = app(message, contexts[message.metadata.dst_node_id])
+        except Exception:
+            reply = Message(Error(CLIENT_APP_RAISED, traceback.format_exc()), reply_to=message)
+        parcels = {} if reply.has_error() else reply.content.array_records
+        parcels = {name: Parcel(record) for name, record in parcels.items()}
+        pipe.send_bytes(pickle.dumps((without_arrays(reply) if parcels else reply, parcels), protocol=5))
+
+
+def opened(records: dict[str, Any], kept: list[ArrayRecord], known: int) -> dict[str, ArrayRecord]:
+    """The array records of a message: sent with it, or of those that were `known` when it was made."""
+    del kept[known:]
+    found = {}
+    for name, record in records.items():
+        if isinstance(record, tuple):
+            position, names = record
+            found[name] = select(kept[position], names)
+        else:
+            kept.append(record)
+            found[name] = record
+    return found
