@@ -25,7 +25,7 @@ from typing import Any
 from fedsim.deploy.bundles import Pins
 from fedsim.deploy.warm_client import look_often, write_program
 
-IDLE_SECONDS, BUSY_SECONDS = 3.0, 0.4  # between two questions for work: without a run, and while one goes on
+IDLE_SECONDS, BUSY_SECONDS = 3.0, 0.25  # between two questions for work: without a run, and while one goes on
 BUSY_FOR_SECONDS = 120.0  # a run counts as going on for so long after its last message
 ENDED = 75  # exit code: the polling ended
 

@@ -12,7 +12,7 @@ from strategies.wire.packing import packed_message
 from strategies.wire.pulling import Puller, is_flowers_own
 from strategies.wire.wrapped_grid import WrappedGrid
 
-FIRST_SECONDS, LAST_SECONDS = 0.3, 3.0  # between two requests; each is a write to the SuperLink's database
+FIRST_SECONDS, LAST_SECONDS = 0.2, 3.0  # between two requests; each is a write to the SuperLink's database
 SHARE = 20  # a request is late by at most this fraction of the time waited so far
 LARGEST_REPLY = 1 << 30  # bytes, where the expected size is not known
 KEPT_MESSAGES = 1000  # the largest number of unanswered messages that are remembered
