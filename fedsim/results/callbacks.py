@@ -15,19 +15,20 @@ HOOKS = ("on_start", "on_round", "on_end")
 
 
 class RunCallback(Protocol):
-    """Is called while a run is running. It must not change its arguments.
+    """An object whose methods are called during a run. They must not change their arguments.
 
-    A callback may also have `on_failure(error)`, for a run that stops before its end or its start, also by Ctrl-C.
+    A callback may also have `on_failure(error)`. It is called when a run stops before its end, even before its start,
+    and also after Ctrl-C.
     """
 
     def on_start(self, experiment: Experiment, folder: Path) -> None:
-        """Before the first (or, resumed, the next) round; the folder exists."""
+        """Called before the first round, or before the next round of a resumed run; the folder exists."""
 
     def on_round(self, row: dict[str, Any], clients: list[dict[str, Any]]) -> None:
-        """After each round, with the rows that rounds.csv and clients.csv got."""
+        """Called after each round, with the rows that were added to rounds.csv and clients.csv."""
 
     def on_end(self, summary: dict[str, Any]) -> None:
-        """After the summary was written."""
+        """Called after the summary was written."""
 
 
 def trackers(run: RunSettings) -> list[RunCallback]:
@@ -76,7 +77,7 @@ class TensorBoardCallback:
         self._folder = folder / "tensorboard"
 
     def on_round(self, row: dict[str, Any], clients: Sequence[dict[str, Any]]) -> None:
-        """Scalars `round/<column>` and `<client>/<column>`."""
+        """Write the scalars `round/<column>` and `<client>/<column>`."""
         step = int(row["round"])
         if self._writer is None:
             # A resumed run repeats rounds that were written after its checkpoint: those points are purged.

@@ -8,17 +8,17 @@ from fedsim.results.cases import Cases
 from fedsim.results.figure_style import set_title, written
 from fedsim.results.figures import unseen
 
-COLOURS = ("#1b9e77", "#d95f02", "#7570b3", "#e7298a", "#66a61e", "#e6ab02")  # of structures
+COLOURS = ("#1b9e77", "#d95f02", "#7570b3", "#e7298a", "#66a61e", "#e6ab02")  # of the structures
 MISSED, INVENTED = "#d62728", "#1f77b4"
 ROWS = ("image", "truth", "prediction", "error")
 OPACITY = 0.55
 
 
 def case_grid(cases: Cases, name: str, label: str, target: str) -> Figure:
-    """A column per image: worst, middle and best by mean Dice; structures in colours, later ones over earlier ones.
+    """A figure with one column for each of the worst, middle and best images by mean Dice.
 
-    The error is that of the first structure in which a pixel is wrong: red where it is missed, blue where it is
-    invented.
+    Each structure has a colour; later structures are drawn over earlier ones. The row of errors shows, for each pixel,
+    the first structure that is wrong there: red where it was missed, blue where it was predicted but is not there.
     """
     count = len(cases.shown)
     figure = Figure(figsize=(1.05 * count + 0.6, 1.05 * len(ROWS) + 1.0), layout="constrained")
@@ -59,7 +59,7 @@ def overlay(grey: np.ndarray, masks: np.ndarray) -> np.ndarray:
 
 
 def error_map(grey: np.ndarray, truth: np.ndarray, predicted: np.ndarray) -> np.ndarray:
-    """The picture, paler, with wrong pixels in the colours of their errors."""
+    """A paler copy of the picture, with wrong pixels in the colours of their errors."""
     shown = 0.5 + 0.5 * grey
     for y, p in reversed(list(zip(truth, predicted))):
         shown[y & ~p] = to_rgb(MISSED)

@@ -1,8 +1,9 @@
-"""The kept judgement of a segmentation on the unseen domain: Dice and surface distance of every image, and examples.
+"""The kept results of a segmentation on the unseen domain: Dice and surface distance of every image, and examples.
 
 `predictions/round000007.safetensors` in a run's folder holds `index` [N], `dice` [N, Q] and `surface_distance` [N, Q]
-of Q structures, and of the worst, middle and best images `shown` [K] (places in `index`), `images` [K, C, H, W],
-`truth` and `predicted` [K, Q, H, W]. Masks of all images would be many times the model.
+of Q structures. For the K worst, middle and best images it also holds `shown` [K] (their positions in `index`),
+`images` [K, C, H, W], `truth` and `predicted` [K, Q, H, W]. The masks of all images would take many times the bytes of
+the model.
 """
 
 import json
@@ -44,8 +45,8 @@ class Cases:
     def of(
         cls, index: np.ndarray, truth: "Tensor", predicted: "Tensor", images: np.ndarray, structures: Sequence[str]
     ) -> "Cases":
-        """Judge predicted masks [N, Q, H, W] by the true ones; images uint8 [N, C, H, W]."""
-        from fedsim.models.surfaces import surface_distance  # torch, which reading needs not
+        """The cases of predicted masks [N, Q, H, W] and the true ones; images: uint8 [N, C, H, W]."""
+        from fedsim.models.surfaces import surface_distance  # it imports torch, which reading does not need
         from fedsim.models.tasks import dice_of
 
         order = np.argsort(index, kind="stable")
@@ -71,7 +72,10 @@ class Cases:
 
 
 def worst_middle_best(score: np.ndarray, count: int = SHOWN) -> np.ndarray:
-    """Places of the `count` least, most central and greatest scores [N], in this order; fewer of each in small sets."""
+    """Positions of the `count` least, most central and greatest of the scores [N], in this order.
+
+    A small set has fewer of each.
+    """
     order = np.argsort(score, kind="stable")
     each = min(count, max(1, len(order) // 3))
     middle = (len(order) - each) // 2

@@ -1,4 +1,4 @@
-"""The texts of a comparison's cells, whichever form the table has: accuracies, costs, tests, published rows."""
+"""The texts of a comparison's cells, which are the same in all formats: accuracies, costs, tests, published rows."""
 
 import math
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ MISSING = "\N{EN DASH}"
 
 @dataclass(frozen=True)
 class CellText:
-    """One accuracy as text: mean, spread (empty for one seed) and its place in the column (1, 2 or 0)."""
+    """One accuracy as text: mean, spread (empty for one seed) and place in the column (1 or 2; 0 for all others)."""
 
     mean: str
     std: str = ""
@@ -41,9 +41,9 @@ def amount(size: float) -> str:
 
 
 def accuracy_cells(comparison: "Comparison") -> dict[str, dict[str, CellText]]:
-    """{label: {target or `average`: CellText}} with the first and second place of each column by the printed number.
+    """{label: {target or `average`: CellText}}; the first and second place of each column follow the printed numbers.
 
-    Methods that are ranked apart have no place beside those that never see the target.
+    Methods that use images of the target have no place, because they are ranked apart.
     """
     texts = comparison.cells.assign(
         text=comparison.cells["mean"].map(percent), spread=comparison.cells["std"].map(percent)
@@ -52,7 +52,7 @@ def accuracy_cells(comparison: "Comparison") -> dict[str, dict[str, CellText]]:
     ranked = set(comparison.methods.loc[comparison.methods["group"] == first_group, "label"])
     cells: dict[str, dict[str, CellText]] = {}
     for target, column in texts.groupby("target", sort=False):
-        # By the printed number: two equal texts of which only one is bold would puzzle a reader.
+        # Places follow the printed numbers: a reader would not understand why only one of two equal texts is bold.
         shown = column[column["label"].isin(ranked) & (column["text"] != MISSING)]
         ordered = sorted({float(text) for text in shown["text"]}, reverse=not comparison.less_is_better)
         for index, row in column.iterrows():
@@ -63,19 +63,19 @@ def accuracy_cells(comparison: "Comparison") -> dict[str, dict[str, CellText]]:
 
 
 def further_columns(comparison: "Comparison") -> list[str]:
-    """Heads of the columns that follow the accuracies."""
+    """Headings of the columns that follow the accuracies."""
     tests = [f"Δ {comparison.baseline}", "p", "Pairs"] if comparison.baseline else []
     budgets = [name.capitalize() for name in shown_budgets(comparison)]
     return ["Seeds", "Rank", *tests, *budgets, "Down/round", "Up/round", "s/round"]
 
 
 def shown_budgets(comparison: "Comparison") -> list[str]:
-    """Those of `images` and `steps` (of a whole run, over all clients) that the records hold."""
+    """Those of the columns `images` and `steps` that the records hold; both count a whole run, over all clients."""
     return [name for name in BUDGETS if comparison.methods[name].notna().any()]
 
 
 def further_values(comparison: "Comparison", row: pd.Series) -> list[float]:
-    """The numbers of the columns that follow the accuracies; NaN where there is none."""
+    """The numbers of the columns that follow the accuracies; NaN for a missing number."""
     tests = ["difference", "p_value", "pairs"] if comparison.baseline else []
     keys = ["seeds", "rank", *tests, *shown_budgets(comparison)]
     keys += ["bytes_down_per_round", "bytes_up_per_round", "seconds_per_round"]
@@ -129,5 +129,5 @@ def plain(cell: CellText) -> str:
 
 
 def head(comparison: "Comparison") -> list[str]:
-    """Heads of the method and accuracy columns."""
+    """Headings of the columns of the method and the accuracies."""
     return ["Method", *comparison.targets, "Average"]

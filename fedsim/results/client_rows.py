@@ -1,25 +1,27 @@
-"""The rows of clients.csv and details.csv in a round of many clients: one per domain instead of one per client."""
+"""The rows of clients.csv and details.csv; a round of many clients gets one row per domain instead of per client."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
-MOST_ROWS = 200  # of a round, that stay one per client
-SUMMED = ("examples", "images", "steps", "weight", "validation_examples")  # as well as bytes and seconds
+MOST_ROWS = 200  # up to so many clients in a round have a row each
+SUMMED = ("examples", "images", "steps", "weight", "validation_examples")  # bytes and seconds are summed too
 WORDS = ("round", "client", "domain", "status")
 
 Row = Mapping[str, Any]
 
 
 def client_rows(rows: list[dict[str, Any]], wanted: str = "auto") -> list[dict[str, Any]]:
-    """The rows of a round as they are recorded: `clients`, all of them; `domains`, one per domain; `auto`, all of up to
-    200, else one per domain.
+    """The rows of a round as they are recorded.
 
-    A row of a domain is called DOMAIN/* and says in `clients` how many it stands for. Counts, weights, bytes and
-    seconds are sums; `train_loss` is the mean weighted by examples; what clients validated is the mean weighted by
-    validation examples; all other numbers are plain means over the clients that have them. A client that failed keeps
-    its row.
+    wanted: `clients` for one row per client, `domains` for one row per domain, `auto` for one row per client in rounds
+    of up to 200 clients and one per domain in larger ones.
+
+    The client of a domain's row is called DOMAIN/*, and its column `clients` says how many clients the row sums up.
+    Counts, weights, bytes and seconds are sums; `train_loss` is the mean weighted by examples; validation metrics are
+    means weighted by validation examples; all other numbers are plain means over the clients that have them. A client
+    that failed keeps a row of its own.
     """
     if wanted == "clients" or (wanted == "auto" and len(rows) <= MOST_ROWS):
         return rows
@@ -34,7 +36,7 @@ def client_rows(rows: list[dict[str, Any]], wanted: str = "auto") -> list[dict[s
 def detail_rows(
     details: list[dict[str, Any]], clients: int, domain_of: Callable[[str], str], wanted: str = "auto"
 ) -> list[dict[str, Any]]:
-    """The rows of details.csv: as they are, or the mean over a domain's clients where `client_rows` has domains."""
+    """The rows of details.csv: unchanged, or means over a domain's clients when `client_rows` gives rows of domains."""
     if wanted == "clients" or (wanted == "auto" and clients <= MOST_ROWS):
         return details
     values: dict[tuple[str, str, str], list[float]] = {}

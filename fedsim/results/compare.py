@@ -1,8 +1,8 @@
 """One table of many runs: methods and unseen domains, with mean and sample standard deviation over seeds.
 
 The average over domains is taken per seed first, then mean and standard deviation over the seeds; the spread of the
-average is therefore the spread that a new seed would show, not a mix of seeds and domains. A seed that lacks a domain
-has no average. Difference, p and rank use only pairs of runs that both methods have: see `Comparison`.
+average is therefore the one that a new seed would show, and contains no spread between domains. A seed that lacks a
+domain has no average. Difference, p and rank use only pairs of runs that both methods have: see `Comparison`.
 """
 
 import math
@@ -39,10 +39,11 @@ class Comparison:
     method and the baseline both have. With a baseline the rank follows the difference (the baseline's is 0), so that
     rank, difference and p never contradict each other; a method without a pair on every target has no rank. Without a
     baseline the rank is that of the average over the seeds that all ranked methods have (`ranked_seeds`).
-    `group` is empty, or the use of target images that sets a method apart: such methods are ranked among themselves.
+    `group` says how a method uses images of the target; it is empty for a method that uses none. Each group is ranked
+    separately.
     published: numbers from papers for the same setting (label, method, source, target, mean, std).
-    metric: what the cells hold; with another one than accuracy, "accuracy" above reads as that metric (a task's own, or
-    one computed from the kept predictions).
+    metric: what the cells hold. With another metric than accuracy (a task's own, or one that is computed from the kept
+    predictions), "accuracy" in this text means that metric.
     """
 
     title: str
@@ -96,7 +97,8 @@ def compare(
 ) -> Comparison:
     """Comparison of all finished runs under one selection rule.
 
-    metric: empty for the task's own (accuracy, Dice), or one computed from the kept predictions (`metrics.METRICS`).
+    metric: empty for the task's own (accuracy, Dice), or one that is computed from the kept predictions
+    (`metrics.METRICS`).
     baseline: method or label that the others are compared with over the cells (target, seed) that both have.
     by: dotted settings in which the runs are meant to differ; each combination becomes a row of its own.
     Raises UserError if runs differ in anything but method, target, seed and `by`, or two runs fill the same cell.
@@ -121,7 +123,7 @@ def compare(
     cells = pd.DataFrame([cell for label in labels for cell in _cells(table, label, targets, by)])
     methods = pd.DataFrame([_method(table, label, targets, base, by) for label in labels])
     methods, ranked_seeds = _with_ranks(methods, table, targets, base, -1 if less else 1)
-    published = published and METRICS[metric].primary  # papers print no other
+    published = published and METRICS[metric].primary  # the papers print no other metric
     nothing = pd.DataFrame(columns=COLUMNS), []
     elsewhere, reasons = _published(runs, experiments, table, targets) if published else nothing
     name = ", ".join(dict.fromkeys(runs.summary["experiment"]))
@@ -176,13 +178,13 @@ def _natural(target: str) -> tuple:
 
 
 def _group(table: pd.DataFrame, label: str) -> str:
-    """The strongest use of target images by a method's runs; empty for none."""
+    """The strongest use of target images by a method's runs; empty when they use none."""
     own = table[table["label"] == label]
     return next((name for name in reversed(GROUPS) if name and own[name].any()), "")
 
 
 def _in_order(table: pd.DataFrame, targets: list[str], sign: int) -> list[str]:
-    """The labels by group, the best average first; those without one, which lack a target, come last by name."""
+    """The labels by group, the best average first. Labels that lack a target have no average and come last."""
 
     def place(label: str) -> tuple:
         average = mean_and_std(per_seed_average(grid_of(table, label), targets))["mean"]
@@ -237,7 +239,7 @@ def _method(table: pd.DataFrame, label: str, targets: list[str], base: str, by: 
 def _with_ranks(
     methods: pd.DataFrame, table: pd.DataFrame, targets: list[str], base: str, sign: int = 1
 ) -> tuple[pd.DataFrame, dict[str, list[int]]]:
-    """The methods with their ranks inside their groups; the seeds that each group's ranking rests on (no baseline)."""
+    """(the methods with their ranks inside their groups, {group: seeds that its ranking uses without a baseline})."""
     found, seeds = {}, {}
     for group, own in methods.groupby("group", sort=False):
         if base:
@@ -259,8 +261,8 @@ def _with_ranks(
 def _published(
     runs: Runs, experiments: dict[str, Experiment], table: pd.DataFrame, targets: list[str]
 ) -> tuple[pd.DataFrame, list[str]]:
-    """The papers' rows that are of the same protocol and variant as our runs, and why others are left out."""
-    # A table over several data sets or backbones (`by`) has no one setting that a paper's row could stand beside.
+    """The papers' rows with the protocol and variant of our runs, and the reasons why other rows are left out."""
+    # A table over several data sets or backbones (`by`) has no single setting with which a paper's row could agree.
     alike = len({setting(experiment) for experiment in experiments.values()}) == 1
     first = next(iter(experiments.values()))
     rows = published_rows(first, table["method"].unique() if alike else [], targets)

@@ -11,12 +11,12 @@ from fedsim.results.metrics import confusion_matrix
 from fedsim.results.predictions import Predictions, pooled, read_predictions
 from fedsim.results.reading import Runs, run_folder
 
-MOST_CLASSES = 40  # more are no longer to be seen in a panel
-MOST_NUMBERS = 10  # classes with the shares written into the cells
+MOST_CLASSES = 40  # with more, a cell is too small to be seen
+MOST_NUMBERS = 10  # up to so many classes, the shares are written into the cells
 
 
 def kept_predictions(runs: Runs, labels: dict[str, str], select: str) -> dict[str, dict[str, Predictions]]:
-    """{label: {target: predictions of all its seeds}}, of those runs that have kept them."""
+    """{label: {target: predictions of all its seeds}} of the runs that have kept predictions."""
     found: dict[str, dict[str, list[Predictions]]] = {}
     for row in runs.summary.itertuples():
         try:
@@ -45,7 +45,7 @@ def confusion_figure(by_target: dict[str, Predictions], name: str, label: str) -
     set_title(figure, f"{name}, {written(label)}: confusion on the unseen domain (% of the images of each class)")
     for number, (one, (target, predictions)) in enumerate(zip(axes.ravel(), by_target.items())):
         _panel(one, confusion_matrix(predictions), classes)
-        one.tick_params(labelbottom=number + columns >= len(by_target))  # nothing stands below these
+        one.tick_params(labelbottom=number + columns >= len(by_target))  # only panels without another panel below
         one.set_title(unseen(target))
     for one in axes.ravel()[len(by_target) :]:
         one.set_visible(False)

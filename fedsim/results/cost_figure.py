@@ -13,9 +13,10 @@ COSTS = {"gigabytes": "exchanged in one run, up and down", "minutes": "wall time
 
 
 def cost_front(comparison: Comparison, costs: pd.DataFrame, name: str) -> Figure | None:
-    """Average accuracy against what a whole run costs, with the front of methods that no other beats in both.
+    """Average accuracy against the cost of a whole run, with a line through the methods that are on the front.
 
-    costs: index label; columns gigabytes and minutes.
+    A method is on the front when no cheaper method has an accuracy at least as high.
+    costs: its index holds the labels, its columns are gigabytes and minutes.
     """
     shown = [(column, title) for column, title in COSTS.items() if costs[column].notna().any()]
     methods = comparison.methods.dropna(subset=["average"]).set_index("label")
@@ -61,7 +62,7 @@ def cost_front(comparison: Comparison, costs: pd.DataFrame, name: str) -> Figure
 
 
 def readable(most: float, column: str) -> tuple[float, str]:
-    """Factor and unit in which the greatest cost has no more than three digits before or zeros after the point."""
+    """(factor, unit) with which the greatest cost is a number that is neither very large nor very small."""
     if column == "gigabytes":
         return (1.0, "GB") if most >= 1 else (1e3, "MB") if most >= 1e-3 else (1e6, "kB")
     return (1 / 60, "h") if most >= 120 else (1.0, "min") if most >= 2 else (60.0, "s")

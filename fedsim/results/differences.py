@@ -14,7 +14,7 @@ ABSENT = "default"
 
 
 def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested table -> {dotted key: value}; lists are values."""
+    """Nested table -> {dotted key: value}; a list is one value."""
     flat: dict[str, Any] = {}
     for key, value in table.items():
         if isinstance(value, Mapping):
@@ -38,7 +38,7 @@ def value_text(value: Any) -> str:
 
 
 def differing_settings(experiments: Iterable[Experiment]) -> dict[str, list[str]]:
-    """Keys in which runs differ, with their values; changes by a method's settings are in its label."""
+    """The keys in which runs differ, with their values. A method's own settings are left out: its label names them."""
     tables = [comparable_settings(experiment) for experiment in experiments]
     differing: dict[str, list[str]] = {}
     for key in dict.fromkeys(key for table in tables for key in table if not key.startswith("method.")):

@@ -40,7 +40,7 @@ def environment() -> dict[str, Any]:
     return table | _git(Path(__file__).resolve())
 
 
-@cache  # the code of a process is the code at its start, also when the checkout changes later
+@cache  # a process runs the code that was there at its start, even when the checkout changes later
 def _git(file: Path) -> dict[str, Any]:
     """Commit and dirty flag of the checkout that tracks `file`; empty for an installed package."""
     # A package installed into a virtual environment inside somebody's checkout is not part of that checkout.

@@ -21,7 +21,7 @@ from fedsim.results.reading import read_settings
 from fedsim.seeding import numpy_rng
 from fedsim.variants import method_label
 
-# Ten classes are common: three more colours before they come again with other markers; black is the unseen domain's.
+# Ten classes are common, so there are three colours more. Black stays free for the unseen domain.
 HUES = (*(color for color in COLORS if color != "#000000"), "#882255", "#999933", "#888888", "#332288")
 
 
@@ -47,7 +47,10 @@ def domain_features(
 
 
 def plot_features(run: Path, out: Path, per_domain: int = 200) -> list[Path]:
-    """Draw the t-SNE of a finished run's best model; the PNG and SVG files. UserError for a folder without one."""
+    """Draw the t-SNE of a finished run's best model; returns the PNG and SVG files.
+
+    UserError for a folder without such a model.
+    """
     weights = run / "best.safetensors"
     if not weights.is_file():
         raise UserError(
@@ -78,7 +81,10 @@ def plot_features(run: Path, out: Path, per_domain: int = 200) -> list[Path]:
 def scatter(
     axes: mpl.axes.Axes, points: np.ndarray, groups: np.ndarray, names: list[str], title: str, unseen: int = -1
 ) -> None:
-    """Points coloured and marked by group, the unseen one in black on top; up to 20 groups get a legend."""
+    """Draw points with a colour and a marker per group, the unseen group in black on top.
+
+    There is a legend for up to 20 groups.
+    """
     for index in np.unique(groups):
         own = points[groups == index]
         color, marker = HUES[index % len(HUES)], MARKERS[index % len(MARKERS)]

@@ -18,7 +18,7 @@ from matplotlib.ticker import MaxNLocator
 
 from fedsim.results.fonts import fonts_for
 
-# Okabe and Ito's palette with grey for its yellow, which vanishes on white.
+# Okabe and Ito's palette, with grey instead of its yellow, which is hard to see on white.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#808080")
 LINES = ("-", "--", "-.", ":", (0, (4, 1, 1, 1, 1, 1)), (0, (7, 2)), (0, (1, 2.5)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "h")
@@ -47,14 +47,17 @@ MOST_NAME = 28  # letters of a name in a figure
 
 @contextmanager
 def look(names: Iterable[str] = ()) -> Iterator[None]:
-    """The figures' settings, with fonts for these names; signs without a font become boxes. matplotlib's warning for
-    each of them is silenced, because `fonts.missing_text` reports them in one line."""
+    """Use the figures' settings inside a `with` block, with fonts that can write these names.
+
+    Characters that no font has are drawn as boxes. matplotlib would warn of each; these warnings are hidden, because
+    `fonts.missing_text` reports all such characters in one line.
+    """
     families, _ = fonts_for(names)
     with mpl.rc_context({**SETTINGS, "font.family": families}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"Glyph \d+ .* missing from font")
         finder = logging.getLogger("matplotlib.font_manager")
         level = finder.level
-        finder.setLevel(logging.ERROR)  # it says of each family that its normal weight has another number
+        finder.setLevel(logging.ERROR)  # hides a message about the normal weight of each family
         try:
             yield
         finally:
@@ -68,7 +71,7 @@ def written(name: str, most: int = MOST_NAME) -> str:
 
 
 def width_of(text: str) -> int:
-    """Width of a text in letters; East Asian signs are as wide as two."""
+    """Width of a text in letters; an East Asian character is as wide as two."""
     return sum(2 if unicodedata.east_asian_width(sign) in "WF" else 1 for sign in text)
 
 
@@ -83,13 +86,13 @@ class Style:
 
 
 def styles(names: Iterable[str]) -> dict[str, Style]:
-    """One style per name; the cycles have different lengths, so that no two of the first 56 look alike."""
+    """One style per name. Colours and lines repeat after different numbers, so that the first 56 styles all differ."""
     cycles = (COLORS, LINES, MARKERS, HATCHES)
     return {name: Style(*(cycle[i % len(cycle)] for cycle in cycles)) for i, name in enumerate(names)}
 
 
 def panels(rows: int, columns: int, title: str, sharey: str | bool = "row") -> tuple[Figure, np.ndarray]:
-    """Figure of small multiples with room for all labels; axes as a rows × columns array."""
+    """(a figure of rows × columns panels with room for all labels, the array of its axes)."""
     figure = Figure(figsize=(max(2.5 * columns + 0.6, 5.2), 2.3 * rows + 0.9), layout="constrained")
     axes = figure.subplots(rows, columns, sharex=True, sharey=sharey, squeeze=False)
     set_title(figure, title)
@@ -97,7 +100,7 @@ def panels(rows: int, columns: int, title: str, sharey: str | bool = "row") -> t
 
 
 def set_title(figure: Figure, text: str) -> None:
-    """Title broken into lines that fit the figure's width."""
+    """Set the title, broken into lines that fit the figure's width."""
     width, text = int(11 * figure.get_figwidth()), text.replace("$", r"\$")
     if width_of(text) > len(text):  # textwrap counts letters
         width //= 2
@@ -113,10 +116,11 @@ def band(
     scale: float = 1.0,
     rounds: Collection[int] = (),
 ) -> None:
-    """Mean line over seeds per round with a band of one sample standard deviation; one seed has no band.
+    """Draw the mean over seeds per round as a line, with a band of one sample standard deviation.
 
-    rounds: those in which there could be a value. The line breaks where there is none (a client that was not drawn),
-    and every value of a broken line has a marker, as one without a neighbour would be invisible.
+    A single seed has no band. rounds: those in which there can be a value. Where a value is missing (a client that was
+    not drawn), the line is interrupted; every value of such a line has a marker, because a value without a neighbour
+    would be invisible.
     """
     values = frame.dropna(subset=[column]).groupby("round")[column].agg(["mean", "std"]) * scale
     if values.empty:
@@ -136,7 +140,7 @@ def band(
         markersize=2.2 if broken else 3.5,
         label=label,
     )
-    spread = values["std"].fillna(0.0)  # where the mean is missing, too, nothing is filled
+    spread = values["std"].fillna(0.0)  # no band is drawn where the mean is missing too
     if (spread > 0).any():
         axes.fill_between(
             values.index, values["mean"] - spread, values["mean"] + spread, color=style.color, alpha=0.15, linewidth=0
@@ -145,18 +149,18 @@ def band(
 
 
 def legend_below(figure: Figure, axes: Sequence[Axes], names: Iterable[str]) -> None:
-    """One legend of all axes under the figure, outside of the plotted area, in the order of `names`."""
+    """Draw one legend for all axes under the figure, outside of the plotted area, in the order of `names`."""
     found = _entries(axes, names)
     if found:
         texts = [written(name) for name in found]
         columns = max(1, min(len(found), int(figure.get_figwidth() // (0.75 + 0.08 * max(map(width_of, texts))))))
-        # The panels keep their height whatever the number of entries: the page grows by the lines of the legend.
+        # The page grows by the lines of the legend, so that the panels keep their height.
         figure.set_figheight(figure.get_figheight() + 0.19 * (-(-len(found) // columns) - 1))
         figure.legend(found.values(), texts, loc="outside lower center", ncols=columns, frameon=False, handlelength=3.2)
 
 
 def legend_beside(row: Sequence[Axes], names: Iterable[str]) -> None:
-    """The legend of one row of panels, right of its last panel, for figures with different keys in each row."""
+    """Draw the legend of one row of panels, right of its last panel, for figures whose rows have different entries."""
     found = _entries(row, names)
     texts = [written(name) for name in found]
     row[-1].legend(
@@ -165,7 +169,7 @@ def legend_beside(row: Sequence[Axes], names: Iterable[str]) -> None:
 
 
 def _entries(axes: Sequence[Axes], names: Iterable[str]) -> dict[str, Any]:
-    # Every panel lacks some entries (the unseen domain is no client there): all panels are asked.
+    # Every panel lacks some entries (its unseen domain is not a client), so the entries of all panels are collected.
     found: dict[str, Any] = {}
     for one in axes:
         found |= dict(zip(*reversed(one.get_legend_handles_labels())))

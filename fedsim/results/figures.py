@@ -1,4 +1,4 @@
-"""The figures: each function takes the records of one experiment and returns a Figure, or None without its columns."""
+"""The figures: each function takes the records of one experiment and returns a Figure, or None if it lacks columns."""
 
 from collections.abc import Iterable
 
@@ -16,7 +16,7 @@ from fedsim.tasks import task_of
 
 MOST_ROWS = 6
 MOST_LINES = 12  # of clients or domains in one panel
-CURVES = (("target", "target"), ("mean_validation", "validation"))  # column before the metric, words before its title
+CURVES = (("target", "target"), ("mean_validation", "validation"))  # (start of the column's name, start of the title)
 
 
 def learning_curves(rounds: pd.DataFrame, name: str) -> Figure | None:
@@ -65,10 +65,10 @@ def target_bars(comparison: Comparison, runs_table: pd.DataFrame, name: str) -> 
     for one in axes.ravel()[len(groups) :]:
         one.set_visible(False)
     axes[0][0].set_yticks(range(len(labels)), [written(label) for label in labels])
-    # invert_yaxis acts on all panels, which share the axis: the first method stands on top.
+    # All panels share the axis, so this inverts it for all of them: the first method is on top.
     axes[0][0].invert_yaxis()
     axes[0][0].set_xlim(left=start)
-    # Bars that do not start at zero exaggerate differences: whoever looks is told.
+    # Bars that do not start at zero exaggerate differences, so the label of the axis says where they start.
     words = f"target {METRICS[comparison.metric].title} (%)"
     figure.supxlabel(f"{words}, axis from {start}" if start else words, fontsize=9)
     return figure
@@ -126,16 +126,16 @@ def client_metrics(clients: pd.DataFrame) -> list[str]:
         for column in clients
         if column not in known
         and not column.startswith("bytes_")
-        and not column.endswith("_valid")  # flags beside a metric
+        and not column.endswith("_valid")  # says whether a metric is valid
         and pd.api.types.is_numeric_dtype(clients[column])
         and clients[column].notna().any()
     ]
 
 
 def client_key(clients: pd.DataFrame) -> tuple[pd.DataFrame, str, str]:
-    """(frame, the column that has a line each, its words): the clients, or their domains where clients are many.
+    """(frame, column whose values get a line each, words for the title): a line per client, or per domain.
 
-    Where the domains are too many as well, all clients are one line.
+    With too many clients there is a line per domain, and with too many domains one line for all clients.
     """
     if clients["client"].nunique() <= MOST_LINES:
         return clients, "client", "of each client (mean ± std over seeds"
@@ -149,7 +149,7 @@ def metric_over_rounds(clients: pd.DataFrame, column: str, name: str) -> Figure 
     """One per-client quantity over rounds: a row of panels per method, a column per target, a line per client."""
     frame = clients.dropna(subset=[column])
     moving = frame.groupby(["label", "run", "client"])[column].nunique().groupby("label").max()
-    # Weights by example counts never change: rows that say nothing are left out where others say something.
+    # Weights by example counts never change; methods with such a constant quantity are left out where another varies.
     chosen = [label for label in frame["label"].unique() if moving[label] > 1] or list(frame["label"].unique())
     if not chosen:
         return None
@@ -160,7 +160,7 @@ def metric_over_rounds(clients: pd.DataFrame, column: str, name: str) -> Figure 
     frame = frame.assign(**{key: clients[key]})
     heading = f"{name}: {title} {of_what}{left_out})"
     figure, axes = panels(len(chosen), len(targets), heading)
-    # The same client looks the same in every figure, whichever methods have a row there.
+    # A client has the same style in every figure, whichever methods have a row there.
     looks = styles(sorted(clients[key].unique(), key=lambda client: (client == "pooled", client)))
     for row, label in zip(axes, chosen):
         row[0].set_ylabel(f"{written(label)}\n{title}")
@@ -176,10 +176,10 @@ def metric_over_rounds(clients: pd.DataFrame, column: str, name: str) -> Figure 
 
 
 def detail_over_rounds(details: pd.DataFrame, name: str, label: str, quantity: str) -> Figure:
-    """One layer-wise quantity of one method over rounds: mean per domain above, per layer group below.
+    """One layer-wise quantity of one method over rounds: the upper row has means per domain, the lower per layer group.
 
-    Shares of the clients, which sum to one, have the same mean in every layer: below is their spread between clients.
-    A quantity of a whole client, whose rows name no tensor, has the row above only.
+    Shares of the clients, which sum to one, have the same mean in every layer; the lower row then shows their spread
+    between clients. A quantity of a whole client, whose rows name no tensor, has only the upper row.
     """
     frame = details.assign(group=details["name"].fillna("").map(layer_group))
     targets = sorted(frame["target"].unique())
@@ -191,7 +191,7 @@ def detail_over_rounds(details: pd.DataFrame, name: str, label: str, quantity: s
     frame, who, _ = client_key(frame)
     for row, key, text in zip(axes, (who, "group"), (f"{title}\nper domain", below)):
         row[0].set_ylabel(text)
-        # Domains in the order of their names as in every other figure, layers in the order of the network.
+        # Domains are in the order of their names, as in every other figure; layers are in the order of the network.
         looks = styles(sorted(frame[key].unique()) if key == who else frame[key].unique())
         for one, target in zip(row, targets):
             own = frame[frame["target"] == target]
@@ -256,7 +256,7 @@ def histogram_bounds(low: float, high: float) -> tuple[float, float]:
 
 
 def layer_group(name: str) -> str:
-    """`features.layer1.0.bn1.weight` -> `layer1`: the first part of a tensor's name that is not a mere container."""
+    """`features.layer1.0.bn1.weight` -> `layer1`: the first part of a tensor's name that is not only a container."""
     parts = [part for part in name.split(".") if part not in ("features", "backbone", "module", "model", "net")]
     if len(parts) > 1 and parts[1].isdigit() and parts[0] in ("blocks", "layers", "conv"):
         return ".".join(parts[:2])

@@ -1,4 +1,4 @@
-"""Fonts that have the signs of a figure's names: Chinese, Japanese, Korean and others that the standard font lacks."""
+"""Fonts for names whose characters the standard font lacks, such as Chinese, Japanese and Korean ones."""
 
 from collections.abc import Iterable
 from functools import cache
@@ -6,13 +6,13 @@ from functools import cache
 from matplotlib import font_manager
 
 STANDARD = "DejaVu Sans"  # comes with matplotlib
-NO_LETTERS = ("Last Resort",)  # draws a box for every sign, and so "has" all of them
+NO_LETTERS = ("Last Resort",)  # claims to have every character, but draws a box for each
 
 
 def fonts_for(texts: Iterable[str]) -> tuple[list[str], str]:
-    """(font families in the order in which matplotlib asks them, signs that no installed font has).
+    """(font families in the order in which matplotlib tries them, characters that no installed font has).
 
-    The standard font comes first; others are looked for only where it lacks a sign.
+    The standard font comes first; others are looked for only when it lacks a character.
     """
     wanted = {sign for text in texts for sign in text if sign.isprintable() and not sign.isspace()}
     families, missing = [STANDARD], wanted - signs_of(font_manager.findfont(STANDARD))
@@ -27,16 +27,16 @@ def fonts_for(texts: Iterable[str]) -> tuple[list[str], str]:
 
 
 def missing_text(missing: str) -> str:
-    """One line about signs that are drawn as boxes; empty without any."""
+    """One line about characters that are drawn as boxes; empty when there are none."""
     if not missing:
         return ""
     shown = missing if len(missing) <= 20 else f"{missing[:20]}…"
-    return f"no installed font has {shown}: boxes in the figures; install one that does, e.g. Noto Sans CJK"
+    return f"no installed font has {shown}; the figures show boxes instead; install a font such as Noto Sans CJK"
 
 
 @cache
 def installed() -> dict[str, str]:
-    """File of each installed family, those included that came after matplotlib made its list."""
+    """{name of each installed family: its file}, including families that are newer than matplotlib's own list."""
     known = {font.fname for font in font_manager.fontManager.ttflist}
     for path in font_manager.findSystemFonts():
         if path not in known:
@@ -52,7 +52,7 @@ def installed() -> dict[str, str]:
 
 @cache
 def signs_of(path: str) -> frozenset[str]:
-    """The signs that a font file has; none of a file that cannot be read."""
+    """The characters that a font file has; none when the file cannot be read."""
     try:
         return frozenset(map(chr, font_manager.get_font(path).get_charmap()))
     except (OSError, RuntimeError):

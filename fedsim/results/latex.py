@@ -32,7 +32,7 @@ SPECIAL = {
 
 
 def escape_latex(text: str) -> str:
-    """Text with TeX's special characters escaped, Greek and typographic signs as commands."""
+    """Text with TeX's special characters escaped, and with Greek and typographic characters as commands."""
     escaped = "".join(SPECIAL.get(sign, sign) for sign in text)
     for sign, command in (
         (MISSING, "--"),
@@ -48,7 +48,7 @@ def escape_latex(text: str) -> str:
 
 
 def latex_table(comparison: "Comparison") -> str:
-    """booktabs table, best of each column bold, second underlined; the notes follow as comments."""
+    """A booktabs table with the best of each column bold and the second underlined; the notes follow as comments."""
     heads = [*head(comparison), *further_columns(comparison)]
     lines = [
         "% needs \\usepackage{booktabs}",
@@ -75,7 +75,7 @@ def latex_table(comparison: "Comparison") -> str:
 
 
 def _latex_number(text: str) -> str:
-    """A text that may begin with a minus, which TeX sets as one only in mathematics."""
+    """The text of a number. TeX prints a leading minus correctly only in mathematics mode."""
     return f"$-${text[1:]}" if text.startswith("-") else escape_latex(text)
 
 

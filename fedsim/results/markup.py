@@ -1,4 +1,4 @@
-"""Pieces of HTML: escaped tables, figures, the page around them. Nothing is fetched, styles and scripts are inline."""
+"""Pieces of HTML: escaped tables, figures, the page around them. The page contains its styles and scripts."""
 
 import base64
 import math
@@ -15,7 +15,10 @@ POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-s
 
 @dataclass(frozen=True)
 class Data:
-    """One entry of a table: its text, the number for sorting (None: the text; NaN: last) and its style class."""
+    """One cell of a table: its text, the number by which it is sorted, and its style class.
+
+    Without a number the cell is sorted by its text; NaN comes last.
+    """
 
     text: str
     value: float | None = None
@@ -46,7 +49,7 @@ def table(heads: Sequence[str], rows: Iterable[Cells], below: Iterable[Cells] = 
 
 
 def _head(name: str, column: Cells) -> str:
-    """The head of a column, aligned like the cells of the column."""
+    """The heading of a column, aligned like the cells of the column."""
     long = any(isinstance(cell, Data) and cell.style == "long" for cell in column)
     style = ' class="long"' if long else ""
     return f'<th scope="col"{style}><button type="button">{escape(name)}</button></th>'
@@ -63,9 +66,9 @@ def key_values(settings: Mapping[str, object], heads: Sequence[str] = ("setting"
 
 
 def picture(content: bytes, caption: str, inches: float, kind: str = "svg+xml") -> str:
-    """Figure with an SVG (or `png`) as data URI; the caption is the alternative text, too.
+    """Figure with an SVG (or `png`) as data URI; the caption is also the alternative text.
 
-    A figure of `inches` is never enlarged beyond the size of the page's text, even on a wide screen.
+    inches: the width of the figure. Even on a wide screen it is not shown larger.
     """
     data = base64.b64encode(content).decode()
     width = f"width:{round(PIXELS_PER_INCH * inches)}px"

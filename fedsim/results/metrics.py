@@ -21,10 +21,10 @@ BINS = 15
 
 @dataclass(frozen=True)
 class Metric:
-    """A number per run: its title, how it is computed, and whether less is better.
+    """A metric of a run: its title, how it is computed, and whether less is better.
 
-    read: reads what it is computed from, of a run's folder and a selection rule. primary: a task's own metric, which
-    the records hold themselves.
+    read: function (run's folder, selection rule) -> what the metric is computed from.
+    primary: whether it is a task's own metric, which the records already hold.
     """
 
     title: str
@@ -35,7 +35,7 @@ class Metric:
 
 
 def accuracy(predictions: Predictions) -> float:
-    """The share of images with their label as the most probable class."""
+    """The share of images whose most probable class is their label."""
     return float(np.mean(predictions.predicted == predictions.label))
 
 
@@ -86,7 +86,7 @@ def per_class_accuracy(predictions: Predictions) -> np.ndarray:
 
 
 def confusion_matrix(predictions: Predictions) -> np.ndarray:
-    """[M, M] Images of the row's class that are taken for the column's."""
+    """[M, M] Number of images of the row's class that are predicted as the column's class."""
     from sklearn.metrics import confusion_matrix as count
 
     return count(predictions.label, predictions.predicted, labels=np.arange(len(predictions.classes)))
@@ -116,9 +116,9 @@ METRICS: dict[str, Metric] = {
 
 
 def metric_values(runs: Runs, metric: str, select: str) -> dict[str, float]:
-    """{run: the metric of its predictions under a selection rule}; NaN where a run has kept none.
+    """{run: the metric of its predictions under a selection rule}; NaN for a run that has kept none.
 
-    Raises UserError, with the first reason, where no run at all has kept them.
+    Raises UserError with the first reason when no run has kept any.
     """
     found, reasons = {}, []
     for run in runs.summary["run"]:

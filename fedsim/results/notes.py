@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 FEWEST_PAIRS = 6
 BUDGET_TOLERANCE = 0.05
-# Groups of methods that are ranked apart, the weakest use of target images first, and their marks.
+# Marks of the groups of methods, each of which is ranked separately; the weakest use of target images comes first.
 MARKS = {"": "", "transductive": "†", "uses_target_unlabelled": "‡"}
 GROUPS = tuple(MARKS)
 GROUP_TEXTS = {
@@ -53,7 +53,7 @@ def comparison_notes(
 
 
 def missing_notes(table: pd.DataFrame, targets: list[str]) -> list[str]:
-    """The targets that a method lacks in the seeds it has begun, and the seeds that only some methods have."""
+    """Notes on the targets that a method lacks in the seeds it has begun, and on seeds that only some methods have."""
     present = table.dropna(subset="accuracy")
     notes, lacking = [], []
     begun = table.groupby("label", sort=False)["seed"].agg(lambda seeds: sorted(set(seeds)))
@@ -85,7 +85,7 @@ def _seeds(seeds: list[int], all_of: list[int]) -> str:
 
 
 def split_notes(table: pd.DataFrame) -> list[str]:
-    """Says so where all seeds of a method share one data split: the deviation then lacks the sampling of data."""
+    """A note when all seeds of a method share one data split: the deviation then does not contain the sampling."""
     fixed = [
         label
         for label, own in table.groupby("label", sort=False)
@@ -98,9 +98,9 @@ def split_notes(table: pd.DataFrame) -> list[str]:
 
 
 def budget_notes(methods: pd.DataFrame, baseline: str = "") -> list[str]:
-    """Methods that trained on another number of images, or made another number of steps, than the baseline did.
+    """Notes on methods that trained on more or fewer images, or took more or fewer steps, than the baseline.
 
-    Without a baseline they are held against the number that most methods have, the smallest of equally frequent ones.
+    Without a baseline they are compared with the most frequent number, the smallest of equally frequent ones.
     """
     notes = []
     for column in ("images", "steps"):
@@ -118,7 +118,7 @@ def budget_notes(methods: pd.DataFrame, baseline: str = "") -> list[str]:
 
 
 def test_size_notes(table: pd.DataFrame) -> list[str]:
-    """Methods that are tested on fewer images of a target than others (they trained on the rest of them)."""
+    """Notes on methods that are tested on fewer images of a target than others, because they train on the rest."""
     known = table.dropna(subset="target_images") if "target_images" in table else table.iloc[:0]
     smaller: dict[str, list[str]] = {}
     for target, own in known.groupby("target", sort=False):
@@ -152,7 +152,7 @@ def _rank_notes(comparison: "Comparison") -> list[str]:
 
 
 def test_notes(others: pd.DataFrame, base: str) -> list[str]:
-    """The data on which difference, p and rank against a baseline are computed."""
+    """Notes on the pairs from which difference, p and rank against a baseline are computed."""
     notes = [
         f"Δ, p and rank rest on the pairs with {base}: the cells (target, seed) that both have. Δ is their mean "
         "difference, the rank follows Δ, p is the two-sided Wilcoxon signed-rank test. Cells share source data and "
@@ -170,5 +170,5 @@ def test_notes(others: pd.DataFrame, base: str) -> list[str]:
 
 
 def mark(method: Any) -> str:
-    """The sign of a method's group; empty for methods that never see the target."""
+    """The mark of a method's group; empty for methods that never see the target."""
     return MARKS[method["group"]]

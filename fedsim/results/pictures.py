@@ -1,6 +1,7 @@
-"""Picture grids of what a method does to images: style transfer, and interpolation of amplitudes.
+"""Grids of pictures that show how a method changes images: style transfer, and interpolation of amplitudes.
 
-For looking only: the images of all source clients are on this machine. A federation never shows them to each other.
+They are for inspection only and need the images of all source clients on this machine. In a federation, clients never
+see each other's images.
 """
 
 from collections.abc import Callable
@@ -29,7 +30,9 @@ def draw_pictures(plan: Plan, output: Path, rows: int = 6) -> list[Path]:
     space, experiment = Workspace(plan), plan.experiment
     parts = [part for part in (space.recipe.augment, space.recipe.client) if type(part) in COLUMNS]
     if not parts:
-        raise UserError(f"{experiment.method_name} changes no images by a bank; there are pictures of ccst and elcfs")
+        raise UserError(
+            f"{experiment.method_name} does not change images by means of a bank; there are pictures for ccst and elcfs"
+        )
     names = list(plan.clients)
     clients = {name: space.client(name, "") for name in names}
     data = {name: client.data for name, client in clients.items()}
@@ -46,7 +49,7 @@ def draw_pictures(plan: Plan, output: Path, rows: int = 6) -> list[Path]:
 
 
 def style_columns(part: CrossClientStyle, name: str, data: dict[str, LocalData], bank: dict, rows: int) -> list[Column]:
-    """Content; then for every other client one of its images and the content in its style."""
+    """The content images; then, for every other client, one of its images and the content in its style."""
     content = example_images(data[name], rows)
     space = part.space(content.device)
     measured = style.statistics(space.encode(content), int(part.content_variance == "unbiased"))
@@ -63,7 +66,10 @@ def style_columns(part: CrossClientStyle, name: str, data: dict[str, LocalData],
 
 
 def amplitude_columns(part: EpisodicStep, name: str, data: dict[str, LocalData], bank: dict, rows: int) -> list[Column]:
-    """Content, interpolations with one foreign image for several lambda, and that image; clients alternate by rows."""
+    """The content images, their interpolations with another client's image for several lambda, and that image.
+
+    The rows take the other clients in turn.
+    """
     content = example_images(data[name], rows)
     others = [other for other in data if other != name]
     if not others:

@@ -22,8 +22,8 @@ from fedsim.results.report_cases import kept_cases
 def plot_all(runs: Runs, out: Path | str, select: str = "best_validation") -> list[Path]:
     """Draws every figure for which the records have the columns; returns the paths of the PNG and SVG files.
 
-    Learning curves, bars per target, cost fronts, per-client metrics and layer-wise quantities. Runs of several
-    experiments are drawn apart, never in one picture.
+    These are learning curves, bars per target, cost fronts, per-client metrics and layer-wise quantities. A figure
+    never shows runs of more than one experiment.
     """
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
@@ -91,7 +91,7 @@ def _per_run(runs: Runs, comparison: Comparison, label: dict[str, str]) -> pd.Da
 
 
 def _costs(rounds: pd.DataFrame) -> pd.DataFrame:
-    """Gigabytes and minutes of one whole run, mean over the runs of a label."""
+    """Gigabytes and minutes of one whole run, as means over the runs of a label."""
     columns = [column for column in ("bytes_down", "bytes_up", "round_seconds") if column in rounds]
     totals = rounds.groupby(["label", "run"])[columns].sum(min_count=1).groupby("label").mean()
     totals = totals.reindex(columns=["bytes_down", "bytes_up", "round_seconds"])

@@ -1,8 +1,8 @@
 """The kept predictions on the unseen domain: one file for each round that a selection rule chooses.
 
 `predictions/round000007.safetensors` in a run's folder holds `index` [N] (the image's number in its domain), `label`
-[N] and `probabilities` [N, M], and the names of the M classes. The numbers that follow from them are computed when
-they are read (`metrics.py`), so that a new one needs no new run.
+[N] and `probabilities` [N, M], and the names of the M classes. Metrics are computed from them when they are read
+(`metrics.py`), so that a new metric needs no new run.
 """
 
 import json
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FOLDER = "predictions"
-UNREMOVED = 12  # files of predictions during a run; the end of the run leaves one for each selection rule
+UNREMOVED = 12  # files of predictions that are kept during a run; at its end one for each selection rule is kept
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,11 @@ class Predictions:
     def of(
         cls, index: np.ndarray, truth: "Tensor", kept: "Tensor", images: np.ndarray, classes: Sequence[str]
     ) -> "Predictions":
-        """Of labels [N] and probabilities [N, M] as tensors; the images are not kept."""
+        """The predictions with labels [N] and probabilities [N, M], given as tensors; the images are not kept."""
         return cls(index, truth.cpu().numpy(), kept.cpu().numpy(), tuple(classes))
 
     def details(self) -> list[tuple[str, str, float]]:
-        """Nothing for details.csv: all numbers follow from the file."""
+        """No rows for details.csv: all numbers can be computed from the file."""
         return []
 
     def write(self, run: Path, round: int) -> None:
@@ -76,30 +76,30 @@ def write_predictions(run: Path, round: int, predictions: Predictions) -> None:
         "label": predictions.label[order].astype(np.int64),
         "probabilities": np.ascontiguousarray(predictions.probabilities[order], dtype=np.float32),
     }
-    # One entry: safetensors writes several in an order of its own, and equal predictions should be equal bytes.
+    # The metadata have one entry: safetensors writes several in any order, but equal predictions shall be equal bytes.
     metadata = {"classes": json.dumps(list(predictions.classes), ensure_ascii=False)}
-    # As little durable as the checkpoint beside it: a run that lost power computes the last round again.
+    # Not synchronized to the disk, like the checkpoint: after a loss of power the run computes the last round again.
     atomic_write(predictions_file(run, round), save(arrays, metadata), durable=False)
 
 
 def too_many(run: Path) -> bool:
-    """Whether so many rounds' predictions lie in a run's folder that it is worth the time to remove some."""
+    """Whether a run's folder holds the predictions of so many rounds that it is worth the time to remove some."""
     return sum(1 for _ in (run / FOLDER).glob("round*.safetensors")) > UNREMOVED
 
 
 def keep_selected(run: Path, rounds: pd.DataFrame, column: str) -> None:
-    """Remove the predictions of rounds that no selection rule would choose now; rounds: those of rounds.csv."""
+    """Remove the predictions of rounds that no selection rule would choose now; rounds: the rows of rounds.csv."""
     chosen: set[int] = set()
     for rule in RULES:
         try:
             chosen.add(int(select(rounds, rule, column)["round"]))
-        except UserError:  # nothing to select from yet, or NaN throughout
+        except UserError:  # there is no round to select yet, or all values are NaN
             continue
     _remove(run, lambda round: round not in chosen)
 
 
 def forget_after(run: Path, round: int) -> None:
-    """Remove the predictions of later rounds, which a resumed run makes again; -1 removes all."""
+    """Remove the predictions of later rounds, which a resumed run computes again; -1 removes all."""
     _remove(run, lambda other: other > round)
 
 
@@ -149,7 +149,7 @@ def checked(predictions: Predictions, where: Path) -> Predictions:
 
 
 def pooled(many: Sequence[Predictions]) -> Predictions:
-    """Predictions of several runs on the same classes as one, e.g. all seeds of a method."""
+    """The predictions of several runs on the same classes, e.g. of all seeds of a method, joined into one."""
     first = many[0]
     if any(other.classes != first.classes for other in many):
         raise UserError("predictions of different classes cannot be put together")

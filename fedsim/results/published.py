@@ -1,9 +1,9 @@
 """Numbers printed in the papers, for settings that match ours.
 
 `published.csv` is package data: paper and table, dataset, backbone, method, target domain, accuracy and spread in
-percent. Same-named baselines differ between papers by points because of protocol: a row always carries its paper and
-table, and is shown only beside runs of the same method (no variant) under the paper's own protocol: a preset of the
-shipped experiment, with nothing changed.
+percent. A baseline of the same name differs between papers by several points, because their protocols differ. A row is
+therefore shown with its paper and table, and only beside runs of the same method (not of a variant) under the paper's
+own protocol, which is a preset of the shipped experiment with nothing changed.
 """
 
 import re
@@ -33,7 +33,7 @@ BACKBONES = {
     "digits-cnn": "MNIST-CNN",
 }
 IMAGE_SIZES = {"RotatedMNIST": 28, "Camelyon17": 96}
-# Printed name -> ours. Names not listed here are compared after dropping case and punctuation.
+# Printed name -> our name. Other names are compared without case and punctuation.
 METHODS = {
     "FedAvg w/ MixStyle": "mixstyle",
     "FedAvg w/ RSC": "rsc",
@@ -43,7 +43,7 @@ METHODS = {
     "FedDG": "elcfs",
 }
 SHOWN = {"FedDG": "FedDG (ELCFS)"}
-# CSAC's tables put these beside federated methods although they train on the pooled source data.
+# CSAC's tables list these among federated methods, although they train on the pooled source data.
 POOLED = ("JiGen", "MASF", "DGER", "DMG", "FACT", "Epi-FCR", "MixStyle", "EISNet", "CrossGrad", "MetaReg", "FeaCri")
 # The preset with a paper's protocol, by the name of the paper; an empty one stands for the file's base settings.
 PROTOCOLS = {
@@ -51,7 +51,7 @@ PROTOCOLS = {
     "FedIG-A": {"pacs": "fedig", "vlcs": "fedig", "office-home": "fedig"},
     "gPerXAN": {"pacs": "gperxan", "office-home": "gperxan", "camelyon17": "gperxan"},
 }
-# Not part of a protocol: which images a seed draws (reported by the table), and the failures that a run forgives.
+# These are not part of a protocol: the images that a seed draws (the table reports it), and what follows a failure.
 FREE_KEYS = ("data.split_seed", "run.on_client_failure")
 SHOWN_DIFFERENCES = 4
 COLUMNS = ["label", "method", "source", "target", "mean", "std"]
@@ -66,7 +66,7 @@ PAPER_NOTES = {
 @cache
 def _everything() -> pd.DataFrame:
     frame = pd.read_csv(FILE, keep_default_na=False, na_values=[""])
-    camelyon = frame["dataset"] == "Camelyon17"  # gPerXAN counts H1 to H5, WILDS's metadata from 0
+    camelyon = frame["dataset"] == "Camelyon17"  # gPerXAN names the hospitals H1 to H5, WILDS's metadata 0 to 4
     counted = frame.loc[camelyon, "target_domain"].str.replace(r"\d", lambda k: str(int(k.group()) - 1), regex=True)
     frame.loc[camelyon, "target_domain"] = counted
     return frame
@@ -82,8 +82,8 @@ def _published() -> pd.DataFrame:
 def setting(experiment: Experiment) -> tuple[str, str] | None:
     """(dataset, backbone) as the papers print them, or None where our setting is not theirs.
 
-    Theirs: the whole data set, one client per domain, 224-pixel images and ImageNet weights (Rotated MNIST: 28 pixels,
-    CSAC's variant, random weights; Camelyon17: 96 pixels).
+    The papers use the whole data set, one client per domain, 224-pixel images and ImageNet weights (Rotated MNIST:
+    28 pixels, CSAC's variant, random weights; Camelyon17: 96 pixels).
     """
     data, model = experiment.data, experiment.model
     dataset, backbone = DATASETS.get(data.dataset), BACKBONES.get(model.backbone)
@@ -106,7 +106,7 @@ def _lacks_domains(dataset: str, domains: Sequence[str]) -> bool:
 
 
 def published_rows(experiment: Experiment, methods: Iterable[str], targets: Iterable[str]) -> pd.DataFrame:
-    """Published numbers for our methods in this experiment's setting; empty where the setting is not a paper's.
+    """Published numbers for our methods in this experiment's setting; empty when no paper has this setting.
 
     Columns: label, method (ours), source (paper and table), target (our name, or `average`), mean, std (fractions).
     A paper that prints one method in several tables gives one row, from its fullest table.
@@ -128,7 +128,7 @@ def published_rows(experiment: Experiment, methods: Iterable[str], targets: Iter
     rows = rows.assign(size=size).sort_values("size", ascending=False, kind="stable")
     source = rows.groupby(["method_name", "paper_name"])["paper"].transform("first")
     rows = rows[rows["paper"] == source].sort_index()
-    # A printed average is over all of the data set's domains: it stands beside ours only where ours is, too.
+    # A printed average is over all of the data set's domains; it is shown only when ours is over all of them too.
     if not set(frame["target_domain"].map(domain_key)) <= set(domains):
         rows = rows[rows["target"] != "average"]
     result = pd.DataFrame(
@@ -147,7 +147,7 @@ def published_rows(experiment: Experiment, methods: Iterable[str], targets: Iter
 def only_theirs(
     rows: pd.DataFrame, experiments: Mapping[str, Experiment], labels: Mapping[str, str]
 ) -> tuple[pd.DataFrame, list[str]]:
-    """The published rows with methods that we ran as the paper did, and one remark per reason for the others.
+    """The published rows of methods that we ran as the paper did, and one note for each reason to leave others out.
 
     experiments, labels: settings and label of each run. A label other than the method's name is a variant.
     """
@@ -166,7 +166,7 @@ def only_theirs(
 
 
 def _reason(paper: str, method: str, experiments: Mapping[str, Experiment], labels: Mapping[str, str]) -> str:
-    """Why a paper's number of a method is not shown beside our runs; empty where it is."""
+    """Why a paper's number of a method is not shown beside our runs; empty when it is shown."""
     own = {run: experiment for run, experiment in experiments.items() if experiment.method_name == method}
     plain = [run for run in own if labels[run] == method]
     if not plain:
@@ -181,7 +181,7 @@ def _reason(paper: str, method: str, experiments: Mapping[str, Experiment], labe
 
 
 def protocol_differences(ours: Experiment, theirs: Experiment) -> list[str]:
-    """`data.holdout is 0.1, there 0.2` for everything in which a run is not of a protocol."""
+    """A text like `data.holdout is 0.1, there 0.2` for every setting in which a run differs from a protocol."""
     own, other = _protocol_settings(ours), _protocol_settings(theirs)
     return [
         f"{key} is {value_text(own.get(key, ABSENT))}, there {value_text(other.get(key, ABSENT))}"
@@ -191,7 +191,7 @@ def protocol_differences(ours: Experiment, theirs: Experiment) -> list[str]:
 
 
 def shortened(differences: Iterable[str]) -> str:
-    """The first few of these texts in one line, each once."""
+    """The first few of these texts in one line, without repetitions."""
     found = list(dict.fromkeys(differences))
     more = f" and {len(found) - SHOWN_DIFFERENCES} more" if len(found) > SHOWN_DIFFERENCES else ""
     return "; ".join(found[:SHOWN_DIFFERENCES]) + more
@@ -227,7 +227,7 @@ def protocol_of(paper: str, experiment: Experiment) -> Experiment | None:
 
 
 def _protocol_settings(experiment: Experiment) -> dict[str, object]:
-    """The parts of a protocol; a list of domains that names all of them is left out."""
+    """The settings that belong to a protocol; a list of domains that names all of them is left out."""
     data = experiment.data
     known = DATASETS.get(data.dataset)
     free = {*FREE_KEYS} | ({"data.domains"} if known and not _lacks_domains(known, data.domains) else set())
@@ -235,7 +235,7 @@ def _protocol_settings(experiment: Experiment) -> dict[str, object]:
 
 
 def paper_notes(sources: Iterable[str]) -> list[str]:
-    """What a paper's ± and its protocol are, for the papers among the sources."""
+    """Notes on what a paper's ± and its protocol are, for the papers among the sources."""
     papers = dict.fromkeys(source.split(" Table")[0] for source in sources)
     return [PAPER_NOTES[paper] for paper in papers if paper in PAPER_NOTES]
 

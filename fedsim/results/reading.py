@@ -51,9 +51,9 @@ class Runs:
     folder: Path = Path()
 
     def labels(self) -> dict[str, str]:
-        """Label of every run, as its summary names it: the method and what its recipe changes in the method's row.
+        """The label of every run from its summary: the method, and what its recipe changes in it.
 
-        Runs of one label with other method settings (older records) are told apart by these.
+        Older records have one label for runs with different settings of a method; these settings are added to it.
         """
         labels = {run: experiment.method_name for run, experiment in self.experiments.items()}
         if "label" in self.summary:
@@ -71,7 +71,7 @@ def read_runs(folder: Path | str, unfinished: bool = False, only: Sequence[str] 
 
     Frames: summary (a row per run), rounds (run and round), clients (run, round and client), details (run, round,
     client and layer); docs/records.md lists their columns. Accuracies are fractions, sizes bytes, times
-    seconds; an empty cell is NaN. `experiments` holds the resolved settings by what the column `run` names.
+    seconds; an empty cell is NaN. `experiments` holds the resolved settings, by the values of the column `run`.
 
     `unfinished=True` also reads the rounds, clients and details of runs that have no summary yet.
     only: the tables that are read; the others are empty, which saves most of the time with hundreds of runs.
@@ -82,7 +82,7 @@ def read_runs(folder: Path | str, unfinished: bool = False, only: Sequence[str] 
     finished = [path for path in paths if (path / "summary.csv").is_file()]
     wanted = paths if unfinished else finished
     if not wanted:
-        raise UserError(f"{folder}: no finished run; {len(paths)} unfinished, the same command again resumes them")
+        raise UserError(f"{folder}: no finished run; {len(paths)} unfinished; repeat their commands to resume them")
     experiments = {_key(path, folder): read_settings(path) for path in wanted}
     frames = {
         name: _joined([(path, _key(path, folder)) for path in wanted if name in only], name, experiments)
@@ -139,7 +139,7 @@ def _method_folder(run: str) -> str:
 
 
 def _is_wanted(run: str, methods: Sequence[str], targets: Sequence[str], seeds: Sequence[int]) -> bool:
-    """Whether an unfinished run, of which only the path is read, is one of those asked for."""
+    """Whether an unfinished run, of which only the path is read, is one of the wanted runs."""
     target, seed = ([""] * 2 + run.split("/"))[-2:]
     folder = _method_folder(run)
     return (
@@ -166,7 +166,7 @@ def find_runs(folder: Path | str) -> list[Path]:
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; give outputs/, an experiment's folder in it, or one run's folder")
     paths = []
-    for place, below, files in os.walk(folder):  # unlike rglob, it allows for folders that other runs just now remove
+    for place, below, files in os.walk(folder):  # unlike rglob, it does not fail when another run removes a folder
         if "experiment.toml" in files:
             paths.append(Path(place))
             below.clear()
@@ -178,7 +178,7 @@ def find_runs(folder: Path | str) -> list[Path]:
 def run_folder(runs: Runs, run: str) -> Path:
     """Folder of one run, by its name in the frames' column `run`."""
     folder = runs.folder / run
-    # Records read from one run's own folder carry that folder's name.
+    # Records that are read from one run's own folder have that folder's name in this column.
     return folder if folder.is_dir() else runs.folder
 
 
@@ -191,9 +191,9 @@ def read_settings(run: Path) -> Experiment:
 
 
 def rebuild_results(experiment_folder: Path | str) -> pd.DataFrame:
-    """Write results.csv, one row per finished run, sorted by method, target and seed; returns the rows.
+    """Write results.csv with one row per finished run, sorted by method, target and seed; returns the rows.
 
-    The cells are copied as text, so that the file depends on nothing but the summaries.
+    The cells are copied as text, so that the file depends only on the summaries.
     """
     folder = Path(experiment_folder)
     rows = [row for path in find_runs(folder) for row in _text_rows(path / "summary.csv")]
@@ -207,7 +207,7 @@ def rebuild_results(experiment_folder: Path | str) -> pd.DataFrame:
 
 
 def parse_csv(text: str, where: str) -> pd.DataFrame:
-    """Typed frame of a record file's text; an incomplete last line is left out."""
+    """A record file's text as a frame with typed columns; an incomplete last line is left out."""
     whole = text[: text.rfind("\n") + 1]
     if not whole:
         return pd.DataFrame()
@@ -233,7 +233,7 @@ def _key(path: Path, folder: Path) -> str:
 
 
 def _joined(paths: list[tuple[Path, str]], name: str, experiments: dict[str, Experiment]) -> pd.DataFrame:
-    """One record file of all runs under each other, with the run's keys as first columns."""
+    """The rows of one record file of all runs, with the run's keys as first columns."""
     frames, keys = [], []
     for path, key in paths:
         file = path / f"{name}.csv"

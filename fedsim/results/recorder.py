@@ -1,7 +1,7 @@
 """Writes the records of a run: rows are appended as they are produced, whole files are replaced atomically.
 
-Every row is one physical line, and floats are written by `repr` (the shortest text that reads back to the same number):
-equal numbers give equal bytes, and a half-written last line is recognised by its missing line end.
+Every row is one physical line, and floats are written by `repr` (the shortest text that is read as the same number).
+Equal numbers therefore give equal bytes, and a line that was not written completely is recognised by its missing end.
 """
 
 import csv
@@ -55,7 +55,10 @@ DETAIL_COLUMNS = ("round", "client", "quantity", "name", "value")
 
 
 def format_cell(value: Any) -> str:
-    """CSV text of one value: None is empty, floats by `repr`, text in one line; NumPy and torch scalars as Python's."""
+    """CSV text of one value: None is empty, floats are written by `repr`, text is one line.
+
+    NumPy and torch scalars are written as Python's numbers.
+    """
     if hasattr(value, "item"):
         value = value.item()
     if value is None:
@@ -108,7 +111,7 @@ class Table:
         lines = self._complete_lines()
         if not lines:
             return
-        # The round is always the first column, so that rows can be judged and kept as the bytes they are.
+        # The round is always the first column, so rows need not be parsed, and those that are kept stay unchanged.
         kept = [line for line in lines[1:] if int(line.split(",", 1)[0]) <= after_round]
         if len(kept) + 1 < len(lines):
             atomic_write(self.path, "".join([lines[0], *kept]))
@@ -120,7 +123,7 @@ class Table:
         atomic_write(self.path, "".join([f"{head.rstrip()},{names}\n", *lines]))
 
     def _complete_lines(self, repair: bool = False) -> list[str]:
-        """All lines that were written to their end; `repair` also cuts a half-written one off the file."""
+        """All complete lines; `repair` also removes an incomplete last line from the file."""
         if not self.path.is_file():
             return []
         data = self.path.read_bytes()
@@ -131,15 +134,15 @@ class Table:
 
 
 def columns_for(columns: Iterable[str], metric: str) -> list[str]:
-    """Columns named after the primary metric of the run's task instead of accuracy."""
+    """The columns, with the primary metric of the run's task instead of accuracy in their names."""
     return [re.sub(r"accuracy$", metric, column) for column in columns]
 
 
 class Recorder:
     """The record files of one run's folder; columns are named after its task's primary metric.
 
-    A run that resumes from the checkpoint of round r first calls `truncate(r)`. For that to give back the unbroken run,
-    the rows of a round have to be appended before its checkpoint is written.
+    A run that resumes from the checkpoint of round r first calls `truncate(r)`. The rows of a round must be appended
+    before its checkpoint is written; otherwise a resumed run would lack rows that an uninterrupted run has.
     """
 
     def __init__(self, folder: Path | str, metric: str = "accuracy") -> None:
@@ -150,7 +153,7 @@ class Recorder:
         self.details = Table(self.folder / "details.csv", DETAIL_COLUMNS)
 
     def append_round(self, row: Mapping[str, Any]) -> None:
-        """Add the row of one round to rounds.csv (round 0: the initial model, its train columns left out)."""
+        """Add the row of one round to rounds.csv. Round 0 is the initial model and has no columns on training."""
         self.rounds.append([row])
 
     def append_clients(self, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -162,7 +165,7 @@ class Recorder:
         self.details.append(list(rows))
 
     def truncate(self, after_round: int) -> None:
-        """Removes the records after a round, for a resumed run; -1 removes everything."""
+        """Remove the records of later rounds, for a resumed run; -1 removes everything."""
         for table in (self.rounds, self.clients, self.details):
             table.truncate(after_round)
 
@@ -175,5 +178,5 @@ class Recorder:
         atomic_write(self.folder / "experiment.toml", text)
 
     def write_environment(self, table: Mapping[str, Any]) -> None:
-        """Write environment.json, what `environment()` found plus whatever the caller knows (the device)."""
+        """Write environment.json: the result of `environment()`, and what the caller adds, such as the device."""
         atomic_write(self.folder / "environment.json", json.dumps(table, indent=2, sort_keys=True) + "\n")

@@ -52,12 +52,13 @@ def write_report(
     baseline: str | None = None,
     runs: Runs | None = None,
 ) -> Path:
-    """Write `report.html` into `folder` (outputs/, an experiment's or a run's) and return its path.
+    """Write `report.html` into `folder` (outputs/, an experiment's or a run's folder) and return its path.
 
-    notes: texts per method, e.g. {"ccst": {"discloses": "channel statistics", "paper": "..."}}; each key is a column.
+    notes: texts per method, e.g. {"ccst": {"discloses": "channel statistics", "paper": "..."}}; each inner key becomes
+    a column.
     baseline: method that the others are tested against; by default fedavg where there are runs of it.
     runs: those of the folder's runs that the report is about; by default all finished ones.
-    Runs of one experiment that differ in further settings become rows of their own.
+    Runs of one experiment that differ in other settings get separate rows.
     """
     runs = runs or read_runs(folder)
     names = sorted({experiment.name for experiment in runs.experiments.values()})
@@ -142,7 +143,7 @@ def _figures(runs: Runs, name: str, select: str) -> str:
 
 
 def _feature_pictures(runs: Runs) -> list[str]:
-    """What `fedsim features` has drawn of the runs' models, as pixels: thousands of points are no vectors to embed."""
+    """The pictures that `fedsim features` has drawn of the runs' models, as PNG: SVG of so many points is large."""
     files = [(run, file) for run in runs.experiments for file in run_folder(runs, run).glob("plots/features-*.png")]
     return [
         markup.picture(file.read_bytes(), f"t-SNE of features by class and by domain: {run}", 11, "png")
@@ -151,7 +152,7 @@ def _feature_pictures(runs: Runs) -> list[str]:
 
 
 def _costs(runs: Runs, comparison: Comparison, notes: Notes) -> str:
-    """Bytes per round by record, seconds per round, and the given texts per method."""
+    """A table of bytes per round by record, seconds per round, and the texts that were given per method."""
     records = [column for column in runs.clients if column.startswith(("bytes_down_", "bytes_up_"))]
     texts = list(dict.fromkeys(key for method in comparison.methods["method"] for key in notes.get(method, {})))
     heads = [
@@ -188,12 +189,12 @@ def _record_head(column: str) -> str:
 
 
 def _record_bytes(runs: Runs, records: list[str]) -> dict[tuple[str, str], float]:
-    """Bytes per round of each record; as in the totals, round 0 (what comes before training) is no round."""
+    """Bytes per round of each record. As in the totals, round 0, which comes before training, is not counted."""
     if not records:
         return {}
     clients = runs.clients.assign(label=runs.clients["run"].map(run_labels(runs)))
     trained = clients[clients["round"] >= 1]
-    # A record that is not sent in a round has no bytes there: the parts add up to the total.
+    # A record that is not sent in a round counts zero bytes there, so that the records add up to the total.
     sums = trained.groupby(["label", "run", "round"])[records].sum()
     sums = sums.groupby(["label", "run"]).mean().groupby("label").mean()
     return {(str(label), column): value for column in records for label, value in sums[column].items() if value > 0}
@@ -211,7 +212,7 @@ def _every_run(runs: Runs) -> str:
             value, round_ = row[f"{rule}_target_{metric}"], row[f"{rule}_round"]
             cells += [Data(percent(value), value), Data(MISSING if pd.isna(round_) else f"{round_:.0f}", round_)]
         rows.append(cells)
-    left = [f"Unfinished, left out: {run}" for run in runs.unfinished]
+    left = [f"Unfinished and therefore left out: {run}" for run in runs.unfinished]
     return markup.table(heads, rows) + (markup.bullets(left) if left else "")
 
 
@@ -262,8 +263,8 @@ def _commands(runs: Runs) -> str:
         for run, experiment in runs.experiments.items()
     ]
     hint = (
-        '<p class="soft">One line per run. Set FEDSIM_DATA (or data.root) to where the data sets lie. Finished runs are'
-        " not repeated: add --output FOLDER where these are still in outputs/. "
+        '<p class="soft">There is one line per run. Set FEDSIM_DATA (or data.root) to the folder of the data sets.'
+        " Finished runs are not repeated; add --output FOLDER if these runs are still in outputs/. "
         "The numbers are the same on the same machine and runtime.</p>"
     )
     return hint + f"<pre>{escape(chr(10).join(lines))}</pre>"

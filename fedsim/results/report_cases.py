@@ -11,7 +11,7 @@ from fedsim.results.reading import Runs, run_folder
 
 
 def kept_cases(runs: Runs, labels: dict[str, str], select: str) -> dict[str, dict[str, list[Cases]]]:
-    """{label: {target: cases of its seeds, in their order}}, of those runs that have kept some."""
+    """{label: {target: cases of its seeds, in their order}} of the runs that have kept cases."""
     found: dict[str, dict[str, list[Cases]]] = {}
     for row in runs.summary.sort_values("seed", kind="stable").itertuples():
         try:
@@ -23,8 +23,10 @@ def kept_cases(runs: Runs, labels: dict[str, str], select: str) -> dict[str, dic
 
 
 def segmentation(kept: dict[str, dict[str, list[Cases]]]) -> str:
-    """Dice and average symmetric surface distance of each structure, averages over targets and seeds; nothing without
-    cases."""
+    """HTML of Dice and average symmetric surface distance of each structure, averaged over targets and seeds.
+
+    It is empty without cases.
+    """
     if not kept:
         return ""
     structures = next(iter(next(iter(kept.values())).values()))[0].structures
@@ -40,7 +42,8 @@ def segmentation(kept: dict[str, dict[str, list[Cases]]]) -> str:
         numbers = [Data(percent(value), float(value)) for value in dice]
         rows.append([label, *numbers, *(Data(f"{value:.2f}", float(value)) for value in distance)])
     note = (
-        "Averages over targets, then seeds and images. Distance: average symmetric surface distance, less is better; "
-        "an image without a predicted structure counts its diagonal."
+        "The numbers are averages over the images and seeds of a target, then over the targets. Distance: average "
+        "symmetric surface distance, less is better; where a structure was not predicted at all, the diagonal of the "
+        "image counts."
     )
     return "<h3>Structures</h3>" + markup.table(heads, rows) + markup.bullets([note])

@@ -12,7 +12,10 @@ from fedsim.results.reading import Runs
 
 
 def more_than_accuracy(runs: Runs, comparison: Comparison, by: list[str]) -> str:
-    """Every metric of the kept predictions per method, and the accuracy of each class; nothing without predictions."""
+    """HTML of every metric of the kept predictions per method, and of the accuracy of each class.
+
+    It is empty without predictions.
+    """
     kept = kept_predictions(runs, run_labels(runs), comparison.select)
     if not kept:
         return ""
@@ -26,7 +29,7 @@ def more_than_accuracy(runs: Runs, comparison: Comparison, by: list[str]) -> str
     text = "<h3>More than accuracy</h3>" + markup.table(["Method", *(METRICS[name].title for name in names)], rows)
     text += markup.bullets(
         [
-            "In %, averages over the targets, mean ± std over seeds; expected calibration error: less is better.",
+            "In %, averages over the targets, mean ± std over seeds. Less is better in expected calibration error.",
             *(note for note in tables[names[0]].notes if note.startswith("Missing")),
         ]
     )
@@ -45,7 +48,7 @@ def _class_accuracies(kept: dict[str, dict[str, Predictions]]) -> str:
 
 
 def accuracy_data(cell: CellText) -> Data:
-    """A report's cell: mean ± spread, sorted by the mean, the first and second place of its column marked."""
+    """A report's cell: mean ± spread. It is sorted by the mean; the first and second place of a column are marked."""
     text = f"{cell.mean} ± {cell.std}" if cell.std else cell.mean
     value = float(cell.mean) if cell.mean[0].isdigit() else float("nan")
     return Data(text, value, {0: "", 1: "first", 2: "second"}[cell.place])

@@ -16,9 +16,9 @@ SHORT = ("method.name", "run.target", "run.seed", "run.output", "run.callbacks",
 def command_line(experiment: Experiment, file: Path) -> str:
     """`fedsim run CONFIG --method M --target D --seed S --set key=value ...`.
 
-    CONFIG is the shipped experiment of that name and `--set` what differs from it. Without such an experiment (or if it
-    sets something that an override cannot take back) it is `file`, the run's own experiment.toml. Where the data lie is
-    left to the reader's machine.
+    CONFIG is the shipped experiment of the run's name, and `--set` gives what differs from it. When there is no such
+    experiment, or when it sets something that an override cannot undo, CONFIG is `file`, the run's own experiment.toml.
+    The folder of the data is left out, because it differs between machines.
     """
     run = experiment.run
     words = ["--method", experiment.method_name, "--target", run.target, "--seed", str(run.seed)]
@@ -30,7 +30,7 @@ def command_line(experiment: Experiment, file: Path) -> str:
 
 
 def override_text(value: Any) -> str:
-    """A value as an override takes it: plain words bare, everything else as TOML."""
+    """A value as it is written in an override: plain words without quotes, everything else as TOML."""
     bare = isinstance(value, str) and re.fullmatch(r"[A-Za-z_][\w./-]*", value)
     if bare and value not in ("true", "false", "inf", "nan"):
         return value
@@ -38,7 +38,7 @@ def override_text(value: Any) -> str:
 
 
 def _overrides(experiment: Experiment) -> dict[str, Any] | None:
-    """Settings that differ from the experiment of the same name; None where overrides cannot express the run."""
+    """Settings that differ from the experiment of the same name; None when overrides cannot express the run."""
     try:
         shipped = read_experiment(experiment.name)
     except UserError:

@@ -26,17 +26,19 @@ VALIDATION_COLUMNS = {"aggregated": "mean_validation_", "local": "mean_local_val
 
 
 def validation_column(experiment: Experiment, metric: str = CLASSIFICATION.metric) -> str:
-    """Column of rounds.csv that `run.select_on`, or `run.validation_domain`, selects by; metric: the task's primary
-    one."""
+    """The column of rounds.csv by which `run.select_on` or `run.validation_domain` selects a round.
+
+    metric: the task's primary metric.
+    """
     return (HELD_OUT if experiment.run.validation_domain else VALIDATION_COLUMNS[experiment.run.select_on]) + metric
 
 
 def select(rounds: pd.DataFrame, rule: str = "best_validation", column: str = "mean_validation_accuracy") -> pd.Series:
     """Row of the selected round, among the rounds >= 1.
 
-    best_validation: strictly greatest `column`, the first of equals; rounds with NaN do not take part.
+    best_validation: the round with the greatest value of `column`, the first of equals; rounds with NaN are left out.
     last: the last round.
-    oracle: greatest primary metric on the target (accuracy, Dice), the first of equals.
+    oracle: the round with the greatest primary metric (accuracy, Dice) on the target, the first of equals.
 
     Raises UserError for an unknown rule, or when no round qualifies.
     """
@@ -52,7 +54,7 @@ def select(rounds: pd.DataFrame, rule: str = "best_validation", column: str = "m
         raise UserError(f"the records have no column {column!r}, which the rule {rule!r} selects by")
     values = trained[column].to_numpy(dtype=float)
     if np.isnan(values).all():
-        raise UserError(f"{column} is NaN in every round: nothing to select by the rule {rule!r}")
+        raise UserError(f"{column} is NaN in every round: the rule {rule!r} cannot select one")
     return trained.iloc[int(np.nanargmax(values))]
 
 
@@ -102,7 +104,7 @@ def summary_row(
     if experiment.run.validation_domain:
         row["validation_domain"] = experiment.run.validation_domain
     trained = rounds[rounds["round"] >= 1]
-    for unit in ("images", "steps"):  # of training, over all clients and the whole run, preludes and copies included
+    for unit in ("images", "steps"):  # of training, over all clients of the whole run, with preludes and copies
         row[unit] = int(rounds[unit].sum()) if unit in rounds else None
     row["bytes_down_per_round"] = _mean(trained, "bytes_down")
     row["bytes_up_per_round"] = _mean(trained, "bytes_up")

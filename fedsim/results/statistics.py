@@ -1,4 +1,4 @@
-"""Arithmetic of a comparison: per-seed averages, paired differences, ranks. Pure functions over accuracies."""
+"""Arithmetic of a comparison: per-seed averages, paired differences, ranks. These are pure functions of accuracies."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ import pandas as pd
 
 
 def grid_of(table: pd.DataFrame, label: str) -> pd.DataFrame:
-    """Accuracy of one row of a comparison, seeds × targets; NaN where there is no run or it has no accuracy."""
+    """Accuracies of one row of a comparison, seeds × targets; NaN where there is no run or no accuracy."""
     return table[table["label"] == label].pivot(index="seed", columns="target", values="accuracy")
 
 
@@ -19,7 +19,7 @@ def per_seed_average(grid: pd.DataFrame, targets: Sequence[str]) -> pd.Series:
 
 
 def mean_and_std(values: pd.Series) -> dict[str, Any]:
-    """mean, std (sample standard deviation; NaN for fewer than two values) and seeds, the number of values."""
+    """{mean, std, seeds}: seeds is the number of values, std their sample standard deviation (NaN below two values)."""
     values = values.dropna()
     std = float(values.std(ddof=1)) if len(values) > 1 else math.nan
     return {"mean": float(values.mean()) if len(values) else math.nan, "std": std, "seeds": len(values)}
@@ -33,17 +33,17 @@ def paired(ours: pd.DataFrame, base: pd.DataFrame) -> dict[str, Any]:
     have a pair.
     """
     cells = (ours - base).stack().dropna()
-    # Accuracies are counts over counts: differences that are equal on paper must tie, not differ in the last bit.
+    # Accuracies are ratios of counts. Rounding makes differences equal that are equal in exact arithmetic.
     differences = cells.to_numpy(dtype=float).round(12)
     nonzero = differences[differences != 0]
     p_value = math.nan
     if len(nonzero):
-        # SciPy's statistics take a second to import, and runs that only record import this package, too.
+        # SciPy's statistics take a second to import, and runs that only write records import this package too.
         from scipy.stats import wilcoxon
 
         p_value = float(wilcoxon(nonzero).pvalue)
     elif len(differences):
-        p_value = 1.0  # SciPy returns NaN; equal cells throughout are no evidence of a difference
+        p_value = 1.0  # SciPy would return NaN, but when all cells are equal there is no evidence of a difference
     return {
         "difference": float(differences.mean()) if len(differences) else math.nan,
         "p_value": p_value,
@@ -54,10 +54,11 @@ def paired(ours: pd.DataFrame, base: pd.DataFrame) -> dict[str, Any]:
 
 
 def common_seeds(averages: Mapping[str, pd.Series]) -> tuple[list[str], list[int]]:
-    """The methods and the seeds that a ranking without a baseline rests on.
+    """(methods, seeds) that a ranking without a baseline uses.
 
-    averages: per-seed averages of each method. As many methods as possible that share a seed, and of these choices
-    the one with the most shared seeds; then all seeds that these methods share. Nothing without a complete seed.
+    averages: per-seed averages of each method. The methods are as many as possible that share a seed; of several such
+    choices, the one with the most shared seeds. The seeds are all that these methods share. Both are empty when no
+    method has a complete seed.
     """
     best: tuple[list[str], list[int]] = ([], [])
     for seed in sorted({seed for values in averages.values() for seed in values.index}):
@@ -69,6 +70,6 @@ def common_seeds(averages: Mapping[str, pd.Series]) -> tuple[list[str], list[int
 
 
 def ranks(scores: pd.Series) -> pd.Series:
-    """1 for the greatest score; equal scores share the better rank, NaN has none."""
-    # As above: equal on paper is equal.
+    """Ranks, 1 for the greatest score; equal scores share the better rank, NaN has no rank."""
+    # Rounded for the same reason as in `paired`.
     return pd.Series(np.round(scores.astype(float), 12), scores.index).rank(ascending=False, method="min")

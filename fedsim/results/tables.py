@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def accuracy_table(comparison: "Comparison") -> Table:
-    """Rich table of the accuracies, published rows below a rule."""
+    """Rich table of the accuracies; published rows are below a line."""
     styles = {0: "", 1: "bold green", 2: "underline"}
     table = Table(title=f"{escape(comparison.title)}\n{comparison.measured} (%)", title_justify="left")
     table.add_column("Method")
@@ -68,7 +68,10 @@ def further_table(comparison: "Comparison") -> Table:
 
 
 def print_table(comparison: "Comparison", console: Console | None = None) -> None:
-    """Two tables under each other, then the notes; wider than the terminal rather than with broken cells."""
+    """Print two tables, one under the other, then the notes.
+
+    Output that does not go to a terminal is as wide as needed, so that no cell is broken into lines.
+    """
     console = console or Console()
     tables = [accuracy_table(comparison), further_table(comparison)]
     needed = max(Measurement.get(console, console.options.update(max_width=10_000), table).maximum for table in tables)
@@ -88,7 +91,7 @@ def table_text(comparison: "Comparison") -> str:
 
 
 def csv_table(comparison: "Comparison") -> str:
-    """One line per method, numbers in full precision, accuracies as fractions; published rows below ours."""
+    """CSV with one line per method: numbers in full precision, accuracies as fractions, published rows below ours."""
     rows: list[dict[str, Any]] = []
     for _, method in comparison.methods.iterrows():
         cells = comparison.cells[comparison.cells["label"] == method["label"]]
@@ -109,7 +112,7 @@ def _wide(cells: pd.DataFrame) -> dict[str, Any]:
 
 
 def markdown_table(comparison: "Comparison") -> str:
-    """GitHub Markdown, best of each column bold; names are escaped, so that they read as they are written."""
+    """GitHub Markdown with the best of each column bold; names are escaped, so that they are shown as written."""
     heads = [*head(comparison), *further_columns(comparison)]
     title = escape_markdown(comparison.title)
     lines = [f"**{title}**", "", _markdown_row(map(escape_markdown, heads)), "|---|" + "---:|" * (len(heads) - 1)]
@@ -129,9 +132,9 @@ def markdown_table(comparison: "Comparison") -> str:
 
 
 def escape_markdown(text: str) -> str:
-    """Text that GitHub shows as it is written: no emphasis, code, links, HTML, mathematics or table rules.
+    """Text that GitHub shows as written, without emphasis, code, links, HTML, mathematics or table lines.
 
-    An underscore inside a word (`art_painting`) is no emphasis and stays bare.
+    An underscore inside a word (`art_painting`) means no emphasis and is not escaped.
     """
     one_line = " ".join(text.splitlines())
     escaped = re.sub(r"([\\`*\[\]<>|~$&]|(?<![^\W_])_|_(?![^\W_]))", r"\\\1", one_line)

@@ -94,7 +94,7 @@ def test_foreign_names_have_a_font_or_are_said(tmp_path, monkeypatch, caplog):
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
     monkeypatch.setattr("fedsim.results.fonts.installed", dict)
     assert fonts_for(["写真 photo"])[1] == "写真"
-    assert missing_text("写真").startswith("no installed font has 写真: boxes in the figures")
+    assert missing_text("写真").startswith("no installed font has 写真; the figures show boxes")
     assert missing_text("") == ""
     page = write_report(folder).read_text()
     assert "no installed font has 写真" in page

@@ -28,7 +28,7 @@ def test_one_grid_per_source_client(method: dict, tmp_path: Path) -> None:
 
 
 def test_a_method_without_pictures_says_so(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="changes no images by a bank"):
+    with pytest.raises(UserError, match="does not change images by means of a bank"):
         draw_pictures(resolve(small_experiment(tmp_path)), tmp_path)
 
 
