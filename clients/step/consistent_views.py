@@ -11,6 +11,7 @@ from torch import Tensor
 from clients.augment.aug_mix import STRENGTHS, mixed
 from clients.losses import js_divergence
 from clients.parts import Batch, LocalRound, Step, StepFunction
+from fedsim.models.inserts.base import leading
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class ConsistentViews(Step):
             with round.autocast():
                 features = round.net.features(torch.cat([batch.images, *versions]))
                 logits = round.net.head(features).chunk(3)
-            batch.features, batch.logits = features[: len(batch.labels)], logits[0]
+            batch.features, batch.logits = leading(features, len(batch.labels)), logits[0]
             batch.loss = F.cross_entropy(batch.logits.float(), batch.labels)
             divergence = js_divergence(logits)
             round.tally("js_loss", divergence)

@@ -1,7 +1,7 @@
 """L2D: an augmenter learns to diversify the styles of images, and the network learns to agree on them."""
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +14,10 @@ from clients.networks import descend, statistics_frozen
 from clients.optimizers import eager
 from clients.parts import Batch, LocalRound, Step, StepFunction
 from fedsim.models.inserts.stochastic_embedding import moments_of
+from fedsim.part import part_name
+
+if TYPE_CHECKING:
+    from fedsim.recipe import Recipe
 
 ENTRY = "augmenter"  # the store's entry for the client's augmenter
 BANDWIDTHS = (1 / 8, 1 / 4, 1 / 2, 1.0, 2.0)  # exp(-d / b), b = mean distance / 4 and doubled four times, as 2 a s
@@ -48,6 +52,14 @@ class LearnToDiversify(Step):
     temperature: Annotated[float, Field(gt=0)] = 0.07
     augmenter_lr: Annotated[float, Field(gt=0)] = 0.005
     requires: ClassVar[dict[str, str]] = {"inserts": "stochastic_embedding"}
+
+    def refuses(self, recipe: "Recipe") -> str:
+        """The features' mean and spread come from the embedding, so that no other insert may make the features."""
+        makers = [part_name(insert) for insert in recipe.inserts if insert.makes_features]
+        if makers != ["stochastic_embedding"]:
+            found = " and ".join(makers)
+            return f"learn_to_diversify needs the features of stochastic_embedding, but they are made by {found}"
+        return super().refuses(recipe)
 
     def begin(self, round: LocalRound) -> StepFunction:
         """Both stages on every batch."""

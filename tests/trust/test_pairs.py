@@ -46,6 +46,18 @@ def test_a_row_with_fedavg_is_itself_and_pooled_data_leave_no_part_idle():
     assert "could not act" in combined("deepall", "feddg-ga")
 
 
+@pytest.mark.parametrize("pair", ["l2d+fedsr", "fedl2r+l2d", "l2d+fedclip", "perada+gfedavg-dson"])
+def test_pairs_of_which_one_takes_what_the_other_needs_are_refused(pair):
+    """Before the run starts, and not by a client in the middle of it."""
+    with pytest.raises(UserError, match=r"features of stochastic_embedding|behind layers of batch norm"):
+        find_recipe(pair)
+
+
+def test_what_inserts_attach_to_features_stays_with_a_part_of_the_batch(tmp_path):
+    """AugMix takes three versions through the network at once; terms see the first, mean and spread included."""
+    assert len(run_watched(small_plan("augmix+fedsr", tmp_path, ["train.rounds=1"])).rounds) == 2
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("pair", ["+".join(pair) for pair in PAIRS if not isinstance(combined(*pair), str)])
 def test_a_pair_runs(pair, tmp_path):

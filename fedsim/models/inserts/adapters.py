@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +12,10 @@ from torch import Tensor, nn
 from fedsim.errors import UserError
 from fedsim.models.inserts.base import Insert
 from fedsim.models.net import Net
+from fedsim.models.norms.dson import DSON
+
+if TYPE_CHECKING:
+    from fedsim.recipe import Recipe
 
 
 class MapDropout(nn.Module):
@@ -81,6 +85,12 @@ class Adapters(Insert):
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.3
     std: Annotated[float, Field(ge=0)] = 1e-4
     freeze: bool = True
+
+    def refuses(self, recipe: "Recipe") -> str:
+        """Adapters stand beside batch norm."""
+        if isinstance(recipe.norm, DSON):
+            return "adapters stand behind layers of batch norm, and method.norm = dson replaces them"
+        return super().refuses(recipe)
 
     def apply(self, net: Net) -> None:
         """Adds the adapters and declares what is frozen. Raises UserError for a backbone without batch norm in

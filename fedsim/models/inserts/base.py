@@ -2,6 +2,8 @@
 
 from typing import ClassVar
 
+from torch import Tensor
+
 from fedsim.models.net import Net
 from fedsim.part import Part
 from fedsim.tasks import CLASSIFICATION
@@ -11,11 +13,13 @@ class Insert(Part):
     """Adds modules of its own to the network.
 
     second_view: they can act in a second pass alone (their attribute `second_view` switches them)
+    makes_features: the head sees features that the insert makes from those of the backbone
     """
 
     tasks: ClassVar[tuple[str, ...]] = (CLASSIFICATION.name,)
 
     second_view: ClassVar[bool] = False
+    makes_features: ClassVar[bool] = False
 
     def apply(self, net: Net) -> None:
         """Changes `net` in place. Raises UserError when the backbone has no place for the insert.
@@ -23,3 +27,15 @@ class Insert(Part):
         torch's global generator is seeded for the initial weights of the insert, equally in every process of a run.
         """
         raise NotImplementedError
+
+
+ATTACHED = ("gaussian", "moments")  # what inserts attach to the features that they draw
+
+
+def leading(features: Tensor, count: int) -> Tensor:
+    """The first rows of features, with what inserts have attached to them."""
+    rows = features[:count]
+    for name in ATTACHED:
+        if hasattr(features, name):
+            setattr(rows, name, tuple(value[:count] for value in getattr(features, name)))
+    return rows

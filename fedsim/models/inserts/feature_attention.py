@@ -1,6 +1,7 @@
 """An attention over the entries of the features, learned on top of a frozen encoder."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -32,6 +33,8 @@ class FeatureAttention(Insert):
     Source: Lu et al., FedCLIP, IEEE Data Engineering Bulletin 2023 (frontier.md section 7). Their trainer contrasts the
     images of a batch with each other's texts; here the loss is the cross-entropy over the classes' texts.
     """
+
+    makes_features: ClassVar[bool] = True
 
     def apply(self, net: Net) -> None:
         """Put the attention behind what gives the features."""

@@ -1,7 +1,7 @@
 """A representation between the backbone and the classifier, deterministic or drawn from a Gaussian."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -57,6 +57,7 @@ class Representation(Insert):
 
     width: Annotated[int, Field(ge=0)] = 0
     stochastic: bool = True
+    makes_features: ClassVar[bool] = True
 
     def apply(self, net: Net) -> None:
         """Adds the layer after the bottleneck (or in its place) and makes a new classifier of its width."""

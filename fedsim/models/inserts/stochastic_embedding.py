@@ -1,7 +1,7 @@
 """L2D's embedding: the classifier sees draws around a learned mean, with a learned spread."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -55,6 +55,7 @@ class StochasticEmbedding(Insert):
 
     width: Annotated[int, Field(ge=0)] = 0
     spread: Annotated[float, Field(ge=0)] = 0.2
+    makes_features: ClassVar[bool] = True
 
     def apply(self, net: Net) -> None:
         """Adds the layer before the head, which is made anew."""
