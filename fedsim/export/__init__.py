@@ -1,2 +1,1 @@
-"""The model of a finished run: as a module, with its metrics on other images, as a file for other programs, with a
-card."""
+"""The model of a finished run: as a module, evaluated on other images, and as a file for other programs with a card."""

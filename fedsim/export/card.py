@@ -30,13 +30,13 @@ def card(model: TrainedModel) -> str:
         "Method": [
             f"{method} ({plan.recipe.paper or 'no paper named'}), {experiment.train.rounds} rounds, seed "
             f"{experiment.run.seed}; inference rule {type(plan.recipe.infer).__name__}.",
-            f"Beside the model, clients disclosed: {plan.recipe.disclosure()}.",
+            f"In addition to the model, clients disclosed: {plan.recipe.disclosure()}.",
         ],
         "Results": _results(model.file.parent),
         "Weights": _weights(model),
         "Limits": [
-            "The numbers are of one unseen domain and one seed. Another domain or other cameras may give other "
-            "numbers; measure them with `fedsim evaluate` before you rely on the model.",
+            "The numbers were measured on one unseen domain with one seed. They may be different on another domain or "
+            "with other cameras; measure them with `fedsim evaluate` before you rely on the model.",
         ],
         "Versions": _versions(model.file.parent),
     }

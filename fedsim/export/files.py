@@ -1,4 +1,4 @@
-"""A trained model as a file for other programs: ONNX, or a program of torch.export. It is checked before it is kept."""
+"""A trained model as a file for other programs: ONNX, or a program of torch.export. Every file is checked."""
 
 import importlib.util
 import json
@@ -18,27 +18,27 @@ from fedsim.data import load_target
 from fedsim.errors import UserError
 from fedsim.export.trained import TrainedModel, describe
 
-TOLERANCE = 1e-3  # allowed difference, divided by the largest logit
-IMAGES = 8  # real images that the file is compared on
+TOLERANCE = 1e-3  # the largest allowed difference, divided by the largest logit
+IMAGES = 8  # number of images on which the file is compared with the model
 Runner = Callable[[np.ndarray], np.ndarray]
 
 
 def export(model: TrainedModel, format: str, output: Path) -> tuple[float, str]:
-    """Writes the model; returns the largest difference of its logits from the original's, and the images used for it.
+    """Write the model; returns the largest difference of its logits from the original's, and the images used for it.
 
     onnx: for any ONNX runtime, with the opset of the installed exporter
     torch: `torch.export.load(file).module()`, which needs PyTorch alone
 
-    Both take float32 images [N, C, s, s] in [0, 1] for any N and give logits; they contain normalization and the
-    inference rule. The names of the classes are in the ONNX file's metadata, and for both in the card.
+    Both take float32 images [N, C, s, s] in [0, 1] for any N and return logits; they contain normalization and the
+    inference rule. The names of the classes are in the card, and also in the metadata of an ONNX file.
 
-    The file is written under a temporary name, compared on up to 8 images of the run's data set, and only then renamed.
-    Without the data set random images are used, and the answer says so. Raises UserError for an unknown format, a
-    missing package, a rule that uses other images first, and a file that does not agree within 1e-3 of the largest
-    logit.
+    The file is written under a temporary name and compared with the model on up to 8 images of the run's data set; only
+    then is it renamed. Without the data set random images are used, and the returned text says so. Raises UserError for
+    an unknown format, a missing package, an inference rule that needs other images before it predicts, and a file whose
+    logits differ by more than 1e-3 of the largest logit.
     """
     if format not in WRITERS:
-        raise UserError(f"--format {format!r}: known are {', '.join(WRITERS)}")
+        raise UserError(f"--format {format!r}: the known formats are {', '.join(WRITERS)}")
     if model.plan.recipe.infer.transductive:
         name = type(model.plan.recipe.infer).__name__
         raise UserError(f"the rule {name} uses images of the unseen domain before it predicts, so that no single "
@@ -58,15 +58,17 @@ def export(model: TrainedModel, format: str, output: Path) -> tuple[float, str]:
 
 
 def comparison_images(model: TrainedModel) -> tuple[Tensor, str]:
-    """Float images in [0, 1] of the run's unseen domain, or random ones where it is not on this machine; and which they
-    are."""
+    """(float images in [0, 1], a text that says which they are): images of the run's unseen domain, or random images.
+
+    Random images are used when the domain is not on this machine.
+    """
     experiment = model.experiment
     try:
         images, _, indices = load_target(experiment.data, experiment.run.target)
     except UserError:
         shape = (IMAGES, model.channels, model.image_size, model.image_size)
         noise = torch.rand(shape, generator=torch.Generator().manual_seed(0))
-        return noise, "random images (the run's data set is not here)"
+        return noise, "random images (the run's data set is not on this machine)"
     chosen = indices[np.linspace(0, len(indices) - 1, min(IMAGES, len(indices))).astype(int)]
     real = torch.from_numpy(np.ascontiguousarray(images[chosen])).float().div_(255)
     return real, f"{len(real)} images of {experiment.run.target}"
@@ -82,7 +84,7 @@ def _program(model: TrainedModel, images: Tensor) -> torch.export.ExportedProgra
         with torch.no_grad():
             batch = torch.export.Dim("N", min=1)
             return torch.export.export(model.eval(), (images,), dynamic_shapes=({0: batch},), strict=False)
-    except Exception as error:  # the tracer may raise any error
+    except Exception as error:  # tracing may raise any class of error
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
         raise UserError(f"this model cannot be traced: {reason}") from None
 
@@ -119,7 +121,7 @@ WRITERS: dict[str, Callable[[TrainedModel, Tensor, Path], Runner]] = {"onnx": _w
 
 @contextmanager
 def _quiet():
-    """Hides what exporters print and warn about."""
+    """Hide the output and the warnings of exporters."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

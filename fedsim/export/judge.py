@@ -1,4 +1,4 @@
-"""A trained model on the images of a folder: predictions, and the usual metrics of them."""
+"""Applies a trained model to the images of a folder: predictions, and the usual metrics of them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from fedsim.seeding import numpy_rng
 
 @dataclass(frozen=True)
 class Labelled:
-    """Image files of one domain with class indices."""
+    """The image files of one domain with their class indices."""
 
     domain: str
     files: list[Path]
@@ -29,11 +29,11 @@ class Labelled:
 def labelled_images(folder: Path, classes: Sequence[str]) -> list[Labelled]:
     """The images below FOLDER/CLASS or FOLDER/DOMAIN/CLASS, for the classes that the model knows.
 
-    A class without images is allowed. Raises UserError when no folder has the name of a class, for a folder with
-    another name beside class folders, and when there are no images.
+    A class without images is allowed. Raises UserError when no folder has the name of a class, when another folder lies
+    beside class folders, and when there are no images.
     """
     if not folder.is_dir():
-        raise UserError(f"no folder {folder}; give one with a folder of images per class, or per domain and class")
+        raise UserError(f"no folder {folder}; name one that has a folder of images per class, or per domain and class")
     found = _domain(folder, folder.name, classes)
     domains = [found] if found else [_domain(folder / name, name, classes) for name in subfolders(folder)]
     kept = [domain for domain in domains if domain is not None and domain.files]
@@ -44,14 +44,14 @@ def labelled_images(folder: Path, classes: Sequence[str]) -> list[Labelled]:
 
 
 def _domain(folder: Path, name: str, classes: Sequence[str]) -> Labelled | None:
-    """The labelled images of FOLDER/CLASS; None when no folder is called as a class."""
+    """The labelled images of FOLDER/CLASS; None when no folder has the name of a class."""
     named = {sub: matching(sub, classes) for sub in subfolders(folder)}
     if not any(named.values()):
         return None
     unknown = [sub for sub, found in named.items() if found is None]
     if unknown:
         raise UserError(
-            f"{folder / unknown[0]} has the name of no class of the model; its classes are {', '.join(classes)}"
+            f"{folder / unknown[0]} is not called like a class of the model; its classes are {', '.join(classes)}"
         )
     files: list[Path] = []
     labels: list[int] = []
@@ -67,13 +67,13 @@ def predict(model: TrainedModel, files: Sequence[Path]) -> pd.DataFrame:
     model.require_classes()
     missing = [file for file in files if not Path(file).is_file()]
     if missing:
-        raise UserError(f"no image {missing[0]}")
+        raise UserError(f"there is no image {missing[0]}")
     _adapt(model, list(files))
     return _table(model, list(files))
 
 
 def evaluate(model: TrainedModel, data: Sequence[Labelled]) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """(metrics per domain and of all, predictions): accuracy, balanced accuracy and macro F1 as fractions.
+    """(metrics of each domain and of all images, predictions): accuracy, balanced accuracy and macro F1 as fractions.
 
     Balanced accuracy and macro F1 are means over the classes that occur in the labels. A transductive rule adapts to
     each domain separately.
@@ -97,7 +97,7 @@ def evaluate(model: TrainedModel, data: Sequence[Labelled]) -> tuple[pd.DataFram
 def evaluate_arrays(
     model: TrainedModel, domain: str, images: np.ndarray, labels: np.ndarray, indices: np.ndarray
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The same for images uint8 [N, C, s, s] of a data set's reader, of which `indices` are evaluated."""
+    """Like `evaluate`, for images uint8 [N, C, s, s] from a data set's reader; only `indices` are evaluated."""
     model.require_classes()
     if model.plan.recipe.infer.shuffled:  # the same order as in the run
         indices = numpy_rng(model.experiment.run.seed, "test-order").permutation(indices)

@@ -1,4 +1,4 @@
-"""A finished run's model as one module, with its transforms and its inference rule."""
+"""A finished run's model as one module that contains the transforms and the inference rule."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -24,16 +24,16 @@ MODELS = "*.safetensors"
 
 
 class TrainedModel(nn.Module):
-    """Images [B, C, s, s], uint8 or float in [0, 1], to logits [B, classes]; for masks [B, structures, s, s].
+    """A module that takes images [B, C, s, s], uint8 or float in [0, 1], and returns logits.
 
-    The module normalizes the images as the run did and predicts by the run's inference rule in eval mode. `prepare`
-    makes such images from files. A rule that uses many images of the unseen domain before it predicts (transductive in
-    results) needs `adapt(batches)` first.
+    The logits are [B, classes], or [B, structures, s, s] for masks. The module normalizes the images as the run did and
+    predicts by the run's inference rule in eval mode. `prepare` makes such images from files. A rule that uses many
+    images of the unseen domain before it predicts (a transductive rule) needs `adapt(batches)` first.
 
     classes: the names of the classes (or structures), in the order of the logits
     image_size: s
     channels: C
-    batch_size: that of the run
+    batch_size: the run's batch size
     """
 
     def __init__(self, plan: Plan, net: nn.Module, file: Path) -> None:
@@ -53,7 +53,7 @@ class TrainedModel(nn.Module):
         self.eval()
 
     def normalize(self, images: Tensor) -> Tensor:
-        """The network's input for images that are uint8 or in [0, 1]."""
+        """The network's input for images that are uint8, or float in [0, 1]."""
         images = to_float(images) if images.dtype == torch.uint8 else images
         return images if self.mean is None else (images - self.mean) / self.std
 
@@ -65,8 +65,10 @@ class TrainedModel(nn.Module):
         return self._predict(self.normalize(images))
 
     def adapt(self, batches: Iterable[Tensor]) -> "TrainedModel":
-        """Shows a transductive rule unlabelled batches of the domain on which it will predict; other rules ignore
-        them."""
+        """Show a transductive rule unlabelled batches of the domain on which it will predict.
+
+        Other rules ignore them.
+        """
         kept = [self.normalize(images) for images in batches]
         self._predict = self.plan.recipe.infer.begin(self.net, lambda: iter(kept))
         return self
@@ -87,9 +89,9 @@ class TrainedModel(nn.Module):
         return np.asarray(grey)[None]
 
     def require_classes(self) -> None:
-        """Raises UserError where the outputs are maps of structures, for which there are no tables of classes."""
+        """Raise UserError when the outputs are masks of structures, for which there are no tables of classes."""
         if self.plan.data.structures:
-            raise UserError(f"{self.file}: a model of masks, for which there is no table of predictions; use "
+            raise UserError(f"{self.file}: this model predicts masks, for which there is no table of predictions; use "
                             "fedsim.load in Python, or fedsim export")  # fmt: skip
 
     @torch.inference_mode()
@@ -103,10 +105,10 @@ class TrainedModel(nn.Module):
 def load_trained(run: str | Path, which: str = "best") -> TrainedModel:
     """The model of a finished run's folder, e.g. outputs/pacs/fedavg/sketch/seed0.
 
-    `which`: best (of the selected round), last, or another file of the folder such as personal-photo. Frozen tensors
-    are not in these files; they are built again from the run's weights and seed. Raises UserError for a folder without
-    such a model, for other code or weights than those of the run, and for an inference rule that needs tensors of every
-    client, which a run does not keep.
+    which: best (the model of the selected round), last, or another file of the folder such as personal-photo. Frozen
+    tensors are not in these files; they are built again from the run's weights and seed. Raises UserError for a folder
+    without such a model, when the code or the weights are not those of the run, and for an inference rule that needs
+    tensors of every client, which a run does not keep.
     """
     folder = Path(run)
     file = folder / f"{which}.safetensors"
@@ -128,7 +130,7 @@ def load_trained(run: str | Path, which: str = "best") -> TrainedModel:
 
 
 def _plan(folder: Path) -> Plan:
-    """The run's plan. Where its images are not on this machine, domains and classes are those that the run recorded."""
+    """The run's plan. If its images are not on this machine, domains and classes are those that the run recorded."""
     experiment = read_settings(folder)
     try:
         return resolve(experiment)

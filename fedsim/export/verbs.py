@@ -1,4 +1,4 @@
-"""What the verbs `evaluate`, `predict` and `export` do."""
+"""The work of the commands `evaluate`, `predict` and `export`."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from fedsim.export.judge import evaluate, evaluate_arrays, labelled_images, pred
 from fedsim.export.trained import load_trained
 
 SUFFIXES = {"onnx": ".onnx", "torch": ".pt2"}
-SHOWN = 200  # predictions printed
+SHOWN = 200  # so many predictions are printed at most
 
 
 def show_evaluation(run: Path, data: Path | None, which: str, output: Path | None) -> None:

@@ -13,9 +13,9 @@ from fedsim.settings import RunSettings
 CONNECT_SECONDS = 10.0
 ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # as Ray will do; silences its warning
-    "RAY_worker_niceness": "0",  # Ray's 15 lets workers starve beside any other program
-    "RAY_max_direct_call_object_size": str(2 * 2**20),  # small replies skip the object store, which takes longer
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # later versions of Ray do this always; this one would print a warning
+    "RAY_worker_niceness": "0",  # with Ray's 15, any other program would slow the workers down a lot
+    "RAY_max_direct_call_object_size": str(2 * 2**20),  # small replies are faster without the object store
 }
 
 
@@ -60,10 +60,10 @@ def open_cluster(run: RunSettings) -> bool:
                 "or leave run.ray_address empty"
             ) from None
         return True
-    asked = math.ceil(run.workers * run.cpus_per_worker)  # more workers than cores is the user's choice
+    asked = math.ceil(run.workers * run.cpus_per_worker)  # the user may ask for more workers than there are cores
     try:
         ray.init(num_cpus=max(os.cpu_count() or 1, asked), **quiet)
-    except Exception as error:  # Ray raises a bare Exception after 30 s on a busy machine
+    except Exception as error:  # on a busy machine Ray raises an error of this general class after 30 s
         ray.shutdown()
         raise ClientFailedError(
             f"Ray did not start ({str(error).strip()}); try again, or use run.runtime 'inline'"
@@ -72,17 +72,17 @@ def open_cluster(run: RunSettings) -> bool:
 
 
 def check_address(address: str) -> None:
-    """OSError when nothing listens at `host:port`; Ray itself would try for minutes."""
+    """Raise OSError when nothing listens at `host:port`; Ray itself would try to connect for minutes."""
     host, _, port = address.rpartition(":")
     if host and port.isdigit():
         socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
 
 
 def plan_workers(run: RunSettings, clients: int) -> Plan:
-    """As many workers as `run.workers` says or as fit on the cluster's machines, at most one per client.
+    """As many workers as `run.workers` says, or as the cluster has room for, but at most one per client.
 
-    With GPUs in the cluster and `gpus_per_worker = 0` they are shared evenly between the workers, unless the device is
-    the CPU. UserError when nothing fits.
+    With `gpus_per_worker = 0` the workers share the cluster's GPUs evenly, unless the device is the CPU. Raises
+    UserError when there is no room for a worker, or not for all that `run.workers` asks for.
     """
     machines = [node["Resources"] for node in import_ray().nodes() if node["Alive"]]
     gpus = 0 if run.device == "cpu" else sum(int(machine.get("GPU", 0)) for machine in machines)
@@ -93,7 +93,7 @@ def plan_workers(run: RunSettings, clients: int) -> Plan:
     cpu_room = sum(room(machine.get("CPU", 0), run.cpus_per_worker) for machine in machines)
     if gpus and not share:
         workers = min(wanted, max(cpu_room, 1))
-        share = math.floor(1e4 / math.ceil(workers / gpus)) / 1e4  # what one GPU can hold of them, as Ray counts
+        share = math.floor(1e4 / math.ceil(workers / gpus)) / 1e4  # Ray counts GPUs in units of 0.0001
     fits = sum(
         min(room(machine.get("CPU", 0), run.cpus_per_worker), gpu_room(machine.get("GPU", 0), share))
         for machine in machines
@@ -108,10 +108,10 @@ def plan_workers(run: RunSettings, clients: int) -> Plan:
 
 
 def room(have: float, need: float) -> int:
-    """How often `need` fits into `have`; infinite when nothing is needed."""
+    """How many times `need` fits into `have`; a very large number when nothing is needed."""
     return 10**6 if not need else int(have / need + 1e-9)
 
 
 def gpu_room(gpus: float, share: float) -> int:
-    """Workers that a machine's GPUs hold: a fraction never spans two GPUs."""
+    """Number of workers for which a machine's GPUs have room; a fraction must be of a single GPU."""
     return int(gpus) * int(1 / share + 1e-9) if 0 < share < 1 else room(gpus, share)

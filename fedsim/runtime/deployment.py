@@ -1,7 +1,7 @@
-"""A run on a federation's own machines: submit it to the operator's SuperLink, show its records, return its result.
+"""A run on the machines of a federation: submit it to the operator's SuperLink, show its records, return its folder.
 
-The server app runs on the SuperLink's machine, which is this one, and holds the lock of the run's folder (`claim`)
-while it lives. The same command therefore follows a run that is still running, and continues one that has stopped.
+The SuperLink and the server app run on this machine. As long as the server app runs, it holds the lock of the run's
+folder (`claim`). The same command can therefore follow a run that is still running, and continue one that has stopped.
 """
 
 import dataclasses
@@ -33,18 +33,18 @@ from fedsim.server_app import LOG
 
 RUN = "deployment.json"
 POLL_SECONDS = 0.5
-STATUS_SECONDS = 15.0  # between questions to the SuperLink while no server app holds the folder
-PATIENCE_SECONDS = 150.0  # from Flower's "running" until the server app holds the folder, on a busy machine
-DEAD_SECONDS = 10.0  # after the server app has let go of the folder; Flower calls it running for a minute and more
-START_SECONDS = 300.0  # from submitting a run until its server app holds the folder
-SILENCE_SECONDS = 60.0  # a SuperLink that is being restarted
+STATUS_SECONDS = 15.0  # between two questions to the SuperLink while no server app holds the folder
+PATIENCE_SECONDS = 150.0  # at most, from Flower's status "running" until the server app holds the folder
+DEAD_SECONDS = 10.0  # at most, from the release of the folder until the run ends; Flower says "running" for a minute
+START_SECONDS = 300.0  # at most, from the submission of a run until its server app holds the folder
+SILENCE_SECONDS = 60.0  # at most, without an answer of the SuperLink, which may be restarting
 
 
 def run_deployed(plan: Plan, callbacks: Sequence[RunCallback] = ()) -> Path:
-    """Runs (or follows, or continues) one experiment on a federation; returns the run's folder.
+    """Run one experiment on a federation, or follow or continue its run; returns the run's folder.
 
-    UserError for what a user can correct, ClientFailedError for a run that failed, with its reason. Ctrl-C stops the
-    run.
+    Raises UserError for what a user can correct, and ClientFailedError with the reason when the run failed. Ctrl-C
+    stops the run.
     """
     if not plan.experiment.run.federation:
         raise UserError("run.runtime 'deployment' needs the federation's file: --federation federation.toml")
@@ -64,9 +64,9 @@ def run_deployed(plan: Plan, callbacks: Sequence[RunCallback] = ()) -> Path:
 
 
 def settle(plan: Plan, federation: Federation) -> Plan:
-    """The plan with absolute paths, and with the decision which machine evaluates the target.
+    """The plan with absolute paths, and with the machine that evaluates the target.
 
-    UserError names a domain that no site holds.
+    Raises UserError when no site holds one of the domains.
     """
     experiment, clients = with_absolute_paths(plan.experiment), plan.clients
     run = experiment.run
@@ -102,7 +102,7 @@ def submit(control: Control, experiment: Experiment, folder: Path) -> str:
 
 
 def running(control: Control, folder: Path) -> str:
-    """Id of the folder's run while it is running, else empty. A run whose server app has ended is stopped."""
+    """Id of the folder's run when it is running, otherwise an empty text. A run without its server app is stopped."""
     if not (folder / RUN).is_file():
         return ""
     run_id = str(json.loads((folder / RUN).read_text())["run"])
@@ -110,7 +110,7 @@ def running(control: Control, folder: Path) -> str:
     while not is_claimed(folder):
         if status(control, run_id)[0].startswith(("finished", "unknown")):
             return ""
-        if time.monotonic() > deadline:  # its server app has died, which Flower notices later
+        if time.monotonic() > deadline:  # the server app has died; Flower will notice it later
             control.flwr("stop", run_id, CONNECTION)
             return ""
         time.sleep(POLL_SECONDS)
@@ -118,7 +118,7 @@ def running(control: Control, folder: Path) -> str:
 
 
 def status(control: Control, run_id: str) -> tuple[str, str]:
-    """A run's status and details; "silent" when the SuperLink does not answer, "unknown" when it has no such run."""
+    """(status, details) of a run; "silent" when the SuperLink does not answer, "unknown" when it has no such run."""
     answer = control.flwr("list", CONNECTION, "--run-id", run_id)
     if "runs" not in answer:
         known = "not found" not in str(answer.get("error-message", "")).lower()
@@ -130,7 +130,10 @@ def status(control: Control, run_id: str) -> tuple[str, str]:
 def follow(
     control: Control, run_id: str, experiment: Experiment, folder: Path, callbacks: Sequence[RunCallback]
 ) -> None:
-    """Pass new records on to the callbacks until the run has ended; ClientFailedError or UserError when it failed."""
+    """Give new records to the callbacks until the run has ended.
+
+    Raises ClientFailedError or UserError when it failed.
+    """
     for callback in callbacks:
         callback.on_start(experiment, folder)
     rounds, notes = new_rounds(folder), new_notes(folder)
@@ -141,7 +144,7 @@ def follow(
         time.sleep(POLL_SECONDS)
         if is_claimed(folder):
             started = True
-            asked = time.monotonic() - STATUS_SECONDS  # when the folder has been released, ask at once
+            asked = time.monotonic() - STATUS_SECONDS  # so that the status is asked as soon as the folder is released
         elif time.monotonic() - asked >= STATUS_SECONDS:
             asked = time.monotonic()
             if verdict(control, run_id, folder, DEAD_SECONDS if started else PATIENCE_SECONDS):
@@ -151,7 +154,7 @@ def follow(
                 kit = control.federation.kit("server")
                 raise ClientFailedError(
                     f"run {run_id} has not started within {START_SECONDS:g} s; call stop.sh and start.sh in {kit}, "
-                    "then the same command"
+                    "then repeat this command"
                 )
     tell(callbacks, next(rounds), next(notes))
     summary = pd.read_csv(folder / "summary.csv").iloc[0].to_dict()
@@ -160,9 +163,9 @@ def follow(
 
 
 def verdict(control: Control, run_id: str, folder: Path, patience: float) -> bool:
-    """True when the run has ended well, False while it is running; ClientFailedError or UserError when it failed.
+    """Whether the run has completed; False while it is running. ClientFailedError or UserError when it failed.
 
-    A run that Flower calls running although nothing holds its folder for `patience` seconds has failed.
+    A run has failed when no process holds its folder for `patience` seconds, even if Flower says that it is running.
     """
     deadline, silent = time.monotonic() + patience, time.monotonic() + SILENCE_SECONDS
     while True:
@@ -177,12 +180,12 @@ def verdict(control: Control, run_id: str, folder: Path, patience: float) -> boo
             raise failure(state, details)
         if time.monotonic() > silent:
             start = control.federation.kit("server") / "start.sh"
-            raise ClientFailedError(f"the SuperLink does not answer any more; call {start}, then the same command")
+            raise ClientFailedError(f"the SuperLink does not answer any more; call {start}, then repeat this command")
         if time.monotonic() > deadline:
             control.flwr("stop", run_id, CONNECTION)
             raise ClientFailedError(
-                f"the server app of run {run_id} has died ({state}, but nothing holds {folder}): the same command "
-                "continues the run; see the SuperLink's log"
+                f"the server app of run {run_id} has died (its status is {state}, but no process holds {folder}): "
+                "the same command continues the run; the SuperLink's log may show the reason"
             )
         time.sleep(2.0)
 
@@ -204,7 +207,7 @@ def stop(control: Control, run_id: str, folder: Path) -> None:
 
 
 def tell(callbacks: Sequence[RunCallback], rows: list[dict[str, Any]], notes: list[str]) -> None:
-    """Pass rounds and notes to the callbacks that have a method for them."""
+    """Give the rows of rounds to all callbacks, and the notes to those that have a method for them."""
     for callback in callbacks:
         for row in rows:
             callback.on_round(row, [])
@@ -213,7 +216,7 @@ def tell(callbacks: Sequence[RunCallback], rows: list[dict[str, Any]], notes: li
 
 
 def new_rounds(folder: Path) -> Iterator[list[dict[str, Any]]]:
-    """Rows of rounds.csv that have been added since the last look."""
+    """The rows that were added to rounds.csv since the previous call of `next`."""
     file, seen, size = folder / "rounds.csv", -1, -1
     while True:
         rows: list[dict[str, Any]] = []
@@ -227,13 +230,13 @@ def new_rounds(folder: Path) -> Iterator[list[dict[str, Any]]]:
 
 
 def complete_rows(file: Path) -> pd.DataFrame:
-    """A table that is being written, without its last line when this line is incomplete."""
+    """The complete rows of a table to which another process may be writing a row."""
     text = file.read_text()
     return pd.read_csv(io.StringIO(text[: text.rfind("\n") + 1] or "round\n"))
 
 
 def new_notes(folder: Path) -> Iterator[list[str]]:
-    """Warnings and errors that run.log got since the last look, from now on."""
+    """The warnings and errors that were added to run.log since the previous call of `next`; none from before."""
     file = folder / LOG
     place = file.stat().st_size if file.is_file() else 0
     while True:

@@ -1,8 +1,8 @@
 """Flower's own simulation engine: `flwr run` with a SuperLink that ends with the run, and with the run's exit code.
 
-`flwr run` alone reports success once a run is submitted, and leaves a background SuperLink behind. Here the SuperLink
-has a free loopback port, a temporary FLWR_HOME and a neutral working folder, installs nothing and sends no telemetry,
-and the status that it reports for the run becomes our exit code.
+`flwr run` alone reports success as soon as a run is submitted, and its SuperLink continues in the background. Here the
+SuperLink has a free loopback port, a temporary FLWR_HOME and a working folder without other files. It installs nothing
+and sends no telemetry, and our exit code follows from the status that it reports for the run.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ from fedsim.settings import cache_root, data_root
 
 START_SECONDS = 180.0
 STOP_SECONDS = 15.0
-CALL_SECONDS = 60.0  # one flwr command
+CALL_SECONDS = 60.0  # time limit of one flwr command
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -57,8 +57,7 @@ APP = {  # an app without files of its own: its components come from the install
 
 
 def run_with_flower(experiment: Experiment, clients: int) -> None:
-    """Runs one complete experiment in Flower's engine, with its log on stdout; ClientFailedError when it did not
-    complete."""
+    """Run one complete experiment in Flower's engine, and print its log; ClientFailedError when it did not complete."""
     experiment = with_absolute_paths(experiment)
     run = experiment.run
     federation = (
@@ -78,14 +77,14 @@ def run_with_flower(experiment: Experiment, clients: int) -> None:
 
 
 def write_app(folder: Path, app: Mapping = APP) -> Path:
-    """A Flower app folder that names fedsim's apps."""
+    """Write a folder with a Flower app that consists of fedsim's server app and client app; returns the folder."""
     folder.mkdir()
     (folder / "pyproject.toml").write_text(tomli_w.dumps(app))
     return folder
 
 
 def with_absolute_paths(experiment: Experiment) -> Experiment:
-    """The experiment with absolute paths, as the SuperLink has another working folder; defaults stay as they are."""
+    """The experiment with absolute paths, because the SuperLink has another working folder; defaults stay unchanged."""
     data = {
         key: str(path(experiment.data).resolve())
         for key, path in (("root", data_root), ("cache", cache_root))
@@ -169,7 +168,7 @@ class SuperLink:
             process.wait()
 
     def verdict(self, run_id: str) -> tuple[str, str]:
-        """Status and details of a run; waits for the end of a run whose log has ended."""
+        """(status, details) of a run whose log has ended; waits until the run has ended too."""
         for _ in range(20):
             runs = self._flwr("list", "--run-id", run_id).get("runs", [])
             row = runs[0] if runs else {}
@@ -180,7 +179,7 @@ class SuperLink:
         return status, str(row.get("status-details", ""))
 
     def stop(self) -> None:
-        """End the SuperLink and what it started."""
+        """End the SuperLink and all processes that it started."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -221,7 +220,7 @@ class SuperLink:
 
 
 def ask_flwr(words: Sequence[str], folder: Path, environment: Mapping[str, str]) -> dict[str, Any]:
-    """The answer of `flwr WORDS --format json`; {"success": False, "error-message": ...} when it does not answer."""
+    """The answer of `flwr WORDS --format json`; {"success": False, "error-message": ...} when there is none."""
     tool = shutil.which("flwr", path=environment["PATH"]) or "flwr"
     try:
         done = subprocess.run(
@@ -231,7 +230,7 @@ def ask_flwr(words: Sequence[str], folder: Path, environment: Mapping[str, str])
             text=True,
             capture_output=True,
             timeout=CALL_SECONDS,
-            start_new_session=True,  # Ctrl-C is for us alone
+            start_new_session=True,  # so that Ctrl-C does not reach the flwr command
         )
     except subprocess.TimeoutExpired:
         return {"success": False, "error-message": f"no answer within {CALL_SECONDS:g} s"}

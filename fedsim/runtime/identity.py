@@ -8,7 +8,7 @@ SERVER_NODE = 1
 
 
 def assume_identity(run_id: int) -> Run:
-    """Let this process make messages as the server node of a run; returns the empty Run that a Grid shows."""
+    """Let this process create messages as the server node of a run; returns an empty Run for Flower's Grid."""
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run_id, SERVER_NODE, SERVER_NODE
     return Run.create_empty(run_id)
 
@@ -19,5 +19,5 @@ def stamp(message: Message, message_id: str) -> None:
 
 
 def with_content(message: Message, content: RecordDict) -> Message:
-    """The same message, its id included, with other content."""
+    """A message with the same id and the same metadata, but with other content."""
     return Message(content, metadata=message.metadata)

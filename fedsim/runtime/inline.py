@@ -13,7 +13,10 @@ from fedsim.runtime.identity import assume_identity, stamp
 
 
 class LocalGrid(Grid):
-    """Flower's Grid for clients that this process runs or starts; subclasses define how messages are delivered."""
+    """Flower's Grid for clients that run in this process or in processes that it starts.
+
+    Subclasses define how messages are delivered.
+    """
 
     at_once: int = 1  # messages that are delivered together
 
@@ -28,11 +31,11 @@ class LocalGrid(Grid):
         }
 
     def deliver(self, messages: list[Message]) -> Iterable[Message]:
-        """Replies of the clients, one per message, in order."""
+        """The clients' replies, one per message, in the order of the messages."""
         raise NotImplementedError
 
     def set_run(self, run: Any) -> None:
-        """Flower's hook; the run is fixed at construction."""
+        """Flower calls this; it does nothing, because the run is known since the construction."""
         self._run = run
 
     @property
@@ -51,7 +54,7 @@ class LocalGrid(Grid):
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        """Deliver messages; their ids."""
+        """Deliver messages; returns their ids."""
         messages = list(messages)
         for message in messages:
             stamp(message, f"m{next(self._ids)}")
@@ -60,11 +63,11 @@ class LocalGrid(Grid):
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Replies that have arrived, each once."""
+        """The replies that have arrived since the last call."""
         return [self._replies.pop(key) for key in message_ids if key in self._replies]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
-        """Deliver messages and pass on their replies, `at_once` of them: no more are held here."""
+        """Deliver `at_once` messages at a time and yield their replies, so that few replies are in memory."""
         source = iter(messages)
         while group := list(islice(source, self.at_once)):
             for message in group:
@@ -85,5 +88,5 @@ class InlineGrid(LocalGrid):
         self._app = app
 
     def deliver(self, messages: list[Message]) -> Iterable[Message]:
-        """One client after the other, in the order of the messages."""
+        """Run one client after the other, in the order of the messages."""
         return (self._app(message, self.contexts[message.metadata.dst_node_id]) for message in messages)

@@ -15,7 +15,7 @@ from fedsim.server_app import serve
 
 logger = logging.getLogger("fedsim")
 
-MOST_NODES = 256  # of a simulation; in the handshake each takes a message and a reply
+MOST_NODES = 256  # in a simulation; the handshake sends a message to each node and waits for its reply
 
 
 def launch(experiment: Experiment, callbacks: Sequence[RunCallback] = ()) -> Path:
@@ -24,8 +24,8 @@ def launch(experiment: Experiment, callbacks: Sequence[RunCallback] = ()) -> Pat
 
 
 def carry_out(plan: Plan, callbacks: Sequence[RunCallback] = ()) -> Path:
-    """Carry out (or resume) a run that is resolved; returns its folder."""
-    if plan.experiment.run.runtime != "deployment":  # before any worker starts
+    """Run (or resume) a plan, in which all settings are resolved; returns the run's folder."""
+    if plan.experiment.run.runtime != "deployment":  # checked before any worker starts
         check_partitions(plan.experiment.data, plan.experiment.run.target)
     if plan.experiment.run.runtime == "flower":
         from fedsim.runtime.flower import run_with_flower

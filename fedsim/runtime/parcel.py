@@ -1,6 +1,7 @@
-"""The form in which messages travel between processes of one run: tensors apart from everything else.
+"""The form in which the processes of one run send messages to each other: tensors separately from everything else.
 
-Pickle protocol 5 passes the bytes of tensors on unchanged: with Ray one copy into the object store and none out of it.
+Pickle protocol 5 does not copy the bytes of tensors. With Ray they are copied once, into the object store; a process
+that reads them uses the object store's memory.
 """
 
 import pickle
@@ -29,7 +30,7 @@ def unpack(heads: Sequence[tuple[str, str, tuple[int, ...], str]], buffers: Sequ
     for (name, dtype, shape, stype), buffer in zip(heads, buffers, strict=True):
         arrays[name] = array = Array(
             dtype, shape, stype, b""
-        )  # the constructor insists on bytes, the attribute does not
+        )  # the constructor accepts only bytes; the attribute may be a memoryview
         array.data = buffer if isinstance(buffer, bytes) else memoryview(buffer)
     return record_of(arrays)
 
@@ -41,7 +42,7 @@ def without_arrays(message: Message) -> Message:
 
 
 def standing(record: ArrayRecord, kept: Sequence[ArrayRecord]) -> int | None:
-    """The position of the kept record that has all tensors of this one, the same bytes in memory; None without any."""
+    """The position of the kept record that has all tensors of this one, in the same memory; None when there is none."""
     for position, other in enumerate(kept):
         if len(record) and all(name in other and other[name].data is array.data for name, array in record.items()):
             return position

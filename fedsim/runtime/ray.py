@@ -1,8 +1,8 @@
 """The Ray runtime: every virtual client has a fixed worker, and a worker that dies is replaced.
 
 Client k belongs to worker k mod n, which keeps its data, model and personal state in memory. Workers run in parallel;
-the clients of one worker run one after the other. When a worker has died, a new one repeats the messages that were not
-answered. It reads personal state from the run's state folder, which all machines of a cluster must be able to read.
+the clients of one worker run one after the other. When a worker has died, a new one processes the messages without an
+answer again. It reads personal state from the run's state folder, which all machines of a cluster must be able to read.
 """
 
 import os
@@ -25,18 +25,20 @@ from fedsim.runtime.ray_worker import Want, Worker, WorkerSetup
 from fedsim.settings import RunSettings
 
 CLIENT_APP = "fedsim.client_app:app"
-# the driver's folders, for workers whose machine has none of its own
+# The driver's folders of data, for workers on machines that do not name folders of their own.
 FORWARDED = ("FEDSIM_DATA", "FEDSIM_CACHE", "FEDSIM_PLUGINS")
 
 SMALL_BYTES = 2**19  # smaller records are sent faster without the object store
-WINDOW = 256  # messages of a phase that are sent and not answered, at least
+WINDOW = 256  # so many messages of a phase, or more, may be sent before the first reply is there
 PER_WORKER = 4
 
 
 @dataclass
 class Job:
-    """A message that waits for its reply: the message without its tensors, and references to them in the object
-    store."""
+    """A message that waits for its reply: whole, and without its tensors but with references to them.
+
+    The references are to objects in Ray's object store.
+    """
 
     message: Message
     small: Message
@@ -47,7 +49,8 @@ class Job:
 class WorkerHandle:
     """What the driver knows of one worker: its clients' contexts, its actor, its unanswered jobs and the running call.
 
-    After a worker has died, `careful` is set: jobs are sent one at a time, so that the one that kills is known.
+    After a worker has died, `careful` is set: jobs are then sent one at a time, so that it is known which job kills a
+    worker.
     """
 
     contexts: dict[int, Context]
@@ -58,16 +61,16 @@ class WorkerHandle:
 
 
 class Shelf:
-    """The models in the object store: each is there once, for all messages that contain it."""
+    """The models in the object store. A model is stored once, for all messages that contain it."""
 
     def __init__(self) -> None:
         self._kept: list[tuple[ArrayRecord, Any]] = []
 
     def place(self, record: ArrayRecord) -> tuple[Any, list[str] | None]:
-        """A reference to an object with the record's tensors, and which of them the message has (None: all).
+        """(reference to an object with the record's tensors, names of the tensors that the message has; None: all).
 
-        Training after an evaluation sends the same bytes again, perhaps fewer tensors; they are not stored twice. A
-        small record is sent within the call, without a reference.
+        Training after an evaluation sends the same bytes again, perhaps with fewer tensors; they are not stored twice.
+        A small record is not stored: it is sent with the call, and is returned instead of a reference.
         """
         position = standing(record, [kept for kept, _ in self._kept])
         if position is not None:
@@ -79,7 +82,7 @@ class Shelf:
         return reference, None
 
     def forget_all_but(self, used: Iterable[Any]) -> None:
-        """Release the objects that the latest messages do not carry, so that the object store can free their memory."""
+        """Release the objects that the latest messages do not use, so that the object store can free their memory."""
         used = set(used)
         self._kept = [(record, reference) for record, reference in self._kept if reference in used]
 
@@ -117,7 +120,7 @@ class RayGrid(LocalGrid):
     # --- Flower's Grid --------------------------------------------------------------------------------------------
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        """Sends messages to their workers, which start at once; returns the ids."""
+        """Send messages to their workers, which start at once; returns the ids."""
         messages = list(messages)
         for message in messages:
             stamp(message, f"m{next(self._ids)}")
@@ -129,15 +132,15 @@ class RayGrid(LocalGrid):
         return [message.metadata.message_id for message in messages]
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Replies that have arrived, each once."""
+        """The replies that have arrived since the last call."""
         self._gather(0.0)
         return super().pull_messages(message_ids)
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
-        """Send messages, not many ahead of their replies, and pass on the replies as they come.
+        """Send messages and yield the replies as they arrive; only a limited number of messages is without a reply.
 
-        Replies that come later than `timeout` seconds are missing. A worker that is late is replaced, so that it does
-        not compute into the next rounds.
+        Replies that are not there after `timeout` seconds are left out. A late worker is replaced, so that it does not
+        go on with its work during the next rounds.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         source, waiting, most = iter(messages), [], max(WINDOW, PER_WORKER * len(self._handles))
@@ -167,12 +170,12 @@ class RayGrid(LocalGrid):
     # --- sending --------------------------------------------------------------------------------------------------
 
     def _pack(self, message: Message) -> Job:
-        """The message apart from its tensors, which the object store holds."""
+        """The job of a message, whose tensors are put into the object store."""
         records = {name: self._shelf.place(record) for name, record in message.content.array_records.items()}
         return Job(message, without_arrays(message), records)
 
     def _submit(self, handle: WorkerHandle) -> None:
-        """Call the worker with its jobs (or the next one alone) unless it is at work; it answers some of them."""
+        """Send all jobs of a worker, or only the next one, unless it is working; the call answers some of them."""
         if handle.call is not None or not handle.jobs:
             return
         references: list[Any] = []
@@ -209,7 +212,7 @@ class RayGrid(LocalGrid):
         """Collect a worker's replies, or replace the worker when it has died; then send its next jobs."""
         try:
             answered = self._ray.get(handle.call)
-        except self._ray.exceptions.RayTaskError as error:  # not the app: its exceptions come as error replies
+        except self._ray.exceptions.RayTaskError as error:  # not from the app, whose exceptions become error replies
             self._fail_first(handle, str(error))
         except self._ray.exceptions.RayError as error:
             self._replace(handle, error)
@@ -230,9 +233,9 @@ class RayGrid(LocalGrid):
         self._answer(handle, job, Message(Error(CLIENT_APP_RAISED, reason), reply_to=job.message))
 
     def _replace(self, handle: WorkerHandle, error: Exception) -> None:
-        """Replace a worker that has died. The new one repeats the unanswered jobs, each once and one at a time.
+        """Replace a worker that has died. The new one gets each job without an answer once more, one at a time.
 
-        The first worker had several jobs, so it is not known which one killed it. The second one has a single job.
+        The first worker may have had several jobs, so it is not known which one killed it. The second has only one.
         """
         self._dismiss(handle)
         self._hire(handle)
@@ -253,12 +256,12 @@ class RayGrid(LocalGrid):
 
 
 def addressee(message: Message) -> str:
-    """The receiver of a message, in words."""
+    """A text that names the receiver of a message."""
     config = message.content.config_records.get("config", {})
     return f"client {config['client']!r}" if config.get("client") else f"node {message.metadata.dst_node_id}"
 
 
 def essence(error: Exception) -> str:
-    """One line of a Ray error: the last of a worker that could not start (its exception), else the first."""
+    """One line of a Ray error: the last line (the exception) when a worker could not start, otherwise the first."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     return lines[-1] if getattr(error, "actor_init_failed", False) else lines[0]

@@ -19,13 +19,13 @@ from fedsim.runtime.parcel import Parcel, select, without_arrays
 BUNDLE_BYTES = 4 * 2**20  # the largest size of replies that are returned together
 BUNDLE_SECONDS = 0.5  # the longest work before replies are returned together
 
-Want = tuple[str, int, list[str] | None]  # record name, which of the sent records, which of its tensors (None: all)
-Order = tuple[Message, list[Want]]  # a message without its array records, and where they are
+Want = tuple[str, int, list[str] | None]  # (name of a record, its position among the sent records, tensors; None: all)
+Order = tuple[Message, list[Want]]  # (a message without its array records, where to find these records)
 
 
 @dataclass(frozen=True)
 class WorkerSetup:
-    """How a worker is set up: the client app by name, CPU threads, the driver's folder and variables."""
+    """How a worker is set up: the client app's name, CPU threads, and the driver's folder and environment variables."""
 
     app: str
     threads: int
@@ -37,12 +37,12 @@ class Worker:
     """One Ray actor. It runs the client app for its clients one after the other and keeps their data in memory."""
 
     def __init__(self, setup: WorkerSetup, contexts: dict[int, Context]) -> None:
-        if Path(setup.folder).is_dir():  # relative paths then mean the same as on the driver
+        if Path(setup.folder).is_dir():  # so that relative paths mean the same as on the driver
             os.chdir(setup.folder)
         for name, value in setup.variables.items():
-            os.environ.setdefault(name, value)  # a machine's own data folder wins
+            os.environ.setdefault(name, value)  # a machine that has a data folder of its own uses that
         try:
-            refuse_hidden_packages()  # Ray puts the driver's folder first in the search
+            refuse_hidden_packages()  # Ray puts the driver's folder first into the module search path
         except UserError as error:
             raise UserError(f"{USER_ERROR}{error}") from None
         import torch
@@ -53,9 +53,9 @@ class Worker:
         self.contexts = contexts
 
     def answer(self, orders: Sequence[Order], *records: ArrayRecord) -> list[tuple[Message, dict[str, Parcel]]]:
-        """Replies of the client app to the first orders (at least one), each apart from its array records.
+        """The client app's replies to the first orders (at least one), each with its array records separately.
 
-        Replies that are quick and small are returned together, because a call costs more than they do.
+        Replies that are quick and small are returned together, because a call takes longer than such a reply.
         """
         started, size, replies = time.monotonic(), 0, []
         for message, wants in orders:
@@ -82,5 +82,5 @@ class Worker:
         return without_arrays(reply), {name: Parcel(record) for name, record in reply.content.array_records.items()}
 
     def pid(self) -> int:
-        """Process id, for tests and diagnosis."""
+        """The process id, for tests and for finding errors."""
         return os.getpid()

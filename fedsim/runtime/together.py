@@ -20,7 +20,7 @@ logger = logging.getLogger("fedsim")
 class TogetherGrid(InlineGrid):
     """Runs the client app in this process; messages that ask for a round's training are processed in groups.
 
-    Where the recipe does not allow it, or the network cannot run as one program, the log says so in one line, and the
+    If the recipe does not allow it, or the network cannot run as one program, the log says why in one line, and the
     clients train one after the other.
     """
 
@@ -36,7 +36,7 @@ class TogetherGrid(InlineGrid):
         logger.warning("train.side_by_side: %s; clients train one after the other", self.reason)
 
     def deliver(self, messages: list[Message]) -> Iterable[Message]:
-        """Groups of messages that ask for training, all others alone; in the order of the messages."""
+        """Process messages that ask for training in groups, and all others one by one, in the order of the messages."""
         for group in self._groups(messages):
             together = len(group) > 1 and not self.reason
             yield from self._train(group) if together else super().deliver(group)

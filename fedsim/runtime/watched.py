@@ -20,7 +20,7 @@ class WatchedGrid(InlineGrid):
         self.seen: list[tuple[Message, Message]] = []
 
     def deliver(self, messages: list[Message]) -> Iterable[Message]:
-        """Replies, kept and perhaps replaced."""
+        """Deliver the messages; keep and perhaps replace the replies."""
         for message, reply in zip(messages, super().deliver(messages), strict=True):
             final = self.tamper(message, reply) if self.tamper else reply
             self.seen.append((message, final))
@@ -28,7 +28,7 @@ class WatchedGrid(InlineGrid):
 
 
 def trouble(banks: set[str], round: int) -> Tamper:
-    """A function that spoils replies: one contribution to every bank gets one dimension more, and one client fails."""
+    """A function that damages replies: one contribution to every bank gets one more dimension, and one client fails."""
     done: set[str | int] = set()
 
     def tamper(message: Message, reply: Message) -> Message:

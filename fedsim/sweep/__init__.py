@@ -1,5 +1,7 @@
-"""Methods x targets x seeds x grid values. Every cell is one run; finished cells are skipped; several run at the same
-time."""
+"""A sweep: one run (a cell) for each combination of method, target, seed and grid values.
+
+Cells that are finished are skipped, and several cells run at the same time.
+"""
 
 from collections.abc import Callable, Sequence
 
@@ -23,7 +25,10 @@ def run_sweep(
     preset: str = "",
     dry_run: bool = False,
 ) -> list[Cell]:
-    """Runs all cells that are not finished; returns the failed ones. UserError before anything starts for bad input."""
+    """Run all cells that are not finished; returns the failed cells.
+
+    Raises UserError for wrong input before any cell starts.
+    """
     cells = plan_cells(config, axes, overrides, preset)
     return carry_out(cells, budget, dry_run, lambda reservations: dry_table(cells, len(reservations) or budget.jobs))
 
@@ -31,7 +36,7 @@ def run_sweep(
 def carry_out(
     cells: list[Cell], budget: Budget, dry_run: bool, dry: Callable[[Sequence[Reservation]], Table]
 ) -> list[Cell]:
-    """Runs the cells that are not finished, or only prints the table of `dry`; returns the cells that failed."""
+    """Run the cells that are not finished, or only print the table that `dry` makes; returns the failed cells."""
     from fedsim.run.session import complete_finish, is_finished
 
     waiting = [cell for cell in cells if cell.state == "waiting"]
@@ -80,7 +85,7 @@ def run_cells(cells: list[Cell], waiting: list[Cell], reservations: list[Reserva
 
 
 def manner(budget: Budget, reservations: Sequence[Reservation]) -> str:
-    """How the cells run, in words: `2 at a time with 1 core each`."""
+    """A text that says how the cells run: `2 at a time with 1 core each`."""
     if budget.ray:
         return f"as Ray tasks ({budget.ray}), {budget.jobs or 'as many as fit'} at a time"
     if not reservations:

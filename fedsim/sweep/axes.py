@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fedsim.errors import UserError
 from fedsim.experiment import parse_override
 
-# Settings that a sweep gives to its cells, and where the user says them.
+# Settings that a sweep gives to its cells, and the options in which the user names their values.
 OPTIONS = {"method.name": "--methods", "run.target": "--targets", "run.seed": "--seeds"}
 # Settings of a whole sweep, which all its cells share.
 SHARED = {"run.output": "--output", "run.label": "--set run.label=NAME", "name": "--set name=NAME"}
@@ -52,7 +52,7 @@ def check_axes(axes: Axes, overrides: Sequence[str], preset: str = "") -> str:
 def label_of(values: Sequence[str], label: str = "") -> str:
     """`mine,train.lr=0.1`: the user's label and the grid's values, for a folder's name.
 
-    What the grid changes in a method is added to the name by fedsim/variants.py.
+    fedsim/variants.py adds to the name what the grid changes in a method.
     """
     words = [word for word in values if not word.startswith("method.")]
     return ",".join([*([label] if label else []), *words]).replace("/", "_")
@@ -68,7 +68,7 @@ def grid_points(grid: Sequence[str]) -> list[tuple[str, ...]]:
 
 
 def split_values(text: str) -> list[str]:
-    """`1,[2,3],"a,b"` -> `1`, `[2,3]`, `"a,b"`: commas inside brackets and quotes belong to a value."""
+    """`1,[2,3],"a,b"` -> `1`, `[2,3]`, `"a,b"`: commas inside brackets and quotes are part of a value."""
     values, depth, quote = [""], 0, ""
     for sign in text:
         if quote:

@@ -10,12 +10,12 @@ from fedsim.errors import UserError
 
 @dataclass(frozen=True)
 class Budget:
-    """Limits of a sweep as the user gives them; with 0 the machine decides.
+    """Limits of a sweep as the user gives them; 0 means that the number follows from the machine.
 
-    jobs: the number of cells at the same time
-    cores, gpus: what one cell reserves (gpus may be a fraction)
-    ray: empty for processes on this machine, `local` for a Ray cluster of its own, else the address of a cluster
-    (`auto` finds a running one)
+    jobs: the number of cells that run at the same time
+    cores, gpus: the cores and GPUs that one cell reserves (gpus may be a fraction)
+    ray: empty for processes on this machine, `local` for a new Ray cluster on it, otherwise the address of a cluster
+    (`auto` finds a running cluster)
     """
 
     jobs: int = 0
@@ -26,7 +26,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Reservation:
-    """What one cell at a time may use: a number of cores, and the CUDA devices that it sees (empty: all devices)."""
+    """What a cell may use while it runs: a number of cores, and the CUDA devices that it sees (empty: all devices)."""
 
     cores: int
     gpus: tuple[str, ...] = ()
@@ -35,8 +35,8 @@ class Reservation:
 def local_reservations(budget: Budget, device: str = "auto", threads: int = 1) -> list[Reservation]:
     """One reservation for each cell that runs at the same time on this machine; UserError when not even one fits.
 
-    A cell gets a core for each of its threads (`run.threads`), or as many cores as are asked for.
-    GPUs are shared evenly unless `gpus` says how much of one a cell needs.
+    A cell gets one core for each of its threads (`run.threads`), or the number of cores in `budget`.
+    Cells share the GPUs evenly, unless `budget.gpus` says how many, or what fraction of one, a cell needs.
     """
     have = cores()
     if budget.cores > have:
@@ -55,9 +55,10 @@ def local_reservations(budget: Budget, device: str = "auto", threads: int = 1) -
 
 
 def gpu_places(names: list[str], share: float) -> list[tuple[str, ...]]:
-    """The devices of each cell that the GPUs hold, spread over the GPUs first; without a share each GPU once.
+    """The CUDA devices of every cell for which the GPUs have room, in an order that uses all GPUs evenly.
 
-    UserError for a share that no GPU holds, or one above 1 that is not whole.
+    share: GPUs per cell; with 0, each GPU is one cell's. Raises UserError for a share above 1 that is not a whole
+    number, or that is larger than the number of GPUs.
     """
     if not names or not share:
         return [(name,) for name in names]

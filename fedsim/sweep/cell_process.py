@@ -15,9 +15,9 @@ from fedsim.errors import UserError
 from fedsim.experiment import Experiment, parse_experiment
 from fedsim.tasks import scores
 
-Message = tuple[str, Any, Any]  # what Cell.hear takes
+Message = tuple[str, Any, Any]  # the arguments of Cell.hear
 ORPHANED = 3
-END = signal.SIGUSR1  # the sweep answers SIGINT, and Ray installs its own handler of SIGTERM
+END = signal.SIGUSR1  # SIGINT is for the sweep only, and Ray installs its own handler of SIGTERM
 
 
 class Progress:
@@ -38,12 +38,15 @@ class Progress:
 
 
 def run_cell(settings: str, tell: Callable[[Message], Any]) -> Message:
-    """Run (or resume) the experiment of these settings; returns how it ended. Imports stay loaded between cells."""
+    """Run (or resume) the experiment with these settings; returns a message that says how it ended.
+
+    A process runs many cells, so that they need not import all modules again.
+    """
     from fedsim.runtime.launch import launch
 
     try:
         experiment = parse_experiment(settings)
-        if not experiment.run.processes:  # the cells that run beside it have the other cores
+        if not experiment.run.processes:  # other cells, which run at the same time, use the other cores
             experiment = experiment.replace(run={"processes": 1})
         launch(experiment, [Progress(tell)])
     except UserError as error:
@@ -58,7 +61,7 @@ def serve_cells(connection: Connection, gpus: tuple[str, ...]) -> None:
     """Receive settings, run them and report progress, until None or the signal END arrives."""
     signal.signal(END, end)
     threading.Thread(target=die_with_parent, daemon=True).start()
-    if gpus:  # read when CUDA is first used, which is later than this
+    if gpus:  # early enough: the variable is read when CUDA is first used
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     try:
         while (settings := connection.recv()) is not None:
@@ -70,7 +73,7 @@ def serve_cells(connection: Connection, gpus: tuple[str, ...]) -> None:
 def end(number: int, frame: object) -> None:
     """End this process at once, together with the Ray processes of its cell.
 
-    It raises no exception: inside a callback of a library, an exception would be printed and then ignored.
+    It does not raise an exception, because a library that calls our code might print the exception and continue.
     """
     try:
         if "ray" in sys.modules:

@@ -1,5 +1,4 @@
-"""The time that cells will take, from finished rounds or else from measured milliseconds per local step; never a
-guess."""
+"""The hours that cells will take. They always follow from measurements: of finished rounds or of local steps."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -29,10 +28,10 @@ COLUMNS = (*KEY, "milliseconds", "machine", "threads", "torch")
 
 @dataclass(frozen=True)
 class Estimate:
-    """Seconds of all cells of one row that are still to be run; None: not measured."""
+    """The seconds that the remaining cells of one row will take; None when nothing was measured."""
 
     seconds: float | None
-    source: str  # of the seconds, or why there are none
+    source: str  # where the seconds come from, or why there are none
 
 
 def step_key(experiment: Experiment) -> tuple[str, ...]:
@@ -44,7 +43,7 @@ def step_key(experiment: Experiment) -> tuple[str, ...]:
 
 @cache
 def step_times(file: Path = FILE) -> dict[tuple[str, ...], tuple[float, str]]:
-    """{key: (seconds of a step, where that was measured)}; written by `benchmarks/steps.py --table NAME --record`."""
+    """{key: (seconds of a step, the machine that measured it)} from the file of `steps.py --table NAME --record`."""
     frame = pd.read_csv(file, dtype=str)
     return {
         tuple(row[name] for name in KEY): (
@@ -56,11 +55,11 @@ def step_times(file: Path = FILE) -> dict[tuple[str, ...], tuple[float, str]]:
 
 
 def step_time(experiment: Experiment, times: Times, costs: Mapping[str, float]) -> tuple[float, str] | None:
-    """(seconds of a local step, where that was measured), or None.
+    """(seconds of a local step, the machine that measured it), or None.
 
-    It is the row's own time where that was measured. Else it is FedAvg's in the same setting times what the method's
-    step costs beside FedAvg's (`costs`); FedAvg's step may then have been measured on another data set, because images
-    of the same size cost the same.
+    These are the seconds of the row itself when they were measured. Otherwise they are FedAvg's seconds in the same
+    setting times the cost of the method's step as a multiple of FedAvg's (`costs`). FedAvg may then have been measured
+    on another data set, because images of the same size take the same time.
     """
     key = step_key(experiment)
     if key in times:
@@ -79,10 +78,10 @@ def estimate(
 ) -> Estimate:
     """The time for the remaining cells of one row (a method with its settings, on several targets and seeds).
 
-    rates: seconds per round of each method, from finished rounds (`measured_rates`); these contain everything
-    times: the result of `step_times`, which has the local steps alone, without evaluation, aggregation and reading
-    costs: the cost of a local step beside FedAvg's, by method (`method_list.step_costs`); without it only rows with a
-    time of their own have one
+    rates: seconds per whole round of each method, from finished rounds (`measured_rates`)
+    times: the result of `step_times`: seconds of local steps only, without evaluation, aggregation and reading of data
+    costs: cost of a local step as a multiple of FedAvg's, by method (`method_list.step_costs`); a method that is not in
+    it gets an estimate only when its own steps were measured
     """
     left = [cell for cell in cells if cell.rounds_left]
     if not left:
@@ -106,7 +105,7 @@ def row_estimate(cells: Sequence[Cell]) -> Estimate:
 
 
 def steps_left(cell: Cell) -> float | None:
-    """Local steps over all clients that a cell still has to take; None where the images are not counted."""
+    """Local steps over all clients that a cell still has to take; None when the numbers of images are not known."""
     rounds = cell.experiment.train.rounds
     counted = _steps(cell.experiment.replace(run={"seed": 0, "label": ""}).toml())
     if counted is None:
@@ -117,11 +116,12 @@ def steps_left(cell: Cell) -> float | None:
 
 @cache
 def _steps(settings: str) -> tuple[float, float] | None:
-    """Steps over all clients before the first round, and in one round, of an experiment given as TOML text."""
+    """(steps over all clients before the first round, steps in one round) of an experiment given as TOML text."""
     plan = resolve(parse_experiment(settings))
     counts = training_counts(plan)
     augment = plan.recipe.augment
-    if counts is None or (augment and type(augment).copies is not Augment.copies):  # as many as others send styles
+    # Some methods train on copies of images, whose number depends on the styles that other clients send.
+    if counts is None or (augment and type(augment).copies is not Augment.copies):
         return None
     train, recipe = plan.experiment.train, plan.recipe
     drawn = min(train.clients_per_round or len(counts), len(counts)) / len(counts)
@@ -132,7 +132,7 @@ def _steps(settings: str) -> tuple[float, float] | None:
 
 
 def _planned(plan: Plan, counts: list[int], client: int, phase: str) -> int:
-    """Batches that one client's parts plan for a round."""
+    """Number of batches that one client's parts plan for a round."""
     train = plan.experiment.train
     round_ = LocalRound(
         client=plan.clients[client],
@@ -152,7 +152,7 @@ def _planned(plan: Plan, counts: list[int], client: int, phase: str) -> int:
 
 
 def training_counts(plan: Plan) -> list[int] | None:
-    """The training images of every client by the data set's published counts; None where it has none.
+    """The numbers of training images of every client by the data set's published counts; None when it has no counts.
 
     The counts differ from those of the split by at most one image per class, which is enough for an estimate of time.
     """

@@ -19,33 +19,33 @@ from fedsim.sweep.view import SweepView
 
 
 class Mailbox:
-    """An actor that keeps the messages of the tasks until the sweep reads them."""
+    """A Ray actor that keeps the messages of the tasks until the sweep reads them."""
 
     def __init__(self) -> None:
         self._letters: list[tuple[int, Message]] = []
 
     def tell(self, index: int, message: Message) -> None:
-        """Leave a message about the cell of that index."""
+        """Store a message about the cell with this index."""
         self._letters.append((index, message))
 
     def take(self) -> list[tuple[int, Message]]:
-        """All messages since the last time."""
+        """Return and forget all stored messages."""
         letters, self._letters = self._letters, []
         return letters
 
 
 def cell_task(index: int, settings: str, folder: str, home: str, variables: dict[str, str], mailbox: Any) -> Message:
-    """Runs one cell on the machine that Ray chose; relative paths mean the same as where the sweep was started."""
+    """Run one cell on the machine that Ray chose; relative paths start at the folder where the sweep was started."""
     if Path(home).is_dir():
         os.chdir(home)
-    if not Path(folder).is_dir():  # the sweep made it
+    if not Path(folder).is_dir():  # the sweep has created it
         return (
             "failed",
             f"{socket.gethostname()} does not see {folder}: put --output on storage that all machines share",
             None,
         )
     for name, value in variables.items():
-        os.environ.setdefault(name, value)  # a machine's own data folder wins
+        os.environ.setdefault(name, value)  # a machine that has a data folder of its own uses that
     mailbox.tell.remote(index, ("running", socket.gethostname(), None))
     return run_cell(settings, lambda message: mailbox.tell.remote(index, message))
 
@@ -72,7 +72,7 @@ class RayPool:
             self._plan = plan_workers(self._settings, min(self._jobs, len(self._cells)))
         except BaseException as error:
             self.__exit__()
-            if isinstance(error, UserError):  # it names the settings of a run's workers, not a sweep's
+            if isinstance(error, UserError):  # it names settings of a run's workers; a sweep has other options
                 lacks = str(error).partition(";")[0].replace("workers", "cells")
                 raise UserError(f"{lacks}; lower --cores-per-cell or --gpus-per-cell") from None
             raise
@@ -84,7 +84,7 @@ class RayPool:
 
     @property
     def width(self) -> int:
-        """The number of cells for which the cluster has room, as far as is known now."""
+        """The number of cells for which the cluster has room now; more machines may join it later."""
         return self._plan.workers
 
     def run(self, view: SweepView) -> None:

@@ -29,14 +29,14 @@ class Cell:
     round: int = 0
     target_accuracy: float | None = None
     reason: str = ""
-    place: str = ""  # the machine, on a cluster
-    started: float = 0.0  # seconds of time.monotonic
+    place: str = ""  # the name of the machine, on a cluster
+    started: float = 0.0  # time.monotonic() at the start
     heard: float = 0.0
-    done_here: int = 0  # rounds of this sweep, without those of an earlier one
+    done_here: int = 0  # rounds that this sweep has run; an earlier, interrupted sweep may have run others
 
     @property
     def title(self) -> str:
-        """method[@what it changes and the label], as in its folder's path → target, seed."""
+        """`METHOD[@changes and label] → TARGET (seed N)`; the first part is as in the path of the cell's folder."""
         run = self.experiment.run
         return f"{self.folder.parent.parent.name} → {run.target} (seed {run.seed})"
 
@@ -57,7 +57,7 @@ class Cell:
             return
         self.state, self.reason = kind, value
         file = self.folder / "error.txt"
-        with contextlib.suppress(OSError):  # perhaps the folder itself cannot be written
+        with contextlib.suppress(OSError):  # the cell may have failed because its folder cannot be written
             file.unlink(missing_ok=True)
             if extra:
                 file.parent.mkdir(parents=True, exist_ok=True)
@@ -72,12 +72,12 @@ def plan_cells(
     preset: str,
     data_of: Callable[[Experiment], dict] | None = None,
 ) -> list[Cell]:
-    """Every cell once, with its settings resolved and checked; those with a summary are marked finished.
+    """Every cell once, with its settings resolved and checked; cells with a summary are marked finished.
 
-    data_of: the result of `fingerprint_reader`, when several plans share their data
+    data_of: the result of `fingerprint_reader`, for several plans that share their data
 
-    A cell with parts that do not fit together (`a+b`), or with a folder that holds a run with other settings or data,
-    is marked failed with the reason, and the others are run. UserError for settings with which no cell could run.
+    A cell is marked failed, with the reason, when its parts do not fit together (`a+b`), or when its folder holds a run
+    with other settings or data; the other cells are run. Raises UserError for settings with which no cell could run.
     """
     from fedsim.results.callbacks import find_callback
 
@@ -99,13 +99,14 @@ def plan_cells(
         ]
         cell = _plan_cell(read_experiment(config, words, preset), data_of)
         other = cells.setdefault(cell.folder, cell).experiment
-        if other.model_copy(update={"method": cell.experiment.method}) != cell.experiment:  # one folder, one recipe
+        # Cells with the same folder have the same recipe; all their other settings must be equal too.
+        if other.model_copy(update={"method": cell.experiment.method}) != cell.experiment:
             raise UserError(f"--grid {values[-1]}: two values share the folder {cell.folder}; run them as two sweeps")
     return list(cells.values())
 
 
 def _unseen(base: Experiment) -> list[str]:
-    """Every domain that can be the unseen one: not the one that selects the round."""
+    """Every domain that can be the unseen one: all but `run.validation_domain`, which selects the round."""
     found = benchmark(base.data)
     held_out = resolve_domain(found, base.run.validation_domain) if base.run.validation_domain else ""
     return [domain for domain in found.domains if domain != held_out]
@@ -133,7 +134,7 @@ def _plan_cell(experiment: Experiment, data_of: Callable[[Experiment], dict]) ->
 
 
 def fingerprint_reader() -> Callable[[Experiment], dict]:
-    """Function experiment -> fingerprints of its data; the same data is read once for all cells."""
+    """A function experiment -> fingerprints of its data, which reads the same data only once for all cells."""
     from fedsim.data.fingerprint import Fingerprints
     from fedsim.run.conflicts import local_fingerprints
 
@@ -173,7 +174,7 @@ def rounds_on_disk(cell: Cell) -> int:
 
 
 def measured_rates(cells: Sequence[Cell]) -> dict[str, float]:
-    """Median seconds per round of each method over what the cells' folders already hold."""
+    """Median seconds per round of each method over the rounds that the cells' folders already hold."""
     found: dict[str, list[float]] = {}
     for cell in cells:
         file = cell.folder / "rounds.csv"
@@ -184,7 +185,7 @@ def measured_rates(cells: Sequence[Cell]) -> dict[str, float]:
 
 
 def observed_rates(cells: Sequence[Cell]) -> dict[str, float]:
-    """Mean seconds per round of each method in this sweep, the start of a worker included."""
+    """Mean seconds per round of each method in this sweep, including the start of a worker."""
     found: dict[str, tuple[float, int]] = {}
     for cell in cells:
         if cell.done_here:
@@ -194,9 +195,9 @@ def observed_rates(cells: Sequence[Cell]) -> dict[str, float]:
 
 
 def time_left(cells: Sequence[Cell], rates: Mapping[str, float], width: int) -> float | None:
-    """Seconds until all cells have ended with `width` at a time, a method without a rate at the mean of the others.
+    """Seconds until all cells have ended when `width` of them run at a time; None without any rate.
 
-    None without any rate.
+    rates: seconds per round by method; a method that is not in it is given the mean of the others.
     """
     if not rates:
         return None

@@ -20,7 +20,7 @@ STOP_SECONDS = 10.0
 
 @dataclass
 class WorkerProcess:
-    """One worker process: what it reserves of the machine, its connection, and the cell that it runs now."""
+    """One worker process: what it may use of the machine, its connection, and the cell that it runs now."""
 
     reservation: Reservation
     process: BaseProcess | None = None
@@ -54,12 +54,12 @@ class LocalPool:
 
 
 def give(worker: WorkerProcess, cell: Cell) -> None:
-    """Send a cell to the worker; its process is started first when none is alive."""
+    """Send a cell to the worker; its process is started first when it is not running."""
     if worker.process is None or not worker.process.is_alive():
         context = multiprocessing.get_context("spawn")
         worker.connection, theirs = context.Pipe()
         worker.process = context.Process(target=serve_cells, args=(theirs, worker.reservation.gpus))
-        # A terminal sends Ctrl-C to every process, but only the sweep may answer it: workers start with it blocked.
+        # A terminal sends Ctrl-C to every process, but only the sweep may react to it: a worker starts with it blocked.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             worker.process.start()
@@ -68,7 +68,7 @@ def give(worker: WorkerProcess, cell: Cell) -> None:
         theirs.close()
     worker.cell = cell
     cell.begin()
-    with contextlib.suppress(OSError):  # it has just died; reading from its connection will show it
+    with contextlib.suppress(OSError):  # the process has just died, which `hear` will notice
         worker.connection.send(cell.experiment.toml())
 
 
@@ -87,7 +87,7 @@ def hear(worker: WorkerProcess) -> None:
 
 
 def cause(code: int | None) -> str:
-    """An exit code in words. SIGKILL mostly comes from the kernel when memory runs out."""
+    """A text that explains an exit code. SIGKILL mostly comes from the kernel when memory runs out."""
     if code is None or code >= 0:
         return f"exit code {code}"
     name = signal.Signals(-code).name

@@ -1,4 +1,4 @@
-"""Our runs of a paper's table beside the numbers that the paper prints: difference, and whether it is within its ±."""
+"""Our runs of a paper's table beside the printed numbers: differences, and whether they are within the paper's ±."""
 
 import contextlib
 import json
@@ -31,7 +31,7 @@ AVERAGE = "average"
 
 @dataclass(frozen=True)
 class Numbers:
-    """Mean and spread of one cell as fractions; NaN where there is none."""
+    """Mean and spread of one cell as fractions; NaN for a missing number."""
 
     mean: float = math.nan
     std: float = math.nan
@@ -40,10 +40,10 @@ class Numbers:
 
 @dataclass
 class Line:
-    """One row of a table: ours and theirs by target (`average` included).
+    """One row of a table: our numbers and the paper's by target (including `average`).
 
-    unlike: in which settings our runs are not the table's, if any; then there is no difference, since it would compare
-    two protocols.
+    unlike: the settings in which our runs differ from the table's. When there are any, no difference is given, because
+    it would compare two protocols.
     """
 
     row: Row
@@ -52,13 +52,13 @@ class Line:
     unlike: list[str] = field(default_factory=list)
 
     def difference(self, target: str) -> float:
-        """Ours minus theirs, a fraction; NaN where one is missing or the protocols differ."""
+        """Our number minus the paper's, as a fraction; NaN when one is missing or the protocols differ."""
         if self.unlike:
             return math.nan
         return self.ours.get(target, Numbers()).mean - self.theirs.get(target, Numbers()).mean
 
     def verdict(self, target: str) -> str:
-        """`inside` when the difference is at most the paper's ±, else `outside`; empty where none is printed."""
+        """`inside` when the difference is at most the paper's ±, else `outside`; empty when the paper prints no ±."""
         gap, allowed = abs(self.difference(target)), self.theirs.get(target, Numbers()).std
         if math.isnan(gap) or math.isnan(allowed):
             return ""
@@ -67,7 +67,7 @@ class Line:
 
 @dataclass
 class Reproduction:
-    """One block of a table: lines, one for each row that has runs or printed numbers."""
+    """One block of a table, with a line for each row that has runs."""
 
     block: Block
     title: str
@@ -77,7 +77,7 @@ class Reproduction:
 
 
 def reproductions(folder: Path, runs: Runs, select: str = "best_validation") -> list[Reproduction]:
-    """Every block of the table in FOLDER/table.toml that has runs, under one rule of selection."""
+    """Every block of the table in FOLDER/table.toml that has runs, under one selection rule."""
     if select not in RULES:
         raise UserError(f"unknown selection rule {select!r}; {nearest(select, RULES)}known: {', '.join(RULES)}")
     table = read_table(folder / COPY)
@@ -97,7 +97,7 @@ def _block(table: PaperTable, block: Block, runs: Runs, select: str) -> Reproduc
 
 
 def _labels(runs: Runs) -> dict[str, str]:
-    """What tells the recipes of the runs apart; a run whose method is no longer there has no label."""
+    """{run: label of its recipe}; the label is empty when the run's method does not exist any more."""
     known: dict[str, str] = {}
     found = {}
     for run in runs.summary["run"]:
@@ -131,7 +131,7 @@ def _line(
         line.unlike += [
             text
             for text in protocol_differences(ours, reference[ours.run.target])
-            if not text.startswith("method.")  # equal recipes in other words
+            if not text.startswith("method.")  # the recipes are equal, even if their settings are written differently
         ]
     return line
 
@@ -166,7 +166,7 @@ def _notes(table: PaperTable, block: Block, lines: Sequence[Line], select: str) 
     if select == "oracle":
         notes.append("ORACLE: the round was chosen on the target's labels. An upper bound, not a result.")
     notes += [
-        f"{line.row.title}: not the table's settings ({shortened(line.unlike)}), so no difference is given."
+        f"{line.row.title}: the settings are not the table's ({shortened(line.unlike)}), so no difference is given."
         for line in lines
         if line.unlike
     ]
@@ -178,7 +178,7 @@ def _notes(table: PaperTable, block: Block, lines: Sequence[Line], select: str) 
 
 
 def texts(result: Reproduction) -> list[tuple[str, list[str]]]:
-    """(head, cells) of every printed line: ours, theirs where the paper has the row, and the difference."""
+    """(name, cells) of every printed line: our numbers, then the paper's and the difference if it has the row."""
     found = []
     for line in result.lines:
         columns = (*result.targets, AVERAGE)
@@ -228,7 +228,7 @@ def _known(value: float) -> float | None:
 
 
 def rich_table(result: Reproduction) -> Table:
-    """For the terminal; every row of the paper's table is a section."""
+    """The block as a table for the terminal; every row of the paper's table is a section."""
     table = Table(title=escape(result.title), title_justify="left")
     table.add_column("Method")
     for name in (*result.targets, "Average"):
@@ -251,7 +251,7 @@ def markdown(result: Reproduction) -> str:
 
 
 def latex(result: Reproduction) -> str:
-    """booktabs; the notes follow as comments."""
+    """The block as a booktabs table; the notes follow as comments."""
     heads = [escape_latex(name) for name in ("Method", *result.targets, "Average")]
     lines = ["\\begin{tabular}{l" + "r" * len(heads[1:]) + "}", "\\toprule", " & ".join(heads) + " \\\\", "\\midrule"]
     for head, cells in texts(result):
@@ -265,7 +265,7 @@ def _latex_cell(text: str) -> str:
 
 
 def render(results: Sequence[Reproduction], form: str) -> str:
-    """The blocks as `csv`, `markdown` or `latex`."""
+    """The blocks as text; form: `csv`, `markdown` or `latex`."""
     if form == "csv":
         rows = csv_rows(results)
         return csv_text(rows[0] if rows else ["block"], rows)

@@ -1,4 +1,4 @@
-"""Runs a table of a paper: all its rows as one sweep, or (with --dry-run) its cells and the hours they take."""
+"""Runs all rows of a paper's table as one sweep, or (with --dry-run) shows its cells and the hours that they take."""
 
 import shutil
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ def run_table(
 ) -> list[Cell]:
     """Run all cells of a table that are not finished, below OUTPUT/<table>; returns the failed ones.
 
-    The table's file is copied into that folder, so that `fedsim compare` knows whose numbers stand beside ours.
+    The table's file is copied into that folder, so that `fedsim compare` knows which printed numbers to show.
     """
     folder = Path(output or "outputs") / file.stem
     rows = plan_table(file, choice, overrides, str(folder))
@@ -34,12 +34,12 @@ def run_table(
 
 
 def unique(rows: Sequence[PlannedRow]) -> list[Cell]:
-    """The cells of all rows, one that two rows share once."""
+    """The cells of all rows; a cell that two rows share is there once."""
     return list({cell.folder: cell for row in rows for cell in row.cells}.values())
 
 
 def dry_rows(rows: Sequence[PlannedRow], reservations: Sequence[Reservation], budget: Budget) -> Table:
-    """The rows with their cells and hours; where nothing is measured, the hours are left empty."""
+    """A table of the rows with their cells and hours; a row for which nothing is measured says so instead of hours."""
     table = Table("block", "row", "method", "targets", "seeds", "finished", "hours")
     known, unknown, sources = 0.0, 0, []
     for row in rows:
@@ -55,7 +55,7 @@ def dry_rows(rows: Sequence[PlannedRow], reservations: Sequence[Reservation], bu
 
 
 def cells_of(row: PlannedRow, found: Estimate) -> list[str]:
-    """The texts of one line."""
+    """The texts of one row of that table."""
     runs = [cell.experiment.run for cell in row.cells]
     done = sum(cell.state == "finished" for cell in row.cells)
     hours = found.source if found.seconds is None else f"{found.seconds / 3600:.1f}"
@@ -65,10 +65,10 @@ def cells_of(row: PlannedRow, found: Estimate) -> list[str]:
 
 
 def caption(seconds: float, unknown: int, sources: Sequence[str], width: int) -> str:
-    """The total time in words, and the measurements behind it."""
+    """A text with the total time and the measurements from which it follows."""
     missing = f"{unknown} {'row is' if unknown == 1 else 'rows are'} not measured"
     if not sources:
-        return f"no time: {missing}; python benchmarks/steps.py --table NAME --record measures local steps"
+        return f"time not known: {missing}; python benchmarks/steps.py --table NAME --record measures local steps"
     rest = f", and {missing}" if unknown else ""
     basis = "; ".join(dict.fromkeys(sources))
     return f"{seconds / 3600:.1f} hours one cell at a time, {seconds / 3600 / width:.1f} with {width} ({basis}){rest}"

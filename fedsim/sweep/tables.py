@@ -1,8 +1,8 @@
-"""A table of a paper as an experiment: which rows it has, with which settings, targets and seeds each of them runs.
+"""A file that describes a paper's table: its rows, and the settings, targets and seeds with which they are run.
 
-    fedsim sweep tables/fedig-a-table-5.toml          (configs/tables/, or a file of your own)
+    fedsim sweep tables/fedig-a-table-5.toml          (a file in configs/tables/, or your own file)
 
-Each block of a table is one data set with one backbone: an experiment of its own below outputs/<table>/.
+Each block of a table has one data set and one backbone, and is a separate experiment below outputs/<table>/.
 """
 
 import tomllib
@@ -19,24 +19,24 @@ from fedsim.settings import Settings
 from fedsim.sweep.axes import SHARED, Axes
 from fedsim.sweep.plan import Cell, fingerprint_reader, plan_cells
 
-COPY = "table.toml"  # the table's own file in its folder of results
+COPY = "table.toml"  # the copy of the table's file in its folder of results
 
 
 class Row(Settings):
-    """One row of a table: the method as the paper prints it, and ours."""
+    """One row of a table: our method, and its name in the paper."""
 
-    method: str = Field(description="row of METHODS, or a+b")
-    printed: str = Field("", description="its name in published.csv; empty: the paper's numbers are not known here")
+    method: str = Field(description="a row of METHODS, or a combination a+b")
+    printed: str = Field("", description="the row's name in published.csv; empty: its printed numbers are not known")
     settings: list[str] = Field([], description="method.part.field=value, as with --set")
 
     @property
     def title(self) -> str:
-        """The paper's name of the row, or ours."""
+        """The paper's name of the row; without one, our method and its settings."""
         return self.printed or " ".join([self.method, *self.settings])
 
 
 class Absent(Settings):
-    """A row of the paper that is not run."""
+    """A row of the paper's table that is not run, and why."""
 
     printed: str
     why: str
@@ -45,30 +45,30 @@ class Absent(Settings):
 class Block(Settings):
     """The part of a table that has one data set and one backbone."""
 
-    config: str = Field(description="experiment file")
+    config: str = Field(description="the experiment file")
     preset: str = ""
-    name: str = Field("", description="of its experiment; empty: the experiment file's")
-    published: str = Field("", description="paper and table in published.csv; empty: none")
+    name: str = Field("", description="the name of its experiment; empty: the name in the experiment file")
+    published: str = Field("", description="paper and table, as published.csv names them; empty when it has neither")
     targets: list[str] = ["all"]
-    settings: list[str] = Field([], description="key=value for all rows")
-    rows: list[Row] = Field([], description="empty: the table's own")
+    settings: list[str] = Field([], description="key=value, for all rows")
+    rows: list[Row] = Field([], description="the rows of this block; empty: the rows of the table")
     absent: list[Absent] = []
 
 
 class PaperTable(Settings):
-    """What a file of configs/tables/ says."""
+    """The content of a file in configs/tables/."""
 
     title: str
-    deviation: str = Field(description="what the paper's ± is, in words")
+    deviation: str = Field(description="a text that says what the paper's ± is")
     seeds: list[int] = Field(min_length=1)
-    rows: list[Row] = Field([], description="of the blocks that have none of their own")
-    absent: list[Absent] = Field([], description="of the blocks that have none of their own")
+    rows: list[Row] = Field([], description="the rows of all blocks that list no rows themselves")
+    absent: list[Absent] = Field([], description="the rows that are not run, of blocks that list none themselves")
     blocks: list[Block] = Field(min_length=1)
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Which part of a table is run; an empty list stands for all of it."""
+    """The part of a table that is run; an empty list means all methods, targets or seeds."""
 
     methods: Sequence[str] = ()
     targets: Sequence[str] = ()
@@ -85,7 +85,7 @@ class PlannedRow:
 
 
 def find_table(config: str) -> Path | None:
-    """The file of a table, given as a path or by name; None where the words name an experiment file, or no file."""
+    """The file of a table, given as a path or by name; None when `config` names an experiment file, or no file."""
     path = Path(config)
     if path.is_file():
         return path if "blocks" in _read(path) else None
@@ -132,29 +132,29 @@ def read_table(path: Path) -> PaperTable:
         for row in block.rows:
             alien = [word for word in row.settings if not parse_override(word)[0].startswith("method.")]
             if alien:
-                raise UserError(f"{path}: {row.title}: {alien[0]} holds for a whole block; put it into its settings")
+                raise UserError(f"{path}: {row.title}: {alien[0]} applies to a whole block; put it into its settings")
     return table.model_copy(update={"blocks": blocks})
 
 
 def row_words(block: Block, row: Row, overrides: Sequence[str] = ()) -> list[str]:
-    """Overrides with which the block's experiment file becomes the row's experiment; the user's come last."""
+    """The overrides that turn the block's experiment file into the row's experiment; the user's overrides come last."""
     return [*block.settings, *row.settings, *overrides]
 
 
 def row_experiment(block: Block, row: Row, target: str = "", overrides: Sequence[str] = ()) -> Experiment:
-    """The settings of one row, as the table's file has them."""
+    """The settings of one row according to the table's file."""
     words = [*row_words(block, row, overrides), f"method.name={row.method}", f"name={block.name}"]
     words += [f"run.target={target}"] if target else []
     return read_experiment(block.config, words, block.preset)
 
 
 def plan_table(path: Path, choice: Choice, overrides: Sequence[str], output: str) -> list[PlannedRow]:
-    """The rows of a table with their cells; UserError for a choice that the table does not have."""
+    """The rows of a table with their cells; UserError for a row or domain that the table does not have."""
     table = read_table(path)
     for text in overrides:
         key, value = parse_override(text)
         if key in (*SHARED, "preset"):
-            raise UserError(f"--set {key}={value}: a table says this itself; use --output for another folder")
+            raise UserError(f"--set {key}={value}: the table's file sets this; use --output for another folder")
     _check_methods(table, choice.methods)
     targets_of = {block.name: _targets(block, choice.targets, overrides) for block in table.blocks}
     if not any(targets_of.values()):
@@ -185,7 +185,7 @@ def _check_methods(table: PaperTable, methods: Sequence[str]) -> None:
 
 
 def _targets(block: Block, wanted: Sequence[str], overrides: Sequence[str]) -> list[str]:
-    """The block's targets that are chosen; all of them when none is chosen."""
+    """The chosen targets of the block; all of them when none is chosen."""
     data = read_experiment(block.config, [*block.settings, *overrides], block.preset).data
     own = list(benchmark(data).domains) if block.targets == ["all"] else block.targets
     return [target for target in own if not wanted or target in wanted]

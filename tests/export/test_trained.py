@@ -148,7 +148,7 @@ def test_card(runs):
 @pytest.mark.parametrize(("make", "message"), [
     (lambda folder: fedsim.load(folder / "nowhere"), "holds no best.safetensors; name the folder of one run"),
     (lambda folder: fedsim.load(folder, "bets"), "did you mean 'best'"),
-    (lambda folder: export(fedsim.load(folder), "onxx", folder / "x"), "known are onnx, torch"),
+    (lambda folder: export(fedsim.load(folder), "onxx", folder / "x"), "the known formats are onnx, torch"),
     (lambda folder: predict(fedsim.load(folder), [folder / "no.png"]), r"no image .*no\.png"),
     (lambda folder: labelled_images(folder, ("cat", "dog")), "no folder of images with the name of a class"),
     (lambda folder: labelled_images(folder / "no", ("cat", "dog")), "no folder"),
@@ -162,5 +162,5 @@ def test_bad_input_is_one_line(runs, make, message):
 def test_unknown_class_folder_is_named(tmp_path):
     for name in ("cat", "god"):
         (tmp_path / name).mkdir()
-    with pytest.raises(UserError, match="god has the name of no class of the model; its classes are cat, dog"):
+    with pytest.raises(UserError, match="god is not called like a class of the model; its classes are cat, dog"):
         labelled_images(tmp_path, ("cat", "dog"))

@@ -120,7 +120,7 @@ def test_cells_are_blocks_times_rows_times_targets_times_seeds(tmp_path):
     [
         (Choice(["fedavgg"]), [], "no row 'fedavgg'; did you mean 'fedavg'"),
         (Choice(targets=["rot90"]), [], "no block of the table has one of these domains"),
-        (Choice(), ["name=mine"], "a table says this itself"),
+        (Choice(), ["name=mine"], "the table's file sets this"),
         (Choice(), ["train.roundz=1"], "train.roundz"),
     ],
 )
@@ -133,7 +133,7 @@ def test_a_wrong_choice_is_one_line(tmp_path, choice, overrides, said):
     ("change", "said"),
     [
         ({"rows": '{ metod = "fedavg" }'}, "rows.0"),
-        ({"rows": '{ method = "fedavg", settings = ["train.lr=1.0"] }'}, "holds for a whole block"),
+        ({"rows": '{ method = "fedavg", settings = ["train.lr=1.0"] }'}, "applies to a whole block"),
         ({"seeds": "[]"}, "seeds"),
         ({"rows": '{ method = "fedafg" }'}, "block 'digits' of the table: .*fedafg"),
     ],
@@ -252,7 +252,7 @@ def test_ours_stand_beside_theirs(tmp_path):
     buffer = io.StringIO()
     show([result], Console(file=buffer, width=200))
     assert "+0.2 inside" in buffer.getvalue()
-    assert "FedProx: not the table's settings (data.holdout is 0.1, there 0.2)" in buffer.getvalue()
+    assert "FedProx: the settings are not the table's (data.holdout is 0.1, there 0.2)" in buffer.getvalue()
     assert {row["verdict"] for row in csv_rows([result])} == {"inside", ""}
     for form in ("csv", "markdown", "latex"):
         shown = CliRunner().invoke(app, ["compare", str(tmp_path), "--format", form]).output
