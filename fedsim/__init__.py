@@ -18,7 +18,7 @@ __version__ = VERSION
 
 
 def load(run: "str | Path", which: str = "best") -> "TrainedModel":
-    """The model of a finished run as a module, with its transforms and inference rule; see `load_trained`."""
+    """The model of a finished run as a module that contains its transforms and inference rule; see `load_trained`."""
     from fedsim.export.trained import load_trained  # torch takes a second to import
 
     return load_trained(run, which)

@@ -1,4 +1,4 @@
-"""The project's names and version, and the texts of messages that say what to install."""
+"""The project's names and version, and texts for messages that say what to install."""
 
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -12,7 +12,7 @@ def extra(name: str) -> str:
     return f"pip install '{DISTRIBUTION}[{name}]'"
 
 
-@cache  # reading a package's metadata takes milliseconds, and a simulation asks for the same ones for every client
+@cache  # reading the metadata of a package takes milliseconds, and a simulation needs them for every client
 def installed_version(package: str) -> str:
     """The installed version of a distribution; empty when it is not installed."""
     try:

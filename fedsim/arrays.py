@@ -1,6 +1,6 @@
 """Model states in messages: kinds of tensors by module type, and `state_dict` <-> Flower's ArrayRecord by name.
 
-The format is Flower's own (`.npy` inside `flwr.app.Array`), written with one copy and read without any.
+The format is Flower's own (`.npy` inside `flwr.app.Array`). Writing copies the tensors once; reading copies nothing.
 """
 
 import functools
@@ -16,9 +16,9 @@ from flwr.app import Array, ArrayRecord
 from numpy.lib import format as npy
 from torch import nn
 
-NUMPY_STYPE = "numpy.ndarray"  # how Flower names the .npy serialization
-_PREFIX = 10  # magic (6), version (2), header length (2) of .npy version 1
-_MAX_HEADER = 10_000  # numpy's own limit against hostile headers
+NUMPY_STYPE = "numpy.ndarray"  # Flower's name of the .npy format
+_PREFIX = 10  # bytes before the header in .npy version 1: magic (6), version (2), length of the header (2)
+_MAX_HEADER = 10_000  # numpy's own limit, a protection against harmful headers
 
 
 class Kind(StrEnum):
@@ -79,7 +79,7 @@ def bn_scope(model: nn.Module, scope: Literal["all", "xan"] = "all") -> list[str
             if not BN_KINDS.isdisjoint(own.values()):  # a counter belongs to batch norm when its layer does
                 names.update(_join(path, name) for name, kind in own.items() if kind in BN_KINDS | {Kind.COUNTER})
         if scope == "all":
-            break  # the root covers everything
+            break  # the names of the root module contain those of all others
     return [name for name in model.state_dict() if name in names]
 
 
@@ -98,7 +98,7 @@ def nonnegative_names(model: nn.Module) -> list[str]:
 
 @functools.lru_cache(maxsize=4096)
 def _header(dtype: np.dtype, shape: tuple[int, ...]) -> bytes:
-    """The .npy header of a C-ordered array; the same few hundred recur every round."""
+    """The .npy header of a C-ordered array; cached, because the same few hundred are needed in every round."""
     buffer = io.BytesIO()
     entry = {"descr": npy.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
     npy.write_array_header_1_0(buffer, entry)
@@ -116,7 +116,7 @@ def _encode(name: str, value: torch.Tensor | np.ndarray) -> Array:
     except TypeError as error:  # bfloat16 and similar types do not exist in NumPy
         raise ValueError(f"{name}: {error}") from None
     if array.dtype.hasobject:
-        raise ValueError(f"{name}: object arrays cannot be sent")
+        raise ValueError(f"{name}: arrays of Python objects cannot be sent")
     if not array.flags.c_contiguous:
         array = array.copy(order="C")
     data = b"".join((_header(array.dtype, array.shape), array.reshape(-1).view(np.uint8)))
@@ -126,10 +126,10 @@ def _encode(name: str, value: torch.Tensor | np.ndarray) -> Array:
 def state_to_record(
     state: Mapping[str, torch.Tensor | np.ndarray], names: Collection[str] | None = None
 ) -> ArrayRecord:
-    """ArrayRecord of a state's tensors by name (all, or `names` in their order); dtypes and 0-d shapes survive.
+    """ArrayRecord of a state's tensors by name (all, or `names` in their order); dtypes and 0-d shapes are kept.
 
-    Byte-identical with `flwr.app.Array(ndarray)` for C-ordered arrays; other layouts are written in C order.
-    Raises ValueError naming the tensor for a missing name or a dtype that NumPy lacks.
+    The bytes are those of `flwr.app.Array(ndarray)` for C-ordered arrays; other layouts are written in C order.
+    Raises ValueError, with the tensor's name, for a name that is missing and for a dtype that NumPy does not have.
     """
     wanted = state if names is None else names
     missing = [name for name in wanted if name not in state]
@@ -141,8 +141,8 @@ def state_to_record(
 def record_of(arrays: Mapping[str, Array]) -> ArrayRecord:
     """An ArrayRecord of Arrays that are known to be well-formed.
 
-    Flower's constructor builds every Array a second time, and its `__setitem__` checks types for longer than it takes
-    to encode a small tensor. Only this function fills a record without them.
+    Flower's constructor builds every Array a second time, and its `__setitem__` needs more time for checking types
+    than the encoding of a small tensor takes. Only this function fills a record without them.
     """
     record = ArrayRecord()
     record.__dict__["_data"].update(arrays)
@@ -162,20 +162,20 @@ def _parse_header(header: bytes) -> tuple[np.dtype, tuple[int, ...], bool]:
         raise ValueError(f"unsupported .npy version {version}")
     try:
         shape, fortran_order, dtype = read(buffer, max_header_size=_MAX_HEADER)
-    except Exception as error:  # hostile headers make numpy's parser raise anything, e.g. TokenError
+    except Exception as error:  # numpy's parser may raise any error for a harmful header, e.g. TokenError
         raise ValueError(f"malformed .npy header ({type(error).__name__})") from None
     return dtype, shape, fortran_order
 
 
 def _split(data: bytes | memoryview) -> tuple[bytes, int]:
-    """The header of .npy bytes and where the payload starts."""
+    """(the header of .npy bytes, the position where the payload starts)."""
     if len(data) < _PREFIX + 2 or data[:6] != npy.MAGIC_PREFIX:
         raise ValueError("not .npy data")
     width = 2 if data[6] == 1 else 4
     start = 8 + width + int.from_bytes(data[8 : 8 + width], "little")
     if start > len(data) or start > _MAX_HEADER + _PREFIX + 2:
         raise ValueError("truncated or oversized .npy header")
-    return bytes(data[:start]), start  # bytes: the header is cached, a view would keep the whole buffer alive
+    return bytes(data[:start]), start  # a copy, because the header is cached and a view would keep the whole buffer
 
 
 def _decode(array: Array) -> np.ndarray:
@@ -184,7 +184,7 @@ def _decode(array: Array) -> np.ndarray:
     header, start = _split(array.data)
     dtype, shape, fortran_order = _parse_header(header)
     if dtype.hasobject:
-        raise ValueError("object arrays are refused")
+        raise ValueError("arrays of Python objects are refused")
     if (_dtype_name(dtype), shape) != (array.dtype, tuple(array.shape)):
         raise ValueError(f"declared {array.dtype}{list(array.shape)} but holds {dtype}{list(shape)}")
     if any(size < 0 for size in shape):
@@ -216,11 +216,14 @@ def record_to_arrays(record: ArrayRecord) -> dict[str, np.ndarray]:
 
 
 class _Writable:
-    """Presents a read-only array as writable, without a copy: torch warns about read-only memory, we only read it."""
+    """Presents a read-only array as writable without copying it.
+
+    torch warns about read-only memory, but we only read the tensors that it makes.
+    """
 
     def __init__(self, array: np.ndarray) -> None:
         pointer, _ = array.__array_interface__["data"]
-        self.array = array  # keeps the memory alive
+        self.array = array  # the array must exist as long as the tensor uses its memory
         self.__array_interface__ = {**array.__array_interface__, "data": (pointer, False)}
 
 
@@ -246,9 +249,9 @@ def load_arrays(
     """Copies arrays into the model's parameters and buffers of the same names, in place.
 
     `model` may be its `state_dict` instead, because collecting it takes longer than filling a small model.
-    `strict_names` are the names that must be there, no more and no fewer (None: the whole `state_dict`). Everything is
-    checked before anything is written. Raises ValueError with the first key that is missing, unexpected or of another
-    shape or type.
+    `strict_names` are exactly the names that must be there (None: the whole `state_dict`). Everything is checked before
+    anything is written. Raises ValueError with the first name that is missing or unexpected, or whose tensor has
+    another shape or type.
     """
     state = model.state_dict() if isinstance(model, nn.Module) else model
     wanted = set(state if strict_names is None else strict_names)
@@ -276,7 +279,7 @@ def load_arrays(
 
 
 def nbytes(arrays: ArrayRecord | Mapping[str, np.ndarray | torch.Tensor]) -> int:
-    """Payload bytes of the tensors, headers not counted."""
+    """Payload bytes of the tensors, without headers."""
     if isinstance(arrays, ArrayRecord):
         return sum(math.prod(array.shape) * np.dtype(array.dtype).itemsize for array in arrays.values())
     return sum(value.nbytes for value in arrays.values())
@@ -289,6 +292,7 @@ def all_finite(array: np.ndarray) -> bool:
     if array.dtype in (np.float32, np.float64):
         flat = array.reshape(-1)
         with np.errstate(over="ignore", invalid="ignore"):
-            if math.isfinite(np.dot(flat, flat)):  # NaN and infinity remain in the sum, but a harmless overflow may too
+            # NaN and infinity make this sum non-finite. Large finite values may too, so then the entries are checked.
+            if math.isfinite(np.dot(flat, flat)):
                 return True
     return bool(np.isfinite(array).all())

@@ -30,7 +30,7 @@ def build_recipe(experiment: Experiment) -> Recipe:
         if task not in part.tasks:
             raise UserError(f"{experiment.method_name}: {part_name(part)} is made for {', '.join(part.tasks)}, and "
                             f"{experiment.data.dataset} is a data set for {task}; use a method without it")  # fmt: skip
-        validated(part, {}, f"method.{part_name(part)}")  # a row's own values too
+        validated(part, {}, f"method.{part_name(part)}")  # checks the values that the row sets too
         part.check(experiment)
     return recipe
 
@@ -44,7 +44,7 @@ def assemble(method: Mapping[str, Any], values: Mapping[str, dict[str, Any]]) ->
         recipe = exchange(recipe, slot, settings.pop(slot))
     recipe = complete(add(recipe, settings.pop("add", [])))
     present = {part_name(part): part for _, part in parts_of(recipe)}
-    for key, fields in values.items():  # values for this data set, for recipes that have the part
+    for key, fields in values.items():  # values for this data set, used if the recipe has the part
         check_values(key, present.get(key), fields)
         if key in present:
             recipe = set_fields(recipe, key, fields, name)
@@ -55,7 +55,7 @@ def assemble(method: Mapping[str, Any], values: Mapping[str, dict[str, Any]]) ->
 
 
 def _agree(recipe: Recipe, given: dict[str, dict], name: str) -> Recipe:
-    """The recipe with the field values that its parts require of each other; values given by the user are kept."""
+    """The recipe with the field values that its parts set in other parts; values that the user gave are kept."""
     for _, part in parts_of(recipe):
         for key, fields in part.sets.items():
             wanted = {field: value for field, value in fields.items() if field not in given.get(key, {})}
@@ -92,7 +92,7 @@ def build_net(experiment: Experiment, recipe: Recipe) -> nn.Module:
 
 
 def _check_trained(experiment: Experiment, net: nn.Module, head: nn.Module) -> None:
-    """UserError when an insert has put another head in place of the texts', or when no tensor is trained."""
+    """Raise UserError when an insert has replaced the head of texts by another, or when no tensor is trained."""
     if experiment.model.head == "text" and net.head is not head:
         raise UserError(f"{experiment.method_name} makes a head of its own; it does not fit model.head = 'text'")
     if all(name in net.frozen for name, _ in net.named_parameters()):
@@ -101,7 +101,7 @@ def _check_trained(experiment: Experiment, net: nn.Module, head: nn.Module) -> N
 
 
 def _check_privacy(experiment: Experiment, recipe: Recipe, net: nn.Module) -> None:
-    """Raises UserError when noise would make tensors invalid, or when a client sends more than its perturbed model."""
+    """Raise UserError when noise would make tensors invalid, or when a client sends more than its perturbed model."""
     local = experiment.train.dp_clip > 0
     if (recipe.fuse.perturbs or local) and nonnegative_names(net):
         raise UserError(
@@ -111,8 +111,8 @@ def _check_privacy(experiment: Experiment, recipe: Recipe, net: nn.Module) -> No
     contributed = [bank for bank in recipe.banks if bank.contributed]
     if local and contributed:
         raise UserError(
-            f"train.dp_clip perturbs the model alone, and a {part_name(contributed[0])} would leave the client as it "
-            "is; use a method without banks"
+            f"train.dp_clip perturbs only the model, and a {part_name(contributed[0])} would leave the client without "
+            "noise; use a method without banks"
         )
 
 

@@ -40,7 +40,8 @@ Output = Annotated[str, typer.Option(help="folder of all results (default: outpu
 def main() -> None:
     """The console entry point.
 
-    Bad input gives one line and exit code 2, a failed client its own traceback and 1, Ctrl-C 130.
+    Wrong input gives one line and exit code 2, a failed client its own traceback and exit code 1, and Ctrl-C exit code
+    130.
     """
     for number in (signal.SIGINT, signal.SIGTERM):  # a shell in the background starts commands that ignore SIGINT
         signal.signal(number, _interrupt)
@@ -52,7 +53,7 @@ def _command() -> int:
         code = app(standalone_mode=False) or 0  # without standalone mode, typer.Exit's code is returned
     except typer.Abort:
         code = 130
-    if code == 130:  # Typer's own answer to Ctrl-C
+    if code == 130:  # Typer has handled Ctrl-C itself
         raise KeyboardInterrupt
     return code
 
@@ -96,7 +97,7 @@ def _short(**options: str | int) -> list[str]:
         "output": "run.output",
     }
     given = {key: value for key, value in options.items() if value not in ("", -1)}
-    # in quotes, so that a domain called 100 or 1.10 stays a name
+    # In quotes, so that a domain called 100 or 1.10 remains a text.
     return [f"{names[key]}={json.dumps(value, ensure_ascii=False)}" for key, value in given.items()]
 
 
@@ -226,7 +227,7 @@ def pictures(
     preset: Preset = "",
     set_: Override = None,
 ) -> None:
-    """Draw what a method does to images: contents, styles and results, or interpolations."""
+    """Draw how a method changes images: contents, styles and results, or interpolations."""
     from fedsim.commands.runs import make_pictures
     from fedsim.experiment import read_experiment
 
@@ -260,7 +261,7 @@ def check_method(
     method: Annotated[str, typer.Argument(help="module:name of your own, a row of `fedsim methods`, or a+b")],
     set_: Override = None,
 ) -> None:
-    """Check what every method promises, on a small federation: one line per property, exit code 1 when one fails."""
+    """Check the properties that every method must have on a small federation; exit code 1 when one does not hold."""
     from fedsim.commands.methods import show_findings
 
     raise typer.Exit(0 if show_findings(method, set_ or []) else 1)

@@ -31,9 +31,9 @@ app = ClientApp()
 
 
 def guarded(handler: Callable[[Message, Context], RecordDict]) -> Callable[[Message, Context], Message]:
-    """Turns exceptions into error replies that contain the whole traceback (Flower itself sends one line).
+    """Turn exceptions into error replies that contain the whole traceback (Flower itself sends one line).
 
-    Records are unpacked before the handler, and packed after it where the message asks for it
+    Records are unpacked before the handler is called, and packed after it if the message asks for it
     (strategies/wire/packing.py).
     """
 
@@ -55,11 +55,11 @@ def guarded(handler: Callable[[Message, Context], RecordDict]) -> Callable[[Mess
 
 
 def space_of(message: Message, context: Context) -> tuple[Workspace, dict]:
-    """The workspace of the message's experiment, with this site's own folders, and the message's config."""
+    """(the workspace of the message's experiment with this site's own folders, the message's config)."""
     config, node = dict(message.content.config_records["config"]), context.node_config
     if not is_site(context):
         space = workspace(str(config["experiment"]))
-        set_threads(space.experiment.run.threads)  # the process may belong to Flower's own engine or to a cluster
+        set_threads(space.experiment.run.threads)  # needed when Flower's own engine or a cluster started the process
         return space, config
     config["state-dir"] = state_folder(str(node.get("state-dir", "")), str(config["token"]))
     space = workspace(str(config["experiment"]), str(node.get("data-dir", "")))
@@ -68,7 +68,7 @@ def space_of(message: Message, context: Context) -> tuple[Workspace, dict]:
 
 
 def client_of(message: Message, context: Context) -> tuple[DomainClient, dict]:
-    """The client that the message is for, with the message's config."""
+    """(the client that the message is for, the message's config)."""
     space, config = space_of(message, context)
     if is_site(context) and [config["client"]] != node_clients(context, space.plan):
         raise UserError(f"this site is {holds(context)} and does not train or validate as {config['client']!r}")
@@ -93,7 +93,7 @@ def handshake(message: Message, context: Context) -> RecordDict:
     for name in [] if sites else node_clients(context, space.plan):
         counts = space.class_counts(name, str(config["state-dir"]), str(config["token"]))
         sites.append((name, "source", [int(count) for count in counts]))
-    if sites and is_site(context):  # in a simulation the server reads the same data itself
+    if sites and is_site(context):  # not in a simulation, where the server reads the same data itself
         own = fingerprint(space.experiment.data, domain_of(sites[0][0]))
         common |= {"data-images": own["images"], "data-content": own["content"]}
     records = {}
@@ -116,8 +116,7 @@ def node_clients(context: Context, plan: Plan) -> list[str]:
 
 
 def is_site(context: Context) -> bool:
-    """Whether this node is a machine of its own, with a domain in its SuperNode's configuration, and not a simulated
-    client."""
+    """Whether this node is a separate machine, with a domain in its SuperNode's configuration, and not simulated."""
     return "domain" in context.node_config
 
 
@@ -129,7 +128,7 @@ def is_target(context: Context, plan: Plan) -> bool:
 
 
 def holds(context: Context) -> str:
-    """A site in words: its name, its domain and, for a target, its role."""
+    """A text that names a site: its name, its domain and, for a target, its role."""
     node = context.node_config
     role = ", target" if node.get("role") == "target" else ""
     return f"{node.get('site', 'a site')} ({node['domain']}{role})" if is_site(context) else ""
@@ -138,7 +137,7 @@ def holds(context: Context) -> str:
 @app.query("target")
 @guarded
 def evaluate_target(message: Message, context: Context) -> RecordDict:
-    """Evaluation of the global model on the unseen domain, by the site that holds it."""
+    """Evaluate the global model on the unseen domain, on the site that holds it."""
     space, _ = space_of(message, context)
     if not is_target(context, space.plan):
         raise UserError(f"this site is {holds(context)}, not the target site of {space.experiment.run.target!r}")
@@ -151,7 +150,7 @@ def evaluate_target(message: Message, context: Context) -> RecordDict:
 
 @functools.lru_cache(maxsize=1)
 def target_of(space: Workspace) -> TargetEvaluator:
-    """The evaluation on the unseen domain, whose images are opened on first use and kept."""
+    """The evaluator of the unseen domain, whose images are read on first use and then kept."""
     return TargetEvaluator(space)
 
 
@@ -170,7 +169,7 @@ def visit(message: Message, context: Context) -> RecordDict:
 @app.query("collect")
 @guarded
 def collect(message: Message, context: Context) -> RecordDict:
-    """This client's contribution to one of the recipe's banks."""
+    """Reply with this client's contribution to one of the recipe's banks."""
     client, config = client_of(message, context)
     records = {name: record_to_arrays(record) for name, record in message.content.array_records.items()}
     received = records.pop("arrays", None)
@@ -182,13 +181,13 @@ def collect(message: Message, context: Context) -> RecordDict:
 @app.train()
 @guarded
 def train(message: Message, context: Context) -> RecordDict:
-    """Local training on the received tensors."""
+    """Train on this client's images, starting from the received tensors."""
     job = job_of(message, context)
     return trained(job.client, job.client.fit(job.parameters, job.config), message, context)
 
 
 def job_of(message: Message, context: Context) -> Job:
-    """What a message asks of which client."""
+    """The client, tensors and config of a message that asks for training."""
     client, config = client_of(message, context)
     records = {name: record_to_arrays(record) for name, record in message.content.array_records.items()}
     parameters = ordered(records.pop("arrays"), client.names("train"))
@@ -210,7 +209,7 @@ def trained(client: DomainClient, fitted: Fitted, message: Message, context: Con
 @app.evaluate()
 @guarded
 def evaluate(message: Message, context: Context) -> RecordDict:
-    """Validation of the received model."""
+    """Validate the received model."""
     client, config = client_of(message, context)
     arrays = record_to_arrays(message.content.array_records["arrays"])
     loss, examples, metrics = client.evaluate(ordered(arrays, client.names("evaluate")), config)
@@ -218,7 +217,7 @@ def evaluate(message: Message, context: Context) -> RecordDict:
 
 
 def ordered(arrays: dict, names: list[str]) -> list:
-    """The arrays in the client's order. A ValueError names what is missing or unexpected."""
+    """The arrays in the client's order; a ValueError names those that are missing or unexpected."""
     if arrays.keys() != set(names):
         wrong = sorted(arrays.keys() ^ set(names))
         raise ValueError(f"the server's tensors do not fit this client's share rule: {wrong[:4]}")

@@ -1,4 +1,4 @@
-"""Combines two rows in one recipe, and refuses parts that do not fit together (each part declares which)."""
+"""Combines two rows into one recipe, and refuses parts that do not fit together; each part declares what it refuses."""
 
 import dataclasses
 
@@ -10,9 +10,9 @@ TEXTS = ("paper", "discloses")
 
 
 def combine(a: tuple[str, Recipe], b: tuple[str, Recipe]) -> tuple[str, Recipe]:
-    """Both rows in one: lists are joined, a part that differs from FedAvg's replaces FedAvg's.
+    """(name, recipe) of both rows in one: lists are joined, and a part that differs from FedAvg's replaces FedAvg's.
 
-    UserError when both rows have a part of their own for one slot, and when a row adds nothing to the other.
+    Raises UserError when both rows have a part of their own in one slot, and when a row adds nothing to the other.
     """
     name = f"{a[0]}+{b[0]}"
     parts = {slot: _joined(slot, a, b) for slot in SLOTS}
@@ -58,7 +58,10 @@ def same_parts(a: Recipe, b: Recipe) -> bool:
 
 
 def check_recipe(recipe: Recipe, name: str) -> None:
-    """Refuses what a part refuses, a part that is twice in a slot, and parts that have no effect on pooled data."""
+    """Raise UserError for parts that a part refuses, parts that are twice in a slot, and parts that need clients.
+
+    Parts that need several clients have no effect when all data are pooled on one.
+    """
     named: dict[str, type] = {}
     for _, part in parts_of(recipe):
         if named.setdefault(part_name(part), type(part)) is not type(part):

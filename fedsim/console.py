@@ -1,4 +1,4 @@
-"""The display of a running run: one progress bar with round, accuracies and time left."""
+"""The display of a run: one progress bar with round, metrics and time left."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ def say(text: str) -> None:
 
 
 class ProgressBar:
-    """Callback that draws a run: round, primary metric in validation and on the target, time left."""
+    """Callback that shows the progress of a run: round, primary metric in validation and on the target, time left."""
 
     def __init__(self) -> None:
         self._progress = Progress(
@@ -33,24 +33,24 @@ class ProgressBar:
         self._task = None
 
     def on_start(self, experiment: Experiment, folder: Path) -> None:
-        """Open the bar."""
+        """Show the bar."""
         title = f"{experiment.method_name} → {experiment.run.target} (seed {experiment.run.seed})"
         self._task = self._progress.add_task(title, total=experiment.train.rounds, scores="starting")
         self._progress.start()
 
     def on_round(self, row: dict, clients: list[dict]) -> None:
-        """Move the bar."""
+        """Show the new round in the bar."""
         shown = [f"{name} {100 * value:5.1f} %" for name, value in scores(row)]
         self._progress.update(self._task, completed=row["round"], scores="  ".join(shown))
 
     def note(self, text: str) -> None:
-        """A line above the bar."""
+        """Print a line above the bar."""
         self._progress.console.print(text, highlight=False, markup=False)
 
     def on_end(self, summary: dict) -> None:
-        """Close the bar."""
+        """Stop the bar."""
         self.close()
 
     def close(self) -> None:
-        """Stop drawing; safe to call twice."""
+        """Stop the bar; a second call does nothing."""
         self._progress.stop()

@@ -35,7 +35,7 @@ SMALL = {
         "holdout": 0.2, "image_size": 16,
     },
     "train": {"rounds": 3, "batch_size": 16, "lr": 0.05, "momentum": 0.5},
-    # parts whose work does not follow [train] and would take minutes here, or which need larger images
+    # Parts that would take minutes here, because their work does not depend on [train], or that need larger images.
     "parts": {
         "balanced_budget": {"budget": 64},
         "semantic_calibration": {"acquire_iterations": 3},
@@ -50,7 +50,7 @@ VARIABLES = ("FEDSIM_PLUGINS", "FEDSIM_CACHE", "FEDSIM_DATA")
 
 @dataclass(frozen=True)
 class Evidence:
-    """A finished run: its records without timings, its last tensors, and the messages with their replies."""
+    """A finished run: its records without times, its last tensors, and the messages with their replies."""
 
     plan: Plan
     rounds: pd.DataFrame
@@ -60,7 +60,7 @@ class Evidence:
     overrides: tuple[str, ...] = ()
 
     def training(self) -> Iterator[tuple[Any, Any, Any]]:
-        """(config, sent, returned) for the replies to the train messages of the rounds."""
+        """(config, sent records, returned records) of every reply to a message that asked for training in a round."""
         for message, reply in self.messages:
             config = message.content.config_records["config"]
             if message.metadata.message_type == "train" and config["phase"] == "train" and not reply.has_error():
@@ -88,7 +88,7 @@ def _numbers(file: Path) -> pd.DataFrame:
     return table[[column for column in table if "seconds" not in column]]
 
 
-# --- properties: each returns why it does not hold, or an empty string -------------------------------------------
+# --- properties: each function returns why the property does not hold, or an empty string -------------------------
 
 
 def trains(whole: Evidence) -> str:
@@ -98,7 +98,8 @@ def trains(whole: Evidence) -> str:
     if not np.isfinite(whole.rounds["train_loss"].iloc[1:]).all():
         return f"the training loss is {list(whole.rounds['train_loss'].iloc[1:])}"
     initial = whole.plan.build_net().state_dict()
-    learned = {name for name, _ in whole.plan.build_net().named_parameters()} & whole.last.keys()  # not the frozen
+    # Frozen parameters are not among the last tensors.
+    learned = {name for name, _ in whole.plan.build_net().named_parameters()} & whole.last.keys()
     moved = [name for name in learned if not np.array_equal(whole.last[name], initial[name].numpy())]
     return "" if len(moved) > len(learned) / 2 else f"{len(moved)} of {len(learned)} tensors moved: {moved[:3]}"
 
@@ -186,12 +187,12 @@ PROPERTIES = (trains, differs_from_fedavg, shares_what_it_says, resumes_elsewher
 
 
 def findings(method: str, overrides: Sequence[str] = ()) -> Iterator[tuple[str, str]]:
-    """(property in words, why it does not hold or an empty string), one after the other.
+    """(text of a property, why it does not hold or an empty string) for one property after the other.
 
     overrides: `key=value` settings that the method needs, such as "train.momentum=0"
 
-    Raises UserError for a method that does not exist. An exception of the method's own code is a finding for its
-    property.
+    Raises UserError for a method that does not exist. When the method's own code raises an exception, the exception is
+    the reason why the property does not hold.
     """
     with tempfile.TemporaryDirectory() as output:
         whole = run_watched(small_plan(method, output, overrides), overrides=tuple(overrides))
@@ -210,7 +211,7 @@ def findings(method: str, overrides: Sequence[str] = ()) -> Iterator[tuple[str, 
 
 @functools.cache
 def _fedavg(overrides: tuple[str, ...]) -> Evidence:
-    """FedAvg with the same settings, except those of the method's own parts."""
+    """The run of FedAvg with the same settings, except those of the method's own parts."""
     common = [text for text in overrides if not text.startswith("method.")]
     with tempfile.TemporaryDirectory() as output:
         return run_watched(small_plan("fedavg", output, common))
@@ -226,7 +227,7 @@ def _wire(evidence: Evidence) -> list[tuple]:
 
 
 class _Killed:
-    """Callback that ends a run after its first round, as a kill would."""
+    """Callback that ends a run after its first round, as if it was killed."""
 
     def on_start(self, experiment: object, folder: Path) -> None:
         """Nothing."""
@@ -247,7 +248,7 @@ def _moved(plan: Plan, output: str) -> Plan:
 def _finish_elsewhere(plan: Plan) -> None:
     """Finish a run in a new process."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])  # its children start with the imports done
+    context.set_forkserver_preload([__name__])  # so that new processes need not import everything again
     variables = {name: os.environ[name] for name in VARIABLES if name in os.environ}
     process = context.Process(target=_finish, args=(plan.experiment.toml(), variables, sys.path, str(Path.cwd())))
     process.start()

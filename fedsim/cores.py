@@ -1,4 +1,4 @@
-"""How many CPU cores this process may use, by its affinity and its control group."""
+"""How many CPU cores this process may use according to its affinity and its control group."""
 
 import math
 import os
@@ -9,16 +9,16 @@ GROUPS = Path("/sys/fs/cgroup")
 
 
 def free_cores() -> int:
-    """Whole cores that this process may use: affinity (taskset, Slurm) and quota (containers), at least one."""
+    """Number of cores that this process may use, at least one: by affinity (taskset, Slurm) and quota (containers)."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(min(allowed, math.floor(quota() + 1e-9)) if quota() < math.inf else allowed, 1)
 
 
 def quota(proc: Path | None = None, groups: Path | None = None) -> float:
-    """The number of cores that the control group allows, the smallest of it and its parents; infinite without a limit.
+    """The number of cores that the control group and its parents allow; infinite without a limit.
 
-    Version 2 writes `cpu.max` (`200000 100000`, or `max`), version 1 `cpu.cfs_quota_us` (-1: no limit) beside
-    `cpu.cfs_period_us`. A container sees its own group at the root of the file system.
+    Version 2 of control groups has `cpu.max` (`200000 100000`, or `max`); version 1 has `cpu.cfs_quota_us` (-1: no
+    limit) and `cpu.cfs_period_us`. In a container, its own group is at the root of their file system.
     """
     proc, groups = proc or PROC, groups or GROUPS
     limits = [math.inf]
@@ -44,7 +44,7 @@ def _limit(folder: Path) -> float:
         words = [_text(folder / name).strip() for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")]
     try:
         granted, period = (float(word) for word in words)
-    except ValueError:  # "max", or no such files
+    except ValueError:  # the text is "max", or the files do not exist
         return math.inf
     return granted / period if granted > 0 and period > 0 else math.inf
 

@@ -1,7 +1,7 @@
 """Turns every error of a command into one line for the user and an exit code.
 
-2: the user can correct it (settings, files, disks). 1: a client failed, and its own traceback follows; or an unexpected
-error, whose traceback is written to a log file. 130: interrupted.
+2: the user can correct it (settings, files, disks). 1: a client failed, and its traceback is printed, or an unexpected
+error happened, whose traceback is written to a log file. 130: the command was interrupted.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from pathlib import Path
 from fedsim.errors import ClientFailedError, UserError
 
 OWN_PACKAGES = ("clients", "strategies")
-# Errors that a person can correct at a file, a disk or a terminal.
+# Errors that a user can correct, for example at a file or a disk.
 MENDABLE = {
     getattr(errno, name)
     for name in (
@@ -54,20 +54,20 @@ def _run(command: Callable[[], int | None]) -> int:
 
 
 def explain(error: Exception) -> tuple[str, int]:
-    """One line and an exit code for an error that is neither the user's nor a client's by its type."""
+    """(one line, exit code) for an error whose class does not say whether the user can correct it."""
     if hasattr(error, "format_message"):  # click's usage errors
         return error.format_message(), 2
     if isinstance(error, OSError) and error.errno in MENDABLE:
         where = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
         return f"{where or 'cannot write: '}{error.strerror}; correct that and give the same command again", 2
     what = " ".join(f"{type(error).__name__}: {error}".split())
-    if "No space left on device" in what:  # libraries have error types of their own for it
+    if "No space left on device" in what:  # some libraries raise errors of their own class for it
         return f"{what}; free some space and give the same command again", 2
     return f"{what[:500]} (an unexpected error{_kept(error)})", 1
 
 
 def _kept(error: Exception) -> str:
-    """The words that say where the traceback is; empty when it could not be written."""
+    """A text that says where the traceback was written; empty when it could not be written."""
     text = "".join(traceback.format_exception(error))
     for folder in (tempfile.gettempdir(), "."):
         file = Path(folder) / f"fedsim-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
@@ -85,7 +85,7 @@ def complain(text: str, code: int) -> int:
 
 
 def _flush(code: int) -> int:
-    """Flush the standard output: a full disk or a closed pipe shows only here."""
+    """Flush the standard output: only now an error of a full disk or a closed pipe becomes known."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:
@@ -98,15 +98,14 @@ def _flush(code: int) -> int:
 
 
 def _silence(stream: object) -> None:
-    """Redirect the interpreter's own last flush, which would otherwise cause a second error."""
+    """Redirect the stream to nowhere, because the interpreter's own flush at its end would cause a second error."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 @contextlib.contextmanager
 def _any_encoding() -> Iterator[None]:
-    """Characters that a terminal or a file cannot encode are written as escapes: `±` in ASCII, names that are not
-    UTF-8."""
+    """Write characters that a terminal or a file cannot encode as escapes: `±` in ASCII, names that are not UTF-8."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
@@ -114,8 +113,10 @@ def _any_encoding() -> Iterator[None]:
 
 
 def refuse_hidden_packages() -> None:
-    """Raises UserError when a folder of the user hides one of our packages; some imports search the working folder
-    first."""
+    """Raise UserError when a folder of the user hides one of our packages.
+
+    This can happen because Python may search the working folder first.
+    """
     home = Path(__file__).resolve().parents[1]
     for name in OWN_PACKAGES:
         spec = importlib.util.find_spec(name)

@@ -5,11 +5,11 @@ from typing import Any
 
 
 class UserError(ValueError):
-    """Bad input: what is wrong, where, and what to do, in one line and without a traceback."""
+    """Wrong input. Its text says in one line what is wrong, where, and what to do; no traceback is printed."""
 
 
 class ClientFailedError(RuntimeError):
-    """A client failed; the message names its domain and contains the client's own traceback."""
+    """A client failed. The text names its domain and contains the client's own traceback."""
 
 
 USER_ERROR = "user error: "  # prefix of an error reply that the user can correct
@@ -17,6 +17,6 @@ CLIENT_APP_RAISED = 2  # Flower's error code for an exception in the client app
 
 
 def nearest(name: str, known: Any) -> str:
-    """`"did you mean 'fedavg'? "` when a known name is similar, else an empty string; for one-line errors."""
+    """A part of an error message: `"did you mean 'fedavg'? "` when a known name is similar, else an empty string."""
     match = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f"did you mean {match[0]!r}? " if match else ""

@@ -43,7 +43,7 @@ class Experiment(Settings):
         data = self.data.model_copy()
         data._run_seed = self.run.seed
         data._validation_domain = self.run.validation_domain
-        object.__setattr__(self, "data", data)  # a copy, so that no other experiment's settings change
+        object.__setattr__(self, "data", data)  # a copy, because other experiments may share the original
         return self
 
     @property
@@ -74,8 +74,7 @@ SECTIONS = {"data": DataSettings, "model": ModelSettings, "train": TrainSettings
 
 
 def config_folders() -> list[Path]:
-    """The folders searched for configs by name: those of the source tree (and of a FAB), then of the installed
-    package."""
+    """The folders in which configs are searched by name: of the source tree (or of a FAB), then of the package."""
     package = Path(__file__).parent
     return [package.parent / "configs", package / "_configs"]
 
@@ -130,7 +129,7 @@ def _resolve(table: dict, overrides: Sequence[str], preset: str, where: str) -> 
 
 
 def _check_tables(table: dict, presets: Any, where: str) -> None:
-    """UserError for a section, or a preset, that is a single value."""
+    """Raise UserError when a section or a preset is a single value."""
     for name in ("data", "model", "train", "method", "parts", "run"):
         if not isinstance(table.get(name, {}), dict):
             hint = f"; write [method] and name = {table[name]!r}" if name == "method" else ""
@@ -143,9 +142,9 @@ def _check_tables(table: dict, presets: Any, where: str) -> None:
 
 
 def parse_override(text: str) -> tuple[str, Any]:
-    """`"train.rounds=5"` -> `("train.rounds", 5)`; a value that is not TOML is taken as a string.
+    """`"train.rounds=5"` -> `("train.rounds", 5)`; a value that is not TOML is taken as text.
 
-    A text setting takes the characters unchanged: `run.target=2020` is the domain "2020".
+    A setting whose value is text takes the characters unchanged: `run.target=2020` is the domain "2020".
     """
     key, sign, value = text.partition("=")
     key, value = key.strip(), value.strip()
@@ -177,8 +176,10 @@ def _merge(base: dict, changes: dict) -> dict:
 
 
 def from_table(table: dict, where: str = "settings", overrides: Sequence[str] = ()) -> Experiment:
-    """A validated Experiment of a nested table. UserError names the key, the nearest right one, and where it was
-    set."""
+    """A validated Experiment of a nested table.
+
+    A UserError names the wrong key, the most similar correct key, and the file or override that sets it.
+    """
     try:
         return Experiment.model_validate(table)
     except ValidationError as error:
@@ -188,12 +189,12 @@ def from_table(table: dict, where: str = "settings", overrides: Sequence[str] = 
 
 
 def _concerns(override: str, key: str) -> bool:
-    """Whether the key of an override is the one that an error is about, or above or below it."""
+    """Whether an override sets the key of an error, or a section that contains it, or a key in it."""
     return f"{key}.".startswith(f"{override}.") or f"{override}.".startswith(f"{key}.")
 
 
 def _explain(error: ValidationError) -> str:
-    """First problem of a validation error in one line."""
+    """The first problem of a validation error in one line."""
     problem = error.errors()[0]
     path = [str(part) for part in problem["loc"]]
     key = ".".join(path)
@@ -202,5 +203,5 @@ def _explain(error: ValidationError) -> str:
         known = list(section.model_fields) if section else []
         return f"unknown setting {key!r}; {nearest(path[-1], known)}known here: {', '.join(known)}"
     given = repr(problem.get("input"))
-    got = f" (got {given})" if key and len(given) < 80 else ""  # not the whole configuration
+    got = f" (got {given})" if key and len(given) < 80 else ""  # long values, such as all settings, are not shown
     return f"{key or 'experiment'}: {problem['msg'].removeprefix('Value error, ')}{got}"

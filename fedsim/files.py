@@ -1,4 +1,4 @@
-"""Files that are replaced as a whole: written under a temporary name, then renamed."""
+"""Replaces files as a whole: writes them under a temporary name and renames them."""
 
 import os
 import tempfile
@@ -7,10 +7,10 @@ from pathlib import Path
 
 
 def atomic_write(path: Path | str, content: bytes | str, mode: int | None = None, durable: bool = True) -> None:
-    """Replaces the file as a whole: a reader sees at any moment the old or the new content, never a part of it.
+    """Replace the file as a whole: at any moment, a reader sees either the old or the new content.
 
-    mode: the file's permissions; those of a new file by default
-    durable: also wait until the disk has the content, so that it survives a loss of power
+    mode: the file's permissions; by default those of any new file
+    durable: also wait until the content is on the disk, so that a loss of power does not destroy it
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -32,7 +32,7 @@ def atomic_write(path: Path | str, content: bytes | str, mode: int | None = None
 
 @cache
 def file_mode() -> int:
-    """Permissions of a new file under the process's umask, for code that makes its own temporary files."""
+    """The permissions of a new file under the process's umask, for code that makes its own temporary files."""
     umask = os.umask(0o077)
     os.umask(umask)
     return 0o666 & ~umask

@@ -1,4 +1,4 @@
-"""The map of methods for a reader: what each row changes, what a local step costs, and what leaves the clients."""
+"""The list of methods for a reader: what each row changes, what a local step costs, and what leaves the clients."""
 
 import csv
 from collections.abc import Mapping
@@ -20,12 +20,12 @@ SIDES = {
     "clients": ("client", "terms", "batches", "augment", "unlabelled"),
     "model": ("norm", "inserts", "infer"),
 }
-CARRIERS = ("banks", "reports")  # they bring what a part of another slot needs
+CARRIERS = ("banks", "reports")  # slots whose parts send what a part of another slot needs
 
 
 @dataclass(frozen=True)
 class Row:
-    """One method in the list. cost: the time of a local step divided by FedAvg's; None where it was not measured."""
+    """One method in the list. cost: the time of a local step divided by FedAvg's; None when it was not measured."""
 
     name: str
     recipe: Recipe
@@ -51,13 +51,13 @@ class Row:
 
     @property
     def changes(self) -> str:
-        """Slots with their parts, in one line."""
+        """The changed slots with their parts, in one line."""
         pooled = ["pools the data of all clients"] if self.recipe.pooled else []
         return ", ".join([f"{slot}: {' + '.join(names)}" for slot, names in self.parts.items()] + pooled) or "-"
 
 
 def step_costs(file: Path = COSTS) -> tuple[dict[str, float], str]:
-    """The cost of a local step divided by FedAvg's, by method, and how it was measured; empty where it never was."""
+    """({method: cost of a local step divided by FedAvg's}, how it was measured); both are empty without the file."""
     if not file.is_file():
         return {}, ""
     with file.open(newline="") as handle:
@@ -68,7 +68,7 @@ def step_costs(file: Path = COSTS) -> tuple[dict[str, float], str]:
 def listed(changes: str = "", costs: Mapping[str, float] | None = None) -> dict[str, list[Row]]:
     """All methods by group, in the order of METHODS; with `changes` only those that change one of these slots or sides.
 
-    UserError for a word that names no slot and no side.
+    Raises UserError for a word that names neither a slot nor a side.
     """
     wanted = {slot for word in changes.split(",") if word.strip() for slot in _slots(word.strip())}
     costs = step_costs()[0] if costs is None else costs
@@ -81,7 +81,7 @@ def listed(changes: str = "", costs: Mapping[str, float] | None = None) -> dict[
 
 
 def _place(group: str) -> tuple[int, list[int]]:
-    """The position of a group in the list: the reference, one side, several sides, what is not federated."""
+    """A key that sorts the groups: the reference, one side, several sides, and last what is not federated."""
     sides = [list(SIDES).index(side) for side in group.split(" and ") if side in SIDES]
     return len(sides) if sides or "reference" in group else len(SIDES) + 1, sides
 

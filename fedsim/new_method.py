@@ -1,4 +1,4 @@
-"""`fedsim new-method NAME`: a commented module of parts, a row and a test that passes, ready to edit."""
+"""`fedsim new-method NAME`: writes a commented module with a part and a row, and a test that passes."""
 
 import importlib.util
 from pathlib import Path
@@ -23,25 +23,25 @@ from fedsim.recipe import Recipe
 
 @dataclass(frozen=True)
 class CLASS(Term):
-    """strength * mean_i ||z_i||^2 / 2, z_i the features that the classifier sees.
+    """strength * mean_i ||z_i||^2 / 2, where z_i are the features that the classifier receives.
 
-    Replace this formula by yours, and name paper and equation. `strength=0` gives FedAvg.
+    Replace this formula by yours, and name its paper and equation. `strength=0` gives FedAvg.
 
-    strength: weight of the term. Fields are hyper-parameters with the paper's values; `Field` refuses others.
+    strength: weight of the term. Fields are hyper-parameters with the paper's values; `Field` says which are allowed.
     """
 
     strength: Annotated[float, Field(ge=0)] = 0.01
 
     def begin(self, round: LocalRound) -> StepFunction | None:
-        """Called once before the first step of a round, to prepare what the round needs, e.g. a frozen copy of the
+        """Called once before the first step of a round. Prepare here what the round needs, such as a frozen copy of the
         received model. `round.store` keeps tensors between rounds; `end(round)` is called after the last step."""
         if self.strength == 0:
             return None
 
         def term(batch: Batch) -> Tensor:
-            """The summand of a batch's loss; `round.forward` has filled batch.features, logits and loss."""
+            """What is added to a batch's loss; `round.forward` has filled batch.features, logits and loss."""
             penalty = batch.features.float().square().sum(dim=1).mean() / 2
-            round.tally("penalty", penalty)  # a column of clients.csv
+            round.tally("penalty", penalty)  # its mean becomes a column of clients.csv
             return self.strength * penalty
 
         return term
@@ -50,11 +50,11 @@ class CLASS(Term):
 NAME = Recipe(
     terms=(CLASS(),),
     paper="authors, venue and year",
-    discloses="model updates",  # in words, everything that clients send to the server
+    discloses="model updates",  # a text that names everything that clients send to the server
 )
 '''
 
-TEST = '''"""What NAME promises."""
+TEST = '''"""Tests of NAME: its formula, and the properties that every method must have."""
 
 import pytest
 import torch
@@ -76,7 +76,7 @@ def test_formula():
 
 
 def test_promises_of_every_method():
-    """The same as `fedsim check-method NAME:NAME`."""
+    """This test does the same as `fedsim check-method NAME:NAME`."""
     assert {words: reason for words, reason in findings("NAME:NAME") if reason} == {}
 '''
 

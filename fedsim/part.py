@@ -1,4 +1,4 @@
-"""The base of all parts of a recipe: what a part declares about itself."""
+"""The base class of all parts of a recipe, with what a part declares about itself."""
 
 import re
 from collections.abc import Mapping
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 
 class Part:
-    """A part answers one question of a recipe. Its fields are hyper-parameters of a paper; these declarations are ours.
+    """A part fills one slot of a recipe, or several. Its fields are a paper's hyper-parameters. It also declares:
 
-    requires: parts that must be in the recipe too, as {slot: settings name}; they are added where they are missing
+    requires: parts that must be in the recipe too, as {slot: settings name}; they are added when they are missing
     needs: metrics that every reply must have; a reply without them is refused
-    needs_clients: the part compares or exchanges something between clients, so that it cannot act where the data of all
-    clients are pooled
+    needs_clients: the part compares or exchanges something between clients, so that it has no effect when the data of
+    all clients are pooled
     tag: what the method's name in results shows about this part, as in `ccst(pixel)`; empty: nothing
-    tasks: the tasks (fedsim.tasks) for which the part is made; data sets of other tasks refuse it in one line
+    tasks: the tasks (fedsim.tasks) for which the part is made; it is refused on data sets with another task
     side_by_side: clients with this part may be trained together as one program (`clients.side_by_side`), because its
     work in a step depends only on the tensors and the batch of one client. Steps and terms must declare it
     discloses: what this part shows the server or other clients about a client's data; empty: nothing beyond the model
@@ -48,7 +48,7 @@ class Part:
         return ""
 
     def refuses(self, recipe: "Recipe") -> str:
-        """Why this part cannot act beside the other parts of a recipe; empty: it can."""
+        """Why this part does not work together with the other parts of a recipe; empty: it does."""
         return ""
 
     def check(self, experiment: "Experiment") -> None:
@@ -57,8 +57,8 @@ class Part:
     def check_server(self, experiment: "Experiment", known: Mapping[str, Mapping]) -> None:
         """Raise UserError when the server's own machine lacks what this part needs there, such as a folder of images.
 
-        Called on the server alone: before the run's folder is made, and again when the sites have said the fingerprints
-        of their data (`known`, by client; empty in a simulation).
+        Called only on the server: before the run's folder is created, and again when the sites have sent the
+        fingerprints of their data. known: these fingerprints by client; empty in a simulation.
         """
 
 

@@ -24,7 +24,7 @@ def exchange(recipe: Recipe, slot: str, value: Any) -> Recipe:
         return dataclasses.replace(recipe, **{slot: tuple(_made(name, slot, recipe) for name in names)})
     if isinstance(value, dict | list):
         hint = f"it takes one part, method.{slot}='NAME'"
-        if isinstance(value, dict):  # method.weights.d=0.5 wants a field of the part in that slot
+        if isinstance(value, dict):  # as in method.weights.d=0.5, where the user means a field of the part in that slot
             present = part_name(getattr(recipe, slot)) if getattr(recipe, slot) else "PART"
             hint += (
                 f"; a part's field is set by the part's name, e.g. method.{present}.{next(iter(value), 'FIELD')}=..."
@@ -36,8 +36,10 @@ def exchange(recipe: Recipe, slot: str, value: Any) -> Recipe:
 
 
 def add(recipe: Recipe, value: Any) -> Recipe:
-    """The recipe with the named parts added to every slot that they belong to; UserError for a part that it has
-    already."""
+    """The recipe with the named parts added to every slot that they belong to.
+
+    Raises UserError for a part that the recipe already has.
+    """
     names = _names("method.add", value)
     _refuse_twice("method.add", names)
     filled: dict[str, str] = {}
@@ -56,7 +58,7 @@ def add(recipe: Recipe, value: Any) -> Recipe:
 
 
 def complete(recipe: Recipe) -> Recipe:
-    """Adds the parts that a part requires and the recipe lacks, and those that they require in turn.
+    """The recipe with the missing parts that its parts require, and with those that the new parts require in turn.
 
     An example is `requires = {"reports": "generalization_gap"}`.
     """
@@ -71,7 +73,7 @@ def complete(recipe: Recipe) -> Recipe:
 
 
 def _beside(part: Part, name: str) -> type | None:
-    """A part with that settings name in the module that defines `part`; for modules from outside."""
+    """The class of a part with that settings name in the module that defines `part`, for a user's own modules."""
     kinds = vars(sys.modules[type(part).__module__]).values()
     return next((kind for kind in kinds if isinstance(kind, type) and slots_of(kind) and part_name(kind) == name), None)
 
@@ -92,14 +94,14 @@ def set_fields(recipe: Recipe, key: str, fields: Any, method: str) -> Recipe:
 
 
 def check_values(key: str, present: Part | None, fields: Any) -> None:
-    """UserError for values in `[parts.KEY]` that are wrong, also when the recipe lacks that part."""
+    """Raise UserError for wrong values in `[parts.KEY]`, even when the recipe does not have that part."""
     part = present or make(find_part(key))
     check_field_names(f"parts.{key}", type(part), fields)
     validated(part, fields, f"parts.{key}")
 
 
 def check_field_names(where: str, kind: type, fields: Any) -> None:
-    """UserError for a key that is no field of the part."""
+    """Raise UserError for a key that is not a field of the part."""
     if not isinstance(fields, dict):
         raise UserError(f"{where} is a part; set its fields, e.g. {where}.FIELD={fields!r}")
     known = [field.name for field in dataclasses.fields(kind)]
@@ -156,7 +158,7 @@ def replace_parts(recipe: Recipe, change: Callable[[Part], Part]) -> Recipe:
 
 
 def _made(name: Any, slot: str, recipe: Recipe) -> Part:
-    """The part of that name: the recipe's own where it has it already, with its fields, else a new one."""
+    """The part of that name: the one that the recipe has already, with its fields, or else a new one."""
     kind = find_part(name, slot)
     return next((part for part in parts_in(recipe, slot) if type(part) is kind), None) or make(kind)
 

@@ -1,12 +1,12 @@
-"""Methods, parts, data sets, backbones, augmentations and callbacks from outside, without a fork.
+"""Methods, parts, data sets, backbones, augmentations and callbacks from a user's own modules or from other packages.
 
 They are named as `package.module:name`, or by the plain name of an entry point of an installed package:
 
     [project.entry-points."fedsim.methods"]
     moon = "mymethods:moon"
 
-Python's own folders are searched for a module, then the folders of $FEDSIM_PLUGINS, then the working folder. The code
-of the module has the rights of the user who runs fedsim: name only code that you trust.
+A module is searched in Python's own folders, then in the folders of $FEDSIM_PLUGINS, then in the working folder. Its
+code has the rights of the user who runs fedsim: name only code that you trust.
 """
 
 import functools
@@ -30,7 +30,7 @@ FOLDERS = "FEDSIM_PLUGINS"
 class Package:
     """The package that a plugin's name needs on every machine that runs it.
 
-    distribution and version are empty for a module that belongs to no installed package, such as a file in a folder.
+    distribution and version are empty when no installed package contains the module, such as for a file in a folder.
     """
 
     reference: str
@@ -40,14 +40,14 @@ class Package:
 
     @property
     def requirement(self) -> str:
-        """`mymethods==1.2`, as pip takes it; the module's name where no package holds it."""
+        """`mymethods==1.2`, as pip accepts it; the module's name when no package contains it."""
         return f"{self.distribution}=={self.version}" if self.distribution else self.module
 
 
 def lookup(name: str, known: Mapping[str, Any], group: str, where: str) -> Any:
-    """The row of that name: a known one, that of an entry point, or the object that `module:name` names.
+    """The object of that name: a known one, one of an entry point, or the object that `module:name` names.
 
-    UserError begins with `where` and gives the nearest known name.
+    A UserError begins with `where` and gives the most similar known name.
     """
     if name in known:
         return known[name]
@@ -71,7 +71,7 @@ def load(reference: str, where: str) -> Any:
     if not (module and attribute):
         raise UserError(f"{where} {reference!r} is not of the form package.module:name")
     for folder in search_folders():
-        if folder not in sys.path:  # the console script's path starts at its own folder
+        if folder not in sys.path:  # as for the `fedsim` script, which does not search the working folder
             sys.path.append(folder)
     try:
         found = getattr(importlib.import_module(module), attribute, None)
@@ -79,7 +79,7 @@ def load(reference: str, where: str) -> Any:
         raise UserError(f"{where} {reference!r}: {error}; install it, or start in the folder that holds it") from None
     except UserError:
         raise
-    except Exception as error:  # the module's own code
+    except Exception as error:  # the module's own code may raise any error
         raise UserError(f"{where} {reference!r}: importing {module} failed: {type(error).__name__}: {error}") from error
     if found is None:
         names = [key for key, value in vars(sys.modules[module]).items() if not isinstance(value, ModuleType)]
@@ -96,13 +96,13 @@ def search_folders() -> list[str]:
 
 
 def required_packages(names: Iterable[tuple[str, str]]) -> list[Package]:
-    """The packages that (group, name) pairs come from; fedsim's own names need none."""
+    """The packages from which the (group, name) pairs come; fedsim's own names need no package."""
     references = [entry_points(group).get(name, name) for group, name in names]
     return [package_of(reference) for reference in dict.fromkeys(references) if ":" in reference]
 
 
 def package_of(reference: str) -> Package:
-    """The installed package that holds a module:name."""
+    """The installed package that contains the module of `module:name`."""
     module = reference.partition(":")[0]
     holders = metadata.packages_distributions().get(module.partition(".")[0], [])
     if not holders:
@@ -117,7 +117,7 @@ def origin(group: str, name: str) -> str:
 
 
 def instance(found: Any, kind: type, where: str, hint: str = "") -> Any:
-    """`found`, or what it gives when called without arguments, if that is of the wanted kind; UserError otherwise."""
+    """`found`, or the result of calling it without arguments, if this is an instance of `kind`; UserError otherwise."""
     made = found() if isinstance(found, Callable) and not isinstance(found, kind) else found
     if not isinstance(made, kind):
         raise UserError(f"{where} is {type(made).__name__}, not a {kind.__name__}{hint}")

@@ -1,4 +1,4 @@
-"""A method as a row of exchangeable parts, one part for each question."""
+"""A method as a row of exchangeable parts, in one slot for each question."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -17,7 +17,7 @@ from strategies.parts import Bank, Fuse, Refine, Share, Visit, Weights
 from strategies.share.everything import Everything
 from strategies.weights.by_examples import ByExamples
 
-# Every slot and the contract of its parts: a class belongs to each slot whose contract it derives from.
+# Every slot and the base class (contract) of its parts: a class belongs to each slot from whose contract it derives.
 SLOTS: dict[str, type[Part]] = {
     "share": Share,
     "weights": Weights,
@@ -104,5 +104,5 @@ def parts_of(recipe: Recipe) -> list[tuple[str, Any]]:
 
 @cache
 def slots_of(kind: type) -> tuple[str, ...]:
-    """The slots that a class of parts belongs to, by the contracts that it derives from; a part may have several."""
+    """The slots that a class of parts belongs to, which follow from the contracts from which it derives."""
     return tuple(slot for slot, contract in SLOTS.items() if issubclass(kind, contract))

@@ -62,14 +62,14 @@ def parts_by_slot() -> dict[str, dict[str, type]]:
 
 @functools.cache
 def _by_slot(kinds: tuple[type, ...]) -> dict[str, dict[str, type]]:
-    """The same of these classes; settings are resolved several times in a run, rows seldom change."""
+    """`parts_by_slot` for these classes; cached, because a run resolves settings several times."""
     return {slot: {part_name(kind): kind for kind in kinds if slot in slots_of(kind)} for slot in SLOTS}
 
 
 def find_part(name: object, slot: str = "") -> type:
     """The class of a part by its settings name or as `module:Class`, in one slot or in any.
 
-    UserError with the nearest known name, and for what is no part of that slot.
+    Raises UserError, with the most similar known name, when there is no such part, or when it is not for that slot.
     """
     known: dict[str, type] = {}
     for key, kinds in parts_by_slot().items():
@@ -85,7 +85,7 @@ def find_part(name: object, slot: str = "") -> type:
 
 
 def find_row(name: str) -> Recipe:
-    """A row of METHODS, of an installed package, or `module:name`; UserError with the nearest known name."""
+    """A row of METHODS, of an installed package, or `module:name`; a UserError gives the most similar known name."""
     return instance(lookup(name, METHODS, "methods", "unknown method"), Recipe, f"method {name!r}")
 
 
@@ -104,5 +104,5 @@ def outside_names(experiment: Experiment) -> list[tuple[str, str]]:
 
 
 def packages_of(experiment: Experiment) -> list[Package]:
-    """Packages that every machine of a run needs beside fedsim: servers, workers and deployed sites."""
+    """The packages that every machine of a run (server, worker or deployed site) needs in addition to fedsim."""
     return required_packages(outside_names(experiment))

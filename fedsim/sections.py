@@ -4,13 +4,13 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
-LONGEST_NAME = 200  # bytes of a part of a folder's name; file systems allow 255 for the whole name
+LONGEST_NAME = 200  # bytes, because file systems allow 255 for a folder's name and other texts are added to this one
 
 
 class Settings(BaseModel):
-    """The base of all sections: unknown keys are errors, values are checked, instances are immutable.
+    """The base class of all sections: unknown keys are errors, values are checked, instances cannot be changed.
 
-    Types are strict: neither true nor "5" is a number, and 1 is no boolean.
+    Types are strict: neither true nor "5" is a number, and 1 is not a boolean.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -18,7 +18,7 @@ class Settings(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _whole_numbers_are_names(cls, table: Any) -> Any:
-        """A domain may be called 100: where a text is expected, a whole number is that text."""
+        """Accept a whole number for a text, because a domain may be called 100."""
         if not isinstance(table, dict):
             return table
         wanted = {key: field.annotation for key, field in cls.model_fields.items() if key in table}
@@ -35,7 +35,7 @@ def _as_text(value: Any, kind: Any) -> Any:
 def folder_name(value: str) -> str:
     """A text that can name one folder, and only one below its parent; ValueError says what is wrong with it."""
     if value in (".", "..") or any(sign in value for sign in "/\\") or not value.isprintable():
-        raise ValueError("it names a folder: no slashes, no control characters, and neither . nor ..")
+        raise ValueError("it names a folder: use no slashes, no control characters, and neither . nor ..")
     if len(value.encode(errors="surrogateescape")) > LONGEST_NAME:
-        raise ValueError(f"it names a folder: at most {LONGEST_NAME} bytes")
+        raise ValueError(f"it names a folder: use at most {LONGEST_NAME} bytes")
     return value

@@ -1,6 +1,7 @@
 """Every random stream of a run, derived by a hash from (seed, purpose, client, round).
 
-A stream depends on its name alone. Resuming, another order of clients or a new draw elsewhere does not change it.
+A stream depends only on its name. It is the same after resuming, with another order of clients, and when other streams
+are added.
 """
 
 import hashlib
@@ -21,15 +22,15 @@ def numpy_rng(seed: int, *name: str | int) -> np.random.Generator:
 
 
 def torch_generator(seed: int, *name: str | int) -> torch.Generator:
-    """CPU torch generator of the stream `name` (CPU so that draws do not depend on the device)."""
+    """Torch generator of the stream `name`. It is on the CPU, so that its numbers do not depend on the device."""
     return torch.Generator().manual_seed(stream_seed(seed, *name))
 
 
 def seed_library(seed: int, *name: str | int) -> None:
     """Seeds torch's global generators (CPU and CUDA), for everything that draws from them: dropout, augmentation.
 
-    It does the same as `torch.manual_seed`, which takes a millisecond without CUDA, because it queues a seeding with
-    its stack trace each time.
+    It does the same as `torch.manual_seed`. Without CUDA that function takes a millisecond each time, because it stores
+    a stack trace for a later seeding of CUDA.
     """
     number = stream_seed(seed, *name)
     torch.default_generator.manual_seed(number)

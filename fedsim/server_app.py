@@ -36,7 +36,7 @@ from strategies.wire.pulling import expected_bytes
 from strategies.wire.target_site import TargetScore
 
 LOG = "run.log"
-SAID_CLIENTS = 20  # whose missing classes the log names; the records name all
+SAID_CLIENTS = 20  # the log names the missing classes of at most so many clients; the records name those of all
 
 app = ServerApp()
 logger = logging.getLogger("fedsim")
@@ -51,7 +51,7 @@ def main(grid: Grid, context: Context) -> None:
 
 @contextmanager
 def marked() -> Iterator[None]:
-    """Mark a UserError in its text, because Flower keeps only the text of an error."""
+    """Mark a UserError by a prefix of its text, because Flower keeps only the text of an error."""
     try:
         yield
     except UserError as error:
@@ -59,8 +59,11 @@ def marked() -> Iterator[None]:
 
 
 def experiment_of(run_config: dict) -> Experiment:
-    """The experiment of Flower's flat run config: `experiment` (path, name or TOML text), `method`, `target`, `seed`,
-    `output`, `overrides` (one string of key=value words)."""
+    """The experiment of Flower's flat run config.
+
+    Its keys are `experiment` (path, name or TOML text), `method`, `target`, `seed`, `output` and `overrides` (one
+    string of key=value words).
+    """
     text = str(run_config.get("experiment") or "digits")
     if "\n" in text:
         return parse_experiment(text)
@@ -74,10 +77,10 @@ def experiment_of(run_config: dict) -> Experiment:
 
 
 def serve(grid: Grid, plan: Plan, callbacks: Sequence[RunCallback] = (), identify: Identify | None = None) -> Path:
-    """Carries out (or resumes) one run over a grid of clients; returns the run's folder.
+    """Carry out (or resume) one run with the clients of a grid; returns the run's folder.
 
-    `identify` gives the registered site to which a node's key belongs; the node is admitted in that role alone. Without
-    it the claims of nodes are accepted.
+    identify: gives the registered site to which a node's key belongs; the node may act only as that site. Without it,
+    nodes are believed.
     """
     folder, run = plan.folder, plan.experiment.run
     if is_finished(folder):
@@ -143,9 +146,9 @@ def _serve(grid: Grid, space: Workspace, callbacks: Sequence[RunCallback], ident
 
 
 def sent_settings(experiment: Experiment, state: Path, token: str) -> dict[str, str | float]:
-    """What every message to a client carries: settings, folder of its state, the run's token and time limit.
+    """What every message to a client contains: settings, folder of its state, the run's token and time limit.
 
-    The sites of a deployment have folders of their own: none of the server's is named to them.
+    The sites of a deployment have their own folders, so that the messages to them name no folder of the server.
     """
     own = experiment.run.runtime == "deployment"
     if own:
@@ -161,13 +164,13 @@ def sent_settings(experiment: Experiment, state: Path, token: str) -> dict[str, 
 
 
 def check_server(plan: Plan, known: Fingerprints | None = None) -> None:
-    """Checks that this machine has what the recipe's parts need; `known`: fingerprints of the sites' data."""
+    """Check that this machine has what the recipe's parts need; known: fingerprints of the sites' data."""
     for _, part in parts_of(plan.recipe):
         part.check_server(plan.experiment, known or {})
 
 
 def largest_reply(space: Workspace) -> int:
-    """Bytes of the largest reply that the recipe's model and banks can make."""
+    """Bytes of the largest reply that is possible with the recipe's model and banks."""
     sizes = [tensor.nbytes for name, tensor in space.net.state_dict().items() if space.places[name] != "local"]
     return expected_bytes(sizes, bool(space.recipe.banks or space.recipe.visits))
 
@@ -176,7 +179,7 @@ class LogLines:
     """One log line per round and per problem, to the standard output and into the run's `run.log`."""
 
     def on_start(self, experiment: Experiment, folder: Path) -> None:
-        """Says where the records are written."""
+        """Log where the records are written."""
         logger.setLevel(logging.INFO)
         for handler in (logging.StreamHandler(sys.stdout), logging.FileHandler(folder / LOG, encoding="utf-8")):
             handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
@@ -189,7 +192,7 @@ class LogLines:
         logger.info("CPU threads of each process: %s; cores free to this one: %d", threads, free_cores())
 
     def on_round(self, row: dict, clients: list[dict]) -> None:
-        """Round, and the primary metric in validation and on the target."""
+        """Log the round, and the primary metric in validation and on the target."""
         shown = scores(row)
         logger.info("round %d: %s", row["round"], "  ".join(f"{name} {100 * value:.1f} %" for name, value in shown))
 
@@ -202,5 +205,5 @@ class LogLines:
         )
 
     def on_failure(self, error: BaseException) -> None:
-        """Says why the run stopped."""
+        """Log why the run stopped."""
         logger.error("stopped: %s", error if isinstance(error, Exception) else "from outside")  # a signal

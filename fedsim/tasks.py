@@ -1,9 +1,8 @@
-"""The task of a data set: what is learned. No other module asks which task it is.
+"""The task of a data set: what is learned from it. Other modules do not depend on which task it is.
 
-A row of BENCHMARKS names its task. `rules` (fedsim.models.tasks) has its outputs, loss and metrics;
-`kept` (fedsim.results) has what a run keeps about the unseen domain's images. The columns of all
-records are named after the primary metric: `target_accuracy`, `target_dice`, `mean_validation_dice`,
-...
+A row of BENCHMARKS names its task. `rules` (in fedsim.models.tasks) defines the outputs, loss and metrics, and `kept`
+(in fedsim.results) what a run keeps about the unseen domain's images. The columns of all records are named after the
+primary metric: `target_accuracy`, `target_dice`, `mean_validation_dice`, ...
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,8 +17,8 @@ if TYPE_CHECKING:
 class Task:
     """One task.
 
-    metric: the primary metric as columns name it, a fraction; a larger value is better
-    title: the same in words
+    metric: the primary metric as it is written in the names of columns. It is a fraction; a larger value is better
+    title: the name of the primary metric in texts
     rules, kept: "module:class", imported when needed
     """
 
@@ -43,19 +42,19 @@ ANY_TASK = tuple(TASKS)
 
 
 def task_in(columns: Iterable[str], prefix: str = "target_") -> Task:
-    """The task that has its primary metric, after `prefix`, among these columns; classification where none has."""
+    """The task whose primary metric, with `prefix` before it, is among these columns; otherwise classification."""
     present = set(columns)
     return next((task for task in TASKS.values() if f"{prefix}{task.metric}" in present), CLASSIFICATION)
 
 
 def task_of(frame: "pd.DataFrame", prefix: str = "target_") -> Task:
-    """The task of a frame of records; columns without any value do not count."""
+    """The task of a frame of records; columns without any value are ignored."""
     found = [column for column in frame.columns if column.startswith(prefix) and frame[column].notna().any()]
     return task_in(found or frame.columns, prefix)
 
 
 def scores(row: Mapping[str, Any]) -> list[tuple[str, float]]:
-    """(name, value) of the primary metric in a row of rounds.csv: in source validation and on the target, if known."""
+    """(name, value) of the primary metric in a row of rounds.csv, in validation and on the target, as far as known."""
     metric = task_in(row).metric
     columns = {"validation": f"mean_validation_{metric}", "target": f"target_{metric}"}
     return [(name, row[column]) for name, column in columns.items() if row.get(column) is not None]

@@ -12,8 +12,8 @@ from fedsim.run.traffic import traffic
 
 
 def show_traffic(name: str, config: str, preset: str = "", overrides: Sequence[str] = ()) -> None:
-    """What one client of a method receives and sends in a round of an experiment, in bytes, beside FedAvg's."""
-    fixed = [f"method.name={name}", "model.weights=none", "run.device=cpu"]  # sizes depend on none of these weights
+    """Print the bytes that one client receives and sends in a round of an experiment, with a method and with FedAvg."""
+    fixed = [f"method.name={name}", "model.weights=none", "run.device=cpu"]  # sizes do not depend on initial weights
     experiment = read_experiment(config, [*overrides, *fixed], preset)
     table = Table("record", "when", Column("down", justify="right"), Column("up", justify="right"),
                   title=escape(f"bytes of one client on {experiment.name}, {experiment.model.backbone}"))  # fmt: skip

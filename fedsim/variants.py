@@ -1,4 +1,4 @@
-"""What a run's recipe changes in its row, as readable words, which are always in its folder's name and in its label."""
+"""A text with the changes of a run's recipe to its row; it is part of the name of the run's folder and of its label."""
 
 import dataclasses
 import hashlib
@@ -13,30 +13,30 @@ from fedsim.part_settings import make, parts_in, validated
 from fedsim.recipe import LIST_SLOTS, SLOTS, Recipe, parts_of
 from fedsim.registry import shipped_parts
 
-LONGEST = 120  # characters: a folder's name holds 255 bytes, and the method's name and run.label stand beside it
+LONGEST = 120  # characters; a folder's name holds 255 bytes, and the method's name and run.label are in it too
 
 
 def method_label(experiment: Experiment) -> str:
-    """`fedprox@proximal.mu=0.01`: the method, and what the recipe changes in its row; UserError as for a recipe.
+    """`fedprox@proximal.mu=0.01`: the method, and what the recipe changes in its row; raises UserError like a recipe.
 
-    The values of `[parts]` belong to the experiment and are not a change. Neither is a setting that repeats the row's
-    own value, so that equal recipes have equal labels, whatever settings they came from.
+    The values of `[parts]` belong to the experiment and are not changes. A setting that repeats the row's own value is
+    not a change either, so that equal recipes have equal labels, even if their settings differ.
     """
     return "@".join(filter(None, (experiment.method_name, variant_words(experiment))))
 
 
 def same_method(a: Experiment, b: Experiment) -> bool:
-    """Whether two experiments of one data set ask for the same recipe, perhaps in different words."""
+    """Whether two experiments of one data set have the same recipe, even if their settings differ."""
     if a.method == b.method:
         return True
     try:
         return method_label(a) == method_label(b)
-    except UserError:  # a record of a method or part that is no longer there
+    except UserError:  # a method or part of an old record does not exist any more
         return False
 
 
 def variant_words(experiment: Experiment) -> str:
-    """`add=guiding_head,guiding_head.weight=0.25`, the words in the order of the slots; empty for the row itself."""
+    """A text like `add=guiding_head,guiding_head.weight=0.25`, in the order of the slots; empty for the row itself."""
     recipe = assemble(experiment.method, experiment.parts)
     row = assemble({"name": experiment.method_name}, experiment.parts)
     added, words = [], []
@@ -59,20 +59,20 @@ def _required(recipe: Recipe, slot: str) -> list[str]:
 
 
 def _full_name(part: Part) -> str:
-    """The settings name; of a part from outside the module and class, because a shipped part may have its name."""
+    """The settings name of a shipped part; for others module and class, because shipped parts may have their names."""
     kind = type(part)
     return part_name(part) if kind in shipped_parts() else f"{kind.__module__}.{kind.__name__}"
 
 
 def _reference(part: Part, row: Recipe, experiment: Experiment) -> Part:
-    """The row's part of that kind; a new one with the experiment's own values where the row has none."""
+    """The row's part of that class, or if there is none, a new one with the experiment's own values."""
     own = [present for _, present in parts_of(row) if type(present) is type(part)]
     name = part_name(part)
     return own[0] if own else validated(make(type(part)), experiment.parts.get(name, {}), f"parts.{name}")
 
 
 def _field_words(part: Part, reference: Part) -> list[str]:
-    """`name.field=value` of every field in which two parts of a kind differ."""
+    """`name.field=value` for every field in which two parts of one class differ."""
     names = [field.name for field in dataclasses.fields(part)]
     changed = [name for name in names if getattr(part, name) != getattr(reference, name)]
     return [f"{part_name(part)}.{name}={_text(getattr(part, name))}" for name in changed]
@@ -87,6 +87,6 @@ def _text(value: Any) -> str:
 
 
 def _short(words: str) -> str:
-    """The words as a part of a folder's name; what does not go into one is replaced, and a hash tells it apart."""
+    """The text as a part of a folder's name. Unsuitable characters are replaced; then a hash of the text is added."""
     plain = re.sub(r"[^\w.,=+-]+", "_", words)[:LONGEST]
     return plain if plain == words else f"{plain}~{hashlib.sha256(words.encode()).hexdigest()[:8]}"

@@ -1,1 +1,1 @@
-"""What the commands of the command line do; `fedsim.cli` reads their arguments."""
+"""The work of the commands, whose arguments `fedsim.cli` reads."""

@@ -1,4 +1,4 @@
-"""The commands about data: the known data sets, and an inspection of one's own."""
+"""The commands about data: they show the known data sets, and inspect a user's own."""
 
 from pathlib import Path
 
@@ -31,7 +31,7 @@ lr = 0.01
 
 
 def show_inspection(path: Path, grid: Path | None) -> None:
-    """Counts, sizes and modes of a folder or table of images, and the problems found in it."""
+    """Print counts, sizes and modes of the images of a folder or table, and the problems found in it."""
     from fedsim.data.inspect import draw_grid, inspect
 
     found = inspect(path)
@@ -46,7 +46,7 @@ def show_inspection(path: Path, grid: Path | None) -> None:
 
 
 def show_datasets(name: str) -> None:
-    """The known data sets, or one with its domains, classes and counts."""
+    """Print the known data sets, or one of them with its domains, classes and counts."""
     from fedsim.data import BENCHMARKS
     from fedsim.experiment import config_folders
     from fedsim.sweep.tables import known_tables

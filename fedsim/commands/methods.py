@@ -1,4 +1,4 @@
-"""The commands about methods: the list, one of them, its check, and the files of a new one."""
+"""The commands about methods: they list all, show one, check one, and write the files of a new one."""
 
 import dataclasses
 import logging
@@ -14,7 +14,7 @@ from fedsim.console import console, say
 
 
 def show_methods(changes: str = "") -> None:
-    """The map of methods by what they change, with cost, source and disclosure; `changes` selects slots."""
+    """Print the list of methods by what they change, with cost, source and disclosure; `changes` selects slots."""
     from fedsim.method_list import listed, step_costs
     from fedsim.recipe import Recipe
 
@@ -40,14 +40,16 @@ def show_methods(changes: str = "") -> None:
     if not groups:
         say(f"no method changes {changes}")
     if measured:
-        say(f"cost: time of one local step divided by FedAvg's, empty where it was not measured ({measured})")
-    say(f"disclosure: {plain}, where a method has no line of its own for it")
+        say(f"cost: time of one local step divided by FedAvg's, empty if it was not measured ({measured})")
+    say(f"disclosure: {plain}, unless the last line of a method says something else")
     say("combine rows with +, e.g. gperxan+fedprox; details: fedsim methods NAME; filter: --changes fuse,terms")
 
 
 def show_method(name: str, data: str = "", preset: str = "", overrides: Sequence[str] = ()) -> None:
-    """One recipe with every part, every field and what it discloses; with an experiment as `data`, its bytes per
-    round."""
+    """Print one recipe with every part, every field and what it discloses.
+
+    data: an experiment, for which the bytes per round are printed too.
+    """
     from fedsim.assembly import find_recipe
     from fedsim.part import part_name
     from fedsim.recipe import parts_of
@@ -67,10 +69,10 @@ def show_method(name: str, data: str = "", preset: str = "", overrides: Sequence
 
 
 def show_findings(method: str, overrides: Sequence[str] = ()) -> bool:
-    """Prints one line per property of a method; returns whether all hold."""
+    """Print one line per property of a method; returns whether all properties hold."""
     from fedsim.contract import findings
 
-    logging.disable(logging.WARNING)  # warnings about the failures that the check makes on purpose
+    logging.disable(logging.WARNING)  # the check causes failures, and so warnings, on purpose
     holds = True
     try:
         for words, reason in findings(method, overrides):
@@ -83,7 +85,7 @@ def show_findings(method: str, overrides: Sequence[str] = ()) -> bool:
 
 
 def start_method(name: str, folder: Path) -> None:
-    """Writes the files of a new method and prints what to do with them."""
+    """Write the files of a new method and print what to do with them."""
     from fedsim.new_method import write_method
 
     for file in write_method(name, folder):

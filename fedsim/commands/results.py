@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 def chosen_runs(folder: Path, methods: str, targets: str, seeds: str, only: Sequence[str] = ()) -> "Runs":
-    """The finished runs of a folder, or of comma-separated methods, targets and seeds; UserError for unknown ones.
+    """The finished runs of a folder, or only those of comma-separated methods, targets and seeds.
 
-    only: the tables that the caller reads (default: all).
+    only: the record files that the caller needs (default: all). Raises UserError for a name that no run has.
     """
     from fedsim.results import TABLES, choose_runs, read_runs
 
@@ -29,7 +29,7 @@ def chosen_runs(folder: Path, methods: str, targets: str, seeds: str, only: Sequ
 def show_comparison(
     folder: Path, runs: "Runs", select: str, baseline: str, by: list[str], format: str, metric: str = ""
 ) -> None:
-    """Prints the comparison of a folder's finished runs.
+    """Print the comparison of a folder's finished runs.
 
     The CSV form is also written to FOLDER/comparison.csv, or to comparison-METRIC.csv for another metric than the
     task's own.
@@ -54,7 +54,7 @@ def is_table(folder: Path) -> bool:
 
 
 def show_reproduction(folder: Path, runs: "Runs", select: str, format: str) -> None:
-    """Prints our numbers beside those of the paper's table; the CSV form is also written to FOLDER/comparison.csv."""
+    """Print our numbers beside those of the paper's table; they are also written to FOLDER/comparison.csv."""
     from fedsim.files import atomic_write
     from fedsim.sweep.reproduction import render, reproductions, show
 
@@ -69,7 +69,7 @@ def show_reproduction(folder: Path, runs: "Runs", select: str, format: str) -> N
 
 
 def draw_plots(folder: Path, runs: "Runs", select: str) -> None:
-    """Draws all figures into FOLDER/plots and lists them."""
+    """Draw all figures into FOLDER/plots and list them."""
     from fedsim.results import plot_all
     from fedsim.results.fonts import fonts_for, missing_text
     from fedsim.results.plots import names_in

@@ -11,7 +11,7 @@ from fedsim.tasks import task_in
 
 
 def run_one(experiment: Experiment) -> None:
-    """Run (or resume) one experiment with a progress bar; prints the headline and where the records are."""
+    """Run (or resume) one experiment with a progress bar; then print its result and where the records are."""
     from fedsim.run.conflicts import refuse_other_settings
     from fedsim.run.plan import resolve
     from fedsim.run.session import complete_finish, is_finished
@@ -42,7 +42,7 @@ def make_pictures(experiment: Experiment, output: Path, rows: int) -> None:
 
 
 def headline(folder: Path) -> str:
-    """One run's result in two lines, without the oracle; with differential privacy, its guarantee in a third one."""
+    """One run's result in two lines, without the oracle; with differential privacy, a third line has its guarantee."""
     row = pd.read_csv(folder / "summary.csv", dtype={"validation_domain": str}).iloc[0]
     task = task_in(row.index, "last_target_")
     basis = f"best on {row['validation_domain']}" if "validation_domain" in row else "best source validation"

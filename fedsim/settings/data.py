@@ -1,4 +1,4 @@
-"""Settings of the images: which, how they are split and augmented, and the folders that the settings name."""
+"""Settings of the images: which ones, how they are split and augmented, and the folders that the settings name."""
 
 import os
 from pathlib import Path
@@ -16,7 +16,7 @@ SMALLEST_SIZE = 8  # pixels of an image's side
 
 
 class DataSettings(Settings):
-    """[data]: which images, how they are split, how batches are augmented."""
+    """[data]: which images are used, how they are split, and how batches are augmented."""
 
     dataset: str = Field(
         "digits",
@@ -38,32 +38,32 @@ class DataSettings(Settings):
         "the backbone's weights were trained",
     )
     columns: dict[str, str] = Field(
-        {}, description="names of a table's columns where they are not path, label, domain and split"
+        {}, description="names of a table's columns, if they are not path, label, domain and split"
     )
     variant: Literal["csac", "domainbed"] = Field(
-        "csac", description="Rotated MNIST: same images in every domain, or disjoint"
+        "csac", description="Rotated MNIST: the same images in every domain (csac), or disjoint ones (domainbed)"
     )
     fraction: float = Field(
-        1.0, gt=0, le=1, description="share of every domain's images used (per class, by split_seed)"
+        1.0, gt=0, le=1, description="share of every domain's images that is used (drawn per class, by split_seed)"
     )
     holdout: float = Field(0.1, gt=0, lt=1, description="share of a client's images held out for validation")
     split: Literal["random", "stratified", "lists"] = Field(
         "random", description="DomainBed's split, per class (CSAC), or the published lists in data.lists"
     )
-    lists: str = Field("", description="folder of split lists, seen from data.root: DOMAIN_train*.txt and so on")
+    lists: str = Field("", description="folder of split lists (DOMAIN_train*.txt and so on), relative to data.root")
     split_seed: int = Field(
-        -1, ge=-1, description="seed of subsets, splits and partitions; -1: run.seed, so that seeds differ in data too"
+        -1, ge=-1, description="seed of subsets, splits and partitions; -1: run.seed, so each seed has other splits"
     )
     test_split: Literal["all", "in", "list"] = Field(
         "all",
-        description="target images tested: all, DomainBed's 'in' part, or those of DOMAIN_test*.txt in data.lists",
+        description="tested target images: all, DomainBed's 'in' part, or those of DOMAIN_test*.txt in data.lists",
     )
     adapt_share: float = Field(
         0.0,
         ge=0,
         lt=1,
         description="share of the unseen domain's images for methods that train on them without labels; these images "
-        "are never tested; 0: half of the images for such a method, none for others",
+        "are never tested; 0: half of the images with such a method, and none with other methods",
     )
     clients_per_domain: int = Field(1, ge=1, description="clients that share one domain")
     partition: Literal["iid", "dirichlet"] = Field("iid", description="how a domain is shared between its clients")
@@ -72,7 +72,7 @@ class DataSettings(Settings):
         0.0,
         ge=0,
         le=1,
-        description="share of every source domain's images that is dealt to all clients instead of the domain's own; "
+        description="share of every source domain's images that is given to all clients, not to the domain's own ones; "
         "0: one domain per client, 1: all clients have the same mixture (FedDG_Benchmark's lambda)",
     )
     augment: str = Field(
@@ -81,7 +81,8 @@ class DataSettings(Settings):
     )
     normalize: Literal["none", "imagenet", "mnist", "weights"] = Field(
         "none",
-        description="mean and std after augmentation; weights: those with which the backbone's weights were trained",
+        description="mean and std with which images are normalized after augmentation; weights: those of the training "
+        "of the backbone's weights",
     )
     structures: dict[str, list[int]] = Field(
         {},
@@ -92,20 +93,20 @@ class DataSettings(Settings):
         0.5, gt=0, lt=1, description="probability above which a pixel belongs to a structure when masks are evaluated"
     )
     largest_component: bool = Field(
-        False, description="count only the largest connected component of each predicted structure"
+        False, description="evaluate only the largest connected component of each predicted structure"
     )
     cache: str = Field("", description="folder of the decoded images; empty: $FEDSIM_CACHE, else ~/.cache/fedsim")
-    _run_seed: int = PrivateAttr(0)  # set by the Experiment, as the next one
+    _run_seed: int = PrivateAttr(0)  # the Experiment sets this attribute and the next
     _validation_domain: str = PrivateAttr("")
 
     @property
     def validation_domain(self) -> str:
-        """The run's domain that selects the round and on which no client trains; empty for none."""
+        """The domain that selects the run's round and on which no client trains; empty when there is none."""
         return self._validation_domain
 
     @property
     def seed_of_splits(self) -> int:
-        """The seed that splits are drawn from: `split_seed`, or the run's."""
+        """The seed from which splits are drawn: `split_seed`, or the run's seed."""
         return self._run_seed if self.split_seed < 0 else self.split_seed
 
     @field_validator("image_size")
@@ -125,10 +126,10 @@ class DataSettings(Settings):
 
 
 def data_root(data: DataSettings) -> Path:
-    """Folder in which the data set is looked for."""
+    """The folder in which the data set is looked for."""
     return Path(data.root or os.environ.get("FEDSIM_DATA", "data")).expanduser()
 
 
 def cache_root(data: DataSettings) -> Path:
-    """Folder of the decoded images."""
+    """The folder of the decoded images."""
     return Path(data.cache or os.environ.get("FEDSIM_CACHE", "~/.cache/fedsim")).expanduser()

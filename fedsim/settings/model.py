@@ -16,24 +16,24 @@ class ModelSettings(Settings):
         "with masks unet, unet-small, unet-resnet18, unet-resnet50, unet-densenet121; or timm:NAME, open_clip:NAME",
     )
     options: dict[str, Any] = Field(
-        {}, description="further arguments of timm.create_model; of open_clip: pretrained, which of its weights"
+        {}, description="more arguments of timm.create_model; for open_clip: pretrained, the name of its weights"
     )
     weights: str = Field(
         "none",
-        description="none (random), imagenet or hub (downloaded), package (a Python package's), or a local file",
+        description="none (random), imagenet or hub (downloaded), package (from a Python package), or a local file",
     )
     train: str = Field(
         "all",
-        description="all; or what is trained, while the rest is frozen and not sent: head, norm, or a pattern of "
-        "parameter names such as backbone.layer4.*, joined by +",
+        description="what is trained; the rest is frozen and not sent: all, or head, norm or patterns of parameters' "
+        "names such as backbone.layer4.*, joined by +",
     )
     bottleneck: int = Field(0, ge=0, description="width of Linear-BatchNorm1d-ReLU before the head; 0: none")
-    head: Literal["linear", "text"] = Field("linear", description="linear (learned); text: CLIP's texts of the classes")
-    prompt: str = Field("a photo of a {}.", description="the text of a class, with {} for its name; for head = text")
+    head: Literal["linear", "text"] = Field("linear", description="linear: learned; text: CLIP's texts of the classes")
+    prompt: str = Field("a photo of a {}.", description="with head = text, the text of a class, with {} for its name")
 
     @field_validator("prompt")
     @classmethod
     def _prompt_has_one_place(cls, prompt: str) -> str:
         if prompt.count("{}") != 1 or prompt.count("{") != 1 or prompt.count("}") != 1:
-            raise ValueError("the text of a class has one {} where its name comes")
+            raise ValueError("the text of a class needs exactly one {} for its name")
         return prompt

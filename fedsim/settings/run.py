@@ -1,4 +1,4 @@
-"""Settings of a run: what is held out, where it is computed, what is kept."""
+"""Settings of a run: which domain is held out, where the run is computed, and what is kept of it."""
 
 from typing import Annotated, Literal
 
@@ -8,43 +8,44 @@ from fedsim.sections import Settings, folder_name
 
 
 class RunSettings(Settings):
-    """[run]: what is held out, where it runs, what happens when a client fails."""
+    """[run]: which domain is held out, where the run is computed, what is kept, and what follows a client's failure."""
 
     target: str = Field("", description="the unseen domain; empty: the last one")
     seed: int = Field(0, ge=0)
     label: Annotated[str, AfterValidator(folder_name)] = Field(
-        "", description="text that distinguishes this run from other runs of the same method; a grid of a sweep sets it"
+        "", description="text that distinguishes this run from other runs of the same method; a sweep's grid sets it"
     )
     runtime: Literal["inline", "ray", "flower", "deployment"] = Field(
         "inline",
-        description="this process, Ray workers, Flower's own simulation engine, or a federation's own machines",
+        description="where clients run: in this process, on Ray workers, in Flower's own simulation engine, or "
+        "on the machines of a federation",
     )
     federation: str = Field("", description="the deployment's federation file")
     evaluate_target: Literal["auto", "server", "site"] = Field(
         "auto",
         description="where the unseen domain's images are: on the server, or on a site with role = target; "
-        "auto: the site when the federation file has one, else the server",
+        "auto: on such a site if the federation file has one, otherwise on the server",
     )
     wait_for_sites: float = Field(300.0, gt=0, description="seconds to wait for sites that are not online")
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: int = Field(
         1,
         ge=0,
-        description="CPU threads of each process that computes; numbers depend on it, so that it is recorded and "
-        "compared; 0: one for each core that the process may use (each site of a deployment counts its own)",
+        description="CPU threads of each process that computes; a run's numbers depend on it, so it is recorded and "
+        "compared; 0: one for each core that the process may use (each site of a deployment counts its own cores)",
     )
     processes: int = Field(
         0,
         ge=0,
-        description="processes of the inline runtime in which clients train, with the same numbers; 0: after the first "
-        "round, as many as cores are free when that saves time",
+        description="number of processes in which clients train with the inline runtime; it does not change a run's "
+        "numbers; 0: after the first round, one for each free core if that saves time",
     )
     output: str = "outputs"
     keep_predictions: bool = Field(
         True, description="keep the target's predictions of the selected, last and oracle round, for `compare --metric`"
     )
     evaluate_batch_size: int = Field(256, ge=1)
-    checkpoint_every: int = Field(1, ge=1, description="rounds between checkpoints")
+    checkpoint_every: int = Field(1, ge=1, description="number of rounds from one checkpoint to the next")
     validation_domain: str = Field(
         "",
         description="a domain that is held out to select the round: no client trains on it, and the server evaluates "
@@ -56,14 +57,14 @@ class RunSettings(Settings):
     )
     client_rows: Literal["auto", "clients", "domains"] = Field(
         "auto",
-        description="rows of a round in clients.csv: one per client, one per domain, or (auto) per domain where "
+        description="rows of a round in clients.csv: one per client, one per domain, or (auto) one per domain if "
         "more than 200 clients take part",
     )
     personalised: bool = Field(
-        False, description="source clients also validate with their own batch norm (clients.csv)"
+        False, description="source clients also validate with their own batch norm (recorded in clients.csv)"
     )
     keep_personal: bool = Field(
-        False, description="write every client's own model to personal-<client>.safetensors; sites keep theirs"
+        False, description="write every client's own model to personal-<client>.safetensors; a site's model stays there"
     )
     on_client_failure: Literal["stop", "continue"] = "stop"
     patience: float = Field(
@@ -75,19 +76,19 @@ class RunSettings(Settings):
     update_limit: float = Field(
         100.0,
         ge=0,
-        description="a reply is refused when it moves the model more than so many times as far as the median of the "
-        "others; 0: none is refused",
+        description="a reply is refused when it moves the model more than this many times as far as the median of the "
+        "other replies; 0: no reply is refused",
     )
     examples_limit: float = Field(
         100.0,
         ge=0,
-        description="a site is refused when it reports more than so many times the examples of the others' median; "
-        "0: every number is accepted",
+        description="a site is refused when it reports more than this many times the median number of examples of the "
+        "other sites; 0: every number is accepted",
     )
     timeout: float = Field(3600.0, gt=0, description="seconds to wait for the replies of one phase")
-    ray_address: str = Field("", description="existing Ray cluster; empty: a local one is started")
+    ray_address: str = Field("", description="address of an existing Ray cluster; empty: a local cluster is started")
     workers: int = Field(0, ge=0, description="Ray workers; 0: as many as the resources allow, at most one per client")
     cpus_per_worker: float = Field(1.0, gt=0)
-    gpus_per_worker: float = Field(0.0, ge=0, description="fraction of a GPU; 0: Ray workers share all GPUs that exist")
+    gpus_per_worker: float = Field(0.0, ge=0, description="GPUs of a Ray worker, e.g. 0.5; 0: workers share all GPUs")
     tensorboard: bool = Field(False, description="also write TensorBoard scalars into the run's folder")
     callbacks: list[str] = Field([], description="your own trackers, package.module:Class (see RunCallback)")

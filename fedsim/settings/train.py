@@ -12,12 +12,12 @@ class TrainSettings(Settings):
 
     rounds: int = Field(10, ge=1)
     epochs: int = Field(1, ge=1, description="local passes over the data per round, unless iterations is set")
-    iterations: int = Field(0, ge=0, description="local steps per round; 0: epochs count")
+    iterations: int = Field(0, ge=0, description="local steps per round; 0: epochs says how many")
     batch_size: int = Field(64, ge=2)
     budget: Literal["paper", "images", "steps"] = Field(
         "paper",
-        description="local work: paper: as much as the method's parts ask for; images or steps: as many as FedAvg's, "
-        "preludes and copies included (clients/budget.py)",
+        description="how much a client trains: paper: as much as the method's parts ask for; images or steps: on as "
+        "many images, or for as many steps, as with FedAvg, including preludes and copies (clients/budget.py)",
     )
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     lr: float = Field(0.01, gt=0)
@@ -36,18 +36,18 @@ class TrainSettings(Settings):
         description="clients that validate the model of a round, which selects the best round: all, drawn (those that "
         "trained in the round), or a number of clients that stay the same",
     )
-    evaluate_every: int = Field(1, ge=1, description="rounds between validations; the last round is always validated")
+    evaluate_every: int = Field(1, ge=1, description="rounds from a validation to the next; the last is validated too")
     precision: Literal["fp32", "bf16"] = "fp32"
     side_by_side: int = Field(
         1,
         ge=1,
-        description="so many clients train as one program where the method allows it (inline runtime); for small "
-        "networks on a GPU, slower on a CPU; 1: one after the other",
+        description="number of clients that train together as one program, if the method allows it (inline runtime); "
+        "meant for small networks on a GPU, slower on a CPU; 1: clients train one after the other",
     )
     compile: Literal["off", "default", "reduce-overhead", "max-autotune"] = Field(
         "off",
-        description="torch.compile of the network's training pass, in this mode of PyTorch's: one graph for all "
-        "clients and rounds of a process; on a GPU reduce-overhead takes CUDA graphs",
+        description="compile the network's training pass by torch.compile in this mode; one graph serves all clients "
+        "and rounds of a process; on a GPU reduce-overhead uses CUDA graphs",
     )
     dp_clip: float = Field(
         0.0, ge=0, description="local differential privacy: largest L2 norm of a client's update; 0: off"

@@ -152,7 +152,7 @@ def test_nothing_to_train_is_refused(tmp_path):
         Workspace(
             resolve(small_experiment(tmp_path, "fedsr", model={**model, "train": "all"}, data={"image_size": 32}))
         )
-    with pytest.raises(ValueError, match=r"one \{\} where its name comes"):
+    with pytest.raises(ValueError, match=r"exactly one \{\} for its name"):
         settings(prompt="a photo")
 
 
