@@ -1,9 +1,9 @@
-"""Weighted averaging of many clients' ResNet-50 states: bytes per second beside numpy.copyto, and peak extra memory.
+"""Speed of averaging many clients' ResNet-50 states, compared with numpy.copyto, and the peak of extra memory.
 
     python benchmarks/aggregation.py --clients 30
 
-Targets: at least 0.5 of copyto's rate over the same bytes, at most 2.5 models of extra memory. The memory is measured
-in a second pass with tracemalloc (NumPy reports its allocations to it), so that tracing does not disturb the timing.
+Targets: at least half of copyto's bytes per second, and extra memory of at most 2.5 models. The memory is measured in a
+second pass with tracemalloc (NumPy reports its allocations to it), so that tracing does not change the measured times.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from strategies.aggregate import weighted_mean
 
 
 def client_states(clients: int) -> list[dict[str, np.ndarray]]:
-    """States of distinct memory, as they come off the wire: read-only views on bytes."""
+    """States that share no memory, as they arrive in messages: read-only views of bytes."""
     net = build_model(ModelSettings(backbone="resnet50"), 7, 3, 64)
     state = {name: value.numpy() for name, value in net.state_dict().items()}
     return [
@@ -28,7 +28,7 @@ def client_states(clients: int) -> list[dict[str, np.ndarray]]:
 
 
 def best(function, repeats: int) -> float:
-    """Shortest of several timings, in seconds."""
+    """The shortest of several times, in seconds."""
     times = []
     for _ in range(repeats):
         started = time.perf_counter()
@@ -54,7 +54,7 @@ def main() -> None:
                 np.copyto(target[name], array)
 
     ratios = []
-    for _ in range(3):  # pairs close in time: the machine's other load hits both sides
+    for _ in range(3):  # both are measured one after the other, so that other programs slow down both
         ours, copy = best(lambda: weighted_mean(states, weights), options.repeats), best(copy_all, options.repeats)
         ratios.append(copy / ours)
         print(

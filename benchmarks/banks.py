@@ -1,11 +1,11 @@
-"""What banks cost: a local step relative to FedAvg's, and images per second of collecting styles and amplitudes.
+"""What banks cost: the time of a local step divided by FedAvg's, and how fast styles and amplitudes are collected.
 
     python benchmarks/banks.py --root FOLDER_OF_PACS --threads 2
     python benchmarks/banks.py --root FOLDER_OF_PACS --rows "ccst,ccst:cross_client_style.encoder=haar,elcfs"
 
-Steps are whole ones on real PACS images: gather, transfer, augment, forward, backward, update. Each repetition takes
-every row once, in turn; the ratio is the median over repetitions of the ratio to FedAvg's step of that repetition.
-Targets: at most 1.15 for CCST in pixel space, 3.5 for first-order ELCFS.
+The steps are complete, on real PACS images: gather, transfer, augment, forward, backward, update. Each repetition takes
+one step of every row. The printed ratio is the median over the repetitions of the ratio to FedAvg's step in the same
+repetition. Targets: at most 1.15 for CCST in pixel space, and 3.5 for first-order ELCFS.
 """
 
 import argparse
@@ -60,7 +60,7 @@ def experiment_of(row: str, args: argparse.Namespace) -> Experiment:
 
 
 def bank_records(space: Workspace, client: str) -> dict:
-    """What `client` gets of all banks of the recipe."""
+    """What `client` receives from all banks of the recipe."""
     names = space.plan.clients
     records = {}
     for bank in space.recipe.banks:
@@ -71,7 +71,7 @@ def bank_records(space: Workspace, client: str) -> dict:
 
 
 def timed_step(row: str, args: argparse.Namespace) -> Callable[[], None]:
-    """Function that takes one whole local step of the row."""
+    """A function that takes one complete local step of the row."""
     experiment = experiment_of(row, args)
     space = Workspace(resolve(experiment))
     name = space.plan.clients[0]
@@ -90,10 +90,10 @@ def timed_step(row: str, args: argparse.Namespace) -> Callable[[], None]:
 
 
 def compare_steps(rows: list[str], args: argparse.Namespace) -> None:
-    """One line per row: median milliseconds and ratio to FedAvg."""
+    """Print one line per row: median milliseconds and ratio to FedAvg."""
     takes = {row: timed_step(row, args) for row in ["fedavg", *rows]}
     times: dict[str, list[float]] = {row: [] for row in takes}
-    for repetition in range(args.repeats + 2):  # two to warm up
+    for repetition in range(args.repeats + 2):  # the first two are not counted
         for row, take in takes.items():
             seconds = timed(take, args.device)
             if repetition >= 2:
@@ -114,7 +114,7 @@ def timed(take: Callable[[], object], device: str) -> float:
 
 
 def extraction(args: argparse.Namespace) -> None:
-    """Images per second over all of PACS: styles, amplitudes, and a forward pass of the backbone for comparison."""
+    """Print images per second over all of PACS: for styles, amplitudes and, to compare, the backbone's forward pass."""
     space = Workspace(resolve(experiment_of("fedavg", args)))
     data = [space.client(name, "").data for name in space.plan.clients]
     target = Workspace(resolve(experiment_of("fedavg", argparse.Namespace(**{**vars(args), "target": "photo"}))))

@@ -1,12 +1,13 @@
-"""What a client costs the server when there are many: seconds, processor seconds, memory of the driver and disk.
+"""What each client costs the server when there are many: seconds, processor seconds, memory of the driver, and disk.
 
-Clients have 10 images each of the digits (nine train, one validates), over five domains. Per number of clients N:
+Each client has 10 images of the digits (nine for training, one for validation) from one of five domains. For every
+number of clients N there are two measurements:
 
-    1 %    rounds in which 1 % of the clients are drawn, train, and validate the round's model
-    all    one round in which all N do
+    1 %    rounds in which 1 % of the clients are drawn; these train, and validate the round's model
+    all    one round in which all N clients do so
 
-Every run is a process of its own, and runs of the numbers are interleaved. Processor seconds are those of the process
-and of its children, without what is spent before the first round; memory is the largest resident size of the driver.
+Every run is a separate process, and the runs of different N take turns. Processor seconds are those of the process and
+its children from the first round on; memory is the largest resident size of the driver.
 
     python benchmarks/clients_scale.py [--clients 100,1000,10000] [--rounds 3] [--modes some,all] [--repeats 1]
                                        [--runtimes inline,flower]
@@ -36,7 +37,7 @@ FLAT_SECONDS, FLAT_MEMORY = 1.3, 1.1
 
 
 def run(clients: int, mode: str, rounds: int, runtime: str, output: str) -> None:
-    """One run in this process; prints what it took as JSON."""
+    """Do one run in this process; print its measurements as JSON."""
     os.environ["MANY_DIGITS"] = str(IMAGES * clients // DOMAINS)
     sys.path.insert(0, str(HERE))
     os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
@@ -86,7 +87,7 @@ def run(clients: int, mode: str, rounds: int, runtime: str, output: str) -> None
 
 
 class Watch:
-    """Callback and observer of a run: when its first round begins, and how many bytes its folder and files take."""
+    """A callback that notes when a run's first round begins, and how many bytes the run's files take."""
 
     def __init__(self) -> None:
         self.created, self.began, self.base = time.monotonic(), 0.0, 0.0
@@ -94,7 +95,7 @@ class Watch:
         self._stop = threading.Event()
 
     def start(self, folder: Path) -> None:
-        """Look at the folder twice a second."""
+        """Measure the folder twice a second."""
         threading.Thread(target=self._look, args=(folder,), daemon=True).start()
 
     def processor(self) -> float:
@@ -105,7 +106,7 @@ class Watch:
         """Nothing."""
 
     def on_round(self, row: dict, clients: list[dict]) -> None:
-        """Row 0 comes when the first round begins."""
+        """Note the time of row 0, which is recorded when the first round begins."""
         if row["round"] == 0:
             self.began, self.base = time.monotonic() - self.created, used()
 
@@ -125,7 +126,7 @@ def used() -> float:
 
 
 def on_disk(folder: Path) -> int:
-    """Bytes of a folder's files, and of the files without a name that this process has open."""
+    """Bytes of a folder's files, and of the open files of this process that have no name."""
     total = 0
     for file in folder.rglob("*"):
         try:
@@ -143,7 +144,7 @@ def on_disk(folder: Path) -> int:
 
 
 def measure(clients: int, mode: str, rounds: int, runtime: str) -> dict[str, float]:
-    """One run in a process of its own."""
+    """The measurements of one run in a separate process."""
     with tempfile.TemporaryDirectory() as output:
         command = [sys.executable, __file__, "--one", f"{clients},{mode},{rounds},{runtime}", "--output", output]
         done = subprocess.run(command, capture_output=True, text=True)
@@ -155,7 +156,7 @@ def measure(clients: int, mode: str, rounds: int, runtime: str) -> dict[str, flo
 
 
 def show(results: dict[tuple[str, str, int], list[dict[str, float]]]) -> None:
-    """The table; ratios are to the smallest number of clients (seconds) and to the number before (memory)."""
+    """Print the table. Seconds are relative to the smallest number of clients, memory to the previous."""
     table = Table(
         "runtime", "drawn", "clients", "ms a client", "processor ms", "before round 1", "driver MiB", "disk MiB"
     )
@@ -176,7 +177,7 @@ def show(results: dict[tuple[str, str, int], list[dict[str, float]]]) -> None:
 
 
 def main() -> None:
-    """Run every combination, those of one repetition one after the other."""
+    """Run every combination once in each repetition."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", default="100,1000,10000")
     parser.add_argument("--rounds", type=int, default=3)

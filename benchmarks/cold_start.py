@@ -1,10 +1,10 @@
-"""How long a site's client app takes from its process's start to its first optimizer step, and what of that is ours.
+"""How long a site's client app takes from the start of its process to its first optimizer step, and why.
 
     python benchmarks/cold_start.py [--set key=value ...] [--config digits] [--repeats 5]
 
-Every message of a deployed run is a new process. Each repeat starts `python` afresh, imports what Flower's client
-process imports, loads the app, opens cached data and takes one step; PyTorch's own import is measured the same way.
-Processor seconds are printed beside wall seconds: on a busy machine only they mean anything.
+Every message of a deployed run starts a new process. Each repetition starts a new `python`, imports what Flower's
+client process imports, loads the app, opens cached data and takes one step. The import of PyTorch is measured in the
+same way. Wall seconds and processor seconds are printed; on a busy machine only processor seconds are useful.
 """
 
 import argparse
@@ -22,7 +22,7 @@ STAGES = ("import torch", "import flwr", "import fedsim", "open data and model",
 
 
 def child(settings: str, state: str) -> None:
-    """One cold client app; prints what each stage took: (wall, processor) seconds."""
+    """Run one client app in this new process; print the (wall, processor) seconds of each stage."""
     marks = [(float(os.environ["COLD_STARTED"]), 0.0), mark()]
     import torch  # noqa: F401
 
@@ -52,12 +52,12 @@ def child(settings: str, state: str) -> None:
 
 
 def mark() -> tuple[float, float]:
-    """Now, as (wall, processor) seconds."""
+    """The present time as (wall, processor) seconds."""
     return time.time(), time.process_time()
 
 
 def order(settings: str, state: str) -> tuple:
-    """A train message of round 1 for the first source client, and the site's context."""
+    """(a train message of round 1 for the first source client, the site's context)."""
     from flwr.app import ConfigRecord, Context, Message, RecordDict
 
     from fedsim.experiment import parse_experiment
@@ -87,7 +87,7 @@ def main() -> None:
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "settings.toml").write_text(settings)
-        for number in range(words.repeats + 1):  # the first fills the caches
+        for number in range(words.repeats + 1):  # the first one fills the caches and is not counted
             environment = {**os.environ, "COLD_STARTED": repr(time.time())}
             command = [sys.executable, __file__, "child", f"{folder}/settings.toml", f"{folder}/state{number}"]
             done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)

@@ -1,11 +1,12 @@
-"""Training images per second of the cached data path beside torchvision's ImageFolder + DataLoader.
+"""Training images per second with our cached images, compared with torchvision's ImageFolder + DataLoader.
 
     python benchmarks/data_path.py --root ../shared/data/PACS --size 64
 
-Same images, same augmentation (DomainBed's: random resized crop, flip, colour jitter, grayscale, normalisation), same
-batch size. The first epoch includes decoding everything once into the cache, a warm one opens it. The last line is what
-crops in original coordinates cost: the same images, once as squares and once as if each had been 640 x 480 (without the
-ImageFolder lines: --no-torchvision). Rates are of processor time, so that a busy machine gives them too.
+Images, augmentation (DomainBed's: random resized crop, flip, colour jitter, grayscale, normalization) and batch size
+are the same on both sides. The first epoch decodes all images into the cache; a later epoch only opens the cache. The
+last line is the cost of crops in original coordinates: the same images are used as squares, and as if each had 640 x
+480 pixels. --no-torchvision leaves out ImageFolder. Rates are per second of processor time, so that other programs have
+little influence.
 """
 
 import argparse
@@ -55,14 +56,14 @@ def cached(data: LocalData, batch: int) -> float:
 
 
 def opened(settings: DataSettings, domain: str) -> tuple[LocalData, float]:
-    """One client's data, and the processor seconds that opening it took."""
+    """(one client's data, the processor seconds that opening it took)."""
     started = time.process_time()
     data = LocalData(load_client(settings, domain), make_transforms(settings, 3), torch.device("cpu"))
     return data, time.process_time() - started
 
 
 def as_squares_or_not(data: LocalData, batch: int, repeats: int = 5) -> tuple[float, float]:
-    """Images per second of square images, and of the same ones as if they had been 640 x 480 (medians, in turns)."""
+    """Median images per second of square images, and of the same images as if they had 640 x 480 pixels."""
     wide = torch.tensor([[480, 640]], dtype=torch.int32).expand(len(data.images), 2)
     rates: dict[bool, list[float]] = {False: [], True: []}
     for _ in range(repeats):

@@ -1,11 +1,12 @@
-"""Seconds per round of a deployed run beside those of an empty Flower app on the same federation.
+"""Seconds per round of a deployed run, compared with those of an empty Flower app on the same federation.
 
     python benchmarks/deployed.py [--rounds 4] [--set key=value ...]
 
-Starts a federation of three source sites and a target site on loopback (kits, TLS, keys), then: an app whose server
-sends every site an empty message twice a round and whose client answers at once (the floor: polling, processes,
-Flower's imports), and `fedsim run digits`. The first round is left out; medians of the others. Processor seconds are
-those of all processes of the federation together, from round 1 to the last one: on a busy machine the better measure.
+It starts a federation of three source sites and a target site on loopback, with kits, TLS and keys. Then it runs two
+apps. The server of the empty app sends every site an empty message twice a round, and its clients answer at once: this
+measures what Flower itself costs (polling, processes, imports). The other app is `fedsim run digits`. The printed
+numbers are medians over all rounds but the first. Processor seconds are those of all processes of the federation
+together, from round 1 to the last round; on a busy machine they are the better measure.
 """
 
 import argparse
@@ -100,7 +101,7 @@ def loopback(folder: Path):
 
 
 def script(federation: Federation, name: str, which: str) -> None:
-    """Run a kit's script with this Python's programs."""
+    """Run a kit's script with the programs of this Python environment."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     kit = federation.kit(name)
     with (kit / "script.log").open("w") as log:
@@ -128,7 +129,7 @@ def empty_rounds(federation: Federation, folder: Path, rounds: int) -> list[floa
 
 
 def processor_seconds(folder: Path) -> dict[str, float]:
-    """What the processes that work below a folder have used so far, with their ended children, by kind of program."""
+    """{program: processor seconds} of the processes that work below a folder, with their ended children."""
     used: dict[str, float] = {}
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -136,7 +137,7 @@ def processor_seconds(folder: Path) -> dict[str, float]:
                 continue
             words = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
             times = (process / "stat").read_text().rsplit(")", 1)[1].split()[11:15]
-        except OSError:  # not ours, or ended meanwhile
+        except OSError:  # another user's process, or one that has ended in the meantime
             continue
         name = next((name for name in PROGRAMS if name in " ".join(words[:5])), "others")
         used[name] = used.get(name, 0.0) + sum(map(int, times)) / os.sysconf("SC_CLK_TCK")
@@ -152,7 +153,7 @@ class Meter(threading.Thread):
         self.seen: dict[int, dict[str, float]] = {}
 
     def run(self) -> None:
-        """Look five times a second."""
+        """Check five times a second."""
         while True:
             rows = self.table.read_text().count("\n") - 1 if self.table.is_file() else 0
             if rows not in self.seen:
@@ -160,7 +161,7 @@ class Meter(threading.Thread):
             time.sleep(0.2)
 
     def a_round(self) -> dict[str, float]:
-        """Processor seconds per round by program, from round 1 to the last but one (at the last one the run ends)."""
+        """Processor seconds per round by program, from round 1 to the last but one, because the last ends the run."""
         first, last = min(rows for rows in self.seen if rows > 1), max(self.seen) - 1  # rows: round 0 is one
         before, after = self.seen[first], self.seen[last]
         return {name: (after[name] - before.get(name, 0.0)) / (last - first) for name in after}

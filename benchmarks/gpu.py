@@ -1,11 +1,12 @@
-"""What to run when a GPU is at hand, in order; prints tables and appends them to benchmarks/GPU.md.
+"""All measurements that need a GPU, in order; prints tables and appends them to benchmarks/GPU.md.
 
     python benchmarks/gpu.py                                 (everything, on the GPU)
     python benchmarks/gpu.py --checks rate,small-nets
-    python benchmarks/gpu.py --small --device cpu --output /tmp/GPU.md     (the same code in a small form, any machine)
+    python benchmarks/gpu.py --small --device cpu --output /tmp/GPU.md     (the same code, small enough for a CPU)
 
-Every table is interleaved with its reference in one process. Ratios count; absolute times hold on that device only.
-Real training (PACS, four targets, several seeds) takes hours: the commands are printed, `fedsim sweep` resumes them.
+Every measurement takes turns with its reference in one process. Compare the ratios; times are of this device only. Real
+training (PACS, four targets, several seeds) takes hours, so its commands are only printed; `fedsim sweep` can resume
+it.
 """
 
 import argparse
@@ -37,9 +38,10 @@ TRAINING = (
 
 
 def runs(scale: Scale, device: torch.device) -> Table:
-    """1. Every row of METHODS runs, finite; validation of round 1 beside the CPU's; the same seed, the same records.
+    """1. Every row of METHODS runs with finite numbers, agrees with the CPU, and with equal seeds gives equal records.
 
-    `same` compares two fp32 runs with deterministic algorithms, `cost` is their time over that of the first run.
+    The validation of round 1 is compared with the CPU's. `same` compares two fp32 runs with deterministic algorithms;
+    `cost` is their time divided by that of the first run.
     """
     table: Table = []
     for method in scale.methods:
@@ -63,7 +65,7 @@ def runs(scale: Scale, device: torch.device) -> Table:
 
 
 def small_run(method: str, scale: Scale, device: torch.device, precision: str) -> tuple[pd.DataFrame, float]:
-    """rounds.csv without timings of a short run on digits, and its seconds."""
+    """(rounds.csv of a short run on digits, without times; the seconds of the run)."""
     close_workspaces()
     changes = [f"run.device={device.type}", f"train.precision={precision}", f"train.rounds={scale.rounds}"]
     if scale is SMALL:
@@ -77,7 +79,10 @@ def small_run(method: str, scale: Scale, device: torch.device, precision: str) -
 
 @contextmanager
 def deterministic() -> Iterator[None]:
-    """PyTorch's deterministic algorithms inside the block (set CUBLAS_WORKSPACE_CONFIG=:4096:8 for the process)."""
+    """Use PyTorch's deterministic algorithms inside the `with` block.
+
+    The process needs CUBLAS_WORKSPACE_CONFIG=:4096:8.
+    """
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         yield
@@ -99,13 +104,15 @@ def steps(scale: Scale, device: torch.device) -> Table:
 
 
 def options(scale: Scale, backbone: str) -> argparse.Namespace:
-    """Settings of a step, as `steps.py` takes them."""
+    """The settings of a step in the form that `steps.py` takes."""
     return argparse.Namespace(data="digits", backbone=backbone, size=scale.size, batch=scale.batch, bottleneck=0)
 
 
 def rate(scale: Scale, device: torch.device) -> Table:
-    """3. Images per second of whole FedAvg rounds beside forward and backward alone on a resident batch; aim 0.6, and
-    0.9 for ResNet-50. `largest` are the three operations that took most of the round's time."""
+    """3. Images per second of whole FedAvg rounds, divided by those of forward and backward on a batch on the device.
+
+    The targets are 0.6, and 0.9 for ResNet-50. `largest` are the three operations that took most of the round's time.
+    """
     table: Table = []
     for backbone in scale.backbones:
         for precision in scale.precisions:
@@ -144,7 +151,7 @@ def resident_rate(scale: Scale, backbone: str, precision: str, device: torch.dev
 
 
 def whole_rate(experiment: Experiment, scale: Scale, folder: Path) -> tuple[float, str]:
-    """Images per second of all rounds after the first one, and what took most of the time."""
+    """(images per second of all rounds after the first, the operations that took most of the time)."""
     seconds = []
     activities = [torch.profiler.ProfilerActivity.CPU]
     if experiment.run.device == "cuda":
@@ -173,7 +180,7 @@ def synchronisation(scale: Scale, device: torch.device) -> Table:
 
 
 def first_wait(take: Callable[[], None], device: torch.device) -> str:
-    """What waits for the device first; "none", or on a CPU "not a GPU"."""
+    """The first operation that waits for the device; "none" without any, and on a CPU "not a GPU"."""
     if device.type != "cuda":
         take()
         return "not a GPU"
@@ -188,7 +195,7 @@ def first_wait(take: Callable[[], None], device: torch.device) -> str:
 
 
 def small_nets(scale: Scale, device: torch.device) -> Table:
-    """5. Clients per second of the digits CNN, in every way to train them, and the ratio to a bare PyTorch loop."""
+    """5. Clients per second of the digits CNN with every way to train them, and the ratio to a plain PyTorch loop."""
     settings: dict[str, dict] = {
         "sequential": {},
         "side by side": {"side_by_side": max(scale.clients) + 1},
@@ -215,7 +222,7 @@ def small_nets(scale: Scale, device: torch.device) -> Table:
 
 
 def round_seconds(way: Callable[[Experiment], object], base: Experiment, scale: Scale, folder: Path) -> float:
-    """Seconds of one round: several rounds less one round, which pays for all that is done once."""
+    """Seconds of one round: from the time of several rounds, that of one round with all initial work is subtracted."""
     seconds = []
     for number, rounds in enumerate((1, 1 + 2 * scale.rounds)):
         close_workspaces()
@@ -241,7 +248,7 @@ def memory(scale: Scale, device: torch.device) -> Table:
 
 
 def training(scale: Scale, device: torch.device) -> Table:
-    """7. Real training and two runs on one device: commands, each of which resumes what it had begun."""
+    """7. Commands for real training and for two runs on one device; each command resumes its unfinished runs."""
     return [{"command": f"`{command} --set run.device={device.type}`"} for command in TRAINING]
 
 

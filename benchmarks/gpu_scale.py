@@ -1,4 +1,4 @@
-"""How much benchmarks/gpu.py measures: on a GPU, and in the small form for any machine."""
+"""How much benchmarks/gpu.py measures: on a GPU, and in the small form for a CPU."""
 
 from dataclasses import dataclass
 

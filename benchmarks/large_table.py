@@ -1,10 +1,10 @@
-"""How long opening a table of images takes, and how much memory, as it grows: rows that name a few small files.
+"""How much time and memory it takes to open a table of images with many rows, which all name a few small files.
 
     python benchmarks/large_table.py [--rows 100000 1000000] [--parquet]
 
-Opening is what every command does before it reads an image: domains, classes and counts of the whole table. Each size
-is a process of its own; processor seconds and its peak memory above what `import pandas` alone takes are printed. The
-last column is the list of files of one domain (a quarter of the rows), which a client that trains on it needs.
+To open a table is to read its domains, classes and counts; every command does it before it reads an image. Each size is
+measured in a separate process. Printed are processor seconds, and peak memory without what `import pandas` takes. The
+last column is for the list of files of one domain (a quarter of the rows), which a client that trains on it needs.
 """
 
 import argparse
@@ -45,7 +45,7 @@ def peak() -> float:
 
 
 def child(file: str) -> None:
-    """Open one table; prints seconds and memory of opening, and of listing a domain."""
+    """Open one table; print seconds and memory for opening it and for listing a domain."""
     from fedsim.data.benchmarks import benchmark
     from fedsim.data.reader import reader
     from fedsim.settings import DataSettings

@@ -1,7 +1,8 @@
-"""A data set with as many images as a benchmark of many clients wants: the digits of every domain over and over again.
+"""A data set with any number of images, for benchmarks with many clients: the digits of every domain are repeated.
 
-`data.dataset = "many_digits:ManyDigits"` with this folder in the search path. `MANY_DIGITS` is the number of images a
-domain has. Image i is image i mod 1,000 of the domain, so that the data set takes the same memory whatever its size.
+Use `data.dataset = "many_digits:ManyDigits"` with this folder in the search path. The environment variable MANY_DIGITS
+is the number of images of a domain. Image i is image i mod 1,000 of the domain, so that the data set takes the same
+memory at every size.
 """
 
 import os
@@ -15,7 +16,7 @@ from fedsim.data.digits import Digits, digits_domain
 
 
 class Repeated:
-    """An array of images that stands for a longer one; what is taken out of it is an ordinary array."""
+    """An array of images that behaves like a longer array with repeated images; indexing gives a normal array."""
 
     def __init__(self, images: np.ndarray, count: int) -> None:
         self._images, self._count = images, count
@@ -29,12 +30,12 @@ class Repeated:
 
 
 class ManyDigits(Digits):
-    """Rotated Digits, each image many times."""
+    """Rotated Digits with each image many times."""
 
     benchmark = replace(BENCHMARKS["digits"], name="many-digits", title="Digits, repeated", counts=None)
 
     def images(self, domain: str, apart: bool = False) -> tuple[Repeated | np.ndarray, np.ndarray]:
-        """The images of a domain, up to the wanted number."""
+        """The images of a domain, in the wanted number."""
         images, labels = super().images(domain, apart)
         if apart:
             return images, labels

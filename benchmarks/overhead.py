@@ -1,12 +1,13 @@
-"""Wall time of an inline run in one process over a bare PyTorch loop of the same work, interleaved in one process.
+"""Wall time of an inline run in one process, divided by that of a plain PyTorch loop that does the same work.
 
     python benchmarks/overhead.py --model digits-cnn-bn --repeats 5
     python benchmarks/overhead.py --model resnet18 --repeats 3
 
-Both sides load the data, build the model, take the same number of local steps on batches of the same size with the same
-augmentation, average the clients' models by examples, validate on every client and test on the unseen domain in each
-round. The bare loop is what one would write by hand: one model, state_dict copies, torch.optim.SGD, no records,
-no checkpoints, no checks. Targets: at most 1.10 for the digits CNN, 1.03 for ResNet-18 at 64 pixels.
+Both sides take turns in one process. They load the data, build the model, take the same number of local steps on
+batches of the same size with the same augmentation, average the clients' models by examples, validate on every client
+and test on the unseen domain in each round. The plain ("bare") loop is simple code: one model, state_dict copies,
+torch.optim.SGD, and no records, checkpoints or checks. Targets: at most 1.10 for the digits CNN, and 1.03 for ResNet-18
+at 64 pixels.
 """
 
 import argparse
@@ -32,7 +33,10 @@ from fedsim.runtime.launch import launch
 
 
 def bare_loop(experiment: Experiment, device: torch.device | None = None) -> float:
-    """The same federation written by hand; accuracy on the unseen domain. All images are on the device (the CPU)."""
+    """The same federation as a plain loop; returns the accuracy on the unseen domain.
+
+    All images are on the device (by default the CPU).
+    """
     data, train, device = experiment.data, experiment.train, device or torch.device("cpu")
     net = build_net(experiment, build_recipe(experiment)).to(device)
     clients = [load_client(data, name) for name in client_names(data, experiment.run.target)]
@@ -72,7 +76,7 @@ def average(values: list[torch.Tensor], weights: np.ndarray) -> torch.Tensor:
 def train_locally(
     net: torch.nn.Module, x: torch.Tensor, y: torch.Tensor, indices: torch.Tensor, transforms: object, train: object
 ) -> None:
-    """One client's local epochs, or its steps where the settings count steps."""
+    """Train one client for its local epochs, or for its steps if the settings count steps."""
     optimizer = torch.optim.SGD(net.parameters(), train.lr, momentum=train.momentum)
     net.train()
     for batch in batches(indices, train):
@@ -84,7 +88,7 @@ def train_locally(
 
 
 def batches(indices: torch.Tensor, train: object) -> Iterator[torch.Tensor]:
-    """Shuffled batches of so many epochs, or of so many steps."""
+    """Shuffled batches for the epochs of a round, or for its steps."""
     whole = itertools.count() if train.iterations else range(train.epochs)
     endless = (batch for _ in whole for batch in indices[torch.randperm(len(indices))].split(train.batch_size))
     yield from itertools.islice((batch for batch in endless if len(batch) > 1), train.iterations or None)
@@ -94,7 +98,7 @@ def batches(indices: torch.Tensor, train: object) -> Iterator[torch.Tensor]:
 def evaluate(
     net: torch.nn.Module, x: torch.Tensor, y: torch.Tensor, indices: torch.Tensor, transforms: object
 ) -> float:
-    """Accuracy in batches of 256."""
+    """The accuracy, computed in batches of 256."""
     net.eval()
     correct = 0
     for batch in indices.split(256):
@@ -103,7 +107,7 @@ def evaluate(
 
 
 def make_folder(root: Path, size: int, images: int, domains: str = "abcd") -> None:
-    """Domains (one letter each) of seven classes of random pictures, as a folder tree."""
+    """Write a folder tree of domains (one letter each) with seven classes of random pictures."""
     rng = np.random.default_rng(0)
     for domain in domains:
         for label in range(7):
@@ -114,7 +118,7 @@ def make_folder(root: Path, size: int, images: int, domains: str = "abcd") -> No
 
 
 def experiment_for(model: str, folder: Path, rounds: int, threads: int) -> Experiment:
-    """Digits CNN on the embedded digits, or ResNet-18 at 64 pixels on random pictures."""
+    """The experiment: the digits CNN on the digits, or ResNet-18 at 64 pixels on random pictures."""
     table = {
         "name": "overhead",
         "train": {"rounds": rounds, "batch_size": 64, "lr": 0.01, "momentum": 0.5},
@@ -139,7 +143,7 @@ def experiment_for(model: str, folder: Path, rounds: int, threads: int) -> Exper
 
 
 def main() -> None:
-    """Interleave both sides and print the ratio of the medians."""
+    """Run both sides in turn and print the ratio of the medians."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", default="digits-cnn-bn")
     parser.add_argument("--rounds", type=int, default=0)
@@ -151,7 +155,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         experiment = experiment_for(options.model, folder, rounds, options.threads)
-        bare_loop(experiment.replace(train={"rounds": 1}))  # imports, image cache and allocator are warm on both sides
+        bare_loop(experiment.replace(train={"rounds": 1}))  # imports, fills the image cache and the allocator's memory
         launch(experiment.replace(train={"rounds": 1}, run={"output": str(folder / "warm")}))
         bare, ours = [], []
         for repeat in range(options.repeats):

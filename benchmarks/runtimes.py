@@ -1,8 +1,8 @@
-"""What the three runtimes cost: seconds per round without training, and from the command to the end of round 1.
+"""What the three runtimes cost: seconds per round without training, and seconds from the command to the end of round 1.
 
-The same command runs inline, on Ray and in Flower's own simulation engine: the same apps, five clients, the same model
-state both ways and a validation of a few small images, but no training step (FedSB with a budget of one image makes no
-batch). Seconds per round are `round_seconds` of rounds.csv, median over the rounds after the first.
+The same command runs inline, on Ray and in Flower's own simulation engine, with the same apps. Five clients receive and
+return the same model state and validate a few small images, but take no training step: FedSB with a budget of one image
+has no batch. Seconds per round are the median of `round_seconds` of rounds.csv over the rounds after the first.
 
     python benchmarks/runtimes.py [--rounds 20] [--models tiny,resnet18] [--runtimes inline,ray,flower] [--repeats 1]
 """
@@ -65,15 +65,15 @@ def measure(runtime: str, model: str, rounds: int) -> tuple[float, float]:
 
 
 def read_rounds(file: Path) -> pd.DataFrame:
-    """rounds.csv as far as it is written; row 0 is the initial model."""
+    """The rows of rounds.csv that are already written; row 0 is the initial model."""
     return pd.read_csv(file) if file.stat().st_size else pd.DataFrame()
 
 
-Figures = dict[tuple[str, str], tuple[float, float]]  # (model, runtime) -> what `measure` gives
+Figures = dict[tuple[str, str], tuple[float, float]]  # (model, runtime) -> the result of `measure`
 
 
 def show(results: Figures, models: list[str], runtimes: list[str], rounds: int) -> None:
-    """The table: Flower's seconds over ours, beside what was promised."""
+    """Print the table: Flower's seconds divided by ours, and the target."""
     table = Table("model", "runtime", "ms per round", "faster than Flower", "promised", "command to round 1")
     for model in models:
         for runtime in runtimes:
@@ -86,7 +86,7 @@ def show(results: Figures, models: list[str], runtimes: list[str], rounds: int) 
 
 
 def main() -> None:
-    """Run every combination, interleaved so that a busy machine bothers all runtimes alike; medians over repeats."""
+    """Run every combination and print medians. The combinations take turns, so that other programs slow all equally."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--models", default="tiny,resnet18")

@@ -1,6 +1,7 @@
-"""CPU seconds of secure aggregation beside FedAvg's mean: python benchmarks/secure_mean.py [CLIENTS:VALUES ...]
+"""CPU seconds of secure aggregation and of FedAvg's mean: python benchmarks/secure_mean.py [CLIENTS:VALUES ...]
 
-Every client's exchanges and masking, and the server's sum with the last client lost after it had sent its shares.
+Measured are every client's exchanges and masking, and the server's sum when the last client fails after it has sent its
+shares.
 """
 
 import sys
@@ -31,7 +32,7 @@ class Images:
 
 
 def measure(clients: int, values: int) -> str:
-    """One round of so many clients with so many numbers each."""
+    """Measure one round of this many clients with this many numbers each."""
     names = [f"client-{number:04d}" for number in range(clients)]
     previous = {"w": np.zeros(values, np.float32)}
     trained = {"w": np.random.default_rng(0).normal(0, 0.01, values).astype(np.float32)}

@@ -1,8 +1,9 @@
 """Memory of the whole server while it aggregates many large models that arrive one after the other.
 
-The real strategy (FedAvg), its checks of every reply, the guard, the average, the record of the new model and the
-checkpoint; the replies come from a file, as they would come from the network. Peak resident size over what the process
-had before the round (network, global model), in models. The reference is the same with all replies kept in memory.
+The real strategy (FedAvg) runs, with its checks of every reply, the guard, the average, the record of the new model and
+the checkpoint. The replies are read from a file instead of the network. Printed is the peak resident size minus what
+the process had before the round (network, global model), in units of one model. The reference is the same code with all
+replies kept in memory.
 
     python benchmarks/server_memory.py [--clients 30] [--backbone resnet50] [--without-reference]
 """
@@ -37,7 +38,7 @@ TOKEN, EXAMPLES, PROMISED = "0123456789abcdef", 100, 2.5
 
 
 class FileGrid:
-    """A grid whose clients all reply with the tensors of one file, read anew for each."""
+    """A grid whose clients all reply with the tensors of one file, which is read again for each reply."""
 
     def __init__(self, folder: Path, record: ArrayRecord) -> None:
         self.file = folder / "reply"
@@ -47,7 +48,7 @@ class FileGrid:
                 file.write(array.data)
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
-        """One reply after the other."""
+        """Yield one reply after the other."""
         for number, message in enumerate(messages):
             stamp(message, f"m{number}")
             yield self._reply(message)
@@ -65,7 +66,7 @@ class FileGrid:
 
 
 def measure(clients: int, backbone: str, held: bool, folder: Path) -> dict[str, float]:
-    """One round; models of memory over the process's base, and seconds a client."""
+    """Measure one round: its memory above the process's base in models, and seconds per client."""
     assume_identity(1)
     experiment = from_table(
         {
@@ -91,20 +92,20 @@ def measure(clients: int, backbone: str, held: bool, folder: Path) -> dict[str, 
 
 
 def forget_peak() -> int:
-    """Begin a new measurement of the largest resident size; the present one in bytes, without memory that is free."""
+    """Start a new measurement of the largest resident size; returns the present size, without free memory."""
     ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")
     return status("VmRSS")
 
 
 def status(key: str) -> int:
-    """Bytes of an entry of this process's status."""
+    """The bytes of an entry in this process's status file."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key))
 
 
 def main() -> None:
-    """Measure both in processes of their own."""
+    """Measure both in separate processes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, default=30)
     parser.add_argument("--backbone", default="resnet50")

@@ -1,10 +1,11 @@
-"""Memory over a long run: resident set of the driver and its workers while digits FedAvg takes hundreds of rounds.
+"""Memory in a long run: the resident size of the driver and its workers in hundreds of rounds of FedAvg on digits.
 
     python benchmarks/soak.py                     # 500 rounds inline, 200 on Ray
     python benchmarks/soak.py --runtime ray --rounds 1000 --method gperxan
 
-Flat means: from round 5 on (imports, data, the first checkpoint and Flower's and Ray's own pools are there by then) to
-the last round the resident set of every process grows by less than 5 %. Exit code 1 when it does not.
+The memory is flat when the resident size of every process grows by less than 5 % from round 5 to the last round; by
+round 5 all imports, the data, the first checkpoint and the pools of Flower and Ray are in memory. Exit code 1 when it
+is not.
 """
 
 import argparse
@@ -24,13 +25,13 @@ ROUNDS = {"inline": 500, "ray": 200}
 
 
 def resident(pid: int) -> float:
-    """Resident set of a process in MiB."""
+    """The resident size of a process in MiB."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:")) / 1024
 
 
 class Watch:
-    """Callback that notes the memory of every process after each round."""
+    """A callback that notes the memory of every process after each round."""
 
     def __init__(self, grid: object) -> None:
         self.grid = grid
@@ -39,12 +40,12 @@ class Watch:
         self.started = time.perf_counter()
 
     def on_start(self, experiment: Experiment, folder: Path) -> None:
-        """Ray's workers are known now."""
+        """Find the processes; Ray's workers exist now."""
         if hasattr(self.grid, "workers"):
             self.pids |= {f"worker {place}": pid for place, (pid, _) in enumerate(self.grid.workers())}
 
     def on_round(self, row: dict, clients: list[dict]) -> None:
-        """One number per process."""
+        """Note one number per process."""
         for name, pid in self.pids.items():
             self.sizes.setdefault(name, []).append(resident(pid))
 
@@ -56,7 +57,7 @@ class Watch:
 
 
 def soak(runtime: str, rounds: int, method: str) -> bool:
-    """Run, print a line per process, say whether all are flat."""
+    """Run the experiment and print a line per process; returns whether all are flat."""
     with tempfile.TemporaryDirectory() as folder:
         settings = [f"train.rounds={rounds}", f"method.name={method}", f"run.runtime={runtime}", f"run.output={folder}"]
         settings += ["data.fraction=0.1", "train.batch_size=32", "run.threads=1", "run.device=cpu", "run.workers=2"]
@@ -82,7 +83,7 @@ def soak(runtime: str, rounds: int, method: str) -> bool:
 
 
 def main() -> None:
-    """Soak the runtimes asked for."""
+    """Measure the chosen runtimes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runtime", choices=ROUNDS, action="append")
     parser.add_argument("--rounds", type=int, default=0)

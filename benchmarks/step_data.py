@@ -1,4 +1,4 @@
-"""What a local step looks at: random images as a client's data, and made-up records of the server."""
+"""The data that a local step uses: random images as a client's data, and invented records of the server."""
 
 from collections.abc import Callable, Iterator
 
@@ -15,12 +15,12 @@ from strategies.banks.global_batch_norm import GlobalBatchNorm
 from strategies.banks.prototypes import Prototypes
 from strategies.parts import ServerRound
 
-OTHERS = ("other0", "other1")  # clients whose records a client gets
-TARGET_FEATURES = 512  # of FADA's bank
+OTHERS = ("other0", "other1")  # clients whose records a client receives
+TARGET_FEATURES = 512  # number of features in FADA's bank
 
 
 class RandomData:
-    """As much of a client's data as steps look at: one batch of random images."""
+    """The part of a client's data that steps use: one batch of random images."""
 
     def __init__(self, experiment: Experiment, device: torch.device) -> None:
         generator, batch, side = (
@@ -48,7 +48,7 @@ class RandomData:
         )
 
     def transfer(self, images: torch.Tensor) -> torch.Tensor:
-        """What the recipe's augmentation makes of the images."""
+        """The images after the recipe's augmentation."""
         return self.augment(images, self.training_positions()) if self.augment else images
 
     def raw(self, positions: np.ndarray) -> torch.Tensor:
@@ -57,11 +57,11 @@ class RandomData:
 
     @staticmethod
     def normalize(images: torch.Tensor) -> torch.Tensor:
-        """The normalisation of the batch."""
+        """The images, normalized as the batch is."""
         return images * 2 - 1
 
     def evaluation(self, positions: np.ndarray, size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Pairs of images and labels."""
+        """Yield pairs of images and labels."""
         yield self.images[: len(positions)] * 2 - 1, self.labels[: len(positions)]
 
     def training_positions(self) -> np.ndarray:
@@ -78,7 +78,7 @@ def discs(batch: int, structures: int, side: int) -> torch.Tensor:
 
 
 def made_up_records(net: Net) -> dict[str, dict[str, np.ndarray]]:
-    """Records that a server makes of models: the network itself, or numbers of the size of an update."""
+    """Records that a server computes from models; here the network itself, or numbers as small as an update's."""
     state = {name: value.detach().cpu().numpy().copy() for name, value in net.state_dict().items()}
     small = {name: 1e-3 * state[name] for name, _ in net.named_parameters()}
     head = {name: array for name, array in small.items() if name.startswith("head.")}
@@ -92,7 +92,7 @@ def made_up_records(net: Net) -> dict[str, dict[str, np.ndarray]]:
         "class_reference": {},
         "generator": {},
         "heads": {f"{owner}:{name}": state[name] for owner in OTHERS for name in head},
-        Prototypes.name: {  # one of each class, as FPL's server sends them where nothing clusters
+        Prototypes.name: {  # one per class, as FPL's server sends them when it finds no clusters
             "cluster_protos": rng.random((len(net.head.weight), width), np.float32),
             "classes": np.arange(len(net.head.weight)),
         },
@@ -101,13 +101,13 @@ def made_up_records(net: Net) -> dict[str, dict[str, np.ndarray]]:
 
 
 def pooled_width(net: Net) -> int:
-    """Features of the backbone, before a bottleneck."""
+    """The number of the backbone's features, before a bottleneck."""
     layers = [module.in_features for module in net.bottleneck.modules() if isinstance(module, torch.nn.Linear)]
     return layers[0] if layers else net.feature_dim
 
 
 def collected_records(recipe: Recipe, round: LocalRound) -> dict[str, dict[str, np.ndarray]]:
-    """Records of banks that are collected once: two other clients contribute what this one's images give."""
+    """Records of banks that are collected once, made of this client's images in the names of two other clients."""
     found = {}
     contributors = recipe.contributors()
     for bank in recipe.banks:

@@ -1,4 +1,4 @@
-"""What `steps.py` reads of the papers' tables, and the tables that it writes."""
+"""Reads the papers' tables for `steps.py`, and writes its tables of step times and costs."""
 
 import argparse
 import csv
@@ -15,7 +15,7 @@ from fedsim.sweep.tables import find_table, read_table, row_experiment
 
 
 def table_experiments(name: str, chosen: list[str]) -> dict[str, list[Experiment]]:
-    """{block: experiments} of the rows of a table, each once; `chosen` methods, or all."""
+    """{block: experiments} of the rows of a table, each once; only those of the `chosen` methods, if there are any."""
     file = find_table(name)
     if file is None:
         raise SystemExit(f"no table {name!r}")
@@ -27,7 +27,7 @@ def table_experiments(name: str, chosen: list[str]) -> dict[str, list[Experiment
 
 
 def machine_name(device: str) -> str:
-    """The GPU's or the processor's name."""
+    """The name of the GPU or of the processor."""
     if device == "cuda":
         return torch.cuda.get_device_name()
     info = Path("/proc/cpuinfo")
@@ -37,7 +37,7 @@ def machine_name(device: str) -> str:
 
 
 def record(found: dict[tuple[str, ...], float], args: argparse.Namespace) -> None:
-    """Add to step_times.csv, in place of what it held for the same settings."""
+    """Write the times into step_times.csv; they replace older times of the same settings."""
     frame = pd.read_csv(FILE, dtype=str)
     machine = {"machine": machine_name(args.device), "threads": str(args.threads), "torch": torch.__version__}
     rows = [{**dict(zip(KEY, key)), "milliseconds": f"{value:.1f}", **machine} for key, value in found.items()]
@@ -46,7 +46,7 @@ def record(found: dict[tuple[str, ...], float], args: argparse.Namespace) -> Non
 
 
 def written_costs(file: Path, setting: str) -> dict[str, str]:
-    """{method: ratio} that the file holds in this setting."""
+    """{method: ratio} that the file already holds for this setting."""
     if not file.is_file():
         return {}
     with file.open(newline="") as handle:
@@ -54,7 +54,7 @@ def written_costs(file: Path, setting: str) -> dict[str, str]:
 
 
 def write_costs(file: Path, ratios: dict[str, float], setting: str) -> None:
-    """A row per method; those of an earlier call in the same setting stay."""
+    """Write a row per method; rows of an earlier call with the same setting are kept."""
     found = written_costs(file, setting) | {method: f"{ratio:.3f}" for method, ratio in ratios.items()}
     with file.open("w", newline="") as handle:
         table = csv.writer(handle, lineterminator="\n")

@@ -1,25 +1,26 @@
-"""Milliseconds of one local step, or of inference, for any rows of METHODS, interleaved in one process.
+"""Milliseconds of one local step, or of inference, for any rows of METHODS, which take turns in one process.
 
     python benchmarks/steps.py --methods fedavg,fedig,fedig-a --threads 1
     python benchmarks/steps.py --methods fedig,fedig-a --inference --rules eval_mode,zero_shot_adapter
     python benchmarks/steps.py --methods all --write fedsim/step_costs.csv        (what `fedsim methods` shows)
     python benchmarks/steps.py --methods fedavg,elcfs --data digit-masks --backbone unet-small --size 48 --bottleneck 0
-    python benchmarks/steps.py --table csac-table-3 --record      (what `fedsim sweep TABLE --dry-run` counts with)
+    python benchmarks/steps.py --table csac-table-3 --record      (the times that `fedsim sweep TABLE --dry-run` uses)
 
-The first row is the reference of the ratios. Each repetition takes every row once, in turn, so that a busy machine
-slows all of them alike; the ratio is the median over repetitions of the ratio within one repetition. The last column
-is the same of processor time, which other processes disturb least (with one thread). Images are random, and so is what
-other clients would send (styles, amplitudes, heads, prototypes): made of two other clients' random images, or of the
-network itself. A prelude (CSAC's acquisition) and a first round are done once, untimed. What happens around the steps
-(reports, FedIIR's pass for its gradients) is not in the figures.
+Ratios are to the first row. Each repetition measures every row once, so that other programs slow all rows equally; the
+printed ratio is the median over the repetitions of the ratio within one repetition. The last column is the ratio of
+processor time, on which other processes have the least influence (with one thread). Images are random. What other
+clients would send (styles, amplitudes, heads, prototypes) is computed from random images of two other clients, or from
+the network itself. A prelude (CSAC's acquisition) and a first round are done before the measurement. Work outside the
+steps (reports, FedIIR's pass for its gradients) is not measured.
 
-Many rows are measured in groups of --group, each beside the first row. With --write the ratios (of processor time on a
-CPU, of wall time on a GPU) are written after every group; rows that the file already has in this setting are not
-measured again, so that the same command goes on where it was stopped, unless --again is given.
+Many rows are measured in groups of --group, each together with the first row. With --write the ratios (of processor
+time on a CPU, of wall time on a GPU) are written after every group. Rows that the file already has for this setting are
+not measured again unless --again is given, so that the same command continues where it was stopped.
 
-With --table every row of a paper's table is timed in its own settings (backbone, image size, batch); --record writes
-the medians to fedsim/sweep/step_times.csv with the machine's name: of processor time with one thread on a CPU, else of
-wall time. `--methods fedavg` is enough for a table: hours of other rows then rest on their ratios in step_costs.csv.
+With --table every row of a paper's table is measured in its own settings (backbone, image size, batch). --record writes
+the medians to fedsim/sweep/step_times.csv with the machine's name: of processor time with one thread on a CPU,
+otherwise of wall time. `--methods fedavg` is enough for a table: the hours of other rows then follow from their ratios
+in step_costs.csv.
 """
 
 import argparse
@@ -48,7 +49,7 @@ from fedsim.sweep.estimate import step_key
 
 
 def experiment_of(method: str, args: argparse.Namespace) -> Experiment:
-    """Settings of one row of METHODS as the options say."""
+    """The settings of one row of METHODS with the options of the command line."""
     return Experiment(
         data={"dataset": args.data, "image_size": args.size},
         model={"backbone": args.backbone, "bottleneck": args.bottleneck},
@@ -67,7 +68,7 @@ def build(experiment: Experiment, device: torch.device) -> tuple[Recipe, Net]:
 def local_round(
     recipe: Recipe, experiment: Experiment, net: Net, data: RandomData, phase: str, number: int, store: ClientStore
 ) -> LocalRound:
-    """A round of a client that has all records which its parts read, made up."""
+    """A round of a client, with invented records for all parts that read some."""
     found = LocalRound(
         client="bench",
         net=net,
@@ -91,7 +92,7 @@ def local_round(
 
 
 def timed_step(experiment: Experiment, device: torch.device) -> Callable[[], None]:
-    """Function that takes one local step of the row, in the client's second round: it has what the first one left."""
+    """A function that takes one local step of the row in the client's second round, with what the first has stored."""
     recipe, net = build(experiment, device)
     data, store = RandomData(experiment, device), ClientStore(None)
     still = freeze(net, dict.fromkeys(net.state_dict(), "shared") | dict.fromkeys(net.frozen, "frozen"))
@@ -100,7 +101,7 @@ def timed_step(experiment: Experiment, device: torch.device) -> Callable[[], Non
     for module in still:
         module.eval()
     with torch.no_grad():
-        net(data.images)  # running statistics as after a round, not the untouched 0 and 1
+        net(data.images)  # so that the running statistics are not the initial 0 and 1
     for number, phase in enumerate([recipe.client.prelude, "train", "train"]):
         if not phase:
             continue
@@ -124,7 +125,7 @@ def timed_step(experiment: Experiment, device: torch.device) -> Callable[[], Non
 
 
 def timed_inference(method: str, rule: str, args: argparse.Namespace, device: torch.device) -> Callable[[], None]:
-    """Function that predicts one batch by a row's own rule, or by another one."""
+    """A function that predicts one batch by a row's own inference rule, or by another one."""
     experiment = experiment_of(method, args)
     recipe, net = build(experiment, device)
     if rule:
@@ -144,13 +145,13 @@ def timed_inference(method: str, rule: str, args: argparse.Namespace, device: to
 def compare(
     rows: dict[str, Callable[[], None]], repeats: int, device: torch.device
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Print one line a row: best and median milliseconds, ratios to the first row of wall time and processor time.
+    """Print one line per row: best and median milliseconds, and ratios to the first row (wall and processor time).
 
-    Returns the medians and the ratios that other processes disturb least.
+    Returns the medians and the ratios of the kind of time on which other processes have the least influence.
     """
     times: dict[str, list[float]] = {name: [] for name in rows}
     processor: dict[str, list[float]] = {name: [] for name in rows}
-    for repetition in range(repeats + 2):  # two to warm up
+    for repetition in range(repeats + 2):  # the first two are not counted
         for name, take in rows.items():
             started, busy = time.perf_counter(), time.process_time()
             take()
@@ -179,7 +180,7 @@ def paired(values: list[float], reference: list[float]) -> float:
 
 
 def time_table(args: argparse.Namespace, device: torch.device) -> None:
-    """Time the rows of a table, block by block, and write them down when asked."""
+    """Measure the rows of a table, block by block, and write the times if --record is given."""
     for block, experiments in table_experiments(args.table, [name for name in args.methods.split(",") if name]).items():
         if not experiments or (args.block and block != args.block):
             continue
@@ -196,7 +197,7 @@ def time_table(args: argparse.Namespace, device: torch.device) -> None:
 
 
 def measurable(methods: list[str], args: argparse.Namespace, device: torch.device) -> dict[str, Callable[[], None]]:
-    """The steps of the rows that can be timed here; a line for each that cannot."""
+    """The steps of the rows that can be measured here; prints a line for each row that cannot."""
     rows = {}
     for method in methods:
         try:
@@ -207,7 +208,7 @@ def measurable(methods: list[str], args: argparse.Namespace, device: torch.devic
 
 
 def compare_groups(methods: list[str], args: argparse.Namespace, device: torch.device) -> None:
-    """Compare rows in groups, each beside the first row; with --write the ratios are written after every group."""
+    """Compare rows in groups, each together with the first row; with --write write the ratios after every group."""
     setting = (
         f"{args.backbone}, bottleneck {args.bottleneck}, {args.size} px, batch {args.batch}, "
         f"{args.threads} thread(s), {args.device}, torch {torch.__version__}"

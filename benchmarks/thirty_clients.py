@@ -1,13 +1,13 @@
-"""Thirty clients of the digits CNN, or five of ResNet-18 at 64 pixels, beside the bare loop that trains one by one.
+"""Thirty clients of the digits CNN, or five of ResNet-18 at 64 pixels, compared with a plain loop over the clients.
 
     python benchmarks/thirty_clients.py                                    (3 domains x 10, Dirichlet)
     python benchmarks/thirty_clients.py --ways one-process,default,ray,side-by-side,compiled --repeats 3
     python benchmarks/thirty_clients.py --model resnet18
-    python benchmarks/thirty_clients.py --rounds 3 --repeats 1             (a look, on a busy machine)
+    python benchmarks/thirty_clients.py --rounds 3 --repeats 1             (a quick measurement, on a busy machine)
 
-Every repetition takes each way once, in turn; the bare loop is taken with one thread and with two, and the faster one
-is the reference. Two figures for each way: seconds of the whole run (what a command takes but for Python's start, with
-the start of processes in it), and seconds of a round after the first one, by the clock of `rounds.csv`.
+Every repetition measures each way once. The plain loop is measured with one thread and with two, and the faster one is
+the reference. There are two numbers for each way: the seconds of the whole run, which include the start of processes
+but not of Python itself, and the seconds of a round after the first, by the clock of `rounds.csv`.
 """
 
 import argparse
@@ -35,7 +35,7 @@ WAYS: dict[str, Callable[[Experiment], Experiment]] = {
 
 
 class Clock:
-    """When each round was over."""
+    """A callback that notes when each round has ended."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
@@ -51,7 +51,7 @@ class Clock:
         """Nothing."""
 
     def round_seconds(self) -> float:
-        """Median seconds from one round to the next, the first one (which loads the data) left out."""
+        """Median seconds from one round to the next, without the first, which loads the data."""
         pairs = list(zip(self.times[1:], self.times[2:]))
         return statistics.median(after - before for before, after in pairs)
 
@@ -68,7 +68,7 @@ def federation(model: str, folder: Path, rounds: int) -> Experiment:
 
 
 def bare(experiment: Experiment, threads: int) -> tuple[float, float]:
-    """(seconds of the run, seconds of a round) of the bare loop."""
+    """(seconds of the run, seconds of a round) of the plain loop."""
     torch.set_num_threads(threads)
     seconds = []
     for rounds in (1, experiment.train.rounds):
