@@ -6,57 +6,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedsim.errors import UserError
-from fedsim.results import Runs, compare
+from fedsim.results import compare
 from fedsim.results.statistics import paired
 
-from .invented import pacs_experiment
-
-# Accuracy by (method, target) for seeds 0, 1, 2.
-FEDAVG = {"photo": (0.90, 0.92, 0.94), "sketch": (0.60, 0.70, 0.65)}
-CSAC = {"photo": (0.95, 0.93, 0.97), "sketch": (0.72, 0.71, 0.73)}
-
-
-def table_of_runs(accuracies, experiments=None, labels=None):
-    """Runs with just a summary, from {(method, target, seed): accuracy}."""
-    rows, known = [], {}
-    for (method, target, seed), accuracy in accuracies.items():
-        run = f"{method}/{target}/seed{seed}"
-        known[run] = (experiments or {}).get((method, target, seed)) or pacs_experiment(method, target, seed)
-        rows.append(
-            {
-                "run": run,
-                "experiment": "pacs",
-                "method": known[run].method_name,
-                "target": target,
-                "seed": seed,
-                "label": (labels or {}).get(method, known[run].method_name),
-                "best_validation_target_accuracy": accuracy,
-                "oracle_target_accuracy": accuracy + 0.01,
-                "bytes_down_per_round": 3_000_000,
-                "bytes_up_per_round": 1500,
-                "seconds_per_round": 2.0 + seed,
-                "transductive": method == "fedig-a",
-            }
-        )
-    empty = pd.DataFrame()
-    return Runs(pd.DataFrame(rows), empty, empty, empty, known)
-
-
-def two_methods():
-    return table_of_runs(
-        {
-            (method, target, seed): accuracy
-            for method, table in (("fedavg", FEDAVG), ("csac", CSAC))
-            for target, values in table.items()
-            for seed, accuracy in enumerate(values)
-        }
-    )
-
-
-def cell(comparison, label, target):
-    cells = comparison.cells
-    return cells[(cells["label"] == label) & (cells["target"] == target)].iloc[0]
+from .made_up_runs import cell, table_of_runs, two_methods
 
 
 def test_means_and_sample_deviations():
@@ -245,81 +198,3 @@ def test_oracle_is_labelled():
     assert "ORACLE" in comparison.title
     assert any("upper bound" in note for note in comparison.notes)
     assert cell(comparison, "fedavg", "photo")["mean"] == pytest.approx(0.93)
-
-
-def mixed(first, second):
-    return table_of_runs(
-        {("fedavg", "photo", 0): 0.5, ("csac", "photo", 0): 0.6},
-        {("fedavg", "photo", 0): first, ("csac", "photo", 0): second},
-    )
-
-
-def test_runs_with_different_settings_are_not_mixed():
-    runs = mixed(pacs_experiment("fedavg"), pacs_experiment("csac", train={"lr": 0.1, "epochs": 5}))
-    with pytest.raises(UserError, match=r"train\.epochs \(1 \| 5\), train\.lr \(0\.01 \| 0\.1\)") as caught:
-        compare(runs)
-    assert "\n" not in str(caught.value)
-    with pytest.raises(UserError, match=r"train\.epochs"):
-        compare(runs, by=["train.lr"])
-    comparison = compare(runs, by=["train.lr", "train.epochs"])
-    assert list(comparison.methods["label"]) == ["csac (lr=0.1, epochs=5)", "fedavg (lr=0.01, epochs=1)"]
-    assert list(comparison.methods["train.lr"]) == ["0.1", "0.01"]
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"run": {"device": "cpu"}},
-        {"run": {"runtime": "ray", "threads": 2}},
-        {"data": {"root": "elsewhere", "cache": "there"}},
-        {"name": "other"},
-    ],
-)
-def test_where_it_ran_is_no_difference(change):
-    other = pacs_experiment("csac", **change)
-    assert len(compare(mixed(pacs_experiment("fedavg"), other)).methods) == 2
-
-
-def test_select_on_is_a_difference():
-    with pytest.raises(UserError, match=r"run\.select_on"):
-        compare(mixed(pacs_experiment("fedavg"), pacs_experiment("csac", run={"select_on": "local"})))
-
-
-def test_what_a_method_changes_in_its_row_stands_in_its_label():
-    weight = {"guiding_head": {"weight": 0.25}}
-    runs = table_of_runs(
-        {("fedavg", "photo", 0): 0.5, ("a", "photo", 0): 0.6, ("b", "photo", 0): 0.7},
-        {("a", "photo", 0): pacs_experiment("gperxan"), ("b", "photo", 0): pacs_experiment("gperxan", method=weight)},
-    )
-    labels = list(compare(runs).methods["label"])
-    assert labels == ["gperxan@guiding_head.weight=0.25", "gperxan", "fedavg"]
-    apart = mixed(pacs_experiment("fedavg"), pacs_experiment("gperxan", method=weight))
-    assert len(compare(apart).methods) == 2
-
-
-def test_unknown_names_are_refused():
-    with pytest.raises(UserError, match=r"did you mean 'train\.lr'"):
-        compare(two_methods(), by=["train.rl"])
-    with pytest.raises(UserError, match="there are: fedavg, csac"):
-        compare(two_methods(), baseline="fedprox")
-    with pytest.raises(UserError, match="did you mean 'last'"):
-        compare(two_methods(), select="lats")
-    with pytest.raises(UserError, match="known: table, csv, markdown, latex"):
-        compare(two_methods()).render("html")
-
-
-def test_a_cell_may_not_be_filled_twice():
-    first = pacs_experiment("fedavg")
-    with pytest.raises(UserError, match="more than once: fedavg/photo/seed0, csac/photo/seed0"):
-        compare(mixed(first, first))
-
-
-def test_two_methods_with_one_label_stay_two_rows():
-    runs = table_of_runs({("fedavg", "photo", 0): 0.5, ("csac", "photo", 0): 0.6}, labels={"fedavg": "X", "csac": "X"})
-    assert list(compare(runs).methods["label"]) == ["X [csac]", "X [fedavg]"]
-
-
-def test_transductive_methods_are_marked():
-    text = compare(table_of_runs({("fedavg", "photo", 0): 0.5, ("fedig-a", "photo", 0): 0.6})).render("markdown")
-    assert "| fedig-a † |" in text
-    assert "transductive" in text

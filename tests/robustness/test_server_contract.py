@@ -1,6 +1,6 @@
 """What every server part may rely on: refusals of one client, banks of every round, broadcasts, seeds, checkpoints."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -9,17 +9,14 @@ import torch
 from flwr.app import Message
 from safetensors.numpy import load_file
 from scene import Scene, build
-from support import Interrupt, numbers, run_small, small_experiment
+from support import run_small, small_experiment
 
-from clients.parts import Term
-from fedsim import methods
-from fedsim.arrays import load_arrays, record_to_arrays, state_to_record
+from fedsim.arrays import record_to_arrays, state_to_record
 from fedsim.errors import ClientFailedError
-from fedsim.recipe import Recipe
 from fedsim.run.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from fedsim.run.workspace import close_workspaces
 from strategies.fuse.weighted_mean import WeightedMean
-from strategies.parts import SERVER, Bank, Broadcast, Fuse, Refine, RefusedUpdateError, ServerRound, Update
+from strategies.parts import SERVER, Bank, Fuse, RefusedUpdateError, ServerRound, Update
 from strategies.share.everything import Everything
 from strategies.state import ServerState
 
@@ -161,81 +158,6 @@ def test_a_later_round_keeps_to_the_layout_of_the_earlier_ones(scene):
     assert outcome.state["parts"]["banks.vectors"] == {"rounds": 1}
 
 
-@dataclass(frozen=True)
-class Distil(Refine):
-    """Trains the fused model for a step on noise, and keeps a tensor and a count of its own."""
-
-    def refine(self, fused, server):
-        """One step of SGD on the server."""
-        net = server.build_net()
-        load_arrays(net, fused, list(fused))
-        images = torch.rand(4, 1, 28, 28, generator=server.generator("noise")) + float(server.rng("shift").random())
-        net.train()(images).logsumexp(1).mean().backward()
-        with torch.no_grad():
-            for name, parameter in net.named_parameters():
-                assert name in server.parameters
-                parameter -= 0.1 * parameter.grad
-        state = {name: tensor.numpy().copy() for name, tensor in net.state_dict().items()}
-        trace = server.arrays.setdefault("trace", np.zeros_like(state["head.bias"]))
-        trace += state["head.bias"]
-        server.state["rounds"] = server.state.get("rounds", 0) + 1
-        state["head.bias"] = state["head.bias"] + 0.01 * trace
-        return {name: state[name] for name in fused}
-
-
-@dataclass(frozen=True)
-class LastMove(Broadcast):
-    """The last global move of the head's bias."""
-
-    name: ClassVar[str] = "move"
-
-    def make(self, server):
-        """Zero before round 1."""
-        return {"bias": server.current["head.bias"] - server.previous["head.bias"]}
-
-
-noted = []
-
-
-@dataclass(frozen=True)
-class Reading(Term):
-    """Notes the broadcast that came and the model's bias."""
-
-    def begin(self, round):
-        """Adds nothing to the loss."""
-        noted.append((round.client, round.round, round.record("move", "reading")["bias"].copy(),
-                      round.net.state_dict()["head.bias"].numpy().copy()))  # fmt: skip
-        return
-
-
-@pytest.fixture
-def trained_by_the_server(monkeypatch):
-    """A row whose server trains and broadcasts."""
-    row = Recipe(refine=(Distil(),), banks=(LastMove(),), terms=(Reading(),))
-    monkeypatch.setitem(methods.METHODS, "distilled", row)
-    noted.clear()
-    close_workspaces()
-    return "distilled"
-
-
-def test_a_server_that_trains_is_resumed_exactly_and_broadcasts_its_moves(trained_by_the_server, tmp_path):
-    """Killed after round 2, the tables are the same; each client gets the difference of the last two global models."""
-    whole, _ = run_small(small_experiment(tmp_path / "whole", trained_by_the_server))
-    biases = {round: bias for _, round, _, bias in noted}
-    for _, round, move, _ in noted:
-        np.testing.assert_array_equal(move, biases[round] - biases[round - 1] if round > 1 else 0 * move)
-    assert (biases[3] != biases[2]).all()
-    assert set(numbers(whole / "clients.csv").query("round > 0")["bytes_down_move"]) == {40}
-    with pytest.raises(KeyboardInterrupt):
-        run_small(small_experiment(tmp_path / "cut", trained_by_the_server), Interrupt(2))
-    close_workspaces()
-    cut, _ = run_small(small_experiment(tmp_path / "cut", trained_by_the_server))
-    assert numbers(cut / "rounds.csv").equals(numbers(whole / "rounds.csv"))
-    assert numbers(cut / "clients.csv").equals(numbers(whole / "clients.csv"))
-    plain, _ = run_small(small_experiment(tmp_path / "plain"))
-    assert not numbers(plain / "rounds.csv")["target_loss"].equals(numbers(whole / "rounds.csv")["target_loss"])
-
-
 def test_layouts_may_differ_where_a_bank_says_so(scene, monkeypatch):
     """`uniform = False`: contributions are as different as the bank accepts; here `merge` then refuses one itself."""
 
@@ -254,21 +176,6 @@ def test_layouts_may_differ_where_a_bank_says_so(scene, monkeypatch):
     assert short.state["banks"]["vectors"][VICTIM]["v"].shape == (1,)
     long = scene.play("train", with_vector(scene, np.ones(3, np.float32)))
     assert "too long" in long.rows[VICTIM]["status"]
-
-
-def test_a_broadcast_is_there_in_the_prelude_and_made_again_after_it(tmp_path, monkeypatch):
-    """Before round 1 nothing has moved; the prelude's own move is what round 1 gets."""
-    row = replace(methods.METHODS["csac"], banks=(LastMove(),), terms=(Reading(),))
-    monkeypatch.setitem(methods.METHODS, "prelude", row)
-    noted.clear()
-    _, grid = run_small(small_experiment(tmp_path, "prelude", train={"rounds": 1}))
-    sent = {
-        message.content.config_records["config"]["phase"]: record_to_arrays(message.content.array_records["move"])
-        for message, _ in grid.seen
-        if message.metadata.message_type == "train"
-    }
-    assert not sent["acquire"]["bias"].any()
-    assert sent["train"]["bias"].any()
 
 
 def test_streams_depend_on_seed_purpose_and_round_alone():

@@ -1,0 +1,87 @@
+"""Comparisons of runs whose settings differ, and of runs that stand for the same cell."""
+
+import pytest
+
+from fedsim.errors import UserError
+from fedsim.results import compare
+
+from .invented import pacs_experiment
+from .made_up_runs import table_of_runs, two_methods
+
+
+def mixed(first, second):
+    return table_of_runs(
+        {("fedavg", "photo", 0): 0.5, ("csac", "photo", 0): 0.6},
+        {("fedavg", "photo", 0): first, ("csac", "photo", 0): second},
+    )
+
+
+def test_runs_with_different_settings_are_not_mixed():
+    runs = mixed(pacs_experiment("fedavg"), pacs_experiment("csac", train={"lr": 0.1, "epochs": 5}))
+    with pytest.raises(UserError, match=r"train\.epochs \(1 \| 5\), train\.lr \(0\.01 \| 0\.1\)") as caught:
+        compare(runs)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(UserError, match=r"train\.epochs"):
+        compare(runs, by=["train.lr"])
+    comparison = compare(runs, by=["train.lr", "train.epochs"])
+    assert list(comparison.methods["label"]) == ["csac (lr=0.1, epochs=5)", "fedavg (lr=0.01, epochs=1)"]
+    assert list(comparison.methods["train.lr"]) == ["0.1", "0.01"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"run": {"device": "cpu"}},
+        {"run": {"runtime": "ray", "threads": 2}},
+        {"data": {"root": "elsewhere", "cache": "there"}},
+        {"name": "other"},
+    ],
+)
+def test_where_it_ran_is_no_difference(change):
+    other = pacs_experiment("csac", **change)
+    assert len(compare(mixed(pacs_experiment("fedavg"), other)).methods) == 2
+
+
+def test_select_on_is_a_difference():
+    with pytest.raises(UserError, match=r"run\.select_on"):
+        compare(mixed(pacs_experiment("fedavg"), pacs_experiment("csac", run={"select_on": "local"})))
+
+
+def test_what_a_method_changes_in_its_row_stands_in_its_label():
+    weight = {"guiding_head": {"weight": 0.25}}
+    runs = table_of_runs(
+        {("fedavg", "photo", 0): 0.5, ("a", "photo", 0): 0.6, ("b", "photo", 0): 0.7},
+        {("a", "photo", 0): pacs_experiment("gperxan"), ("b", "photo", 0): pacs_experiment("gperxan", method=weight)},
+    )
+    labels = list(compare(runs).methods["label"])
+    assert labels == ["gperxan@guiding_head.weight=0.25", "gperxan", "fedavg"]
+    apart = mixed(pacs_experiment("fedavg"), pacs_experiment("gperxan", method=weight))
+    assert len(compare(apart).methods) == 2
+
+
+def test_unknown_names_are_refused():
+    with pytest.raises(UserError, match=r"did you mean 'train\.lr'"):
+        compare(two_methods(), by=["train.rl"])
+    with pytest.raises(UserError, match="there are: fedavg, csac"):
+        compare(two_methods(), baseline="fedprox")
+    with pytest.raises(UserError, match="did you mean 'last'"):
+        compare(two_methods(), select="lats")
+    with pytest.raises(UserError, match="known: table, csv, markdown, latex"):
+        compare(two_methods()).render("html")
+
+
+def test_a_cell_may_not_be_filled_twice():
+    first = pacs_experiment("fedavg")
+    with pytest.raises(UserError, match="more than once: fedavg/photo/seed0, csac/photo/seed0"):
+        compare(mixed(first, first))
+
+
+def test_two_methods_with_one_label_stay_two_rows():
+    runs = table_of_runs({("fedavg", "photo", 0): 0.5, ("csac", "photo", 0): 0.6}, labels={"fedavg": "X", "csac": "X"})
+    assert list(compare(runs).methods["label"]) == ["X [csac]", "X [fedavg]"]
+
+
+def test_transductive_methods_are_marked():
+    text = compare(table_of_runs({("fedavg", "photo", 0): 0.5, ("fedig-a", "photo", 0): 0.6})).render("markdown")
+    assert "| fedig-a † |" in text
+    assert "transductive" in text

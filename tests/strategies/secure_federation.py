@@ -1,0 +1,102 @@
+"""A federation of a few clients on tensors that goes through the exchanges of secure aggregation."""
+
+import numpy as np
+
+from clients.local_round import LocalRound
+from clients.reports.masked_update import MaskedUpdate
+from clients.store import ClientStore
+from fedsim.settings import TrainSettings
+from strategies.banks.secure_exchange import KEYS, OPENED, SHARES, SecureKeys, SecureShares, SecureUnmasking
+from strategies.fuse.secure_mean import SecureMean
+from strategies.fuse.weighted_mean import WeightedMean
+from strategies.parts import ServerRound, Update
+from strategies.weights.by_examples import ByExamples
+
+PREVIOUS = {"w": np.full((40, 3), 0.5, np.float32), "b": np.float32(-1.0), "n": np.array(7, np.int64)}
+
+
+class Images:
+    """A client's data, of which only the number of examples matters."""
+
+    def __init__(self, examples: int) -> None:
+        self.examples = examples
+
+
+class Federation:
+    """Clients a, b, c, ... with so many examples each, and the server's banks: one round, exchange by exchange."""
+
+    def __init__(self, examples, weights=None, folder=None, **fields) -> None:
+        self.names = list("abcdefgh"[: len(examples)])
+        self.examples = dict(zip(self.names, examples))
+        self.fuse, self.part = SecureMean(**fields), MaskedUpdate(**fields)
+        self.weights = weights or ByExamples()
+        self.stores = {name: ClientStore(folder and folder / name, name) for name in self.names}
+        self.banks = {KEYS: SecureKeys(), SHARES: SecureShares(), OPENED: SecureUnmasking()}
+        self.entries = {}
+
+    def server(self) -> ServerRound:
+        """The round as a server part sees it."""
+        counts = {name: (count,) for name, count in self.examples.items()}
+        return ServerRound(1, 3, self.names, PREVIOUS, banks=self.entries, class_counts=counts,
+                           known_weights=self.weights.known, places=dict.fromkeys(PREVIOUS, "shared"))  # fmt: skip
+
+    def local(self, name: str, asked: str = "", delivered=(), records=None) -> LocalRound:
+        """The round of a client, which may be another process each time."""
+        if records is None:
+            records = {
+                bank: self.banks[bank].hand_out(self.entries[bank], name, self.server()) or {} for bank in self.entries
+            }
+        if (folder := self.stores[name]._folder) is not None:
+            self.stores[name] = ClientStore(folder, name)
+        return LocalRound(
+            name, None, TrainSettings(), 3, 1, 3, "train", 0, None, self.stores[name], Images(self.examples[name]),
+            clients=tuple(self.names), asked=asked, delivered=tuple(delivered), records=records,
+            known_weights=self.weights.known,
+        )  # fmt: skip
+
+    def ask(self, bank: str, names, delivered=()) -> None:
+        """One exchange: what the clients contribute and the bank accepts."""
+        found = {name: self.part.collect(self.local(name, bank, delivered)) for name in names}
+        for name, arrays in found.items():
+            assert self.banks[bank].accept(name, arrays, self.server()) == ""
+        self.entries[bank] = self.banks[bank].merge({}, found, self.server())
+
+    def reply(self, name: str, trained) -> Update:
+        """A client's masked update."""
+        return Update(name, self.examples[name], self.part.leave(self.local(name), trained, PREVIOUS))
+
+    def begin(self) -> "Federation":
+        """Keys and shares of all."""
+        self.ask(KEYS, self.names)
+        self.ask(SHARES, self.names)
+        return self
+
+    def end(self, updates) -> dict[str, np.ndarray]:
+        """The sum of the updates that came."""
+        delivered = [update.client for update in updates]
+        self.ask(OPENED, delivered, delivered)
+        return self.fused(updates)
+
+    def fused(self, updates) -> dict[str, np.ndarray]:
+        """The server's fusion."""
+        return self.fuse.fuse(updates, self.weights.weigh(updates, self.server()), self.server())
+
+
+def models(names, seed=0) -> dict[str, dict[str, np.ndarray]]:
+    """A trained model of each client."""
+    rng = np.random.default_rng(seed)
+    return {
+        name: {
+            "w": (PREVIOUS["w"] + rng.normal(0, 1.5, (40, 3))).astype(np.float32),
+            "b": np.float32(rng.normal()),
+            "n": np.array(7 + place, np.int64),
+        }
+        for place, name in enumerate(names)
+    }
+
+
+def plain(updates, trained, weights) -> dict[str, np.ndarray]:
+    """What FedAvg makes of the same clients."""
+    open_updates = [Update(update.client, update.examples, trained[update.client]) for update in updates]
+    server = ServerRound(1, 3, [], PREVIOUS)
+    return WeightedMean().fuse(open_updates, weights.weigh(open_updates, server), server)

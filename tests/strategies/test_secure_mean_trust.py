@@ -1,0 +1,192 @@
+"""Secure aggregation on tensors: single replies are noise, and what clients and banks refuse."""
+
+import dataclasses
+import os
+from itertools import combinations
+
+import numpy as np
+import pytest
+from scipy.stats import chisquare
+from secure_federation import PREVIOUS, Federation, models, plain
+
+from fedsim.errors import UserError
+from strategies import masking
+from strategies.banks.secure_exchange import KEY, KEYS, OPENED, SELF, SHARES
+from strategies.fuse.secure_mean import threshold_of
+from strategies.weights.by_examples import ByExamples
+
+# --- what the server sees ---------------------------------------------------------------------------------------------
+
+
+def masked_once(value: float, count: int = 60_000) -> np.ndarray:
+    """One client's reply to a whole round, whose update is the same number everywhere."""
+    federation = Federation([10, 10, 10]).begin()
+    previous = {"w": np.zeros(count, np.float32)}
+    trained = {"w": np.full(count, value, np.float32)}
+    return federation.part.leave(federation.local("b"), trained, previous)["w"]
+
+
+def test_a_single_reply_is_uniform():
+    """A constant update under its masks: all 256 values of each byte alike (chi-square), no two neighbours related."""
+    reply = masked_once(0.25)
+    for place in range(4):
+        counts = np.bincount((reply >> np.uint32(8 * place)) & np.uint32(255), minlength=256)
+        assert chisquare(counts).pvalue > 1e-8
+    assert len(np.unique(reply)) > 59_000
+    assert abs(np.corrcoef(reply[:-1], reply[1:])[0, 1]) < 0.02
+
+
+def test_replies_of_equal_and_of_different_updates_cannot_be_told_apart():
+    """The difference of two rounds' replies is uniform, whether the updates were equal or not."""
+    first, same, other = masked_once(0.25), masked_once(0.25), masked_once(-3.0)
+    for difference in (first - same, first - other):
+        counts = np.bincount(difference >> np.uint32(24), minlength=256)
+        assert chisquare(counts).pvalue > 1e-8
+
+
+def test_masks_are_the_only_thing_between_reply_and_update():
+    """The counterexample to the two tests above: without the masks, one value everywhere."""
+    plain_reply = masking.quantised(np.full(1000, 0.25), 1 / 3, 32, 16.0)
+    assert len(np.unique(plain_reply)) == 1
+
+
+def test_fewer_than_t_shares_tell_nothing():
+    """Any 2 of 3 shares give the secret back, one alone is the same for another secret of the same share."""
+    secret = os.urandom(32)
+    shares = dict(enumerate(masking.shares_of(secret, 2, 3), start=1))
+    for chosen in combinations(shares, 2):
+        assert masking.restored({number: shares[number] for number in chosen}) == secret
+    assert masking.restored({1: shares[1]}) != secret
+    assert secret not in shares.values()
+
+
+def test_the_server_gets_one_secret_of_each_client():
+    """Shares of b_u of those that delivered, of s_u of the one that did not, and never both."""
+    federation = Federation([1, 1, 1]).begin()
+    trained = models("ab")
+    updates = [federation.reply(name, trained[name]) for name in "ab"]
+    federation.end(updates)
+    for said in federation.entries[OPENED].values():
+        assert set(said) == {SELF + "a", SELF + "b", KEY + "c"}
+
+
+# --- what a client refuses --------------------------------------------------------------------------------------------
+
+
+def test_a_second_list_of_those_that_delivered_is_refused():
+    """It would give the server both secrets of a client; the same list again gets the same answer."""
+    federation = Federation([1] * 5).begin()
+    trained = models(federation.names)
+    for name in federation.names:
+        federation.reply(name, trained[name])
+    first = federation.part.collect(federation.local("a", OPENED, "abc"))
+    again = federation.part.collect(federation.local("a", OPENED, "abc"))
+    assert all(np.array_equal(first[name], again[name]) for name in first)
+    with pytest.raises(UserError, match="second list of clients that delivered"):
+        federation.part.collect(federation.local("a", OPENED, "abcd"))
+    with pytest.raises(UserError, match="the sum of 2 updates stays masked; 3 are needed"):
+        federation.part.collect(federation.local("b", OPENED, "ab"))
+    with pytest.raises(UserError, match="not one of this round"):
+        federation.part.collect(federation.local("b", OPENED, "acd"))
+
+
+def test_a_second_update_under_the_same_masks_is_refused():
+    """The very same update may be asked for again (its reply was lost), and looks the same."""
+    federation = Federation([1, 1]).begin()
+    trained = models("ab")
+    first, again = (federation.reply("a", trained["a"]) for _ in range(2))
+    assert np.array_equal(first.arrays["w"], again.arrays["w"])
+    with pytest.raises(UserError, match="second update under the same masks"):
+        federation.reply("a", trained["b"])
+
+
+def test_a_list_of_keys_that_is_not_honest_is_refused():
+    """Another key for this client, one key twice, too few clients, strangers, a second list in one round."""
+    federation = Federation([1, 1, 1])
+    federation.ask(KEYS, federation.names)
+    lines = federation.banks[KEYS].hand_out(federation.entries[KEYS], "a", federation.server())
+    for wrong, said in (
+        ({**lines, "a": lines["b"]}, "others for this client"),
+        ({**lines, "b": lines["c"]}, "one key twice"),
+        ({"a": lines["a"]}, "has 1 clients of this run, 2 are needed"),
+        ({**lines, "x": masking.np.frombuffer(os.urandom(72), np.uint8)}, "clients of this run"),
+    ):
+        with pytest.raises(UserError, match=said):
+            federation.part.collect(federation.local("a", SHARES, records={KEYS: wrong}))
+    federation.part.collect(federation.local("a", SHARES, records={KEYS: lines}))
+    with pytest.raises(UserError, match="changed the list of public keys"):
+        federation.part.collect(federation.local("a", SHARES, records={KEYS: {name: lines[name] for name in "ab"}}))
+
+
+def test_clients_that_were_told_different_lists_do_not_fit_together():
+    """The server gave b another number of examples for c: what the three seal and mask is of no use to it."""
+    federation = Federation([10, 10, 10])
+    federation.ask(KEYS, "abc")
+    honest = federation.entries[KEYS]
+    for name in "abc":
+        lines = {client: own["line"] for client, own in honest.items()}
+        if name == "b":
+            lines["c"] = np.concatenate([lines["c"][:64], np.frombuffer((10**9).to_bytes(8, "little"), np.uint8)])
+        federation.entries.setdefault(SHARES, {})[name] = federation.part.collect(
+            federation.local(name, SHARES, records={KEYS: lines})
+        )
+    with pytest.raises(UserError, match="not those that 'b' sealed"):
+        federation.reply("a", models("a")["a"])
+
+
+def test_shares_that_the_server_changed_are_refused():
+    """One bit in a sealed share, and a share that was meant for another one."""
+    federation = Federation([1, 1, 1]).begin()
+    good = federation.entries[SHARES]["b"]["to:a"]
+    flipped = good.copy()
+    flipped[20] ^= 1
+    for wrong in (flipped, federation.entries[SHARES]["b"]["to:c"]):
+        federation.entries[SHARES]["b"] = {**federation.entries[SHARES]["b"], "to:a": wrong}
+        with pytest.raises(UserError, match="not those that 'b' sealed"):
+            federation.reply("a", models("a")["a"])
+
+
+def test_a_change_above_the_limit_fails_by_name():
+    """In place of a wrong number."""
+    federation = Federation([1, 1], limit=0.5).begin()
+    trained = {**PREVIOUS, "w": PREVIOUS["w"] + 2}
+    with pytest.raises(UserError, match=r"'w' changed by 2, more than method.secure_mean.limit = 0.5"):
+        federation.reply("a", trained)
+    with pytest.raises(UserError, match="changed by nan"):
+        federation.reply("a", {**PREVIOUS, "w": PREVIOUS["w"] * np.nan})
+
+
+def test_the_secrets_of_a_round_survive_a_new_process_and_then_go(tmp_path):
+    """Every message may be another process; the file can be read by its owner alone and is empty of secrets after."""
+    federation = Federation([1, 2], folder=tmp_path).begin()
+    file = tmp_path / "a" / "secure-mean.json"
+    assert file.stat().st_mode & 0o777 == 0o600
+    trained = models("ab")
+    updates = [federation.reply(name, trained[name]) for name in "ab"]
+    assert '\\"mask\\"' in file.read_text()
+    np.testing.assert_allclose(federation.end(updates)["w"], plain(updates, trained, ByExamples())["w"], atol=2e-7)
+    assert not any(word in file.read_text() for word in ("cipher", "mask", "self\\", "shares"))
+    with pytest.raises(UserError, match="no keys of round 2"):
+        federation.part.leave(dataclasses.replace(federation.local("a"), round=2), trained["a"], PREVIOUS)
+
+
+def test_the_bank_refuses_what_is_not_of_its_form():
+    """Other records, other lengths, and another number of examples than in the handshake."""
+    federation = Federation([10, 10])
+    federation.ask(KEYS, "ab")
+    server, line = federation.server(), federation.entries[KEYS]["a"]["line"]
+    keys, shares = federation.banks[KEYS], federation.banks[SHARES]
+    assert "weighs its update by 10 examples, the handshake said 5" in keys.accept(
+        "a", {"line": line}, dataclasses.replace(server, class_counts={"a": (2, 3)})
+    )
+    assert keys.accept("a", {"line": line[:-1]}, server)
+    assert shares.accept("a", {"commitment": line[:32]}, server)
+    assert shares.accept("a", {"commitment": line[:32], "to:b": line}, server)
+    assert federation.banks[OPENED].accept("a", {}, dataclasses.replace(server, banks={SHARES: {"a": {}}}))
+
+
+def test_more_than_half():
+    """t: two of two and of three, three of four and five; drawn clients count; what is set stays."""
+    assert [threshold_of(0, count) for count in (2, 3, 4, 5, 10)] == [2, 2, 3, 3, 6]
+    assert threshold_of(0, 100, 4) == 3
+    assert threshold_of(9, 10) == 9
