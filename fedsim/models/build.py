@@ -78,14 +78,8 @@ def build_model(
     with torch.random.fork_rng(devices=[]):
         # Only the generator of the CPU is seeded, so that those of CUDA do not change.
         torch.default_generator.manual_seed(stream_seed(seed, "init"))
-        backbone = row.make(image_size, channels)
-        layout = row.layout if isinstance(row.layout, Layout) else row.layout(backbone, image_size)
-        net = Net(
-            backbone, layout.feature_dim, classes, bottleneck=model.bottleneck,
-            levels=tuple(f"backbone.{path}" for path in layout.levels), level_margin=layout.level_margin,
-            stages={number: tuple(f"backbone.{path}" for path in paths) for number, paths in layout.stages.items()},
-            grayscale=channels == 1 and not row.own_channels, task=task,
-        )  # fmt: skip
+        net = _bare_net(row, model.bottleneck, classes, channels, image_size, task)
+        backbone = net.backbone
         state = _initial_state(model, row, backbone, image_size)
         if state is not None:
             _load(row, backbone, state, image_size, model.weights)
@@ -97,6 +91,18 @@ def build_model(
             _apply_norm(net, norm, model.backbone)
         net.frozen = names_of(net, frozen)
     return net.to(memory_format=torch.channels_last) if row.channels_last else net
+
+
+def _bare_net(row: Backbone, bottleneck: int, classes: int, channels: int, image_size: int, task: TaskRules) -> Net:
+    """The backbone with random weights, in a network of its layout."""
+    backbone = row.make(image_size, channels)
+    layout = row.layout if isinstance(row.layout, Layout) else row.layout(backbone, image_size)
+    return Net(
+        backbone, layout.feature_dim, classes, bottleneck=bottleneck,
+        levels=tuple(f"backbone.{path}" for path in layout.levels), level_margin=layout.level_margin,
+        stages={number: tuple(f"backbone.{path}" for path in paths) for number, paths in layout.stages.items()},
+        grayscale=channels == 1 and not row.own_channels, task=task,
+    )  # fmt: skip
 
 
 def _load(row: Backbone, backbone: nn.Module, state: StateDict, image_size: int, weights: str) -> None:
