@@ -1,17 +1,27 @@
 """Certificates: what has run out or will, and a renewal that leaves keys and kits alone."""
 
 import contextlib
+import http.client
+import os
+import shutil
 import ssl
+import subprocess
 import threading
+import time
 from datetime import UTC, datetime, timedelta
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 
 import pytest
+from support import free_ports
 
 from fedsim.deploy import superlink
 from fedsim.deploy.certificates import write_server_certificate
+from fedsim.deploy.federation import read_federation
+from fedsim.deploy.kits import init
 from fedsim.deploy.renewal import renew, valid_until, warnings
 from fedsim.errors import UserError
+
+NGINX = shutil.which("nginx", path=os.environ.get("PATH", "") + ":/usr/sbin")
 
 
 def replace_certificate(federation, days):
@@ -75,4 +85,66 @@ def test_a_running_server_takes_the_new_certificate(federation, monkeypatch):
                 shown = ssl.get_server_certificate(server.server_address)
         assert first.strip() != wanted == shown.strip()
     finally:
+        server.shutdown()
+
+
+class Answer(BaseHTTPRequestHandler):
+    """Stands for the SuperLink behind nginx."""
+
+    def do_POST(self):  # noqa: N802: the base class's name
+        """An empty answer."""
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *words):
+        """Nothing."""
+
+
+def ask(federation):
+    """HTTP status of a site's request through nginx."""
+    context = ssl.create_default_context(cafile=federation.ca_certificate)
+    connection = http.client.HTTPSConnection("127.0.0.1", federation.port, context=context, timeout=10)
+    connection.request("POST", "/v1/fleet/pull-messages", b"", {"flwr-public-key": "known"})
+    return connection.getresponse().status
+
+
+@pytest.mark.skipif(NGINX is None, reason="no nginx here")
+def test_nginx_takes_the_superlinks_new_certificate_after_it_saw_the_expired_one(tmp_path):
+    """nginx is told first, and asks once more while the SuperLink still shows the old one: no resumed TLS session may
+    keep that verdict for good."""
+    public, control = free_ports(2)
+    (tmp_path / "federation.toml").write_text(
+        f'name = "demo"\naddress = "127.0.0.1"\nport = {public}\ncontrol = "127.0.0.1:{control}"\n'
+        '[[sites]]\nname = "alpha"\ndomain = "rot0"\n'
+    )
+    federation = read_federation(tmp_path / "federation.toml")
+    init(federation)
+    kit = federation.kit("server")
+    for folder in ("run", "state"):
+        (kit / folder).mkdir()
+    (kit / "state" / "keys.map").write_text('"known" alpha;\n')
+    replace_certificate(federation, -0.02)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(kit / "server.pem", kit / "server.key")
+    server = ThreadingHTTPServer(("127.0.0.1", control), Answer)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    renew(federation)
+    nginx = subprocess.Popen(
+        [NGINX, "-p", f"{kit}/", "-e", "run/nginx.log", "-c", kit / "nginx.conf", "-g", "daemon off;"]
+    )
+    try:
+        until = time.monotonic() + 20
+        while nginx.poll() is None and time.monotonic() < until:
+            with contextlib.suppress(ConnectionRefusedError):
+                assert ask(federation) == 502
+                break
+            time.sleep(0.1)
+        assert "certificate has expired" in (kit / "run" / "nginx.log").read_text()
+        context.load_cert_chain(kit / "server.pem", kit / "server.key")
+        assert [ask(federation) for _ in range(3)] == [200, 200, 200]
+    finally:
+        nginx.terminate()
+        nginx.wait(20)
         server.shutdown()
