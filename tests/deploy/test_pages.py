@@ -33,14 +33,17 @@ def commands() -> list[list[str]]:
 
 
 def test_the_federation_on_the_page_can_be_provisioned(tmp_path):
-    """As it stands there, word for word."""
+    """As it stands there, word for word; the sites then install fedsim from their kits, as the page says."""
     (example,) = blocks("toml")
     (tmp_path / "federation.toml").write_text(example)
     federation = read_federation(tmp_path / "federation.toml")
+    assert federation.wheel, "without it a site's start.sh ends with: fedsim is not installed here"
+    (tmp_path / federation.wheel).write_bytes(b"")
     assert federation.clients("target") == ["rot75"]
     written = init(federation)
     assert {kit.name for kit in written} == {"operator", "server", "alpha", "beta", "gamma"}
     assert {str(kit.parent.name) for kit in written} == {"demo-kits"}
+    assert all((federation.kit(site) / federation.wheel).is_file() for site in ("alpha", "beta", "gamma"))
 
 
 def test_the_page_names_every_key():

@@ -91,7 +91,7 @@ def test_a_running_server_takes_the_new_certificate(federation, monkeypatch):
 class Answer(BaseHTTPRequestHandler):
     """Stands for the SuperLink behind nginx."""
 
-    def do_POST(self):  # noqa: N802: the base class's name
+    def do_POST(self):
         """An empty answer."""
         self.send_response(200)
         self.send_header("Content-Length", "0")

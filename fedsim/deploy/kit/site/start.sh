@@ -44,6 +44,7 @@ last_word() { grep "supervise:" run/supernode.log 2>/dev/null | tail -n 1 | sed 
 # The kit brings the wheel (`wheel` in federation.toml): installed here, once, where there is no fedsim yet.
 if ! PATH="$PWD/.venv/bin:$PATH" command -v fedsim >/dev/null && ls ./*.whl >/dev/null 2>&1; then
   echo "installing fedsim into $PWD/.venv; this takes some minutes" >&2
+  export PIP_DISABLE_PIP_VERSION_CHECK=1
   [ -x .venv/bin/pip ] || python3 -m venv .venv || fail "python3 -m venv failed (Debian: python3-venv)"
   if [ -n "${TORCH_INDEX:-}" ]; then
     .venv/bin/pip install --quiet torch torchvision --index-url "$TORCH_INDEX" || fail "pip could not install PyTorch"
