@@ -1,4 +1,4 @@
-"""Test settings: caches of the tests go to a temporary folder, never to the user's."""
+"""Settings of all tests: their caches are in a temporary folder, never in the user's."""
 
 import gc
 import logging
@@ -19,14 +19,14 @@ def _cache_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Leave what the imports made out of garbage collection: parts of Flower collect after every record."""
+    """Exclude the objects of imported modules from garbage collection, which Flower starts after every record."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(autouse=True)
 def _open_log() -> None:
-    """The project's log as at the start of a process: libraries that configure logging may have switched it off."""
+    """Restore the project's log, because libraries that configure logging may have disabled it."""
     logging.disable(logging.NOTSET)
     logger = logging.getLogger("fedsim")
     logger.disabled, logger.propagate = False, True

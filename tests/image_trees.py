@@ -1,4 +1,4 @@
-"""Small image trees for tests of data, and the real data where it is present."""
+"""Small image trees for tests of data, and the real data if they are on this machine."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What several test folders use: a small experiment on real digits, an instrumented inline run, table comparison."""
+"""Helpers of several test folders: a small experiment on real digits, an observed inline run, reading of records."""
 
 import socket
 from collections.abc import Callable, Iterable
@@ -18,7 +18,7 @@ SHARED_DATA = Path(__file__).parents[2] / "shared" / "data"
 
 
 def small_experiment(output: Path | str, method: dict | str = "fedavg", **sections: dict) -> Experiment:
-    """Four rotations of 100 real digits each, the CNN with batch norm, three rounds: a second of work."""
+    """Four rotations of 100 real digits each, the CNN with batch norm, three rounds; a run takes a second."""
     table = {
         "name": "small",
         "data": {
@@ -65,7 +65,7 @@ class SpyGrid(InlineGrid):
         self.tamper = tamper
 
     def deliver(self, messages: list[Message]) -> Iterable[Message]:
-        """Replies, recorded and perhaps replaced."""
+        """Deliver the messages; record and perhaps replace the replies."""
         for message, reply in zip(messages, super().deliver(messages), strict=True):
             final = self.tamper(message, reply) if self.tamper else reply
             self.seen.append((message, final))
@@ -73,14 +73,14 @@ class SpyGrid(InlineGrid):
 
 
 def run_small(experiment: Experiment, *callbacks: object, tamper: Callable | None = None) -> tuple[Path, SpyGrid]:
-    """Run an experiment inline; its folder and the grid with all messages."""
+    """Run an experiment inline; returns its folder and the grid with all messages."""
     plan = resolve(experiment)
     grid = SpyGrid(len(plan.clients), tamper)
     return serve(grid, plan, callbacks), grid
 
 
 def numbers(file: Path) -> pd.DataFrame:
-    """A record file without its timing columns."""
+    """A record file without its columns of times."""
     table = pd.read_csv(file)
     return table[[column for column in table if "seconds" not in column]]
 

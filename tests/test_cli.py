@@ -1,4 +1,4 @@
-"""The command line as a person meets it: one line and exit code 2 for bad input, no traceback, nothing half-written."""
+"""The command line: one line and exit code 2 for wrong input, no traceback, and no incomplete files."""
 
 import os
 import signal
@@ -20,13 +20,13 @@ FEDSIM = [sys.executable, "-c", "from fedsim.cli import main; main()"]
 
 
 def fedsim(*words: str, **options) -> subprocess.CompletedProcess:
-    """Run the command line in a process of its own."""
+    """Run the command line in a separate process."""
     return subprocess.run([*FEDSIM, *words], capture_output=True, text=True, timeout=300, **options)
 
 
 @pytest.fixture
 def called(monkeypatch, capsys):
-    """The command line without a process of its own (starting one takes seconds): words -> (exit code, out, err)."""
+    """Function: words -> (exit code, out, err). It calls the command line in this process, which saves seconds."""
     monkeypatch.setattr(signal, "signal", lambda number, answer: None)
 
     def call(*words: str) -> tuple[int, str, str]:
@@ -42,7 +42,7 @@ def called(monkeypatch, capsys):
 
 
 def test_run_then_again(tmp_path, called):
-    """A run leaves all files of the design, says its headline, and is not repeated."""
+    """A run writes all its files, prints its result, and is not repeated."""
     command = ["run", "digits", "--method", "fedbn", "--target", "rot0", "--output", str(tmp_path), *SMALL]
     first = fedsim(*command)
     assert first.returncode == 0, first.stderr
@@ -80,7 +80,7 @@ def test_run_then_again(tmp_path, called):
     ],
 )
 def test_bad_input_is_one_line(words, said, tmp_path, called, monkeypatch):
-    """Exit code 2, one line that says what to do, nothing left behind."""
+    """The exit code is 2, one line says what to do, and no file is left."""
     monkeypatch.chdir(tmp_path)
     if "run.device=cuda" in words:
         import torch
@@ -97,14 +97,14 @@ def test_bad_input_is_one_line(words, said, tmp_path, called, monkeypatch):
 
 
 def test_bad_input_ends_a_process_of_its_own(tmp_path):
-    """The same as the shell sees it."""
+    """The result is the same in a separate process."""
     done = fedsim("run", "digits", "--method", "gperxn", "--output", str(tmp_path / "out"), cwd=tmp_path)
     assert (done.returncode, done.stdout, len(done.stderr.strip().splitlines())) == (2, "", 1)
     assert "did you mean 'gperxan'" in done.stderr
 
 
 def test_interruption_is_said(monkeypatch, capsys):
-    """Ctrl-C is no silence: one line, exit code 130."""
+    """Ctrl-C prints one line, and the exit code is 130."""
 
     def interrupted(name):
         raise KeyboardInterrupt
@@ -140,7 +140,7 @@ def kill_when(process: subprocess.Popen, file: Path, rows: int) -> None:
 
 @pytest.mark.parametrize("method", ["fedbn", pytest.param("feddg-ga", marks=pytest.mark.slow)])
 def test_killed_run_continues_to_the_same_csv(method, tmp_path, called):
-    """`kill -9` in the middle, the same command again: the CSV of the unbroken run."""
+    """After `kill -9` in the middle and the same command again, the CSV is that of the uninterrupted run."""
     words = ["run", "digits", "--method", method, "--target", "rot0", *SMALL, "--set", "train.rounds=12"]
     assert called(*words, "--output", str(tmp_path / "whole"))[0] == 0
     broken = tmp_path / "broken"
@@ -158,7 +158,7 @@ def test_killed_run_continues_to_the_same_csv(method, tmp_path, called):
 
 
 def test_sweep_compare_plot(tmp_path, called):
-    """Methods x targets x seeds, a failing cell is reported and does not stop the others; then a table and figures."""
+    """A sweep over methods, targets and seeds, then a table and figures of it."""
     words = [
         "sweep",
         "digits",
@@ -187,7 +187,7 @@ def test_sweep_compare_plot(tmp_path, called):
 
 
 def test_failing_cell_is_reported(tmp_path, called):
-    """Exit code 1, the cell and its reason at the end; the others are finished."""
+    """The exit code is 1, the cell and its reason are printed at the end, and the others are finished."""
     words = [
         "sweep",
         "digits",
@@ -212,7 +212,7 @@ def test_failing_cell_is_reported(tmp_path, called):
 
 
 def test_datasets_folder_says_what_to_write(tmp_path):
-    """Own data has no fixed domains: instead of an empty table there is an experiment file that is valid."""
+    """A user's own data have no fixed domains; instead of an empty table a valid experiment file is printed."""
     result = CliRunner().invoke(app, ["datasets", "folder"])
     assert result.exit_code == 0
     assert "ROOT/DOMAIN/CLASS/IMAGE" in result.output

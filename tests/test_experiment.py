@@ -1,4 +1,4 @@
-"""Settings: precedence, overrides, presets, round trip, and errors that name the key and the nearest right one."""
+"""Settings: precedence, overrides, presets, writing and reading, and errors that name the key and a similar one."""
 
 import pytest
 
@@ -32,7 +32,7 @@ def config(tmp_path):
 
 
 def test_precedence_file_preset_override(config):
-    """File, then preset, then --set."""
+    """The file is read first, then the preset, then --set."""
     assert read_experiment(config).train.rounds == 7
     assert read_experiment(config, preset="short").train.rounds == 2
     assert read_experiment(config, ["preset=short"]).train.rounds == 2
@@ -47,7 +47,7 @@ def test_toml_round_trip(config):
 
 
 def test_part_values(config):
-    """[parts] gives a data set's values to recipes that have the part; method settings win over them."""
+    """[parts] gives a data set's values to recipes that have the part; method settings have priority over them."""
     assert build_recipe(read_experiment(config)).terms[0].mu == 0.5
     assert build_recipe(read_experiment(config, ["method.proximal.mu=0.25"])).terms[0].mu == 0.25
     assert build_recipe(read_experiment(config, ["method.name=fedavg"])).terms == ()
@@ -66,7 +66,7 @@ def test_part_values(config):
     ],
 )
 def test_override_values(text, value):
-    """TOML values, else strings."""
+    """A value is TOML; if it is not valid TOML, it is text."""
     assert parse_override(text) == ("a.b", value)
 
 
@@ -84,7 +84,7 @@ def test_override_values(text, value):
     ],
 )
 def test_typos_are_one_clear_line(config, overrides, said):
-    """Unknown keys by name with the nearest right one."""
+    """An unknown key is named together with the most similar correct one."""
     with pytest.raises(UserError) as error:
         read_experiment(config, overrides)
     assert said in str(error.value)
@@ -118,7 +118,7 @@ def test_recipes_that_cannot_work_are_refused(config, overrides, said):
 
 
 def test_combinations_and_exchange(config):
-    """a+b, exchanged and added parts, and parts that bring along what they require."""
+    """a+b, exchanged and added parts, and parts that add other parts which they require."""
     both = find_recipe("gperxan+feddg-ga")
     assert type(both.norm).__name__ == "XAN"
     assert type(both.weights).__name__ == "GeneralizationAdjustment"
@@ -168,7 +168,7 @@ def test_flower_run_config():
 
 
 def test_settings_hash_ignores_method_target_and_seed():
-    """Runs that may stand in one table have one hash."""
+    """Runs that may be in one table have the same hash."""
     base = read_experiment("digits")
     same = read_experiment("digits", ["method.name=fedbn", "run.target=rot0", "run.seed=4", "run.output=x"])
     assert base.settings_hash() == same.settings_hash()

@@ -1,4 +1,4 @@
-"""`fedsim methods`: every row once, grouped and filtered by what it changes, with measured costs alone."""
+"""`fedsim methods`: every row once, grouped and filtered by what it changes, and only with measured costs."""
 
 import pytest
 

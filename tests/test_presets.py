@@ -1,4 +1,4 @@
-"""The shipped presets against the hyper-parameters of their sources (docs/presets.md lists them with their pages)."""
+"""The shipped presets have the hyper-parameters of their sources (docs/presets.md lists them with their pages)."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Parts are known without a second list, one in two slots is one part, and their fields are checked like settings."""
+"""Parts are known without a second list, a part in two slots is one part, and fields are checked like settings."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -18,18 +18,18 @@ from fedsim.registry import FOLDERS, parts_by_slot
 
 @dataclass(frozen=True)
 class Watcher(Term, Report):
-    """A part that answers two questions: it adds to the loss and reports."""
+    """A part in two slots: it is a term and a report."""
 
     weight: Annotated[float, Field(ge=0)] = 0.5
 
     def begin(self, round):
-        """Nothing is added."""
+        """Add nothing."""
         return
 
 
 @pytest.fixture
 def watcher(monkeypatch):
-    """A row that uses a part which stands in no list at all."""
+    """A row that uses a part which is in no list."""
     monkeypatch.setitem(methods.METHODS, "watched", Recipe(terms=(Watcher(),), reports=(Watcher(),), paper="none"))
 
 
@@ -39,7 +39,7 @@ def recipe_of(**method):
 
 
 def test_every_slot_has_a_folder_whose_parts_are_known():
-    """A part is known as soon as its file lies in its slot's folder."""
+    """A part is known as soon as its file is in its slot's folder."""
     assert list(FOLDERS) == list(SLOTS)
     known = parts_by_slot()
     assert {"coordinate_median", "private_mean", "trimmed_mean"} <= set(known["fuse"])
@@ -49,13 +49,13 @@ def test_every_slot_has_a_folder_whose_parts_are_known():
 
 
 def test_a_part_that_a_row_uses_is_known_to_the_settings(watcher):
-    """No second list: it can be set, and it can be added to another row."""
+    """Without a second list, its fields can be set, and it can be added to another row."""
     assert recipe_of(name="watched", watcher={"weight": 0.1}).terms[0].weight == 0.1
     assert recipe_of(add=["watcher"]).terms == (Watcher(),)
 
 
 def test_a_part_in_two_slots_gets_its_settings_in_both(watcher):
-    """Until now the last slot alone got them."""
+    """Earlier only the last slot got them."""
     recipe = recipe_of(name="watched", watcher={"weight": 0.25})
     assert (recipe.terms, recipe.reports) == ((Watcher(0.25),), (Watcher(0.25),))
     added = recipe_of(add=["watcher"], watcher={"weight": 2})
@@ -94,7 +94,7 @@ def test_a_part_in_two_slots_gets_its_settings_in_both(watcher):
     ],
 )
 def test_settings_of_parts_that_cannot_be_are_one_line(settings, said):
-    """Ranges, types, parts that stand twice or cannot act: one line that names the setting."""
+    """A wrong range or type, a part that is named twice, and a part without effect give one line with the setting."""
     with pytest.raises(UserError) as error:
         recipe_of(**settings)
     assert said in str(error.value)
@@ -102,7 +102,7 @@ def test_settings_of_parts_that_cannot_be_are_one_line(settings, said):
 
 
 def test_a_row_with_a_value_outside_its_range_is_refused(monkeypatch):
-    """A row is checked like settings."""
+    """The values of a row are checked like settings."""
     monkeypatch.setitem(methods.METHODS, "wrong", Recipe(terms=(Watcher(-1.0),)))
     with pytest.raises(UserError, match=r"method\.watcher\.weight"):
         find_recipe("wrong")
@@ -117,7 +117,7 @@ def test_a_row_with_a_value_outside_its_range_is_refused(monkeypatch):
     ],
 )
 def test_the_table_of_parts_is_checked_for_every_method(parts, said):
-    """A typo in [parts] is an error also where the method lacks that part."""
+    """A typo in [parts] is an error even when the method does not have that part."""
     with pytest.raises(UserError) as error:
         build_recipe(from_table({"method": {"name": "fedavg"}, "parts": parts}))
     assert said in str(error.value)
@@ -140,7 +140,7 @@ def test_the_table_of_parts_is_checked_for_every_method(parts, said):
     ],
 )
 def test_settings_of_a_wrong_type_are_one_short_line(tmp_path, table, said):
-    """Neither a traceback nor the whole configuration."""
+    """The message is neither a traceback nor the whole configuration."""
     import tomli_w
 
     from fedsim.experiment import read_experiment

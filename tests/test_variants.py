@@ -1,4 +1,4 @@
-"""A recipe that differs from its row carries the difference in its folder and its label, always."""
+"""When a recipe differs from its row, the difference is always in the name of its folder and in its label."""
 
 import pytest
 from support import run_small, small_experiment
@@ -13,7 +13,7 @@ from fedsim.variants import method_label, same_method
 
 
 def label(parts=None, **method):
-    """Label of `[method]` settings on an experiment with `[parts]` values."""
+    """The label of `[method]` settings in an experiment with `[parts]` values."""
     return method_label(from_table({"method": {"name": "fedavg", **method}, "parts": parts or {}}))
 
 
@@ -40,12 +40,12 @@ def label(parts=None, **method):
     ],
 )
 def test_the_difference_is_readable_and_the_same_for_equal_recipes(method, expected):
-    """What differs from the row in the order of the slots; words that ask for the same give the same."""
+    """It names the differences in the order of the slots; settings with the same meaning give the same text."""
     assert label(**method) == expected
 
 
 def test_values_of_the_experiment_are_no_difference():
-    """[parts] belongs to the data set; a method setting is told apart from them."""
+    """[parts] belongs to the data set; a setting of the method is compared with these values."""
     parts = {"proximal": {"mu": 0.5}}
     assert label(parts, name="fedprox") == "fedprox"
     assert label(parts, name="fedprox", proximal={"mu": 0.5}) == "fedprox"
@@ -54,7 +54,7 @@ def test_values_of_the_experiment_are_no_difference():
 
 
 def test_long_words_and_paths_stay_one_folder_and_apart():
-    """What no folder's name takes is replaced, and a hash tells two such names apart."""
+    """Characters that a folder's name cannot have are replaced, and a hash distinguishes two such names."""
     one, other = (label(name="ccst", cross_client_style={"encoder_weights": path}) for path in ("a/b", "a_b"))
     assert "/" not in one
     assert one != other
@@ -63,7 +63,7 @@ def test_long_words_and_paths_stay_one_folder_and_apart():
 
 
 def test_a_changed_recipe_has_its_own_folder_and_row(tmp_path):
-    """Until now `method.add` landed in fedavg's folder, and compare showed it as fedavg."""
+    """Earlier a run with `method.add` was in fedavg's folder, and compare called it fedavg."""
     plain = small_experiment(tmp_path, train={"rounds": 1})
     changed = small_experiment(tmp_path, {"name": "fedavg", "add": ["guiding_head"]}, train={"rounds": 1})
     for experiment in (plain, changed):
@@ -74,7 +74,7 @@ def test_a_changed_recipe_has_its_own_folder_and_row(tmp_path):
 
 
 def test_other_words_for_the_same_recipe_find_its_run(tmp_path):
-    """A grid's point at the row's own value is the row's run: recipes are compared, not words."""
+    """A point of a grid with the row's own value is the row's run, because recipes are compared and not texts."""
     plain = small_experiment(tmp_path, "fedprox", train={"rounds": 1})
     folder, _ = run_small(plain)
     same = plain.replace(method={"proximal": {"mu": 0.1}})
@@ -88,7 +88,7 @@ def test_other_words_for_the_same_recipe_find_its_run(tmp_path):
 
 
 def test_one_impossible_or_conflicting_cell_does_not_stop_a_sweep(tmp_path):
-    """Such a cell has failed with its reason, and the others are planned; a name that nobody knows stops it."""
+    """Such a cell has failed with its reason, and the others are planned; an unknown name stops the sweep."""
     done = small_experiment(tmp_path, train={"rounds": 1})
     folder, _ = run_small(done)
     settings = [f"run.output={tmp_path}", "train.lr=0.2"]

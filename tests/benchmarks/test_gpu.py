@@ -1,4 +1,4 @@
-"""The script for machines with a GPU, in its small form on the CPU: nothing in it is untried."""
+"""The script for machines with a GPU is run in its small form on the CPU, so that all of its code is tested."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A client's local round on made-up images, for tests of client parts."""
+"""A client's local round on invented images, for tests of client parts."""
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from fedsim.settings import TrainSettings
 
 
 def colour_images(count: int, size: int = 16, seed: int = 0, offset: int = 60) -> np.ndarray:
-    """uint8 [count, 3, size, size]: noise around a brightness of its own."""
+    """Images uint8 [count, 3, size, size] of noise; `offset` sets their brightness."""
     noise = np.random.default_rng(seed).integers(0, 120, (count, 3, size, size))
     return (noise + offset).astype(np.uint8)
 

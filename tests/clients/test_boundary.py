@@ -30,7 +30,7 @@ def test_contrast_at_a_low_temperature_and_with_negatives_only():
 
 
 def test_contrast_needs_two_vectors_of_each_label():
-    """With one vector there is no pair; the zero keeps the graph."""
+    """With one vector there is no pair; the loss is a zero through which gradients can still be computed."""
     one = SAME[:1].clone().requires_grad_()
     loss = boundary_contrast(one, GROUND, 0.05)
     loss.backward()
@@ -49,7 +49,7 @@ def test_masks_of_a_square():
 
 
 def test_region_means_are_means_over_pixels():
-    """A region of two pixels, and an empty one that gives zeros and is said to be empty."""
+    """A region of two pixels, and an empty region, whose means are zeros and which is marked as empty."""
     embeddings = torch.arange(8.0).view(1, 2, 2, 2)
     regions = torch.zeros(1, 2, 2, 2)
     regions[0, 0, 0] = 1
@@ -70,7 +70,7 @@ def test_structures_add_up_and_empty_ones_give_nothing():
 
 
 class _Round:
-    """What the episode needs of a round."""
+    """The part of a round that the episode uses."""
 
     task = Segmentation()
     client = "a"
@@ -80,15 +80,15 @@ class _Round:
         self.optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
 
     def parameters(self):
-        """All of them."""
+        """All parameters of the network."""
         return dict(self.net.named_parameters())
 
     def record(self, name, wanted_by):
-        """No foreign amplitudes: x' = x."""
+        """There are no amplitudes of other clients, so x' = x."""
         return {}
 
     def autocast(self):
-        """Nothing."""
+        """Do nothing."""
         return torch.autocast("cpu", enabled=False)
 
     def loss_of(self, batch):
@@ -97,15 +97,15 @@ class _Round:
         return self.task.loss(self.net.head(batch.features), batch.labels)
 
     def backward(self, loss, keep_graph=False):
-        """Gradients."""
+        """Compute the gradients."""
         self.optimizer.zero_grad()
         loss.backward(retain_graph=keep_graph)
 
     def take_step(self):
-        """None: the gradients are looked at."""
+        """Take no step, because the test compares the gradients."""
 
     def apply_gradients(self, loss):
-        """Gradients alone."""
+        """Compute only the gradients."""
         self.backward(loss)
         return loss.detach()
 
@@ -119,7 +119,7 @@ def small_batch():
 
 
 def small_net():
-    """A convolution and a head; smooth, so that numeric derivatives can be trusted."""
+    """A convolution and a head; both are smooth, so that numeric derivatives are exact enough."""
     torch.manual_seed(0)
     net = Net(nn.Sequential(nn.Conv2d(1, 3, 3, padding=1), nn.Tanh()), 3, 1, task=Segmentation())
     return net.double()
@@ -134,7 +134,7 @@ def gradient_of(part):
 
 
 def test_gradient_without_anything_foreign():
-    """T11: gamma = 0, no foreign amplitudes, beta = 0: twice the gradient of the Dice loss."""
+    """T11: with gamma = 0, beta = 0 and no foreign amplitudes it is twice the gradient of the Dice loss."""
     found, net, batch = gradient_of(EpisodicStep(gamma=0.0, beta=0.0))
     loss = Segmentation().loss(net(batch.images), batch.labels)
     expected = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(net.parameters()))])
@@ -143,7 +143,7 @@ def test_gradient_without_anything_foreign():
 
 @pytest.mark.parametrize("second_order", [False, True])
 def test_boundary_term_reaches_both_embeddings(second_order):
-    """At beta = 0 the gradient is that of 2 L + gamma L_bd(E, E), whichever the order."""
+    """At beta = 0 the gradient is that of 2 L + gamma L_bd(E, E), with both orders."""
     found, net, batch = gradient_of(EpisodicStep(gamma=0.7, beta=0.0, tau=0.5, second_order=second_order))
     features = net.features(batch.images)
     loss = 2 * Segmentation().loss(net.head(features), batch.labels)

@@ -1,4 +1,4 @@
-"""Budgets: what a client's round comes to, counted on made-up sizes."""
+"""Budgets: how many images and steps a client's round has, for invented sizes."""
 
 from types import SimpleNamespace
 
@@ -19,7 +19,7 @@ DATA = small_data(colour_images(20))
 
 
 class Copies:
-    """Three versions of every image."""
+    """An augmentation that makes three versions of every image."""
 
     def copies(self, round) -> int:
         return 3

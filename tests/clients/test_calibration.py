@@ -119,7 +119,7 @@ def test_attention_has_no_gradient_and_query_key_touch_position_only():
 
 
 def test_every_level_has_its_own_query_and_key():
-    """A pair per level; scaling the query of one level changes that row of the scores alone."""
+    """There is one pair per level; scaling the query of one level changes only that row of the scores."""
     A, B = features(seed=1, shift=0.5), features(seed=2, shift=0.5)
     pairs = query_key_pairs(3, torch.device("cpu"), channels=4)
     assert len({id(module) for pair in pairs for module in pair}) == 6

@@ -21,7 +21,7 @@ NOBODY = ServerRound(1, 3, [], {})
 
 
 def bank_of(part: CrossClientStyle, clients: str = "abc") -> dict:
-    """What client `a` gets when clients of different brightness contribute."""
+    """What client `a` receives when clients of different brightness contribute."""
     entries = {}
     for index, client in enumerate(clients):
         data = small_data(colour_images(6, seed=index, offset=60 * index), client=client)
@@ -40,7 +40,7 @@ def epoch(part: CrossClientStyle, records: dict, count: int = 5, **changes):
 
 @pytest.fixture(scope="module")
 def vgg_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Weight files of the right shapes (random: the pictures mean nothing, the plumbing is the same)."""
+    """Weight files with the right shapes and random values, which are enough to test everything but the pictures."""
     folder = tmp_path_factory.mktemp("vgg")
     torch.manual_seed(0)
     torch.save(encoder().state_dict(), folder / "vgg.pth")

@@ -29,7 +29,7 @@ CONFIG = {"round": 1, "phase": "train", "client": "rot15"}
 
 
 def client_of(tmp_path, recipe, name="rot15", **sections):
-    """A client of the small experiment whose recipe is exchanged."""
+    """A client of the small experiment with another recipe."""
     space = Workspace(resolve(small_experiment(tmp_path, **sections)))
     space.recipe = recipe
     space.places = recipe.share.place(space.net)
@@ -50,7 +50,7 @@ EVENTS: list[tuple] = []
 
 @dataclass(frozen=True)
 class Recording(Term):
-    """Halves the gradients of the head's bias, tallies, and writes down when it was asked for what."""
+    """A term that halves the gradients of the head's bias, tallies a value, and notes all calls of its methods."""
 
     def begin(self, round):
         EVENTS.append(("begin", round.steps, dict(round.scratch), round.index))
@@ -91,7 +91,10 @@ class Ending(Report):
 
 
 def test_order_of_a_round(tmp_path):
-    """Steps are known at the beginning, a hook acts between backward and step, every part ends, scratch is new."""
+    """The number of steps is known at the beginning, a hook acts between backward and step, and every part ends.
+
+    The scratch of a round is empty at its start.
+    """
     client = client_of(tmp_path, Recipe(terms=(Recording(),), reports=(Ending(),)), train={"epochs": 2})
     examples, steps = client.data.examples, 2 * -(-client.data.examples // 16)
     for number in (1, 2):
@@ -132,7 +135,7 @@ def test_tallies():
 
 
 def test_records_as_tensors_and_back():
-    """`tensors` gives copies on the device, `send` fills the outbox; an absent record is named."""
+    """`tensors` gives copies on the device, and `send` fills the outbox; an error names a record that is not there."""
     arrays = {"w": np.array([1.0, 2.0], np.float32)}
     arrays["w"].setflags(write=False)
     round = small_round(small_data(colour_images(4)), {"bank": arrays})
@@ -146,7 +149,7 @@ def test_records_as_tensors_and_back():
 
 
 def test_remembered_values_follow_their_key():
-    """One value a name: computed again when its key changes, shared by the rounds of a process."""
+    """There is one value per name. It is computed again when its key changes; the rounds of a process share it."""
     round, made = small_round(small_data(colour_images(4))), []
     for key in (1, 1, 2, 1):
         round.remembered("style", key, lambda key=key: made.append(key) or key)
@@ -158,7 +161,7 @@ def test_remembered_values_follow_their_key():
     "norm", [BatchNorm(), XAN(), IBN(), DSON(), BIN(), MixIG()], ids=lambda part: type(part).__name__
 )
 def test_statistics_frozen(norm):
-    """A pass inside normalises as any training pass and moves no running statistics, whatever the norm layers."""
+    """A pass inside the block normalizes like a training pass, but no norm layer changes its running statistics."""
     net = build_model(ModelSettings(backbone="resnet18", bottleneck=8), 3, 3, 32, norm, 0).train()
     images = torch.rand(4, 3, 32, 32)
     before = {name: value.clone() for name, value in net.named_buffers()}
@@ -173,7 +176,7 @@ def test_statistics_frozen(norm):
 
 
 def test_a_step_of_a_second_optimizer_leaves_nothing_behind():
-    """`descend` moves its own parameters alone and leaves no gradients, although the loss depends on others too."""
+    """`descend` changes only its own parameters and leaves no gradients, although the loss depends on others too."""
     main, second = nn.Linear(2, 2), nn.Linear(2, 1)
     optimizer = torch.optim.SGD(second.parameters(), 0.1)
     weight = second.weight.detach().clone()
@@ -185,7 +188,7 @@ def test_a_step_of_a_second_optimizer_leaves_nothing_behind():
 
 
 def test_draws_apart():
-    """Draws inside the block come from the generator's stream; outside nothing has moved."""
+    """Draws inside the block come from the generator's stream; the streams outside are not changed."""
     torch.manual_seed(3)
     expected = torch.rand(2)
     torch.manual_seed(3)
@@ -207,7 +210,7 @@ class HeadOnly(Share):
 
 
 def test_frozen_tensors(tmp_path):
-    """Frozen tensors neither travel nor move (running statistics included), and no client stores them."""
+    """Frozen tensors, including running statistics, are neither sent nor changed, and no client stores them."""
     recipe = Recipe(share=HeadOnly(), client=Ditto(), terms=(ModelContrast(),))
     client = client_of(tmp_path, recipe, train={"local_checks": 2})
     before = {name: value.clone() for name, value in client.state.items()}

@@ -17,7 +17,7 @@ from fedsim.server_app import serve
 
 @pytest.fixture
 def eager(monkeypatch):
-    """The compiler without its code generation, which takes a minute: how often it is called, and with what."""
+    """Replace the compiler's code generation, which takes a minute; returns the list of its calls."""
     calls = []
 
     def compile(module, **words):
@@ -68,7 +68,7 @@ def test_a_compiler_that_fails_is_named(monkeypatch):
 
 @pytest.mark.slow
 def test_compiled_numbers_are_the_networks_own(tmp_path):
-    """With PyTorch's real compiler: two rounds of FedAvg differ by rounding alone."""
+    """With PyTorch's real compiler, two rounds of FedAvg differ only by rounding."""
     losses = []
     for mode in ("off", "default"):
         changes = [f"train.compile={mode}", "train.rounds=2", "train.iterations=2", "data.fraction=0.05"]

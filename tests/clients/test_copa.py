@@ -23,7 +23,7 @@ from strategies.share.without_head import WithoutHead
 
 
 class Features(nn.Module):
-    """Features times a parameter, a head whose logits are logarithms of given probabilities."""
+    """A network of one parameter, which multiplies the features, and a head with given probabilities."""
 
     def __init__(self, probabilities):
         super().__init__()
@@ -77,7 +77,7 @@ def test_ensemble_of_heads():
 
 
 def test_bank_hands_out_all_heads():
-    """Test 4: 3 (512 * 7 + 7) = 10,773 scalars; who has not delivered stands with the global model's head."""
+    """Test 4: 3 (512 * 7 + 7) = 10,773 scalars; the global model's head replaces that of a client without a reply."""
     initial = {"head.weight": np.zeros((7, 512), np.float32), "head.bias": np.zeros(7, np.float32)}
     server = ServerRound(1, 2, ["a", "b", "c"], {"backbone.x": np.ones(3, np.float32), **initial})
     own = {name: array + 1 for name, array in server.previous.items()}
@@ -91,7 +91,7 @@ def test_bank_hands_out_all_heads():
 
 
 def test_share_rule():
-    """The head alone is the client's own, and goes up."""
+    """Only the head is the client's own; it is sent to the server."""
     net = build_model(ModelSettings(backbone="digits-cnn-bn", bottleneck=8), 3, 1, 28, None, 0)
     places = WithoutHead().place(net)
     assert {name for name, place in places.items() if place == "upload"} == {"head.weight", "head.bias"}
@@ -99,7 +99,7 @@ def test_share_rule():
 
 
 def test_heads_of_a_run_differ_and_are_never_averaged_for_clients(tmp_path):
-    """What comes down in round 2 is, bit for bit, what each client sent up in round 1; no head is in the model."""
+    """In round 2 clients receive exactly the heads that they sent in round 1; no head is in the model."""
     experiment = small_experiment(tmp_path, "copa", train={"rounds": 2})
     _, grid = run_small(experiment)
     sent, handed = {}, {}

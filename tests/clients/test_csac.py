@@ -16,7 +16,7 @@ from fedsim.run.workspace import Workspace
 
 
 def opened(tmp_path, **fields):
-    """A client that has acquired its local model, and its round 1."""
+    """(a client that has acquired its local model, its round 1)."""
     method = {"name": "csac", "semantic_calibration": fields}
     experiment = small_experiment(tmp_path, method, model={"bottleneck": 8})
     client = Workspace(resolve(experiment)).client("rot0", "")
@@ -41,9 +41,9 @@ def one_step(client, round):
 
 
 def test_alignment_alone_leaves_bottleneck_and_head_alone(tmp_path):
-    """4.9.6: L_AL reaches the backbone up to its levels, and neither bottleneck nor classifier."""
+    """4.9.6: L_AL has gradients in the backbone up to its levels, and none in the bottleneck and the classifier."""
     client, round = opened(tmp_path, cross_entropy=False)
-    with torch.no_grad():  # a model apart from L^h, or there is nothing to align
+    with torch.no_grad():  # the model must differ from L^h, otherwise there is nothing to align
         for parameter in client.net.parameters():
             parameter.add_(0.05 * torch.randn_like(parameter))
     gradients = one_step(client, round)
@@ -105,7 +105,7 @@ def standard(tmp_path_factory):
     ids=str,
 )
 def test_ablations_change_the_result(fields, standard, tmp_path):
-    """Every ablation of the paper is a setting that takes effect, and stays finite."""
+    """Every ablation of the paper is a setting that changes the result; the result is finite."""
     method = {"name": "csac", "semantic_calibration": {**SHORT, **fields}}
     folder, _ = run_small(small_experiment(tmp_path, method, train={"rounds": 1}))
     ablated = load_file(folder / "last.safetensors")
@@ -125,7 +125,7 @@ def test_late_client_acquires_first(tmp_path):
 
 
 def test_stage_a_has_its_own_amount_of_work():
-    """1,800 iterations by default, full passes when 0, a constant learning rate."""
+    """Stage A has 1,800 iterations by default and epochs when this is 0; its learning rate is constant."""
     part = SemanticCalibration()
     assert (part.acquire_iterations, part.weight, part.smoothing) == (1800, 0.6, 0.1)
     assert dataclasses.replace(part, acquire_iterations=0).acquire_epochs == 30

@@ -1,4 +1,4 @@
-"""Ditto, and what the contract promises to personal models."""
+"""Ditto, and the properties of personal models."""
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ def test_personal_step_numbers():
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Folders of a Ditto run with dropout-like draws (MixStyle) and of FedAvg with the same."""
+    """Folders of a run of Ditto and of one of FedAvg, both with random draws in the network (MixStyle)."""
     root = tmp_path_factory.mktemp("ditto")
     method = {"name": "ditto", "add": ["mix_style"], "mix_style": {"stages": [1]}}
     ours = small_experiment(root / "a", method, run={"keep_personal": True})
@@ -41,7 +41,7 @@ def runs(tmp_path_factory):
 
 
 def test_shared_model_is_fedavgs(runs):
-    """A.7 test 4: bit for bit after three rounds, random layers included; nothing more travels."""
+    """A.7 test 4: they are equal bit for bit after three rounds, even with random layers; nothing more is sent."""
     ours, plain, _ = runs
     a, b = (load_file(folder / "last.safetensors") for folder in (ours, plain))
     assert all((a[name] == b[name]).all() for name in b)
@@ -50,7 +50,7 @@ def test_shared_model_is_fedavgs(runs):
 
 
 def test_personal_models_are_validated_and_kept(runs):
-    """They have columns of their own, and their files give exactly the recorded accuracy."""
+    """They have their own columns, and the models in their files have exactly the recorded accuracy."""
     ours, plain, experiment = runs
     clients = numbers(ours / "clients.csv")
     last = clients[clients["round"] == 3].set_index("client")
@@ -84,7 +84,10 @@ def test_personal_models_survive_a_kill(tmp_path, runs):
 
 
 def test_personal_batch_norm_is_kept_too(tmp_path):
-    """FedBN's own layers in the last global model; a method without anything personal is refused in one line."""
+    """A personal model of FedBN is the last global model with the client's own layers.
+
+    A method without anything personal is refused in one line.
+    """
     folder, _ = run_small(small_experiment(tmp_path, "fedbn", run={"keep_personal": True}, train={"rounds": 1}))
     last, own = load_file(folder / "last.safetensors"), load_file(folder / "personal-rot0.safetensors")
     different = {name for name in last if not (last[name] == own[name]).all()}

@@ -23,7 +23,7 @@ NOBODY = ServerRound(1, 3, [], {})
 
 
 class Scalar(nn.Module):
-    """theta alone."""
+    """A model whose only parameter is theta."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ def small_net(seed: int = 0) -> Net:
 
 
 def amplitudes(part: EpisodicStep, clients: str = "bc") -> dict:
-    """What client `a` gets of clients with different images."""
+    """What client `a` receives from clients with different images."""
     entries = {
         client: part.collect(small_round(small_data(colour_images(20, seed=5, offset=100), client=client)))
         for client in clients

@@ -1,4 +1,4 @@
-"""FADA: numbers worked out by hand, what each step trains, and that no label is read."""
+"""FADA: numbers worked out by hand, what each step trains, and that it reads no label of the target."""
 
 import copy
 import math
@@ -26,7 +26,7 @@ def logit(probability):
 
 
 def test_tightness_numbers():
-    """T1: 3 and 8; single points add nothing; neither a shift nor the order changes it."""
+    """T1: 3 and 8; single points add nothing; a shift and another order change nothing."""
     points = torch.tensor([[0.0], [2], [10], [10], [13], [99]])
     clusters = np.array([0, 0, 1, 1, 1, 2])
     assert tightness(points, clusters) == pytest.approx(3)
@@ -38,7 +38,7 @@ def test_tightness_numbers():
 
 
 def test_attention_numbers():
-    """T2: with I_0 = 1, raw gains; relative ones at two temperatures; uniform where there is nothing to compare."""
+    """T2: with I_0 = 1, raw gains and relative gains at two temperatures; uniform when there is nothing to compare."""
     alpha = attention(1 - np.array([0, 0.5, 0, -0.5]), "raw")
     assert alpha == pytest.approx([0.506480, 0.307196, 0.186324], abs=1e-6)
     assert alpha @ [1, 2, 3] == pytest.approx(1.679844, abs=1e-6)
@@ -69,7 +69,7 @@ def test_information_numbers():
 
 
 def test_confusion_numbers():
-    """T5: log 4 is the least."""
+    """T5: the smallest value is log 4."""
     rows = torch.tensor([[0.25] * 4, [0.7, 0.1, 0.1, 0.1]], dtype=torch.float64).log()
     assert confusion_loss(rows[:1]).item() == pytest.approx(1.386294, abs=1e-6)
     assert confusion_loss(rows[1:]).item() == pytest.approx(1.816108, abs=1e-6)
@@ -101,7 +101,7 @@ def moved(before, module):
 
 
 def watch(round, part, name):
-    """Which of the modules one method of the step moves."""
+    """The names of the modules that one method of the step changes."""
     step = part.begin(round)
     aux, net = round.scratch[NETWORKS], round.net
     modules = {"G": net.backbone, "D_di": net.bottleneck, "C": net.head, "D_ds": aux["specific"], "CI": aux["classes"],
@@ -121,7 +121,7 @@ def watch(round, part, name):
 
 
 def test_what_each_step_moves(made):
-    """T6 by parameters and statistics: 1; 2 and 3; 4 alone; 4 to 6."""
+    """T6, for parameters and statistics: step 1, steps 2 and 3, only step 4, and steps 4 to 6."""
     part = DisentanglingAdversary()
     assert watch(made, part, "_task") == {"G", "D_di", "C", "D_ds", "CI"}
     assert watch(made, part, "_adversary") == {"DI", "G"}
@@ -135,7 +135,7 @@ def test_what_each_step_moves(made):
 
 
 def moves_of(round, part, method, module):
-    """How far one method of the step moves the parameters of one module of the shared network: their difference."""
+    """The differences by which one method of the step changes the parameters of one module of the shared network."""
     round.optimizer = torch.optim.SGD(round.net.parameters(), 0.1)
     step = part.begin(round)
     original, found = getattr(DisentanglingAdversary, method), []
@@ -161,9 +161,9 @@ def moves_of(round, part, method, module):
     ],
 )
 def test_coefficients_are_those_of_the_shared_network(made, field, others, method, module):
-    """Steps 3, 5 and 6 move G and D_di by their coefficient times the gradient: ten times less moves ten times less.
+    """Steps 3, 5 and 6 change G and D_di by their coefficient times the gradient: a tenth changes a tenth as much.
 
-    An Adam of these steps alone would divide the coefficient out again, and leave weight decay at its full rate.
+    A separate Adam for these steps would cancel the coefficient, and would apply weight decay at its full rate.
     """
     start = copy.deepcopy(made.net.state_dict())
     moves = []
@@ -177,7 +177,7 @@ def test_coefficients_are_those_of_the_shared_network(made, field, others, metho
 
 
 def test_without_target_features_there_is_no_adversary(made):
-    """Round 1: the identifier stays."""
+    """In round 1 the identifier does not change."""
     made.records = {}
     step = DisentanglingAdversary().begin(made)
     before = snapshot(made.scratch[NETWORKS]["domain"])
@@ -186,7 +186,7 @@ def test_without_target_features_there_is_no_adversary(made):
 
 
 def test_a_batch_of_one_image(made):
-    """T9: finite, and no mutual information."""
+    """T9: all numbers are finite, and there is no mutual information."""
     step = DisentanglingAdversary().begin(made)
     assert torch.isfinite(step(made.data.batch(np.arange(1))))
     assert all(torch.isfinite(value).all() for value in made.net.state_dict().values())
@@ -194,7 +194,7 @@ def test_a_batch_of_one_image(made):
 
 
 def test_own_networks_are_kept_with_their_moments(made):
-    """A second round goes on where the first ended."""
+    """A second round continues where the first has ended."""
     part = DisentanglingAdversary()
     step = part.begin(made)
     step(made.data.batch(np.arange(6)))
@@ -209,7 +209,7 @@ def test_own_networks_are_kept_with_their_moments(made):
 
 
 def test_target_trains_its_backbone_alone(made):
-    """Step 3t: labels are -1, identifiers and the rest of the model stay; without identifiers nothing moves."""
+    """Step 3t: labels are -1; identifiers and the rest of the model do not change; without identifiers nothing does."""
     identifier = {name: value.numpy() for name, value in
                   DisentanglingAdversary()._networks(made)["domain"].state_dict().items()}  # fmt: skip
     made.data.labels.fill_(-1)
@@ -234,7 +234,7 @@ def weigh(part, names, tight=None, state=None):
 
 
 def test_weights_without_the_target():
-    """3.2: the last alpha, restricted and renormalised; uniform where there is none; one source counts alone (T7)."""
+    """3.2: the last alpha, restricted and renormalized, or uniform without one; a single source has all weight (T7)."""
     part, state = TargetAttention(), {}
     assert weigh(part, ["a", "b", "c"]) == pytest.approx({"a": 1 / 3, "b": 1 / 3, "c": 1 / 3})
     first = weigh(part, ["a", "b", "c"], [10, 9, 10.5, 10], state)

@@ -19,7 +19,7 @@ from fedsim.run.workspace import close_workspaces
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A whole run, its folder and messages."""
+    """(folder, messages) of a complete run."""
     experiment = small_experiment(tmp_path_factory.mktemp("fada"), "fada")
     return *run_small(experiment), experiment
 
@@ -69,7 +69,7 @@ def test_results_are_marked(run):
 
 
 def test_tested_images_are_never_adapted_to(run):
-    """The two parts of the target have nothing in common, whatever share is set apart."""
+    """The two parts of the target have no image in common, whatever share is used for adaptation."""
     for share in (0.2, 0.5, 0.9):
         data = run[2].data.model_copy(update={"adapt_share": share})
         apart = loading.load_unlabelled(data, "rot45")
@@ -79,7 +79,7 @@ def test_tested_images_are_never_adapted_to(run):
 
 
 def test_labels_of_the_target_change_nothing(run, tmp_path, monkeypatch):
-    """T8: with the target's labels permuted every tensor of the run is the same, and so is all that is not tested."""
+    """T8: with permuted labels of the target, every tensor and all numbers but those of the test stay the same."""
     folder, _, experiment = run
     original = Digits.images
 
@@ -101,7 +101,7 @@ def test_labels_of_the_target_change_nothing(run, tmp_path, monkeypatch):
 
 
 def test_resumed_run_is_the_same(run, tmp_path):
-    """8.4: banks, alpha, the sources' networks and their moments come back."""
+    """8.4: banks, alpha, the sources' networks and their moments are restored."""
     folder, _, experiment = run
     again = experiment.replace(run={"output": str(tmp_path)})
     with pytest.raises(KeyboardInterrupt):
@@ -129,7 +129,7 @@ def test_a_target_that_fails(tmp_path, monkeypatch):
 
 
 def test_parts_that_miss_each_other():
-    """Visits without a client that answers, and the other way round, are refused in one line."""
+    """Visits without a client that answers them, and such a client without visits, are refused in one line."""
     row = METHODS["fada"]
     with pytest.raises(UserError, match=r"method\.unlabelled"):
         check_recipe(dataclasses.replace(row, unlabelled=None), "x")

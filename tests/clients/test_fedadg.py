@@ -48,7 +48,7 @@ def test_losses():
 
 
 def test_directions():
-    """T3: pull lowers the score of a generated sample, the paper's form raises it; a wrong D learns by squares only."""
+    """T3: `pull` lowers the score of a generated sample, the paper's form raises it; only squares teach a wrong D."""
     for kind, slope in (("pull", 0.287470), ("paper", -0.105754)):
         u = scores(1.0).requires_grad_()
         generator_loss(torch.sigmoid(u), kind).backward()
@@ -68,7 +68,7 @@ def test_best_discriminator():
 
 
 def test_label_smoothing():
-    """T6: smooth / (C - 1) for the others; 0 is cross-entropy itself."""
+    """T6: each other class gets smooth / (C - 1); 0 gives the usual cross-entropy."""
     logits, label = torch.tensor([[2.0, 0, 0, 0, 0]]), torch.tensor([0])
     assert smoothed_cross_entropy(logits, label, 0.2).item() == pytest.approx(0.832653, abs=1e-6)
     assert smoothed_cross_entropy(logits, label, 0.0).item() == pytest.approx(0.432653, abs=1e-6)
@@ -97,7 +97,7 @@ def test_players():
 
 
 def test_projection():
-    """T7: norm 1 and no parameter; trained variants are parameters, Kaiming's is not of norm 1."""
+    """T7: its norm is 1 and it is not a parameter; in the trained variants it is one; Kaiming's norm is not 1."""
     torch.manual_seed(0)
     kinds = {kind: Discriminator(50, 3, 64, 4, kind) for kind in ("frozen", "trained", "kaiming")}
     norms = {kind: discriminator.projection.norm().item() for kind, discriminator in kinds.items()}
@@ -112,7 +112,7 @@ def test_projection():
 
 
 def small(steps=1, **fields):
-    """A round of so many steps that has begun: part, round, step function."""
+    """(part, round, step function) of a round with this many steps that has begun."""
     net = build_model(ModelSettings(backbone="digits-cnn-bn"), 3, 3, 16, None, 0)
     train = TrainSettings(momentum=0.9, weight_decay=0.01)
     round = small_round(small_data(colour_images(12)), {"generator": {}}, net.train(), train=train, lr=0.1)
@@ -122,18 +122,18 @@ def small(steps=1, **fields):
 
 
 def copy_of(module):
-    """Its tensors as they are now."""
+    """A copy of the module's tensors."""
     return {name: value.clone() for name, value in module.state_dict().items()}
 
 
 def same(module, state):
-    """Whether its tensors are still those."""
+    """Whether the module's tensors are still equal to a copy."""
     return all(value.equal(state[name]) for name, value in module.state_dict().items())
 
 
 @pytest.mark.parametrize("gen", ["pull", "paper", "frozen"])
 def test_who_moves_in_which_step(gen, monkeypatch):
-    """T5 and T7: step D moves D but its projection; step F, Cl the network; step G the generator, unless frozen."""
+    """T5 and T7: step D changes D except its projection; step F, Cl the network; step G the generator if not frozen."""
     part, round, step = small(gen=gen)
     players, moved = round.scratch["generator"], {}
     watched = {"F": round.net, "G": players.generator, "D": players.discriminator}
@@ -160,7 +160,7 @@ def test_who_moves_in_which_step(gen, monkeypatch):
 
 
 def test_loss_of_the_network():
-    """What the step returns is lambda1 CE + lambda0 L_f, and the tallies are means over the adversarial steps."""
+    """The step returns lambda1 CE + lambda0 L_f; the tallies are means over the adversarial steps."""
     _, round, step = small(steps=2, E0=1, E1=1, lambda1=0.15, lambda0=0.85, smooth=0.0)
     first, second = (step(round.data.batch(np.arange(start, start + 4))).item() for start in (0, 4))
     found = round.tallied()
@@ -170,7 +170,7 @@ def test_loss_of_the_network():
 
 
 def test_phases():
-    """E0 of E0 + E1 parts of the steps are plain: with 10 epochs of 2 steps the paper's 3 and 7."""
+    """E0 / (E0 + E1) of the steps are plain: with 10 epochs of 2 steps these are the paper's 3 and 7 epochs."""
     _, round, step = small(steps=20, E0=3, E1=7)
     players = round.scratch["generator"]
     before = copy_of(players.discriminator)
@@ -180,7 +180,7 @@ def test_phases():
 
 
 def test_players_of_the_next_round():
-    """The same G at all clients in round 1, a D of each client's own, kept with its momentum."""
+    """In round 1 all clients have the same G; each client has its own D, which it keeps with its momentum."""
     part, round, step = small()
     other = small_round(small_data(colour_images(12), client="b"), {"generator": {}}, round.net, lr=0.1)
     theirs = part._players(other)
@@ -201,7 +201,7 @@ def test_players_of_the_next_round():
 
 
 def test_sign_of_features():
-    """The generator ends in a ReLU where the network's features do."""
+    """The generator ends with a ReLU if the network's features do."""
     _, round, _ = small()
     assert features_are_nonnegative(round)
     assert round.scratch["generator"].generator.nonnegative
@@ -211,7 +211,7 @@ def test_sign_of_features():
 
 
 def test_idle_discriminator_is_told(caplog):
-    """4.8: hardly any loss for a hundred steps in a row."""
+    """4.8: there is a warning after a hundred steps with hardly any loss."""
     part, round, _ = small()
     for steps, told in ((MOST_WON - 1, 0), (MOST_WON, 1)):
         caplog.clear()
@@ -230,7 +230,7 @@ def method(**fields):
 
 
 def test_neutral_settings_are_fedavg(tmp_path):
-    """T9 and 8.1: bit for bit, random layers included; D and G play beside it."""
+    """T9 and 8.1: they are equal bit for bit, even with random layers, although D and G are trained too."""
     mix = {"add": ["mix_style"], "mix_style": {"stages": [1]}}
     off = {**method(lambda0=0.0, lambda1=1.0, smooth=0.0, E0=0), **mix}
     ours, _ = run_small(small_experiment(tmp_path / "a", off))
@@ -240,7 +240,7 @@ def test_neutral_settings_are_fedavg(tmp_path):
 
 
 def test_exchange(tmp_path):
-    """T10 and 4.4: F, Cl and G, no tensor of a discriminator; (d_noise + C) w + w + w d + d floats."""
+    """T10 and 4.4: F, Cl and G are sent, with (d_noise + C) w + w + w d + d floats, but no discriminator."""
     folder, grid = run_small(small_experiment(tmp_path, method()))
     for message, reply in grid.seen:
         names = {f"{record}/{name}" for record, arrays in reply.content.array_records.items() for name in arrays}
@@ -263,7 +263,7 @@ def test_exchange(tmp_path):
     ],
 )
 def test_released_variants(fields, tmp_path):
-    """The PACS and the VLCS code's form run; a generator that is not trained comes back as it went."""
+    """The variants of the code for PACS and for VLCS run; a generator that is not trained is returned unchanged."""
     setting = {**method(**fields), "weights": "uniform"}
     folder, grid = run_small(small_experiment(tmp_path, setting, train={"rounds": 2}))
     assert np.isfinite(numbers(folder / "rounds.csv")["train_loss"][1:]).all()

@@ -34,7 +34,7 @@ def _seeded():
 def make_net(norm=None, *, bottleneck=8):
     model = ModelSettings(backbone="digits-cnn-bn", bottleneck=bottleneck)
     net = build_model(model, 10, 1, 28, norm, 0)
-    with torch.no_grad():  # running statistics that say something
+    with torch.no_grad():  # running statistics that differ from the initial ones
         net.train()(torch.rand(16, 1, 28, 28, generator=torch.Generator().manual_seed(4)))
     return net
 
@@ -86,7 +86,7 @@ def test_cafl_numbers():
 
 
 def test_cacl_reaches_the_classifier_alone(batch):
-    """With lambda2 = 0 and CE taken out by a term, only the head moves, by lambda1 times the CE gradient on f_D."""
+    """With lambda2 = 0, and a term that removes CE, only the head changes, by lambda1 times the CE gradient on f_D."""
     net = make_net(MixIG(u=(0.5, 0.5)))
     round = local_round(net, momentum=0.0)
     before = snapshot(net)
@@ -260,8 +260,10 @@ def trained_by(reduction, net, batches):
 
 
 def test_the_papers_lambda_trains_with_the_mean_and_explodes_with_the_sum():
-    """After 70 plain steps with a bottleneck of 256: the mean stays of the size of the cross-entropy; the sum
-    over dimensions is 256 times larger and ends in NaN within ten steps."""
+    """After 70 plain steps with a bottleneck of 256, the mean stays about as large as the cross-entropy.
+
+    The sum over dimensions is 256 times as large, and training with it ends in NaN within ten steps.
+    """
     digits = load_digits()
     images = F.interpolate(torch.tensor(digits.images, dtype=torch.float32)[:, None] / 16, 28)
     labels = torch.tensor(digits.target)

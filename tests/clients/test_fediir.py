@@ -84,8 +84,8 @@ def test_contribution_is_the_sum_over_batches(net):
 
 
 def test_gradients_reach_the_first_convolution_through_the_penalty_alone(net):
-    """The cross-entropy's own gradient is left out; central differences agree with the second-order gradient."""
-    net = net.double().eval()  # without ReLU's and batch norm's kinks moving between the two sides
+    """Without the cross-entropy's own gradient, central differences agree with the second-order gradient."""
+    net = net.double().eval()  # so that both sides are on the same side of the kinks of ReLU and batch norm
     record = {name: np.full(value.shape, 0.01) for name, value in net.head.named_parameters("head")}
     data = small_data(colour_images(6))
     round = small_round(data, {"classifier_gradient": record}, net)
@@ -111,7 +111,10 @@ def test_gradients_reach_the_first_convolution_through_the_penalty_alone(net):
 
 
 def test_neutral_gamma_is_uniform_fedavg_and_the_trip_is_counted(tmp_path):
-    """gamma 0: FedAvg with equal weights, bit for bit, though gradients were collected; bytes of both trips count."""
+    """With gamma = 0 it is FedAvg with equal weights, bit for bit, although gradients are collected.
+
+    The bytes of both exchanges are counted.
+    """
     method = {"name": "fediir", "classifier_alignment": {"gamma": 0.0}}
     ours, grid = run_small(small_experiment(tmp_path / "a", method))
     plain, _ = run_small(small_experiment(tmp_path / "b", {"name": "fedavg", "weights": "uniform"}))
@@ -131,7 +134,7 @@ def test_neutral_gamma_is_uniform_fedavg_and_the_trip_is_counted(tmp_path):
 
 
 def test_a_client_that_did_not_contribute_does_not_train(tmp_path):
-    """Its collect reply is an error: the round goes on with the others, and the client is back in the next."""
+    """Its reply to the collection is an error: the round continues with the others, and the client is in the next."""
     from flwr.app import Error, Message
 
     def tamper(message, reply):

@@ -26,7 +26,7 @@ from fedsim.settings import ModelSettings, TrainSettings
 
 
 def tensor(*values):
-    """float64."""
+    """A tensor of float64."""
     return torch.tensor(values, dtype=torch.float64)
 
 
@@ -39,7 +39,7 @@ def net_of(width=0, stochastic=True, bottleneck=0):
 
 
 def local_round(terms, classes=(0, 1), records=None, **train):
-    """A round of four steps on images of some of three classes with the representation net; the round and its end."""
+    """A round of four steps with the representation net, on images of some of three classes."""
     data = small_data(colour_images(16))
     data.labels = torch.tensor([classes[number % len(classes)] for number in range(16)])
     data.class_counts = np.bincount(data.labels.numpy(), minlength=3)
@@ -50,7 +50,7 @@ def local_round(terms, classes=(0, 1), records=None, **train):
 
 
 def take_round(round, terms):
-    """Four supervised steps with terms."""
+    """Take four supervised steps with these terms."""
     round.optimizer = make_optimizer(round.net, round.train, 0.1)
     round.net.train()
     torch.manual_seed(3)
@@ -66,7 +66,7 @@ def take_round(round, terms):
 
 
 def test_kl_numbers():
-    """T1: both orders, identical ones, the initial reference, and the sum over dimensions."""
+    """T1: both orders, identical distributions, the initial reference, and the sum over dimensions."""
     one, zero, two = tensor(1), tensor(0), tensor(2)
     assert kl_normal(one, one, zero, two).item() == pytest.approx(0.443147, abs=1e-6)
     assert kl_normal(zero, two, one, one).item() == pytest.approx(1.306853, abs=1e-6)
@@ -104,7 +104,7 @@ def test_moments_of_the_drawn_representation():
 
 
 def test_cmi_bounds_the_information():
-    """T4: one class, two inputs at +-1; the information by numerical integration of the mixture's entropy."""
+    """T4: one class with two inputs at +-1; the information is the mixture's entropy by numerical integration."""
     grid = np.linspace(-12, 12, 200_001)
     density = 0.5 * sum(np.exp(-((grid - m) ** 2) / 2) / np.sqrt(2 * np.pi) for m in (-1, 1))
     information = -np.trapezoid(density * np.log(density), grid) - 0.5 * np.log(2 * np.pi * np.e)
@@ -178,7 +178,7 @@ def test_probabilities_are_averaged():
 
 
 def test_gradients_reach_what_they_should():
-    """The table of 5.3: L2R and CMI leave the classifier alone, CMI reaches r."""
+    """The table of 5.3: L2R and CMI have no gradient in the classifier; CMI has one in r."""
     round = small_round(small_data(colour_images(4)), {"class_reference": {}}, net_of(4).train(), lr=0.1)
     round.optimizer = make_optimizer(round.net, round.train, 0.1)
     for part, moves in ((RepresentationNorm(), False), (ConditionalInformation(), True)):
@@ -196,7 +196,7 @@ def test_gradients_reach_what_they_should():
 
 
 def test_weight_zero_leaves_the_reference_alone():
-    """T6: nothing is added, r has no gradient, and goes back as it came."""
+    """T6: nothing is added; r has no gradient and is returned unchanged."""
     records = {"r_mu": np.full((3, 4), 2, np.float32), "r_rho": np.ones((3, 4), np.float32)}
     round = local_round([ConditionalInformation(alpha_cmi=0.0)], records=records)
     assert round.terms == []
@@ -206,7 +206,7 @@ def test_weight_zero_leaves_the_reference_alone():
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_absent_class_is_neither_moved_nor_sent(optimizer):
-    """T7, in spite of momentum and weight decay."""
+    """T7: this holds even with momentum and weight decay."""
     records = {"r_mu": np.full((3, 4), 2, np.float32), "r_rho": np.full((3, 4), 1.5, np.float32)}
     round = local_round([ConditionalInformation(alpha_cmi=1.0)], (0, 2), records, optimizer=optimizer)
     reference = round.scratch["class-reference"]
@@ -221,7 +221,7 @@ def test_absent_class_is_neither_moved_nor_sent(optimizer):
 
 
 def test_official_reference_stays_with_the_client():
-    """r, kappa and their momentum are in the store, nothing is sent; the next round goes on from them."""
+    """r, kappa and their momentum are stored and not sent; the next round continues with them."""
     part = ConditionalInformation(alpha_cmi=1.0, variant="official")
     round = local_round([part], persist_optimizer=True)
     assert round.outbox == {}
@@ -258,7 +258,7 @@ HEAD = {"representation": {"stochastic": False, "width": 8}}
 
 
 def test_fedl2r_with_weight_zero_is_fedavg(tmp_path):
-    """T9: on the same head, bit for bit."""
+    """T9: they are equal bit for bit with the same head."""
     off = {"name": "fedl2r", "representation_norm": {"alpha_l2r": 0.0}, **HEAD}
     ours, _ = run_small(small_experiment(tmp_path / "a", off))
     plain, _ = run_small(small_experiment(tmp_path / "b", {"name": "fedavg", "add": ["representation"], **HEAD}))
@@ -268,7 +268,7 @@ def test_fedl2r_with_weight_zero_is_fedavg(tmp_path):
 
 
 def test_exchange(tmp_path):
-    """T10 and 5.4: beside the model only r_mu, r_rho and counts travel, and nothing at all in the official variant."""
+    """T10 and 5.4: besides the model, only r_mu, r_rho and counts are sent, and nothing in the official variant."""
     shared, grid = run_small(small_experiment(tmp_path / "a", {"name": "fedsr", "representation": {"width": 8}}))
     names = {
         name: set(record_to_arrays(record))

@@ -20,12 +20,12 @@ from fedsim.settings import ModelSettings, TrainSettings
 
 
 def matrix(*rows):
-    """float32 [n, d]."""
+    """A tensor float32 [n, d]."""
     return torch.tensor(rows, dtype=torch.float32)
 
 
 def only(features, protos, classes, tau, label=0):
-    """CPCL of one sample."""
+    """The CPCL loss of one sample."""
     return cpcl(matrix(features), torch.tensor([label]), matrix(*protos), torch.tensor(classes), tau).item()
 
 
@@ -80,7 +80,7 @@ def record_for(width, labels=(0, 0, 1)):
 
 
 def test_term_of_a_batch():
-    """The sum of both losses with U^c, the plain mean of the clusters of c; gradients reach the extractor (T8)."""
+    """It is the sum of both losses, with U^c the plain mean of the clusters of c; the extractor has gradients (T8)."""
     record = record_for(50)
     round = small(record)
     term = PrototypeContrast(tau=0.5).begin(round)
@@ -122,7 +122,7 @@ def test_local_prototypes(source):
 
 
 def test_small_and_missing_classes_send_nothing():
-    """6.3: no entry for a class that the client lacks, nor for one with fewer images than asked for."""
+    """6.3: there is no entry for a class without images, nor for one with fewer images than the setting asks for."""
     round = small(images=4)
     round.data.labels = torch.tensor([0, 0, 0, 2])
     for least, expected in ((1, [0, 2]), (2, [0]), (5, [])):
@@ -137,7 +137,10 @@ def test_small_and_missing_classes_send_nothing():
 
 
 def test_first_round_is_fedavg_and_the_exchange_is_as_said(tmp_path, caplog):
-    """8.1 and 8.2: without prototypes FedAvg bit for bit; then C d floats and C numbers each way; J_c is kept."""
+    """8.1 and 8.2: without prototypes it is FedAvg bit for bit; then C d floats and C numbers are sent each way.
+
+    J_c is recorded.
+    """
     with caplog.at_level(logging.WARNING, logger="fedsim"):
         ours, grid = run_small(small_experiment(tmp_path / "a", "fpl"))
     plain, _ = run_small(small_experiment(tmp_path / "b"))
@@ -159,7 +162,7 @@ def test_first_round_is_fedavg_and_the_exchange_is_as_said(tmp_path, caplog):
 
 
 def test_without_prototypes_it_is_fedavg(tmp_path):
-    """8.1: no class has so many images, so that the records stay empty: FedAvg bit for bit to the end."""
+    """8.1: when no class has enough images, the records stay empty, and the run is FedAvg bit for bit."""
     method = {"name": "fpl", "prototype_contrast": {"min_per_proto": 1000}}
     ours, _ = run_small(small_experiment(tmp_path / "a", method))
     plain, _ = run_small(small_experiment(tmp_path / "b"))

@@ -1,4 +1,4 @@
-"""Amplitude interpolation on numbers worked out by hand, and against the full complex transform."""
+"""Amplitude interpolation on numbers worked out by hand, and compared with the full complex transform."""
 
 import pytest
 import torch

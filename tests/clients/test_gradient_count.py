@@ -25,7 +25,7 @@ def test_counts_of_the_specification():
 
 @pytest.mark.parametrize(("momentum", "mu"), [(0.0, 0.0), (0.9, 0.0), (0.0, 2.0), (0.9, 2.0)])
 def test_a_constant_gradient_is_recovered(momentum, mu):
-    """SGD on 3 w + mu/2 w^2 from 0: the move is -eta a 3."""
+    """SGD on 3 w + mu/2 w^2 from 0 changes w by -eta a 3."""
     w = nn.Parameter(torch.zeros(1, dtype=torch.float64))
     optimizer = torch.optim.SGD([w], 0.1, momentum=momentum)
     for _ in range(4):
@@ -45,7 +45,7 @@ def test_reported_with_the_round():
 
 
 def test_fednova_with_a_proximal_term_counts_it(tmp_path):
-    """`fednova+fedprox`: the reported counts are those of the pulled recursion; adam is refused."""
+    """`fednova+fedprox`: the reported counts contain the proximal term; Adam is refused."""
     _, grid = run_small(small_experiment(tmp_path, "fednova+fedprox", train={"rounds": 1, "momentum": 0.0}))
     metrics = [r.content.metric_records["metrics"] for m, r in grid.seen if m.metadata.message_type == "train"]
     for record in metrics:
@@ -64,8 +64,10 @@ class Constant(nn.Module):
 
 
 def test_received_loss_by_hand():
-    """Labels 0, 1, 2 and probabilities (1/4, 1/4, 1/2): mean loss (2 log 4 + log 2) / 3; validation images do not
-    count."""
+    """With labels 0, 1, 2 and probabilities (1/4, 1/4, 1/2) the mean loss is (2 log 4 + log 2) / 3.
+
+    Validation images are not used.
+    """
     round = small_round(small_data(colour_images(7), validation=1), net=Constant())
     expected = (2 * np.log(4) + np.log(2)) / 3
     assert ReceivedLoss().before(round)["received_loss"] == pytest.approx(expected)

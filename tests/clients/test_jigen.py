@@ -26,7 +26,7 @@ def test_permutations_are_those_of_their_code():
 
 
 def test_ordered_tiles_are_the_image():
-    """Test 1: bit-exact, and cut is row by row."""
+    """Test 1: they are equal bit for bit, and tiles are counted row by row."""
     x = torch.rand(2, 3, 12, 15)
     assert joined(cut(x)).equal(x)
     assert cut(x)[:, 5].equal(x[:, :, 4:8, 10:15])
@@ -53,7 +53,7 @@ def test_label_frequencies():
 
 
 def test_grey_tiles():
-    """The chosen ones alone, all channels their luma."""
+    """Only the chosen tiles are grey: all their channels are the luma."""
     tiles = torch.rand(2, 9, 3, 4, 4)
     chosen = torch.zeros(2, 9, dtype=torch.bool)
     chosen[1, 4] = True
@@ -66,7 +66,7 @@ def test_grey_tiles():
 
 
 def test_border():
-    """Cut off by default, 222 of 224 pixels; or left where it is."""
+    """By default it is cut off, so that 222 of 224 pixels remain; or it is kept."""
     x = torch.rand(1, 3, 32, 32)
     none = torch.zeros(1, 9, dtype=torch.bool)
     assert Jigsaw().scrambled(x, ORDERED, none).equal(x[..., 1:31, 1:31])
@@ -78,7 +78,7 @@ def test_border():
 
 
 def one_step(part, size):
-    """A step of a part: loss, network, round."""
+    """(loss, network, round) after one step of a part."""
     torch.manual_seed(0)
     net = build_model(ModelSettings(backbone="digits-cnn-bn"), 3, 3, size, None, 0).train()
     JigsawHead().apply(net)
@@ -89,7 +89,7 @@ def one_step(part, size):
 
 
 def test_neutral_settings_are_the_supervised_step():
-    """Test 4: alpha = 0, beta = 1 and no grey, bit for bit, where no border is left over."""
+    """Test 4: alpha = 0, beta = 1 and no grey tiles give the same numbers bit for bit, if there is no border."""
     loss, net, _ = one_step(Jigsaw(alpha=0.0, beta=1.0, grey=0.0), 30)
     wanted, plain, _ = one_step(SupervisedStep(), 30)
     assert loss.equal(wanted)
@@ -97,7 +97,7 @@ def test_neutral_settings_are_the_supervised_step():
 
 
 def test_both_losses_train_the_features():
-    """The loss is CE + alpha CE of the order; both heads move."""
+    """The loss is CE + alpha CE of the order; both heads are trained."""
     loss, net, round = one_step(Jigsaw(alpha=2.0, beta=0.0), 28)
     start = one_step(Jigsaw(alpha=0.0, beta=0.0), 28)
     assert loss.item() == pytest.approx(start[0].item() + 2 * round.tallied()["jigsaw_loss"], rel=1e-5)

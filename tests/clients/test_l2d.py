@@ -18,7 +18,7 @@ from fedsim.settings import ModelSettings, TrainSettings
 
 
 def test_contrast_numbers():
-    """Test 1: two classes, both views equal and orthogonal, temperature 1; and the formula anchor by anchor."""
+    """Test 1: two orthogonal classes, both views equal, temperature 1; and the formula, anchor by anchor."""
     z = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0], [0.0, 1.0]])
     assert supervised_contrast(z, torch.tensor([0, 1, 0, 1]), 1.0).item() == pytest.approx(0.551445, abs=1e-6)
     torch.manual_seed(0)
@@ -51,7 +51,7 @@ def by_hand(a, b):
 
 
 def test_mmd_of_classes():
-    """Test 3: equal embeddings 0; the mean over the classes that are there, whatever others exist."""
+    """Test 3: equal embeddings give 0; the mean is over the classes that have images."""
     torch.manual_seed(0)
     a, b = torch.randn(5, 4), torch.randn(5, 4) + 1
     labels = torch.tensor([3, 0, 3, 0, 3])
@@ -64,7 +64,7 @@ def test_mmd_of_classes():
 
 @pytest.mark.parametrize(("mine", "reference"), [(convolved, F.conv2d), (transposed, F.conv_transpose2d)])
 def test_convolutions(mine, reference):
-    """Values and gradients are PyTorch's."""
+    """Values and gradients are equal to PyTorch's."""
     torch.manual_seed(0)
     x, kernel, bias = torch.randn(2, 3, 12, 13, requires_grad=True), torch.randn(3, 3, 5, 5), torch.randn(3)
     wanted = reference(x, kernel, bias)
@@ -75,7 +75,7 @@ def test_convolutions(mine, reference):
 
 
 def test_augmenter():
-    """Learned maps of H - k + 1 pixels, sizes kept; stage 2 is fixed but for dropout, stage 1 is not."""
+    """Learned maps have H - k + 1 pixels; images keep their size; stage 2 is random only by dropout, unlike stage 1."""
     torch.manual_seed(0)
     augmenter = StyleAugmenter(3, 224, 224)
     assert [tuple(scale.shape[1:]) for scale in augmenter.scale] == [(s, s) for s in (216, 212, 208, 220)]
@@ -111,7 +111,7 @@ def network():
 
 
 def test_embedding():
-    """Test 4: eval mode gives mu, without draws; training draws with .2 exp(logvar / 2)."""
+    """Test 4: eval mode gives mu without a draw; training draws with the deviation .2 exp(logvar / 2)."""
     net = network()
     images = torch.rand(4, 3, 28, 28)
     assert net.eval()(images).equal(net(images))
@@ -131,7 +131,7 @@ def test_embedding():
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_step_moves_both_and_the_augmenter_stays_home(precision):
-    """Stage 2 leaves the network as stage 1 made it, gradients and statistics too; the augmenter goes on next round."""
+    """Stage 2 changes nothing in the network, not even gradients or statistics; the next round keeps the augmenter."""
     net = network().train()
     data = small_data(colour_images(6, size=28))
     round = small_round(data, net=net, steps=1, train=TrainSettings(precision=precision))
@@ -158,7 +158,7 @@ def test_a_step_moves_both_and_the_augmenter_stays_home(precision):
 
 
 def test_stage_two_takes_no_step_of_the_network():
-    """With alpha1 = alpha2 = 0 the network's step is cross-entropy of both views, whatever stage 2 does."""
+    """With alpha1 = alpha2 = 0 the network's step is that of cross-entropy of both views, independent of stage 2."""
     results = []
     for beta in (0.1, 5.0):
         net = network().train()

@@ -25,7 +25,7 @@ SMALL = {"adversarial_reference": {"d_noise": 4, "width": 8, "r": 6, "hidden": 5
     ids=["fedsr", "fpl", "fedadg"],
 )
 def test_a_class_is_missing_on_a_client(method, bank, classes_of, tmp_path):
-    """The run goes on with finite losses; a client has rows for its own classes, and the next round holds the rest."""
+    """The run continues with finite losses; a client sends rows for its own classes and receives those of all."""
     folder, grid = run_small(small_experiment(tmp_path, method, data=SKEWED, train={"rounds": 2}))
     assert np.isfinite(numbers(folder / "rounds.csv")["train_loss"][1:]).all()
     if classes_of is None:
@@ -41,7 +41,7 @@ def test_a_class_is_missing_on_a_client(method, bank, classes_of, tmp_path):
 
 
 def test_server_parts_know_the_classes_and_records_name_those_that_are_missing(tmp_path, monkeypatch):
-    """As counted in the handshake; a class that a client lacks is in environment.json and in the log."""
+    """The classes are counted in the handshake; environment.json and the log name those that a client lacks."""
     weigh = ByExamples.weigh
 
     def counting(self, updates, server):

@@ -30,7 +30,7 @@ def test_contrast_numbers():
 
 
 def test_contrast_is_the_papers_formula():
-    """-log( e^(s/T) / (e^(s/T) + e^(p/T)) ), mean over the batch, also where the exponentials would overflow."""
+    """The mean of -log( e^(s/T) / (e^(s/T) + e^(p/T)) ) over the batch, even when the exponentials would overflow."""
     torch.manual_seed(0)
     z, g, p = (torch.randn(6, 3, dtype=torch.float64) for _ in range(3))
     near, far = (torch.exp(torch.cosine_similarity(z, other) / 0.5) for other in (g, p))
@@ -40,7 +40,7 @@ def test_contrast_is_the_papers_formula():
 
 
 def test_reference_models_are_frozen():
-    """Gradients reach z through the trained network alone; in round 1 the previous model is the received one."""
+    """z has gradients only through the trained network; in round 1 the previous model is the received one."""
     torch.manual_seed(0)
     net = build_model(ModelSettings(backbone="digits-cnn-bn", bottleneck=8), 3, 1, 28, None, 0).train()
     round = small_round(small_data(colour_images(6)), net=net, steps=1)
@@ -68,7 +68,7 @@ def test_reference_models_are_frozen():
 
 
 def test_mu_zero_is_fedavg(tmp_path):
-    """A.6 test 4, on the whole row but its head: no term, no stored model, FedAvg's numbers."""
+    """A.6 test 4, on the whole row without its head: there is no term and no stored model, and numbers are FedAvg's."""
     off = {"name": "moon", "model_contrast": {"mu": 0.0}, "inserts": "none"}
     moon, _ = run_small(small_experiment(tmp_path / "a", off))
     plain, _ = run_small(small_experiment(tmp_path / "b"))
@@ -80,7 +80,7 @@ def test_mu_zero_is_fedavg(tmp_path):
 
 
 def test_projection_head():
-    """d - d - 256 before the classifier; a bottleneck stays in its place unless the head is always wanted."""
+    """It is d - d - 256 before the classifier; a bottleneck is used instead, unless the head is always wanted."""
     plain = ModelSettings(backbone="digits-cnn-bn")
     net = build_model(plain, 10, 1, 28, None, 0)
     d = net.feature_dim

@@ -1,4 +1,4 @@
-"""RandAugment and AugMix: operations against torchvision's, magnitudes, draws."""
+"""RandAugment and AugMix: their operations compared with torchvision's, magnitudes, and draws."""
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ def images(count=6, channels=3, size=24):
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("name", NAMES)
 def test_operations_are_torchvisions(name, channels):
-    """Each image of a batch with its own magnitude gets what torchvision makes of it alone."""
+    """Each image of a batch, with its own magnitude, becomes what torchvision makes of that single image."""
     from torchvision.transforms import v2
 
     x = images(channels=channels)
@@ -46,7 +46,7 @@ def test_operations_are_torchvisions(name, channels):
 
 
 def test_a_mixed_batch_is_each_image_alone():
-    """Different operations in one batch."""
+    """This holds with different operations in one batch."""
     x = images(14)
     values = torch.tensor(list(magnitude_table(9, 31, 24, 24).values()), dtype=torch.float64)
     order = torch.randperm(14)
@@ -88,7 +88,7 @@ def test_magnitudes_of_augmix():
 
 
 def test_every_operation_is_drawn_and_directions_are_even(monkeypatch):
-    """N rounds of operations, each uniform over the 14; half of the signed ones turn the other way."""
+    """Each of the N operations is uniform over the 14; half of those with a direction have the opposite one."""
     seen = []
 
     def note(x, names, chosen, magnitudes):
@@ -107,7 +107,7 @@ def test_every_operation_is_drawn_and_directions_are_even(monkeypatch):
 
 
 def test_it_comes_after_the_augmentation_and_can_be_repeated():
-    """Training batches alone; `prepare` repeats the very operations; N = 0 leaves the batch as it is."""
+    """Only training batches are changed; `prepare` repeats the same operations; N = 0 does not change the batch."""
     data = small_data(colour_images(8), validation=2, augment=lambda x: x.flip(-1))
     round = small_round(data)
     positions = np.arange(6)
@@ -125,7 +125,7 @@ def test_it_comes_after_the_augmentation_and_can_be_repeated():
 
 
 def test_augmix_mixes_chains(monkeypatch):
-    """Without an effect of the operations the mixture is the image; chains are 1 to 3 long; 1 - m ~ Beta(1, 1)."""
+    """If operations have no effect, the mixture is the image; chains have 1 to 3 operations; 1 - m ~ Beta(1, 1)."""
     x = images()
     assert not mixed(x).equal(x)
     assert mixed(x).min() >= 0
@@ -150,7 +150,7 @@ def test_augmix_mixes_chains(monkeypatch):
 
 
 def test_wrong_settings_are_refused():
-    """In one line."""
+    """The error is one line."""
     with pytest.raises(UserError, match="strengths go from 0"):
         build_recipe(Experiment(method={"name": "randaugment", "rand_augment": {"M": 31}}))
     with pytest.raises(UserError, match="depth"):

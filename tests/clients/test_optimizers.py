@@ -1,4 +1,4 @@
-"""The local optimizer: PyTorch's own numbers, without PyTorch's compiler."""
+"""The local optimizer has the numbers of PyTorch's optimizers, without an import of PyTorch's compiler."""
 
 import copy
 import subprocess
@@ -20,7 +20,7 @@ from fedsim.settings import TrainSettings
     ],
 )
 def test_steps_are_pytorchs(kind, words):
-    """Bit for bit over three steps, and again from the saved buffers."""
+    """They are equal bit for bit over three steps, and again when they start from the saved buffers."""
     torch.manual_seed(0)
     nets = [torch.nn.Linear(5, 3) for _ in range(2)]
     nets[1].load_state_dict(nets[0].state_dict())
@@ -41,7 +41,7 @@ def test_steps_are_pytorchs(kind, words):
 
 
 def test_a_step_does_not_import_the_compiler():
-    """It would take a second in each client process of a deployed round."""
+    """The import would take a second in each client process of a deployed round."""
     code = (
         "import sys, torch; from torch import nn; from clients.optimizers import make_optimizer;"
         "from fedsim.settings import TrainSettings; net = nn.Linear(2, 2);"
@@ -53,7 +53,7 @@ def test_a_step_does_not_import_the_compiler():
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_stored_buffers_fit_weights_in_another_memory_layout(optimizer):
-    """The store keeps compact copies; a channels-last weight must not meet them element by wrong element."""
+    """The store keeps contiguous copies, whose elements must be assigned correctly to a channels-last weight."""
     torch.manual_seed(0)
     train = TrainSettings(optimizer=optimizer, momentum=0.9)
     start = torch.nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)

@@ -81,7 +81,7 @@ def test_epochs_visit_every_example(examples, size, epochs):
 
 @given(st.integers(2, 100), st.integers(1, 50))
 def test_iterations_are_exact(examples, iterations):
-    """`iterations` steps whatever the client holds."""
+    """There are `iterations` steps, whatever the number of the client's images."""
     train = TrainSettings(batch_size=16, iterations=iterations)
     assert len(list(Shuffled().indices(examples, local_round(), train))) == iterations
 
@@ -188,7 +188,7 @@ def test_store_versions_survive_an_interrupted_round(tmp_path):
         store.put_number("risk", number * 1.0)
         store.commit()
     reopened = ClientStore(tmp_path / "a")
-    reopened.open_round(2)  # round 2 is taken again
+    reopened.open_round(2)  # round 2 is repeated
     assert reopened.get_number("risk") == 1.0
     reopened.put_number("risk", 5.0)
     assert reopened.get_number("risk") == 5.0
@@ -200,7 +200,7 @@ def test_store_versions_survive_an_interrupted_round(tmp_path):
 
 
 def test_uncommitted_state_is_forgotten(tmp_path):
-    """A round that dies before its end leaves nothing."""
+    """A round that is interrupted before its end leaves nothing in the store."""
     store = ClientStore(tmp_path / "a")
     store.open_round(1)
     store.put_number("risk", 1.0)

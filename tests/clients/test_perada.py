@@ -1,4 +1,4 @@
-"""PerAda as a whole: what travels, what stays, and when it is FedAvg (7.9 and 8.1 of its specification)."""
+"""Whole runs of PerAda: what is sent, what stays, and when it is FedAvg (7.9 and 8.1 of its specification)."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ def test_personal_step_numbers():
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A run with its messages and plan, and the one without the personal models."""
+    """A run with its messages and plan, and a run without personal models."""
     root = tmp_path_factory.mktemp("perada")
     ours = small_experiment(root / "a", "perada", train={"rounds": 2}, run={"keep_personal": True})
     plain = small_experiment(root / "b", {"name": "perada", "client": "supervised_step"}, train={"rounds": 2})
@@ -50,7 +50,7 @@ def test_only_the_exchanged_set_travels(run):
 
 
 def test_frozen_tensors_are_nowhere(run):
-    """Neither in the saved model nor in the personal ones; these hold the whole exchanged set."""
+    """They are neither in the saved model nor in the personal models, which hold the whole exchanged set."""
     folder, _, experiment, _ = run
     frozen = Workspace(resolve(experiment)).net.frozen
     last = load_file(folder / "last.safetensors")
@@ -62,7 +62,7 @@ def test_frozen_tensors_are_nowhere(run):
 
 
 def test_personal_models_leave_the_global_one_alone(run):
-    """The same numbers with `client = "supervised_step"` (personal = false in the paper's terms)."""
+    """`client = "supervised_step"`, which trains no personal models, gives the same numbers."""
     folder, _, _, plain = run
     a, b = (load_file(path / "last.safetensors") for path in (folder, plain))
     assert all((a[name] == b[name]).all() for name in b)
@@ -77,7 +77,7 @@ def personal_of(tmp_path, name, changes):
 
 
 def test_personal_models_follow_the_received_model(tmp_path):
-    """T7: other training of the local adapter (a term of its loss) leaves v of that round as it is."""
+    """T7: other training of the local adapter (by a term of its loss) does not change v of that round."""
     one, last = personal_of(tmp_path, "a", {})
     other, moved = personal_of(tmp_path, "b", {"add": ["label_smoothing"], "label_smoothing": {"eps": 0.5}})
     assert all((one[name] == other[name]).all() for name in one)
@@ -85,7 +85,7 @@ def test_personal_models_follow_the_received_model(tmp_path):
 
 
 def test_a_client_that_is_not_drawn_keeps_its_model(tmp_path):
-    """T10: its stored model is the one of the last round in which it trained."""
+    """T10: its stored model is that of the last round in which it trained."""
     experiment = small_experiment(tmp_path, "perada", train={"rounds": 3, "clients_per_round": 1})
     stored = {}
 
@@ -111,7 +111,7 @@ def test_a_client_that_is_not_drawn_keeps_its_model(tmp_path):
 
 
 def test_neutral_settings_are_fedavg(tmp_path):
-    """8.1: no adapters, everything trained, no personal model, no distillation: FedAvg with uniform weights."""
+    """8.1: without adapters, frozen tensors, personal models and distillation it is FedAvg with uniform weights."""
     neutral = {"name": "perada", "inserts": "none", "client": "supervised_step"}
     ours, _ = run_small(small_experiment(tmp_path / "a", neutral))
     plain, _ = run_small(small_experiment(tmp_path / "b", {"name": "fedavg", "weights": "uniform"}))

@@ -64,7 +64,7 @@ def test_numbers_of_the_specification():
 
 
 def test_first_round_of_client_momentum():
-    """Without a direction a step is alpha times as long, or plain; alpha = 1 is plain with one too."""
+    """Without a direction a step is alpha times as long, or plain; with alpha = 1 it is plain in both cases."""
     nothing, something = {"momentum": {}}, {"momentum": {"w": np.ones(1, np.float32)}}
     assert after_one_step(scalar_round(1, square, records=nothing), None, ClientMomentum(0.1)) == pytest.approx(0.98)
     plain = ClientMomentum(0.1, first_round="plain")
@@ -73,7 +73,7 @@ def test_first_round_of_client_momentum():
 
 
 def test_perturbation_has_one_norm_over_all_tensors():
-    """T3: m = (-3, 0), (4), rho = .5 gives e = (.3, 0), (-.4); T6 and T7: its size does not count, zero stays zero."""
+    """T3: m = (-3, 0), (4), rho = .5 gives e = (.3, 0), (-.4); T6 and T7: the size of m has no effect, 0 gives 0."""
     move = [torch.tensor([-3.0, 0.0]), torch.tensor([4.0])]
     for factor in (1, 100):
         e = of_length([factor * part for part in move], -0.5)
@@ -88,7 +88,7 @@ def test_weights_come_back_exactly():
 
 
 def test_statistics_see_the_first_pass_alone():
-    """T8: as after one supervised step; `official` counts two batches. Tallies are those of the first pass."""
+    """T8: they are those of one supervised step; `official` counts two batches. Tallies are of the first pass."""
 
     def trained(step):
         torch.manual_seed(0)
@@ -125,7 +125,7 @@ def test_last_move_is_between_the_models_received():
         round = scalar_round(w, square, store=store, number=number)
         moves.append(last_move(round))
         assert last_move(round) is moves[-1]  # a second part gets the same
-        round.net.w.data += 7  # what training does to w does not count
+        round.net.w.data += 7  # a change of w by training has no effect
         store.commit()
     assert moves[0] is None
     assert [move["w"].item() for move in moves[1:]] == [-0.5, 0.0]
@@ -177,7 +177,7 @@ def aligned(move, part, w=1.0, momentum=0.0, decay=0.0):
 
 
 def test_gradients_that_disagree_wait():
-    """5.9 T5 and T7: a tensor that is left out is bit-identical, with momentum and decay too."""
+    """5.9 T5 and T7: a tensor that is left out is equal bit for bit, even with momentum and weight decay."""
     assert aligned(0.5, GradientAlignment())[0] == pytest.approx(1.2)
     assert aligned(0.5, GradientAlignment(variant="official"))[0] == 1.0
     assert aligned(-0.5, GradientAlignment(variant="official"))[0] == pytest.approx(1.2)
@@ -190,7 +190,7 @@ def test_gradients_that_disagree_wait():
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_tensors_that_wait_at_first_step_later(momentum):
-    """Fused SGD with two tensors, of which one has no gradient in the first step: as the unfused one with none ever."""
+    """Fused SGD whose second tensor has no gradient in the first step gives the numbers of SGD that is not fused."""
     results = []
     for fused in (True, False):
         pair = [nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(3))]

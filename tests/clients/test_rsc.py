@@ -17,7 +17,7 @@ from fedsim.settings import ModelSettings, TrainSettings
 
 
 class Given(nn.Module):
-    """Features as they come, a linear head of given weights."""
+    """A network whose features are its input, with a linear head of given weights."""
 
     def __init__(self, weight):
         super().__init__()
@@ -42,7 +42,7 @@ def trained_round(net, **changes):
 
 
 def test_feature_mask():
-    """Test 1: percentile 2.33333 of (3, 1, 2); test 4: with f = 0 the largest entry is muted all the same."""
+    """Test 1: percentile 2.33333 of (3, 1, 2); test 4: even with f = 0 the largest entry is muted."""
     g = torch.tensor([[3.0, 1.0, 2.0]])
     assert g.quantile(2 / 3).item() == pytest.approx(7 / 3)
     assert rsc.feature_mask(g, 1 / 3).tolist() == [[0, 1, 1]]
@@ -61,7 +61,7 @@ def test_loss_of_one_sample():
 
 
 def test_only_the_most_changed_samples_are_muted():
-    """Falls .5, .1, .3 of the probability: the percentile 2/3 lies at .3667, so that one sample of three is muted."""
+    """The probability falls by .5, .1 and .3: the percentile 2/3 is .3667, so one sample of three is muted."""
     before = torch.tensor([[0.9, 0.1], [0.9, 0.1], [0.9, 0.1]]).log()
     after = torch.tensor([[0.4, 0.6], [0.8, 0.2], [0.6, 0.4]]).log()
     labels = torch.zeros(3, dtype=torch.int64)
@@ -102,7 +102,7 @@ def test_map_masks():
 
 
 def test_batch_share_counts_the_epochs_of_the_run():
-    """.3, then .2 more for every ten local epochs since the run began: it does not start again with each round."""
+    """It is .3, and .2 more after every ten local epochs of the run; it does not start again in each round."""
     assert [rsc.batch_share(e) for e in (0, 9.9, 10, 25, 99)] == pytest.approx([0.3, 0.3, 0.5, 0.7, 1.0])
     round = small_round(small_data(colour_images(8)), round=4, steps=6, train=TrainSettings(epochs=3))
     assert rsc.epochs_done(round, 4, 2) == 3 * 3 + 2

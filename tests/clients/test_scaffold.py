@@ -19,7 +19,7 @@ from strategies.parts import SERVER, ServerRound
 
 
 def scalar_round(c=0.0, own=0.0, variant="option_ii", momentum=0.0, steps=5, lr=0.1, strength=1.0):
-    """w = 1, constant gradient 2: y, c_k+ and delta c_k after the round."""
+    """(y, c_k+, delta c_k) after a round with w = 1 and the constant gradient 2."""
     net = nn.Module()
     net.w = nn.Parameter(torch.tensor([1.0]))
     part = DriftCorrection(variant, strength)
@@ -43,7 +43,7 @@ def test_numbers_of_the_specification():
 
 
 def test_released_normalisations():
-    """Case 1 with the two faulty ones: 10 (one epoch) and 0.2."""
+    """Case 1 with the two wrong normalizations: 10 (one epoch) and 0.2."""
     assert scalar_round(variant="epochs_only")[1] == pytest.approx(10.0, abs=1e-5)
     assert scalar_round(variant="without_rate")[1] == pytest.approx(0.2, abs=1e-6)
 
@@ -69,7 +69,7 @@ def test_a_round_that_does_not_move_keeps_the_variate():
 
 
 def test_server_counts_all_clients():
-    """c + (|S|/N) mean of the changes: two of four clients deliver; first c goes out as an empty record."""
+    """c + (|S|/N) times the mean change, when two of four clients deliver; the first c is sent as an empty record."""
     bank = ControlVariates()
     previous = {"w": np.zeros(2, np.float32), "buffer": np.zeros(1, np.float32)}
     server = ServerRound(2, 4, list("abcd"), previous, parameters=frozenset({"w"}))
@@ -86,7 +86,7 @@ def test_server_counts_all_clients():
 
 
 def test_identical_clients_are_fedavg(tmp_path):
-    """A.8 test 4: the same data and order everywhere give c = c_k, and so FedAvg's rounds with plain SGD."""
+    """A.8 test 4: equal data in equal order give c = c_k, and therefore FedAvg's rounds with plain SGD."""
     one_client = {"domains": ["rot0", "rot45"]}
     train = {"momentum": 0.0}
     ours, _ = run_small(small_experiment(tmp_path / "a", "scaffold", data=one_client, train=train))
@@ -97,7 +97,10 @@ def test_identical_clients_are_fedavg(tmp_path):
 
 
 def test_correction_acts_and_survives_partial_participation(tmp_path):
-    """Two of three clients a round: finite, other than FedAvg from round 2 on; parameters alone have variates."""
+    """With two of three clients per round the model is finite and differs from FedAvg's from round 2 on.
+
+    Only parameters have variates.
+    """
     train = {"clients_per_round": 2, "momentum": 0.0}
     ours, grid = run_small(small_experiment(tmp_path / "a", "scaffold", train=train))
     plain, _ = run_small(small_experiment(tmp_path / "b", train=train))
@@ -132,7 +135,7 @@ def test_what_breaks_the_identity_is_refused(tmp_path, train, words):
 
 
 def test_a_refused_reply_leaves_the_variate_as_it_was(tmp_path):
-    """With all clients in every round c is the mean of the c_k; a reply that is refused must move neither."""
+    """With all clients in every round c is the mean of the c_k; a reply that is refused must change neither."""
 
     def spoil(message: Message, reply: Message) -> Message:
         config = message.content.config_records["config"]

@@ -58,7 +58,7 @@ def test_noise_has_the_right_moments(net):
 
 
 def test_gradients_reach_features_and_head(net):
-    """The noise has none."""
+    """The noise has no gradient."""
     z = torch.randn(6, 4, requires_grad=True)
     FeatureAugmentation().begin(round_of(net))(batch_of(net, z, torch.arange(6) % 3)).backward()
     assert z.grad.abs().min() > 0
@@ -66,7 +66,7 @@ def test_gradients_reach_features_and_head(net):
 
 
 def test_moments_give_the_covariance_of_each_class():
-    """Roots of the population covariance (and a ridge of 1e-4 of the mean variance); zero for a class of one image."""
+    """They are roots of the population covariance plus 1e-4 of the mean variance; zero for a class with one image."""
     torch.manual_seed(0)
     features, labels = torch.randn(500, 3) @ torch.randn(3, 3), torch.arange(500) % 2
     labels[-1] = 2

@@ -1,4 +1,4 @@
-"""Clients that train as one program end a round where they would end it alone."""
+"""Clients that train as one program end a round with the same model as clients that train alone."""
 
 import copy
 
@@ -35,9 +35,9 @@ CLOSE = 1e-5
 
 @pytest.fixture
 def double(monkeypatch):
-    """Networks and images in double precision: rounding then turns no maximum over to another pixel.
+    """Use double precision for networks and images, so that rounding does not move a maximum to another pixel.
 
-    In single precision that happens about once in a thousand steps, and moves a few weights by 1e-4 at once.
+    In single precision that happens about once in a thousand steps, and changes a few weights by 1e-4.
     """
     build, pooled = Plan.build_net, Net.pooled
     monkeypatch.setattr(Plan, "build_net", lambda plan: build(plan).double())
@@ -100,7 +100,7 @@ def test_adam_whose_moments_are_kept_and_the_best_of_three_iterates(double, tmp_
 
 
 def test_the_methods_that_are_left_out_are_known():
-    """A new row that is left out has to be named here, with its reason in what `reason_apart` says."""
+    """A new row that is left out must be named here; `reason_apart` gives the reason."""
     apart = {name: reason_apart(recipe) for name, recipe in METHODS.items() if name not in ALLOWED}
     assert set(ALLOWED) >= {
         "fedavg",
@@ -168,7 +168,7 @@ def test_only_one_process_trains_side_by_side(tmp_path):
      ("adamw", {"weight_decay": 0.1})],
 )  # fmt: skip
 def test_each_row_moves_as_by_its_own_optimizer(kind, options):
-    """Three clients, of which the second one takes every other step and the third one starts with used buffers."""
+    """Of three clients, the second takes every other step, and the third starts with buffers of earlier steps."""
     torch.manual_seed(0)
     train = TrainSettings(optimizer=kind, lr=0.1, **options)
     own = [nn.Linear(3, 2) for _ in range(3)]

@@ -15,7 +15,7 @@ CPU = torch.device("cpu")
 
 
 def row(*values: float) -> Tensor:
-    """One image of one channel."""
+    """One image of one channel, with these values."""
     return torch.tensor(values, dtype=torch.float32).reshape(1, 1, 1, -1)
 
 
@@ -46,7 +46,7 @@ def test_t2_constant_content_takes_the_mean_and_stays_finite() -> None:
 @pytest.mark.parametrize("value", [5.0, 30.1, 0.1, 1000.7])
 @pytest.mark.parametrize(("size", "style"), [(4, (10, 20)), (7, (1.7e-5, 20)), (224, (0.3, 3.0))])
 def test_t2_constant_content_takes_the_mean_exactly(value: float, size: int, style: tuple[float, float]) -> None:
-    """Neither g F - g mu(F) may cancel (30.1 in style (10, 20) gave 10.0038), nor the mean be rounded."""
+    """g F - g mu(F) must not lose digits (30.1 in style (10, 20) gave 10.0038), and the mean must not be rounded."""
     features = torch.full((1, 1, size, size), value)
     assert set(adain(features, target(*style))) == {torch.tensor(float(style[0])).item()}
 
@@ -135,7 +135,7 @@ def test_vgg_has_the_published_number_of_parameters() -> None:
 
 @pytest.fixture
 def weight_files(tmp_path: Path) -> tuple[Path, Path]:
-    """A whole VGG-19 (with layers behind relu4_1) as .pth, a decoder as .safetensors."""
+    """Files of a complete VGG-19 (with layers after relu4_1) as .pth, and of a decoder as .safetensors."""
     files = tmp_path / "vgg.pth", tmp_path / "decoder.safetensors"
     torch.save({**encoder().state_dict(), "32.weight": torch.zeros(512, 512, 3, 3)}, files[0])
     save_file(decoder().state_dict(), files[1])

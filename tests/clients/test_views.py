@@ -27,7 +27,7 @@ def test_divergence_numbers():
 
 
 def test_kernels():
-    """Deviations of the sizes, sizes uniform, zero mean; every size keeps the image's."""
+    """Deviations depend on the kernel's size, sizes are uniform, and means are zero; images keep their size."""
     generator = torch.Generator().manual_seed(0)
     for size, deviation in ((1, 0.57735), (3, 0.19245), (5, 0.11547), (7, 0.08248)):
         kernels = torch.stack([random_kernel(3, (size,), generator) for _ in range(600)])
@@ -39,7 +39,7 @@ def test_kernels():
 
 
 def test_views():
-    """mix lies between the image and its convolution; img_p leaves about a share p unchanged."""
+    """`mix` is between the image and its convolution; img_p is about the share of unchanged images."""
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(2, 3, 8, 8)
     drawn = [RandomConvolution("img_p", p=0.25).view(x, generator).equal(x) for _ in range(400)]
@@ -53,7 +53,7 @@ def test_views():
 
 
 def one_step(part, weights=None):
-    """A step of a part on the same batch: loss, the network after it, the round."""
+    """(loss, network, round) after a step of a part on the same batch."""
     torch.manual_seed(0)
     net = build_model(ModelSettings(backbone="digits-cnn-bn", bottleneck=8), 3, 3, 28, None, 0).train()
     data = small_data(colour_images(6, size=28))
@@ -68,7 +68,7 @@ def one_step(part, weights=None):
 
 @pytest.mark.parametrize("part", [RandomConvolution("img_p", weight=0.0, p=1.0), ConsistentViews(weight=0.0)])
 def test_neutral_settings_are_the_supervised_step(part):
-    """Bit for bit."""
+    """They are equal bit for bit."""
     loss, net, _ = one_step(part)
     wanted, plain, _ = one_step(SupervisedStep())
     assert loss.equal(wanted)

@@ -1,4 +1,4 @@
-"""What crosses the wire is what the specifications' exchange tables say: records, tensors, shapes, bytes, and no more.
+"""Messages contain exactly what the exchange tables of the specifications list: records, tensors, shapes, bytes.
 
 Three clients, images of 16 pixels with one channel, ten classes, the small CNN: 50 features, 20 embedded ones.
 """
@@ -23,8 +23,9 @@ VALIDATED = {"accuracy", "evaluation_seconds", "loss", "num-examples"}
 
 @dataclass(frozen=True)
 class Exchange:
-    """One client's second round: bytes of the model (to train, back, to validate), other records as {tensor: shape},
-    metrics beside FedAvg's; `once`: records that are collected before the first round and sent in it."""
+    """One client's second round: bytes of the model (sent to train, returned, sent to validate), other records as
+    {tensor: shape}, and metrics in addition to FedAvg's. once: records that are collected before the first round and
+    sent in it."""
 
     model: tuple[int, int, int] = (MODEL, MODEL, MODEL)
     down: dict = field(default_factory=dict)
@@ -36,7 +37,7 @@ class Exchange:
 
 
 def plus(floats: int) -> tuple[int, int, int]:
-    """The model with so many parameters more, in every direction."""
+    """Bytes of the model with this many more parameters, in all three messages."""
     return (MODEL + 4 * floats,) * 3
 
 
@@ -122,7 +123,7 @@ def shapes(record) -> dict:
 
 
 def others(content) -> dict:
-    """Records beside the model, as {tensor: shape}."""
+    """The records other than the model, as {tensor: shape}."""
     return {name: shapes(record) for name, record in content.array_records.items() if name != "arrays"}
 
 
@@ -138,7 +139,10 @@ def metrics(content) -> set:
 
 @pytest.mark.parametrize("method", TABLES)
 def test_second_round_of_a_client(method):
-    """Both ways; the first round where something travels once; a reply holds no other record of any kind."""
+    """Both messages are checked, and the first round's if something is sent only once.
+
+    A reply holds no other record of any kind.
+    """
     with tempfile.TemporaryDirectory() as output:
         found = run_watched(small_plan(method, output, ["train.rounds=2", "train.iterations=1"]))
     mine = [pair for pair in found.messages if pair[0].content.config_records["config"]["client"] == "rot0"]

@@ -1,4 +1,4 @@
-"""Every row of METHODS keeps the same promises. A new method is a new row here by itself, not a new test file."""
+"""Every row of METHODS has the same properties. A new row is tested here automatically; it needs no new test file."""
 
 from dataclasses import dataclass
 
@@ -17,13 +17,13 @@ COMBINATIONS = ["gperxan+feddg-ga", "fedprox+fedbn", "feddg-ga+fedprox"]
 
 @pytest.mark.parametrize("method", [*METHODS, *COMBINATIONS])
 def test_contract(method):
-    """All properties of fedsim/contract.py."""
+    """The row has all properties of fedsim/contract.py."""
     broken = {words: reason for words, reason in findings(method) if reason}
     assert broken == {}
 
 
-# Rows that work on masks. Those of the first list are there in every run of the tests, one of each kind; the others
-# in `pytest -m slow`.
+# Rows that work on masks. Those of the first list, one of each kind, are in every run of the tests; the others are in
+# `pytest -m slow`.
 MASKED = [
     "fedavg", "scaffold", "fedbn", "gperxan", "feddg-ga", "ccst", "elcfs", "fedadam", "deepall",
 ]  # fmt: skip
@@ -40,7 +40,7 @@ MASKS = [
 
 @pytest.mark.parametrize("method", [*MASKED, *(pytest.param(name, marks=pytest.mark.slow) for name in ALSO_MASKED)])
 def test_contract_on_masks(method):
-    """All properties on digit masks, where the task is segmentation."""
+    """The row has all properties on digit masks too, where the task is segmentation."""
     broken = {words: reason for words, reason in findings(method, MASKS) if reason}
     assert broken == {}
 
@@ -65,7 +65,7 @@ class Idle(Term):
 
 
 def test_an_inert_method_fails(monkeypatch):
-    """A row that is FedAvg in all but its name."""
+    """A row that differs from FedAvg only in its name is refused."""
     monkeypatch.setitem(methods.METHODS, "idle", Recipe(terms=(Idle(),), paper="none"))
     found = dict(take(findings("idle"), 2))
     assert [words for words, reason in found.items() if "does nothing" in reason]

@@ -1,4 +1,4 @@
-"""Batched augmentation: each operation against torchvision on fixed parameters, then properties of the presets."""
+"""Batched augmentation: each operation is compared with torchvision's, then properties of the presets are tested."""
 
 import math
 import pickle
@@ -72,7 +72,7 @@ def test_boxes_are_distributed_like_torchvisions():
 
 
 def test_a_box_that_never_fits_is_the_middle():
-    """Torchvision's fallback: the whole shorter side, and 4/3 of it of the longer one."""
+    """As in torchvision, the box then has the whole shorter side, and 4/3 of its length on the longer side."""
     for height, width in ((40, 10), (10, 40), (40, 39)):
         theirs = RandomResizedCrop.get_params(torch.empty(3, height, width), [2.0, 2.0], [3 / 4, 4 / 3])
         boxes = draw_boxes(8, height, width, (2.0, 2.0))
@@ -81,7 +81,7 @@ def test_a_box_that_never_fits_is_the_middle():
 
 @pytest.mark.parametrize(("height", "width"), [(480, 640), (640, 480), (300, 1000), (227, 227)])
 def test_boxes_of_squeezed_images_are_those_of_the_originals(height, width):
-    """How much a crop is squeezed when it becomes a square: at 640 x 480 by 1.01, 1.21 and 1.33 (5, 50 and 95 %)."""
+    """A crop is squeezed when it becomes a square: at 640 x 480 by 1.01, 1.21 and 1.33 (5, 50 and 95 %)."""
     torch.manual_seed(0)
     sizes = torch.tensor([[height, width]]).expand(4000, 2)
     boxes = draw_boxes(4000, 224, 224, (0.7, 1.0), sizes)
@@ -100,7 +100,7 @@ def test_boxes_of_squeezed_images_are_those_of_the_originals(height, width):
 
 
 def test_square_images_are_cropped_as_without_sizes(batch):
-    """Bit for bit, whatever their size was."""
+    """They are equal bit for bit, whatever the size of the originals."""
     augment = AUGMENTATIONS["domainbed"]
     torch.manual_seed(5)
     plain = augment(batch)

@@ -1,4 +1,4 @@
-"""Facts of the benchmarks and how settings resolve to them."""
+"""Facts of the benchmarks, and how settings refer to them."""
 
 import subprocess
 import sys
@@ -121,7 +121,7 @@ def test_a_server_without_images_knows_a_folder_data_set_by_its_settings(tmp_pat
 
 
 def test_named_classes_may_be_absent_from_a_domain(tmp_path):
-    """A class without a folder, and an empty class folder: counted as zero; an unknown one and no image are errors."""
+    """A class without a folder or with an empty folder has zero images; an unknown class and no image are errors."""
     for name in ("a/cat/1.png", "a/dog/1.png", "b/dog/1.png", "b/dog/2.png"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (8, 8)).save(tmp_path / name)

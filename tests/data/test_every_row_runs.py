@@ -1,4 +1,4 @@
-"""Every data set by name, from a tiny tree in its published layout to a finished run of one round."""
+"""Every data set by name: a run of one round finishes on a tiny tree in the published layout."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -87,7 +87,7 @@ TREES: dict[str, tuple[str, Callable[[Path], None] | None]] = {
     "fed-isic2019": ("fed_isic2019", fed_isic2019),
     "rotated-mnist": ("MNIST", rotated_mnist),
 }
-QUICK = ("digits-dg", "camelyon17")  # what is read unlike a plain tree
+QUICK = ("digits-dg", "camelyon17")  # data sets that are not read like a plain tree
 
 
 def tiny(name: str, tmp_path: Path, **sections: dict) -> Experiment:
@@ -108,7 +108,7 @@ def tiny(name: str, tmp_path: Path, **sections: dict) -> Experiment:
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in TREES])
 def test_a_round_on_the_published_layout(name, tmp_path, monkeypatch):
-    """The row's domains are all there: all but one train, and the last one is tested."""
+    """All domains of the row are there: the last one is tested, and all others train."""
     monkeypatch.setitem(BENCHMARKS, name, replace(BENCHMARKS[name], counts=None, class_counts=None))
     folder, make = TREES[name]
     root = tmp_path / "data" / folder
@@ -130,7 +130,7 @@ def test_every_row_of_files_is_tried_here():
 
 
 def fundus(root: Path) -> None:
-    """Sites with images and masks: 255 ground, 128 disc, 0 cup within it."""
+    """Sites with images and masks: 255 is the background, 128 the disc, and 0 the cup inside the disc."""
     rows, columns = np.mgrid[:48, :48]
     for site in range(1, 5):
         for number in range(6):

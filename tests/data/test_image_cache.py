@@ -48,7 +48,7 @@ def test_images_are_rgb_resized_like_torchvision(tree_settings, tmp_path):
 
 
 def test_sizes_are_those_of_the_files_upright(tree_settings, tmp_path):
-    """10 x 12 pixels; one is turned by its EXIF, and one domain is square."""
+    """They are 10 x 12 pixels; one image is rotated by its EXIF data, and one domain has square images."""
     data = tree_settings(image_size=8)
     folder = tmp_path / "images"
     turned = Image.new("RGB", (30, 20))
@@ -65,7 +65,7 @@ def test_sizes_are_those_of_the_files_upright(tree_settings, tmp_path):
 
 
 def test_a_client_crops_with_its_images_aspect_ratios(tree_settings):
-    """The batch is what the augmentation makes of these images with these sizes; a user's function gets none."""
+    """The augmentation gets the images with their original sizes; a user's own function gets no sizes."""
     data = tree_settings(image_size=8, augment="ccst")
     client = load_client(data, "photo")
     local = LocalData(client, make_transforms(data, 3), torch.device("cpu"))

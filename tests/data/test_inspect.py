@@ -1,4 +1,4 @@
-"""A look at a folder of images: counts, sizes, modes, and each thing that is wrong with it."""
+"""The inspection of a folder of images: counts, sizes, modes, and every problem."""
 
 import numpy as np
 import pandas as pd
@@ -13,7 +13,7 @@ from fedsim.errors import UserError
 
 @pytest.fixture
 def tree(tmp_path):
-    """Two domains, three classes, and one of each kind of trouble."""
+    """Two domains, three classes, and one problem of each kind."""
     shades = iter(range(0, 250, 5))
 
     def image(path, mode="RGB", size=(12, 10)):
@@ -85,7 +85,7 @@ def test_nothing_to_inspect_is_one_line(tmp_path):
 
 
 def test_what_is_done_with_unusual_files(tmp_path):
-    """16 bits, CMYK, palette, EXIF, transparency and frames: each is told in the table, and none is a problem."""
+    """16 bits, CMYK, palette, EXIF, transparency and frames: the table mentions each, and none is a problem."""
     folder = tmp_path / "data" / "camera 1 é" / "cat"
     folder.mkdir(parents=True)
     shades = iter(range(10, 250, 10))

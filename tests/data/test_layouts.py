@@ -20,7 +20,7 @@ def image(path: Path, red: int = 0) -> None:
 
 @pytest.fixture
 def settings(tmp_path, monkeypatch):
-    """Function (data set) -> settings, with the row's counts left out: the trees here are small."""
+    """Function (data set) -> settings. The row's counts are removed, because the trees here are small."""
 
     def make(name, **more):
         monkeypatch.setitem(BENCHMARKS, name, replace(BENCHMARKS[name], counts=None))
@@ -76,7 +76,7 @@ def test_office_caltech_10(tmp_path, settings):
 
 
 def test_office_caltech_home(tmp_path, settings):
-    """Both data sets' spellings of a class are one class; classes of one of them alone are left out."""
+    """Both data sets' spellings of a class are one class; a class that only one of them has is left out."""
     root = tmp_path / "data" / "OfficeCaltechHome"
     caltech = (
         "back_pack",

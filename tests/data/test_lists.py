@@ -1,4 +1,4 @@
-"""Published split lists: who trains, validates and is tested, and what a list may not say."""
+"""Published split lists: which images train, validate and are tested, and which lists are refused."""
 
 import pytest
 

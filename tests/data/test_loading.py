@@ -1,4 +1,4 @@
-"""What clients, server and pooled baseline see: splits, disjointness, the target's absence."""
+"""The images of clients, server and pooled baseline: splits are disjoint, and no client has images of the target."""
 
 import shutil
 

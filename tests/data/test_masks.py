@@ -1,4 +1,4 @@
-"""Data with masks: the embedded digits, folders and tables, and augmentation that moves an image and its mask alike."""
+"""Data with masks: digits, folders and tables, and augmentation that changes an image and its mask in the same way."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,10 @@ DIGIT_MASKS = DataSettings(dataset="digit-masks", image_size=32, split="stratifi
 
 
 def test_digit_masks_are_the_same_figures_on_other_grounds():
-    """Equal masks, core within figure, other pictures in every domain; the unseen domain shows other images."""
+    """Masks are equal in all source domains, the core is inside the figure, and the images differ between domains.
+
+    The unseen domain has other images.
+    """
     found = {domain: load_client(DIGIT_MASKS, domain) for domain in benchmark(DIGIT_MASKS).domains}
     first, *others = found.values()
     figure, core = first.masks[:, 0], first.masks[:, 1]
@@ -35,7 +38,7 @@ def test_digit_masks_are_the_same_figures_on_other_grounds():
 
 
 def test_grounds_are_what_they_are_called():
-    """The figure is darker than its ground where it is inverted, brighter elsewhere; noise is rough."""
+    """In the domain `inverted` the figure is darker than its background, elsewhere brighter; noise is rough."""
     for domain in benchmark(DIGIT_MASKS).domains:
         client = load_client(DIGIT_MASKS, domain)
         core, ground = client.masks[:, 1].astype(bool), client.masks[:, 0] == 0
@@ -46,7 +49,7 @@ def test_grounds_are_what_they_are_called():
 
 
 def test_pooled_masks():
-    """Beside their images."""
+    """Masks are pooled in the order of their images."""
     pooled = load_pooled(DIGIT_MASKS, "noise")
     assert pooled.masks.shape == (1200, 2, 32, 32)
     assert np.array_equal(pooled.masks[400:800], load_client(DIGIT_MASKS, "shaded").masks)
@@ -54,7 +57,7 @@ def test_pooled_masks():
 
 @pytest.mark.parametrize("name", ["flip", "csac", "domainbed"])
 def test_joint_augmentation(name):
-    """An image that is its own mask moves with it: same geometry, and the draws of the images alone."""
+    """An image that is its own mask stays equal to it: the geometry is the same, and draws do not depend on masks."""
     torch.manual_seed(0)
     masks = torch.zeros(16, 1, 32, 32, dtype=torch.uint8)
     masks[:, :, 4:20, 2:12] = 1
@@ -74,7 +77,7 @@ NOTHING_DONE = Augmentation().with_masks(NOTHING, NOTHING)
 
 
 def test_batches_carry_masks_in_the_geometry_of_their_images():
-    """`prepare` gives other images of the batch the same geometry once more."""
+    """`prepare` applies the same geometry to other images of the batch."""
     images = np.zeros((6, 1, 16, 16), np.uint8)
     images[:, :, 2:9, 1:6] = 255
     masks, order = (images > 0).astype(np.uint8), np.arange(6)
@@ -89,7 +92,7 @@ def test_batches_carry_masks_in_the_geometry_of_their_images():
 
 @pytest.fixture
 def fundus(tmp_path):
-    """Two domains in the fundus layout, 12 x 12: a disc (128) with a cup (0) in it on 255."""
+    """Two domains in the fundus layout, 12 x 12 pixels: a disc (128) with a cup (0) inside, on background (255)."""
     for number, domain in enumerate(("site1", "site2")):
         for part in ("image", "mask"):
             (tmp_path / domain / part).mkdir(parents=True)
@@ -103,7 +106,7 @@ def fundus(tmp_path):
 
 
 def masked(root, tmp_path, **changes):
-    """Settings of the folder."""
+    """The settings of the folder."""
     values = {"dataset": "masks", "root": str(root), "cache": str(tmp_path / "cache"), "image_size": 12,
               "structures": {"disc": [0, 128], "cup": [0]}, "holdout": 0.25}  # fmt: skip
     return DataSettings(**{**values, **changes})
@@ -124,14 +127,14 @@ def test_fundus_layout(fundus, tmp_path_factory):
 
 
 def data_cache(data):
-    """Parent of a settings' cache."""
+    """The parent folder of the cache of these settings."""
     from pathlib import Path
 
     return Path(data.cache).parent
 
 
 def test_masks_are_part_of_the_fingerprint(fundus, tmp_path_factory):
-    """Another mask is another data set."""
+    """With another mask it is another data set."""
     data = masked(fundus, tmp_path_factory.mktemp("cache"))
     before = fingerprints(data)
     Image.new("L", (12, 12), 255).save(fundus / "site1" / "mask" / "0.png")
@@ -158,7 +161,7 @@ def test_table_of_samples(fundus, tmp_path_factory):
     ],
 )
 def test_spoiled_folders_are_refused_in_one_line(fundus, tmp_path_factory, spoil, words):
-    """With the file's name and what to do."""
+    """The error names the file and says what to do."""
     spoil(fundus)
     with pytest.raises(UserError, match=words) as error:
         load_client(masked(fundus, tmp_path_factory.mktemp("cache")), "site1")
@@ -166,7 +169,7 @@ def test_spoiled_folders_are_refused_in_one_line(fundus, tmp_path_factory, spoil
 
 
 def test_structures_have_to_be_named(fundus, tmp_path):
-    """Without them no mask can be read."""
+    """Without structures no mask can be read."""
     with pytest.raises(UserError, match=r"data\.structures"):
         benchmark(masked(fundus, tmp_path, structures={}))
     with pytest.raises(UserError, match="no values"):
@@ -175,14 +178,14 @@ def test_structures_have_to_be_named(fundus, tmp_path):
 
 @pytest.mark.parametrize("method", ["fedsb", "csac", "moon"])
 def test_parts_for_classes_are_refused(method):
-    """In one line that names the part."""
+    """The error is one line that names the part."""
     settings = {"data": DIGIT_MASKS.model_dump(), "model": {"backbone": "unet-small"}, "method": {"name": method}}
     with pytest.raises(UserError, match="made for classification"):
         resolve(Experiment(**settings))
 
 
 def test_augmentations_without_masks_are_refused(tmp_path, monkeypatch):
-    """One of the user's own that knows images alone."""
+    """A user's own augmentation that works only on images is refused."""
     (tmp_path / "ownaugment.py").write_text("def blur(images):\n    return images\n")
     monkeypatch.syspath_prepend(tmp_path)
     data = DIGIT_MASKS.model_dump() | {"augment": "ownaugment:blur"}

@@ -1,4 +1,4 @@
-"""Clients of mixed domains: who gets how many images of which domain, and that no image is in two places."""
+"""Clients of mixed domains: how many images of each domain a client gets, and that no image is used twice."""
 
 import numpy as np
 import pytest
@@ -25,8 +25,11 @@ def domains_of(client):
 
 
 def test_shares_are_those_of_the_formula():
-    """900 training and 100 validation images in each of 5 domains, 5 clients, mix 0.5: 90 of every domain by the first
-    term, 450 more of the own domain by the second; of the validation images 10 and 50."""
+    """5 domains with 900 training and 100 validation images each, 5 clients, mix 0.5.
+
+    A client gets 90 training images of every domain by the first term, and 450 of its own by the second; of the
+    validation images it gets 10 and 50.
+    """
     for place, client in enumerate(clients_of(DIGITS.model_copy(update={"mix": 0.5}), "rot75")):
         own = np.arange(5) == place
         assert domains_of(client).tolist() == [(90 + 450 * own).tolist(), (10 + 50 * own).tolist()]
@@ -62,7 +65,7 @@ def test_every_image_is_at_one_client_and_in_one_part(tree_settings, make_tree, 
 
 
 def test_an_image_that_domains_share_validates_nowhere_else():
-    """Digits' domains show the same images: whichever client has one, in whatever rotation, uses it alike."""
+    """The domains of digits have the same images: every client that has an image uses it for the same purpose."""
     from fedsim.data.benchmarks import benchmark
     from fedsim.data.mixing import _shares
 

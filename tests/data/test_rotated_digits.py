@@ -1,4 +1,4 @@
-"""Rotated Digits and Rotated MNIST: sizes, direction, what the domains share."""
+"""Rotated Digits and Rotated MNIST: sizes, direction of rotation, and which images the domains share."""
 
 import subprocess
 import sys
@@ -53,7 +53,7 @@ def test_rotation_is_torchvisions(angle):
 
 
 def test_a_client_of_digits_does_not_wait_for_torchvision():
-    """Its import takes two seconds, in each client process of a deployed round."""
+    """The import of torchvision takes two seconds, in each client process of a deployed round."""
     code = "import sys, fedsim.client_app, fedsim.data.digits; sys.exit('torchvision' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

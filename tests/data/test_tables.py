@@ -1,4 +1,4 @@
-"""Tables of images: CSV, TSV and Parquet, with whatever order, spelling and size."""
+"""Tables of images: CSV, TSV and Parquet, with any order, spelling and size."""
 
 import numpy as np
 import pandas as pd
@@ -82,7 +82,7 @@ def test_other_names_of_columns(table):
 
 
 def test_the_split_column(table):
-    """train, val and test as the table says them; the unseen domain is tested on its test rows."""
+    """The table says which images are train, val and test; the unseen domain is tested on its test rows."""
     data = table(split="lists", test_split="list")
     client = load_client(data, "Été 2")
     assert (len(client.train), len(client.validation)) == (4, 4)
@@ -118,7 +118,7 @@ def test_no_table_is_said_in_one_line(tmp_path):
 
 
 def test_a_long_table_is_read_in_pieces(table, monkeypatch):
-    """Facts and rows do not depend on how many rows are read at a time."""
+    """The results do not depend on how many rows are read at a time."""
     whole = load_target(table(), "7")[1]
     monkeypatch.setattr("fedsim.data.tables.PIECE", 5)
     shifted = table(frame=pd.DataFrame(table.rows).iloc[::-1])  # another version of the file: nothing is remembered

@@ -1,4 +1,4 @@
-"""FedIG and FedIG-A in a federation: what stays local, what is recorded, every inference rule."""
+"""FedIG and FedIG-A in a federation: what stays on the client, what is recorded, and every inference rule."""
 
 import numpy as np
 import pandas as pd
@@ -82,7 +82,7 @@ def test_personal_batch_norm_starts_from_the_server_and_then_stays(client):
 
 
 def test_best_iterate_is_whole(monkeypatch):
-    """The second of three checks is best: weights, statistics and adapters of that step are sent and kept."""
+    """The second of three validations is the best: weights, statistics and adapters of that step are sent and kept."""
     client = make_client(experiment(train={"iterations": 7, "local_checks": 3}))
     accuracies, states = iter([0.2, 0.6, 0.6]), []
 
@@ -170,7 +170,7 @@ def test_ensemble_of_uploads_survives_a_restart(tmp_path):
 
 
 def test_every_rule_predicts_in_a_run(tmp_path):
-    """The rules only change the target's numbers: rounds are selected by the same validation."""
+    """A rule only changes the target's numbers; the validation that selects the round is the same."""
     found = {}
     for rule in ("eval_mode", "fixed_alpha", "tsmo_bn", "mix_norm"):
         folder = launch(experiment("fedig", tmp_path / rule, train={"rounds": 1, "iterations": 2}, infer=rule))

@@ -1,4 +1,4 @@
-"""The protocol end to end on real data: the target stays unseen, reductions to FedAvg hold, records add up."""
+"""Whole runs on real data: no client reads the target, special settings equal FedAvg, and bytes are counted."""
 
 import numpy as np
 import pandas as pd
@@ -27,7 +27,7 @@ def same_model(a, b, **tolerance):
 
 @pytest.mark.parametrize("method", ["fedavg", "deepall", "csac", "ccst"])
 def test_no_client_opens_the_target(method, tmp_path, monkeypatch):
-    """Only the server's evaluation opens the unseen domain, and selection does not change when it is not measured."""
+    """Only the server's evaluation reads the unseen domain; without this evaluation the same round is selected."""
     opened = []
     original = loading.reader
 
@@ -61,7 +61,7 @@ def test_fedprox_with_mu_zero_is_fedavg(tmp_path):
 
 
 def test_fedsb_without_smoothing_and_budget_is_fedavg(tmp_path):
-    """eps = 0, no budget and equal sizes."""
+    """With eps = 0, no budget and equal sizes both are equal."""
     plain, _ = run_small(small_experiment(tmp_path / "a"))
     method = {"name": "fedsb", "label_smoothing": {"eps": 0.0}, "balanced_budget": {"budget": 0}}
     reduced, _ = run_small(small_experiment(tmp_path / "b", method))
@@ -69,7 +69,7 @@ def test_fedsb_without_smoothing_and_budget_is_fedavg(tmp_path):
 
 
 def test_generalization_adjustment_with_d_zero_is_fedavg(tmp_path):
-    """d = 0 and equal sizes."""
+    """With d = 0 and equal sizes both are equal."""
     plain, _ = run_small(small_experiment(tmp_path / "a"))
     reduced, _ = run_small(
         small_experiment(tmp_path / "b", {"name": "feddg-ga", "generalization_adjustment": {"d": 0.0}})
@@ -78,7 +78,7 @@ def test_generalization_adjustment_with_d_zero_is_fedavg(tmp_path):
 
 
 def test_csac_without_its_parts_is_fedavg(tmp_path):
-    """Averaging fusion, lambda 0 and no stage A (its model would replace the initial one)."""
+    """With averaging fusion, lambda 0 and no stage A (whose model would replace the initial one) both are equal."""
     plain, _ = run_small(small_experiment(tmp_path / "a"))
     method = {"name": "fedavg", "fuse": "semantic_divergence", "semantic_divergence": {"strategy": "average"}}
     reduced, _ = run_small(small_experiment(tmp_path / "b", method))
@@ -106,7 +106,7 @@ def test_fedbn_and_silobn_part_after_round_one(tmp_path):
 
 
 def test_deepall_on_one_domain_is_fedavg_with_one_client(tmp_path):
-    """The same number of steps on the same images; the batch order has its own stream."""
+    """Both take the same number of steps on the same images; only the order of batches has another stream."""
     data = {"domains": ["rot0", "rot45"]}
     single, _ = run_small(small_experiment(tmp_path / "a", data=data))
     pooled, _ = run_small(small_experiment(tmp_path / "b", "deepall", data=data))
@@ -146,7 +146,7 @@ def test_personal_state_survives_between_rounds(tmp_path):
 
 
 def test_bytes_are_counted_by_record(tmp_path):
-    """FedAvg moves the whole state each way; gPerXAN's down-link lacks the batch-norm side of its XAN layers."""
+    """FedAvg sends the whole state both ways; gPerXAN's server does not send the batch-norm part of its XAN layers."""
 
     def per_client(method):
         experiment = small_experiment(tmp_path / method, method)
@@ -157,14 +157,14 @@ def test_bytes_are_counted_by_record(tmp_path):
         return size, row["bytes_up_arrays"], row["bytes_down_arrays"]
 
     size, up, down = per_client("fedavg")
-    assert (up, down) == (size, 2 * size)  # down: once to train, once to validate the aggregated model
+    assert (up, down) == (size, 2 * size)  # the model is sent to train and to validate, and returned once
     size, up, down = per_client("gperxan")
     side = 4 * (4 * 30 + 2) + 2 * 8  # 30 channels x 4 floats and a score for each of 2 layers, 2 counters
     assert (up, down) == (size, 2 * size - side)
 
 
 def test_partial_participation(tmp_path):
-    """Two of three clients a round, drawn by the seed; weights over who took part."""
+    """Two of three clients take part in a round, drawn by the seed; their weights sum to one."""
     experiment = small_experiment(tmp_path, train={"clients_per_round": 2})
     clients = numbers(run_small(experiment)[0] / "clients.csv")
     taking_part = clients.dropna(subset=["weight"])
@@ -175,7 +175,7 @@ def test_partial_participation(tmp_path):
 
 @pytest.mark.parametrize("partition", ["iid", "dirichlet"])
 def test_several_clients_per_domain(partition, tmp_path):
-    """photo/0, photo/1, ...: names, domains and disjoint shares."""
+    """They are called photo/0, photo/1, ..., belong to one domain, and have different images."""
     data = {"clients_per_domain": 2, "partition": partition, "alpha": 5.0, "fraction": 0.3}
     folder, _ = run_small(small_experiment(tmp_path, data=data, train={"rounds": 1}))
     clients = read_runs(folder).clients
@@ -188,7 +188,7 @@ def test_several_clients_per_domain(partition, tmp_path):
 
 @pytest.mark.skipif(not (SHARED_DATA / "PACS").is_dir(), reason="the PACS images are not on this machine")
 def test_pacs_with_resnet(tmp_path):
-    """Two rounds of ResNet-18 on every 40th image of PACS at 64 pixels, with augmentation, on the real path."""
+    """Two rounds of ResNet-18 on every 40th image of PACS at 64 pixels, with augmentation."""
     for file in sorted((SHARED_DATA / "PACS").rglob("*.[jp]*g"))[::40]:
         link = tmp_path / "data" / file.relative_to(SHARED_DATA)
         link.parent.mkdir(parents=True, exist_ok=True)
@@ -218,7 +218,7 @@ def test_pacs_with_resnet(tmp_path):
 
 @pytest.mark.skipif(not (SHARED_DATA / "MNIST").is_dir(), reason="the MNIST files are not on this machine")
 def test_rotated_mnist_config(tmp_path):
-    """The shipped config on torchvision's files."""
+    """The shipped experiment runs on torchvision's files."""
     from fedsim.experiment import read_experiment
     from fedsim.run.plan import complete
 

@@ -1,4 +1,4 @@
-"""A finished run's model: loaded, judged, exported, described."""
+"""A finished run's model is loaded, evaluated, exported and described."""
 
 import json
 
@@ -27,7 +27,7 @@ METHODS = {
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Folder of a finished run per method."""
+    """The folder of a finished run per method."""
     made: dict = {}
 
     def run(name):
@@ -61,7 +61,7 @@ def pictures(tmp_path, runs):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_loaded_model_has_the_recorded_accuracy(runs, method):
-    """Transforms, weights and inference rule are the run's: the target's accuracy of both files comes out again."""
+    """Transforms, weights and inference rule are the run's: both files give the recorded accuracy on the target."""
     folder = runs(method)
     summary = pd.read_csv(folder / "summary.csv").iloc[0]
     for which, column in (("best", "best_validation_target_accuracy"), ("last", "last_target_accuracy")):
@@ -81,7 +81,7 @@ def test_module_takes_bytes_and_fractions(runs):
 
 
 def test_folder_of_images(runs, pictures):
-    """Grey PNG files give what the arrays give; one domain or several; measures by hand."""
+    """Grey PNG files give the same as arrays, for one domain or several; the metrics are computed by hand."""
     model = fedsim.load(runs("fedavg"))
     measures, table = evaluate(model, labelled_images(pictures, model.classes))
     images, _, _ = target_of(model)
@@ -97,7 +97,7 @@ def test_folder_of_images(runs, pictures):
 
 
 def test_transductive_rule_adapts(runs, pictures):
-    """Without images of the domain the rule cannot predict; its answer depends on all that it was shown."""
+    """Without images of the domain the rule cannot predict; its predictions depend on all images that it was shown."""
     model = fedsim.load(runs("silobn"))
     files = sorted(pictures.rglob("*.png"))
     with pytest.raises(UserError, match="Recompute uses images of the unseen domain first; call adapt"):
@@ -110,7 +110,7 @@ def test_transductive_rule_adapts(runs, pictures):
 
 @pytest.mark.parametrize(("method", "format"), [("fedavg", "torch"), ("fedig-a", "onnx"), ("fedsr", "torch")])
 def test_export(runs, tmp_path, method, format):
-    """The file alone, in another runtime, gives the original's logits for real images, one or many."""
+    """In another runtime the file gives the original's logits for one real image and for many."""
     model, file = fedsim.load(runs(method)), tmp_path / f"model.{format}"
     worst, source = export(model, format, file)
     assert worst < 1e-4

@@ -1,4 +1,4 @@
-"""The distribution's name is not that of another project; the command, the packages and the messages agree with it."""
+"""The distribution's name is not that of another project; metadata, messages and pages use it everywhere."""
 
 import re
 import tomllib

@@ -1,4 +1,4 @@
-"""Imports run one way through the whole tree, those inside functions included, and nothing goes round in a circle."""
+"""Modules import only modules of their own floor or of lower floors, without circles, even inside functions."""
 
 import ast
 import sys
@@ -8,8 +8,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 
-# From the command line down; a module may import its own floor (without circles) and all floors below it. The longest
-# prefix of a module's name says where it lives.
+# The floors from the command line down; a module may import modules of its own floor (without circles) and of all
+# floors below it. The longest prefix of a module's name decides its floor.
 FLOORS = (
     ("fedsim.cli", "fedsim.__main__"),
     ("fedsim.commands", "fedsim.deploy.cli", "fedsim.traffic_table"),
@@ -46,9 +46,9 @@ def modules(root: Path) -> dict[str, Path]:
 
 
 def imported(file: Path, known: dict[str, Path]) -> Iterator[str]:
-    """Names of what a file imports, anywhere in it: modules of the tree as such, other packages by their first name.
+    """The names of all that a file imports: modules of the tree by their full name, others by their package's name.
 
-    What only a type checker reads is no import.
+    Imports that only a type checker reads are left out.
     """
     tree = ast.parse(file.read_text(encoding="utf-8"))
     unread = {

@@ -25,7 +25,7 @@ def build():
 
 @pytest.fixture
 def trained_bn():
-    """A BatchNorm2d of 4 channels with an affine and statistics of its own."""
+    """A BatchNorm2d of 4 channels whose affine parameters and statistics are not the initial ones."""
     generator = torch.Generator().manual_seed(1)
     bn = nn.BatchNorm2d(4)
     for value in (bn.weight.data, bn.bias.data, bn.running_mean, bn.running_var):

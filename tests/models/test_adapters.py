@@ -22,7 +22,7 @@ def network(backbone="resnet18", classes=7, part=None, size=32):
 
 
 def test_adapter_with_zero_weights_is_the_identity():
-    """T5, to the last bit; at initialisation it moves a normalized input by at most O(1e-3)."""
+    """T5: this holds bit for bit; an initial adapter changes a normalized input by at most O(1e-3)."""
     torch.manual_seed(0)
     adapter, x = Adapter(64, 0.3, 1e-4), torch.randn(8, 64, 4, 4)
     moved = (adapter(x) - x).abs().max().item()
@@ -33,7 +33,10 @@ def test_adapter_with_zero_weights_is_the_identity():
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_dropout_of_maps(layout):
-    """Zero with probability p, else divided by 1 - p, in both memory layouts; nothing in eval mode or with p = 0."""
+    """Values are zero with probability p, else divided by 1 - p, in both memory layouts.
+
+    In eval mode and with p = 0 nothing is changed.
+    """
     torch.manual_seed(0)
     x = torch.full((32, 10, 25, 25), 2.0).contiguous(memory_format=layout).requires_grad_()
     dropout = MapDropout(0.3)
@@ -51,7 +54,7 @@ def test_dropout_of_maps(layout):
 
 @pytest.mark.parametrize(("classes", "count"), [(7, 1_411_719), (10, 1_413_258), (65, 1_441_473)])
 def test_trained_parameters_of_resnet18(classes, count):
-    """7.4: what is trained and exchanged, by number; 15,488 running statistics go with it."""
+    """7.4: the number of parameters that are trained and exchanged; 15,488 running statistics are exchanged too."""
     net = network(classes=classes)
     trained = {name: value for name, value in net.named_parameters() if name not in net.frozen}
     assert sum(value.numel() for value in trained.values()) == count
@@ -61,7 +64,7 @@ def test_trained_parameters_of_resnet18(classes, count):
 
 
 def test_frozen_backbone_does_not_move():
-    """T6: a training step leaves weights and statistics of the backbone, shortcuts included, as they are."""
+    """T6: a training step does not change weights and statistics of the backbone, including its shortcuts."""
     net = network()
     still = freeze(net, dict.fromkeys(net.frozen, "frozen") | dict.fromkeys(net.state_dict().keys() - net.frozen, ""))
     before = {name: value.clone() for name, value in net.state_dict().items()}
@@ -96,12 +99,12 @@ def test_adapters_lie_before_the_norms_of_a_residual_block():
 
 @pytest.mark.parametrize(("backbone", "count"), [("digits-cnn-bn", 1), ("resnet50", 16)])
 def test_other_backbones_have_one_a_block(backbone, count):
-    """After the last norm of each block; a network without batch norm is refused in one line."""
+    """It is after the last norm of each block; a network without batch norm is refused in one line."""
     assert len(network(backbone).adapters) == count
     with pytest.raises(UserError, match="no blocks with batch norm"):
         network("digits-cnn")
 
 
 def test_nothing_is_frozen_on_request():
-    """`freeze = false`."""
+    """With `freeze = false` nothing is frozen."""
     assert network(part=Adapters(freeze=False)).frozen == frozenset()

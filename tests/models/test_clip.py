@@ -31,7 +31,7 @@ NAMES = ("dog", "alarm_clock", "horse")
 
 @pytest.fixture(scope="module", autouse=True)
 def tiny(tmp_path_factory):
-    """open_clip:tiny-clip"""
+    """The name of a tiny CLIP model, `open_clip:tiny-clip`."""
     file = tmp_path_factory.mktemp("clip") / "tiny-clip.json"
     file.write_text(json.dumps(TINY))
     open_clip.add_model_config(file)
@@ -51,7 +51,7 @@ def own_clip(seed=0):
 
 
 def logits_of(clip, images, names=NAMES):
-    """As CLIP itself compares images with texts."""
+    """The logits by which CLIP itself compares images with texts."""
     texts = open_clip.get_tokenizer("tiny-clip")([f"a photo of a {name.replace('_', ' ')}." for name in names])
     with torch.no_grad():
         return clip.get_logits(images, texts)[0]
@@ -109,7 +109,7 @@ def test_the_attention_follows_a_bottleneck():
 
 
 def test_fedclip_sends_its_attention_alone(tmp_path):
-    """2 (e^2 + e) values; every other tensor is after the run what the seed makes of it."""
+    """These are 2 (e^2 + e) values; after the run every other tensor is still the one that follows from the seed."""
     model = {"backbone": "open_clip:tiny-clip", "head": "text", "train": "head"}
     experiment = small_experiment(
         tmp_path, "fedclip", model=model, data={"image_size": 32, "domains": ["rot0", "rot45"], "fraction": 0.05},

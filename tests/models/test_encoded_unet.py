@@ -32,7 +32,7 @@ def test_every_pixel_has_logits_and_every_weight_a_gradient(name, size):
 
 
 def test_maps_are_those_of_the_encoder():
-    """A change far away from a pixel reaches it through the encoder alone: the deepest map sees the whole image."""
+    """A distant change affects a pixel only through the encoder, whose deepest map depends on the whole image."""
     net = build().eval()
     image = torch.randn(1, 3, 48, 48)
     changed = image.clone()
@@ -54,7 +54,7 @@ def test_published_weights_go_into_the_encoder(tmp_path):
     kept = net.backbone.decoder.state_dict()
     assert all(torch.equal(kept[name], value) for name, value in without.backbone.decoder.state_dict().items())
     save_file({name: value.contiguous() for name, value in net.state_dict().items()}, tmp_path / "whole.safetensors")
-    again = build(weights=str(tmp_path / "whole.safetensors"))  # a file of fedsim's own is read whole
+    again = build(weights=str(tmp_path / "whole.safetensors"))  # of a file that fedsim wrote, all tensors are read
     assert all(torch.equal(again.backbone.state_dict()[n], v) for n, v in net.backbone.state_dict().items())
 
 

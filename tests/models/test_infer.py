@@ -42,7 +42,7 @@ def _one_thread():
 
 @pytest.fixture(params=[None, MixIG()], ids=["bn", "mixig"])
 def net(build, request):
-    """A digits CNN whose statistics and affine are away from their start."""
+    """A digits CNN whose statistics and affine parameters are not the initial ones."""
     net = build("digits-cnn-bn", request.param, channels=1, size=28).train()
     for module in net.modules():
         if isinstance(module, nn.BatchNorm2d):
@@ -128,7 +128,7 @@ def test_ensemble_averages_probabilities_not_logits():
 
 
 def own_set(net, state, places):
-    """What the server keeps of one client under a share rule."""
+    """The tensors of one client that the server keeps under a share rule."""
     server = ServerRound(1, 3, ["a"], {}, places=places, kinds=tensor_kinds(net))
     return OwnBatchNorm().gather(Update("a", 1, state), server)
 

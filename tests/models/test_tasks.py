@@ -20,7 +20,7 @@ def maps(*values):
 
 
 def test_soft_dice_is_over_the_whole_batch():
-    """T8."""
+    """T8 of the specification."""
     assert soft_dice_loss(maps([0.8, 0.2]), maps([1, 0])).item() == pytest.approx(0.2, abs=1e-5)
     s, y = maps([0.8, 0.2], [0.6, 0.4]), maps([1, 0], [0, 1])
     assert soft_dice_loss(s, y).item() == pytest.approx(0.4, abs=1e-5)
@@ -28,7 +28,7 @@ def test_soft_dice_is_over_the_whole_batch():
 
 
 def test_measure_does_not_depend_on_batches():
-    """Dice of the thresholded masks, and the single images' soft Dice loss: .2 and .6."""
+    """The measures are Dice of the thresholded masks, and the soft Dice loss of single images, .2 and .6."""
     logits, masks = torch.logit(maps([0.8, 0.2], [0.6, 0.4])), maps([1, 0], [0, 1])
     whole = Segmentation().measure(lambda x: x, [(logits, masks)])
     halves = Segmentation().measure(lambda x: x, [(logits[:1], masks[:1]), (logits[1:], masks[1:])])
@@ -38,13 +38,13 @@ def test_measure_does_not_depend_on_batches():
 
 
 def test_dice_of_masks():
-    """2 * 1 / (2 + 1), and 1 where both are empty."""
+    """It is 2 * 1 / (2 + 1), and 1 when both masks are empty."""
     truth, predicted = maps([1, 1, 0], [0, 0, 0]), maps([1, 0, 0], [0, 0, 0])
     assert dice_of(predicted, truth)[:, 0].tolist() == [pytest.approx(2 / 3), 1.0]
 
 
 def test_threshold_and_largest_component():
-    """A probability of 0.7 is no structure at 0.75; of a column of two and a single pixel the column stays."""
+    """At threshold 0.75, 0.7 is not a structure; of a column of two pixels and a single pixel, the column is kept."""
     data = DataSettings(dataset="digit-masks", mask_threshold=0.75, largest_component=True)
     rules = rules_of("segmentation", data)
     assert rules.keep(torch.logit(maps([0.7, 0.8]))).flatten().tolist() == [0, 1]
@@ -55,7 +55,7 @@ def test_threshold_and_largest_component():
 
 
 def test_surface_distance():
-    """Single pixels 3 and 4 apart have a distance of 5; equal masks 0; an empty one the diagonal."""
+    """Single pixels that are 3 and 4 apart have the distance 5, equal masks 0, and an empty mask the diagonal."""
     a, b, nothing = np.zeros((3, 6, 8), np.uint8)
     a[0, 0] = b[3, 4] = 1
     assert surface_distance(a, b) == 5
@@ -85,7 +85,7 @@ def test_unet(backbone, size, width):
 
 @pytest.mark.parametrize("norm", [IBN(), XAN(), DSON(), MixIG()])
 def test_norms_in_the_unet(norm):
-    """The norm parts find its batch norm, encoder and decoder."""
+    """The norm parts find the batch norm in its encoder and decoder."""
     net = build_model(ModelSettings(backbone="unet-small"), 2, 1, 32, norm, task=Segmentation()).train()
     assert torch.isfinite(net(torch.rand(2, 1, 32, 32))).all()
 
@@ -99,6 +99,6 @@ def test_norms_in_the_unet(norm):
     ],
 )
 def test_backbone_and_task_that_do_not_fit(settings, task, words):
-    """One line."""
+    """The error is one line."""
     with pytest.raises(UserError, match=words):
         build_model(ModelSettings(**settings), 2, 3, 32, task=task)

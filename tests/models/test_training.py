@@ -1,4 +1,4 @@
-"""`model.train`: what is trained, what is frozen, and that frozen tensors neither move nor travel."""
+"""`model.train`: what is trained, what is frozen, and that frozen tensors are neither changed nor sent."""
 
 import pytest
 import torch
@@ -51,7 +51,7 @@ def test_pattern(build):
     (MixIG(), set()),
 ])  # fmt: skip
 def test_layers_of_a_part_keep_what_they_took_over(build, norm, trained):
-    """Tensors of the replaced batch norm stay frozen, those that the part adds are trained."""
+    """Tensors of the replaced batch norm stay frozen; tensors that the part adds are trained."""
     net = build("digits-cnn-bn", norm, train="head")
     prefix = "backbone.norm1."
     found = {name.removeprefix(prefix) for name in net.state_dict().keys() - net.frozen if name.startswith(prefix)}
@@ -61,7 +61,7 @@ def test_layers_of_a_part_keep_what_they_took_over(build, norm, trained):
 
 @pytest.mark.parametrize("method", ["fedavg", "fedbn", "gperxan", "fedig-a", "csac"])
 def test_frozen_tensors_stay_and_do_not_travel(tmp_path, method):
-    """Linear probing costs the head's bytes; best.safetensors holds what was trained, and the rest is the seed's."""
+    """Linear probing sends only the head; best.safetensors holds what was trained; the rest follows from the seed."""
     experiment = small_experiment(tmp_path, method, model={"train": "head"}, train={"rounds": 1})
     close_workspaces()
     folder, grid = run_small(experiment)
@@ -80,7 +80,7 @@ def test_frozen_tensors_stay_and_do_not_travel(tmp_path, method):
 
 
 def grid_net(experiment):
-    """The network of the run's process, which its clients trained."""
+    """The network in this process that the run's clients trained."""
     from fedsim.run.plan import resolve
     from fedsim.run.workspace import _open
 

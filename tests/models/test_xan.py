@@ -16,7 +16,7 @@ H = torch.tensor([[1.0, 3.0], [5.0, 7.0]]).view(2, 1, 1, 2)
 
 
 def reference(layer, x):
-    """The layer as its definition says, in PyTorch's own norms; moves the running statistics."""
+    """The layer's definition written with PyTorch's own norms; it updates the running statistics."""
     w_bn, w_in = torch.softmax(torch.stack((layer.s_bn, layer.s_in)), 0)
     return w_in * F.instance_norm(x, weight=layer.inorm.weight, bias=layer.inorm.bias) + w_bn * layer.bn(x)
 

@@ -22,7 +22,7 @@ def _one_thread():
 
 @pytest.fixture
 def trained(build):
-    """A ResNet-18 with adapters, statistics away from their start and adapters away from theirs."""
+    """A ResNet-18 with adapters; statistics and adapters are not the initial ones."""
     net = build("resnet18", MixIG(adapter=True), size=64, bottleneck=16)
     net.train()(torch.randn(8, 3, 64, 64))
     for one in mixig_layers(net).values():
@@ -99,7 +99,7 @@ def test_gradients_reach_the_first_adapter_through_the_frozen_network(trained):
 
 
 def test_spread_of_alpha_is_recorded(build):
-    """Mean, standard deviation and range over all images of an evaluation, batch by batch."""
+    """Mean, standard deviation and range are over all images of an evaluation, which come in batches."""
     net = build("digits-cnn-bn", MixIG(adapter=True), channels=1, size=28).eval()
     layers = {path: layer for path, layer in mixig_layers(net).items() if layer.adapter is not None}
     rule = ZeroShotAdapter()
@@ -120,7 +120,7 @@ def test_spread_of_alpha_is_recorded(build):
 
 
 def test_an_adapter_at_its_bound_is_said_once(build, caplog):
-    """The clamp passes no gradient there: one warning that names the layer, at the first evaluation that shows it."""
+    """There the clamp has no gradient, so the first evaluation that finds it warns once and names the layer."""
     net = build("digits-cnn-bn", MixIG(adapter=True), channels=1, size=28).eval()
     path, layer = next((path, layer) for path, layer in mixig_layers(net).items() if layer.adapter is not None)
     layer.adapter.fc2.bias.data[1] = 5.0
@@ -134,8 +134,10 @@ def test_an_adapter_at_its_bound_is_said_once(build, caplog):
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_no_hidden_unit_starts_dead(seed):
-    """On real digits, after their statistics are known, every unit of every adapter passes for some image, every alpha
-    is inside (0, 1) and moves with the image; narrow layers have at least four units."""
+    """On real digits, with their statistics, every unit of every adapter is positive for some image.
+
+    Every alpha is inside (0, 1) and depends on the image; narrow layers have at least four units.
+    """
     images = torch.tensor(load_digits().images[:128], dtype=torch.float32)[:, None] / 16
     images = F.interpolate(images, 28)
     net = build_model(ModelSettings(backbone="digits-cnn-bn"), 10, 1, 28, MixIG(adapter=True), seed).train()

@@ -1,4 +1,4 @@
-"""What a user may keep outside the repository: one of everything that a name can bring in."""
+"""A module as a user may write it outside the repository, with one of everything that a setting can name."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -48,7 +48,7 @@ class Stripes(Reader):
         return (noise + pattern).astype(np.uint8), labels.astype(np.int64)
 
     def fingerprint(self, domain: str) -> str:
-        """Of the pixels."""
+        """The fingerprint of the pixels."""
         return content_hash(self.images(domain)[0].tobytes())
 
 

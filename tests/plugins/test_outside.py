@@ -52,7 +52,7 @@ class Installed:
 
 @pytest.fixture
 def installed(monkeypatch):
-    """As if `pip install striped-methods` had been said."""
+    """Pretend that `pip install striped-methods` was called."""
     yield Installed(monkeypatch)
     plugins.entry_points.cache_clear()
 
@@ -83,7 +83,7 @@ def test_everything_from_outside_runs(tmp_path):
 
 
 def test_a_part_from_outside_is_added_and_set():
-    """It has a settings name like any part, and the label says which class it is."""
+    """It has a settings name like any part, and the label names its class."""
     settings = {"name": "fedavg", "add": ["outside:Shrink"], "shrink": {"weight": 0.3}}
     recipe = build_recipe(Experiment(method=settings))
     assert recipe.terms[0].weight == 0.3
@@ -106,7 +106,7 @@ def test_entry_points_make_plain_names(installed, tmp_path):
 
 
 def test_methods_are_listed_with_their_origin(installed, capsys):
-    """`fedsim methods` tells an installed package's rows from fedsim's own."""
+    """`fedsim methods` shows from which package a row comes."""
     from fedsim.commands.methods import show_methods
 
     show_methods()
@@ -115,7 +115,7 @@ def test_methods_are_listed_with_their_origin(installed, capsys):
 
 
 def use(table):
-    """All lookups of an experiment."""
+    """Look up everything that an experiment names."""
     experiment = from_table(table)
     build_recipe(experiment)
     make_transforms(experiment.data, benchmark(experiment.data).channels)
@@ -140,7 +140,7 @@ def use(table):
     ],
 )
 def test_what_is_not_there_is_one_line(table, said):
-    """A module, a name in it, or something of another kind."""
+    """The error is one line for a missing module, a missing name in it, and an object of another kind."""
     with pytest.raises(UserError) as error:
         use(table)
     assert said in str(error.value)
@@ -148,7 +148,7 @@ def test_what_is_not_there_is_one_line(table, said):
 
 
 def test_a_module_that_fails_to_import_is_one_line(tmp_path, monkeypatch):
-    """The error of the user's own code, with its name."""
+    """The line contains the error of the user's own code, with its class."""
     (tmp_path / "broken_plugin.py").write_text("import math\nmath.sqrt(-1)\n")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match="importing broken_plugin failed: ValueError: math domain error"):

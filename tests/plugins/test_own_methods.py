@@ -1,4 +1,4 @@
-"""The two methods of the page "Your own method in ten minutes": formulas on numbers, and every method's promises."""
+"""The two methods of the page "Your own method in ten minutes": their formulas, and every method's properties."""
 
 import sys
 from pathlib import Path
@@ -30,7 +30,7 @@ def test_one_file_is_enough(name, most):
 
 @pytest.mark.parametrize("method", ["moon:moon", "scaffold:scaffold"])
 def test_promises_of_every_method(method):
-    """`fedsim check-method`, with plain SGD."""
+    """They have all properties that `fedsim check-method` checks, with plain SGD."""
     assert {words: reason for words, reason in findings(method, ["train.momentum=0"]) if reason} == {}
 
 
@@ -65,11 +65,11 @@ class Steps:
         return {"w": torch.tensor([self.records[name]["w"]])}
 
     def send(self, name, tensors):
-        """Keeps what goes to the server."""
+        """Keep what is sent to the server."""
         self.sent |= tensors
 
     def run(self, part):
-        """All steps of plain SGD."""
+        """Take all steps of plain SGD."""
         self.store = type("Store", (dict,), {"put": dict.__setitem__})(self.store)
         part.begin(self)
         for _ in range(self.steps):
@@ -109,7 +109,7 @@ def test_scaffolds_control_variate_of_the_server():
 
 
 def test_scaffold_refuses_momentum(tmp_path):
-    """The identity that it rests on does not hold with momentum, and the bank comes along by itself."""
+    """The identity that it uses does not hold with momentum. Its bank is added automatically."""
     with pytest.raises(UserError, match="momentum"):
         build_recipe(small_experiment(tmp_path, "scaffold:scaffold"))
     settings = {"name": "fedavg", "add": ["scaffold:ControlledGradient"]}
@@ -137,7 +137,7 @@ def test_new_method_writes_files_that_pass(tmp_path, monkeypatch):
 
 
 def test_check_method_prints_a_line_per_property(capsys):
-    """A method that does nothing fails in one line, and the command's answer is no."""
+    """A method that does nothing fails in one line, and the command's exit code is 1."""
     from fedsim.commands.methods import show_findings
 
     assert not show_findings("fedprox", ["method.proximal.mu=0"])

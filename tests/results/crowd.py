@@ -24,7 +24,10 @@ def write_crowd(
     missing: Sequence[tuple[str, str, int]] = (),
     name: str = "crowd",
 ) -> Path:
-    """A run of each method, target and seed but the missing ones, with that many clients a domain (drawn a round)."""
+    """Write a run of each method, target and seed except the missing ones.
+
+    It has the given number of clients per domain, and the given number of them is drawn in each round.
+    """
     for method, label in zip(methods, labels or methods):
         for target in targets:
             for seed in range(seeds):

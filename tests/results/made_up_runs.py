@@ -12,7 +12,7 @@ CSAC = {"photo": (0.95, 0.93, 0.97), "sketch": (0.72, 0.71, 0.73)}
 
 
 def table_of_runs(accuracies, experiments=None, labels=None):
-    """Runs with just a summary, from {(method, target, seed): accuracy}."""
+    """Runs that have only a summary, from {(method, target, seed): accuracy}."""
     rows, known = [], {}
     for (method, target, seed), accuracy in accuracies.items():
         run = f"{method}/{target}/seed{seed}"

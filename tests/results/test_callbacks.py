@@ -1,4 +1,4 @@
-"""Callbacks: TensorBoard's scalars land in the run's folder, others are found by name; what is missing is one line."""
+"""Callbacks: TensorBoard writes into the run's folder, others are found by name, and a missing one is one line."""
 
 import math
 import re

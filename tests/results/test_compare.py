@@ -1,4 +1,4 @@
-"""Comparison: arithmetic against hand-computed numbers, the refusal to mix, and what the notes admit."""
+"""Comparison: numbers worked out by hand, runs that must not be mixed, and the notes."""
 
 import math
 
@@ -41,7 +41,7 @@ def test_signed_rank_of_six_pairs_of_one_sign():
 
 
 def exact_signed_rank(differences):
-    """Independent of SciPy: the share of all sign patterns whose rank sum is at least as extreme."""
+    """The p value without SciPy: the share of all sign patterns whose rank sum is at least as extreme."""
     ranks = np.argsort(np.argsort(np.abs(differences))) + 1
     patterns = np.array(np.meshgrid(*[[0, 1]] * len(ranks))).reshape(len(ranks), -1)
     sums = ranks @ patterns
@@ -114,7 +114,7 @@ def test_an_incomplete_method_leaves_the_others_their_average():
 
 
 def test_difference_and_rank_are_paired_where_seeds_are_uneven():
-    """FedAvg has a third, easy seed: the plain averages say -1.5 points, the pairs +2."""
+    """FedAvg has a third, easy seed: the difference of the averages is -1.5 points, that of the pairs +2."""
     accuracies = {
         ("fedavg", "photo", 0): 0.70,
         ("fedavg", "photo", 1): 0.70,

@@ -42,7 +42,7 @@ def test_lines_break_where_a_client_was_not_drawn(tmp_path):
 
 
 def test_lines_do_not_break_where_nobody_was_measured():
-    """Validation every other round is no gap of a single client."""
+    """If validation happens in every second round, the lines of the clients have no gaps."""
     import pandas as pd
 
     frame = pd.DataFrame({"round": [2, 4, 6], "client": "art", "gap": [0.1, 0.2, 0.3], "label": "a", "target": "b"})
@@ -110,7 +110,7 @@ def test_figures_settings_end_with_the_block():
 
 
 def test_bytes_of_the_parts_add_up_to_the_total(tmp_path):
-    """A record of round 0 (CSAC's first models), and one that is sent in one round only, once misled the columns."""
+    """This holds with a record of round 0 (CSAC's first models) and with a record that is sent in only one round."""
     folder = write_crowd(tmp_path, ["csac"], DOMAINS, rounds=4)
     for file in folder.rglob("clients.csv"):
         lines = file.read_text().splitlines()

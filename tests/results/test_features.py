@@ -1,4 +1,4 @@
-"""t-SNE of a run's features: every domain is there, the unseen one is named, a trained model separates the classes."""
+"""t-SNE of a run's features: all domains are drawn, the unseen one is named, and a trained model separates classes."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ def run(tmp_path_factory):
 
 
 def test_features_are_of_all_domains_and_separate_classes_more_than_domains(run):
-    """(images, width) features with their class and domain; the same again for the same run."""
+    """Features are [images, width], with class and domain; they are the same again for the same run."""
     features, classes, domains = domain_features(read_settings(run), run / "best.safetensors", 60)
     assert features.shape[0] == len(classes) == len(domains) == 240
     assert sorted(np.unique(domains)) == [0, 1, 2, 3]
@@ -30,7 +30,7 @@ def test_features_are_of_all_domains_and_separate_classes_more_than_domains(run)
 
 
 def test_picture_and_its_place_in_the_report(run, tmp_path):
-    """PNG and SVG with both legends; `fedsim report` embeds what lies in the run's plots."""
+    """PNG and SVG have both legends; `fedsim report` embeds the pictures in the run's plots."""
     files = plot_features(run, run / "plots", 25)
     assert [file.name for file in files] == [f"features-fedavg-rot45-seed0.{kind}" for kind in ("png", "svg")]
     pixels = imread(files[0])
@@ -42,6 +42,6 @@ def test_picture_and_its_place_in_the_report(run, tmp_path):
 
 
 def test_a_folder_without_a_model_is_said(tmp_path):
-    """The message shows what to name."""
+    """The message says which folder to name."""
     with pytest.raises(UserError, match=r"holds no best.safetensors; name the folder of one run"):
         plot_features(tmp_path, tmp_path)

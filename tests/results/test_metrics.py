@@ -1,4 +1,4 @@
-"""Metrics of predictions on numbers worked out by hand; files of predictions; which rounds are kept."""
+"""Metrics of predictions on numbers worked out by hand, files of predictions, and the rounds that are kept."""
 
 import math
 
@@ -64,7 +64,7 @@ def test_calibration_error_by_hand():
 
 
 def test_predictions_are_kept_as_they_are(tmp_path):
-    """In the order of the images; the frame speaks in class names, also where a class is called `label`."""
+    """They are in the order of the images; the frame has the names of classes, even for a class called `label`."""
     mixed = np.array([3, 1, 5, 0, 2, 4])
     shuffled = Predictions(mixed, LABEL[mixed], PROBABILITIES[mixed], ("写真", "label", "c", "d"))
     write_predictions(tmp_path, 7, shuffled)
@@ -88,7 +88,7 @@ def test_predictions_are_kept_as_they_are(tmp_path):
 
 
 def test_only_selected_rounds_stay(tmp_path):
-    """Best validation is round 2, the oracle's round 1, the last 4."""
+    """Best validation selects round 2, the oracle round 1, and the last round is 4."""
     for round_ in range(1, 5):
         write_predictions(tmp_path, round_, SMALL)
     rounds = pd.DataFrame({"round": range(5), "mean_validation_accuracy": [0.1, 0.2, 0.9, 0.3, 0.4]})
@@ -120,13 +120,13 @@ def test_a_run_keeps_what_its_rules_select(tmp_path, method):
 
 
 def test_predictions_can_be_left_out(tmp_path):
-    """For targets of a hundred thousand images."""
+    """This is useful for targets with a hundred thousand images."""
     folder, _ = run_small(small_experiment(tmp_path, run={"keep_predictions": False}))
     assert not (folder / "predictions").exists()
 
 
 def with_predictions(folder, quality, seed=0):
-    """Give a run predictions that are right as often as `quality` says, and over-confident."""
+    """Give a run predictions whose accuracy is `quality`, and which are too confident."""
     rng = np.random.default_rng(seed)
     label = rng.integers(0, 3, 200)
     taken = np.where(rng.random(200) < quality, label, (label + 1) % 3)
@@ -140,7 +140,7 @@ def with_predictions(folder, quality, seed=0):
 
 @pytest.fixture
 def outputs(tmp_path):
-    """Two methods on two targets with two seeds; csac recognises more, fedavg lacks one run's predictions."""
+    """Two methods on two targets with two seeds; csac is better, and one run of fedavg has no predictions."""
     folder = write_grid(tmp_path, {"fedavg": 0.0, "csac": 0.0}, rounds=2, targets=("photo", "sketch"))
     for run in folder.glob("*/*/seed*"):
         if run.parts[-3:] != ("fedavg", "sketch", "seed1"):
@@ -152,7 +152,7 @@ def outputs(tmp_path):
     "metric", [name for name, one in METRICS.items() if one.read is read_predictions and not one.primary]
 )
 def test_compare_takes_a_metric(outputs, metric):
-    """Cells, differences and ranks are of the metric; a run without predictions is a missing cell."""
+    """Cells, differences and ranks are those of the metric; the cell of a run without predictions is missing."""
     runs = read_runs(outputs)
     comparison = compare(runs, baseline="fedavg", metric=metric)
     cells = comparison.cells.set_index(["label", "target"])["mean"]
@@ -184,7 +184,7 @@ def test_the_verb_takes_a_metric(outputs):
 
 
 def test_confusion_is_drawn_per_target(outputs):
-    """A panel per target, pooled over seeds; cells are shares of the row's class."""
+    """There is a panel per target, pooled over seeds; cells are shares of the row's class."""
     figure = dict(draw(read_runs(outputs), "pacs"))["confusion-csac"]
     assert [axes.get_title() for axes in figure.axes] == ["unseen: photo", "unseen: sketch"]
     runs = [read_predictions(outputs / "csac" / "photo" / f"seed{seed}") for seed in range(2)]
@@ -195,7 +195,7 @@ def test_confusion_is_drawn_per_target(outputs):
 
 
 def test_the_report_has_more_than_accuracy(outputs):
-    """A column per metric, the accuracy of each class; without predictions there is no such section."""
+    """It has a column per metric, and the accuracy of each class; without predictions there is no such section."""
     text = write_report(outputs).read_text()
     assert "<h3>More than accuracy</h3>" in text
     assert "expected calibration error" in text

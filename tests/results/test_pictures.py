@@ -1,4 +1,4 @@
-"""Picture grids: one file per source client, and a clear word where there is nothing to draw."""
+"""Grids of pictures: one file per source client, and a clear message when there is nothing to draw."""
 
 from pathlib import Path
 

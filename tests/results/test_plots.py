@@ -1,4 +1,4 @@
-"""Figures: drawn when the records hold their columns, not blank, labelled, the same bytes for the same records."""
+"""Figures are drawn if the records have their columns, are not blank, have labels, and repeat with the same bytes."""
 
 from xml.etree import ElementTree
 

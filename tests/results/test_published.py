@@ -1,4 +1,4 @@
-"""Published numbers stand beside ours only where the setting is the paper's."""
+"""Published numbers are shown beside ours only if the setting is the paper's."""
 
 import pytest
 
@@ -84,7 +84,7 @@ def test_no_published_average_beside_a_part_of_the_targets():
 
 
 def shipped(method, target="photo", seed=0, preset="csac", overrides=(), config="pacs"):
-    """A run as a user of a preset has it."""
+    """The settings of a run with a shipped preset."""
     words = [f"method.name={method}", f"run.target={target}", f"run.seed={seed}", *overrides]
     return read_experiment(config, words, preset)
 
@@ -137,7 +137,7 @@ def test_the_presets_of_the_papers_are_shipped(paper, configs):
 
 
 def test_ccst_of_pixels_is_not_the_papers():
-    """Its row carries a tag, so that its label is not the method's name."""
+    """Its label has a tag, so it is not the method's name."""
     experiment = shipped("ccst", preset="gperxan")
     assert build_recipe(experiment).label("ccst") == "ccst(pixel)"
     rows = published_rows(experiment, ["ccst"], PACS)

@@ -75,7 +75,7 @@ def test_results_are_rebuilt_sorted_and_byte_stable(outputs):
 
 
 def test_results_are_rebuilt_while_other_runs_tidy_up(outputs, monkeypatch):
-    """Cells of a sweep end at the same time: folders that were seen a moment ago are gone when they are entered."""
+    """When cells of a sweep end at the same time, a folder that was listed may not exist any more when it is read."""
     doomed = [str(outputs / "pacs" / "csac" / "sketch" / "seed0" / "checkpoint"), str(outputs / "pacs" / "leaving")]
     for folder in doomed:
         Path(folder, "state").mkdir(parents=True)

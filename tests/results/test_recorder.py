@@ -1,4 +1,4 @@
-"""Recorder: rows are whole, bytes are stable, truncation gives back the unbroken run."""
+"""Recorder: rows are complete, equal numbers give equal bytes, and truncation removes later rounds exactly."""
 
 import json
 import math

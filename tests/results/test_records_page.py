@@ -1,4 +1,4 @@
-"""The examples of docs/records.md are run as they stand; its table of columns is that of the records."""
+"""The examples of docs/records.md run without changes; its table of columns is that of the records."""
 
 import re
 import sys
@@ -41,7 +41,7 @@ SUMMARY_COLUMNS = (
 
 
 def block(words: str) -> str:
-    """The page's Python block that holds these words."""
+    """The Python block of the page that contains these words."""
     (found,) = (text for text in BLOCKS if words in text)
     return found
 
@@ -55,7 +55,7 @@ def outputs(tmp_path_factory):
 
 
 def test_reading_records_as_in_the_readme(outputs, monkeypatch, capsys):
-    """The script runs and prints a mean accuracy that is computed here once more."""
+    """The script runs and prints the mean accuracy that is also computed here."""
     monkeypatch.chdir(outputs)
     names = {}
     exec(compile(block("pivot_table"), "records.md", "exec"), names)
@@ -91,7 +91,7 @@ def test_columns_are_as_in_the_readme(outputs, frame, columns):
 
 
 class FakeRun(SimpleNamespace):
-    """Stands for wandb's run: keeps what it is told."""
+    """A replacement for wandb's run, which keeps what it receives."""
 
     def log(self, row, step):
         """Keep the row."""
@@ -103,7 +103,7 @@ class FakeRun(SimpleNamespace):
 
 
 def test_tracker_of_the_readme_follows_a_run(tmp_path, monkeypatch):
-    """Named in the settings, without a change of the core: start, rounds, end; an interruption is told, too."""
+    """The settings only name it. It is called at the start, after each round, at the end and after an interruption."""
     opened = []
     wandb = SimpleNamespace(init=lambda **words: opened.append(FakeRun(rows={}, summary={}, **words)) or opened[-1])
     monkeypatch.setitem(sys.modules, "wandb", wandb)

@@ -1,4 +1,4 @@
-"""The report: one page that parses, fetches nothing and holds everything; commands that give back the run."""
+"""The report: one valid page that loads nothing and contains everything; its commands repeat the runs."""
 
 import base64
 import shlex
@@ -105,7 +105,7 @@ def test_one_run_and_many_experiments(tmp_path):
 
 
 def test_notes_say_what_the_runs_parts_disclose():
-    """Not only the row's text: a bank's own, and that of a part that was added."""
+    """The notes contain the row's text, that of a bank, and that of a part that was added."""
     added = pacs_experiment("fedavg", name="added", method={"add": ["style_bank"], "augment": "cross_client_style"})
     notes = method_notes([pacs_experiment("ccst"), pacs_experiment("deepall"), added, pacs_experiment("no-such")])
     assert set(notes) == {"ccst", "deepall", "fedavg"}

@@ -1,4 +1,4 @@
-"""The report in a real browser: tables sort, images load, nothing is fetched; narrow and wide, dark and light."""
+"""The report in a real browser: tables sort, images are shown, nothing is loaded; narrow, wide, dark and light."""
 
 import base64
 import json
@@ -84,7 +84,7 @@ def page(browser: Any, report: Path) -> Any:
 
 
 def look(page: Any, width: int, scheme: str) -> None:
-    """Emulate a screen of that width and the system's colour scheme."""
+    """Emulate a screen with this width and colour scheme."""
     metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
     page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
     feature = {"name": "prefers-color-scheme", "value": scheme}
@@ -92,14 +92,14 @@ def look(page: Any, width: int, scheme: str) -> None:
 
 
 def requests(page: Any) -> list[str]:
-    """Addresses that the page asked for since it was loaded, embedded data aside."""
+    """The addresses that the page has requested since it was loaded, without embedded data."""
     messages = [json.loads(entry["message"])["message"] for entry in page.get_log("performance")]
     asked = [entry["params"]["request"]["url"] for entry in messages if entry["method"] == "Network.requestWillBeSent"]
     return [address for address in asked if not address.startswith("data:")]
 
 
 def test_nothing_is_fetched_and_nothing_complained_of(page, report):
-    """The only request is for the page itself; images are there; the console is empty."""
+    """The only request is for the page itself; its images are shown; the console is empty."""
     images = page.find_elements("tag name", "img")
     assert len(images) >= 7
     assert all(
@@ -111,7 +111,7 @@ def test_nothing_is_fetched_and_nothing_complained_of(page, report):
 
 
 def test_every_table_sorts_by_every_column(page):
-    """Numbers as numbers, text as text, empty cells last; a second click turns the order round."""
+    """Numbers sort as numbers, text as text, empty cells come last; a second click reverses the order."""
     page.execute_script("document.querySelectorAll('details').forEach(one => one.open = true)")
     tables = page.find_elements("css selector", "table.sortable")
     clicked = 0
@@ -144,7 +144,7 @@ def assert_sorted(page: Any, cells: list[tuple[str | None, str]], down: bool) ->
 
 
 def number(text: str) -> float | None:
-    """The number that a text is; None for other texts."""
+    """The number in a text; None if it is not a number."""
     try:
         return float(text)
     except ValueError:
@@ -152,7 +152,7 @@ def number(text: str) -> float | None:
 
 
 def test_numbers_are_not_sorted_as_text(page):
-    """A column of the costs in which text order and number order differ."""
+    """A column of the costs is tested in which the order of texts and the order of numbers differ."""
     table = page.find_elements("css selector", "table.sortable")[0]
     heads = [head.text for head in table.find_elements("css selector", "thead th")]
     column = heads.index("s/round")
@@ -165,7 +165,7 @@ def test_numbers_are_not_sorted_as_text(page):
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [400, 1600])
 def test_fits_the_screen_in_both_schemes(page, width, scheme):
-    """No sideways scrolling of the page; text stands out from its background (contrast of at least 7)."""
+    """The page does not scroll sideways, and text has a contrast of at least 7 with its background."""
     look(page, width, scheme)
     page.execute_script("document.querySelectorAll('details').forEach(one => one.open = true)")
     over, tags = page.execute_script(OVERFLOW)
@@ -174,7 +174,7 @@ def test_fits_the_screen_in_both_schemes(page, width, scheme):
     text, _, back = page.execute_script(COLOURS)
     assert contrast(text, back) >= 7
     assert (luminance(back) < 0.1) == (scheme == "dark")
-    folder = os.environ.get("FEDSIM_SCREENSHOTS")  # for looking at
+    folder = os.environ.get("FEDSIM_SCREENSHOTS")  # for a person who wants to see the page
     if folder:
         shot = page.execute_cdp_cmd("Page.captureScreenshot", {"captureBeyondViewport": True})
         (Path(folder) / f"report-{width}-{scheme}.png").write_bytes(base64.b64decode(shot["data"]))

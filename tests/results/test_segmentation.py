@@ -23,7 +23,7 @@ MASKS = [
 
 @pytest.fixture(scope="module")
 def outputs(tmp_path_factory):
-    """One small run of FedAvg."""
+    """The output folder of one small run of FedAvg."""
     folder = tmp_path_factory.mktemp("outputs")
     run_watched(small_plan("fedavg", folder, MASKS))
     return folder
@@ -31,12 +31,12 @@ def outputs(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def run(outputs):
-    """Its folder."""
+    """The folder of that run."""
     return next(outputs.rglob("summary.csv")).parent
 
 
 def test_columns_are_named_after_the_metric(run):
-    """Dice in place of accuracy in every record, and the summary holds what the rules select by it."""
+    """Every record has Dice instead of accuracy, and the summary has the rounds that the rules select by it."""
     rounds, clients, summary = (pd.read_csv(run / f"{name}.csv") for name in ("rounds", "clients", "summary"))
     assert {"target_dice", "mean_validation_dice"} < set(rounds)
     assert "validation_dice" in clients
@@ -78,7 +78,7 @@ def test_tables_figures_and_report(outputs):
 
 
 def test_worst_middle_and_best():
-    """Of ten scores the three at each place, and everything of a set that has no three places."""
+    """Of ten scores three are chosen of each kind; a small set is shown completely."""
     score = np.array([5, 3, 9, 1, 7, 0, 8, 2, 6, 4])
     assert score[worst_middle_best(score)].tolist() == [0, 1, 2, 3, 4, 5, 7, 8, 9]
     assert worst_middle_best(np.array([0.5, 0.2])).tolist() == [1, 0]
@@ -112,7 +112,7 @@ def test_overlay_and_error():
 
 
 def test_the_task_of_records():
-    """By the columns that hold values; accuracy where nothing says otherwise."""
+    """The task follows from the columns that hold values; otherwise it is classification."""
     frame = pd.DataFrame({"target_accuracy": [np.nan], "target_dice": [0.5]})
     assert task_of(frame).metric == "dice"
     assert task_in(["round"]).metric == "accuracy"

@@ -1,4 +1,4 @@
-"""Renderings: exact texts."""
+"""The exact texts of a comparison in every format."""
 
 import csv
 import io
@@ -131,7 +131,7 @@ def test_terminal_prints_brackets_literally():
 
 
 def test_smaller_test_sets_are_told():
-    """A method that trained on a part of the target's images is tested on the rest; equal sets need no words."""
+    """A note names a method that is tested on fewer images; without such a method there is no note."""
     rows = [("fedavg", "art", 100), ("fada", "art", 50), ("fedavg", "photo", 80), ("fada", "photo", 80)]
     table = pd.DataFrame(rows, columns=["label", "target", "target_images"])
     (note,) = notes.test_size_notes(table)

@@ -1,4 +1,4 @@
-"""What several trials of robustness share."""
+"""A fixture that several tests of robustness share."""
 
 from collections.abc import Iterator
 
@@ -8,7 +8,7 @@ from killing import Nursery
 
 @pytest.fixture(scope="module")
 def nursery() -> Iterator[Nursery]:
-    """One for all trials."""
+    """One nursery for all tests."""
     nursery = Nursery()
     yield nursery
     nursery.close()

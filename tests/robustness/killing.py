@@ -1,4 +1,4 @@
-"""Runs that are killed by SIGKILL, at a moment in time or at a write; what must be equal once they were resumed."""
+"""Runs that are killed by SIGKILL at a moment or at a write, and the comparison of their records after resuming."""
 
 import contextlib
 import json
@@ -19,7 +19,7 @@ from fedsim.run.plan import run_folder
 
 FILES = ("rounds.csv", "clients.csv", "details.csv", "summary.csv")
 
-# A process that has imported everything and run nothing: its forks start a run at once, as a new process would.
+# A process that has imported everything but has not run anything. A process that it forks starts a run at once.
 NURSERY = """
 import contextlib, json, os, signal, sys, time
 from pathlib import Path
@@ -68,7 +68,7 @@ for line in sys.stdin:
 
 
 class Nursery:
-    """Inline runs in processes of their own that start quickly."""
+    """Does inline runs in separate processes that start quickly."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -76,8 +76,10 @@ class Nursery:
         )
 
     def run(self, experiment: Experiment, seconds: float | None = None, write: int = 0) -> dict[str, Any]:
-        """Run until its end, until `seconds` have passed, or until the `write`-th file is put in its place (negative:
-        just before). The exit code, -9 when killed, and the seconds that it took."""
+        """Run until the end, until `seconds` have passed, or until the `write`-th file is renamed.
+
+        A negative `write` kills just before the renaming. Returns the exit code (-9 when killed) and the seconds.
+        """
         order = {"experiment": experiment.toml(), "seconds": seconds, "write": write}
         self._process.stdin.write(json.dumps(order) + "\n")
         self._process.stdin.flush()
@@ -90,7 +92,7 @@ class Nursery:
 
 
 class CommandLine:
-    """Runs of any runtime by the command line; a kill takes every process that the run has started."""
+    """Does runs of any runtime by the command line; a kill ends every process that the run has started."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -122,7 +124,7 @@ class CommandLine:
 
 
 def kill_tree(process: subprocess.Popen) -> None:
-    """SIGKILL a process and all that descend from it, until none is left."""
+    """Send SIGKILL to a process and its descendants, until none is left."""
     while found := descendants(process.pid):
         for pid in found:
             with contextlib.suppress(ProcessLookupError):
@@ -134,7 +136,7 @@ def kill_tree(process: subprocess.Popen) -> None:
 
 
 def descendants(root: int) -> list[int]:
-    """Live processes below a process, itself last."""
+    """The living descendants of a process, and last the process itself."""
     parents = {}
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError, ValueError):
@@ -148,7 +150,7 @@ def descendants(root: int) -> list[int]:
 
 
 def differences(folder: Path, other: Path) -> list[str]:
-    """Record files in which two finished runs differ, the clock's columns aside, and `last.safetensors`."""
+    """The files (records without columns of times, and `last.safetensors`) in which two finished runs differ."""
     found = []
     for name in FILES:
         paths = (folder / name, other / name)

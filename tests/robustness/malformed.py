@@ -1,4 +1,4 @@
-"""Ways in which a reply can be wrong. A mutation changes a draft of a good reply; it says False when it cannot."""
+"""Ways in which a reply can be wrong. A mutation changes a draft of a good reply; it returns False if it cannot."""
 
 import io
 import random
@@ -18,7 +18,7 @@ MUTATIONS: dict[str, tuple[Mutation, tuple[str, ...]]] = {}
 
 @dataclass
 class Draft:
-    """A reply's records as plain tables, so that they can be made as wrong as bytes on a wire can be."""
+    """A reply's records as plain tables, so that they can be changed in every way in which a message can be wrong."""
 
     arrays: dict[str, dict[str, Any]]
     metrics: dict[str, dict[str, Any]]
@@ -34,7 +34,7 @@ class Draft:
         return cls(*({name: dict(record) for name, record in table.items()} for table in tables), {})
 
     def reply(self, message: Message) -> Message:
-        """The reply to a message, past the checks that Flower's constructors make on the sender's side."""
+        """The reply to a message, made without the checks of Flower's constructors on the sender's side."""
         if self.error:
             return Message(self.error, reply_to=message)
         content = RecordDict()
@@ -85,7 +85,7 @@ def not_finite(draft: Draft, rng: random.Random, odd: Any) -> bool:
 
 @mutation("train", "collect")
 def wrong_shape(draft: Draft, rng: random.Random, odd: Any) -> bool:
-    """One axis more, all in one, one number less, or a scalar for a vector and the other way round."""
+    """One axis more, only one axis, one number less, a scalar instead of a vector, or a vector instead of a scalar."""
     record, name, array = draft.pick(rng)
     changed = rng.choice(
         [array[None], array.reshape(-1), array.reshape(-1)[1:], array.reshape(-1)[0], array[..., None]]
@@ -149,7 +149,7 @@ def pickled(draft: Draft, rng: random.Random, odd: Any) -> bool:
 
 @mutation("train", "collect")
 def lying_declaration(draft: Draft, rng: random.Random, odd: Any) -> bool:
-    """What is declared about a tensor is not what its bytes say, or is no tensor at all."""
+    """What is declared about a tensor does not agree with its bytes, or is not a tensor."""
     record, name, array = draft.pick(rng)
     data, shape, dtype = Array(array).data, array.shape, str(array.dtype)
     fake = Array(dtype, shape, NUMPY_STYPE, data)
@@ -170,7 +170,7 @@ def lying_declaration(draft: Draft, rng: random.Random, odd: Any) -> bool:
 
 @mutation("train", "collect")
 def hostile_header(draft: Draft, rng: random.Random, odd: Any) -> bool:
-    """A header that promises terabytes, nests brackets or is no dictionary."""
+    """A header that announces terabytes, has nested brackets, or is not a dictionary."""
     record, name, array = draft.pick(rng)
     shape = rng.choice([(10**13,), (0, 10**30), (2**63,), (-5,), array.shape])
     text = rng.choice(

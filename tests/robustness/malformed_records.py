@@ -51,7 +51,7 @@ def wrong_kind(draft: Draft, rng: random.Random, odd: Any) -> bool:
 
 @mutation("train", "evaluate")
 def wrong_count(draft: Draft, rng: random.Random, odd: Any) -> bool:
-    """A number of examples that is none."""
+    """A number of examples that is not a valid number."""
     wrong = [0, -1, -5, True, False, 1.0, 80.5, 10**10, 10**12, 2**70, float("nan"), float("inf"), [3], "3", None, odd]
     value = rng.choice(wrong)
     if type(value) is int and 0 < value <= 10**9:
@@ -62,14 +62,14 @@ def wrong_count(draft: Draft, rng: random.Random, odd: Any) -> bool:
 
 @mutation("train")
 def another_count(draft: Draft, rng: random.Random, odd: Any) -> bool:
-    """A number of examples that the handshake did not say."""
+    """A number of examples that differs from the one in the handshake."""
     draft.metrics["metrics"]["num-examples"] += rng.choice([1, -1, 7, 10**6])
     return True
 
 
 @mutation("train", "evaluate")
 def wrong_metric(draft: Draft, rng: random.Random, odd: Any) -> bool:
-    """A metric that is no finite number of sane size."""
+    """A metric that is not a finite number of plausible size."""
     metrics = draft.metrics["metrics"]
     wrong = [float("nan"), float("inf"), -float("inf"), 1e31, -1e300, 10**400, True, None, "0.5", [0.5], [], 1j, b"1"]
     if not isinstance(odd, int | float):
@@ -114,7 +114,7 @@ def too_many_metrics(draft: Draft, rng: random.Random, odd: Any) -> bool:
 
 @mutation("evaluate")
 def impossible_accuracy(draft: Draft, rng: random.Random, odd: Any) -> bool:
-    """More than everything right, less than nothing."""
+    """An accuracy above one or below zero."""
     name = rng.choice(["accuracy", "personal_accuracy"])
     draft.metrics["metrics"][name] = rng.choice([1.0000001, 2, 100.0, -1e-9, -1])
     return True
@@ -122,7 +122,7 @@ def impossible_accuracy(draft: Draft, rng: random.Random, odd: Any) -> bool:
 
 @mutation("train")
 def wrong_state(draft: Draft, rng: random.Random, odd: Any) -> bool:
-    """A number of stored entries that is none."""
+    """A number of stored entries that is not a valid number."""
     value = rng.choice([-1, 1.5, True, None, "1", [1], 2**70, odd])
     if type(value) is int and 0 <= value <= 10**9:
         return False

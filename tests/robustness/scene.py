@@ -1,4 +1,4 @@
-"""A federation in the middle of round 2 with its real messages and replies, to be replayed with other replies."""
+"""A federation in the middle of round 2 with its real messages and replies. It can be repeated with other replies."""
 
 import copy
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ TOKEN = "0123456789abcdef"
 
 
 class CannedGrid:
-    """A grid that answers with replies made beforehand."""
+    """A grid that answers with prepared replies."""
 
     def __init__(self, replies: list[Message]) -> None:
         self.replies = replies
@@ -37,7 +37,7 @@ class CannedGrid:
 
 @dataclass
 class Outcome:
-    """What the server has after a phase: everything that a malformed reply must not change."""
+    """The server's state after a phase: everything that a malformed reply must not change."""
 
     arrays: dict[str, np.ndarray]
     state: dict[str, Any]
@@ -46,7 +46,7 @@ class Outcome:
     notes: list[str]
 
     def differences(self, other: "Outcome", victim: str) -> str:
-        """First thing in which two outcomes differ, the victim's own row and the notes aside."""
+        """The first difference between two outcomes, without the victim's own row and the notes."""
         mine, theirs = ({name: row for name, row in rows.items() if name != victim} for rows in (self.rows, other.rows))
         for what, a, b in (
             ("the global model", self.arrays, other.arrays),
@@ -70,7 +70,7 @@ class Scene:
     replies: dict[str, dict[str, Message]] = field(default_factory=dict)
 
     def play(self, phase: str, replies: list[Message]) -> Outcome:
-        """Let a copy of the server take the replies of a phase."""
+        """Give the replies of a phase to a copy of the server; returns the outcome."""
         strategy = copy.copy(self.strategy)
         strategy.exchange = copy.copy(self.strategy.exchange)
         strategy.parts = copy.copy(self.strategy.parts)
@@ -93,9 +93,9 @@ class Scene:
 
 
 def build(method: str | dict, folder: Path, recipe: Any = None, extra: Any = None, **sections: dict) -> Scene:
-    """The scene of a method: round 1 really taken, the replies of round 2 really given.
+    """The scene of a method, after a real round 1 and with real replies of round 2.
 
-    `recipe` changes the server's recipe, and `extra(client)` gives records that the replies then hold.
+    recipe: changes the server's recipe. extra(client): gives records that are added to the replies.
     """
     assume_identity(1)
     experiment = small_experiment(folder, method, run={"on_client_failure": "continue", "timeout": 5.0}, **sections)
@@ -138,13 +138,13 @@ def build(method: str | dict, folder: Path, recipe: Any = None, extra: Any = Non
 
 
 def number(messages: list[Message]) -> None:
-    """Ids by place, the same each time."""
+    """Give messages ids by their position, which are the same each time."""
     for place, message in enumerate(messages):
         stamp(message, f"m{place}")
 
 
 def timeless(rows: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Rows without what the clock says."""
+    """Rows without columns of times."""
     return {name: {key: value for key, value in row.items() if "seconds" not in key} for name, row in rows.items()}
 
 

@@ -1,4 +1,4 @@
-"""A client's stored state that is foreign, stale or damaged is refused in one line; nobody else is hindered."""
+"""A client's stored state that is foreign, old or damaged is refused in one line; other clients are not affected."""
 
 import json
 import shutil
@@ -32,12 +32,12 @@ def interrupted(experiment, after_round: int) -> Path:
     """The state folder of the victim in a run that was stopped."""
     with pytest.raises(KeyboardInterrupt):
         run_small(experiment, Interrupt(after_round))
-    close_workspaces()  # who resumes is a new process
+    close_workspaces()  # a run is resumed in a new process
     return run_folder(experiment) / "state" / VICTIM
 
 
 def test_a_foreign_folder_is_refused_by_name(tmp_path):
-    """Another client's, another run's, nobody's, an unreadable owner: one line with the folder and what to do."""
+    """A folder of another client, another run or no owner, or with an unreadable owner: one line says what to do."""
     store_with(tmp_path / "a", range(1, 3))
     for names in ({"client": "sketch"}, {"run": "b" * 16}):
         with pytest.raises(
@@ -54,7 +54,7 @@ def test_a_foreign_folder_is_refused_by_name(tmp_path):
 
 
 def test_a_folder_that_becomes_foreign_is_noticed(tmp_path):
-    """Two runs that were given the same folder: the second writer's next message is refused."""
+    """When two runs have the same folder, the next message of the second writer is refused."""
     first, second = (ClientStore(tmp_path / "a", "photo", run) for run in ("a", "b"))
     first.open_round(1)
     second.open_round(1)
@@ -65,7 +65,7 @@ def test_a_folder_that_becomes_foreign_is_noticed(tmp_path):
 
 
 def test_a_client_without_state_leaves_no_trace(tmp_path):
-    """A method that stores nothing makes no folder, and the server counts on nothing."""
+    """A method that stores nothing creates no folder, and the server expects no stored entries."""
     store = ClientStore(tmp_path / "a", "photo", "a")
     store.open_round(5, counted=-1, saved=4)
     assert store.commit() == 0
@@ -76,7 +76,7 @@ def test_a_client_without_state_leaves_no_trace(tmp_path):
 
 @pytest.mark.parametrize(("counted", "found"), [(4, 4.0), (3, 3.0), (None, 4.0), (-1, None)])
 def test_state_of_replies_that_the_server_did_not_take_is_dropped(tmp_path, counted, found):
-    """The reply of round 4 was late or refused: its state goes too, in memory and on disk."""
+    """When the reply of round 4 is late or refused, its state is removed too, in memory and on disk."""
     store = store_with(tmp_path / "a", range(1, 5))
     store.open_round(5, counted=counted)
     assert store.get_number("risk") == found
@@ -84,7 +84,7 @@ def test_state_of_replies_that_the_server_did_not_take_is_dropped(tmp_path, coun
 
 
 def test_stale_and_missing_state_are_refused(tmp_path):
-    """A restored backup, an emptied folder, a memory-only store of a new process."""
+    """Three cases: a restored backup, an emptied folder, and a store in the memory of a new process."""
     store = store_with(tmp_path / "a", range(1, 3))
     with pytest.raises(UserError, match=r"'photo' is of round 2 in .*a, but the server counts on that of round 4"):
         store.open_round(5, counted=4)
@@ -102,7 +102,7 @@ def test_a_damaged_file_is_refused(tmp_path):
 
 
 def test_versions_are_kept_as_long_as_a_resumed_run_may_need_them(tmp_path):
-    """The newest of a saved round and all later ones."""
+    """The newest version of a saved round and all later versions are kept."""
     store = ClientStore(tmp_path / "a", "photo", "a")
     for round, saved in ((1, -1), (2, -1), (3, -1), (4, 3), (5, 3), (6, 3), (9, 8)):
         store.open_round(round, saved=saved)
@@ -114,7 +114,7 @@ def test_versions_are_kept_as_long_as_a_resumed_run_may_need_them(tmp_path):
 
 @pytest.mark.parametrize("every", [2, 3])
 def test_a_run_with_rare_checkpoints_resumes_with_the_right_state(tmp_path, every):
-    """Up to `checkpoint_every` rounds are taken again, from the state that the clients had then."""
+    """Up to `checkpoint_every` rounds are repeated, from the state that the clients had then."""
     settings = {"train": {"rounds": 6}, "run": {"checkpoint_every": every}}
     whole, _ = run_small(small_experiment(tmp_path / "whole", "fedbn", **settings))
     cut = small_experiment(tmp_path / "cut", "fedbn", **settings)
@@ -125,7 +125,7 @@ def test_a_run_with_rare_checkpoints_resumes_with_the_right_state(tmp_path, ever
 
 
 def test_a_restored_backup_stops_the_run_in_one_line(tmp_path):
-    """The operator reads which client, which rounds and which folder."""
+    """The message names client, rounds and folder."""
     experiment = small_experiment(tmp_path, "gperxan", train={"rounds": 4})
     state = interrupted(experiment, after_round=3)
     for file in state.glob("personal-*"):
@@ -138,7 +138,7 @@ def test_a_restored_backup_stops_the_run_in_one_line(tmp_path):
 
 
 def test_an_emptied_folder_loses_one_client_when_asked(tmp_path):
-    """With `continue` the others go on, and every round says why this one does not."""
+    """With `continue` the other clients go on, and every round records why this one does not."""
     experiment = small_experiment(tmp_path, "fedbn", train={"rounds": 4}, run={"on_client_failure": "continue"})
     shutil.rmtree(interrupted(experiment, after_round=2))
     folder, _ = run_small(experiment)
@@ -149,7 +149,7 @@ def test_an_emptied_folder_loses_one_client_when_asked(tmp_path):
 
 
 def test_a_run_that_is_moved_resumes(tmp_path):
-    """The identity travels with the folder."""
+    """The identity is stored in the folder."""
     experiment = small_experiment(tmp_path / "here", "fedbn")
     interrupted(experiment, after_round=2)
     (tmp_path / "here").rename(tmp_path / "there")
@@ -159,14 +159,14 @@ def test_a_run_that_is_moved_resumes(tmp_path):
 
 
 def test_settings_that_change_no_number_do_not_make_a_state_foreign(tmp_path):
-    """A longer timeout is a reason to resume, not to lose the state."""
+    """For example, a run can be resumed with a longer timeout."""
     interrupted(small_experiment(tmp_path, "fedbn"), after_round=2)
     folder, _ = run_small(small_experiment(tmp_path, "fedbn", run={"timeout": 7200.0}))
     assert list(numbers(folder / "rounds.csv")["round"]) == [0, 1, 2, 3]
 
 
 def test_a_copied_state_of_another_client_is_refused(tmp_path):
-    """Kits mixed up between two sites."""
+    """This happens when two sites exchange their kits by mistake."""
     experiment = small_experiment(tmp_path, "fedbn")
     state = interrupted(experiment, after_round=2)
     shutil.rmtree(state)
@@ -177,7 +177,7 @@ def test_a_copied_state_of_another_client_is_refused(tmp_path):
 
 
 def test_what_a_refused_reply_left_behind_is_no_obstacle(tmp_path):
-    """The client trained and stored, the server did not take it: both go on, and the run ends with the others."""
+    """The client has trained and stored its state, but the server refused the reply: the run continues to its end."""
 
     def lose(message, reply):
         config = message.content.config_records["config"]

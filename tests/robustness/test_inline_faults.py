@@ -1,4 +1,4 @@
-"""Clients that fail in this process: raising, diverging, sending other shapes; named in the log and in clients.csv."""
+"""Clients that fail in this process by an exception, divergence or wrong shapes are named in log and clients.csv."""
 
 import logging
 
@@ -13,24 +13,24 @@ VICTIM = "rot15"
 
 
 def raising(fit, *words):
-    """An exception in the middle of training."""
+    """Raise an exception in the middle of training."""
     raise OSError("the disk is full")
 
 
 def diverging(fit, *words):
-    """A model that is not finite any more, as a learning rate too large leaves it."""
+    """Return a model that is not finite, as after training with a learning rate that is too large."""
     arrays, examples, metrics = fit(*words)
     return [np.full_like(array, np.nan) if array.dtype.kind == "f" else array for array in arrays], examples, metrics
 
 
 def reshaping(fit, *words):
-    """Another architecture."""
+    """Return a model of another architecture."""
     arrays, examples, metrics = fit(*words)
     return [array[..., None] for array in arrays], examples, metrics
 
 
 def counting_wrong(fit, *words):
-    """More examples than the handshake said."""
+    """Report more examples than in the handshake."""
     arrays, examples, metrics = fit(*words)
     return arrays, examples + 1, metrics
 
@@ -60,13 +60,16 @@ def fault(request, monkeypatch):
 
 
 def test_the_run_stops_by_name(fault, tmp_path):
-    """The default, with the round and the reason."""
+    """By default the run stops, and the message has the round and the reason."""
     with pytest.raises(ClientFailedError, match=f"client '{VICTIM}' failed in round 2: {FAULTS[fault]}"):
         run_small(small_experiment(tmp_path))
 
 
 def test_the_run_goes_on_by_name(fault, tmp_path, caplog):
-    """With `continue` the round is the others' and the client is back in the next; log and CSV say who and why."""
+    """With `continue` the round has only the other clients, and the client is in the next one.
+
+    The log and clients.csv name the client and the reason.
+    """
     with caplog.at_level(logging.WARNING, logger="fedsim"):
         folder, _ = run_small(small_experiment(tmp_path, run={"on_client_failure": "continue"}))
     (warning,) = [record.getMessage() for record in caplog.records if record.name == "fedsim"]

@@ -24,7 +24,7 @@ WRITES = [("gperxan", 14), ("csac", -9), ("feddg-ga", 31)]  # in the middle of a
 
 @pytest.fixture(scope="module")
 def whole(nursery, tmp_path_factory):
-    """The unbroken inline run of a method and its length, made once."""
+    """The uninterrupted inline run of a method and its length; each run is done once."""
     made = {}
 
     def unbroken(name):
@@ -41,7 +41,7 @@ def whole(nursery, tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "write"), WRITES, ids=lambda value: str(value))
 def test_killed_at_a_write(name, write, nursery, whole, tmp_path):
-    """Between the files of one round: what is there of it is not taken for the whole."""
+    """A kill between the files of one round: an incomplete round is not taken for a complete one."""
     experiment = small_experiment(tmp_path, METHODS[name], train=LONGER)
     assert nursery.run(experiment, write=write)["code"] == -signal.SIGKILL
     assert nursery.run(experiment)["code"] == 0
@@ -51,7 +51,7 @@ def test_killed_at_a_write(name, write, nursery, whole, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "trial"), INLINE)
 def test_inline_run_killed_at_a_random_moment(name, trial, nursery, whole, tmp_path):
-    """Any moment from the start to the end."""
+    """The moment is anywhere between the start and the end."""
     folder, length = whole(name)
     moments = random.Random(f"{name} {trial}")
     for attempt in range(20):  # a run that is quicker than the unbroken one was is over before the kill
@@ -65,7 +65,7 @@ def test_inline_run_killed_at_a_random_moment(name, trial, nursery, whole, tmp_p
 
 @pytest.mark.slow
 def test_killed_at_every_write(nursery, tmp_path):
-    """Each place in which a file appears, before and after it."""
+    """The kill is before or after every file that is written."""
 
     def experiment(folder):
         return small_experiment(tmp_path / folder, "gperxan", train={"rounds": 2})
@@ -85,7 +85,7 @@ def test_killed_at_every_write(nursery, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedbn", "gperxan", "feddg-ga", "csac"])
 def test_ray_run_killed_at_random_moments(name, tmp_path):
-    """The driver, Ray's own processes and its workers at once; while it starts, and while it trains."""
+    """Driver, Ray's own processes and workers are killed together, while the run starts and while it trains."""
     pytest.importorskip("ray")
     line = CommandLine(tmp_path)
 

@@ -1,6 +1,6 @@
-"""Methods whose clients keep networks, moments or references, and those with banks of every round: killed three times.
+"""Kills of methods whose clients keep networks, moments or references, and of methods with banks of every round.
 
-One run is killed at three random moments and resumed after each. Its records and model are those of an unbroken run.
+A run is killed at three random moments and resumed each time. Its records and model are those of an uninterrupted run.
 """
 
 import random
@@ -49,7 +49,7 @@ def rounds_of(experiment) -> int:
 
 
 def killed_three_times(nursery, experiment, length: float, moments: random.Random) -> list[int]:
-    """Rounds on disk at each kill; fewer than three when the run was over before."""
+    """The recorded rounds at each kill; fewer than three numbers when the run ended before the third kill."""
     found = []
     for _ in range(KILLS):
         if nursery.run(experiment, seconds=moments.uniform(0.0, 0.6 * length))["code"] != -signal.SIGKILL:
@@ -61,7 +61,7 @@ def killed_three_times(nursery, experiment, length: float, moments: random.Rando
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ROWS)
 def test_killed_three_times_at_random_moments(method, nursery, pictures, tmp_path):
-    """The same CSV files and the same last model."""
+    """The CSV files and the last model are the same."""
     distillation = {"data": str(pictures), "steps": 3, "batch_size": 8}
     parts = PARTS | ({"ensemble_distillation": distillation} if method == "perada" else {})
 

@@ -1,4 +1,4 @@
-"""300 malformed answers to the handshake: at the start each ends the run with a reason, later none does."""
+"""300 malformed answers to the handshake: at the start each one ends the run with a reason, later none does."""
 
 import random
 
@@ -27,14 +27,14 @@ SITE = {
 
 
 class TwoNodes:
-    """A grid on which node 2 answers well and node 3 as it is told."""
+    """A grid whose node 2 answers correctly; the test chooses the answer of node 3."""
 
     def __init__(self, answer) -> None:
         self.answer = answer
         self.replies: dict[str, Message] = {}
 
     def get_node_ids(self):
-        """Both."""
+        """The ids of both nodes."""
         return [2, 3]
 
     def push_messages(self, messages):
@@ -49,12 +49,12 @@ class TwoNodes:
         return list(self.replies)
 
     def pull_messages(self, ids):
-        """Each once."""
+        """Return each reply once."""
         return [self.replies.pop(key) for key in ids if key in self.replies]
 
 
 def wrong_site(draft, rng, odd):
-    """A site that is nobody, counts in something else than whole numbers, or contradicts itself."""
+    """A site without a name, with counts that are not whole numbers, or with contradictions."""
     site = draft.configs["site"]
     key = rng.choice(["client", "role", "examples", "class-counts"])
     wrong = {
@@ -71,7 +71,7 @@ def wrong_site(draft, rng, odd):
 
 
 def error_reply(draft, rng, odd):
-    """The site's app raised."""
+    """The site's app has raised an exception."""
     draft.error = Error(2, rng.choice(["user error: the folder is empty", "Traceback\nValueError: odd", f"{odd}", ""]))
     return True
 
@@ -86,7 +86,7 @@ def roster_with(answer) -> Roster:
 
 
 def test_a_good_answer_is_taken():
-    """What the others are malformed versions of."""
+    """The good answer, of which the others are malformed versions."""
     assume_identity(1)
     roster = roster_with(lambda message, reply: reply)
     assert roster.call(0.0) == []
@@ -94,7 +94,7 @@ def test_a_good_answer_is_taken():
 
 
 def test_malformed_handshakes():
-    """A reason in one line that names the node or the client; `sketch` is missing, `photo` is there."""
+    """The reason is one line that names the node or the client; `sketch` is missing, `photo` is there."""
     assume_identity(1)
     tried = []
 

@@ -39,18 +39,18 @@ class Pulse(Bank):
     when: ClassVar[Literal["once", "round"]] = "round"
 
     def accept(self, client, arrays, server):
-        """One float32 number."""
+        """Accept one float32 number."""
         right = arrays.keys() == {"beat"} and arrays["beat"].shape == () and arrays["beat"].dtype == np.float32
         return "" if right else "it is no beat"
 
     def hand_out(self, bank, client, server):
-        """Everybody's."""
+        """The numbers of all clients."""
         return {owner: arrays["beat"] for owner, arrays in bank.items()}
 
 
 @pytest.fixture(scope="module")
 def scenes(tmp_path_factory) -> dict[str, Scene]:
-    """One federation per method, and FedAvg with a bank that comes with every reply."""
+    """One federation per method, and FedAvg with a bank to which every reply contributes."""
     folder = tmp_path_factory.mktemp("scenes")
     made = {method: build(method, folder) for method in METHODS[:-1]}
     made["pulse"] = build(
@@ -63,7 +63,7 @@ def scenes(tmp_path_factory) -> dict[str, Scene]:
 
 
 def expected_outcomes(scenes: dict[str, Scene]) -> dict[tuple[str, str, str], Outcome]:
-    """What the server has after every phase with all replies (client ""), and without each client's."""
+    """The server's state after every phase with all replies (client ""), and without the reply of each client."""
     return {
         (method, phase, victim): scene.play(phase, [reply for name, reply in replies.items() if name != victim])
         for method, scene in scenes.items()
@@ -73,7 +73,7 @@ def expected_outcomes(scenes: dict[str, Scene]) -> dict[tuple[str, str, str], Ou
 
 
 def check_refused(outcome: Outcome, expected: Outcome, victim: str) -> None:
-    """The victim has a reason in one line, and nothing else knows that it replied."""
+    """The victim has a reason in one line, and its reply has no other effect."""
     assert outcome.differences(expected, victim) == ""
     reason = outcome.rows[victim]["status"]
     assert reason not in ("", "ok")
@@ -87,14 +87,14 @@ def check_refused(outcome: Outcome, expected: Outcome, victim: str) -> None:
 
 
 def check_dropped(outcome: Outcome, expected: Outcome) -> None:
-    """The stray reply is mentioned, and all others count."""
+    """The unexpected reply is mentioned, and all others are used."""
     assert outcome.differences(expected, victim="") == ""
     assert len(outcome.notes) == len(expected.notes) + 1
     assert "is dropped" in " ".join(outcome.notes)
 
 
 def stray(kind: str, message: Message, bad: Message) -> Message:
-    """A reply that nobody's message asks for."""
+    """A reply that belongs to no message."""
     if kind == "from another node":
         bad.metadata.__dict__["_src_node_id"] = 99
     elif kind == "to no message":
@@ -103,7 +103,7 @@ def stray(kind: str, message: Message, bad: Message) -> Message:
 
 
 def test_none_of_many_malformed_replies_does_harm(scenes):
-    """Types, shapes, values, names, counts, records, bytes, identities; from one client or two at a time."""
+    """Types, shapes, values, names, counts, records, bytes and identities are wrong, at one client or at two."""
     expected = expected_outcomes(scenes)
     tried: Counter[str] = Counter()
 

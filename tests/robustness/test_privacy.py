@@ -32,7 +32,7 @@ def scene(tmp_path_factory):
 
 @pytest.mark.parametrize("clip", [0.05, 1e6])
 def test_private_mean_is_flowers_wrapper_around_the_recipe(scene, clip):
-    """The same real replies through Flower's wrapper for central privacy around FedDG, and by our part."""
+    """Real replies are aggregated by Flower's wrapper for central privacy around FedDG, and by our part."""
     assert isinstance(scene.strategy.recipe.weights, Uniform)
     wrapper = DifferentialPrivacyServerSideFixedClipping(scene.strategy, 0.0, clip, len(scene.replies["train"]))
     before = record_to_arrays(scene.arrays)
@@ -53,7 +53,7 @@ def test_private_mean_is_flowers_wrapper_around_the_recipe(scene, clip):
 
 
 def reply_content(scale: float) -> tuple[RecordDict, RecordDict]:
-    """What a message brings and what a reply takes back: an update of L2 norm `scale`."""
+    """(records of a message, records of its reply) with an update of L2 norm `scale`."""
     before = {"w": np.zeros(50_000, np.float32), "b": np.float32(0)}
     after = {"w": np.full(50_000, scale / np.sqrt(50_000), np.float32), "b": np.float32(0)}
     config = ConfigRecord({"experiment": ""})
@@ -84,7 +84,7 @@ def test_local_noise_has_the_size_of_the_gaussian_mechanism():
 
 
 def test_a_site_decides_for_itself():
-    """Its node config wins over the server's settings, also when the server asks for nothing."""
+    """Its node config has priority over the server's settings, even when these ask for no privacy."""
     assert abs(np.linalg.norm(sent_model({}, {"dp-clip": 0.5, "dp-epsilon": 1e9})) - 0.5) < 1e-3
     with pytest.raises(UserError, match="dp-epsilon must be above 0"):
         sent_model({}, {"dp-clip": 0.5, "dp-epsilon": 0.0})
@@ -93,7 +93,7 @@ def test_a_site_decides_for_itself():
 
 
 def test_a_masked_model_is_not_perturbed():
-    """Noise on masked integers would be no noise on the update."""
+    """Noise on masked integers would not be noise on the update."""
     assume_identity(1)
     down, _ = reply_content(1.0)
     masked = RecordDict({"arrays": state_to_record({"w": np.zeros(5, np.uint32)}), "metrics": MetricRecord()})
@@ -103,7 +103,7 @@ def test_a_masked_model_is_not_perturbed():
 
 
 def test_a_run_with_local_privacy(tmp_path):
-    """No client's model as it was trained reaches the server; with next to no noise the run is the plain one."""
+    """The server never receives a model without noise; with very little noise the run equals the normal one."""
     kept = {}
     for name, train in {"plain": {}, "open": {"dp_clip": 1e6, "dp_epsilon": 1e15}, "private": {"dp_clip": 0.1}}.items():
         experiment = small_experiment(tmp_path / name, model=NO_NORM, train={"rounds": 1, **train})
@@ -122,13 +122,13 @@ def test_a_run_with_local_privacy(tmp_path):
     [("fedavg", {}, "batch-norm statistics of digits-cnn-bn"), ("ccst", NO_NORM, "style_bank would leave the client")],
 )
 def test_what_noise_cannot_protect_is_refused(method, model, said, tmp_path):
-    """Before the run starts, in one line."""
+    """It is refused before the run starts, in one line."""
     with pytest.raises(UserError, match=said):
         run_small(small_experiment(tmp_path, method, model=model, train={"dp_clip": 1.0}))
 
 
 def test_the_records_and_the_end_of_the_run_say_epsilon(tmp_path):
-    """environment.json and the last message; nothing of it without noise."""
+    """environment.json and the last message contain it; without noise neither does."""
     private = {"name": "fedavg", "fuse": "private_mean", "private_mean": {"clip": 1e-3, "noise": 5.0}}
     settings = {"model": NO_NORM, "train": {"rounds": 2}, "data": {"fraction": 0.05}}
     folder, _ = run_small(small_experiment(tmp_path, private, **settings))

@@ -1,4 +1,4 @@
-"""Secure aggregation in whole runs: FedAvg's records, clients that fail in every exchange, what is refused."""
+"""Secure aggregation in whole runs: FedAvg's records, clients that fail in every exchange, and what is refused."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,10 @@ SMALL = {"fraction": 0.05}
 
 
 def silent(*failures: tuple[str, str, int]):
-    """A grid's tamper: (client, exchange, round) is not answered; an exchange is a bank's question, or "train"."""
+    """A function for a grid that removes the replies (client, exchange, round).
+
+    An exchange is the name of a bank's question, or "train".
+    """
 
     def tamper(message: Message, reply: Message) -> Message:
         config = message.content.config_records["config"]
@@ -30,7 +33,7 @@ def silent(*failures: tuple[str, str, int]):
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
-    """FedAvg's folder."""
+    """The folder of a run of FedAvg."""
     return run_small(small_experiment(tmp_path_factory.mktemp("plain"), run=OPEN, data=SMALL))[0]
 
 
@@ -41,7 +44,7 @@ def secure(tmp_path_factory):
 
 
 def test_a_run_is_fedavgs(plain, secure):
-    """Numbers, models and losses up to float32; every reply is noise, and as long as FedAvg's."""
+    """Numbers, models and losses agree to the precision of float32; every reply is noise, and as long as FedAvg's."""
     folder, grid = secure
     ours, theirs = load_file(folder / "last.safetensors"), load_file(plain / "last.safetensors")
     for name, array in theirs.items():
@@ -62,9 +65,10 @@ def test_a_run_is_fedavgs(plain, secure):
 
 
 def test_clients_that_fail_in_every_exchange(tmp_path):
-    """Round 2: without keys, 3: without shares, 4: without an update, 5: it delivered, and does not help to unmask.
+    """A client fails in round 2 before its keys, in 3 before its shares, in 4 before and in 5 after its update.
 
-    The model is FedAvg's of those whose updates came. In round 6 two of three fail, t = 2 is missed: it stays.
+    The model is FedAvg's of the clients whose updates arrived. In round 6 two of three fail; t = 2 is not reached, and
+    the model does not change.
     """
     run, train = {**OPEN, "on_client_failure": "continue"}, {"rounds": 6}
     exchanges = ["secure_keys", "secure_shares", "train", "secure_unmasking"]
@@ -108,7 +112,7 @@ def test_a_killed_run_goes_on(secure, tmp_path):
     ],
 )
 def test_what_needs_single_updates_is_refused(method, sections, said, tmp_path):
-    """In one line, before the run."""
+    """It is refused in one line, before the run."""
     named = {"name": method} if isinstance(method, str) else method
     with pytest.raises(UserError, match=said):
         run_small(small_experiment(tmp_path, {**named, "fuse": "secure_mean"}, **{"run": OPEN, **sections}))

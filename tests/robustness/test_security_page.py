@@ -1,4 +1,4 @@
-"""SECURITY.md says what is so: its commands run, its table is the methods', its numbers come out."""
+"""SECURITY.md is correct: its commands run, its table is that of the methods, and its numbers are reproduced."""
 
 import math
 import re
@@ -20,7 +20,7 @@ SMALL = ["data.fraction=0.05", "train.rounds=1", "run.threads=1"]
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_commands_run(command, tmp_path, monkeypatch):
-    """Word for word, on fewer images."""
+    """They are run without changes, but on fewer images."""
     monkeypatch.chdir(tmp_path)
     program, *words = command.split()
     assert program == "fedsim"
@@ -30,7 +30,7 @@ def test_commands_run(command, tmp_path, monkeypatch):
 
 
 def test_every_method_is_in_the_table():
-    """With the very words that `fedsim methods NAME` prints."""
+    """Its text is the one that `fedsim methods NAME` prints."""
     rows = dict(re.findall(r"^\| ([a-z0-9-]+) \| (.*) \|$", TEXT.split("## What a site tells")[1], re.MULTILINE))
     rows.pop("method")
     assert rows == {name: recipe.disclosure() for name, recipe in METHODS.items()}
@@ -38,7 +38,7 @@ def test_every_method_is_in_the_table():
 
 @pytest.mark.parametrize(("z", "said"), [(1.0, "28.4"), (5.0, "3.8")])
 def test_epsilon_of_the_page(z, said):
-    """The page's numbers solve the Gaussian mechanism's equation, and lie below the best Renyi order's bound."""
+    """The page's numbers solve the equation of the Gaussian mechanism, and are below the best bound by Renyi orders."""
     rounds, delta, mu = 20, 1e-5, math.sqrt(20) / z
     epsilon = total_epsilon(z, rounds, delta)
     assert f"{epsilon:.1f}" == said
@@ -54,5 +54,5 @@ def test_epsilon_of_the_page(z, said):
 
 
 def test_epsilon_without_protection_is_a_number():
-    """Next to no noise: a huge bound, and no overflow."""
+    """With very little noise the bound is very large, without an overflow."""
     assert 1e20 < total_epsilon(1e-14, 1, 1e-5) < math.inf

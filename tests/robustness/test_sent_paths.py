@@ -8,14 +8,14 @@ from fedsim.errors import ClientFailedError
 
 
 def texts(content) -> list[str]:
-    """Every text of a message."""
+    """All texts in a message."""
     values = [value for record in content.config_records.values() for value in record.values()]
     flat = [item for value in values for item in (value if isinstance(value, list) else [value])]
     return [item for item in flat if isinstance(item, str)]
 
 
 def test_no_path_of_the_server_in_messages_of_a_deployment(tmp_path):
-    """Neither in what goes to the clients nor in their answers, errors included; a simulation needs its folder."""
+    """No message and no answer, not even an error, names one; in a simulation the messages name the run's folder."""
     own = {"root": str(tmp_path / "data"), "cache": str(tmp_path / "cache")}
     run = {"runtime": "deployment", "federation": str(tmp_path / "federation.toml"), "evaluate_target": "server"}
     experiment = small_experiment(

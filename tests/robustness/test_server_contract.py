@@ -1,4 +1,4 @@
-"""What every server part may rely on: refusals of one client, banks of every round, broadcasts, seeds, checkpoints."""
+"""What every server part can use: refusal of one client, banks of every round, broadcasts, seeds, checkpoints."""
 
 from dataclasses import replace
 from typing import ClassVar, Literal
@@ -30,11 +30,11 @@ class Vectors(Bank):
     when: ClassVar[Literal["once", "round"]] = "round"
 
     def accept(self, client, arrays, server):
-        """Anything: the shapes are for the server to compare."""
+        """Accept everything, because the server compares the shapes."""
         return ""
 
     def merge(self, bank, entries, server):
-        """The sum, counted in the part's own state; a negative vector is refused."""
+        """The sum of the vectors; the part's own state counts the calls. A negative vector is refused."""
         for client, arrays in entries.items():
             if (arrays["v"] < 0).any():
                 server.state["rounds"] = -1
@@ -55,19 +55,19 @@ class Critical(Fuse):
     needs: ClassVar[tuple[str, ...]] = ()
 
     def fuse(self, updates, weights, server):
-        """Reads the metric of every client."""
+        """Read the metric of every client."""
         server.state["best"] = max(update.metrics["quality"] for update in updates)
         return WeightedMean().fuse(updates, weights, server)
 
 
 class Needing(Critical):
-    """The same, declared."""
+    """The same as `Critical`, but the metric is declared in `needs`."""
 
     needs: ClassVar[tuple[str, ...]] = ("quality",)
 
 
 def contribution(client):
-    """What every client sends beside its model: two numbers."""
+    """What every client sends in addition to its model: two numbers."""
     return {"vectors": state_to_record({"v": np.array([1.0, len(client)], np.float32)})}
 
 
@@ -102,7 +102,7 @@ def with_vector(scene, vector):
     ],
 )
 def test_a_contribution_of_every_round_that_is_refused_is_its_client_s_failure(scene, vector, reason):
-    """Wrong shape, wrong type, or refused in `merge`: with `continue` the round is that of the other clients."""
+    """With a wrong shape or type, or a refusal in `merge`, and `continue`, the round has only the other clients."""
     replies = with_vector(scene, vector)
     outcome = scene.play("train", replies)
     others = [reply for client, reply in scene.replies["train"].items() if client != VICTIM]
@@ -123,7 +123,7 @@ def test_a_contribution_of_every_round_that_is_refused_is_its_client_s_failure(s
 
 @pytest.mark.parametrize("fuse", [Critical(), Needing()])
 def test_a_metric_that_a_fusion_misses_is_its_client_s_failure(scene, fuse, monkeypatch):
-    """Declared in `needs` or only read: the client that does not report it is left out."""
+    """The client that does not report it is left out, whether it is declared in `needs` or only read."""
     monkeypatch.setattr(scene.strategy.parts, "recipe", replace(scene.strategy.recipe, fuse=fuse))
 
     def give(reply, value):
@@ -148,7 +148,7 @@ def test_a_metric_that_a_fusion_misses_is_its_client_s_failure(scene, fuse, monk
 
 
 def test_a_later_round_keeps_to_the_layout_of_the_earlier_ones(scene):
-    """One client alone is not right because nobody else came: earlier contributions say what the layout is."""
+    """Even a single contribution in a round must have the layout of earlier contributions."""
     wrong = with_victim(
         scene, lambda content: content.update({"vectors": state_to_record({"v": np.zeros((2, 3), np.float32)})})
     )
@@ -159,7 +159,7 @@ def test_a_later_round_keeps_to_the_layout_of_the_earlier_ones(scene):
 
 
 def test_layouts_may_differ_where_a_bank_says_so(scene, monkeypatch):
-    """`uniform = False`: contributions are as different as the bank accepts; here `merge` then refuses one itself."""
+    """With `uniform = False` the bank alone decides about layouts; here its `merge` refuses one."""
 
     class Ragged(Vectors):
         uniform: ClassVar[bool] = False
@@ -179,7 +179,7 @@ def test_layouts_may_differ_where_a_bank_says_so(scene, monkeypatch):
 
 
 def test_streams_depend_on_seed_purpose_and_round_alone():
-    """The same numbers at every call, others for another purpose, round or seed."""
+    """Every call gives the same numbers; another purpose, round or seed gives others."""
     first = ServerRound(1, 3, [], {}, seed=4)
     assert first.rng("a").random() == first.rng("a").random()
     assert torch.equal(torch.rand(3, generator=first.generator("a")), torch.rand(3, generator=first.generator("a")))
@@ -191,7 +191,7 @@ def test_streams_depend_on_seed_purpose_and_round_alone():
 
 
 def test_a_reply_that_lacks_what_is_read_names_its_client():
-    """Reading a metric or a record that is not there is a refusal with the client's name."""
+    """When a metric or a record that is read is missing, the client is refused by name."""
     update = Update("photo", 3, {}, {"gap": 1.0})
     assert update.metrics["gap"] == 1.0
     for read in (lambda: update.metrics["steps"], lambda: update.records["style"]):
@@ -200,7 +200,7 @@ def test_a_reply_that_lacks_what_is_read_names_its_client():
 
 
 def test_all_that_the_server_remembers_is_saved(tmp_path):
-    """Numbers and tensors of parts, banks of clients and of the server, empty ones too, and types survive."""
+    """Numbers and tensors of parts, and banks of clients and server, even empty ones, are restored with their types."""
     rng = np.random.default_rng(0)
     state = ServerState(
         parts={"weights": {"a": {"photo": 0.25}}, "fuse": {}},
@@ -220,7 +220,7 @@ def test_all_that_the_server_remembers_is_saved(tmp_path):
 
 
 def test_a_frozen_tensor_is_neither_sent_nor_stored_nor_saved(tmp_path, monkeypatch):
-    """Everywhere the same from the seed: not in messages, replies, checkpoints or models, and FedAvg's rest goes on."""
+    """It follows from the seed, so it is not in messages, replies, checkpoints or models; the rest is FedAvg."""
     frozen = {"backbone.conv1.weight"}
 
     def place(part, net):
@@ -239,6 +239,6 @@ def test_a_frozen_tensor_is_neither_sent_nor_stored_nor_saved(tmp_path, monkeypa
 
 
 def test_scene_is_untouched(scene):
-    """Every test above left the scene as it was: the real replies are accepted."""
+    """No test above has changed the scene: the real replies are still accepted."""
     outcome = scene.play("train", list(scene.replies["train"].values()))
     assert all(row["status"] == "ok" for row in outcome.rows.values())

@@ -18,7 +18,7 @@ from strategies.parts import Broadcast, Refine
 
 @dataclass(frozen=True)
 class Distil(Refine):
-    """Trains the fused model for a step on noise, and keeps a tensor and a count of its own."""
+    """Trains the fused model for one step on noise, and stores a tensor and a count."""
 
     def refine(self, fused, server):
         """One step of SGD on the server."""
@@ -74,7 +74,7 @@ def trained_by_the_server(monkeypatch):
 
 
 def test_a_server_that_trains_is_resumed_exactly_and_broadcasts_its_moves(trained_by_the_server, tmp_path):
-    """Killed after round 2, the tables are the same; each client gets the difference of the last two global models."""
+    """After a kill in round 2 the tables are the same; each client receives the last change of the global model."""
     whole, _ = run_small(small_experiment(tmp_path / "whole", trained_by_the_server))
     biases = {round: bias for _, round, _, bias in noted}
     for _, round, move, _ in noted:
@@ -92,7 +92,7 @@ def test_a_server_that_trains_is_resumed_exactly_and_broadcasts_its_moves(traine
 
 
 def test_a_broadcast_is_there_in_the_prelude_and_made_again_after_it(tmp_path, monkeypatch):
-    """Before round 1 nothing has moved; the prelude's own move is what round 1 gets."""
+    """Before round 1 the model has not changed; round 1 receives the change that the prelude has made."""
     row = replace(methods.METHODS["csac"], banks=(LastMove(),), terms=(Reading(),))
     monkeypatch.setitem(methods.METHODS, "prelude", row)
     noted.clear()

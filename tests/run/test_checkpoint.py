@@ -1,4 +1,4 @@
-"""Checkpoint files: whole or absent, and nothing is left of an attempt that was cut."""
+"""Checkpoint files are complete or absent, and nothing is left of an interrupted attempt."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ def saved(tmp_path):
 
 
 def test_a_link_made_again_leaves_nothing_else(saved):
-    """A resumed run links its best model again, perhaps to the file that it already names."""
+    """A resumed run creates the link to its best model again, perhaps to the same file."""
     best = saved.with_name("best.safetensors")
     for _ in range(2):
         link_file(saved, best)
@@ -23,7 +23,7 @@ def test_a_link_made_again_leaves_nothing_else(saved):
 
 
 def test_what_a_killed_writer_left_is_taken_over(saved):
-    """A part of a file, or a second name of the old one, under the temporary name."""
+    """Under the temporary name there may be an incomplete file, or a second name of the old file."""
     unfinished(saved).write_bytes(b"cut")
     write_arrays(saved, {"w": np.zeros(2)})
     best = saved.with_name("best.safetensors")
@@ -34,7 +34,7 @@ def test_what_a_killed_writer_left_is_taken_over(saved):
 
 
 def test_models_are_as_readable_as_the_records(tmp_path):
-    """safetensors makes files of its own that nobody else may read."""
+    """safetensors itself would create files that other users cannot read."""
     atomic_write(tmp_path / "summary.csv", "a\n")
     write_arrays(tmp_path / "best.safetensors", {"w": np.zeros(2, np.float32)})
     (tmp_path / "rounds.csv").write_text("a\n")

@@ -1,4 +1,4 @@
-"""A run's folder has one writer: a second process is refused in one line, a killed one leaves nothing locked."""
+"""A run's folder has one writer: a second process is refused in one line; the lock of a killed process is released."""
 
 import os
 import signal
@@ -25,7 +25,7 @@ with claim(Path(sys.argv[1])):
 
 @pytest.fixture
 def holder(tmp_path):
-    """Another process that holds tmp_path/run."""
+    """Another process that holds the lock of tmp_path/run."""
     words = [sys.executable, "-c", HOLDER, str(tmp_path / "run")]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "held\n"
@@ -48,14 +48,14 @@ def test_a_second_process_is_refused_until_the_first_is_killed(holder, tmp_path,
 
 
 def test_waits_for_a_process_that_is_about_to_end(holder, tmp_path):
-    """A killed sweep's workers need a moment: no refusal within that time."""
+    """The workers of a killed sweep need some time to end; within that time a new process waits."""
     subprocess.Popen(["sh", "-c", f"sleep 0.5; kill -9 {holder.pid}"])
     with claim(tmp_path / "run"):
         assert holder.wait(timeout=10) == -signal.SIGKILL
 
 
 def test_a_run_claims_its_folder(tmp_path, monkeypatch):
-    """The run itself is refused and writes nothing; afterwards it runs."""
+    """While another process holds the folder, the run is refused and writes nothing; afterwards it runs."""
     monkeypatch.setattr(module, "PATIENCE_SECONDS", 0.1)
     experiment = small_experiment(tmp_path, train={"rounds": 1})
     folder = run_folder(experiment)

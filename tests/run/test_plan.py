@@ -14,7 +14,7 @@ from fedsim.runtime.launch import launch
 
 @pytest.fixture
 def calls(monkeypatch):
-    """How often recipes and networks are built, wherever from."""
+    """Counts how often recipes and networks are built, by any caller."""
     counts = {"build_recipe": 0, "build_model": 0}
 
     def counted(module, name):
@@ -51,7 +51,7 @@ def test_nobody_else_builds_recipes_of_a_run():
 
     root = Path(fedsim.__file__).parent
     users = {file.relative_to(root).as_posix() for file in root.rglob("*.py") if "build_recipe(" in file.read_text()}
-    # where plans are made; where it is defined; methods without a run: a report's notes, features of a saved model
+    # These modules make plans, define the function, or need methods without a run (a report's notes, saved models).
     assert users <= {"run/plan.py", "assembly.py", "commands/results.py", "results/features.py"}
 
 

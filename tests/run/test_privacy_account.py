@@ -1,4 +1,4 @@
-"""Epsilon over all rounds, against integrals and against the published numbers of single rounds."""
+"""Epsilon over all rounds, compared with integrals and with published numbers of single rounds."""
 
 import math
 
@@ -16,14 +16,14 @@ from strategies.fuse.private_mean import PrivateMean
 
 @pytest.mark.parametrize(("epsilon", "mu"), [(0.0, 1.0), (1.0, 1.0), (3.0, 2.0), (20.0, 4.47)])
 def test_delta_is_the_hockey_stick_divergence(epsilon, mu):
-    """Integral of max(0, p - e^epsilon q) for N(mu, 1) and N(0, 1)."""
+    """It is the integral of max(0, p - e^epsilon q) for N(mu, 1) and N(0, 1)."""
     edge = epsilon / mu + mu / 2  # p > e^epsilon q from here on
     found, _ = quad(lambda x: norm.pdf(x, mu) - math.exp(epsilon) * norm.pdf(x), edge, edge + 40, epsabs=1e-14)
     assert delta_of(epsilon, mu) == pytest.approx(found, rel=1e-6, abs=1e-13)
 
 
 def test_rounds_compose():
-    """100 rounds at z = 10 are one at z = 1; the inverse gives delta back; more rounds cost more."""
+    """100 rounds at z = 10 equal one at z = 1; the inverse function gives delta; more rounds have larger epsilon."""
     assert total_epsilon(10.0, 100, 1e-5) == pytest.approx(total_epsilon(1.0, 1, 1e-5), rel=1e-9)
     epsilon = total_epsilon(1.0, 20, 1e-5)
     assert delta_of(epsilon, math.sqrt(20)) == pytest.approx(1e-5, rel=1e-6)
@@ -31,14 +31,14 @@ def test_rounds_compose():
 
 
 def test_it_is_tighter_than_the_bound_by_concentrated_privacy():
-    """epsilon = T/(2z^2) + sqrt(2T ln(1/delta))/z, 31.5 for 20 rounds at z = 1, and not below what is needed."""
+    """That bound is epsilon = T/(2z^2) + sqrt(2T ln(1/delta))/z, 31.5 for 20 rounds at z = 1."""
     for rounds, z in ((20, 1.0), (20, 5.0), (100, 3.0)):
         bound = rounds / (2 * z * z) + math.sqrt(2 * rounds * math.log(1e5)) / z
         assert 0.75 * bound < total_epsilon(z, rounds, 1e-5) < bound
 
 
 def test_edges():
-    """No noise protects nobody; no rounds need nothing; enough noise gives epsilon 0."""
+    """Without noise epsilon is infinite, without rounds it is 0, and with enough noise it is 0."""
     assert total_epsilon(0.0, 1, 1e-5) == math.inf
     assert total_epsilon(1.0, 0, 1e-5) == 0.0
     assert total_epsilon(1e6, 1, 1e-5) == 0.0
@@ -46,7 +46,7 @@ def test_edges():
 
 
 def test_samples_of_the_mechanism_agree():
-    """The privacy loss of 4 rounds at z = 2, drawn: P(loss > epsilon) - e^epsilon P(-loss > epsilon) = delta."""
+    """Drawn privacy losses of 4 rounds at z = 2: P(loss > epsilon) - e^epsilon P(-loss > epsilon) = delta."""
     rng, mu = np.random.default_rng(0), 1.0
     loss = rng.normal(mu * mu / 2, mu, 2_000_000)
     other = rng.normal(-mu * mu / 2, mu, 2_000_000)
@@ -67,21 +67,21 @@ def test_numbers_by_hand():
 
 
 def test_the_drawing_of_clients_is_counted():
-    """With dp-accounting: 10 of 100 clients a round are protected better than all 100."""
+    """With dp-accounting, drawing 10 of 100 clients per round has a smaller epsilon than using all 100."""
     pytest.importorskip("dp_accounting")
     drawn = sampled_epsilon(8.0, 50, 1e-5, 10, 100)
     assert 0 < drawn < total_epsilon(4.0, 50, 1e-5)
 
 
 def test_the_statement_names_all_rounds(tmp_path):
-    """Central and local; nothing without noise."""
+    """There is a statement for central and for local noise, and none without noise."""
     experiment = small_experiment(tmp_path, train={"rounds": 20})
     assert statement(experiment, Recipe(), 3) == ""
     said = statement(experiment, Recipe(fuse=PrivateMean(1.0, 1.0)), 3)
     assert said.startswith("central differential privacy: epsilon 2")
     assert "20 rounds" in said
     prelude = statement(experiment, Recipe(client=SemanticCalibration(), fuse=PrivateMean(1.0, 1.0)), 3)
-    assert "21 rounds" in prelude  # the acquired models go out too
+    assert "21 rounds" in prelude  # the acquired models are sent too
     local = experiment.replace(train={"dp_clip": 0.5, "dp_epsilon": 1.0, "dp_delta": 1e-5})
     one = small_experiment(tmp_path, train={"rounds": 1, "dp_clip": 0.5, "dp_epsilon": 1.0, "dp_delta": 1e-5})
     numbers = [float(statement(each, Recipe(), 3).split("epsilon ")[1].split()[0]) for each in (one, local)]

@@ -1,4 +1,4 @@
-"""What `fedsim methods NAME --data CONFIG` says of bytes is what clients.csv records."""
+"""The bytes that `fedsim methods NAME --data CONFIG` prints are those that clients.csv records."""
 
 import pytest
 from support import numbers, run_small, small_experiment
@@ -10,7 +10,7 @@ from fedsim.run.traffic import traffic
 
 @pytest.mark.parametrize("method", ["fedavg", "fedbn", "perada", "scaffold", "fedig", "copa"])
 def test_bytes_are_those_of_clients_csv(method, tmp_path):
-    """Sums per client and round, and those of each bank; from the second round on, when every bank is filled."""
+    """Sums per client and round, and bytes of each bank, are equal from round 2 on, when every bank is filled."""
     experiment = small_experiment(tmp_path, method, train={"rounds": 2, "iterations": 1})
     folder, _ = run_small(experiment)
     clients = numbers(folder / "clients.csv").query("round == 2")
@@ -33,14 +33,14 @@ def test_perada_on_resnet18():
 
 
 def test_unknown_amounts_are_none():
-    """What depends on the data is not guessed; visits go to the unseen domain's client."""
+    """Amounts that depend on the data are None; visits go to the unseen domain's client."""
     rows = {row.record: row for row in traffic(resolve(small_experiment("unused", "fada")))}
     assert rows["bank target_features"].down is None
     assert rows["target_attention"].when == rows["target_training"].when == "visit"
 
 
 def test_command(capsys):
-    """The table, for a shipped experiment; half of the options is refused."""
+    """The command prints the table for a shipped experiment; --preset or --set without --data is refused."""
     app(["methods", "scaffold", "--data", "digits"], standalone_mode=False)
     text = capsys.readouterr().out
     assert "bank control" in text

@@ -28,7 +28,7 @@ def test_no_one_trains_on_it(held_out):
 
 
 def test_it_is_measured_as_an_unseen_domain(held_out, tmp_path):
-    """The same clients with rot30 as the target give the same accuracies there, round by round."""
+    """With rot30 as the target, the same clients have the same accuracies on it in every round."""
     domains = {"domains": ["rot0", "rot15", "rot30"]}
     other, _ = run_small(small_experiment(tmp_path, data=domains, run={"target": "rot30"}))
     ours = pd.read_csv(held_out / "rounds.csv")

@@ -1,4 +1,4 @@
-"""One local Ray cluster for all tests of a session, and grids on it."""
+"""A local Ray cluster for all tests of a session, and grids that use it."""
 
 import os
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""A client app for tests of the Ray runtime: says where it runs, sleeps, raises or dies when told to."""
+"""A client app for tests of the Ray runtime: it says where it runs, and can sleep, raise an exception or die."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ answered = 0
 
 @app.query()
 def probe(message: Message, context: Context) -> Message:
-    """Process id, how many messages the process has answered, and the arrays as they came."""
+    """Reply with the process id, the number of messages that the process has answered, and the received arrays."""
     global answered
     config = message.content.config_records["config"]
     if config["order"] == "die":

@@ -5,10 +5,10 @@ import signal
 
 
 class DieOnce:
-    """SIGKILL at round 2 of the runs on rot15, the first time only."""
+    """Sends SIGKILL to its own process in round 2 of the runs on rot15, but only the first time."""
 
     def on_start(self, experiment, folder):
-        """Remember where to leave a mark."""
+        """Remember the file that marks the first time."""
         self.mark = folder.parent / "died" if experiment.run.target == "rot15" else None
 
     def on_round(self, row, clients):
@@ -18,4 +18,4 @@ class DieOnce:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def on_end(self, summary):
-        """Nothing."""
+        """Do nothing."""

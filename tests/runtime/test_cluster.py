@@ -1,4 +1,4 @@
-"""How many workers a cluster carries, and what is said when it carries none or Ray is missing."""
+"""How many workers a cluster has room for, and the messages when it has no room or Ray is missing."""
 
 import os
 import sys
@@ -41,7 +41,7 @@ def machines(monkeypatch):
     ],
 )
 def test_workers_fill_the_cluster(machines, settings, resources, workers, gpus):
-    """As many workers as fit, one per client at most; GPU shares follow."""
+    """There are as many workers as fit, at most one per client; they share the GPUs."""
     machines(*resources)
     plan = cluster.plan_workers(RunSettings(**settings), clients=5)
     assert (plan.workers, plan.gpus) == (workers, gpus)
@@ -57,21 +57,21 @@ def test_workers_fill_the_cluster(machines, settings, resources, workers, gpus):
     ],
 )
 def test_what_does_not_fit_is_said(machines, settings, said):
-    """One line with the way out, before anything starts."""
+    """Before anything starts, one line says what to do."""
     machines({"CPU": 8.0})
     with pytest.raises(UserError, match=said):
         cluster.plan_workers(RunSettings(**settings), clients=5)
 
 
 def test_without_ray_the_user_is_told_what_to_install(monkeypatch):
-    """No traceback of an import."""
+    """The message is not the traceback of an import."""
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UserError, match=r"pip install .feddg-sim\[ray\]"):
         cluster.import_ray()
 
 
 def test_inline_needs_no_ray(tmp_path):
-    """A whole run imports neither Ray nor Flower's simulation."""
+    """A complete run imports neither Ray nor Flower's simulation."""
     import subprocess
 
     code = (

@@ -1,4 +1,4 @@
-"""Slow trials with real processes: a two-node Ray cluster, Ctrl-C, Flower's own engine with its exit code."""
+"""Slow tests with real processes: a Ray cluster of two nodes, Ctrl-C, Flower's own engine with its exit code."""
 
 import os
 import shutil
@@ -22,7 +22,7 @@ BIN = Path(sys.executable).parent
 
 
 def settings_of(experiment) -> list[str]:
-    """The command line's words for `small_experiment`."""
+    """The arguments of the command line for `small_experiment`."""
     words = [
         "data.domains=" + str(experiment.data.domains).replace("'", '"'),
         "data.fraction=0.1",
@@ -70,7 +70,7 @@ def processes_with(word: str) -> list[str]:
 
 @pytest.fixture
 def two_nodes(tmp_path_factory):
-    """Two Ray nodes of one CPU each on loopback, with ports and a temporary folder of their own; their address."""
+    """The address of two Ray nodes with one CPU each on loopback, which have their own ports and temporary folder."""
     pytest.importorskip("ray")
     gcs, *ports = free_ports(5)
     folder = Path("/tmp") / f"fs{os.getpid()}"  # short: Ray's sockets live below it
@@ -106,7 +106,7 @@ def two_nodes(tmp_path_factory):
 
 
 def wait_for_port(port: int) -> None:
-    """Until something listens there."""
+    """Wait until a process listens on the port."""
     for _ in range(300):
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", port)) == 0:
@@ -117,7 +117,7 @@ def wait_for_port(port: int) -> None:
 
 @pytest.mark.slow
 def test_a_run_spans_the_machines_of_an_existing_cluster(two_nodes, tmp_path):
-    """Two nodes of one CPU carry two workers, one each; the numbers are those of inline."""
+    """Two nodes with one CPU each have one worker each; the numbers are those of the inline runtime."""
     experiment = small_experiment(tmp_path / "inline", "fedbn")
     inline, _ = run_small(experiment)
     words = ["--set", f'run.ray_address="{two_nodes}"', "--set", "run.workers=2"]
@@ -145,7 +145,7 @@ def test_no_cluster_at_the_address_is_one_line(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("verb", ["run", "sweep"])
 def test_ctrl_c_leaves_nothing_behind(verb, tmp_path):
-    """Interrupted in a round: exit code 130, nothing said but that, no Ray process left."""
+    """A run interrupted in a round has exit code 130, prints only the interruption, and leaves no Ray process."""
     experiment = small_experiment(tmp_path, train={"rounds": 300})
     sweep = [*FEDSIM, "sweep", "digits", "--methods", "fedavg", "--targets", "rot45", "--seeds", "0", "--jobs", "1"]
     sweep += ["--output", str(tmp_path), "--set", "run.runtime=ray", *settings_of(experiment)]
@@ -182,7 +182,7 @@ def test_ctrl_c_leaves_nothing_behind(verb, tmp_path):
 
 @pytest.mark.flower
 def test_flowers_engine_gives_the_numbers_of_inline(tmp_path):
-    """`fedsim run --runtime flower`: exit code 0, the same rounds, no SuperLink left."""
+    """`fedsim run --runtime flower` has exit code 0, records the same rounds, and leaves no SuperLink."""
     experiment = small_experiment(tmp_path / "inline", "fedbn")
     inline, _ = run_small(experiment)
     done = subprocess.run(
@@ -196,7 +196,7 @@ def test_flowers_engine_gives_the_numbers_of_inline(tmp_path):
 
 @pytest.mark.flower
 def test_a_failing_run_in_flowers_engine_exits_1(tmp_path):
-    """`flwr run` itself would say 0."""
+    """`flwr run` itself would exit with 0."""
     experiment = small_experiment(tmp_path)
     words = ["--set", "run.timeout=0.001"]  # no reply is that quick
     done = subprocess.run(command(experiment, tmp_path, "flower", *words), cwd=tmp_path, capture_output=True, text=True)
@@ -207,7 +207,7 @@ def test_a_failing_run_in_flowers_engine_exits_1(tmp_path):
 
 @pytest.mark.flower
 def test_flwr_run_from_the_repository(tmp_path):
-    """`flwr run . --stream`, as in the README: pyproject's settings, overridden by the run config."""
+    """`flwr run . --stream`, as in the README, uses pyproject's settings, which the run config overrides."""
     from fedsim.runtime.flower import SuperLink
 
     words = ["train.rounds=2", "data.fraction=0.1", "run.device=cpu"]

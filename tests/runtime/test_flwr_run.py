@@ -1,4 +1,4 @@
-"""The start page's `flwr run`, word by word, for somebody who never used Flower before."""
+"""The start page's `flwr run` command works unchanged for somebody who has never used Flower."""
 
 import os
 import re
@@ -38,9 +38,9 @@ def processes(word: str) -> Iterator[int]:
 
 @pytest.fixture
 def newcomer(tmp_path):
-    """A copy of the repository and the environment of somebody with an empty home; what is left running is ended.
+    """A copy of the repository, and the environment of a user with an empty home; processes that are left are ended.
 
-    Installing is switched off, as it takes 5 GB: the page says so.
+    Flower installs nothing here, because it would take 5 GB, as the page says.
     """
     app = tmp_path / "app"
     for name in ("fedsim", "clients", "strategies", "configs"):
@@ -53,7 +53,7 @@ def newcomer(tmp_path):
         **kept,
         "HOME": str(tmp_path / "home"),
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
-        "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(port),  # the machine may have a SuperLink of somebody else's
+        "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(port),  # somebody else's SuperLink may run on this machine
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         "FLWR_TELEMETRY_ENABLED": "0",
     }

@@ -1,4 +1,4 @@
-"""A phase holds one message and one reply at a time, whatever the number of clients."""
+"""In a phase only one message and one reply at a time are in memory, whatever the number of clients."""
 
 import gc
 import weakref
@@ -33,7 +33,7 @@ def test_messages_are_made_when_they_are_sent_and_replies_are_not_kept():
     for count, reply in enumerate(PatientGrid(grid, Quiet(), 5.0).send_and_receive(messages()), start=1):
         assert len(made) == count
         alive = [reference for reference in alive if reference() is not None]
-        assert len(alive) <= 1  # the one before, which this loop's variable held
+        assert len(alive) <= 1  # the previous one, to which this loop's variable referred
         alive.append(weakref.ref(reply))
         del reply
         gc.collect()

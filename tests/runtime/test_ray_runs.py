@@ -1,4 +1,4 @@
-"""The same experiments inline and on Ray: same numbers, personal state included, also when a worker is killed."""
+"""The same experiments inline and on Ray have the same numbers and personal state, even when a worker is killed."""
 
 import os
 import signal
@@ -33,7 +33,7 @@ class Killer:
 
 
 def sections(settings, output):
-    """Settings with the folder of results."""
+    """The settings with an output folder."""
     return {**settings, "run": {**settings.get("run", {}), "output": str(output)}}
 
 
@@ -47,7 +47,7 @@ SETTINGS = {"fedavg": {}, "fedbn": {}, "fada": {}, "elcfs": MASKS}  # FADA's ser
 
 @pytest.mark.parametrize("method", SETTINGS)
 def test_ray_gives_the_numbers_of_inline(grid, tmp_path, method):
-    """With one thread per worker the rounds agree to the last bit; the promise is 1e-4."""
+    """With one thread per worker the rounds are equal bit for bit; the documentation promises 1e-4."""
     inline, ray = (
         small_experiment(tmp_path / name, method, train={"rounds": 2}, **sections(SETTINGS[method], tmp_path / name))
         for name in ("inline", "ray")
@@ -58,7 +58,7 @@ def test_ray_gives_the_numbers_of_inline(grid, tmp_path, method):
 
 
 def test_a_killed_worker_is_replaced_and_changes_nothing(grid, tmp_path):
-    """Its clients go on in a new process, their personal batch norm comes back from files."""
+    """Its clients continue in a new process, which reads their personal batch norm from files."""
     inline, _ = run_small(small_experiment(tmp_path / "inline", "fedbn"))
     killer = Killer(grid)
     ray = serve(grid, resolve(small_experiment(tmp_path / "ray", "fedbn")), [killer])
@@ -69,8 +69,8 @@ def test_a_killed_worker_is_replaced_and_changes_nothing(grid, tmp_path):
 
 @pytest.mark.parametrize("method", ["fedavg", "fedbn"])
 def test_one_copy_of_the_global_model_per_round(grid, tmp_path, monkeypatch, method):
-    """A round's model goes into the object store once: evaluated by all clients, then trained on by all clients."""
-    monkeypatch.setattr(fedsim.runtime.ray, "SMALL_BYTES", 0)  # the test's model would travel within the calls
+    """A round's model is put into the object store once, although all clients first evaluate and then train it."""
+    monkeypatch.setattr(fedsim.runtime.ray, "SMALL_BYTES", 0)  # such a small model would be sent within the calls
     puts = []
     original = grid._ray.put
     monkeypatch.setattr(grid._ray, "put", lambda value: puts.append(value) or original(value))
@@ -79,5 +79,5 @@ def test_one_copy_of_the_global_model_per_round(grid, tmp_path, monkeypatch, met
 
 
 def test_clients_stick_to_workers(grid):
-    """Client k lives on worker k mod n."""
+    """Client k belongs to worker k mod n."""
     assert [nodes for _, nodes in grid.workers()] == [[2, 4], [3]]

@@ -1,4 +1,4 @@
-"""Ray workers one message at a time: order, death, lateness, exceptions; and what travels to them."""
+"""Ray workers: the order of messages, workers that die or are late, exceptions, and what is sent to them."""
 
 import pickle
 
@@ -12,7 +12,7 @@ from fedsim.runtime.ray import Shelf, addressee
 
 
 def ask(grid, orders, timeout=None, arrays=None):
-    """Replies by node, of one message per order to the nodes 2, 3, 4."""
+    """{node: reply}, for one message to each of the nodes 2, 3, 4."""
     messages = []
     for node, order in zip(grid.node_ids, orders):
         content = {"config": ConfigRecord({"order": order, "client": f"domain-{node}"})}
@@ -23,7 +23,7 @@ def ask(grid, orders, timeout=None, arrays=None):
 
 
 def test_one_worker_serves_its_clients_in_order_and_stays_warm(probes):
-    """The same process answers in every round; arrays come back as they went."""
+    """The same process answers in every round; arrays are returned unchanged."""
     state = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "n": np.array(7), "none": np.empty((0, 3))}
     first = ask(probes, ["say"] * 3, arrays=state_to_record(state))
     second = ask(probes, ["say"] * 3)
@@ -39,7 +39,7 @@ def test_one_worker_serves_its_clients_in_order_and_stays_warm(probes):
 
 
 def test_a_worker_that_dies_twice_fails_its_client_by_name_and_no_other(probes):
-    """The message at work is blamed; the ones behind it are answered by the next worker."""
+    """The message that was processed fails; the next worker answers those that waited."""
     replies = ask(probes, ["say", "die", "say"])
     assert sorted(replies) == [2, 3, 4]
     assert replies[3].has_error()
@@ -50,7 +50,7 @@ def test_a_worker_that_dies_twice_fails_its_client_by_name_and_no_other(probes):
 
 
 def test_a_worker_that_dies_once_is_replaced_and_its_work_repeated(probes, tmp_path):
-    """All three messages are answered by the new process; nobody notices but the clock."""
+    """The new process answers all three messages; the only effect is that it takes longer."""
     before = {pid for pid, _ in probes.workers()}
     replies = ask(probes, ["say", f"die once {tmp_path / 'note'}", "say"])
     assert sorted(replies) == [2, 3, 4]
@@ -59,13 +59,13 @@ def test_a_worker_that_dies_once_is_replaced_and_its_work_repeated(probes, tmp_p
     assert where[3] == where[4] == probes.workers()[0][0]
     assert where[3] not in before
     again = ask(probes, ["say", "say", "die"])
-    assert again[4].has_error()  # the next death is counted anew: repeated once, then failed by name
+    assert again[4].has_error()  # another death is counted separately: the message is repeated once, then it fails
     assert "client 'domain-4' died twice" in again[4].error.reason
     assert again[2].has_content()
 
 
 def test_an_exception_comes_back_with_its_traceback(probes):
-    """And costs nobody else anything."""
+    """The other clients are not affected."""
     replies = ask(probes, ["raise", "say", "say"])
     assert "told to raise" in replies[2].error.reason
     assert "Traceback" in replies[2].error.reason
@@ -73,7 +73,7 @@ def test_an_exception_comes_back_with_its_traceback(probes):
 
 
 def test_a_late_client_is_missing_and_its_worker_replaced(probes):
-    """The timeout bounds the wait; the next round is not held up by the late one."""
+    """The wait ends at the timeout, and the next round does not wait for the late client."""
     early = ask(probes, ["say"])
     assert ask(probes, ["sleep"], timeout=1.0) == {}
     again = ask(probes, ["say"], timeout=60.0)
@@ -81,7 +81,7 @@ def test_a_late_client_is_missing_and_its_worker_replaced(probes):
 
 
 def test_a_parcel_moves_tensors_out_of_band():
-    """Pickle 5 takes the bytes aside, and the rebuilt record reads them in place."""
+    """Pickle 5 keeps the bytes separately, and the new record uses them without a copy."""
     record = state_to_record({"w": np.arange(1000, dtype=np.float64), "n": np.array(3, dtype=np.int64)})
     buffers = []
     small = pickle.dumps(Parcel(record), protocol=5, buffer_callback=buffers.append)
@@ -96,7 +96,7 @@ def test_a_parcel_moves_tensors_out_of_band():
 
 @pytest.mark.parametrize("size", [4, 100_000])
 def test_the_shelf_puts_equal_bytes_once(ray_cluster, size):
-    """A record of fewer tensors of the same model is a part of what is there; another model is not."""
+    """A record with fewer tensors of the same model is not stored again; another model is."""
     state = {name: np.full(size, number, dtype=np.float32) for number, name in enumerate("abc")}
     whole = state_to_record(state)
     part = ArrayRecord({name: whole[name] for name in "ac"})
@@ -112,6 +112,6 @@ def test_the_shelf_puts_equal_bytes_once(ray_cluster, size):
 
 
 def test_a_message_without_client_is_named_by_its_node(probes):
-    """The handshake does not know the client yet."""
+    """In the handshake the client is not known yet."""
     message = Message(RecordDict({"config": ConfigRecord({"client": ""})}), 3, "query")
     assert addressee(message) == "node 3"

@@ -1,4 +1,4 @@
-"""Cells as Ray tasks: a task that dies fails its cell by name, the others finish, the next sweep repairs it."""
+"""Cells as Ray tasks: when a task dies, its cell fails by name, the others finish, and the next sweep runs it again."""
 
 import socket
 
@@ -17,7 +17,7 @@ AXES = Axes(["fedbn"], ["rot0", "rot15"], [0])
 
 @pytest.mark.slow
 def test_sweep_on_a_cluster(ray_cluster, tmp_path, capsys):
-    """The numbers are those of a local sweep, the cells' folders say which machine ran them."""
+    """The numbers are those of a local sweep; the cells' folders say which machine ran them."""
     words = [*SMALL, f"run.output={tmp_path / 'ray'}", "run.callbacks=['probe_callbacks:DieOnce']"]
     failed = run_sweep("digits", AXES, Budget(ray="auto"), overrides=words)
     assert [cell.title for cell in failed] == ["fedbn → rot15 (seed 0)"]
@@ -33,7 +33,7 @@ def test_sweep_on_a_cluster(ray_cluster, tmp_path, capsys):
 
 
 def test_outputs_must_be_shared(tmp_path):
-    """A machine that does not see the run's folder says so instead of leaving records where nobody looks."""
+    """A machine that does not see the run's folder reports it, and does not write records into a folder of its own."""
     kind, reason, _ = cell_task(0, "", str(tmp_path / "not-here"), str(tmp_path), {}, None)
     assert kind == "failed"
     assert "storage that all machines share" in reason
@@ -41,7 +41,7 @@ def test_outputs_must_be_shared(tmp_path):
 
 
 def test_what_no_machine_carries_is_said(ray_cluster, tmp_path):
-    """One line that names the options of the sweep."""
+    """The error is one line that names options of the sweep."""
     cells = plan_cells("digits", AXES, [*SMALL, f"run.output={tmp_path}"], "")
     with (
         pytest.raises(UserError, match=r"has room for 0 cells of 99 CPUs.*--cores-per-cell"),
@@ -51,7 +51,7 @@ def test_what_no_machine_carries_is_said(ray_cluster, tmp_path):
 
 
 def test_jobs_limit_the_tasks(ray_cluster, tmp_path):
-    """Not more cells at a time than asked for."""
+    """Not more cells run at a time than --jobs says."""
     cells = plan_cells("digits", AXES, [*SMALL, f"run.output={tmp_path}"], "")
     with RayPool(cells, Budget(jobs=1, ray="auto")) as pool:
         assert pool.width == 1

@@ -1,4 +1,4 @@
-"""What becomes of a deployed run is read from Flower's status and from who holds the run's folder."""
+"""The result of a deployed run follows from Flower's status and from which process holds the run's folder."""
 
 import pytest
 
@@ -18,7 +18,7 @@ class Control:
 
 
 def test_a_server_app_that_died_is_not_waited_for(tmp_path):
-    """Flower calls such a run running until a heartbeat is missed; nobody holds its folder, so it is stopped."""
+    """Flower says "running" until a heartbeat is missed, but no process holds the folder, so the run is stopped."""
     control = Control("running")
     with pytest.raises(ClientFailedError, match=r"has died .*the same command\s+continues"):
         verdict(control, "7", tmp_path, patience=0.0)
@@ -27,11 +27,11 @@ def test_a_server_app_that_died_is_not_waited_for(tmp_path):
 
 @pytest.mark.parametrize("state", ["pending", "starting"])
 def test_a_run_that_begins_is_waited_for(state, tmp_path):
-    """However long Flower takes."""
+    """It is waited for, however long Flower takes to start it."""
     assert verdict(Control(state), "7", tmp_path, patience=0.0) is False
 
 
 def test_a_run_that_failed_says_why(tmp_path):
-    """Flower's details without their preamble."""
+    """The message contains Flower's details without their first words."""
     with pytest.raises(ClientFailedError, match=r"^the reason$"):
         verdict(Control("finished:failed"), "7", tmp_path, patience=0.0)

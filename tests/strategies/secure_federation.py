@@ -23,7 +23,7 @@ class Images:
 
 
 class Federation:
-    """Clients a, b, c, ... with so many examples each, and the server's banks: one round, exchange by exchange."""
+    """One round, exchange by exchange: clients a, b, c, ... with these numbers of examples, and the server's banks."""
 
     def __init__(self, examples, weights=None, folder=None, **fields) -> None:
         self.names = list("abcdefgh"[: len(examples)])
@@ -35,13 +35,13 @@ class Federation:
         self.entries = {}
 
     def server(self) -> ServerRound:
-        """The round as a server part sees it."""
+        """The round that a server part gets."""
         counts = {name: (count,) for name, count in self.examples.items()}
         return ServerRound(1, 3, self.names, PREVIOUS, banks=self.entries, class_counts=counts,
                            known_weights=self.weights.known, places=dict.fromkeys(PREVIOUS, "shared"))  # fmt: skip
 
     def local(self, name: str, asked: str = "", delivered=(), records=None) -> LocalRound:
-        """The round of a client, which may be another process each time."""
+        """The round of a client, which may be in another process each time."""
         if records is None:
             records = {
                 bank: self.banks[bank].hand_out(self.entries[bank], name, self.server()) or {} for bank in self.entries
@@ -55,7 +55,7 @@ class Federation:
         )  # fmt: skip
 
     def ask(self, bank: str, names, delivered=()) -> None:
-        """One exchange: what the clients contribute and the bank accepts."""
+        """Do one exchange: the clients contribute, and the bank accepts."""
         found = {name: self.part.collect(self.local(name, bank, delivered)) for name in names}
         for name, arrays in found.items():
             assert self.banks[bank].accept(name, arrays, self.server()) == ""
@@ -66,13 +66,13 @@ class Federation:
         return Update(name, self.examples[name], self.part.leave(self.local(name), trained, PREVIOUS))
 
     def begin(self) -> "Federation":
-        """Keys and shares of all."""
+        """Exchange the keys and shares of all clients."""
         self.ask(KEYS, self.names)
         self.ask(SHARES, self.names)
         return self
 
     def end(self, updates) -> dict[str, np.ndarray]:
-        """The sum of the updates that came."""
+        """The sum of the updates that have arrived."""
         delivered = [update.client for update in updates]
         self.ask(OPENED, delivered, delivered)
         return self.fused(updates)
@@ -96,7 +96,7 @@ def models(names, seed=0) -> dict[str, dict[str, np.ndarray]]:
 
 
 def plain(updates, trained, weights) -> dict[str, np.ndarray]:
-    """What FedAvg makes of the same clients."""
+    """FedAvg's model of the same clients."""
     open_updates = [Update(update.client, update.examples, trained[update.client]) for update in updates]
     server = ServerRound(1, 3, [], PREVIOUS)
     return WeightedMean().fuse(open_updates, weights.weigh(open_updates, server), server)

@@ -1,4 +1,4 @@
-"""Banks through a whole federation: bytes, partial participation, failures, resuming; a toy bank in every round."""
+"""Banks in whole runs: bytes, partial participation, failures, resuming, and a simple bank in every round."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -35,24 +35,24 @@ class Tally(Bank):
     when: ClassVar[Literal["once", "round"]] = "round"
 
     def accept(self, client: str, arrays: Arrays, server: ServerRound) -> str:
-        """Only a single `value`."""
+        """Accept only a single `value`."""
         return "" if arrays.keys() == {"value"} else f"it holds {sorted(arrays)}"
 
     def hand_out(self, bank: Entries, client: str, server: ServerRound) -> Arrays:
-        """Everybody's value."""
+        """The values of all clients."""
         return {owner: arrays["value"] for owner, arrays in bank.items()}
 
 
 @dataclass(frozen=True)
 class Counting(Term):
-    """Contributes its round number; changes no loss."""
+    """A term that contributes the number of the round, and does not change the loss."""
 
     bank: ClassVar[str] = "tally"
     requires: ClassVar[dict[str, str]] = {"banks": "tally"}
     discloses: ClassVar[str] = "the round number"
 
     def begin(self, round: LocalRound) -> StepFunction | None:
-        """Notes what came and contributes."""
+        """Note what was received, and contribute."""
         record = round.record("tally", "counting")
         noted.append((round.client, round.round, {owner: float(value) for owner, value in record.items()}))
         round.outbox["tally"] = {"value": np.array(float(round.round))}

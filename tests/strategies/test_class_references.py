@@ -13,7 +13,7 @@ SERVER_ROUND = ServerRound(2, 3, ["a", "b", "c"], {}, classes=3)
 
 
 def contribution(counts, *rows):
-    """Rows of one number each; r_rho is ten more."""
+    """A contribution whose rows have one number each; r_rho is ten larger."""
     r_mu = np.array(rows, np.float32).reshape(len(rows), 1)
     return {"r_mu": r_mu, "r_rho": r_mu + 10, "counts": np.array(counts, np.int64)}
 
@@ -32,7 +32,10 @@ def test_rows_are_averaged_by_counts():
 
 
 def test_what_is_handed_out():
-    """Nothing before the first round, then the same to all; nothing ever where references are the clients' own."""
+    """Before the first round it is nothing, later the same for all clients.
+
+    It is always nothing when references are the clients' own.
+    """
     bank = BANK.merge({}, {"a": contribution([1, 1, 1], 1, 2, 3)}, SERVER_ROUND)
     assert BANK.hand_out({}, "a", SERVER_ROUND) == {}
     assert BANK.hand_out(bank, "a", SERVER_ROUND) is BANK.hand_out(bank, "b", SERVER_ROUND)
@@ -56,7 +59,7 @@ def test_what_is_handed_out():
     ],
 )
 def test_what_is_refused(change, reason):
-    """Anything that is not one row for each class that is counted."""
+    """Everything is refused that does not have exactly one row for each counted class."""
     good = contribution([4, 0, 0], 1)
     assert BANK.accept("a", good, SERVER_ROUND) == ""
     assert re.search(reason, BANK.accept("a", {**good, **change}, SERVER_ROUND))

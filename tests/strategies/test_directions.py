@@ -28,7 +28,7 @@ def close(found, expected, atol=1.5e-6):
 
 
 def test_matching_of_orthogonal_moves():
-    """T1."""
+    """T1 of the specification."""
     gamma, _, g = matched(T1)
     close(gamma, (0.5, 0.5))
     close(g, (0.599972, 0.599972))
@@ -37,7 +37,7 @@ def test_matching_of_orthogonal_moves():
 
 
 def test_matching_of_conflicting_moves():
-    """T2: the conflict is gone; T4: the smallest inner product rises from 0 to .085."""
+    """T2: there is no conflict any more; T4: the smallest inner product rises from 0 to .085."""
     gamma, a, g = matched(T2)
     close(gamma, (0.000064, 0.999936))
     close(a, (0.400013, 0.600032))
@@ -57,7 +57,7 @@ def test_matching_of_conflicting_moves():
 
 
 def test_matching_of_equal_moves_and_of_no_ball():
-    """T3, and T5: c = 0 is the mean."""
+    """T3 and T5: c = 0 gives the mean."""
     gamma, _, g = matched([(1, 2)] * 3)
     close(gamma, (1 / 3,) * 3)
     close(g, (1.19996, 2.39992), 6e-6)
@@ -66,7 +66,7 @@ def test_matching_of_equal_moves_and_of_no_ball():
 
 
 def test_matching_keeps_order_and_scale():
-    """T6, T7, T10."""
+    """T6, T7 and T10 of the specification."""
     gamma, _, _ = matched(T4)
     turned, _, _ = matched([T4[2], T4[0], T4[1]])
     close(turned, gamma[[2, 0, 1]], 1e-12)
@@ -88,7 +88,7 @@ def test_matching_keeps_order_and_scale():
 
 
 def test_matching_moves_parameters_and_averages_buffers(caplog):
-    """T8, T9: buffers as FedAvg's, `official` leaves them; one client is FedAvg; short moves are pointed out once."""
+    """T8, T9: buffers are FedAvg's, or unchanged with `official`; one client gives FedAvg; short moves warn once."""
     updates, server = replies(*T2, start=1.0)
     weights = {"a": 0.25, "b": 0.75}
     fused = GradientMatching().fuse(updates, weights, server)
@@ -126,12 +126,12 @@ def test_matching_refuses_weights_that_would_not_act():
     ],
 )
 def test_alignment_weights_of_the_specification(vectors, settings, expected):
-    """5.9 T1 to T4 and gamma = 1."""
+    """5.9 T1 to T4 of the specification, and gamma = 1."""
     close(alignment_weights(np.array(vectors, float), *settings), expected, 1e-6)
 
 
 def test_alignment_weights_are_shares_of_whoever_comes():
-    """T8."""
+    """T8 of the specification."""
     vectors = np.random.default_rng(0).normal(size=(5, 30))
     weights = alignment_weights(vectors, 3, 0.0)
     assert weights.sum() == pytest.approx(1.0)
@@ -141,7 +141,7 @@ def test_alignment_weights_are_shares_of_whoever_comes():
 
 
 def test_aligned_model_and_its_buffers():
-    """w = (.5, .5, 0) of T2's vectors on models 11, 11 and 9; the buffer follows p."""
+    """T2's vectors give w = (.5, .5, 0) for the models 11, 11 and 9; the buffer is weighted by p."""
     updates, server = replies((1, 0), (1, 0), (-1, 0), start=10.0)
     fused = AlignedWeights().fuse(updates, {"a": 0.5, "b": 0.25, "c": 0.25}, server)
     close(fused["w"], (11, 10), 1e-5)
@@ -149,7 +149,7 @@ def test_aligned_model_and_its_buffers():
 
 
 def test_dynamic_correction_counts_all_clients():
-    """T5, first two rounds on the server: theta 2, then 2.9; with one of two clients delivering H moves half as far."""
+    """T5, the server in the first two rounds: theta is 2, then 2.9; with one of two replies H changes half as much."""
     updates, server = replies((0.5,), (1.5,))
     fused = WeightedMean().fuse(updates, uniform(updates), server)
     assert DynamicCorrection().refine(fused, server)["w"].item() == 2.0
@@ -164,7 +164,7 @@ def test_dynamic_correction_counts_all_clients():
 
 
 def test_direction_is_the_last_move_per_gradient():
-    """theta moved by -6 in 4 gradients at rate .5 (client a) and 2 at 1 (b): D = 6 / 2. None before there is a move."""
+    """theta moved by -6 in 4 gradients at rate .5 (client a) and 2 at rate 1 (b): D = 6 / 2; no D without a move."""
     metrics = [{"gradient_count": 4, "learning_rate": 0.5}, {"gradient_count": 2, "learning_rate": 1.0}]
     updates, server = replies((-6,), (-6,), metrics=metrics)
     server.weights, server.updates = uniform(updates), updates

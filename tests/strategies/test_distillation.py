@@ -25,7 +25,7 @@ def logits(*rows):
 
 
 def test_loss_numbers():
-    """T3: without a factor tau^2; equal logits give 0 and no gradient."""
+    """T3: the loss has no factor tau^2; equal logits give 0 and no gradient."""
     assert distillation_loss(logits((0, 0)), logits((1, 0))).item() == pytest.approx(0.120114, abs=1e-6)
     assert distillation_loss(logits((2, 0)), logits((1, 0))).item() == pytest.approx(0.067131, abs=1e-6)
     assert distillation_loss(logits((2, 0)), logits((1, 0)), 2.0).item() == pytest.approx(0.026345, abs=1e-6)
@@ -45,14 +45,14 @@ def test_teacher_is_the_mean_of_logits():
 
 
 def test_batches_visit_everything_in_turn():
-    """No short batch; each pass has its own order."""
+    """No batch is smaller than the others; each pass has its own order."""
     batches = visits(10, 4, 5, np.random.default_rng(0))
     assert [len(batch) for batch in batches] == [4] * 5
     assert len(set(np.concatenate(batches[:2]))) == 8
 
 
 class Small(nn.Module):
-    """A convolution that is frozen, batch norm, and a head."""
+    """A frozen convolution, batch norm, and a head."""
 
     def __init__(self):
         super().__init__()
@@ -87,7 +87,7 @@ def server(tmp_path):
 
 
 def loss_on(server, part, arrays):
-    """Distillation loss of a model over all auxiliary images, in eval mode."""
+    """The distillation loss of a model over all auxiliary images, in eval mode."""
     prepared, count = part._images(server)
     everything = [np.arange(count)]
     teacher = mean_logits(Small(), [update.arrays for update in server.updates], everything, prepared)
@@ -98,7 +98,7 @@ def loss_on(server, part, arrays):
 
 
 def test_distillation_reduces_its_loss(server, tmp_path):
-    """T9: on the auxiliary images; statistics and whatever is not a shared parameter stay as fused."""
+    """T9: the loss on the auxiliary images falls; everything but the shared parameters stays as it was fused."""
     part = EnsembleDistillation(data=str(tmp_path / "aux"), steps=60, lr=0.05, batch_size=6)
     fused = {
         name: np.mean([update.arrays[name] for update in server.updates], axis=0, dtype=value.dtype)
@@ -118,7 +118,7 @@ def test_distillation_reduces_its_loss(server, tmp_path):
 
 
 def test_when_nothing_is_distilled(server, tmp_path):
-    """T8: one client's model; without a folder; after T_kd."""
+    """T8: nothing is distilled with the model of one client, without a folder, and after T_kd."""
     fused = dict(server.updates[0].arrays)
     part = EnsembleDistillation(data=str(tmp_path / "aux"), rounds=0)
     server.updates = server.updates[:1]
@@ -130,7 +130,7 @@ def test_when_nothing_is_distilled(server, tmp_path):
 
 
 def test_images_of_clients_and_target_are_refused(make_tree, tmp_path):
-    """By path, by a single file's content, and by the fingerprint that a site told."""
+    """They are found by path, by the content of a single file, and by the fingerprint that a site has sent."""
     tree = make_tree(("cartoon", "photo", "sketch"))
     data = DataSettings(dataset="folder", root=str(tree), cache=str(tmp_path / "cache"), image_size=16)
     for own in (tree, tree / "photo", tree / "photo" / "dog"):
@@ -150,7 +150,7 @@ def test_images_of_clients_and_target_are_refused(make_tree, tmp_path):
 
 
 def test_folder_of_auxiliary_images(tmp_path):
-    """Missing and empty ones in one line; grey for grey data, as Pillow makes it."""
+    """A missing or empty folder is an error of one line; images are grey for grey data, as Pillow converts them."""
     data = DataSettings(cache=str(tmp_path / "cache"), image_size=16)
     with pytest.raises(UserError, match="no folder"):
         auxiliary_images(str(tmp_path / "none"), data, 3)
@@ -166,7 +166,7 @@ def test_folder_of_auxiliary_images(tmp_path):
 
 
 def test_a_run_distils_and_starts_with_nothing_half_written(tmp_path):
-    """The label says so; a folder that is not there stops it before its folder is made."""
+    """The label shows it; if the images' folder is missing, the run stops before its own folder is created."""
     (tmp_path / "aux").mkdir()
     for number in range(8):
         pixels = np.random.default_rng(number).integers(0, 255, (16, 16, 3)).astype(np.uint8)

@@ -12,7 +12,7 @@ BANK = FeatureGenerator()
 
 
 def generator(value, inputs=3, width=4, features=2):
-    """A generator of equal numbers."""
+    """A generator whose numbers are all equal."""
     shapes = {
         "hidden.weight": (width, inputs),
         "hidden.bias": (width,),
@@ -28,7 +28,7 @@ def round_of(**changes):
 
 
 def test_weighted_mean():
-    """By the round's weights, in any order of replies; the same record to all."""
+    """The round's weights are used; the order of replies has no effect; all clients get the same record."""
     entries = {"a": generator(1), "b": generator(5)}
     bank = BANK.merge({}, entries, round_of())
     assert {float(value) for array in bank[SERVER].values() for value in array.ravel()} == {4.0}
@@ -49,13 +49,13 @@ def test_weighted_mean():
     ],
 )
 def test_what_is_refused(wrong, reason):
-    """Anything but two layers that fit each other and the network."""
+    """Everything is refused but two layers that fit each other and the network."""
     assert BANK.accept("a", generator(1), round_of()) == ""
     assert re.search(reason, BANK.accept("a", wrong, round_of()))
 
 
 def test_later_generators_are_like_the_first():
-    """Once there is one, all have its shapes."""
+    """All later generators must have the shapes of the first."""
     server = round_of(banks={BANK.name: {SERVER: generator(1)}})
     assert BANK.accept("a", generator(2), server) == ""
     assert "hidden.weight" in BANK.accept("a", generator(2, inputs=9), server)

@@ -1,4 +1,4 @@
-"""Flower's strategies as parts: hand-computed numbers, Flower's own classes beside them, neutral settings, a resume."""
+"""Flower's strategies as parts: numbers worked out by hand, Flower's own classes, neutral settings, resuming."""
 
 import math
 from dataclasses import replace
@@ -32,7 +32,7 @@ def model(*w, mean=0.0, count=0):
 
 
 def steps(part, start, *targets):
-    """The parameter after each round: in every round the clients' mean is `target`."""
+    """The parameter after each round; the clients' mean is one of `targets` in each round."""
     arrays, found = {}, []
     theta = model(start)
     for round, target in enumerate(targets, start=1):
@@ -76,7 +76,7 @@ def test_fedyogi_and_fedadagrad_by_hand():
     "part", [FedAdam(1e6, 0.0, 0.0, 1e6), FedYogi(1e6, 0.0, 0.0, 1e6), FedAdagrad(1e6, 1e6), FedAvgM(1.0, 0.0)]
 )
 def test_neutral_optimizers_are_fedavg(part):
-    """A large tau = eta divides by nearly a constant; FedAvgM without momentum is exact."""
+    """With a large tau = eta the divisor is nearly constant; FedAvgM without momentum is exactly FedAvg."""
     found = steps(part, 1.0, 1.5, 1.3)
     assert found == pytest.approx([1.5, 1.3], abs=1e-5)
     if isinstance(part, FedAvgM):
@@ -101,7 +101,7 @@ def even(replies):
 
 
 def test_krum_by_hand():
-    """0, 1, 1.1, 9 with f = 0, two nearest each: scores 1+1.21, 1+.01, .01+1.21, 64+62.41, so the second's model."""
+    """0, 1, 1.1, 9 with f = 0, two nearest of each: scores 1+1.21, 1+.01, .01+1.21, 64+62.41; the second is chosen."""
     replies = updates([0.0], [1.0], [1.1], [9.0])
     seen = server(5.0)
     fused = Krum().fuse(replies, even(replies), seen)
@@ -116,7 +116,7 @@ def test_krum_by_hand():
 
 
 def test_krum_sees_small_differences_of_large_models():
-    """Models near 1e4 that differ by 1e-2: squares of float32 models would cancel to nothing."""
+    """For models near 1e4 that differ by 1e-2, squares of float32 models would lose the differences."""
     columns = [[1e4, 1e4], [1e4 + 0.01, 1e4], [1e4 + 0.02, 1e4], [1e4 + 0.5, 1e4]]
     replies = updates(*columns)
     fused = Krum().fuse(replies, even(replies), server(1e4, 1e4))
@@ -124,7 +124,7 @@ def test_krum_sees_small_differences_of_large_models():
 
 
 def test_bulyan_by_hand():
-    """f = 1 of 7: five of lowest score, of which the three values nearest to the median are averaged: 2, 3 and 4."""
+    """f = 1 of 7: of the five with the lowest scores, the three values nearest to the median are averaged: 2, 3, 4."""
     replies = updates([1.0], [2.0], [3.0], [4.0], [5.0], [400.0], [-900.0])
     fused = Bulyan(1).fuse(replies, even(replies), server(0.0))
     assert fused["w"].item() == pytest.approx(3.0)
@@ -150,7 +150,7 @@ def test_q_fed_avg_by_hand():
 
 
 def test_our_median_and_trimmed_mean_are_flower_s():
-    """The same numbers as FedMedian and FedTrimmedAvg."""
+    """They give the same numbers as FedMedian and FedTrimmedAvg."""
     from flwr.serverapp.strategy import FedMedian, FedTrimmedAvg
 
     rng = np.random.default_rng(0)
@@ -166,7 +166,7 @@ def test_our_median_and_trimmed_mean_are_flower_s():
 
 @pytest.mark.parametrize(("part", "least"), [("krum", 5), ("bulyan", 7)])
 def test_too_few_clients_for_the_guarantee(part, least, tmp_path):
-    """Said when the experiment is read."""
+    """The error comes when the experiment is read."""
     settings = {"name": "fedavg", "fuse": part, part: {"malicious": 1}}
     with pytest.raises(UserError, match=f"needs {least} clients"):
         build_recipe(small_experiment(tmp_path, settings))
@@ -175,7 +175,7 @@ def test_too_few_clients_for_the_guarantee(part, least, tmp_path):
 
 @pytest.mark.parametrize("method", ["fedavgm", "fedadam"])
 def test_a_resumed_server_optimizer_has_its_moments(method, tmp_path):
-    """Killed after round 2, rounds.csv and clients.csv are those of the unbroken run, and not FedAvg's."""
+    """After a kill in round 2, rounds.csv and clients.csv are those of the uninterrupted run, and not FedAvg's."""
     whole, _ = run_small(small_experiment(tmp_path / "whole", method, train={"rounds": 4}))
     with pytest.raises(KeyboardInterrupt):
         run_small(small_experiment(tmp_path / "cut", method, train={"rounds": 4}), Interrupt(2))

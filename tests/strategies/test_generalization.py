@@ -143,7 +143,7 @@ def test_centred_weights_ignore_shift_and_scale_of_the_gaps(gaps, shift, scale):
 
 
 def test_official_variant_measures_validation_accuracy():
-    """The released code's metric comes with its variant; what the user says goes before it."""
+    """The variant sets the released code's metric, unless the user sets another."""
 
     def metric(**method):
         recipe = build_recipe(Experiment(method={"name": "feddg-ga", **method}))

@@ -1,4 +1,4 @@
-"""One reply cannot destroy the model: bounds on updates, the fused model's own check, and the way back."""
+"""One reply cannot destroy the model: limits for updates, a check of the fused model, and the return to an old one."""
 
 import numpy as np
 import pandas as pd
@@ -21,7 +21,7 @@ VICTIM = "rot15"
 
 
 def test_the_size_of_an_update():
-    """sqrt((3-1)^2 + (1-2)^2 + 2^2) = 3; counters do not count, and 3e38 is a number like any other."""
+    """sqrt((3-1)^2 + (1-2)^2 + 2^2) = 3; counters are ignored, and 3e38 causes no overflow."""
     before = {"w": np.array([1.0, 2.0], np.float32), "v": np.array([0.0]), "n": np.array(5)}
     after = {"w": np.array([3.0, 1.0], np.float32), "v": np.array([2.0]), "n": np.array(900)}
     assert update_size(after, before) == pytest.approx(3.0)
@@ -30,7 +30,7 @@ def test_the_size_of_an_update():
 
 
 def test_the_lower_median():
-    """Of an even number, the smaller of the two in the middle."""
+    """For an even number of values it is the smaller of the two in the middle."""
     assert [lower_median(values) for values in ([], [3.0], [1.0, 9.0], [9.0, 1.0, 4.0], [4, 1, 9, 2])] == [
         0,
         3,
@@ -51,13 +51,13 @@ def test_the_lower_median():
     ],
 )
 def test_who_is_over_the_limit(sizes, refused):
-    """Against the lower median of the others."""
+    """A client is compared with the lower median of the others."""
     assert over_limit(sizes, {}, 1.0, 100.0).keys() == refused
     assert over_limit(sizes, {}, 1.0, 0.0) == {}
 
 
 def test_alone_a_client_is_held_against_itself():
-    """Against its own earlier rounds, and before these against the model."""
+    """It is compared with its own earlier rounds, and before these with the model."""
     assert over_limit({"a": 301.0}, {"a": [3.0, 2.0, 4.0]}, 1.0, 100.0)["a"].startswith(
         "its update has the norm 301, 100 times the median of its own"
     )
@@ -66,7 +66,7 @@ def test_alone_a_client_is_held_against_itself():
 
 
 def test_only_accepted_sizes_become_history():
-    """A refused one must not lift its own bound."""
+    """A refused update must not raise the limit for the next one."""
     before, state, guard = {"w": np.zeros(1)}, ServerState(), Guard(100.0)
     updates = [Update(name, 1, {"w": np.array([value])}) for name, value in (("a", 1.0), ("b", 2.0), ("c", 900.0))]
     refused = guard.too_large({"a": 1.0, "b": 2.0, "c": 900.0}, before, state)
@@ -77,7 +77,7 @@ def test_only_accepted_sizes_become_history():
 
 
 def test_the_probe_sees_what_overflows():
-    """Finite weights whose answers are not; the network is as it was afterwards."""
+    """It finds finite weights whose outputs are not finite, and does not change the network."""
     net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3), torch.nn.Linear(3, 2)).train()
     before = {name: value.clone() for name, value in net.state_dict().items()}
     probe = model_probe(net, 1, 2)
@@ -103,7 +103,7 @@ def tamper(change, round=2, phase="train"):
 
 
 def everywhere(value):
-    """The value in every weight."""
+    """A change that sets every weight to this value."""
     return lambda arrays: {n: np.full_like(a, value) if a.dtype.kind == "f" else a for n, a in arrays.items()}
 
 
@@ -121,7 +121,7 @@ CONTINUE = {"rounds": 3}, {"on_client_failure": "continue"}
     ],
 )
 def test_a_huge_update_is_refused_by_name(tmp_path, change, reason):
-    """With its numbers; the run ends as one without that reply, and the other rounds are as sound."""
+    """The message has its numbers; the run ends like one without that reply, and no other round is affected."""
     train, run = CONTINUE
     experiment = small_experiment(tmp_path, train=train, run=run)
     folder, _ = run_small(experiment, tamper=tamper(change))
@@ -132,7 +132,7 @@ def test_a_huge_update_is_refused_by_name(tmp_path, change, reason):
 
 
 def test_with_stop_the_offender_is_named(tmp_path):
-    """And not an honest site that validates what is left; the last good round can be resumed."""
+    """An honest site that validates the damaged model is not named; the run can resume after the last good round."""
     experiment = small_experiment(tmp_path, train={"rounds": 3})
     with pytest.raises(
         ClientFailedError, match=r"client 'rot15' failed in round 2: reply refused: its update has the norm"
@@ -144,7 +144,7 @@ def test_with_stop_the_offender_is_named(tmp_path):
 
 
 def test_without_a_limit_the_fused_model_is_checked(tmp_path):
-    """3e38 passes every check of one reply; the model that it makes is not sent, and the reply is found."""
+    """3e38 passes every check of one reply; the fused model is not sent, and the wrong reply is found."""
     train, run = CONTINUE
     experiment = small_experiment(tmp_path, train=train, run={**run, "update_limit": 0})
     folder, _ = run_small(experiment, tamper=tamper(everywhere(3e38)))
@@ -157,7 +157,7 @@ def test_without_a_limit_the_fused_model_is_checked(tmp_path):
 
 @pytest.mark.parametrize(("values", "fine"), [([1.0, 0.0, 0.2], True), ([0.0, 0.0, 1.0], False), ([1.0, -0.1], False)])
 def test_variances_are_not_negative_and_not_mostly_zero(values, fine):
-    """Zero variances amplify by 300 in every layer; a single channel may be off."""
+    """Zero variances multiply values by 300 in every layer; a single channel may have variance zero."""
     arrays = {"running_var": np.array(values, np.float32), "count": np.array(0)}
     if fine:
         check_nonnegative(arrays, ["running_var", "count"])
@@ -167,7 +167,7 @@ def test_variances_are_not_negative_and_not_mostly_zero(values, fine):
 
 
 def nan_validation(rounds, clients=("rot0", "rot15", "rot30")):
-    """The validation of these clients has a loss that is no number."""
+    """The validation loss of these clients is NaN."""
 
     def tampered(message, reply):
         config = message.content.config_records["config"]
@@ -184,7 +184,7 @@ def nan_validation(rounds, clients=("rot0", "rot15", "rot30")):
 
 
 def test_a_model_that_no_site_can_use_is_taken_back(tmp_path):
-    """Round 2 ends with the model of round 1; with `stop` it ends the run, and nobody honest is blamed."""
+    """Round 2 ends with the model of round 1; with `stop` the run ends, and no honest client is named as the cause."""
     _, run = CONTINUE
     folder, _ = run_small(small_experiment(tmp_path, train={"rounds": 2}, run=run), tamper=nan_validation({2}))
     first, _ = run_small(small_experiment(tmp_path / "first", train={"rounds": 1}))
@@ -198,7 +198,7 @@ def test_a_model_that_no_site_can_use_is_taken_back(tmp_path):
 
 
 def test_one_site_that_cannot_use_it_is_that_sites_failure(tmp_path):
-    """Fewer than half: the model stays."""
+    """When fewer than half of the sites fail, the model is kept."""
     train, run = CONTINUE
     folder, _ = run_small(small_experiment(tmp_path, train=train, run=run), tamper=nan_validation({2}, ("rot0",)))
     clients = pd.read_csv(folder / "clients.csv").set_index(["round", "client"])

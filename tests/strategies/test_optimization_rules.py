@@ -11,8 +11,10 @@ from strategies.weights.agnostic import AgnosticWeights
 
 
 def replies(*columns, start=0.0, metrics=()):
-    """Checked replies of the clients a, b, ... whose parameter `w` moved by these numbers, and the round; the running
-    mean `mean` of each is 10 times its number in the row of clients, 0, 10, 20, ..."""
+    """(checked replies of the clients a, b, ..., the round). The parameter `w` of a client moved by its number.
+
+    The running means `mean` of the clients are 0, 10, 20, ...
+    """
     width = len(columns[0])
     previous = {"w": np.full(width, start, np.float32), "mean": np.zeros(1, np.float32)}
     updates = [
@@ -41,7 +43,7 @@ SIGNS = ((1, 2, -3), (1, 2, 3), (1, 1, -0.5))  # one row per coordinate of three
     ],
 )
 def test_mask_on_numbers_worked_out_here(part, expected):
-    """Rows of the specification's triple read as coordinates: (1,1,1), (2,2,1), (-3,3,-.5)."""
+    """The columns of the specification's three vectors as coordinates: (1,1,1), (2,2,1), (-3,3,-.5)."""
     updates, server = replies(*zip((1, 1, 1), (2, 2, 1), (-3, 3, -0.5)))
     np.testing.assert_allclose(part.fuse(updates, uniform(updates), server)["w"], expected, rtol=1e-6, atol=1e-7)
 
@@ -80,7 +82,7 @@ def test_mask_without_a_threshold_is_fedavg_bit_for_bit():
 
 
 def agnostic(gamma, losses, round=2, state=None, delivered="abc"):
-    """Weights after one round of AFL with these losses of the model received."""
+    """The weights after one round of AFL, when the received model has these losses."""
     updates, server = replies((0,), (0,), (0,), metrics=[{"received_loss": loss} for loss in losses])
     server.round, server.state = round, {} if state is None else state
     updates = [update for update in updates if update.client in delivered]
@@ -97,7 +99,7 @@ def test_agnostic_weights_of_the_specification():
 
 
 def test_agnostic_weights_accumulate_and_survive_an_absent_client():
-    """Two rounds at gamma .1: the second starts from the first; b alone at 0 still gets a weight."""
+    """At gamma .1 the second round starts with the weights of the first; if all weights would be 0, they are equal."""
     state = {}
     agnostic(0.1, (1, 2, 3), 2, state)
     second = agnostic(0.1, (1, 2, 3), 3, state)

@@ -13,12 +13,12 @@ BANK = Prototypes()
 
 
 def round_of(classes=3):
-    """A round of a federation of any size."""
+    """A round with this number of classes."""
     return ServerRound(2, 3, [], {}, classes=classes)
 
 
 def circle(*degrees):
-    """Unit vectors at these angles."""
+    """Unit vectors with these angles."""
     angles = np.radians(degrees)
     return np.stack([np.cos(angles), np.sin(angles)], axis=1)
 
@@ -30,7 +30,7 @@ def contribution(**protos):
 
 
 def groups(labels):
-    """The sets of points that are together."""
+    """The sets of points that are in one cluster."""
     return {frozenset(np.flatnonzero(labels == label).tolist()) for label in set(labels.tolist())}
 
 
@@ -46,7 +46,7 @@ def test_finch_on_a_circle():
 
 
 def test_finch_looks_at_directions():
-    """T2: the same grouping for vectors of other lengths; means of the vectors as they are."""
+    """T2: vectors of other lengths have the same clusters; means are of the vectors with their lengths."""
     points = np.array([(2, 0), (4, 1), (3, 0.5), (0, 1), (0.2, 2)])
     labels = finch(points)
     means = cluster_means(points, labels)
@@ -57,7 +57,7 @@ def test_finch_looks_at_directions():
 
 
 def test_finch_partitions():
-    """T3: at most half as many clusters as points; the coarsest partition with more than one of them."""
+    """T3: there are at most half as many clusters as points; the coarsest partition with more than one is chosen."""
     rng = np.random.default_rng(0)
     for count in (1, 2, 3):
         for _ in range(20):
@@ -69,7 +69,7 @@ def test_finch_partitions():
 
 
 def test_finch_does_not_see_order_or_length():
-    """T4: a permutation permutes the labels, a factor changes nothing, a zero vector is no error."""
+    """T4: a permutation permutes the labels, a factor changes nothing, and a zero vector is not an error."""
     rng = np.random.default_rng(1)
     points = rng.normal(size=(12, 4))
     found = groups(finch(points))
@@ -84,7 +84,7 @@ def test_finch_does_not_see_order_or_length():
 
 
 def test_merge():
-    """T9, the clusters of the bank, and J_c in the records; prototypes of earlier rounds are gone."""
+    """T9: the clusters of the bank and J_c in the records; prototypes of earlier rounds are removed."""
     server = round_of()
     points = circle(0, 10, 25, 90, 100)
     entries = {f"client{number}": contribution(c0=point) for number, point in enumerate(points)}
@@ -104,7 +104,7 @@ def test_merge():
 
 
 def test_three_clients_never_cluster_and_the_log_says_so_once():
-    """The plain mean of each class; a class that nobody sent is absent, and no prototypes at all are no error."""
+    """Each class has the plain mean; a class that no client sent is absent; no prototypes at all are not an error."""
     server = round_of()
     entries = {name: contribution(c1=point) for name, point in zip("abc", circle(0, 90, 180))}
     new = BANK.merge({}, entries, server)[SERVER]
@@ -130,7 +130,7 @@ def test_three_clients_never_cluster_and_the_log_says_so_once():
     ],
 )
 def test_what_is_refused(change, reason):
-    """Anything that is not one vector for each of some classes."""
+    """Everything is refused that is not one vector for each of some classes."""
     good = contribution(c0=(1, 2), c2=(3, 4))
     assert BANK.accept("a", good, round_of()) == ""
     none = {"protos": np.zeros((0, 2), np.float32), "classes": np.zeros(0, np.int64)}

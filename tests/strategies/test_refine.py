@@ -21,7 +21,7 @@ def model(w, mean=0.0, count=0):
 
 
 def server(previous, round=1, arrays=None, state=None):
-    """The round as a refining part sees it; `w` is the only parameter."""
+    """The round that a refining part gets; `w` is the only parameter."""
     found = ServerRound(round, 5, ["a"], previous, {} if state is None else state, parameters=frozenset({"w"}))
     found.arrays = {} if arrays is None else arrays
     return found
@@ -38,7 +38,7 @@ def test_server_step_by_hand():
 
 
 def test_average_over_rounds_by_hand():
-    """beta = 0.5 on 2, 4, 8: 2, 3, 5.5. Running mean: 2, 3, 14/3. The clients go on with 2, 4, 8."""
+    """beta = 0.5 on 2, 4, 8 gives 2, 3, 5.5; the running mean is 2, 3, 14/3. The clients train on 2, 4, 8."""
     for part, means in ((ServerAverage(0.5), [2, 3, 5.5]), (ServerAverage(running=True), [2, 3, 14 / 3])):
         arrays, state = {}, {}
         for round, (theta, mean) in enumerate(zip([2.0, 4.0, 8.0], means), start=1):
@@ -52,7 +52,7 @@ def test_average_over_rounds_by_hand():
 
 
 def test_average_begins_when_it_is_told():
-    """Before `first_round` the model is the newest one; beta = 0 never changes it."""
+    """Before `first_round` it is the newest model; with beta = 0 it always is."""
     arrays, state = {}, {}
     part = ServerAverage(0.5, first_round=2)
     seen = [server(model(0), round, arrays, state) for round in (1, 2, 3)]
@@ -68,7 +68,7 @@ def test_average_begins_when_it_is_told():
 
 @pytest.mark.parametrize("parts", [["server_average"], ["server_step", "server_average"]])
 def test_neutral_settings_are_fedavg(parts, tmp_path):
-    """eta = 1 and beta = 0 change no number of a run."""
+    """eta = 1 and beta = 0 do not change any number of a run."""
     method = {"name": "fedavg", "refine": parts, "server_average": {"beta": 0.0}}
     ours, _ = run_small(small_experiment(tmp_path / "ours", method))
     plain, _ = run_small(small_experiment(tmp_path / "plain"))
@@ -76,7 +76,7 @@ def test_neutral_settings_are_fedavg(parts, tmp_path):
 
 
 def test_clients_train_on_beside_the_average_and_a_resumed_run_has_it(tmp_path):
-    """Training losses are FedAvg's, the evaluated model is another; killed in the middle, the tables are the same."""
+    """Training losses are FedAvg's, but the evaluated model differs; after a kill and a resume the tables are equal."""
     method = {"name": "fedavg", "refine": ["server_average"]}
     whole, _ = run_small(small_experiment(tmp_path / "whole", method))
     plain, _ = run_small(small_experiment(tmp_path / "plain"))

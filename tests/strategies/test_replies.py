@@ -104,7 +104,7 @@ CHANGES = {
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 def test_bad_reply_stops_the_run_by_name(change, tmp_path):
-    """The default: a lost client is a lost domain, so the run stops and says who and why."""
+    """By default the run stops and names client and reason, because a lost client is a lost domain."""
     with pytest.raises(ClientFailedError, match=f"client '{VICTIM}' failed in round 2: reply refused") as error:
         run_small(small_experiment(tmp_path), tamper=tamper_with(change))
     assert CHANGES[change] in str(error.value)
@@ -112,7 +112,7 @@ def test_bad_reply_stops_the_run_by_name(change, tmp_path):
 
 @pytest.mark.parametrize("change", [set_nan, wrong_shape, huge_count], ids=lambda change: change.__name__)
 def test_bad_reply_is_left_out_when_asked(change, tmp_path):
-    """With `continue` the round goes on with the rest: the model equals that of a federation without the client."""
+    """With `continue` the model of the round equals that of a federation without the client."""
     experiment = small_experiment(tmp_path / "bad", run={"on_client_failure": "continue"})
     folder, _ = run_small(experiment, tamper=tamper_with(change, rounds=(1, 2, 3)))
     clients = numbers(folder / "clients.csv")
@@ -142,7 +142,7 @@ def test_all_replies_bad_leaves_the_model_unchanged(tmp_path):
 
 
 def test_replies_are_matched_to_their_messages(tmp_path):
-    """Shuffled arrival changes nothing: sums run in domain order."""
+    """The order of arrival changes nothing, because sums are computed in the order of the domains."""
     from support import SpyGrid
 
     class Shuffled(SpyGrid):
@@ -158,7 +158,7 @@ def test_replies_are_matched_to_their_messages(tmp_path):
 
 
 def test_client_exception_carries_its_traceback(tmp_path, monkeypatch):
-    """A failing client's own traceback reaches the operator, with the domain's name."""
+    """The operator sees a failing client's own traceback, with the domain's name."""
     from clients.base import DomainClient
 
     def broken(self, round):
@@ -172,7 +172,7 @@ def test_client_exception_carries_its_traceback(tmp_path, monkeypatch):
 
 
 def test_client_user_error_is_one_line(tmp_path, monkeypatch):
-    """What a client's user can mend arrives as a UserError without a traceback."""
+    """An error that a client's user can correct arrives as a UserError without a traceback."""
     from clients.base import DomainClient
 
     def refuse(self, round):

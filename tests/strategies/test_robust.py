@@ -1,4 +1,4 @@
-"""Median, trimmed mean and private mean on hand-computed numbers, and against a client that lies."""
+"""Median, trimmed mean and private mean: numbers worked out by hand, and a client that sends a false model."""
 
 import math
 
@@ -28,12 +28,12 @@ def updates(*columns):
 
 
 def server(previous=None):
-    """A round as the strategy opens it."""
+    """A round as the strategy prepares it."""
     return ServerRound(1, 3, [], previous or {}, {})
 
 
 def test_median_by_hand():
-    """Three clients: the middle one per coordinate. Four: the mean of the two in the middle."""
+    """For three clients it is the middle value of each coordinate, for four the mean of the two in the middle."""
     three = CoordinateMedian().fuse(updates([1, 9], [2, -5], [100, 3]), {}, server())
     assert three["w"].tolist() == [2, 3]
     assert three["n"] == 9  # of 9, 2 and 100
@@ -53,7 +53,7 @@ def test_trimmed_mean_by_hand():
 
 
 def test_trimmed_mean_reduces_to_mean_and_median():
-    """Nothing left out: the mean. All but the middle: the median."""
+    """If nothing is left out it is the mean; if all but the middle is left out, the median."""
     rng = np.random.default_rng(0)
     models = [{"w": rng.normal(size=(4, 3)).astype(np.float32)} for _ in range(5)]
     stacked = np.stack([model["w"] for model in models])
@@ -86,7 +86,7 @@ def test_private_mean_by_hand():
 
 
 def lies(message, reply):
-    """The victim sends its model times -50: finite, of the right shape, and poison."""
+    """The victim sends its model times -50, which is finite and has the right shape."""
 
     def change(arrays, metrics, echo):
         for name, array in arrays.items():
@@ -100,9 +100,9 @@ def lies(message, reply):
 
 @pytest.mark.parametrize("fuse", ["coordinate_median", "trimmed_mean"])
 def test_one_liar_of_three_does_not_decide(fuse, tmp_path):
-    """The mean follows the liar, median and trimmed mean stay with the honest clients.
+    """The mean follows the false model; median and trimmed mean stay near those of the honest clients.
 
-    Without the limit on updates, which refuses this liar before the fusion.
+    The limit for updates is off here, because it would refuse the false model before the fusion.
     """
     largest = {}
     for name in ("weighted_mean", fuse):
@@ -117,13 +117,13 @@ def test_one_liar_of_three_does_not_decide(fuse, tmp_path):
 
 
 def test_weights_are_said_to_be_equal(tmp_path):
-    """clients.csv shows what counted."""
+    """clients.csv shows the weights that were used."""
     folder, _ = run_small(small_experiment(tmp_path, {"name": "fedavg", "fuse": "coordinate_median"}))
     assert set(numbers(folder / "clients.csv")["weight"].dropna()) == {1 / 3}
 
 
 def test_private_mean_without_noise_is_the_uniform_mean(tmp_path):
-    """And with little noise it still learns."""
+    """With little noise it still learns."""
     model = {"backbone": "digits-cnn"}
     plain, _ = run_small(small_experiment(tmp_path / "a", {"name": "fedavg", "weights": "uniform"}, model=model))
     method = {"name": "fedavg", "fuse": "private_mean", "private_mean": {"clip": 1e6, "noise": 0.0}}
@@ -144,6 +144,6 @@ def test_private_mean_without_noise_is_the_uniform_mean(tmp_path):
     ],
 )
 def test_what_makes_no_sense_is_refused(method, model, said, tmp_path):
-    """In one line, before anything starts."""
+    """It is refused in one line, before anything starts."""
     with pytest.raises(UserError, match=said):
         run_small(small_experiment(tmp_path, {"name": "fedavg", **method}, model=model))

@@ -19,7 +19,7 @@ from strategies.weights.uniform import Uniform
 
 
 def test_quantisation_by_hand():
-    """32 bits, limit 16: S = (2^31 - 2^16) / 16 = 134213632. A half becomes S/2, minus a half 2^32 - S/2."""
+    """With 32 bits and limit 16, S = (2^31 - 2^16) / 16 = 134213632; 0.5 becomes S/2, and -0.5 becomes 2^32 - S/2."""
     assert masking.scale_of(32, 16.0) == 134213632
     found = masking.quantised(np.array([0.5, -0.5, 0.0]), 1.0, 32, 16.0)
     assert found.dtype == np.uint32
@@ -30,7 +30,7 @@ def test_quantisation_by_hand():
 
 @pytest.mark.parametrize("bits", [32, 64])
 def test_the_largest_sum_fits(bits):
-    """A thousand clients at the limit do not wrap around, in either direction."""
+    """The sum of a thousand clients at the limit has no overflow in either direction."""
     for sign in (1.0, -1.0):
         one = masking.quantised(np.array([sign * 16.0]), 1e-3, bits, 16.0)
         total = np.array([0], one.dtype)
@@ -42,7 +42,7 @@ def test_the_largest_sum_fits(bits):
 @pytest.mark.parametrize("weights", [ByExamples(), Uniform()], ids=["by_examples", "uniform"])
 @pytest.mark.parametrize("bits", [32, 64])
 def test_the_fused_model_is_fedavgs(weights, bits):
-    """Up to n limit / (2^bits - 2^17) / W and a rounding of float32; counters are FedAvg's exactly."""
+    """They agree up to n limit / (2^bits - 2^17) / W and rounding of float32; counters are exactly FedAvg's."""
     federation = Federation([30, 50, 20], weights, bits=bits).begin()
     trained = models(federation.names)
     updates = [federation.reply(name, trained[name]) for name in federation.names]
@@ -58,7 +58,7 @@ def test_the_fused_model_is_fedavgs(weights, bits):
 
 
 def test_a_tensor_that_only_goes_up():
-    """No client got it (FedBN's batch norm): the mean of the values themselves."""
+    """For a tensor that no client received (FedBN's batch norm) it is the mean of the values themselves."""
     federation = Federation([30, 50, 20]).begin()
     trained, received = models(federation.names), {"w": PREVIOUS["w"]}
     updates = [
@@ -73,7 +73,7 @@ def test_a_tensor_that_only_goes_up():
 
 
 def test_a_variance_does_not_fall_below_zero():
-    """A channel that is always off: rounding may leave a negative sum."""
+    """For a channel that is always zero, rounding could give a negative sum."""
     server = dataclasses.replace(
         Federation([1]).server(), kinds=dict.fromkeys(["a.running_var", "w"], Kind.BN_STATISTICS)
     )
@@ -86,7 +86,7 @@ def test_a_variance_does_not_fall_below_zero():
 
 
 def test_the_bound_is_not_loose():
-    """Two clients that both lie a half step off: the error of the sum is one step, 2 limit / (2^32 - 2^17)."""
+    """When two clients are both wrong by half a step, the error of the sum is one step, 2 limit / (2^32 - 2^17)."""
     step = 1 / masking.scale_of(32, 16.0)
     total = sum(masking.quantised(np.array([0.4999999 * step]), 1.0, 32, 16.0) for _ in range(2))
     error = abs(masking.decoded(total, 32, 16.0)[0] - 2 * 0.4999999 * step)
@@ -98,7 +98,7 @@ def test_the_bound_is_not_loose():
 
 @pytest.mark.parametrize("lost", [["b"], ["a", "e"]])
 def test_clients_that_fail_after_the_shares(lost):
-    """Five clients, t = 3: the sum over the others is their weighted mean, by examples."""
+    """Of five clients, with t = 3, the result is the mean of the others, weighted by examples."""
     federation = Federation([30, 50, 20, 10, 90]).begin()
     trained = models(federation.names)
     updates = [federation.reply(name, trained[name]) for name in federation.names if name not in lost]
@@ -107,7 +107,7 @@ def test_clients_that_fail_after_the_shares(lost):
 
 
 def test_a_client_that_fails_after_its_update():
-    """Its update counts; t answers are enough to unmask the sum."""
+    """Its update is used; t answers are enough to unmask the sum."""
     federation = Federation([30, 50, 20]).begin()
     trained = models(federation.names)
     updates = [federation.reply(name, trained[name]) for name in federation.names]
@@ -121,7 +121,7 @@ def test_a_client_that_fails_after_its_update():
 
 
 def test_clients_that_fail_between_keys_and_shares():
-    """They have no part in the masks."""
+    """They do not contribute to the masks."""
     federation = Federation([30, 50, 20])
     federation.ask(KEYS, "abc")
     federation.ask(SHARES, "ac")
@@ -131,7 +131,7 @@ def test_clients_that_fail_between_keys_and_shares():
 
 
 def test_false_shares_are_left_out():
-    """Four clients, t = 3, one of which lies: its shares fit no commitment. With two liars there is no model."""
+    """One of four clients (t = 3) sends shares that fit no commitment. With two such clients there is no model."""
     federation = Federation([1, 1, 1, 1]).begin()
     trained = models(federation.names)
     updates = [federation.reply(name, trained[name]) for name in federation.names]

@@ -19,7 +19,7 @@ from strategies.weights.by_examples import ByExamples
 
 
 def masked_once(value: float, count: int = 60_000) -> np.ndarray:
-    """One client's reply to a whole round, whose update is the same number everywhere."""
+    """One client's reply in a complete round, when its update is the same number everywhere."""
     federation = Federation([10, 10, 10]).begin()
     previous = {"w": np.zeros(count, np.float32)}
     trained = {"w": np.full(count, value, np.float32)}
@@ -27,7 +27,7 @@ def masked_once(value: float, count: int = 60_000) -> np.ndarray:
 
 
 def test_a_single_reply_is_uniform():
-    """A constant update under its masks: all 256 values of each byte alike (chi-square), no two neighbours related."""
+    """In a masked constant update all 256 values of each byte are equally frequent, and neighbours are independent."""
     reply = masked_once(0.25)
     for place in range(4):
         counts = np.bincount((reply >> np.uint32(8 * place)) & np.uint32(255), minlength=256)
@@ -45,13 +45,13 @@ def test_replies_of_equal_and_of_different_updates_cannot_be_told_apart():
 
 
 def test_masks_are_the_only_thing_between_reply_and_update():
-    """The counterexample to the two tests above: without the masks, one value everywhere."""
+    """This is a check of the two tests above: without the masks the reply has one value everywhere."""
     plain_reply = masking.quantised(np.full(1000, 0.25), 1 / 3, 32, 16.0)
     assert len(np.unique(plain_reply)) == 1
 
 
 def test_fewer_than_t_shares_tell_nothing():
-    """Any 2 of 3 shares give the secret back, one alone is the same for another secret of the same share."""
+    """Any 2 of 3 shares give the secret; a single share is possible for every secret."""
     secret = os.urandom(32)
     shares = dict(enumerate(masking.shares_of(secret, 2, 3), start=1))
     for chosen in combinations(shares, 2):
@@ -61,7 +61,7 @@ def test_fewer_than_t_shares_tell_nothing():
 
 
 def test_the_server_gets_one_secret_of_each_client():
-    """Shares of b_u of those that delivered, of s_u of the one that did not, and never both."""
+    """It gets shares of b_u of the clients that delivered, of s_u of the client that did not, and never both."""
     federation = Federation([1, 1, 1]).begin()
     trained = models("ab")
     updates = [federation.reply(name, trained[name]) for name in "ab"]
@@ -74,7 +74,7 @@ def test_the_server_gets_one_secret_of_each_client():
 
 
 def test_a_second_list_of_those_that_delivered_is_refused():
-    """It would give the server both secrets of a client; the same list again gets the same answer."""
+    """Another list would give the server both secrets of a client; the same list gets the same answer again."""
     federation = Federation([1] * 5).begin()
     trained = models(federation.names)
     for name in federation.names:
@@ -91,7 +91,7 @@ def test_a_second_list_of_those_that_delivered_is_refused():
 
 
 def test_a_second_update_under_the_same_masks_is_refused():
-    """The very same update may be asked for again (its reply was lost), and looks the same."""
+    """The same update may be asked for again when its reply was lost; the reply is then the same."""
     federation = Federation([1, 1]).begin()
     trained = models("ab")
     first, again = (federation.reply("a", trained["a"]) for _ in range(2))
@@ -101,7 +101,7 @@ def test_a_second_update_under_the_same_masks_is_refused():
 
 
 def test_a_list_of_keys_that_is_not_honest_is_refused():
-    """Another key for this client, one key twice, too few clients, strangers, a second list in one round."""
+    """It has another key for this client, a key twice, too few clients or unknown ones, or is a second list."""
     federation = Federation([1, 1, 1])
     federation.ask(KEYS, federation.names)
     lines = federation.banks[KEYS].hand_out(federation.entries[KEYS], "a", federation.server())
@@ -119,7 +119,7 @@ def test_a_list_of_keys_that_is_not_honest_is_refused():
 
 
 def test_clients_that_were_told_different_lists_do_not_fit_together():
-    """The server gave b another number of examples for c: what the three seal and mask is of no use to it."""
+    """If the server tells b another number of examples for c, the shares and masks of the three are useless to it."""
     federation = Federation([10, 10, 10])
     federation.ask(KEYS, "abc")
     honest = federation.entries[KEYS]
@@ -135,7 +135,7 @@ def test_clients_that_were_told_different_lists_do_not_fit_together():
 
 
 def test_shares_that_the_server_changed_are_refused():
-    """One bit in a sealed share, and a share that was meant for another one."""
+    """One bit of a sealed share is changed, or the share was for another client."""
     federation = Federation([1, 1, 1]).begin()
     good = federation.entries[SHARES]["b"]["to:a"]
     flipped = good.copy()
@@ -147,7 +147,7 @@ def test_shares_that_the_server_changed_are_refused():
 
 
 def test_a_change_above_the_limit_fails_by_name():
-    """In place of a wrong number."""
+    """Otherwise the sum would be wrong without notice."""
     federation = Federation([1, 1], limit=0.5).begin()
     trained = {**PREVIOUS, "w": PREVIOUS["w"] + 2}
     with pytest.raises(UserError, match=r"'w' changed by 2, more than method.secure_mean.limit = 0.5"):
@@ -157,7 +157,7 @@ def test_a_change_above_the_limit_fails_by_name():
 
 
 def test_the_secrets_of_a_round_survive_a_new_process_and_then_go(tmp_path):
-    """Every message may be another process; the file can be read by its owner alone and is empty of secrets after."""
+    """Every message may be another process. Only its owner can read the file, which has no secrets after the round."""
     federation = Federation([1, 2], folder=tmp_path).begin()
     file = tmp_path / "a" / "secure-mean.json"
     assert file.stat().st_mode & 0o777 == 0o600
@@ -171,7 +171,7 @@ def test_the_secrets_of_a_round_survive_a_new_process_and_then_go(tmp_path):
 
 
 def test_the_bank_refuses_what_is_not_of_its_form():
-    """Other records, other lengths, and another number of examples than in the handshake."""
+    """It refuses other records, other lengths, and another number of examples than in the handshake."""
     federation = Federation([10, 10])
     federation.ask(KEYS, "ab")
     server, line = federation.server(), federation.entries[KEYS]["a"]["line"]
@@ -186,7 +186,7 @@ def test_the_bank_refuses_what_is_not_of_its_form():
 
 
 def test_more_than_half():
-    """t: two of two and of three, three of four and five; drawn clients count; what is set stays."""
+    """t is two of two and of three, and three of four and five; it follows from the drawn clients unless it is set."""
     assert [threshold_of(0, count) for count in (2, 3, 4, 5, 10)] == [2, 2, 3, 3, 6]
     assert threshold_of(0, 100, 4) == 3
     assert threshold_of(9, 10) == 9

@@ -1,4 +1,4 @@
-"""Replies on disk give the numbers that replies in memory give, to the last bit, and take little memory."""
+"""Replies on disk give the same numbers as replies in memory, bit for bit, and take little memory."""
 
 import tracemalloc
 
@@ -15,7 +15,7 @@ from strategies.fuse.semantic_divergence import SemanticDivergence
 from strategies.parts import ServerRound, Update
 from strategies.stored import Storage, StoredArrays, heads_of
 
-CLIENTS = 37  # two whole groups of the average, and a rest
+CLIENTS = 37  # two complete groups of the average, and an incomplete one
 
 
 def states(clients=CLIENTS):
@@ -63,7 +63,7 @@ def test_tensors_come_back_as_they_went(pair):
 
 @pytest.mark.parametrize("block", [32768, 700])
 def test_means_are_those_of_memory_to_the_last_bit(pair, monkeypatch, block):
-    """Blocks that hold several tensors, and parts of one."""
+    """This holds for blocks with several tensors, and with a part of one."""
     monkeypatch.setattr(aggregate, "BLOCK", block)
     memory, stored = pair
     weights = np.random.default_rng(1).dirichlet(np.ones(CLIENTS))
@@ -90,7 +90,7 @@ def test_parts_that_compare_clients_see_no_difference(pair, fuse):
 
 
 def test_an_average_of_stored_models_takes_two_models(tmp_path):
-    """Forty models of 2.4 MB: the result and the blocks, not the models."""
+    """For forty models of 2.4 MB, only the result and the blocks are in memory, not the models."""
     storage = Storage(tmp_path, memory=0)
     rng = np.random.default_rng(0)
     model = {f"w{index}": rng.standard_normal(60_000).astype(np.float32) for index in range(10)}

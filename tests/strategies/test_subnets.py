@@ -1,4 +1,4 @@
-"""FedDrop: what is sent, what it trains, and what the server makes of it."""
+"""FedDrop: what is sent, what a client trains, and how the server averages."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,10 @@ class Pool(nn.Module):
 
 
 def test_hidden_layers_are_found_by_their_place():
-    """CSAC's bottleneck; the digits' own layer; both; a projection head's two; none behind pooled features."""
+    """Hidden layers are CSAC's bottleneck, the digits CNN's own layer, both, or a projection head's two layers.
+
+    There are none after pooled features.
+    """
     (bottleneck,) = hidden_layers(Net(Pool(), 512, 7, bottleneck=256))
     assert bottleneck.units == 256
     assert bottleneck.rows == ("bottleneck.0.weight", "bottleneck.0.bias", "bottleneck.1.weight", "bottleneck.1.bias",
@@ -49,7 +52,7 @@ def test_a_network_without_hidden_layers_is_refused():
 
 
 def test_uploaded_elements_of_the_bottleneck():
-    """512 -> 256 with 128 kept units: 128 * 513 of the layer, 7 * 128 of the classifier, whose biases are whole."""
+    """512 -> 256 with 128 kept units: 128 * 513 of the layer, 7 * 128 of the classifier, and all of its biases."""
     net = Net(Pool(), 512, 7, bottleneck=256)
     state = {name: value.numpy() for name, value in net.state_dict().items()}
     cut = RandomSubnet(0.5).cut(net, "a", 1, 0)
@@ -75,7 +78,10 @@ def test_draws_are_those_of_client_and_round():
 
 
 def test_average_of_the_specification():
-    """Old value 4; one client kept the unit and reached 6, the other dropped it: (6 + 4) / 2 = 5. All dropped: 4."""
+    """The old value is 4; one client keeps the unit and reaches 6, the other drops it: (6 + 4) / 2 = 5.
+
+    When all clients drop it, it stays 4.
+    """
     base = {"w": np.array([4.0, 4.0, 1.0], np.float32)}
     first = put_back({"w": np.array([6.0, 2.0], np.float32)}, {"w": (np.array([0, 2]),)}, base)["w"]
     second = put_back({"w": np.array([3.0], np.float32)}, {"w": (np.array([2]),)}, base)["w"]
@@ -83,8 +89,10 @@ def test_average_of_the_specification():
 
 
 def test_silent_units_stay_silent_and_train_as_a_smaller_network():
-    """A network whose dropped units are 0 takes the same steps as a network that has the kept units alone, scale and
-    batch norm included, and the zeros stay."""
+    """A network whose dropped units are 0 takes the same steps as a network that has only the kept units.
+
+    This includes scale and batch norm, and the zeros stay zero.
+    """
     torch.manual_seed(0)
     whole = Net(nn.Flatten(), 6, 3, bottleneck=8)
     KeptScale(0.5).apply(whole)
@@ -120,7 +128,7 @@ def test_silent_units_stay_silent_and_train_as_a_smaller_network():
 
 
 def test_fewer_bytes_and_a_rate_of_zero_is_fedavg(tmp_path):
-    """Digits: every client gets and returns its part of fc and head; at rate 0 all numbers are FedAvg's."""
+    """On digits every client receives and returns its part of fc and head; at rate 0 all numbers are FedAvg's."""
     ours, grid = run_small(small_experiment(tmp_path / "a", "feddrop"))
     none, _ = run_small(small_experiment(tmp_path / "b", {"name": "feddrop", "random_subnet": {"rate": 0.0}}))
     plain, _ = run_small(small_experiment(tmp_path / "c"))

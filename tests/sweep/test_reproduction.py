@@ -1,4 +1,4 @@
-"""The papers' tables as experiments: what their files name is there, what is printed stands beside ours."""
+"""The papers' tables as experiments: all names in their files exist, and printed numbers are shown beside ours."""
 
 import io
 import math
@@ -49,7 +49,7 @@ def test_every_table_is_here():
 
 @pytest.mark.parametrize(("name", "block"), BLOCKS)
 def test_every_row_is_a_method_with_settings_that_exist(name, block):
-    """Each row resolves to a recipe of its own, and each target is a domain."""
+    """Each row has another recipe, and each target is a domain."""
     own = block_of(name, block)
     recipes = [build_recipe(row_experiment(own, row)) for row in own.rows]
     assert len({repr(recipe) for recipe in recipes}) == len(own.rows)
@@ -187,7 +187,10 @@ def test_hours_are_measured_or_said_to_be_not():
 
 
 def test_hours_without_a_time_of_the_row_are_fedavgs_times_its_cost():
-    """0.5 s a step of FedAvg, 1.2 of FedProx: 14,400 s; a row's own time comes first, then the same data set's."""
+    """0.5 s per step of FedAvg and a cost of 1.2 of FedProx give 14,400 s.
+
+    A row's own time is used first, then FedAvg's on the same data set.
+    """
     one, plain = cell("fedprox", "fedig"), cell("fedavg", "fedig")
     key = step_key(plain.experiment)
     elsewhere = ("vlcs", *key[1:])
@@ -266,7 +269,7 @@ def first(name):
 
 
 def test_ccst_on_pixels_has_no_difference(tmp_path):
-    """Its label says which encoder ran; the paper's number belongs to VGG-19."""
+    """Its label names the encoder that was used; the paper's number belongs to VGG-19."""
     rows = [row.printed for row in block_of("gperxan-table-2", "pacs").rows]
     finished(tmp_path, "gperxan-table-2", "pacs", rows.index("FedAvg"), "photo", 0, 0.9)
     finished(tmp_path, "gperxan-table-2", "pacs", rows.index("CCST"), "photo", 0, 0.9)
@@ -280,7 +283,7 @@ def test_ccst_on_pixels_has_no_difference(tmp_path):
 
 
 def test_a_table_from_the_command_line(tmp_path):
-    """Dry run, a real run of one cell, and its comparison."""
+    """It is tested with a dry run, a real run of one cell, and its comparison."""
     file = small_table(tmp_path)
     words = ["sweep", str(file), "--output", str(tmp_path / "out")]
     shown = CliRunner().invoke(app, [*words, "--dry-run"])

@@ -1,4 +1,4 @@
-"""A sweep's plan and budget: which cells there are, what each gets of the machine, how long they will take."""
+"""A sweep's plan and budget: its cells, the cores and GPUs that each cell gets, and the time that they will take."""
 
 import io
 import json
@@ -50,7 +50,7 @@ def machine(monkeypatch):
     ],
 )
 def test_reservations_keep_the_budget(machine, wish, cores, gpus, reserved, devices):
-    """As many cells as cores and GPUs carry; each knows its cores and its device."""
+    """There are as many cells as cores and GPUs allow; each has its cores and its device."""
     machine(cores, gpus)
     reservations = budget.local_reservations(wish)
     assert [reservation.cores for reservation in reservations] == reserved
@@ -58,7 +58,7 @@ def test_reservations_keep_the_budget(machine, wish, cores, gpus, reserved, devi
 
 
 def test_several_gpus_for_one_cell(machine):
-    """Whole numbers of devices, never the same one twice."""
+    """A cell gets a whole number of devices, and no device is given twice."""
     machine(8, "abcde")
     assert [reservation.gpus for reservation in budget.local_reservations(Budget(gpus=2))] == [("a", "b"), ("c", "d")]
     assert budget.local_reservations(Budget(), device="cpu")[0].gpus == ()
@@ -77,14 +77,14 @@ def test_several_gpus_for_one_cell(machine):
     ],
 )
 def test_what_does_not_fit_is_said(machine, wish, device, gpus, said):
-    """One line before anything starts."""
+    """The error is one line before anything starts."""
     machine(8, gpus)
     with pytest.raises(UserError, match=said):
         budget.local_reservations(wish, device)
 
 
 def test_devices_are_the_visible_ones(monkeypatch):
-    """CUDA_VISIBLE_DEVICES of the sweep is divided, not overruled."""
+    """The devices in the sweep's CUDA_VISIBLE_DEVICES are divided; no others are used."""
     import torch
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
@@ -95,14 +95,14 @@ def test_devices_are_the_visible_ones(monkeypatch):
 
 
 def test_grid_is_a_product_and_values_may_hold_commas():
-    """Lists and quoted texts stay whole."""
+    """Lists and quoted texts are not split."""
     assert split_values('0, 0.25 ,["a","b"],"x,y"') == ["0", "0.25", '["a","b"]', '"x,y"']
     assert grid_points(["a=1,2", "b=x"]) == [("a=1", "b=x"), ("a=2", "b=x")]
     assert grid_points([]) == [()]
 
 
 def test_cells_are_planned_once_each(tmp_path):
-    """The product of the axes, repeated values once, labels from the grid."""
+    """Cells are the product of the axes, repeated values count once, and labels come from the grid."""
     axes = Axes(["fedavg", "fedavg"], ["rot0", "rot30"], [0, 0], ["train.lr=0.1,0.2"])
     cells = plan_cells("digits", axes, [*SMALL, f"run.output={tmp_path}"], "")
     assert [cell.title for cell in cells] == [
@@ -114,7 +114,7 @@ def test_cells_are_planned_once_each(tmp_path):
 
 
 def test_a_finished_run_with_other_settings_is_not_taken_for_a_cell(tmp_path):
-    """Its results would answer another question."""
+    """Its results would be those of another experiment."""
     run_small(small_experiment(tmp_path, train={"rounds": 1}, run={"target": "rot15"}))
     folder = tmp_path / "small"
     config = next(folder.rglob("experiment.toml"))
@@ -126,7 +126,7 @@ def test_a_finished_run_with_other_settings_is_not_taken_for_a_cell(tmp_path):
 
 
 def test_one_conflicting_cell_does_not_stop_a_sweep(tmp_path):
-    """It is named with its reason at the end, the others are run, and the exit code says that one failed."""
+    """It is named with its reason at the end, the others are run, and the exit code is 1."""
     words = ["sweep", "digits", "--targets", "rot0,rot15", "--jobs", "1", "--output", str(tmp_path)]
     words += [part for word in SMALL for part in ("--set", word)]
     axes = Axes(["fedavg"], ["rot0"], [0])
@@ -167,7 +167,7 @@ def test_a_refused_combination_does_not_stop_a_sweep(tmp_path):
     ],
 )
 def test_nothing_is_overridden_silently(words, said, tmp_path):
-    """What a sweep would drop or run twice is refused in one line, before anything starts."""
+    """Settings that a sweep would ignore or run twice are refused in one line, before anything starts."""
     result = CliRunner().invoke(app, ["sweep", "digits", "--output", str(tmp_path / "out"), *words])
     assert isinstance(result.exception, UserError)
     assert said in str(result.exception)
@@ -175,7 +175,7 @@ def test_nothing_is_overridden_silently(words, said, tmp_path):
 
 
 def test_a_label_is_kept(tmp_path):
-    """`--set run.label=x` is part of every cell's folder, before the grid's values."""
+    """`--set run.label=x` is in the name of every cell's folder, before the grid's values."""
     axes = Axes(["fedavg"], ["rot0"], [0], ["train.lr=0.1,0.2"])
     cells = plan_cells("digits", axes, [*SMALL, f"run.output={tmp_path}", "run.label=x"], "")
     assert [cell.experiment.run.label for cell in cells] == ["x,train.lr=0.1", "x,train.lr=0.2"]
@@ -190,7 +190,10 @@ def cell(method="fedavg", rounds=10, **state):
 
 
 def test_time_left_by_hand():
-    """Rounds left times the method's pace, divided by the width, but never less than the longest cell."""
+    """It is the remaining rounds times the method's seconds per round, divided by the width.
+
+    It is never less than the time of the longest cell.
+    """
     cells = [cell(state="running", round=4), cell("fedbn"), cell(state="finished"), cell(state="failed")]
     rates = {"fedavg": 2.0, "fedbn": 4.0}
     assert time_left(cells, rates, 1) == 6 * 2 + 10 * 4
@@ -220,7 +223,7 @@ def test_view_shows_the_running_cells_and_the_time_left():
 
 
 def test_a_resumed_cell_does_not_count_old_rounds_into_the_pace():
-    """Rounds of an earlier sweep took no time now."""
+    """Rounds of an earlier sweep took no time in this one."""
     one = cell()
     one.begin()
     one.started -= 10
@@ -233,7 +236,7 @@ def test_a_resumed_cell_does_not_count_old_rounds_into_the_pace():
 
 
 def test_dry_run_estimates_from_finished_rounds(tmp_path):
-    """Cells with their state, and the time that the others will take."""
+    """It shows the cells with their state, and the time that the unfinished ones will take."""
     words = ["sweep", "digits", "--targets", "rot0,rot15", "--seeds", "0", "--jobs", "1", "--output", str(tmp_path)]
     words += [part for word in SMALL for part in ("--set", word)]
     assert "no finished rounds" in CliRunner().invoke(app, [*words, "--dry-run"]).output
@@ -255,7 +258,7 @@ def test_dry_run_estimates_from_finished_rounds(tmp_path):
     ],
 )
 def test_bad_input_is_refused_before_anything_starts(words, said, tmp_path):
-    """UserError, which the command line prints as one line with exit code 2."""
+    """The error is a UserError, which the command line prints as one line with exit code 2."""
     options = [*words, "--output", str(tmp_path / "out"), "--targets", "rot0"]
     result = CliRunner().invoke(app, ["sweep", "digits", *options])
     assert isinstance(result.exception, UserError)
@@ -273,16 +276,16 @@ class Witness:
         self.file, self.seen = folder / "witness.json", [os.environ.get("CUDA_VISIBLE_DEVICES")]
 
     def on_round(self, row, clients):
-        """Keep the number of the round."""
+        """Remember the number of the round."""
         self.seen.append(row["round"])
 
     def on_end(self, summary):
-        """Write."""
+        """Write the file."""
         self.file.write_text(json.dumps(self.seen))
 
 
 def test_local_cells_have_their_device_and_callbacks(tmp_path):
-    """A worker process sees the GPU that it reserves; named callbacks follow each cell; a broken one fails by name."""
+    """A worker process sees the GPU that it reserves; callbacks are called for each cell, and a wrong one is named."""
     words = [*SMALL, f"run.output={tmp_path}", "run.device=cpu", "run.callbacks=['test_sweep:Witness']"]
     cells = plan_cells("digits", Axes(["fedavg"], ["rot0", "rot15"], [0]), words, "")
     (cells[1].folder).parent.mkdir(parents=True)
@@ -294,7 +297,7 @@ def test_local_cells_have_their_device_and_callbacks(tmp_path):
 
 
 def test_causes_of_death():
-    """Signals by name."""
+    """Signals are shown by their names."""
     assert cause(-9) == "SIGKILL, out of memory?"
     assert cause(-15) == "SIGTERM"
     assert cause(3) == "exit code 3"

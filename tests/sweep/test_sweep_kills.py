@@ -1,4 +1,4 @@
-"""A sweep that is killed: workers die with it, the same command continues, and the results are those of a whole one."""
+"""A killed sweep: its workers end too, the same command continues it, and the results are those of a complete one."""
 
 import os
 import random
@@ -24,7 +24,7 @@ SMALL = ("data.fraction=0.1", 'data.domains=["rot0", "rot15", "rot30"]', "run.de
 
 
 def start(output: Path, methods: str, targets: str, rounds: int, *more: str) -> subprocess.Popen:
-    """A sweep in a process group of its own, one core per cell."""
+    """Start a sweep in a separate process group, with one core per cell."""
     words = [part for word in (*SMALL, f"train.rounds={rounds}") for part in ("--set", word)]
     words += ["--methods", methods, "--targets", targets, "--cores-per-cell", "1", "--output", str(output)]
     return subprocess.Popen(
@@ -33,7 +33,7 @@ def start(output: Path, methods: str, targets: str, rounds: int, *more: str) -> 
 
 
 def unbroken(output: Path, methods: str, targets: str, rounds: int) -> Path:
-    """The same cells one after the other in this process; the experiment's folder."""
+    """Run the same cells one after the other in this process; returns the experiment's folder."""
     axes = Axes(methods.split(","), targets.split(","), [0])
     words = [*SMALL, f"train.rounds={rounds}", "run.threads=1", f"run.output={output}"]
     for cell in plan_cells("digits", axes, words, ""):
@@ -43,7 +43,7 @@ def unbroken(output: Path, methods: str, targets: str, rounds: int) -> Path:
 
 
 def assert_same_records(ours: Path, theirs: Path) -> None:
-    """results.csv and every run's records are equal, timing columns aside; no run left anything of a resume."""
+    """results.csv and all records are equal except columns of times; no run has left temporary files."""
     names = ["results.csv", *sorted(str(file.relative_to(theirs)) for file in theirs.rglob("*/*.csv"))]
     assert len(names) > 3
     for name in names:
@@ -54,26 +54,26 @@ def assert_same_records(ours: Path, theirs: Path) -> None:
 
 
 def rows(output: Path) -> int:
-    """Rounds recorded so far in all runs."""
+    """The number of rounds that all runs have recorded so far."""
     return sum(max(file.read_bytes().count(b"\n") - 1, 0) for file in output.rglob("rounds.csv"))
 
 
 def wait_until(done: Callable[[], bool], process: subprocess.Popen) -> None:
-    """Until it is so, the process has ended, or some minutes have passed."""
+    """Wait until `done()` is true, the process has ended, or some minutes have passed."""
     deadline = time.monotonic() + 300
     while not done() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.01)
 
 
 def workers(output: Path) -> dict[Path, int]:
-    """Process ids of those that hold a run's folder; a killed one's lock file names a process that is no more."""
+    """{run's folder: id of the living process that holds it}; a lock file may also name a process that was killed."""
     texts = {file.parent: file.read_text() for file in output.rglob(".lock")}
     named = {folder: re.match(r"process (\d+) on", text) for folder, text in texts.items()}
     return {folder: int(found[1]) for folder, found in named.items() if found and alive(int(found[1]))}
 
 
 def alive(pid: int) -> bool:
-    """Whether a process still does anything: a zombie does not."""
+    """Whether a process is alive and not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
@@ -86,7 +86,7 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="re
 @pytest.mark.slow
 @needs_proc
 def test_orphans_die_and_a_dead_worker_fails_its_cell_only(tmp_path):
-    """The sweep is killed in mid-round, then a worker; each time the same command carries on, to the same results."""
+    """The sweep is killed in a round, later a worker; each time the same command continues, with the same results."""
     whole = unbroken(tmp_path / "whole", "fedbn", "rot0,rot15", 30)
     broken = tmp_path / "broken"
     sweep = start(broken, "fedbn", "rot0,rot15", 30, "--jobs", "2")
@@ -122,7 +122,7 @@ def test_orphans_die_and_a_dead_worker_fails_its_cell_only(tmp_path):
 @needs_proc
 @pytest.mark.parametrize("trial", range(4))
 def test_killed_twice_at_random(trial, tmp_path):
-    """The whole process group or the sweep alone, SIGKILL at any moment from its start on: the same results.csv."""
+    """SIGKILL is sent to the whole process group or only to the sweep, at any moment; results.csv is the same."""
     plan = ("fedavg,feddg-ga,csac", "rot0,rot30", 6)
     whole = unbroken(tmp_path / "whole", *plan)
     broken = tmp_path / "broken"
@@ -146,11 +146,11 @@ def test_killed_twice_at_random(trial, tmp_path):
 
 @needs_proc
 def test_interrupted_sweep_says_so(tmp_path):
-    """Ctrl-C: one line, exit code 130, no worker left and no folder claimed."""
+    """After Ctrl-C there is one line, exit code 130, no worker, and no folder that is still locked."""
     sweep = start(tmp_path, "fedavg", "rot0,rot15", 40, "--jobs", "2")
     wait_until(lambda: rows(tmp_path) >= 4 and len(workers(tmp_path)) == 2, sweep)
     held = workers(tmp_path)
-    os.killpg(sweep.pid, signal.SIGINT)  # as a terminal does: to the workers, too
+    os.killpg(sweep.pid, signal.SIGINT)  # a terminal sends the signal to the workers too
     said = sweep.communicate(timeout=300)[1]
     assert sweep.returncode == 130
     assert "Traceback" not in said

@@ -1,4 +1,4 @@
-"""The protocol says what it does: nobody trains on what validates or tests, seeds draw data, other data is noticed."""
+"""The protocol: no client trains on validation or test images, seeds choose the data, and changed data are noticed."""
 
 import hashlib
 import json
@@ -26,7 +26,7 @@ ALL_DIGITS = [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]  # images of eac
 
 
 def upright(data: DataSettings, client, indices: np.ndarray) -> set[bytes]:
-    """What the images show: those of the domain without rotation that have the same indices."""
+    """The contents of a client's images: the images with the same indices in the domain without rotation."""
     base = load_client(data, "/".join(["rot0", *client.client.split("/")[1:]])).images
     return {base[index].tobytes() for index in indices}
 

@@ -1,4 +1,4 @@
-"""Whatever goes wrong is one line and an exit code, never a page of traceback."""
+"""Every error gives one line and an exit code, and never a traceback."""
 
 import errno
 import os
@@ -108,7 +108,7 @@ def failing_method(error):
 
 
 def test_an_image_name_that_is_not_utf_8(make_tree, tmp_path):
-    """It is read like any other; where it is broken, the line that says so shows what it can of the name."""
+    """It is read like any other; if the image is damaged, the message shows as much of the name as possible."""
     root = make_tree(["a", "b", "c"], ["x", "y"], 12)
     odd = Path(os.fsdecode(os.fsencode(root / "a" / "x") + b"/caf\xe9.png"))
     next((root / "a" / "x").iterdir()).rename(odd)

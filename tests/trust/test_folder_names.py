@@ -1,4 +1,4 @@
-"""Names: what they may be, and that they are shown as they are."""
+"""Names: which are allowed, and that they are shown unchanged."""
 
 import io
 import string

@@ -1,4 +1,4 @@
-"""A user's own folder that hides ours is named on Ray too, in one line."""
+"""On Ray too, one line names a user's own folder that hides one of our packages."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ ROOT = Path(fedsim.__file__).parents[1]
 
 @pytest.mark.slow
 def test_a_clients_folder_beside_the_command_on_ray(tmp_path):
-    """fedsim is installed, so that it comes last in the search; Ray's workers begin in the working folder."""
+    """fedsim is installed, so it comes last in the search path; Ray's workers search the working folder first."""
     work, site = tmp_path / "work", tmp_path / "site"
     (work / "clients").mkdir(parents=True)
     (work / "clients" / "__init__.py").write_text("")

@@ -1,4 +1,4 @@
-"""Names: nobody gets another domain than the one asked for, whatever the letters."""
+"""Names: a name always gives the domain with exactly this name, whatever letters it has."""
 
 import unicodedata
 

@@ -14,7 +14,7 @@ PAIRS = list(itertools.combinations(METHODS, 2))
 
 
 def combined(a, b):
-    """The recipe of a pair, or the reason why there is none."""
+    """The recipe of a pair, or the reason why it is refused."""
     try:
         return find_recipe(f"{a}+{b}")
     except UserError as error:
@@ -22,7 +22,7 @@ def combined(a, b):
 
 
 def test_a_pair_differs_from_both_halves_or_is_refused_with_a_reason():
-    """One line that names both halves, and the same verdict whichever comes first."""
+    """A refusal is one line that names both halves; the order of the halves has no effect."""
     halves = {name: find_recipe(name) for name in METHODS}
     accepted = 0
     for a, b in PAIRS:
@@ -39,7 +39,7 @@ def test_a_pair_differs_from_both_halves_or_is_refused_with_a_reason():
 
 
 def test_a_row_with_fedavg_is_itself_and_pooled_data_leave_no_part_idle():
-    """What would change nothing is refused."""
+    """A pair is refused if a half of it would have no effect."""
     for name in METHODS:
         if name != "fedavg":
             assert "adds nothing" in combined("fedavg", name)
@@ -54,14 +54,14 @@ def test_pairs_of_which_one_takes_what_the_other_needs_are_refused(pair):
 
 
 def test_what_inserts_attach_to_features_stays_with_a_part_of_the_batch(tmp_path):
-    """AugMix takes three versions through the network at once; terms see the first, mean and spread included."""
+    """AugMix passes three versions through the network together; terms get the first, with its mean and spread."""
     assert len(run_watched(small_plan("augmix+fedsr", tmp_path, ["train.rounds=1"])).rounds) == 2
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pair", ["+".join(pair) for pair in PAIRS if not isinstance(combined(*pair), str)])
 def test_a_pair_runs(pair, tmp_path):
-    """One round of every pair that is not refused; one that wants more clients than there are is skipped by name."""
+    """Every pair that is not refused runs one round; a pair that needs more clients is skipped by name."""
     try:
         plan = small_plan(pair, tmp_path, ["train.rounds=1"])
     except UserError as error:

@@ -1,4 +1,4 @@
-"""Few clients validate where few train: who they are, what the selection rests on, and what a round then costs."""
+"""When few clients train, few may validate: which clients these are, what selects the round, and what a round costs."""
 
 import pandas as pd
 import pytest

@@ -1,4 +1,4 @@
-"""A partition is drawn once, and one that cannot be drawn is refused before anything starts."""
+"""A partition is drawn once, and a partition that cannot be drawn is refused before anything starts."""
 
 import time
 

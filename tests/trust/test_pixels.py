@@ -1,4 +1,4 @@
-"""Odd image files look in the cache as they look on a screen, or are refused by name."""
+"""Unusual image files are in the cache as a screen shows them, or are refused by name."""
 
 import io
 
@@ -16,7 +16,7 @@ EIGHT = np.round(RAMP * 255).astype(np.uint8)
 
 
 def decoded(image: Image.Image, format: str, **options) -> np.ndarray:
-    """What the cache holds of an image that was saved and read again: uint8 [4, 4, 3]."""
+    """The cached pixels uint8 [4, 4, 3] of an image that was saved and read again."""
     file = io.BytesIO()
     image.save(file, format, **options)
     return decode("picture", 4, file.getvalue()).transpose(1, 2, 0).astype(int)
@@ -75,7 +75,7 @@ def test_lab_is_refused_by_name():
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("format", ["PNG", "TIFF", "WEBP"])
 def test_exif_turns_the_picture(orientation, format):
-    """Saved as a camera saves it, turned; shown upright."""
+    """The picture is saved rotated, as a camera saves it, and is read upright."""
     upright = np.stack([EIGHT, np.flipud(EIGHT), np.full_like(EIGHT, 60)], -1)
     turned = {
         1: upright,

@@ -1,4 +1,4 @@
-"""A deployment's sites say which data they hold; a run does not go on with others."""
+"""A deployment's sites report which data they hold; a run does not continue with other data."""
 
 from types import SimpleNamespace
 
@@ -88,7 +88,7 @@ def test_frozen_weights_are_told_apart_and_nothing_else_is():
     assert len(first.frozen_content) == 20
     assert first.frozen_content == same.frozen_content != other.frozen_content
     with torch.no_grad():
-        first.net.head.weight += 1  # it is trained, and so travels
+        first.net.head.weight += 1  # it is trained, and therefore sent
         same.net.backbone.conv2.weight[0, 0, 0, 0] += 1e-6
     assert frozen_content(first.net.state_dict(), first.places) == first.frozen_content
     assert frozen_content(same.net.state_dict(), same.places) != same.frozen_content

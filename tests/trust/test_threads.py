@@ -1,4 +1,4 @@
-"""Threads belong to what a run's numbers depend on: one default for all ways, recorded, compared."""
+"""A run's numbers depend on its threads: all runtimes have the same default, which is recorded and compared."""
 
 import json
 import os
@@ -40,7 +40,7 @@ def test_the_cells_of_a_sweep_have_the_threads_of_a_run_however_many_run_at_a_ti
 
 
 def test_the_threads_of_the_settings_are_taken_whatever_the_process_had(tmp_path):
-    """A client in Flower's engine or on a cluster finds the threads that somebody else left."""
+    """In Flower's engine or on a cluster, the process of a client may have another number of threads before."""
 
     class Meddler:
         def on_start(self, experiment, folder):

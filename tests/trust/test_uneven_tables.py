@@ -1,4 +1,4 @@
-"""Tables in which seeds, targets and numbers are missing at random, against a plain recomputation from the rows."""
+"""Tables in which seeds, targets and numbers are missing at random, compared with a plain computation from the rows."""
 
 import math
 
@@ -71,7 +71,7 @@ def test_averages_of_incomplete_tables(cells):
 @settings(max_examples=60, deadline=None)
 @given(TABLES)
 def test_difference_p_and_rank_rest_on_the_same_pairs(cells):
-    """Against an inner join of the rows by target and seed; ranks never contradict differences."""
+    """They equal those of an inner join of the rows by target and seed; ranks never contradict differences."""
     rows = rows_of({("fedavg", "photo", 0): 0.5} | cells)
     methods = compare(runs_of(rows), baseline="fedavg", published=False).methods.set_index("label")
     base = rows[rows["m"] == "fedavg"]
@@ -114,7 +114,7 @@ def test_ranks_without_a_baseline_rest_on_common_seeds(cells):
 @settings(max_examples=60, deadline=None)
 @given(TABLES)
 def test_every_missing_cell_and_uneven_seed_is_named(cells):
-    """The remarks name each method that lacks a cell of a seed that it has begun, and each seed that some lack."""
+    """Notes name each method that lacks a cell of a seed that it has begun, and each seed that some methods lack."""
     rows = rows_of(cells)
     notes = compare(runs_of(rows), published=False).notes
     missing = "".join(note for note in notes if note.startswith("Missing"))
