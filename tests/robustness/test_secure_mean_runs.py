@@ -105,7 +105,11 @@ def test_a_killed_run_goes_on(secure, tmp_path):
         ("feddyn", {}, "dynamic_correction looks at single updates"),
         ("perada", {}, "ensemble_distillation looks at single updates"),
         ("feddrop", {}, "random_subnet does not go with secure_mean"),
-        ("fedavg", {"train": {"dp_clip": 1.0}, "model": {"backbone": "digits-cnn"}}, "dp_clip perturbs only the model"),
+        (
+            "fedavg",
+            {"train": {"dp_clip": 1.0}, "model": {"backbone": "digits-cnn"}},
+            "dp_clip perturbs the model that",
+        ),
         ("fedavg", {"data": {"domains": ["rot0", "rot45"]}}, "with 1 clients in a round: it needs at least two"),
         ({"name": "fedavg", "secure_mean": {"threshold": 1}}, {}, "threshold between 2 and 3"),
         ({"name": "fedavg", "masked_update": {"bits": 64}}, {}, "masked_update must have the values of"),
