@@ -38,28 +38,28 @@ FRESH_SECONDS = 25.0
 
 
 def slow_connections(federation: Federation, watch: Watch) -> str:
-    """1,000 at a time from one machine."""
+    """One machine opens 1,000 slow connections at a time."""
     said = federation.outsider("slow", SERVER, PORT, 1000, 60)
     need(watch.oldest < FRESH_SECONDS, f"a site was silent for {watch.oldest:.0f} s; {said}")
     return f"{said}; longest silence of a site {watch.oldest:.0f} s"
 
 
 def unauthenticated_bodies(federation: Federation, watch: Watch) -> str:
-    """40 of 15 MB without a key."""
+    """Send 40 bodies of 15 MB without a key."""
     said = federation.outsider("bodies", SERVER, PORT, 40, 15)
     need(watch.oldest < FRESH_SECONDS and watch.nginx < 200, f"{watch.oldest:.0f} s, {watch.nginx:.0f} MB; {said}")
     return f"{said}; longest silence of a site {watch.oldest:.0f} s"
 
 
 def many_requests(federation: Federation, watch: Watch) -> str:
-    """Requests without a key as fast as they go."""
+    """Send requests without a key as fast as possible."""
     said = federation.outsider("flood", SERVER, PORT, 1500)
     need(watch.oldest < FRESH_SECONDS and "200" not in said, f"{said} {watch.oldest}")
     return f"{said}; longest silence of a site {watch.oldest:.0f} s"
 
 
 def stolen_key(federation: Federation, watch: Watch) -> str:
-    """A second machine with a site's key, while the site is online."""
+    """A second machine uses a site's key while the site is online."""
     node, key = registered_nodes(federation.federation)[SITES[1]], federation.federation.kit(SITES[1]) / "key"
     said = federation.outsider("steal", SERVER, PORT, key, node, 30)
     lines = [line for line in read_audit(federation.server_kit / AUDIT) if line["event"] == "double"]
@@ -68,7 +68,7 @@ def stolen_key(federation: Federation, watch: Watch) -> str:
 
 
 def forgeries(federation: Federation, watch: Watch) -> str:
-    """A reply in another's name; a signature used twice."""
+    """Send a reply in the name of another site, and use a signature twice."""
     nodes = registered_nodes(federation.federation)
     key = federation.federation.kit(SITES[1]) / "key"
     said = federation.outsider("forge", SERVER, PORT, key, nodes[SITES[1]], nodes[SITES[0]])
@@ -79,7 +79,7 @@ def forgeries(federation: Federation, watch: Watch) -> str:
 
 
 def wrong_clock(federation: Federation, watch: Watch) -> str:
-    """12 s ahead."""
+    """A site's clock is 12 s ahead."""
     status, said = federation.outsider("clock", SERVER, PORT, federation.federation.kit(SITES[1]) / "key", 12)["answer"]
     need(status == 400 and re.search("1[0-2] s ahead", said), f"{status} {said}")
     return json.loads(said)["detail"]
@@ -130,7 +130,7 @@ def main() -> int:
 
 
 def one(federation: Federation, name: str) -> tuple[str, ...]:
-    """(what happened, seconds, seconds to recovery, nginx MB, server app MB, as it must)."""
+    """(what happened, seconds, seconds to recovery, nginx MB, server app MB, whether this is what must happen)."""
     with Watch(federation) as watch:
         begin = time.monotonic()
         try:

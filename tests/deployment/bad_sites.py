@@ -1,4 +1,4 @@
-"""Registered sites that attack, and an operator who submits an app of his own."""
+"""Registered sites that attack, and an operator who submits another app."""
 
 import subprocess
 import sys
@@ -14,7 +14,7 @@ SUBMIT = Path(__file__).with_name("submit.py")
 
 
 def bad_reply(kind: str, reason: str, **fault: object) -> Callable[[Federation, Watch], str]:
-    """A registered site whose reply of round 2 is an attack; the others' round goes on."""
+    """The reply of a registered site in round 2 is an attack; the round continues with the other sites."""
 
     def attack(federation: Federation, watch: Watch) -> str:
         federation.break_site(kind, **fault)
@@ -31,7 +31,7 @@ def bad_reply(kind: str, reason: str, **fault: object) -> Callable[[Federation, 
 
 
 def absurd_count(federation: Federation, watch: Watch) -> str:
-    """10^9 examples in the handshake."""
+    """A site reports 10^9 examples in the handshake."""
     federation.break_site("examples", round_=0, phase="handshake")
     process, _ = federation.begin("examples")
     _, said = process.communicate(timeout=400)
@@ -40,7 +40,7 @@ def absurd_count(federation: Federation, watch: Watch) -> str:
 
 
 def impostor(federation: Federation, watch: Watch) -> str:
-    """A registered site that claims another's domain: refused, and the honest run goes on (continue)."""
+    """A registered site that claims another's domain is refused; with `continue` the run goes on with honest sites."""
     env = federation.federation.kit("site-rot30") / "site.env"
     honest = env.read_text()
     federation.stop("site-rot30")
@@ -60,7 +60,7 @@ def impostor(federation: Federation, watch: Watch) -> str:
 
 
 def flood(federation: Federation, watch: Watch) -> str:
-    """A reply of 4 GB: the server app refuses it by name, the gate stops the rest, the others' round goes on."""
+    """The server app refuses a reply of 4 GB by name, the gate stops the rest of it, and the round continues."""
     site = f"site-{VICTIM}"
     federation.fault_file(site).with_suffix(".flood").write_text("4096")
     process, folder = federation.begin("flood", **{"run.on_client_failure": "continue"})
@@ -76,7 +76,7 @@ def flood(federation: Federation, watch: Watch) -> str:
 
 
 def foreign_app(federation: Federation, watch: Watch) -> str:
-    """The operator submits an app of his own, which reads the sites' keys."""
+    """The operator submits another app, which reads the sites' keys."""
     app = federation.folder / "foreign"
     (app / "foreign").mkdir(parents=True)
     (app / "foreign" / "__init__.py").write_text(

@@ -1,4 +1,4 @@
-"""Sites, links, servers and operators that go away in the middle of a run."""
+"""Sites, links, servers and operators that fail in the middle of a run."""
 
 import json
 import os
@@ -32,11 +32,11 @@ def site_killed(stop: bool) -> Callable[[Lane], Outcome]:
 
 
 def site_restarted(method: str) -> Callable[[Lane], Outcome]:
-    """stop.sh and start.sh between two rounds: the run waits for the site, and its state comes from its files."""
+    """stop.sh and start.sh between two rounds: the run waits for the site, which reads its state from its files."""
 
     def fault(lane: Lane) -> Outcome:
         output = lane.fresh()
-        # Another site is slow in round 2, so that the victim, which has answered, can be restarted meanwhile.
+        # Another site is slow in round 2, so that there is time to restart the victim, which has answered.
         other = lane.federation.fault_file("site-rot0")
         other.write_text(json.dumps({"kind": "slow", "round": 2, "once": True, "seconds": 25}))
         process = lane.begin(output, method, **STOP, **{"run.timeout": 300})
@@ -52,7 +52,7 @@ def site_restarted(method: str) -> Callable[[Lane], Outcome]:
 
 
 def link_cut(seconds: float) -> Callable[[Lane], Outcome]:
-    """The site's line to the server is dead for some time while it trains."""
+    """The site's link to the server is cut for some time while the site trains."""
 
     def fault(lane: Lane) -> Outcome:
         output = lane.fresh()
@@ -71,7 +71,7 @@ def link_cut(seconds: float) -> Callable[[Lane], Outcome]:
 
 
 def server_dies(how: str) -> Callable[[Lane], Outcome]:
-    """The SuperLink, or the server app alone, goes in round 2; the same command continues from the last round."""
+    """The SuperLink or only the server app is killed in round 2; the same command continues from the last round."""
 
     def fault(lane: Lane) -> Outcome:
         output = lane.fresh()
@@ -118,7 +118,7 @@ def operator_dies(lane: Lane) -> Outcome:
 
 
 def operator_stops(lane: Lane) -> Outcome:
-    """Ctrl-C."""
+    """The operator presses Ctrl-C."""
     output = lane.fresh()
     process = lane.begin_and_slow(output, 5, **STOP)
     os.killpg(process.pid, signal.SIGINT)
@@ -130,7 +130,7 @@ def operator_stops(lane: Lane) -> Outcome:
 
 
 def site_missing(lane: Lane) -> Outcome:
-    """A site that was never started."""
+    """A site is never started."""
     lane.federation.stop(SITE)
     try:
         started = time.monotonic()

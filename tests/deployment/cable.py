@@ -7,7 +7,7 @@ import threading
 
 
 class Cable:
-    """Forwards connections on `port` to the server's port, until it is cut; mended, it forwards again."""
+    """Forwards connections on `port` to the server's port, except between `cut` and `mend`."""
 
     def __init__(self, server: int) -> None:
         self._server = ("127.0.0.1", server)
@@ -18,15 +18,15 @@ class Cable:
         threading.Thread(target=self._serve, daemon=True).start()
 
     def cut(self) -> None:
-        """Every connection ends, and new ones are dropped."""
+        """End all connections and drop new ones."""
         self._whole.clear()
 
     def mend(self) -> None:
-        """New connections get through."""
+        """Forward new connections again."""
         self._whole.set()
 
     def close(self) -> None:
-        """For good."""
+        """Stop forwarding for ever."""
         self._closed = True
         self.cut()
         self._door.close()

@@ -1,4 +1,4 @@
-"""Things that break: links, databases, processes, certificates."""
+"""Faults of links, databases, processes and certificates."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ from fedsim.deploy.renewal import renew
 
 
 def in_round_two(federation: Federation, name: str) -> tuple[subprocess.Popen, Path]:
-    """A run that has come to round 2, in which the victim trains for 15 s."""
+    """Start a run and wait until round 2, in which the victim trains for 15 s."""
     federation.break_site("slow", seconds=15)
     process, folder = federation.begin(name)
     wait(lambda: not federation.fault_file(f"site-{VICTIM}").exists(), 300)
@@ -27,7 +27,7 @@ def in_round_two(federation: Federation, name: str) -> tuple[subprocess.Popen, P
 
 
 def unbroken(process: subprocess.Popen, folder: Path) -> str:
-    """The run ends well, and no reply was lost."""
+    """Wait until the run has completed, and check that no reply was lost."""
     _, said = process.communicate(timeout=900)
     need(process.returncode == 0, said[-400:])
     need(set(pd.read_csv(folder / "clients.csv")["status"]) == {"ok"}, "replies were lost")
@@ -35,7 +35,7 @@ def unbroken(process: subprocess.Popen, folder: Path) -> str:
 
 
 def cut(federation: Federation, watch: Watch) -> str:
-    """The victim's link is down for 45 s in round 2, with "stop"."""
+    """The victim's link is cut for 45 s in round 2; run.on_client_failure is "stop"."""
     process, folder = in_round_two(federation, "cut")
     words = ("-n", federation.namespace("server"), "link", "set", f"v{2 + SITES.index(f'site-{VICTIM}')}")
     ip(*words, "down")
@@ -45,7 +45,7 @@ def cut(federation: Federation, watch: Watch) -> str:
 
 
 def killed_site(federation: Federation, watch: Watch) -> str:
-    """kill -9 of the victim's SuperNode in round 2, with "stop"."""
+    """kill -9 of the victim's SuperNode in round 2; run.on_client_failure is "stop"."""
     process, folder = in_round_two(federation, "killed-site")
     federation.kill(f"site-{VICTIM}")
     return unbroken(process, folder)
@@ -62,7 +62,7 @@ def restarted_proxy(federation: Federation, watch: Watch) -> str:
 
 
 def killed_server(federation: Federation, watch: Watch) -> str:
-    """kill -9 of the SuperLink, and of the server app with it, in round 2; start.sh and the same command."""
+    """kill -9 of SuperLink and server app in round 2; then start.sh and the same command are called."""
     process, _ = in_round_two(federation, "killed-server")
     federation.kill("server")
     federation.start("server")
@@ -72,7 +72,7 @@ def killed_server(federation: Federation, watch: Watch) -> str:
 
 
 def busy_database(federation: Federation, watch: Watch) -> str:
-    """The SuperLink's database is locked for 90 s: its answers become errors."""
+    """The SuperLink's database is locked for 90 s, so that its answers are errors."""
     code = (
         "import sqlite3, sys, time\nconnection = sqlite3.connect(sys.argv[1], timeout=30)\n"
         "connection.execute('BEGIN EXCLUSIVE')\ntime.sleep(90)"
@@ -86,7 +86,7 @@ def busy_database(federation: Federation, watch: Watch) -> str:
 
 
 def hanging_supernode(federation: Federation, watch: Watch) -> str:
-    """SIGSTOP of a SuperNode: it lives and does nothing."""
+    """SIGSTOP of a SuperNode, which is then alive but does nothing."""
     pid = federation.pid(SITES[1])
     os.kill(pid, signal.SIGSTOP)
     seconds = watch.recovered(420)
@@ -95,7 +95,7 @@ def hanging_supernode(federation: Federation, watch: Watch) -> str:
 
 
 def expired_certificate(federation: Federation, watch: Watch) -> str:
-    """The server's certificate runs out; `fedsim deploy renew` brings it back without restarts."""
+    """The server's certificate expires; `fedsim deploy renew` replaces it, and no process is restarted."""
     kit, described = federation.server_kit, federation.federation
     for name in ("server.key", "server.pem"):
         (kit / name).unlink()

@@ -1,4 +1,4 @@
-"""Faults injected for real into federations on this machine, and a table of what became of them.
+"""Causes real faults in federations on this machine, and prints a table of the results.
 
     PYTHONPATH=tests python tests/deployment/faults.py [--only WORD,WORD] [--lanes 3] [--timeout 40]
 
@@ -30,7 +30,7 @@ from support import free_ports
 
 
 def failing(kind: str, reason: str, stop: bool = False, **more: float) -> Callable[[Lane], Outcome]:
-    """The victim's reply of round 2 is lost: left out with `continue`; with `stop` the same command goes on later."""
+    """The victim's reply of round 2 is lost. With `continue` it is left out; with `stop` the same command continues."""
 
     def fault(lane: Lane) -> Outcome:
         output = lane.fresh()
@@ -56,7 +56,7 @@ def failing(kind: str, reason: str, stop: bool = False, **more: float) -> Callab
 
 
 def state_wiped(lane: Lane) -> Outcome:
-    """FedBN's own layers are gone from the site's disk between two rounds."""
+    """FedBN's own layers are removed from the site's disk between two rounds."""
     output = lane.fresh()
     lane.break_site("raise", round=3)
     need(lane.run(output, "fedbn", **STOP).returncode == 1, "round 3 did not fail")
@@ -115,7 +115,7 @@ def open_lane(folder: Path, timeout: float) -> Lane:
 
 
 def print_table(rows: dict[str, tuple[str, float, bool]]) -> None:
-    """In Markdown, in the order of FAULTS."""
+    """Print the table as Markdown, in the order of FAULTS."""
     print("\n| fault | what happened | seconds | as it must |\n|---|---|---|---|")
     for name in [name for name in FAULTS if name in rows]:
         happened, seconds, holds = rows[name]
@@ -159,7 +159,7 @@ def main() -> int:
 
         lanes = [pool.submit(work, number) for number in range(words.lanes)]
 
-        def finish_early(number: int, frame: object) -> None:  # each lane ends its fault and its federation
+        def finish_early(number: int, frame: object) -> None:  # each lane completes its fault and stops its federation
             with contextlib.suppress(Empty):
                 while True:
                     waiting.get_nowait()

@@ -1,4 +1,4 @@
-"""A real federation on this machine: kits as `fedsim deploy init` writes them, started by their own scripts."""
+"""A real federation on this machine: `fedsim deploy init` writes the kits, whose own scripts start them."""
 
 import os
 import signal
@@ -48,7 +48,7 @@ SOURCES, TARGET = ("rot0", "rot15", "rot30"), "rot45"
 
 
 def until(condition, seconds: float, what: str):
-    """The first true value of a condition; TimeoutError says what was waited for."""
+    """Wait for a condition and return its first true value; a TimeoutError says what was waited for."""
     deadline = time.monotonic() + seconds
     while not (value := condition()):
         if time.monotonic() > deadline:
@@ -58,7 +58,7 @@ def until(condition, seconds: float, what: str):
 
 
 def is_alive(pid: int) -> bool:
-    """Does the process live (a zombie does not)?"""
+    """Whether a process is alive and not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
@@ -124,7 +124,7 @@ class Loopback:
             self._nursery.wait(20)
 
     def fault_file(self, site: str) -> Path:
-        """What faulty/sitecustomize.py reads on that site."""
+        """The file that faulty/sitecustomize.py reads on that site."""
         return self.folder / f"{site}.fault"
 
     def start(self, name: str, expect: int | None = 0) -> subprocess.CompletedProcess:
@@ -136,7 +136,7 @@ class Loopback:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Of everything that is started."""
+        """The environment variables of all processes that are started."""
         if not self.warm:
             return ENVIRONMENT
         path = f"{self._programs}{os.pathsep}{ENVIRONMENT['PATH']}"
@@ -198,7 +198,7 @@ class Loopback:
         )
 
     def inside(self, name: str) -> list[str]:
-        """Words before a command that is to run on the machine of that kit."""
+        """The start of a command line that runs a command on the machine of that kit."""
         return []
 
     def _script(self, name: str, script: str, environment: dict, expect: int | None) -> subprocess.CompletedProcess:
@@ -229,12 +229,12 @@ def command(output: Path, method: str, **settings: object) -> list[str]:
 
 
 def run_folder(output: Path, method: str = "fedavg", target: str = TARGET) -> Path:
-    """Where the small experiment leaves its records."""
+    """The folder into which the small experiment writes its records."""
     return output / "small" / method / target / "seed0"
 
 
 def run_inline(output: Path, method: str = "fedavg", **settings: object) -> Path:
-    """The same experiment in one process; its folder."""
+    """Run the same experiment in one process; returns its folder."""
     subprocess.run(
         command(output, method, **settings), cwd=output.parent, env=ENVIRONMENT, check=True, capture_output=True
     )
@@ -242,7 +242,7 @@ def run_inline(output: Path, method: str = "fedavg", **settings: object) -> Path
 
 
 def descendants(pid: int) -> list[int]:
-    """Processes that a process has started, and theirs."""
+    """All descendants of a process."""
     children = []
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         try:

@@ -1,4 +1,4 @@
-"""One federation that takes one fault after the other, and what its runs are compared with."""
+"""A federation that has one fault after the other, and the runs with which its runs are compared."""
 
 import json
 import subprocess
@@ -25,7 +25,7 @@ STOP, CONTINUE = {"run.on_client_failure": "stop"}, {"run.on_client_failure": "c
 
 @dataclass
 class Lane:
-    """One federation that takes one fault after the other."""
+    """A federation that has one fault after the other."""
 
     federation: Loopback
     cable: Cable
@@ -38,18 +38,18 @@ class Lane:
         return self.federation.folder / f"out{self.number}"
 
     def settings(self, **more: object) -> dict:
-        """Of every run here; without patience, so that it is seen what a lost reply does (attacks.py has it)."""
+        """The settings of every run here. The patience is 0, so that a lost reply has an effect (not in attacks.py)."""
         own = {"train.rounds": 3, "run.timeout": self.timeout, "run.evaluate_target": "server", "run.patience": 0}
         return {**own, **more}
 
     def break_site(self, kind: str, **more: object) -> Path:
-        """Have the victim fail in round 2; the file is gone once it struck."""
+        """Let the victim fail in round 2; the returned file is removed when the fault has happened."""
         file = self.federation.fault_file(SITE)
         file.write_text(json.dumps({"kind": kind, "round": 2, "once": True, "seconds": 0, **more}))
         return file
 
     def run(self, output: Path, method: str = "fedavg", **settings: object) -> subprocess.CompletedProcess:
-        """To the end."""
+        """Run the small experiment to its end."""
         return self.federation.run(output, method, **self.settings(**settings))
 
     def begin(self, output: Path, method: str = "fedavg", **settings: object) -> subprocess.Popen:
@@ -74,24 +74,24 @@ class Lane:
 
 @dataclass
 class Outcome:
-    """What is said of a fault."""
+    """The result of a fault, as a text and whether it is the wanted one."""
 
     happened: str
     holds: bool
 
 
 class WrongError(Exception):
-    """Something did not happen as it must."""
+    """A result is not the one that is required."""
 
 
 def need(condition: object, text: str) -> None:
-    """WrongError with the text unless the condition holds."""
+    """Raise WrongError with the text unless the condition holds."""
     if not condition:
         raise WrongError(text)
 
 
 def reference(output: Path, method: str, absent: set[tuple[int, str, str]]) -> Path:
-    """The same run inline, without the replies (round, phase, client) that were lost."""
+    """Do the same run inline, without the replies (round, phase, client) that were lost; returns its folder."""
 
     def lose(message: Message, reply: Message) -> Message:
         config = message.content.config_records["config"]
@@ -106,7 +106,7 @@ def reference(output: Path, method: str, absent: set[tuple[int, str, str]]) -> P
 
 
 def lost_replies(folder: Path) -> set[tuple[int, str, str]]:
-    """What clients.csv says is missing."""
+    """The replies that are missing according to clients.csv."""
     clients = pd.read_csv(folder / "clients.csv")
     clients = clients[(clients["round"] > 0) & (clients["client"] != TARGET)]
     lost = {"train": clients["weight"].isna(), "evaluate": clients["validation_accuracy"].isna()}
@@ -114,7 +114,7 @@ def lost_replies(folder: Path) -> set[tuple[int, str, str]]:
 
 
 def check_equal(lane: Lane, folder: Path, method: str = "fedavg", reduced: bool = False) -> str:
-    """Compare with the unbroken or the reduced federation; says which."""
+    """Compare a run with that of the complete or the reduced federation; the returned text says which."""
     lost = lost_replies(folder)
     need(bool(lost) == reduced, f"replies lost: {sorted(lost)}")
     with tempfile.TemporaryDirectory(dir=lane.federation.folder) as other:
@@ -129,6 +129,6 @@ def check_equal(lane: Lane, folder: Path, method: str = "fedavg", reduced: bool 
 
 
 def status(folder: Path, round_: int = 2, client: str = VICTIM) -> str:
-    """What clients.csv says of a client in a round."""
+    """The status of a client in a round according to clients.csv."""
     clients = pd.read_csv(folder / "clients.csv")
     return str(clients[(clients["round"] == round_) & (clients["client"] == client)].iloc[0]["status"])

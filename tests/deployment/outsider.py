@@ -29,14 +29,14 @@ MOST_SECONDS, MOST_CONNECTIONS = 120.0, 2000
 
 
 def tls() -> ssl.SSLContext:
-    """Takes any server: attackers do not care."""
+    """A TLS context that accepts any server."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     return context
 
 
 def slow(host: str, port: str, count: str, seconds: str, source: str = "") -> dict:
-    """Half of them do not finish the TLS handshake, half send a header byte by byte."""
+    """Half of the connections do not finish the TLS handshake, the others send a header byte by byte."""
     number, until = min(int(count), MOST_CONNECTIONS), time.monotonic() + min(float(seconds), MOST_SECONDS)
     lines: list[socket.socket] = []
     opened = closed = 0
@@ -71,7 +71,7 @@ def slow(host: str, port: str, count: str, seconds: str, source: str = "") -> di
 
 
 def bodies(host: str, port: str, count: str, megabytes: str) -> dict:
-    """The declared body is sent as long as the server takes it, for at most 30 s."""
+    """Send the declared body as long as the server accepts it, for at most 30 s."""
     size, answers, sent = int(float(megabytes) * (1 << 20)), Counter(), 0
     head = f"POST /v1/fleet/push-object HTTP/1.1\r\nHost: x\r\nContent-Length: {size}\r\n\r\n".encode()
     lines = []
@@ -104,7 +104,7 @@ def bodies(host: str, port: str, count: str, megabytes: str) -> dict:
 
 
 def flood(host: str, port: str, count: str) -> dict:
-    """One after the other, a connection each, for at most MOST_SECONDS."""
+    """Send one request after the other, each in a new connection, for at most MOST_SECONDS."""
     answers: Counter = Counter()
     until = time.monotonic() + MOST_SECONDS
     for _ in range(min(int(count), 3000)):
@@ -147,7 +147,7 @@ class Site:
 
 
 def steal(host: str, port: str, key: str, node: str, seconds: str) -> dict:
-    """Heartbeats with the key of a site that is online, from another address."""
+    """Send heartbeats with the key of a site that is online, from another address."""
     from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 
     site, answers, until = Site(host, port, key), Counter(), time.monotonic() + min(float(seconds), MOST_SECONDS)
@@ -160,7 +160,7 @@ def steal(host: str, port: str, key: str, node: str, seconds: str) -> dict:
 
 
 def forge(host: str, port: str, key: str, node: str, other: str) -> dict:
-    """What Flower 1.41 alone would take."""
+    """Send requests that Flower 1.41 alone would accept."""
     from flwr.proto.fleet_pb2 import PullMessagesRequest, PushMessagesRequest
 
     site, reply, pull = Site(host, port, key), PushMessagesRequest(), PullMessagesRequest()
@@ -175,7 +175,7 @@ def forge(host: str, port: str, key: str, node: str, other: str) -> dict:
 
 
 def clock(host: str, port: str, key: str, ahead: str) -> dict:
-    """What a site is told."""
+    """Ask the server with a wrong clock, and return its answer."""
     from flwr.proto.fleet_pb2 import ActivateNodeRequest
 
     site = Site(host, port, key)

@@ -21,14 +21,14 @@ SITES = [f"site-{name}" for name in SOURCES]
 
 
 class Federation(Machines):
-    """Server behind nginx, three source sites, one attacker."""
+    """A server behind nginx, three source sites and one attacker."""
 
     def __init__(self, folder: Path) -> None:
         settings = {"address": SERVER, "listen": "0.0.0.0", "port": 9092, "proxy": "nginx"}
         Loopback.__init__(self, folder, target=False, settings=settings, warm=False)
 
     def build(self) -> None:
-        """Also the attacker's machine."""
+        """Create all machines, including the attacker's."""
         super().build()
         bridge, own = self.namespace("server"), self.namespace("attacker")
         ip("netns", "add", own)
@@ -39,7 +39,7 @@ class Federation(Machines):
         ip("-n", own, "link", "set", "eth0", "up")
 
     def remove(self) -> None:
-        """All of them."""
+        """Remove all machines."""
         super().remove()
         subprocess.run(["ip", "netns", "del", self.namespace("attacker")], capture_output=True)
 
@@ -62,7 +62,7 @@ class Federation(Machines):
         return json.loads(done.stdout)
 
     def begin(self, name: str, rounds: int = 3, **settings: object) -> tuple[subprocess.Popen, Path]:
-        """Start a run on the server's machine; its process and folder."""
+        """Start a run on the server's machine; returns its process and folder."""
         output = self.folder / name
         words = {
             "train.rounds": rounds,
@@ -78,20 +78,20 @@ class Federation(Machines):
         return process, run_folder(output)
 
     def break_site(self, kind: str, round_: int = 2, **more: object) -> None:
-        """The victim's next reply of that round."""
+        """Damage the victim's next reply in that round."""
         fault = {"kind": kind, "round": round_, "once": True, "seconds": 0, **more}
         self.fault_file(f"site-{VICTIM}").write_text(json.dumps(fault))
 
 
 @dataclass
 class Watch:
-    """Samples memory and contacts while an attack goes on."""
+    """Measures memory and contacts during an attack."""
 
     federation: Federation
     nginx: float = 0.0
     app: float = 0.0
     link: float = 0.0
-    base: float = 0.0  # the server app when it had its model, before any reply
+    base: float = 0.0  # memory of the server app when it has its model, before any reply
     oldest: float = 0.0
     _end: threading.Event = field(default_factory=threading.Event)
 

@@ -1,4 +1,4 @@
-"""Sites in this process: an inline grid whose nodes are configured as SuperNodes of machines of their own are."""
+"""Sites in this process: an inline grid whose nodes are configured like the SuperNodes of separate machines."""
 
 from pathlib import Path
 
@@ -23,6 +23,6 @@ def site_grid(experiment: Experiment, state: Path, tamper=None, spare: tuple[str
 
 
 def run_on_sites(experiment: Experiment, state: Path, *callbacks: object, **grid_words) -> tuple[Path, SpyGrid]:
-    """Run an experiment over such sites; its folder and the grid with all messages."""
+    """Run an experiment on such sites; returns its folder and the grid with all messages."""
     grid = site_grid(experiment, state, **grid_words)
     return serve(grid, resolve(experiment), callbacks), grid

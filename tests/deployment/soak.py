@@ -1,11 +1,11 @@
-"""Half an hour of faults, one every 20 seconds, while runs go on: they end with the numbers of unbroken inline runs.
+"""Half an hour of faults, one every 20 seconds, during runs, which must have the numbers of uninterrupted inline runs.
 
     PYTHONPATH=tests:tests/deployment python tests/deployment/soak.py [--minutes 30] [--every 20] [--rounds 8]
 
-Needs nginx. Server and three sites are on loopback, each site behind a cable that can be cut; their programs are
-forked (warm.py), so that a busy machine can do it. Faults come in turns. A run that a fault ends is started again with
-the same command, as an operator does; when it is finished, the next seed follows. After the last fault the run under
-way is finished, and every run is compared with an inline one.
+It needs nginx. The server and three sites are on loopback, each site behind a cable that can be cut. Their programs are
+forked (warm.py), so that a busy machine can run them. The kinds of faults take turns. A run that a fault has ended is
+started again with the same command, as an operator would do; when it is finished, the next seed follows. After the last
+fault the present run is finished, and every run is compared with an inline run.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from proxied import SITES, Federation, Watch
 from safetensors.numpy import load_file
 from support import free_ports
 
-STARTS = 60  # of one run
+STARTS = 60  # a run may be started so many times
 ATTACKER = "127.0.0.9"
 SETTINGS = {"run.patience": 900, "run.wait_for_sites": 600, "run.timeout": 900}
 
@@ -62,7 +62,7 @@ class Line(Federation):
 
 
 class Faults(threading.Thread):
-    """Does one fault after the other, each at its time, whether or not the one before is mended."""
+    """Causes one fault after the other, each at its time, even when the previous one is not repaired yet."""
 
     def __init__(self, federation: Line, every: float, end: float) -> None:
         super().__init__(daemon=True)
@@ -74,7 +74,7 @@ class Faults(threading.Thread):
         self._under_way: list[tuple[str, Future]] = []
 
     def run(self) -> None:
-        """Until the end."""
+        """Cause faults until the end."""
         turns = itertools.cycle(KINDS.items())
         at = time.monotonic() + self.every
         while at < self.end:
@@ -87,7 +87,7 @@ class Faults(threading.Thread):
             at += self.every
 
     def finish(self) -> None:
-        """Wait until everything is mended; what went wrong in doing so is in `troubles`."""
+        """Wait until everything is repaired; errors of the repairs are in `troubles`."""
         self.join()
         for name, work in self._under_way:
             error = work.exception(300)
@@ -101,7 +101,7 @@ def site_killed(federation: Line, place: int) -> None:
 
 
 def link_cut(federation: Line, place: int) -> None:
-    """Ten seconds without a cable."""
+    """The cable is cut for ten seconds."""
     federation.cables[place].cut()
     time.sleep(10)
     federation.cables[place].mend()
@@ -122,18 +122,18 @@ def server_killed(federation: Line, place: int) -> None:
 
 
 def slow_connections(federation: Line, place: int) -> None:
-    """300 at a time for 15 s."""
+    """There are 300 slow connections at a time for 15 s."""
     federation.outsider("slow", "127.0.0.1", federation.federation.port, 300, 15, ATTACKER)
 
 
 def oversized_reply(federation: Line, place: int) -> None:
-    """The site's next reply with a model has 30 MB more than anybody asked for."""
+    """The site's next reply with a model is 30 MB too large."""
     fault = {"kind": "huge", "round": "any", "once": True, "seconds": 0, "megabytes": 30}
     federation.fault_file(SITES[place]).write_text(json.dumps(fault))
 
 
 def clock_moved(federation: Line, place: int) -> None:
-    """The SuperNode's clock jumps 3 s ahead, and back the next time."""
+    """The SuperNode's clock is moved 3 s ahead, and the next time back."""
     file = federation.fault_file(SITES[place]).with_suffix(".clock")
     if file.exists():
         file.unlink()
@@ -141,7 +141,7 @@ def clock_moved(federation: Line, place: int) -> None:
         file.write_text("3")
 
 
-KINDS: dict[str, Callable[[Line, int], None]] = {  # in turns; what takes long to mend comes first
+KINDS: dict[str, Callable[[Line, int], None]] = {  # in the order of their turns; those with the longest repair first
     "server killed": server_killed,
     "site killed": site_killed,
     "clock moved by 3 s": clock_moved,
@@ -153,7 +153,7 @@ KINDS: dict[str, Callable[[Line, int], None]] = {  # in turns; what takes long t
 
 
 def runs_until(federation: Line, end: float, rounds: int) -> tuple[list[Path], Counter[str]]:
-    """Run seed after seed until the end; the folders of the runs, and how often which exit code came."""
+    """Run one seed after the other until the end; returns the runs' folders and the number of each exit code."""
     folders: list[Path] = []
     codes: Counter[str] = Counter()
     while not folders or time.monotonic() < end:
@@ -190,7 +190,7 @@ def difference(folder: Path, seed: int, rounds: int) -> float:
 
 
 def main() -> int:
-    """Soak, and say what came of it."""
+    """Do the test and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--every", type=float, default=20, help="seconds between two faults")

@@ -1,4 +1,4 @@
-"""Who must not get in: SuperNodes without the right key or certificate, sites that reach for more than theirs."""
+"""SuperNodes without the correct key or certificate, and sites that ask for more than they may, must be refused."""
 
 import re
 import subprocess
@@ -13,7 +13,7 @@ from fedsim.deploy.certificates import write_site_key
 
 
 def stranger(kind: str) -> Callable[[Lane], Outcome]:
-    """A SuperNode that must not get in."""
+    """A SuperNode that must not be admitted."""
 
     def fault(lane: Lane) -> Outcome:
         federation, kit = lane.federation.federation, lane.federation.federation.kit(SITE)

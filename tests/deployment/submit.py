@@ -1,4 +1,4 @@
-"""An operator who submits an app of his own: submit.py FEDERATION APP; prints the run's last state."""
+"""An operator who submits another app: submit.py FEDERATION APP; prints the run's last state."""
 
 import sys
 import time

@@ -22,7 +22,7 @@ ACCURACIES = ["round", "mean_validation_accuracy", "target_accuracy"]
 
 
 def same_accuracies(deployed, inline):
-    """rounds.csv agrees to 1e-4."""
+    """Whether the accuracies of two rounds.csv differ by at most 1e-4."""
     pd.testing.assert_frame_equal(
         numbers(deployed / "rounds.csv")[ACCURACIES], numbers(inline / "rounds.csv")[ACCURACIES], rtol=0, atol=1e-4
     )
@@ -36,7 +36,7 @@ def rounds_done(folder):
 
 @pytest.mark.deployment
 def test_a_deployed_run_gives_the_numbers_of_inline(tmp_path):
-    """The whole way: kits, registration, handshake, two rounds, the target's own evaluation, records, exit code 0."""
+    """Everything works: kits, registration, handshake, two rounds, the target's evaluation, records, exit code 0."""
     inline = run_inline(tmp_path / "inline")
     with Loopback(tmp_path) as federation:
         done = federation.run(tmp_path / "out", **{"run.timeout": 120})
@@ -91,7 +91,7 @@ def begin(federation, output, method="fedavg", after=2, **settings):
 
 @pytest.mark.deployment
 def test_ctrl_c_stops_the_run_and_the_same_command_continues_it(federation, inline, tmp_path):
-    """Exit code 130, nothing goes on in the federation; client state on the sites survives."""
+    """The exit code is 130, nothing runs in the federation any more, and the sites keep their clients' state."""
     process, folder = begin(federation, tmp_path, "fedbn")
     os.killpg(process.pid, signal.SIGINT)
     _, said = process.communicate(timeout=120)
@@ -107,7 +107,7 @@ def test_ctrl_c_stops_the_run_and_the_same_command_continues_it(federation, inli
 
 @pytest.mark.deployment
 def test_a_killed_command_leaves_the_run_going_and_follows_it_when_called_again(federation, inline, tmp_path):
-    """No second run is started beside the first."""
+    """No second run is started in addition to the first."""
     process, folder = begin(federation, tmp_path, after=1)
     run_id = json.loads((folder / "deployment.json").read_text())["run"]
     os.killpg(process.pid, signal.SIGKILL)
@@ -120,7 +120,7 @@ def test_a_killed_command_leaves_the_run_going_and_follows_it_when_called_again(
 
 @pytest.mark.deployment
 def test_a_failed_run_exits_1_with_its_reason(federation, tmp_path):
-    """The reason is the client's, by name, with its own traceback."""
+    """The reason names the client and contains its own traceback."""
     fault = {"kind": "raise", "round": 1, "once": True, "seconds": 0}
     federation.fault_file("site-rot15").write_text(json.dumps(fault))
     done = federation.run(tmp_path, **{"run.on_client_failure": "stop"})
@@ -131,7 +131,7 @@ def test_a_failed_run_exits_1_with_its_reason(federation, tmp_path):
 
 @pytest.mark.deployment
 def test_bad_input_exits_2_before_anything_is_submitted(federation, tmp_path):
-    """And from the server too."""
+    """Errors of the server have the same exit code."""
     for settings, said in (
         ({"run.federation": "nowhere.toml"}, "cannot read the federation file"),
         ({"data.domains": '["rot0", "rot15", "rot30", "rot45", "rot60"]'}, "no site holds rot60"),
@@ -148,7 +148,7 @@ def test_bad_input_exits_2_before_anything_is_submitted(federation, tmp_path):
 
 @pytest.mark.deployment
 def test_plain_flwr_run_works_too(federation, inline, tmp_path):
-    """From the repository, with the operator's connection."""
+    """It is started in the repository, with the operator's connection."""
     words = {**SMALL, "train.rounds": 3, "run.evaluate_target": "site"}
     overrides = " ".join(shlex.quote(f"{key}={value}") for key, value in words.items())
     settings = tmp_path / "settings.toml"

@@ -1,4 +1,4 @@
-"""Methods that ask more of sites than FedAvg does, deployed on loopback: the numbers of inline."""
+"""Methods that need more of sites than FedAvg, deployed on loopback, have the numbers of the inline runtime."""
 
 import pandas as pd
 import pytest
@@ -22,7 +22,7 @@ CASES = {  # method, settings, sources, target
 @pytest.mark.deployment
 @pytest.mark.parametrize("case", CASES)
 def test_deployed_as_inline(case, tmp_path):
-    """Every number of rounds.csv to 1e-5; bytes aside, since a target's site is sent the model that it evaluates."""
+    """All numbers of rounds.csv but bytes agree to 1e-5; a target's site is sent the model that it evaluates."""
     method, settings, sources, target = CASES[case]
     inline = run_inline(tmp_path / "inline", method, **settings)
     with Loopback(tmp_path, sources=sources, unseen=target) as federation:

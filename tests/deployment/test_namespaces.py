@@ -1,4 +1,4 @@
-"""Separate machines, as far as one machine can be several: a network namespace each for the server and every site.
+"""A federation in which the server and every site have their own network namespace, like separate machines.
 
 Needs root and `ip` (Debian: iproute2). The namespaces are joined by a bridge in the server's; nothing leaves them.
 """
@@ -23,18 +23,18 @@ def ip(*words: str) -> None:
 
 
 class Machines(Loopback):
-    """The federation of `Loopback`, its kits started in a namespace each."""
+    """The federation of `Loopback`, with every kit in a separate namespace."""
 
     def __init__(self, folder) -> None:
-        # A forked program would stay in its parent's namespace: none are warm.
+        # Programs are not forked here, because a forked program would stay in its parent's namespace.
         super().__init__(folder, settings={"address": SERVER, "listen": "0.0.0.0", "port": 9092}, warm=False)
 
     def namespace(self, name: str) -> str:
-        """Of a kit's machine."""
+        """The namespace of a kit's machine."""
         return f"{PREFIX}-{name}"
 
     def build(self) -> None:
-        """Namespaces, a bridge, one cable per site."""
+        """Create namespaces, a bridge, and one cable per site."""
         bridge = self.namespace("server")
         ip("netns", "add", bridge)
         ip("-n", bridge, "link", "set", "lo", "up")
@@ -51,7 +51,7 @@ class Machines(Loopback):
             ip("-n", own, "link", "set", "eth0", "up")
 
     def remove(self) -> None:
-        """Namespaces and, with them, cables and bridge."""
+        """Remove the namespaces, and with them cables and bridge."""
         for name in ["server", *self.sites]:
             subprocess.run(["ip", "netns", "del", self.namespace(name)], capture_output=True)
 
@@ -62,7 +62,7 @@ class Machines(Loopback):
 
 @pytest.fixture(scope="module")
 def machines(tmp_path_factory):
-    """Server, three source sites and one target site, connected."""
+    """The machines of a server, three source sites and one target site, which are connected."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         pytest.skip("needs root and ip (iproute2)")
     federation = Machines(tmp_path_factory.mktemp("machines"))
@@ -77,7 +77,7 @@ def machines(tmp_path_factory):
 @pytest.mark.namespaces
 @pytest.mark.parametrize("method", METHODS)
 def test_separate_machines_give_the_numbers_of_inline(method, machines, tmp_path):
-    """Three rounds over TLS with keys; the target site alone has the target's images."""
+    """This is a run of three rounds over TLS with keys; only the target site has the target's images."""
     settings = {"train.rounds": 3, **METHODS[method]}
     inline = run_inline(tmp_path / "inline", method, **settings)
     output = tmp_path / "out"
@@ -100,7 +100,7 @@ def test_separate_machines_give_the_numbers_of_inline(method, machines, tmp_path
 
 @pytest.mark.namespaces
 def test_sites_reach_the_server_and_nobody_else(machines):
-    """The machines are separate: a site's own ports are closed to the others."""
+    """The machines are separate: other machines cannot connect to a site's own ports."""
     ping = [*machines.inside("site-rot0"), "bash", "-c"]
     assert subprocess.run([*ping, f"exec 3<>/dev/tcp/{SERVER}/9092"], capture_output=True).returncode == 0
     port = machines.federation.site("site-rot15").port

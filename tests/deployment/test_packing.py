@@ -1,4 +1,4 @@
-"""Records packed into one Array: the same bytes back, few parts on the wire, and nothing malformed gets through."""
+"""Records packed into one Array: unpacking restores them, messages have few parts, malformed ones are refused."""
 
 import json
 
@@ -27,7 +27,7 @@ def bytes_of(record):
 
 
 def test_packed_and_unpacked_a_record_is_the_same():
-    """Names in their order, types, shapes and every byte; the tensors are no copies."""
+    """Names, their order, types, shapes and bytes are equal; the tensors are not copied."""
     record = state_to_record(TENSORS)
     small = pack_record(record)
     assert list(small) == [PACKED]
@@ -41,7 +41,7 @@ def test_packed_and_unpacked_a_record_is_the_same():
 
 
 def test_what_is_not_packed_stays_as_it_is():
-    """One tensor, none, and a record with more names than a header may hold."""
+    """Not packed are one tensor, no tensor, and a record with more names than a header may hold."""
     many = state_to_record({f"{'n' * 200}{place}": np.zeros(1, np.float32) for place in range(6000)})
     for record in (ArrayRecord(), state_to_record({"w": TENSORS["weight"]}), many):
         assert pack_record(record) is record
@@ -52,7 +52,7 @@ def test_what_is_not_packed_stays_as_it_is():
 
 
 def test_a_message_takes_few_parts():
-    """A hundred tensors: 200 objects and more with Flower's own Arrays, eight when packed."""
+    """A hundred tensors are more than 200 objects with Flower's own Arrays, and eight when packed."""
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
     record = state_to_record({f"t{place}": np.full(10, place, np.float32) for place in range(100)})
     message = Message(RecordDict({"arrays": record, "config": ConfigRecord({"a": 1})}), 7, "train")
@@ -64,7 +64,7 @@ def test_a_message_takes_few_parts():
 
 
 def test_messages_that_share_a_record_share_the_packed_one():
-    """So that Flower uploads it once."""
+    """They share it, so that Flower uploads it once."""
     record = state_to_record(TENSORS)
     first, second = (Message(RecordDict({"arrays": record}), node, "train") for node in (7, 8))
     with packed([first, second]):
@@ -73,7 +73,7 @@ def test_messages_that_share_a_record_share_the_packed_one():
 
 
 def test_a_reply_is_packed_when_the_message_asks_for_it():
-    """A grid that packs says so in the config; within one process nobody does."""
+    """A grid that packs records says so in the config; within one process records are not packed."""
     message = Message(RecordDict({"config": ConfigRecord({"round": 1})}), 7, "train")
     reply = RecordDict({"arrays": state_to_record(TENSORS)})
     assert answer(message.content, reply) is reply
@@ -113,7 +113,7 @@ MALFORMED = {
 
 @pytest.mark.parametrize("kind", MALFORMED)
 def test_a_malformed_record_is_refused(kind):
-    """Named, with a reason in one line, before anything is cut out of it."""
+    """The error names it and has a reason in one line, before any tensor is read from it."""
     record, reason = MALFORMED[kind]
     with pytest.raises(ValueError, match=reason) as caught:
         unpack(RecordDict({"bank": record}))
@@ -122,7 +122,7 @@ def test_a_malformed_record_is_refused(kind):
 
 
 def test_the_tensors_themselves_are_checked_as_always():
-    """A payload that is no .npy of the declared shape is refused where all tensors are."""
+    """A payload that is not .npy data of the declared shape is refused by the usual check of tensors."""
     record = unpack_record(buffer([ROW], b"12345678"))
     with pytest.raises(ValueError, match="'w'"):
         record_to_arrays(record)

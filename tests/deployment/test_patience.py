@@ -1,4 +1,4 @@
-"""A reply that is lost on the way is asked for again when its site is back; what a client says itself is not."""
+"""A reply that is lost is asked for again when its site is back; an error that the client itself reports is not."""
 
 import itertools
 
@@ -59,7 +59,7 @@ LOST = Error(5, "Node Unavailable")
 
 
 def test_a_lost_reply_is_asked_for_again():
-    """From the node that the client has then; the others are not asked twice."""
+    """It is asked for at the client's present node; the other clients are not asked twice."""
     world = World({"a": [RecordDict()], "b": [LOST, RecordDict()]})
     replies = world.run()
     assert replies["a"].has_content()
@@ -71,7 +71,7 @@ def test_a_lost_reply_is_asked_for_again():
 
 @pytest.mark.parametrize("answer", [Error(2, "Traceback"), Error(0, "too large"), None])
 def test_what_a_client_says_or_does_itself_counts(answer):
-    """An exception, a refusal, silence."""
+    """These are an exception, a refusal, and no answer."""
     world = World({"a": [answer]})
     reply = world.run()["a"]
     assert reply is None or reply.has_error()
@@ -79,7 +79,7 @@ def test_what_a_client_says_or_does_itself_counts(answer):
 
 
 def test_a_site_that_stays_away_is_lost():
-    """Its error stands, and it is not waited for again."""
+    """Its error is kept, and the run does not wait for it again."""
     world = World({"a": [RecordDict()], "b": [LOST]}, back=False)
     replies = world.run()
     assert replies["b"].error.code == 5
@@ -94,7 +94,7 @@ def test_without_patience_nothing_is_waited_for():
 
 
 def test_attempts_are_bounded():
-    """A client whose process dies every time."""
+    """The process of the client dies every time."""
     world = World({"b": [Error(8, "stopped responding")] * 20})
     assert world.run()["b"].has_error()
     assert len(world.asked) == MOST_ATTEMPTS

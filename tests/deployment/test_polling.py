@@ -1,4 +1,4 @@
-"""Replies are looked for often at first, then less often; the wait ends at its time."""
+"""The server asks for replies often at first, then less often; it stops waiting at the time limit."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from strategies.wire.polling import QuickGrid
 
 
 class Clock:
-    """Time that passes by sleeping only."""
+    """A clock whose time passes only by sleeping."""
 
     def __init__(self):
         self.now, self.pauses = 0.0, []

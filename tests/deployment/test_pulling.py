@@ -1,4 +1,4 @@
-"""Replies in parts: too large ones are given up before they are put together, unfinished ones hold up nobody."""
+"""Replies in parts: too large replies are dropped before they are assembled; unfinished ones do not delay others."""
 
 from types import SimpleNamespace
 
@@ -17,7 +17,7 @@ MEGABYTE = 1 << 20
 
 
 class Link:
-    """What a SuperLink holds, part by part; its grid has the members that `Puller` uses."""
+    """A SuperLink that holds replies in parts; its grid has the attributes that `Puller` uses."""
 
     def __init__(self):
         self.run, self.node = SimpleNamespace(run_id=1), Node(node_id=1)
@@ -83,7 +83,7 @@ def messages(count=2, kind="train"):
 
 
 def test_a_reply_comes_back_whole(link):
-    """Byte for byte, and the SuperLink is told."""
+    """All bytes are equal, and the SuperLink is informed."""
     sent = messages(1)
     grid = QuickGrid(link, largest_reply=20 * MEGABYTE)
     ids = grid.push_messages(sent)
@@ -96,7 +96,7 @@ def test_a_reply_comes_back_whole(link):
 
 
 def test_a_reply_that_is_too_large_is_given_up_early(link):
-    """Of 40 MB only what is allowed is fetched, and the other site's reply is not touched by it."""
+    """Of 40 MB only the allowed part is fetched, and the other site's reply is not affected."""
     sent = messages(2)
     grid = QuickGrid(link, largest_reply=11 * MEGABYTE)
     ids = grid.push_messages(sent)
@@ -123,7 +123,7 @@ def test_a_reply_is_too_large_even_when_its_first_part_never_comes(link):
 
 
 def test_a_part_named_many_times_is_counted_each_time(link):
-    """Zeros travel once, and nine arrays of 12 MB would be put together from the same parts."""
+    """Zeros are sent once, but nine arrays of 12 MB would be assembled from the same parts."""
     sent = messages(2)
     grid = QuickGrid(link, largest_reply=100 * MEGABYTE)
     ids = grid.push_messages(sent)
@@ -137,7 +137,7 @@ def test_a_part_named_many_times_is_counted_each_time(link):
 
 
 def test_a_reply_of_a_question_is_small(link):
-    """A handshake's or validation's answer needs no megabytes, whatever a model takes."""
+    """The answer to a handshake or validation has a small limit, whatever the size of the model."""
     sent = messages(1, "query.handshake")
     grid = QuickGrid(link, largest_reply=1000 * MEGABYTE)
     ids = grid.push_messages(sent)
@@ -147,7 +147,7 @@ def test_a_reply_of_a_question_is_small(link):
 
 
 def test_an_unfinished_reply_holds_up_nobody(link):
-    """It is looked at again; what has arrived is not fetched a second time."""
+    """It is checked again later; parts that have arrived are not fetched a second time."""
     sent = messages(2)
     grid = QuickGrid(link, largest_reply=20 * MEGABYTE)
     ids = grid.push_messages(sent)

@@ -1,4 +1,4 @@
-"""Clients are known by name: nodes come late, go, come back as others; each wait is bounded and names who lacks."""
+"""Clients are known by name: nodes come late, leave, and return with other ids; each wait has a limit."""
 
 import itertools
 import time
@@ -17,7 +17,7 @@ ECHO = ConfigRecord({"token": "t", "client": "", "round": 0, "phase": "handshake
 
 
 class Nodes:
-    """A grid of nodes that say what they are told to; `nodes` maps node ids to what they say (None: nothing)."""
+    """A grid of nodes with given answers; `nodes` maps node ids to the answers (None: no answer)."""
 
     def __init__(self, nodes):
         assume_identity(1)
@@ -114,7 +114,7 @@ def test_a_site_that_comes_back_as_another_node_is_found_by_name():
 
 
 def test_a_node_that_was_away_is_asked_again():
-    """The machine may have changed meanwhile."""
+    """The machine may have changed in the meantime."""
     roster_, grid = roster({11: site("a"), 12: site("b")})
     roster_.gather(settings())
     away = grid.nodes.pop(12)
@@ -125,7 +125,7 @@ def test_a_node_that_was_away_is_asked_again():
 
 
 def test_continue_goes_on_with_the_rest():
-    """At the start the others are waited for, in a round they are not; without anyone there is no run."""
+    """At the start the run waits for the other clients, but not in a round; without any client there is no run."""
     roster_, grid = roster({11: site("a")})
     run = settings(on_client_failure="continue", wait_for_sites=0.2)
     started = time.monotonic()
@@ -151,7 +151,7 @@ def test_a_site_that_comes_back_broken_is_missing_when_others_may_go_on():
 
 
 def test_the_target_has_a_role():
-    """A source site of that domain is not taken for it."""
+    """A source site with the target's domain is not the target site."""
     roster_, grid = roster({11: site("a"), 12: site("b"), 13: site("z")}, target="z")
     with pytest.raises(ClientFailedError, match="no node for z"):
         roster_.gather(settings())
@@ -194,7 +194,7 @@ def test_what_a_broken_node_says_ends_the_handshake_with_its_reason(said, kind, 
 
 
 class Key:
-    """What the server knows of a node's key."""
+    """The server's knowledge of a node's key."""
 
     def __init__(self, name, domain, role="source"):
         self.site, self.domain, self.role = name, domain, role
@@ -220,21 +220,21 @@ def test_a_node_is_admitted_in_the_role_of_its_key_alone(caplog):
 
 
 def test_a_node_without_a_registered_key_is_nobody():
-    """Even when everything it says is right; the wait names it."""
+    """It is refused even when its answers are correct; the message about the wait names it."""
     roster_, _ = with_keys({11: site("a"), 12: site("b")}, {11: Key("alpha", "a")})
     with pytest.raises(ClientFailedError, match=r"no node for b .*an unknown node, which claims to be 'b'"):
         roster_.gather(settings())
 
 
 def test_the_key_of_a_target_site_does_not_train():
-    """A role is part of what a key is registered for."""
+    """A key is registered together with a role."""
     roster_, _ = with_keys({11: site("a"), 12: site("b")}, {11: Key("alpha", "a"), 12: Key("beta", "b", "target")})
     assert roster_.call(0.0) == ["b"]
 
 
 @pytest.mark.parametrize(("count", "refused"), [(700, False), (710, True), (10**9, True)])
 def test_a_count_far_from_the_others_is_refused(count, refused):
-    """7 examples at the other site: 100 times as many are believed, 10^9 are not."""
+    """When the other site has 7 examples, 100 times as many are accepted, but not 10^9."""
     roster_, _ = roster({11: site("a"), 12: site("b", counts=(count, 0))})
     if refused:
         with pytest.raises(UserError, match=rf"client 'b': it reports {count} examples, .* the others \(7\)"):
@@ -256,7 +256,7 @@ def test_a_site_that_fails_at_first_is_named_and_left_out_with_continue(caplog):
 
 
 def test_a_lost_site_is_waited_for_once_with_continue():
-    """For the patience since it went, not anew in every phase."""
+    """The patience starts when the site is lost, and does not start again in every phase."""
     roster_, grid = roster({11: site("a"), 12: site("b")})
     run = settings(on_client_failure="continue", patience=0.3)
     roster_.gather(run)

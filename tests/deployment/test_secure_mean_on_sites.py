@@ -1,4 +1,4 @@
-"""Secure aggregation between real processes: FedAvg's numbers, a site that fails after the shares, secrets that go."""
+"""Secure aggregation between real processes: FedAvg's numbers, a site that fails, and secrets that are removed."""
 
 import json
 
@@ -14,7 +14,7 @@ LOSSES = ["mean_validation_loss", "target_loss"]
 
 @pytest.mark.deployment
 def test_a_deployed_sum_is_the_inline_mean(tmp_path):
-    """Two rounds; then a run in which a site fails in round 1 after it had sent its shares, and comes back."""
+    """Two rounds; then a run in which a site fails in round 1 after it has sent its shares, and returns later."""
     inline = run_inline(tmp_path / "inline", **{"run.update_limit": 0})
     with Loopback(tmp_path) as federation:
         done = federation.run(tmp_path / "out", **SECURE)

@@ -1,4 +1,4 @@
-"""The unseen domain on a site of its own: it evaluates and never trains, and its replies are judged like a client's."""
+"""The unseen domain on a site of its own, which evaluates and never trains; its replies are checked like a client's."""
 
 import numpy as np
 import pandas as pd
@@ -31,7 +31,7 @@ def on_site(output, method="fedavg", **sections):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_numbers_are_those_of_the_servers_evaluation(method, tmp_path):
-    """Whatever the inference rule needs (clients' uploads, the order of the test images) travels with the model."""
+    """Everything that the inference rule needs (clients' uploads, the order of images) is sent with the model."""
     server, _ = run_small(small_experiment(tmp_path / "server", METHODS[method]))
     site, _ = run_on_sites(on_site(tmp_path / "site", METHODS[method]), tmp_path / "state")
     for file in ("rounds.csv", "details.csv"):
@@ -42,7 +42,7 @@ def test_numbers_are_those_of_the_servers_evaluation(method, tmp_path):
 
 
 def test_nobody_but_the_target_site_opens_the_target(tmp_path, monkeypatch):
-    """The server evaluates nothing itself, and the target's site gets neither train nor validation messages."""
+    """The server does not evaluate, and the target's site gets no messages for training or validation."""
     monkeypatch.setattr(fedsim.server_app, "TargetEvaluator", None)
     experiment = on_site(tmp_path)
     folder, grid = run_on_sites(experiment, tmp_path / "state")
@@ -60,7 +60,7 @@ def test_nobody_but_the_target_site_opens_the_target(tmp_path, monkeypatch):
 
 
 def test_a_source_site_of_the_target_stays_idle(tmp_path):
-    """A machine that holds the unseen domain as a source is asked who it is, and nothing else."""
+    """A machine that holds the unseen domain as a source takes part only in the handshake."""
     _, grid = run_on_sites(on_site(tmp_path), tmp_path / "state", spare=("rot45",))
     spare = next(
         node
@@ -122,7 +122,7 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_wrong_evaluation_stops_the_run_by_name(fault, tmp_path):
-    """The default."""
+    """This is the default."""
     change, reason = FAULTS[fault]
     with pytest.raises(ClientFailedError, match="client 'rot45' failed in round 2") as error:
         run_on_sites(on_site(tmp_path), tmp_path / "state", tamper=tamper_with_target(change))
@@ -149,7 +149,7 @@ def test_a_wrong_evaluation_leaves_a_gap_when_asked(fault, tmp_path):
 
 
 def test_interrupted_and_resumed(tmp_path):
-    """State on the sites and the checkpoint on the server go together."""
+    """The states on the sites and the checkpoint on the server belong to the same round."""
     unbroken, _ = run_small(small_experiment(tmp_path / "unbroken", "fedbn"))
     experiment = on_site(tmp_path / "broken", "fedbn")
     with pytest.raises(KeyboardInterrupt):
@@ -164,7 +164,7 @@ def test_interrupted_and_resumed(tmp_path):
 
 
 def test_a_target_site_refuses_to_train(tmp_path):
-    """Whatever the server asks."""
+    """It refuses even if the server asks it to train."""
     experiment = on_site(tmp_path)
     _, grid = run_on_sites(experiment, tmp_path / "state")
     order = next(message for message, _ in grid.seen if message.metadata.message_type == "train")
@@ -182,7 +182,7 @@ def test_two_runs_on_the_same_sites_do_not_mix(tmp_path):
 
 
 def test_state_of_old_runs_is_removed(tmp_path):
-    """A month after its last use."""
+    """It is removed a month after its last use."""
     import os
 
     run_on_sites(on_site(tmp_path / "a", "fedbn"), tmp_path / "state")
@@ -193,7 +193,7 @@ def test_state_of_old_runs_is_removed(tmp_path):
 
 
 def test_no_target_site_is_said_by_name(tmp_path):
-    """A bounded wait."""
+    """The wait has a limit."""
     experiment = on_site(tmp_path, run={"wait_for_sites": 0.2})
     with pytest.raises(ClientFailedError, match=r"no node for rot45 within 0.2 s; online: rot0, rot15, rot30"):
         run_small(experiment)

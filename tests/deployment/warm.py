@@ -1,10 +1,10 @@
-"""Flower's programs forked from a process that has imported PyTorch and Flower: a busy machine's tests take a tenth.
+"""Forks Flower's programs from a process that has imported PyTorch and Flower, which saves nine tenths of the time.
 
     warm.py serve SOCKET        the parent of all programs, until SIGTERM
     warm.py call NAME WORDS...  in place of the console script `NAME WORDS...`; the socket is $WARM_SOCKET
 
-Each program is a process of its own with the caller's environment, folder and outputs; it gets its caller's SIGTERM and
-SIGINT, and SIGKILL when its caller is gone.
+Each program is a separate process with the caller's environment, folder and outputs. It gets its caller's SIGTERM and
+SIGINT, and SIGKILL when its caller has ended.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ FORWARDED = (signal.SIGTERM, signal.SIGINT)
 
 
 def call(name: str, words: list[str]) -> int:
-    """Have the program run; its exit code."""
+    """Let the program run; returns its exit code."""
     with socket.socket(socket.AF_UNIX) as line:
         line.connect(os.environ["WARM_SOCKET"])
         for number in FORWARDED:
@@ -34,7 +34,7 @@ def call(name: str, words: list[str]) -> int:
 
 
 def serve(path: str) -> None:
-    """Fork a program for every order."""
+    """Fork a program for every request."""
     from importlib.metadata import entry_points
 
     programs = {point.name: point for point in entry_points(group="console_scripts")}
@@ -54,7 +54,7 @@ def serve(path: str) -> None:
 
 
 def adopt(line: socket.socket, programs: dict) -> int:
-    """Watch over one program: tell its exit code, pass signals on, and end it when its caller is gone."""
+    """Watch one program: report its exit code, forward signals, and end it when its caller has ended."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.setsid()
@@ -77,7 +77,7 @@ def adopt(line: socket.socket, programs: dict) -> int:
 
 
 def watch(line: socket.socket, child: int) -> None:
-    """Pass the caller's signals on; its end is the child's."""
+    """Forward the caller's signals to the child; end the child when the caller has ended."""
     with contextlib.suppress(ProcessLookupError):
         while number := line.recv(1):
             os.kill(child, number[0])
@@ -86,7 +86,7 @@ def watch(line: socket.socket, child: int) -> None:
 
 
 def become(order: dict, outputs: list[int], programs: dict) -> None:
-    """Turn into the program."""
+    """Let this process become the program."""
     import runpy
 
     for number, descriptor in enumerate(outputs, start=1):

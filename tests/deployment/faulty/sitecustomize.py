@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def fault_of(round_: int, phase: str) -> dict:
-    """The fault to inject now, or {}; it strikes in its round's train phase (or `phase`), with `once` only once."""
+    """The fault to cause now, or {}; it happens in its round, in the train phase or in `phase`; with `once` once."""
     file = Path(os.environ["FEDSIM_FAULT"])
     if not file.is_file():
         return {}
@@ -23,7 +23,7 @@ def fault_of(round_: int, phase: str) -> dict:
 
 
 def strike(fault: dict) -> None:
-    """What happens inside the client's work."""
+    """Cause the fault inside the client's work."""
     import ctypes
     import faulthandler
     import signal
@@ -34,17 +34,17 @@ def strike(fault: dict) -> None:
         raise RuntimeError("told to raise")
     if kind == "killed":  # as the kernel does when memory runs out
         os.kill(os.getpid(), signal.SIGKILL)
-    if kind == "late":  # the site's own limit would cut it short
+    if kind == "late":  # without this, the site's own time limit would end it earlier
         signal.setitimer(signal.ITIMER_REAL, 0)
         faulthandler.cancel_dump_traceback_later()
     if kind in ("hang", "late", "slow"):
         time.sleep(fault["seconds"])
-    if kind == "hang-in-c":  # PyDLL keeps the interpreter's lock
+    if kind == "hang-in-c":  # PyDLL does not release the interpreter's lock
         ctypes.PyDLL(None).sleep(int(fault["seconds"]))
 
 
 def spoil(reply: object, fault: dict) -> object:
-    """What happens to the reply."""
+    """Cause the fault in the reply."""
     import numpy as np
     from flwr.app import Array, ArrayRecord, ConfigRecord
 
@@ -53,7 +53,7 @@ def spoil(reply: object, fault: dict) -> object:
     kind = fault.get("kind")
     if kind is not None:
         reply.content = unpack(reply.content)
-    if kind == "variance":  # a batch-norm layer that nothing comes out of but NaN
+    if kind == "variance":  # a batch-norm layer whose output is always NaN
         record = reply.content.array_records["arrays"]
         arrays = {name: np.array(array.numpy()) for name, array in record.items()}
         name = next(name for name in arrays if name.endswith("running_var"))
@@ -117,7 +117,7 @@ def install() -> None:
 
 
 def move_clock() -> None:
-    """The SuperNode signs its requests with a clock that is ahead by the seconds in the `.clock` file."""
+    """Let the SuperNode sign its requests with a clock that is ahead by the seconds in the `.clock` file."""
     from datetime import timedelta
 
     from flwr.supernode import node_auth_http_interceptor as signing
@@ -127,10 +127,10 @@ def move_clock() -> None:
 
 
 def flood() -> None:
-    """With a `.flood` file (megabytes), the SuperNode's next reply with a model is followed by so much more.
+    """Let the SuperNode's next reply with a model be larger by the megabytes in the `.flood` file.
 
-    The parts are made as they are sent, so that the attacker needs no memory for them; they belong to the reply, whose
-    table of contents names them.
+    The additional parts are created when they are sent, so that the attacker needs no memory for them. They belong to
+    the reply, whose table of contents names them.
     """
     import hashlib
     import threading
