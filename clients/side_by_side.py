@@ -25,7 +25,7 @@ TRIAL = 4  # images of the trial batch
 
 
 class Draws:
-    """A place in the streams of torch's global generators, from which its owner goes on drawing."""
+    """A position in the streams of torch's global generators, from which its owner continues to draw."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

@@ -112,9 +112,9 @@ class Broadcast(Bank):
         return (sum(array.nbytes for array in made.values()) if made else None), 0
 
     def merge(self, bank: Entries, entries: Entries, server: ServerRound) -> dict[str, Arrays]:
-        """No change: `make` fills it."""
+        """No change, because `make` fills the bank."""
         return dict(bank)
 
     def hand_out(self, bank: Entries, client: str, server: ServerRound) -> Arrays | None:
-        """The record as it was made, equal for all clients."""
+        """The record that `make` returned, equal for all clients."""
         return bank.get(SERVER)

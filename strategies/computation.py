@@ -91,7 +91,7 @@ class Computation:
         self.drop(reason)
 
     def _usable(self, updates: list[Update], saved: tuple[dict, dict]) -> bool:
-        """Whether the model of these updates alone would be finite."""
+        """Whether the model would be finite with only these updates."""
         self.state.restore_parts(saved)
         return not self.guard.unusable(self.parts.compute(updates)[1], self.parts.start)
 

@@ -1,4 +1,4 @@
-"""Parts of tensors that are sent alone: one side selects them, and the other side puts them back."""
+"""Parts of tensors: one side selects and sends only them, and the other side puts them back."""
 
 from collections.abc import Mapping
 
@@ -13,7 +13,7 @@ def taken(arrays: Arrays, cut: Mapping[str, Cut]) -> dict[str, np.ndarray]:
 
 
 def put_back(arrays: Arrays, cut: Mapping[str, Cut], base: Arrays) -> dict[str, np.ndarray]:
-    """The whole tensors again. Entries that were not kept are those of `base`."""
+    """The complete tensors. Entries that were not kept are those of `base`."""
     whole = dict(arrays)
     for name, kept in cut.items():
         whole[name] = np.array(base[name])

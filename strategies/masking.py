@@ -1,18 +1,19 @@
-"""Pairwise masks that cancel in a sum, and the secrets behind them: the mathematics of secure aggregation.
+"""The mathematics of secure aggregation: pairwise masks that cancel in a sum, and the secrets that generate them.
 
 Bonawitz et al., CCS 2017, for one round. Client u of the n clients that sent their keys (U1) has a pair of mask keys
-(s_u, S_u), a pair of cipher keys (c_u, C_u) and a random b_u. Of those whose shares came (U2) it sends, modulo 2^bits,
+(s_u, S_u), a pair of cipher keys (c_u, C_u) and a random b_u. U2 are the clients whose shares arrived; u then sends,
+modulo 2^bits,
 
     y_u = x_u + PRG(b_u) + sum_{v in U2, v > u} PRG(s_uv) - sum_{v in U2, v < u} PRG(s_uv)
 
-In the sum over the clients that delivered (U3) the masks of pairs cancel. PRG(b_u) is taken off with b_u, which t
-shares give back; the masks that a client of U2 without U3 left in the others' vectors are taken off with its s_u. Of
-one client either b_u or s_u is ever given back.
+U3 are the clients whose vectors arrived. In the sum of these vectors the masks between them cancel. The server
+computes b_u from t shares and subtracts PRG(b_u). A client of U2 that is not in U3 has left masks in the others'
+vectors; they are removed with its s_u. Of one client the server gets either b_u or s_u, and never both.
 
-Keys: X25519. s_uv and the keys under which shares travel: HKDF-SHA256 of the agreed secret, with a hash of all public
-keys and numbers of examples of U1 (`transcript`): clients that were told different ones get masks that do not cancel.
-PRG: AES-256 in counter mode. Shares: Shamir's, over GF(2^128), each secret in two blocks. Shares travel under
-ChaCha20-Poly1305. Secrets come from the operating system and never from the run's seed, which the server knows.
+Keys are of X25519. s_uv and the keys that encrypt shares are HKDF-SHA256 of the agreed secret, with a hash of all
+public keys and numbers of examples of U1 (`transcript`): if clients received different ones, their masks do not cancel.
+PRG is AES-256 in counter mode. Shares are Shamir's, over GF(2^128), each secret in two blocks; ChaCha20-Poly1305
+encrypts them. Secrets come from the operating system and never from the run's seed, which the server knows.
 """
 
 import hashlib
@@ -36,7 +37,7 @@ ENTRY = 2 * SECRET + 8  # bytes of a client's line in the list of public keys
 SEALED = 12 + 2 * SECRET + 16  # bytes of a sealed pair of shares: nonce, shares, tag
 SPARE = 2**16  # rounding may add 1/2 for each client
 PIECE = 1 << 22  # values of a mask that are made at a time
-COMBINATIONS = 200  # of shares that are tried when some are false
+COMBINATIONS = 200  # so many combinations of shares are tried when some shares are false
 
 
 # --- numbers ----------------------------------------------------------------------------------------------------------
@@ -57,12 +58,12 @@ def quantised(values: np.ndarray, weight: float, bits: int, limit: float) -> np.
 
 
 def decoded(total: np.ndarray, bits: int, limit: float) -> np.ndarray:
-    """The sum of w x, of the sum modulo 2^bits of quantised values."""
+    """The sum of w x, computed from the sum modulo 2^bits of quantised values."""
     return total.view(f"i{bits // 8}").astype(np.float64) / scale_of(bits, limit)
 
 
 def stream(seed: bytes, sizes: Sequence[int], bits: int) -> Iterator[Iterator[np.ndarray]]:
-    """PRG(seed): for each size the mask of so many values, in pieces; to be read in order and to the end."""
+    """PRG(seed): for each size a mask with that many values, in pieces, which must be read in order and completely."""
     cipher = Cipher(algorithms.AES(seed), modes.CTR(bytes(16))).encryptor()
     for size in sizes:
         yield (
@@ -72,7 +73,7 @@ def stream(seed: bytes, sizes: Sequence[int], bits: int) -> Iterator[Iterator[np
 
 
 def add_mask(arrays: Mapping[str, np.ndarray], seed: bytes, sign: int) -> None:
-    """Add PRG(seed) to unsigned arrays in place, or take it off (sign -1); tensors in the order of their names."""
+    """Add PRG(seed) to unsigned arrays in place, or subtract it (sign -1), with tensors in the order of their names."""
     names = sorted(arrays)
     if not names:
         return
@@ -86,7 +87,7 @@ def add_mask(arrays: Mapping[str, np.ndarray], seed: bytes, sign: int) -> None:
 
 
 def pair_sign(client: str, other: str) -> int:
-    """With which sign a client adds the mask that it has with another one: the two cancel."""
+    """The sign with which a client adds the mask that it shares with another client; the two masks cancel."""
     return 1 if client < other else -1
 
 
@@ -99,12 +100,12 @@ def new_key() -> bytes:
 
 
 def public_key(private: bytes) -> bytes:
-    """Its public key."""
+    """The public key of a private key."""
     return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
 
 
 def entry(cipher: bytes, mask: bytes, examples: int) -> bytes:
-    """A client's line in the list of public keys, of its private keys: C_u, S_u and its number of examples."""
+    """A client's line in the list of public keys, from its private keys: C_u, S_u and its number of examples."""
     return public_key(cipher) + public_key(mask) + examples.to_bytes(8, "little")
 
 
@@ -119,7 +120,7 @@ def mask_key(line: bytes) -> bytes:
 
 
 def examples_of(line: bytes) -> int:
-    """The number of examples of a line."""
+    """The number of examples in a line of that list."""
     return int.from_bytes(line[2 * SECRET :], "little")
 
 
@@ -132,13 +133,13 @@ def transcript(round: int, threshold: int, lines: Mapping[str, bytes]) -> bytes:
 
 
 def agreed(private: bytes, public: bytes, purpose: str, common: bytes) -> bytes:
-    """The secret that two clients share for a purpose, of one's private and the other's public key."""
+    """The secret that two clients share for a purpose, from one's private and the other's public key."""
     secret = X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(public))
     return HKDF(SHA256(), SECRET, None, purpose.encode() + common).derive(secret)
 
 
 def pair_seed(private: bytes, public: bytes, common: bytes) -> bytes:
-    """s_uv, from which both clients of a pair draw their mask."""
+    """s_uv, from which both clients of a pair compute their mask."""
     return agreed(private, public, "mask", common)
 
 
@@ -146,14 +147,14 @@ def pair_seed(private: bytes, public: bytes, common: bytes) -> bytes:
 
 
 def shares_of(secret: bytes, threshold: int, count: int) -> list[bytes]:
-    """Shares of a secret of 32 bytes for the clients 1 to `count`; any `threshold` of them give it back."""
+    """Shares of a secret of 32 bytes for the clients 1 to `count`; any `threshold` of them determine it."""
     blocks = [secret[start : start + BLOCK] for start in range(0, SECRET, BLOCK)]
     found = [dict(Shamir.split(threshold, count, block)) for block in blocks]
     return [b"".join(block[number] for block in found) for number in range(1, count + 1)]
 
 
 def restored(shares: Mapping[int, bytes]) -> bytes:
-    """The secret of exactly as many shares, by the number of their client, as the threshold says."""
+    """The secret of exactly `threshold` shares, which are given by the number of their client."""
     blocks = range(0, SECRET, BLOCK)
     parts = ([(number, share[start : start + BLOCK]) for number, share in shares.items()] for start in blocks)
     return b"".join(Shamir.combine(part) for part in parts)
@@ -162,7 +163,7 @@ def restored(shares: Mapping[int, bytes]) -> bytes:
 def restored_as(
     shares: Mapping[int, bytes], threshold: int, mark: bytes, mark_of: Callable[[bytes], bytes]
 ) -> bytes | None:
-    """The secret whose mark (its public key, its hash) is known; false shares are left out. None: there is none."""
+    """The secret whose mark (its public key or hash) is known, without false shares; None when it cannot be found."""
     for chosen in islice(combinations(sorted(shares), threshold), COMBINATIONS):
         secret = restored({number: shares[number] for number in chosen})
         if mark_of(secret) == mark:
@@ -171,18 +172,18 @@ def restored_as(
 
 
 def commitment(secret: bytes) -> bytes:
-    """A hash by which b_u is known again; it tells nothing of b_u, which is as long and random."""
+    """A hash by which b_u can be recognised. It discloses nothing, because b_u is random and as long as the hash."""
     return hashlib.sha256(b"fedsim self mask" + secret).digest()
 
 
 def sealed(key: bytes, sender: str, receiver: str, shares: bytes) -> bytes:
-    """A client's shares of b_u and s_u for another one, under the key that the two agreed on."""
+    """A client's shares of b_u and s_u for another client, encrypted with the key that the two agreed on."""
     nonce = os.urandom(12)
     return nonce + ChaCha20Poly1305(key).encrypt(nonce, shares, direction(sender, receiver))
 
 
 def opened(key: bytes, sender: str, receiver: str, text: bytes) -> bytes | None:
-    """What `sealed` sealed; None when it was changed, or is not from that sender for that receiver."""
+    """The shares that `sealed` encrypted; None when they were changed, or are not from that sender to that receiver."""
     try:
         return ChaCha20Poly1305(key).decrypt(text[:12], text[12:], direction(sender, receiver))
     except InvalidTag:
@@ -190,5 +191,5 @@ def opened(key: bytes, sender: str, receiver: str, text: bytes) -> bytes | None:
 
 
 def direction(sender: str, receiver: str) -> bytes:
-    """Sender and receiver, unambiguously."""
+    """Sender and receiver as unambiguous bytes."""
     return hashlib.sha256(sender.encode()).digest() + hashlib.sha256(receiver.encode()).digest()

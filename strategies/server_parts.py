@@ -18,8 +18,7 @@ Ask = Callable[[Visit, Mapping[str, Arrays], ServerRound], Mapping[str, Arrays] 
 
 
 def nobody(visit: Visit, records: Mapping[str, Arrays], server: ServerRound) -> None:
-    """Takes the place of the exchange with the unseen domain's client where there is none (in tests of single
-    parts)."""
+    """Replaces the exchange with the unseen domain's client when there is none, as in tests of single parts."""
 
 
 class ServerParts:
@@ -51,7 +50,7 @@ class ServerParts:
                 self.state.banks[bank.name] = self._made(bank, server)
 
     def cut(self, client: str) -> dict[str, Cut]:
-        """What of the shared tensors a client trains on in this round; empty where it gets the whole."""
+        """The part of the shared tensors on which a client trains in this round; empty when it gets them completely."""
         share = self.recipe.share
         if not (share.partial and self.training and self.round):
             return {}
@@ -73,7 +72,7 @@ class ServerParts:
         return tuple(bank for bank in self.banks("round") if bank.contributed and self.training)
 
     def views(self, banks: Sequence[Bank]) -> dict[str, ServerRound]:
-        """The round as each of these banks sees it."""
+        """The round that each of these banks gets."""
         return {bank.name: self._bank_view(bank, self.server()) for bank in banks}
 
     def handed_out(self, names: Sequence[str] | None = None) -> Callable[[str], dict[str, Arrays]]:
@@ -192,7 +191,7 @@ class ServerParts:
     # --- one part -----------------------------------------------------------------------------------------------------
 
     def _view(self, server: ServerRound, key: str) -> ServerRound:
-        """The round as the part of this key sees it."""
+        """The round that the part with this key gets."""
         return server.of_part(*self.state.of_part(key))
 
     def _bank_view(self, bank: Bank, server: ServerRound) -> ServerRound:

@@ -29,7 +29,7 @@ class RefusedUpdateError(Exception):
 
 
 class LostRoundError(Exception):
-    """Nothing can be made of what the clients sent in this round; the text says why."""
+    """No model can be computed from what the clients sent in this round; the text says why."""
 
 
 class Reported(dict):

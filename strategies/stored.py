@@ -2,8 +2,8 @@
 
 The server cannot add a reply to the average when it arrives: the weights, the limit on updates and the parts that
 compare clients need the numbers of all replies first. So every reply is checked and measured when it arrives, and its
-tensors are put aside here. What reads them later gets ordinary mappings {name: array}; one that keeps no more than a
-tensor (or a part of it) of each client needs little memory, whatever the number of clients.
+tensors are stored here. Code that reads them later gets normal mappings {name: array}. If it keeps at most one tensor
+(or a part of one) of each client, it needs little memory, whatever the number of clients.
 
 The file has no name: its space is free again when the round ends, or when the process dies.
 """
@@ -24,7 +24,7 @@ Piece = tuple[str, int, int]  # part of a flattened tensor: name, start, stop
 
 
 class StoredArrays(Mapping[str, np.ndarray]):
-    """Tensors in a file. Every access to one reads it anew; `heads` tells shapes and types without reading."""
+    """Tensors in a file. Every access to a tensor reads it again; `heads` has shapes and types without reading."""
 
     def __init__(self, file: int, heads: Mapping[str, Head], places: Mapping[str, int]) -> None:
         self.heads = dict(heads)
@@ -43,7 +43,7 @@ class StoredArrays(Mapping[str, np.ndarray]):
         return len(self.heads)
 
     def fill(self, pieces: Sequence[Piece], out: np.ndarray) -> None:
-        """Write parts of tensors one after the other into `out`; those that are neighbours in the file at once."""
+        """Write parts of tensors one after the other into `out`; neighbours in the file are read together."""
         position = 0
         for start, count, dtype in self._runs(pieces):
             run = np.empty(count, dtype)
@@ -81,7 +81,7 @@ class Storage:
         self._held = self._end = 0
 
     def put(self, arrays: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
-        """The same tensors: as they are while there is room in memory, else as they are in the file from now on."""
+        """The same tensors: unchanged while there is room in memory, otherwise stored in the file from now on."""
         size = sum(array.nbytes for array in arrays.values())
         if not size:
             return arrays
@@ -91,7 +91,7 @@ class Storage:
         return self._write(arrays)
 
     def clear(self) -> None:
-        """Forget the round. Nobody may read its stored tensors any more."""
+        """Forget the round. Its stored tensors must not be read any more."""
         if self._file is not None:
             self._file.close()
         self._file, self._held, self._end = None, 0, 0

@@ -46,7 +46,7 @@ class GeneralizationGap(Report):
         return {}
 
     def _risk(self, round: LocalRound) -> float:
-        """The mean training loss, or 1 - validation accuracy, of the network as it is now."""
+        """The mean training loss, or 1 - validation accuracy, of the present network."""
         data = round.data
         on_validation = self.metric == "validation_accuracy"
         positions = data.validation if on_validation else self._training_subset(round)

@@ -165,7 +165,7 @@ class DisentanglingAdversary(Step):
         own: torch.optim.Optimizer,
         small: bool,
     ) -> None:
-        """Steps 4 to 6, on features of the backbone as it is now."""
+        """Steps 4 to 6, on features of the present backbone."""
         net, specific = round.net, aux["specific"]
         features = net.pooled(batch.images)
         loss = confusion_loss(aux["classes"](specific(features)))

@@ -21,7 +21,7 @@ def l2r(z: Tensor, kind: str = "squared") -> Tensor:
 class RepresentationNorm(Term):
     """alpha_l2r L2R, where L2R = (1/B) sum_i ||z_i||^2 and z are the features that the classifier sees.
 
-    A stochastic representation enters as it was drawn.
+    Of a stochastic representation, z is the drawn value.
 
     Source: FedSR (Nguyen et al., NeurIPS 2022), FedL2R. The term aligns the marginal p(z)
     of all clients with a Gaussian around zero: E||z||^2 = 2 s^2 H(p, N(0, s^2 I)) - d s^2

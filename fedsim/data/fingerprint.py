@@ -26,9 +26,9 @@ def fingerprint(data: DataSettings, domain: str) -> dict[str, int | str]:
 
 
 def difference(then: Mapping[str, Mapping], now: Mapping[str, Mapping]) -> str:
-    """The differences in words: for each domain the numbers of images, or that the content differs; empty for equal
-    data.
+    """A text with the differences: for each domain the numbers of images, or that the content differs.
 
+    It is empty for equal data.
     Only domains that both sides know are compared.
     """
     found = []

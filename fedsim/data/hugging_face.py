@@ -57,7 +57,7 @@ class HuggingFaceReader(Reader):
         return np.load(self._decoded(domain).with_suffix(".sizes.npy"), allow_pickle=False)
 
     def _decoded(self, domain: str) -> Path:
-        """The file of a domain's decoded images; that of their sizes, written before it, lies beside it."""
+        """The file of a domain's decoded images. The file of their sizes is in the same folder and is written first."""
         size = str(self.data.image_size).encode()
         name = content_hash(b"2", domain.encode(), self.fingerprint(domain).encode(), size)
         file = cache_root(self.data) / "huggingface" / f"{name}.npy"

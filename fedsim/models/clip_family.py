@@ -73,7 +73,7 @@ class ClipEncoder(nn.Module):
         return TextHead(text, float(self.clip.logit_scale.exp()))
 
     def keep_images_only(self) -> None:
-        """Drop the text encoder, which nobody needs once the head is made."""
+        """Remove the text encoder, which is not needed after the head has been made."""
         self.visual = self.clip.visual
         del self.clip
 

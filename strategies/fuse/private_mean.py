@@ -49,7 +49,7 @@ class PrivateMean(Fuse):
     perturbs: ClassVar[bool] = True
 
     def refuses(self, recipe: "Recipe") -> str:
-        """What other parts take of single clients would go out as it is, and the stated epsilon would be wrong."""
+        """Parts that read single clients' data would disclose them without noise, and epsilon would be wrong."""
         banks = [bank for bank in recipe.banks if not isinstance(bank, Broadcast)]
         looking = [*banks, *(part for part in recipe.refine if part.sees_updates), *recipe.visits]
         if not looking:

@@ -22,7 +22,7 @@ Probe = Callable[[Arrays], bool]
 
 
 def model_probe(net: nn.Module, channels: int, size: int) -> Probe:
-    """A function that tells whether a model gives finite outputs for noise; it leaves `net` as it was."""
+    """A function that says whether a model gives finite outputs for noise; it does not change `net`."""
 
     def finite(arrays: Arrays) -> bool:
         state = net.state_dict()
@@ -57,7 +57,7 @@ def largest(arrays: Arrays) -> float:
 
 
 def useless_at(reply: Message) -> bool:
-    """Does a site report a validation loss that is not a finite number?"""
+    """Whether a site reports a validation loss that is not a finite number."""
     return reply.has_content() and not finite_loss(reply.content.metric_records)
 
 

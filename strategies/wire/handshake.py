@@ -59,7 +59,7 @@ class Roster:
         self._others: dict[
             int, str
         ] = {}  # by node id: why this run does not need the node, or which client it claims to be
-        self._away: dict[str, float] = {}  # since when a client has been missed, while others may go on
+        self._away: dict[str, float] = {}  # the time at which a client disappeared, when the others continue without it
 
     def call(self, wait: float, clients: Collection[str] | None = None, enough: int | None = None) -> list[str]:
         """Clients (of those asked for, otherwise all and the target) that are not online after at most `wait` seconds.
@@ -203,8 +203,10 @@ class Roster:
             self._take_site(node, site, holds)
 
     def _take_site(self, node: int, site: Site, holds: str) -> None:
-        """Notes one of a node's clients, or that this run does not need it. UserError when two nodes contradict each
-        other."""
+        """Notes one of a node's clients, or that this run does not need it.
+
+        Raises UserError when two nodes claim to be the same client.
+        """
         if self._is_impostor(node, site):
             return
         wanted = self.target if site.role == "target" and self.target else self.sites.get(site.client)

@@ -16,7 +16,7 @@ class Sent:
         self._client_of: dict[str, str] = {}  # by message id, also after the reply
 
     def add(self, client: str, message: Message) -> Message:
-        """From now on the client's reply is that to this message, which is returned."""
+        """From now on the client's reply must answer this message, which is returned."""
         earlier = self._open.get(client)
         if earlier is not None:
             self._client_of.pop(earlier.metadata.message_id, None)

@@ -21,7 +21,7 @@ Identify = Callable[[int], Member | None]  # the registered site to which the ke
 
 
 def impostor(node: int, client: str, role: str, identify: Identify | None) -> tuple[str, str]:
-    """(the node in words, why it is refused) when it claims another role than its key has; two empty strings otherwise.
+    """(text that names the node, why it is refused) when its key has another role than it claims; else two empty texts.
 
     Without keys (`identify` is None) the claims of nodes are accepted. A node that claims no client (a spare one) is
     never refused here.
@@ -41,7 +41,7 @@ def impostor(node: int, client: str, role: str, identify: Identify | None) -> tu
 
 
 def name_of(node: int, identify: Identify | None) -> str:
-    """A node in words: the name of its site where the server knows it."""
+    """A text that names a node: by the name of its site if the server knows it."""
     member = identify(node) if identify else None
     return f"site {member.site!r} ({member.domain})" if member else f"node {node}"
 

@@ -54,7 +54,7 @@ def pack(content: RecordDict, known: dict[int, ArrayRecord] | None = None) -> Re
 
 
 def unpack(content: RecordDict) -> RecordDict:
-    """The content as it was before `pack`; the content itself when nothing is packed.
+    """The content with unpacked records, as before `pack`; the content itself when nothing is packed.
 
     Raises ValueError with the name of the record when a packed record is malformed. Tensors are views of the packed
     bytes.

@@ -61,8 +61,7 @@ def unpacked_bytes(parts: Mapping[str, bytes]) -> int:
 
 
 def expected_bytes(sizes: Iterable[int], banks: bool) -> int:
-    """The largest size of a reply with a model: its tensors and a tenth more, and room for banks where there are
-    any."""
+    """The largest size of a reply with a model: its tensors and a tenth more, and room for banks if there are any."""
     return int(1.1 * sum(sizes)) + (BANK_BYTES if banks else 0) + SMALL_REPLY
 
 
@@ -80,10 +79,11 @@ class Puller:
         self._arriving: dict[str, Arriving] = {}  # by the id of the message that it answers
 
     def pull(self, sent: Mapping[str, Message], largest: int) -> Iterator[Message]:
-        """Replies to the sent messages {id: message} that are whole by now, and errors for those that never will be.
+        """Replies to the sent messages {id: message} that are complete, and errors for those that never will be.
 
-        One reply after the other, as long as its parts are there (after `PARTS_AT_ONCE` the others get their turn), so
-        that few replies are in memory at once, and one in endless small parts holds up nobody.
+        Replies are fetched one after the other, as long as their parts are there, so that few replies are in memory at
+        once. After `PARTS_AT_ONCE` parts the next reply gets its turn, so that a reply with very many small parts does
+        not delay the others.
         """
         wanted = [key for key in sent if key not in self._arriving]
         for key, message_id, parts in self._new(wanted):
@@ -120,8 +120,7 @@ class Puller:
         return new
 
     def _advance(self, reply: Arriving, message: Message) -> Message | None:
-        """Fetches the parts that are there. Returns the whole reply, an error in its place, or None while parts are
-        missing."""
+        """Fetches the parts that are there; returns the complete reply, an error, or None while parts are missing."""
         from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectUnavailableError
 
         fetch, missing = self._fetcher(), 0

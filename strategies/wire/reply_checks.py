@@ -166,7 +166,7 @@ def read_metrics(content: RecordDict) -> dict[str, float]:
     metrics = dict(record)
     for name, value in metrics.items():
         number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not abs(value) <= LARGEST_METRIC:  # NaN compares false
+        if not number or not abs(value) <= LARGEST_METRIC:  # every comparison with NaN is false
             raise RejectedReplyError(f"metric {name!r} is not a finite number: {reprlib.repr(value)}")
     return metrics
 

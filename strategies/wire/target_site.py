@@ -54,7 +54,7 @@ class TargetSite:
 
     @property
     def site(self) -> Site:
-        """The site as it is known now; it may have come back as another node."""
+        """The site's present node; after a restart it may be another one."""
         return self.roster.target
 
     def messages(self, round: int, arrays: ArrayRecord, entries: Entries) -> list[Message]:
@@ -71,7 +71,7 @@ class TargetSite:
         return [self._sent]
 
     def others(self, replies: Iterable[Message]) -> Iterator[Message]:
-        """The replies that do not answer our message; ours is kept for `take`."""
+        """The replies that do not answer our message; the reply that does is kept for `take`."""
         asked = self._sent.metadata if self._sent else None
         for reply in replies:
             if asked is None or reply.metadata.reply_to_message_id != asked.message_id:
@@ -86,7 +86,7 @@ class TargetSite:
         self._sent = None
 
     def ask(self, grid: Grid, arrays: ArrayRecord) -> TargetScore:
-        """The score of the initial model, in a phase of its own."""
+        """The score of the initial model, which has a separate phase."""
         timeout = self.exchange.experiment.run.timeout
         for _ in self.others(grid.send_and_receive(self.messages(0, arrays, {}), timeout=timeout)):
             pass  # a stray reply

@@ -22,7 +22,7 @@ import numpy as np
 from strategies.parts import Arrays
 
 KEPT_SIZES = 20  # sizes of each client that are kept as its history
-MOST_HISTORIES = 200  # clients that have one; where there are more, a client is seldom alone in a round
+MOST_HISTORIES = 200  # clients that have a history; with more clients, a round seldom has only one
 BLOCK = 1 << 20  # values that are converted to float64 at a time
 
 

@@ -87,7 +87,7 @@ class Adapters(Insert):
     freeze: bool = True
 
     def refuses(self, recipe: "Recipe") -> str:
-        """Adapters stand beside batch norm."""
+        """Adapters need layers of batch norm."""
         if isinstance(recipe.norm, DSON):
             return "adapters stand behind layers of batch norm, and method.norm = dson replaces them"
         return super().refuses(recipe)
