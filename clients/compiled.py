@@ -24,7 +24,7 @@ class FeaturesAndLogits(nn.Module):
 class Compiled:
     """(features, logits) of a training batch by torch.compile, forward and backward; one graph for all clients.
 
-    It is made for batches of `size` images and used for no others, since each further size would be compiled anew: a
+    It is made for batches of `size` images and used for no others, since every other size would be compiled too: a
     last, smaller batch passes through the network as ever. Compilation takes place at the first batch; its seconds are
     in the record of the client that met it (`compile_seconds`), and are spent once per process, not per client or
     round. Results differ from the network's own by rounding.

@@ -168,7 +168,7 @@ class Augment(ClientPart):
     def copies(self, round: LocalRound) -> int:
         """The number of versions of every example in an epoch.
 
-        Item `copy * n + position` is version `copy` of an example. The aggregation counts n alone.
+        Item `copy * n + position` is version `copy` of an example. The aggregation counts only n.
         """
         return 1
 

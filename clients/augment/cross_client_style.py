@@ -70,7 +70,7 @@ class CrossClientStyle(Augment):
     alpha: Annotated[float, Field(ge=0, le=1)] = 1.0
     """Strength of the transfer in feature space."""
     resample_each_round: bool = False
-    """Whether to draw the styles anew in every round."""
+    """Whether to draw new styles in every round."""
     quantise: bool = False
     """Whether to store transferred images with 8 bits, as image files do. With vgg this is always so."""
     content_variance: Literal["population", "unbiased"] = "population"

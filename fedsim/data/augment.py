@@ -55,7 +55,7 @@ class Augmentation:
         """The images and their masks [B,Q,H,W] of 0 and 1: both get the same geometry, and the images alone get
         colours.
 
-        The draws are those of the images alone. A cropped mask is interpolated like its image and rounded at 1/2.
+        The draws are the same as without masks. A cropped mask is interpolated like its image and rounded at 1/2.
         """
         if self == NOTHING:
             return x, masks

@@ -1,4 +1,4 @@
-"""The interface of every data set's reader: the images of a domain, their labels alone, and a fingerprint of both."""
+"""The interface of every data set's reader: the images of a domain, only their labels, and a fingerprint of both."""
 
 import hashlib
 
@@ -24,7 +24,7 @@ class Reader:
         raise NotImplementedError
 
     def labels(self, domain: str, apart: bool = False) -> np.ndarray:
-        """Labels int64 [N] alone; image trees list their files and open none."""
+        """Only the labels int64 [N]; image trees list their files and open none."""
         return self.images(domain, apart)[1]
 
     def sizes(self, domain: str, apart: bool = False) -> np.ndarray | None:

@@ -57,7 +57,7 @@ class TableReader(ImageTree):
         return Listing(table_file(self.data).parent, tuple(rows["path"]), rows["label"].to_numpy(np.int64))
 
     def labels(self, domain: str, apart: bool = False) -> np.ndarray:
-        """Labels alone, from the counts of the classes."""
+        """Only the labels, from the counts of the classes."""
         counts = facts(self.data).counts
         return np.repeat(np.arange(len(self.found.classes)), [counts.get((domain, c), 0) for c in self.found.classes])
 

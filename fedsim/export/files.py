@@ -27,7 +27,7 @@ def export(model: TrainedModel, format: str, output: Path) -> tuple[float, str]:
     """Write the model; returns the largest difference of its logits from the original's, and the images used for it.
 
     onnx: for any ONNX runtime, with the opset of the installed exporter
-    torch: `torch.export.load(file).module()`, which needs PyTorch alone
+    torch: `torch.export.load(file).module()`, which needs only PyTorch
 
     Both take float32 images [N, C, s, s] in [0, 1] for any N and return logits; they contain normalization and the
     inference rule. The names of the classes are in the card, and also in the metadata of an ONNX file.

@@ -45,7 +45,7 @@ class ClipEncoder(nn.Module):
     """Images [B, 3, s, s] -> features [B, e] of CLIP's image encoder, as they are before they are normalised.
 
     `clip` is the whole model as long as its weights are loaded and its text encoder is needed; afterwards
-    (`keep_images_only`) the image encoder `visual` alone is left.
+    (`keep_images_only`) only the image encoder `visual` is left.
     """
 
     def __init__(self, clip: nn.Module, name: str) -> None:

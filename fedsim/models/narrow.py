@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 
 class NarrowConv2d(nn.Conv2d):
-    """Conv2d of stride 1 with zero padding that leaves out the outer taps of its kernel where they meet padding alone.
+    """Conv2d of stride 1 with zero padding that leaves out the outer taps of its kernel where they meet only padding.
 
     On a map of h rows with p rows of padding, tap i of k reads row r + i - p of r = 0..h-1, which is a pixel only for
     p - (h - 1) <= i <= p + h - 1: on 2 x 2 maps the middle 3 x 3 of a 5 x 5 kernel. Values and gradients are the same

@@ -85,7 +85,7 @@ class Segmentation(TaskRules):
     threshold: a pixel belongs to a structure when its probability is greater
     largest_component: only the largest connected component of a predicted structure counts
 
-    Both settings act on predictions alone; ELCFS's code has the threshold 0.75 and keeps the largest component.
+    Both settings act only on predictions; ELCFS's code has the threshold 0.75 and keeps the largest component.
     """
 
     threshold: float = 0.5

@@ -133,7 +133,7 @@ def _require_known(what: str, wanted: Sequence[Any], known: Sequence[Any]) -> No
 
 
 def _method_folder(run: str) -> str:
-    """`pacs/fedavg@lr=0.1/photo/seed0` -> `fedavg@lr=0.1`; empty for the path of a run alone."""
+    """`pacs/fedavg@lr=0.1/photo/seed0` -> `fedavg@lr=0.1`; empty when the path has only a run's own folder."""
     parts = run.split("/")
     return parts[-3] if len(parts) > 2 else ""
 

@@ -1,4 +1,4 @@
-"""The command line that repeats a run, from its resolved settings alone."""
+"""The command line that repeats a run, made only from its resolved settings."""
 
 import json
 import re

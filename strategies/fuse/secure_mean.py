@@ -42,7 +42,7 @@ class SecureMean(Fuse):
     differs from `weighted_mean` by at most n limit / (2^bits - 2^17) / sum_k w_k in a coordinate. Tensors that only go
     up are summed as they are. Integer tensors (counters of steps, which the metrics tell anyway) are not masked. Three
     small messages more in a round. The weights must follow from numbers of examples; parts that look at single updates,
-    further banks and local noise are refused, and `run.update_limit` must be 0: nobody can compare updates. SECURITY.md
+    further banks and local noise are refused, and `run.update_limit` must be 0: no one can compare updates. SECURITY.md
     says what a server that deviates from the protocol could do.
 
     limit: the largest change of a coordinate; a client whose change is larger fails with its name. bits: 32 (as much

@@ -49,7 +49,7 @@ class FixedAlpha(Infer):
 
 @dataclass(frozen=True)
 class RandomAlpha(Infer):
-    """alpha ~ U(low, high) per sample and layer, drawn anew from `seed` in every evaluation. The rule is inductive."""
+    """alpha ~ U(low, high) per sample and layer, drawn again from `seed` in every evaluation. The rule is inductive."""
 
     tasks: ClassVar[tuple[str, ...]] = ANY_TASK
 

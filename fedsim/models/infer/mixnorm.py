@@ -21,7 +21,7 @@ class MixNorm(Infer):
 
         mu = m mu_loc + (1 - m) mu_G,   sigma^2 = m sigma_loc^2 + (1 - m) sigma_G^2.
 
-    mu_loc and sigma_loc^2 are over the views and positions of that image alone. The prediction is that of the original
+    mu_loc and sigma_loc^2 are only over the views and positions of that image. The prediction is that of the original
     view, and mu_G is not updated, so that the rule is inductive. `m = 0` gives eval mode.
 
     Source: Hu et al. 2021.

@@ -21,7 +21,7 @@ class TsmoBN(Infer):
 
     Source: Jiang et al., 2021, known to us from a secondary description. The rule is
     transductive and depends on the order: test images come in an order that a fixed seed
-    shuffles, and the statistics start anew in each evaluation. `tau = 1` from the global
+    shuffles, and the statistics start again in each evaluation. `tau = 1` from the global
     start gives eval mode, and `tau = 0` the statistics of the current batch.
 
     init: "first_batch" starts from the statistics of the first batch, "global" from those of the model

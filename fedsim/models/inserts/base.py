@@ -12,7 +12,7 @@ from fedsim.tasks import CLASSIFICATION
 class Insert(Part):
     """Adds modules of its own to the network.
 
-    second_view: they can act in a second pass alone (their attribute `second_view` switches them)
+    second_view: they can act in a second pass only (their attribute `second_view` switches them)
     makes_features: the head sees features that the insert makes from those of the backbone
     """
 

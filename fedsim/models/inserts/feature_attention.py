@@ -26,7 +26,7 @@ class FeatureAttention(Insert):
     """a f instead of the features f, with a = softmax(W2 tanh(W1 f + b1) + b2), behind the backbone and a bottleneck.
 
     2 (e^2 + e) values for features of width e: 525,312 for CLIP ViT-B/32's 512. FedCLIP freezes the rest of the model
-    (model.head = "text", model.train = "head"), so that these alone are trained and sent; without that the encoder is
+    (model.head = "text", model.train = "head"), so that only these are trained and sent; without that the encoder is
     trained too. f is as the encoder gives it, not normalised. With W2 = 0 all entries count alike, and cosines with
     texts are those of zero-shot CLIP.
 

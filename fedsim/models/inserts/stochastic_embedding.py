@@ -58,7 +58,7 @@ class StochasticEmbedding(Insert):
     makes_features: ClassVar[bool] = True
 
     def apply(self, net: Net) -> None:
-        """Adds the layer before the head, which is made anew."""
+        """Adds the layer before the head, and makes a new head."""
         d, classes = net.feature_dim, net.head.out_features
         layer = EmbeddingLayer(d, self.width or d, self.spread)
         net.bottleneck = layer if isinstance(net.bottleneck, nn.Identity) else nn.Sequential(net.bottleneck, layer)

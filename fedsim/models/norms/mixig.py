@@ -115,7 +115,7 @@ class MixIGLayer(nn.Module):
         return mean, torch.sqrt(variance + self.norm.eps)
 
     def _globally(self, x: Tensor) -> Tensor:
-        """u = 0: normalization by the global statistics alone."""
+        """u = 0: normalization only by the global statistics."""
         norm = self.norm
         if not self.training:
             return self.bn(x)
