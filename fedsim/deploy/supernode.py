@@ -6,10 +6,12 @@ Beside Flower's own work it
   and start.sh look there, and not at log lines;
 - ends the process when the polling has ended (Flower 1.41's process stays, and the site is offline while it lives);
 - asks for work more often while a run goes on than when nothing happens;
+- ends the task of a message that was still being fetched when its run ended (Flower 1.41 leaves it waiting for parts
+  that never come, and with it the client process that does one task after the other);
 - refuses app bundles that this site has not allowed (fedsim/deploy/bundles.py), when the kit pins them.
 
-Touched in Flower 1.41 and not public: the client class and the clock that two modules look up by name, and the check of
-an app bundle.
+Touched in Flower 1.41 and not public: the client class, the clock and the function that fetches parts, which two
+modules look up by name, and the check of an app bundle.
 """
 
 import logging
@@ -58,6 +60,7 @@ def serve(kit: Path, words: Sequence[str]) -> int:
     contact.file.unlink(missing_ok=True)
     fleet_http_connection.FleetHttpClient = watched(fleet_http_connection.FleetHttpClient, contact)
     start_client_internal.time = SimpleNamespace(**{**vars(time), "sleep": pause(contact)})
+    start_client_internal.pull_objects = failing_with_the_run(start_client_internal.pull_objects)
     pins = Pins.read(kit)
     if pins is not None:
         enforce(pins)
@@ -74,6 +77,19 @@ def enforce(pins: Pins) -> None:
     internal._verify_fab = pins.allows
     start = command.start_client_internal
     command.start_client_internal = lambda **named: start(**{**named, "trusted_entities": {"the kit": "pins"}})
+
+
+def failing_with_the_run(pull_objects: Callable[..., dict[str, bytes]]) -> Callable[..., dict[str, bytes]]:
+    """Flower's fetching of a message's parts; the end of the run is a failure like any other, which ends the task."""
+    from flwr.supercore.run import RunNotRunningException
+
+    def pull(*words: Any, **named: Any) -> dict[str, bytes]:
+        try:
+            return pull_objects(*words, **named)
+        except RunNotRunningException:
+            raise RuntimeError("the run has ended") from None
+
+    return pull
 
 
 def watched(client: type, contact: ContactFile) -> type:

@@ -1,0 +1,41 @@
+"""What the SuperNode of a kit does otherwise than Flower's."""
+
+from importlib import import_module
+from types import SimpleNamespace
+from unittest.mock import Mock
+
+from flwr.supercore.run import RunNotRunningException
+
+from fedsim.deploy.supernode import failing_with_the_run
+
+
+def receive_while_the_run_ends(internal):
+    """Flower's receiving of a message, whose run ends while its parts are fetched; the site's state and store."""
+    state, store = Mock(), Mock()
+    state.create_task.return_value = 7
+    store.preregister.return_value = ["part"]
+    metadata = SimpleNamespace(run_id=1, message_id="m", message_type="train", group_id="")
+
+    def pull_object(run_id, part):
+        raise RunNotRunningException
+
+    received = internal._pull_and_store_message(
+        state=state, object_store=store, node_config={}, receive=lambda: (SimpleNamespace(metadata=metadata), Mock()),
+        get_run=Mock(), get_fab=Mock(), pull_object=pull_object, confirm_message_received=Mock(), trusted_entities=None,
+    )  # fmt: skip
+    assert received is None
+    return state, store
+
+
+def test_the_task_of_a_run_that_ends_meanwhile_ends_too(monkeypatch):
+    """The client, which may wait for the message's parts already, must not wait on: it does one task at a time, and the
+    next run's would come after Flower's 500 tries."""
+    internal = import_module("flwr.supernode.start_client_internal")
+    state, store = receive_while_the_run_ends(internal)
+    assert not state.finish_task.called, "Flower ends the task itself now: this patch can go"
+    monkeypatch.setattr(internal, "pull_objects", failing_with_the_run(internal.pull_objects))
+    state, store = receive_while_the_run_ends(internal)
+    assert state.finish_task.call_args.args == (7,)
+    assert "the run has ended" in state.finish_task.call_args.kwargs["details"]
+    state.delete_messages.assert_called_once_with(message_ids=["m"])
+    store.delete.assert_called_once_with("m")
