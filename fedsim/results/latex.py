@@ -71,7 +71,8 @@ def latex_table(comparison: "Comparison") -> str:
         texts = [_latex_cell(values.get(target, CellText(MISSING))) for target in (*comparison.targets, "average")]
         empty = [""] * len(further_columns(comparison))
         lines.append(_latex_row([escape_latex(f"{label} ({source}, published)"), *texts, *empty]))
-    return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", *(f"% {note}" for note in comparison.notes)]) + "\n"
+    notes = [f"% {line}" for note in comparison.notes for line in note.splitlines()]
+    return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", *notes]) + "\n"
 
 
 def _latex_number(text: str) -> str:

@@ -42,7 +42,7 @@ def trouble(banks: set[str], round: int) -> Tamper:
             return reply
         if config["round"] == round and config["phase"] == "train" and round not in done:
             done.add(round)
-            return Message(Error(2, "the power went out"), reply_to=message)
+            return Message(Error(2, "it fails on purpose, for this check"), reply_to=message)
         return reply
 
     return tamper
