@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FOLDER = "predictions"
-UNREMOVED = 12  # files of predictions that are kept during a run; at its end one for each selection rule is kept
+# Files and bytes of predictions that a run keeps until it removes some; at its end one for each selection rule is kept.
+UNREMOVED_FILES, UNREMOVED_BYTES = 100, 2**26
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,8 @@ def write_predictions(run: Path, round: int, predictions: Predictions) -> None:
 
 def too_many(run: Path) -> bool:
     """Whether a run's folder holds the predictions of so many rounds that it is worth the time to remove some."""
-    return sum(1 for _ in (run / FOLDER).glob("round*.safetensors")) > UNREMOVED
+    files = list((run / FOLDER).glob("round*.safetensors"))
+    return len(files) > UNREMOVED_FILES or (bool(files) and len(files) * files[0].stat().st_size > UNREMOVED_BYTES)
 
 
 def keep_selected(run: Path, rounds: pd.DataFrame, column: str) -> None:

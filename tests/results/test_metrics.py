@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from fedsim.cli import app
 from fedsim.errors import UserError
-from fedsim.results import compare, read_runs, select, write_report
+from fedsim.results import compare, predictions, read_runs, select, write_report
 from fedsim.results.metrics import METRICS, confusion_matrix, expected_calibration_error, per_class_accuracy
 from fedsim.results.plots import draw
 from fedsim.results.predictions import (
@@ -212,3 +212,16 @@ def test_the_report_has_more_than_accuracy(outputs):
     for file in outputs.rglob("round*.safetensors"):
         file.unlink()
     assert "More than accuracy" not in write_report(outputs).read_text()
+
+
+def test_a_run_removes_predictions_on_the_way_when_they_are_many_or_large(tmp_path, monkeypatch):
+    for round_ in (1, 2, 3):
+        write_predictions(tmp_path, round_, SMALL)
+    assert not predictions.too_many(tmp_path)
+    monkeypatch.setattr(predictions, "UNREMOVED_FILES", 2)
+    assert predictions.too_many(tmp_path)
+    monkeypatch.setattr(predictions, "UNREMOVED_FILES", 3)
+    assert not predictions.too_many(tmp_path)
+    monkeypatch.setattr(predictions, "UNREMOVED_BYTES", 3 * predictions_file(tmp_path, 1).stat().st_size - 1)
+    assert predictions.too_many(tmp_path)
+    assert not predictions.too_many(tmp_path / "empty")
