@@ -140,7 +140,7 @@ def sweep(
         raise UserError(f"--seeds {seeds!r}: give whole numbers separated by commas, e.g. 0,1,2")
     numbers, named = [int(word) for word in words], methods.split(",") if methods else []
     budget = Budget(jobs, cores_per_cell, gpus_per_cell, ray)
-    overrides = [f"run.threads={cores_per_cell}"] * bool(cores_per_cell) + [*(set_ or ()), *_callbacks(callback)]
+    overrides = [*([f"run.threads={cores_per_cell}"] if cores_per_cell else []), *(set_ or ()), *_callbacks(callback)]
     table = find_table(config)
     if table:
         from fedsim.sweep.table_run import run_table

@@ -48,8 +48,6 @@ class ForkedGrid(InlineGrid):
         wanted = plan.experiment.run.processes
         self._undecided = wanted == 0
         if wanted > 1:
-            if reason := reason_against(plan.experiment):
-                raise UserError(f"run.processes = {wanted}: {reason}")
             self._divide(min(wanted, nodes))
 
     # --- the run's callback ---------------------------------------------------------------------------------------
@@ -139,8 +137,19 @@ class ForkedGrid(InlineGrid):
             process.end()
 
 
+def check_processes(experiment: Experiment) -> None:
+    """Raises UserError when several processes are asked for and the run cannot have them."""
+    wanted, reason = experiment.run.processes, reason_against(experiment)
+    if wanted > 1 and reason:
+        raise UserError(f"run.processes = {wanted}: {reason}")
+
+
 def reason_against(experiment: Experiment) -> str:
     """Why clients of this run cannot train in forked processes; "" when they can."""
+    if experiment.run.runtime != "inline":
+        return f"run.runtime = {experiment.run.runtime} has processes of its own; it is a setting of the inline runtime"
+    if experiment.train.side_by_side > 1:
+        return "train.side_by_side trains clients as one program of one process"
     if sys.platform != "linux":
         return "processes are forked on Linux only"
     if pick_device(experiment.run.device).type != "cpu":

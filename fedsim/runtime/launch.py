@@ -9,7 +9,7 @@ from fedsim.data import check_partitions
 from fedsim.experiment import Experiment
 from fedsim.results.callbacks import RunCallback
 from fedsim.run.plan import Plan, resolve
-from fedsim.runtime.forked import ForkedGrid
+from fedsim.runtime.forked import ForkedGrid, check_processes
 from fedsim.runtime.inline import LocalGrid
 from fedsim.server_app import serve
 
@@ -25,6 +25,7 @@ def launch(experiment: Experiment, callbacks: Sequence[RunCallback] = ()) -> Pat
 
 def carry_out(plan: Plan, callbacks: Sequence[RunCallback] = ()) -> Path:
     """Run (or resume) a plan, in which all settings are resolved; returns the run's folder."""
+    check_processes(plan.experiment)
     if plan.experiment.run.runtime != "deployment":  # checked before any worker starts
         check_partitions(plan.experiment.data, plan.experiment.run.target)
     if plan.experiment.run.runtime == "flower":

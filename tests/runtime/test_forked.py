@@ -130,6 +130,12 @@ def test_what_cannot_be_forked_is_refused(tmp_path):
     experiment = small_experiment(tmp_path, run={"processes": 2, "threads": 2})
     with pytest.raises(UserError, match=r"run\.processes = 2: several processes have one thread each"):
         launch(experiment)
+    for changes in (
+        {"run": {"processes": 2, "runtime": "ray"}},
+        {"run": {"processes": 2}, "train": {"side_by_side": 3}},
+    ):
+        with pytest.raises(UserError, match=r"run\.processes = 2: (run\.runtime = ray|train\.side_by_side)"):
+            launch(small_experiment(tmp_path, **changes))  # and not dropped in silence
     assert "one process" in reason_against(small_experiment(tmp_path, train={"compile": "default"}))
 
 
