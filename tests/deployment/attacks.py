@@ -137,6 +137,7 @@ def one(federation: Federation, name: str) -> tuple[str, ...]:
             happened, holds = ATTACKS[name](federation, watch), "yes"
         except Exception as error:
             happened, holds = f"{type(error).__name__}: {error}", "NO"
+        federation.end_runs()
         seconds = time.monotonic() - begin
         recovery = watch.recovered()
     numbers = (f"{seconds:.0f}", f"{recovery:.0f}", f"{watch.nginx:.0f}", f"{watch.app:.0f}")

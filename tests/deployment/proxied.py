@@ -1,6 +1,7 @@
 """A federation behind nginx in network namespaces, with an attacker's machine; its memory and contacts are watched."""
 
 import json
+import signal
 import subprocess
 import sys
 import threading
@@ -26,6 +27,7 @@ class Federation(Machines):
     def __init__(self, folder: Path) -> None:
         settings = {"address": SERVER, "listen": "0.0.0.0", "port": 9092, "proxy": "nginx"}
         Loopback.__init__(self, folder, target=False, settings=settings, warm=False)
+        self.runs: list[subprocess.Popen] = []
 
     def build(self) -> None:
         """Create all machines, including the attacker's."""
@@ -75,7 +77,17 @@ class Federation(Machines):
             [*self.inside("server"), *run], cwd=self.folder, env=ENVIRONMENT, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
         )  # fmt: skip
+        self.runs.append(process)
         return process, run_folder(output)
+
+    def end_runs(self) -> None:
+        """End what a failed attack left behind (its run, the fault of its site), which the next attack would wait for."""
+        for process in self.runs:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+                process.communicate(timeout=120)
+        self.runs.clear()
+        self.fault_file(f"site-{VICTIM}").unlink(missing_ok=True)
 
     def break_site(self, kind: str, round_: int = 2, **more: object) -> None:
         """Damage the victim's next reply in that round."""
