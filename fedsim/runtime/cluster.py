@@ -19,8 +19,21 @@ ENVIRONMENT = {
 }
 
 
+class NoRoomError(UserError):
+    """The cluster is too small for what was wanted. A sweep, whose options have other names, makes its own advice."""
+
+    def __init__(self, fits: int, wanted: int, cpus: float, gpus: float) -> None:
+        self._numbers = (fits, wanted, cpus, gpus)
+        super().__init__(f"{self.lack('workers')}: lower run.workers, run.cpus_per_worker or run.gpus_per_worker")
+
+    def lack(self, what: str) -> str:
+        """A sentence with the numbers; `what` are the workers of a run or the cells of a sweep."""
+        fits, wanted, cpus, gpus = self._numbers
+        return f"the Ray cluster has room for {fits} {what} of {cpus:g} CPUs and {gpus:g} GPUs, wanted: {wanted}"
+
+
 @dataclass(frozen=True)
-class Plan:
+class WorkerPlan:
     """The number of workers of a run, and what each of them reserves."""
 
     workers: int
@@ -78,11 +91,12 @@ def check_address(address: str) -> None:
         socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
 
 
-def plan_workers(run: RunSettings, clients: int) -> Plan:
+def plan_workers(run: RunSettings, clients: int) -> WorkerPlan:
     """As many workers as `run.workers` says, or as the cluster has room for, but at most one per client.
 
     With `gpus_per_worker = 0` the workers share the cluster's GPUs evenly, unless the device is the CPU. Raises
-    UserError when there is no room for a worker, or not for all that `run.workers` asks for.
+    NoRoomError when there is no room for a worker, or not for all that `run.workers` asks for, and UserError when
+    the device is a GPU and there is none.
     """
     machines = [node["Resources"] for node in import_ray().nodes() if node["Alive"]]
     gpus = 0 if run.device == "cpu" else sum(int(machine.get("GPU", 0)) for machine in machines)
@@ -99,12 +113,9 @@ def plan_workers(run: RunSettings, clients: int) -> Plan:
         for machine in machines
     )
     if not fits or (run.workers and fits < wanted):
-        raise UserError(
-            f"the Ray cluster has room for {fits} workers of {run.cpus_per_worker:g} CPUs and {share:g} GPUs, "
-            f"wanted: {wanted}; lower run.workers, run.cpus_per_worker or run.gpus_per_worker"
-        )
+        raise NoRoomError(fits, wanted, run.cpus_per_worker, share)
     workers = min(wanted, fits)
-    return Plan(workers, run.cpus_per_worker, share)
+    return WorkerPlan(workers, run.cpus_per_worker, share)
 
 
 def room(have: float, need: float) -> int:

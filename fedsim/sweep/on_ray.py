@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.errors import UserError
-from fedsim.runtime.cluster import import_ray, open_cluster, plan_workers
+from fedsim.runtime.cluster import NoRoomError, import_ray, open_cluster, plan_workers
 from fedsim.runtime.ray import FORWARDED
 from fedsim.settings import RunSettings
 from fedsim.sweep.budget import Budget
@@ -70,11 +70,11 @@ class RayPool:
         self._own_cluster = open_cluster(self._settings)
         try:
             self._plan = plan_workers(self._settings, min(self._jobs, len(self._cells)))
-        except BaseException as error:
+        except NoRoomError as error:  # a sweep's options have other names than a run's settings
             self.__exit__()
-            if isinstance(error, UserError):  # it names settings of a run's workers; a sweep has other options
-                lacks = str(error).partition(";")[0].replace("workers", "cells")
-                raise UserError(f"{lacks}; lower --cores-per-cell or --gpus-per-cell") from None
+            raise UserError(f"{error.lack('cells')}: lower --cores-per-cell or --gpus-per-cell") from None
+        except BaseException:
+            self.__exit__()
             raise
         return self
 

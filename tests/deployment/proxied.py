@@ -81,7 +81,7 @@ class Federation(Machines):
         return process, run_folder(output)
 
     def end_runs(self) -> None:
-        """End what a failed attack left behind (its run, the fault of its site), which the next attack would wait for."""
+        """End what a failed attack left behind (its run, the fault of its site); the next attack would wait for it."""
         for process in self.runs:
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
