@@ -24,7 +24,7 @@ CARRIERS = ("banks", "reports")  # slots whose parts send what a part of another
 
 
 @dataclass(frozen=True)
-class Row:
+class MethodRow:
     """One method in the list. cost: the time of a local step divided by FedAvg's; None when it was not measured."""
 
     name: str
@@ -65,16 +65,16 @@ def step_costs(file: Path = COSTS) -> tuple[dict[str, float], str]:
     return {row["method"]: float(row["ratio"]) for row in rows}, rows[0]["measured"] if rows else ""
 
 
-def listed(changes: str = "", costs: Mapping[str, float] | None = None) -> dict[str, list[Row]]:
+def listed(changes: str = "", costs: Mapping[str, float] | None = None) -> dict[str, list[MethodRow]]:
     """All methods by group, in the order of METHODS; with `changes` only those that change one of these slots or sides.
 
     Raises UserError for a word that names neither a slot nor a side.
     """
     wanted = {slot for word in changes.split(",") if word.strip() for slot in _slots(word.strip())}
     costs = step_costs()[0] if costs is None else costs
-    groups: dict[str, list[Row]] = {}
+    groups: dict[str, list[MethodRow]] = {}
     for name, recipe in {**METHODS, **{key: find_row(key) for key in entry_points("methods")}}.items():
-        row = Row(name, recipe, origin("methods", name), costs.get(name))
+        row = MethodRow(name, recipe, origin("methods", name), costs.get(name))
         if not changes or wanted & row.parts.keys():
             groups.setdefault(row.group, []).append(row)
     return dict(sorted(groups.items(), key=lambda item: _place(item[0])))

@@ -17,7 +17,7 @@ from strategies.wire.fused_check import not_finite
 Ask = Callable[[Visit, Mapping[str, Arrays], ServerRound], Mapping[str, Arrays] | None]
 
 
-def nobody(visit: Visit, records: Mapping[str, Arrays], server: ServerRound) -> None:
+def no_exchange(visit: Visit, records: Mapping[str, Arrays], server: ServerRound) -> None:
     """Replaces the exchange with the unseen domain's client when there is none, as in tests of single parts."""
 
 
@@ -36,7 +36,7 @@ class ServerParts:
         self.drawn: list[str] = []
         self.class_counts: dict[str, tuple[int, ...]] = {}
         self.start: Arrays = {}
-        self.ask: Ask = nobody  # sends a visit's records and returns the answer
+        self.ask: Ask = no_exchange  # sends a visit's records and returns the answer
 
     def open(self, round: int, model: Arrays, clients: Sequence[str], drawn: Sequence[str], training: bool) -> None:
         """Begins a round with the saved model. Broadcasts that were never made are made."""

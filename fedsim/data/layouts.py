@@ -19,7 +19,7 @@ from fedsim.errors import UserError
 from fedsim.settings import DataSettings, data_root
 
 
-class Row(NamedTuple):
+class ImageRow(NamedTuple):
     """One image: its path below the data set's folder, class index, and published part ("" where there is none)."""
 
     path: str
@@ -70,7 +70,7 @@ class PublishedRows(ImageTree):
         """Where the data set lies."""
         return folder_of(self.data, self.found, self.root)
 
-    def rows(self, domain: str) -> Iterator[Row]:
+    def rows(self, domain: str) -> Iterator[ImageRow]:
         """All images of a domain."""
         raise NotImplementedError
 
@@ -87,7 +87,7 @@ class PublishedRows(ImageTree):
     def _reads_lists(self) -> bool:
         return False  # the rows contain the parts
 
-    def _sorted(self, domain: str) -> list[Row]:
+    def _sorted(self, domain: str) -> list[ImageRow]:
         rows = sorted(self.rows(domain), key=lambda row: (row.label, row.path))
         if not rows:
             raise UserError(f"{self.found.title}: no image of domain {domain!r} in {self.folder()}")
@@ -96,15 +96,15 @@ class PublishedRows(ImageTree):
                             f"{self.found.counts[domain]:,} images; copy the data set again")  # fmt: skip
         return rows
 
-    def below(self, folder: Path, label: int, part: str = "") -> Iterator[Row]:
+    def below(self, folder: Path, label: int, part: str = "") -> Iterator[ImageRow]:
         """The image files in and below a folder."""
         root = self.folder()
         for parent, _, names in os.walk(folder):
             for name in names:
                 if Path(name).suffix.lower() in IMAGE_SUFFIXES and not name.startswith("."):
-                    yield Row(os.path.relpath(Path(parent, name), root), label, part)
+                    yield ImageRow(os.path.relpath(Path(parent, name), root), label, part)
 
-    def in_classes(self, folder: Path, part: str = "") -> Iterator[Row]:
+    def in_classes(self, folder: Path, part: str = "") -> Iterator[ImageRow]:
         """The images of a folder CLASS/IMAGE; folders of other names than the classes' are left out."""
         for name in subfolders(folder):
             known = matching(composed(name), self.found.classes)
@@ -117,7 +117,7 @@ class DigitsDG(PublishedRows):
 
     root = "mnist"
 
-    def rows(self, domain: str) -> Iterator[Row]:
+    def rows(self, domain: str) -> Iterator[ImageRow]:
         """Training and validation images of a domain."""
         for name, part in (("train", "train"), ("val", "validation")):
             folder = self.folder() / domain / name
@@ -132,7 +132,7 @@ class OfficeCaltechHome(PublishedRows):
     root = "amazon"
     names: ClassVar[dict[str, str]] = {"laptopcomputer": "laptop"}  # Office-Caltech-10 says it longer
 
-    def rows(self, domain: str) -> Iterator[Row]:
+    def rows(self, domain: str) -> Iterator[ImageRow]:
         """Images of a domain's folder, whichever spelling its class folders have."""
         name = matching(domain, subfolders(self.folder()))
         if name is None:
@@ -152,23 +152,23 @@ class Camelyon17(PublishedRows):
 
     root = "metadata.csv"
 
-    def rows(self, domain: str) -> Iterator[Row]:
+    def rows(self, domain: str) -> Iterator[ImageRow]:
         """Patches of one hospital."""
         yield from _patches(self.folder() / self.root, (self.folder() / self.root).stat().st_mtime_ns).get(domain, [])
 
 
 @functools.lru_cache(maxsize=2)
-def _patches(file: Path, version: int) -> dict[str, list[Row]]:
+def _patches(file: Path, version: int) -> dict[str, list[ImageRow]]:
     types = {"patient": str, "node": int, "x_coord": int, "y_coord": int, "tumor": int, "center": int}
     try:
         table = pd.read_csv(file, usecols=list(types), dtype=types)
     except ValueError as error:
         raise UserError(f"{file} is not WILDS's metadata of Camelyon17 ({str(error)[:100]})") from None
-    found: dict[str, list[Row]] = {}
+    found: dict[str, list[ImageRow]] = {}
     for row in table.itertuples(index=False):
         slide = f"patient_{row.patient.zfill(3)}_node_{row.node}"
         path = f"patches/{slide}/patch_{slide}_x_{row.x_coord}_y_{row.y_coord}.png"
-        found.setdefault(f"hospital_{row.center}", []).append(Row(path, row.tumor))
+        found.setdefault(f"hospital_{row.center}", []).append(ImageRow(path, row.tumor))
     return found
 
 
@@ -181,7 +181,7 @@ class FedISIC(PublishedRows):
     root = "train_test_split"
     inputs: ClassVar[str] = "ISIC_2019_Training_Input_preprocessed"
 
-    def rows(self, domain: str) -> Iterator[Row]:
+    def rows(self, domain: str) -> Iterator[ImageRow]:
         """Images of one centre."""
         file = self.folder() / self.root
         try:
@@ -189,4 +189,4 @@ class FedISIC(PublishedRows):
         except ValueError as error:
             raise UserError(f"{file} is not Fed-ISIC2019's split ({str(error)[:100]})") from None
         for row in table[table["center"] == int(domain.removeprefix("center_"))].itertuples(index=False):
-            yield Row(f"{self.inputs}/{row.image}.jpg", int(row.target), str(row.fold))
+            yield ImageRow(f"{self.inputs}/{row.image}.jpg", int(row.target), str(row.fold))

@@ -9,7 +9,7 @@ MOST_ROWS = 200  # up to so many clients in a round have a row each
 SUMMED = ("examples", "images", "steps", "weight", "validation_examples")  # bytes and seconds are summed too
 WORDS = ("round", "client", "domain", "status")
 
-Row = Mapping[str, Any]
+ClientRow = Mapping[str, Any]
 
 
 def client_rows(rows: list[dict[str, Any]], wanted: str = "auto") -> list[dict[str, Any]]:
@@ -64,7 +64,7 @@ def _of_domain(domain: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
     return {**merged, "clients": len(rows)}
 
 
-def _weights(column: str, rows: Iterable[Row]) -> list[float]:
+def _weights(column: str, rows: Iterable[ClientRow]) -> list[float]:
     unit = "examples" if column == "train_loss" else "validation_examples" if column.startswith("validation_") else ""
     return [row.get(unit) or 0 for row in rows] if unit else []
 

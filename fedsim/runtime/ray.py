@@ -34,7 +34,7 @@ PER_WORKER = 4
 
 
 @dataclass
-class Job:
+class PackedMessage:
     """A message that waits for its reply: whole, and without its tensors but with references to them.
 
     The references are to objects in Ray's object store.
@@ -55,7 +55,7 @@ class WorkerHandle:
 
     contexts: dict[int, Context]
     actor: Any = None
-    jobs: list[Job] = field(default_factory=list)
+    jobs: list[PackedMessage] = field(default_factory=list)
     call: Any = None
     careful: bool = False
 
@@ -169,10 +169,10 @@ class RayGrid(LocalGrid):
 
     # --- sending --------------------------------------------------------------------------------------------------
 
-    def _pack(self, message: Message) -> Job:
+    def _pack(self, message: Message) -> PackedMessage:
         """The job of a message, whose tensors are put into the object store."""
         records = {name: self._shelf.place(record) for name, record in message.content.array_records.items()}
-        return Job(message, without_arrays(message), records)
+        return PackedMessage(message, without_arrays(message), records)
 
     def _submit(self, handle: WorkerHandle) -> None:
         """Send all jobs of a worker, or only the next one, unless it is working; the call answers some of them."""
@@ -224,7 +224,7 @@ class RayGrid(LocalGrid):
         handle.careful = handle.careful and bool(handle.jobs)
         self._submit(handle)
 
-    def _answer(self, handle: WorkerHandle, job: Job, reply: Message) -> None:
+    def _answer(self, handle: WorkerHandle, job: PackedMessage, reply: Message) -> None:
         self._replies[job.message.metadata.message_id] = reply
         handle.jobs.remove(job)
 

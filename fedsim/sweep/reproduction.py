@@ -23,7 +23,7 @@ from fedsim.results.recorder import csv_text
 from fedsim.results.selection import RULE_TITLES, RULES
 from fedsim.results.statistics import mean_and_std, per_seed_average
 from fedsim.results.tables import escape_markdown
-from fedsim.sweep.tables import COPY, Block, PaperTable, Row, read_table, row_experiment
+from fedsim.sweep.tables import COPY, Block, PaperRow, PaperTable, read_table, row_experiment
 from fedsim.variants import method_label
 
 AVERAGE = "average"
@@ -46,7 +46,7 @@ class Line:
     it would compare two protocols.
     """
 
-    row: Row
+    row: PaperRow
     ours: dict[str, Numbers] = field(default_factory=dict)
     theirs: dict[str, Numbers] = field(default_factory=dict)
     unlike: list[str] = field(default_factory=list)
@@ -113,7 +113,7 @@ def _labels(runs: Runs) -> dict[str, str]:
 
 def _line(
     block: Block,
-    row: Row,
+    row: PaperRow,
     runs: Runs,
     labels: Mapping[str, str],
     printed: pd.DataFrame,

@@ -22,7 +22,7 @@ from fedsim.sweep.plan import Cell, fingerprint_reader, plan_cells
 COPY = "table.toml"  # the copy of the table's file in its folder of results
 
 
-class Row(Settings):
+class PaperRow(Settings):
     """One row of a table: our method, and its name in the paper."""
 
     method: str = Field(description="a row of METHODS, or a combination a+b")
@@ -51,7 +51,7 @@ class Block(Settings):
     published: str = Field("", description="paper and table, as published.csv names them; empty when it has neither")
     targets: list[str] = ["all"]
     settings: list[str] = Field([], description="key=value, for all rows")
-    rows: list[Row] = Field([], description="the rows of this block; empty: the rows of the table")
+    rows: list[PaperRow] = Field([], description="the rows of this block; empty: the rows of the table")
     absent: list[Absent] = []
 
 
@@ -61,7 +61,7 @@ class PaperTable(Settings):
     title: str
     deviation: str = Field(description="a text that says what the paper's ± is")
     seeds: list[int] = Field(min_length=1)
-    rows: list[Row] = Field([], description="the rows of all blocks that list no rows themselves")
+    rows: list[PaperRow] = Field([], description="the rows of all blocks that list no rows themselves")
     absent: list[Absent] = Field([], description="the rows that are not run, of blocks that list none themselves")
     blocks: list[Block] = Field(min_length=1)
 
@@ -80,7 +80,7 @@ class PlannedRow:
     """A row with its cells."""
 
     block: Block
-    row: Row
+    row: PaperRow
     cells: list[Cell]
 
 
@@ -136,12 +136,12 @@ def read_table(path: Path) -> PaperTable:
     return table.model_copy(update={"blocks": blocks})
 
 
-def row_words(block: Block, row: Row, overrides: Sequence[str] = ()) -> list[str]:
+def row_words(block: Block, row: PaperRow, overrides: Sequence[str] = ()) -> list[str]:
     """The overrides that turn the block's experiment file into the row's experiment; the user's overrides come last."""
     return [*block.settings, *row.settings, *overrides]
 
 
-def row_experiment(block: Block, row: Row, target: str = "", overrides: Sequence[str] = ()) -> Experiment:
+def row_experiment(block: Block, row: PaperRow, target: str = "", overrides: Sequence[str] = ()) -> Experiment:
     """The settings of one row according to the table's file."""
     words = [*row_words(block, row, overrides), f"method.name={row.method}", f"name={block.name}"]
     words += [f"run.target={target}"] if target else []

@@ -17,7 +17,7 @@ from fedsim.errors import CLIENT_APP_RAISED, USER_ERROR, ClientFailedError, User
 from fedsim.settings import RunSettings
 from strategies.wire.membership import Identify, implausible, impostor, name_of
 from strategies.wire.reply_checks import Expected, RejectedReplyError, judged, one_line
-from strategies.wire.sites import NOBODY, Site, check_site, read_sites
+from strategies.wire.sites import UNANSWERED, Site, check_site, read_sites
 
 POLL_SECONDS = 1.0
 SAY_SECONDS = 30.0
@@ -32,7 +32,7 @@ logger = logging.getLogger("fedsim")
 class Roster:
     """The nodes of all clients (and of the target's site, when there is one), by name.
 
-    `sites` keeps the order of `clients`; a client that has not answered yet has the node NOBODY. Where nodes have
+    `sites` keeps the order of `clients`; a client that has not answered yet has the node UNANSWERED. Where nodes have
     keys, `identify` says which site owns a node's key, and the node is admitted only in the role of that site.
     `frozen` is the hash of the server's frozen weights: they do not travel, so every node has to have the same ones.
     """
@@ -131,7 +131,7 @@ class Roster:
 
     def _refuse_implausible(self, limit: float) -> None:
         """Refuses a site that claims far more examples than the others, because it would dominate the average."""
-        counts = {site.client: site.examples for site in self.sites.values() if site.node_id != NOBODY}
+        counts = {site.client: site.examples for site in self.sites.values() if site.node_id != UNANSWERED}
         for client, reason in implausible(counts, limit).items():
             if not self.tolerant:
                 raise UserError(f"client {client!r}: {reason}")

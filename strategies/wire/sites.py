@@ -17,7 +17,7 @@ from strategies.wire.reply_checks import (
     one_line,
 )
 
-NOBODY = 0  # node id of a client that has not answered yet
+UNANSWERED = 0  # node id of a client that has not answered yet
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Site:
     """The answer of a node in the handshake."""
 
     client: str
-    node_id: int = NOBODY
+    node_id: int = UNANSWERED
     examples: int = 0
     class_counts: tuple[int, ...] = ()
     versions: dict[str, str] = field(default_factory=dict)

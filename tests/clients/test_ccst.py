@@ -17,7 +17,7 @@ from fedsim.errors import UserError
 from strategies.banks.style import StyleBank
 from strategies.parts import ServerRound
 
-NOBODY = ServerRound(1, 3, [], {})
+FIRST_ROUND = ServerRound(1, 3, [], {})
 
 
 def bank_of(part: CrossClientStyle, clients: str = "abc") -> dict:
@@ -26,8 +26,8 @@ def bank_of(part: CrossClientStyle, clients: str = "abc") -> dict:
     for index, client in enumerate(clients):
         data = small_data(colour_images(6, seed=index, offset=60 * index), client=client)
         entries[client] = part.collect(small_round(data))
-        assert StyleBank().accept(client, entries[client], NOBODY) == ""
-    return {"style": StyleBank().hand_out(entries, "a", NOBODY)}
+        assert StyleBank().accept(client, entries[client], FIRST_ROUND) == ""
+    return {"style": StyleBank().hand_out(entries, "a", FIRST_ROUND)}
 
 
 def epoch(part: CrossClientStyle, records: dict, count: int = 5, **changes):

@@ -19,7 +19,7 @@ from fedsim.models.net import Net
 from strategies.banks.amplitude import AmplitudeBank
 from strategies.parts import ServerRound
 
-NOBODY = ServerRound(1, 3, [], {})
+FIRST_ROUND = ServerRound(1, 3, [], {})
 
 
 class Scalar(nn.Module):
@@ -43,8 +43,8 @@ def amplitudes(part: EpisodicStep, clients: str = "bc") -> dict:
         client: part.collect(small_round(small_data(colour_images(20, seed=5, offset=100), client=client)))
         for client in clients
     }
-    assert not any(AmplitudeBank().accept(client, arrays, NOBODY) for client, arrays in entries.items())
-    return {"amplitude": AmplitudeBank().hand_out(entries, "a", NOBODY)}
+    assert not any(AmplitudeBank().accept(client, arrays, FIRST_ROUND) for client, arrays in entries.items())
+    return {"amplitude": AmplitudeBank().hand_out(entries, "a", FIRST_ROUND)}
 
 
 def one_step(part: EpisodicStep, records: dict, net: Net, lr: float = 1.0, terms=(), **changes):

@@ -76,7 +76,7 @@ class Loopback:
     unseen: str = TARGET
     warm: bool = True  # Flower's programs are forked (warm.py): for tests of something else than their start
     federation: Federation | None = None
-    _nursery: subprocess.Popen | None = None
+    _warm_process: subprocess.Popen | None = None
 
     def __post_init__(self) -> None:
         names = [*self.sources, *([self.unseen] if self.target else [])]
@@ -119,9 +119,9 @@ class Loopback:
         with ThreadPoolExecutor(len(self.sites)) as pool:
             list(pool.map(self.stop, self.sites))
         self.stop("server")
-        if self._nursery is not None:
-            self._nursery.terminate()
-            self._nursery.wait(20)
+        if self._warm_process is not None:
+            self._warm_process.terminate()
+            self._warm_process.wait(20)
 
     def fault_file(self, site: str) -> Path:
         """The file that faulty/sitecustomize.py reads on that site."""
@@ -154,7 +154,7 @@ class Loopback:
             script.chmod(0o755)
         (self._programs / "python").symlink_to(sys.executable)
         socket_ = self._programs / "socket"
-        self._nursery = subprocess.Popen([sys.executable, WARM, "serve", socket_], env=ENVIRONMENT)
+        self._warm_process = subprocess.Popen([sys.executable, WARM, "serve", socket_], env=ENVIRONMENT)
         until(socket_.exists, 900, "warm programs")
 
     def stop(self, name: str) -> None:

@@ -11,7 +11,7 @@ from fedsim.runtime.identity import assume_identity, stamp
 from fedsim.settings import RunSettings
 from strategies.wire import handshake
 from strategies.wire.handshake import Roster
-from strategies.wire.sites import NOBODY
+from strategies.wire.sites import UNANSWERED
 
 ECHO = ConfigRecord({"token": "t", "client": "", "round": 0, "phase": "handshake"})
 
@@ -131,7 +131,7 @@ def test_continue_goes_on_with_the_rest():
     started = time.monotonic()
     roster_.gather(run)
     assert time.monotonic() - started >= 0.2
-    assert roster_.sites["b"].node_id == NOBODY
+    assert roster_.sites["b"].node_id == UNANSWERED
     started = time.monotonic()
     roster_.gather(run, ["a", "b"])
     assert time.monotonic() - started < 0.2

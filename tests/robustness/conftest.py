@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 
 import pytest
-from killing import Nursery
+from killing import QuickRuns
 
 
 @pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    """One nursery for all tests."""
-    nursery = Nursery()
-    yield nursery
-    nursery.close()
+def quick_runs() -> Iterator[QuickRuns]:
+    """One quick_runs for all tests."""
+    quick_runs = QuickRuns()
+    yield quick_runs
+    quick_runs.close()

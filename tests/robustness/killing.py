@@ -20,7 +20,7 @@ from fedsim.run.plan import run_folder
 FILES = ("rounds.csv", "clients.csv", "details.csv", "summary.csv")
 
 # A process that has imported everything but has not run anything. A process that it forks starts a run at once.
-NURSERY = """
+QUICK_RUNS = """
 import contextlib, json, os, signal, sys, time
 from pathlib import Path
 import fedsim.client_app
@@ -67,12 +67,12 @@ for line in sys.stdin:
 """
 
 
-class Nursery:
+class QuickRuns:
     """Does inline runs in separate processes that start quickly."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-c", NURSERY], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", QUICK_RUNS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
     def run(self, experiment: Experiment, seconds: float | None = None, write: int = 0) -> dict[str, Any]:

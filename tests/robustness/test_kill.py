@@ -23,14 +23,14 @@ WRITES = [("gperxan", 14), ("csac", -9), ("feddg-ga", 31)]  # in the middle of a
 
 
 @pytest.fixture(scope="module")
-def whole(nursery, tmp_path_factory):
+def whole(quick_runs, tmp_path_factory):
     """The uninterrupted inline run of a method and its length; each run is done once."""
     made = {}
 
     def unbroken(name):
         if name not in made:
             experiment = small_experiment(tmp_path_factory.mktemp("whole"), METHODS[name], train=LONGER)
-            done = nursery.run(experiment)
+            done = quick_runs.run(experiment)
             assert done["code"] == 0
             made[name] = run_folder(experiment), done["seconds"]
         return made[name]
@@ -40,44 +40,44 @@ def whole(nursery, tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "write"), WRITES, ids=lambda value: str(value))
-def test_killed_at_a_write(name, write, nursery, whole, tmp_path):
+def test_killed_at_a_write(name, write, quick_runs, whole, tmp_path):
     """A kill between the files of one round: an incomplete round is not taken for a complete one."""
     experiment = small_experiment(tmp_path, METHODS[name], train=LONGER)
-    assert nursery.run(experiment, write=write)["code"] == -signal.SIGKILL
-    assert nursery.run(experiment)["code"] == 0
+    assert quick_runs.run(experiment, write=write)["code"] == -signal.SIGKILL
+    assert quick_runs.run(experiment)["code"] == 0
     assert differences(run_folder(experiment), whole(name)[0]) == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "trial"), INLINE)
-def test_inline_run_killed_at_a_random_moment(name, trial, nursery, whole, tmp_path):
+def test_inline_run_killed_at_a_random_moment(name, trial, quick_runs, whole, tmp_path):
     """The moment is anywhere between the start and the end."""
     folder, length = whole(name)
     moments = random.Random(f"{name} {trial}")
     for attempt in range(20):  # a run that is quicker than the unbroken one was is over before the kill
         experiment = small_experiment(tmp_path / str(attempt), METHODS[name], train=LONGER)
-        if nursery.run(experiment, seconds=moments.uniform(0.0, length))["code"] == -signal.SIGKILL:
+        if quick_runs.run(experiment, seconds=moments.uniform(0.0, length))["code"] == -signal.SIGKILL:
             break
-    assert nursery.run(experiment)["code"] == 0
+    assert quick_runs.run(experiment)["code"] == 0
     assert attempt < 19
     assert differences(run_folder(experiment), folder) == []
 
 
 @pytest.mark.slow
-def test_killed_at_every_write(nursery, tmp_path):
+def test_killed_at_every_write(quick_runs, tmp_path):
     """The kill is before or after every file that is written."""
 
     def experiment(folder):
         return small_experiment(tmp_path / folder, "gperxan", train={"rounds": 2})
 
-    assert nursery.run(experiment("whole"))["code"] == 0
+    assert quick_runs.run(experiment("whole"))["code"] == 0
     for place in range(1, 1000):
         before, after = experiment(f"before{place}"), experiment(f"after{place}")
-        if nursery.run(before, write=-place)["code"] == 0:
+        if quick_runs.run(before, write=-place)["code"] == 0:
             break
-        nursery.run(after, write=place)
+        quick_runs.run(after, write=place)
         for cut in (before, after):
-            assert nursery.run(cut)["code"] == 0
+            assert quick_runs.run(cut)["code"] == 0
             assert differences(run_folder(cut), run_folder(experiment("whole"))) == []
     assert place > 20
 

@@ -48,11 +48,11 @@ def rounds_of(experiment) -> int:
     return max(len(file.read_text().splitlines()) - 2, 0) if file.is_file() else 0
 
 
-def killed_three_times(nursery, experiment, length: float, moments: random.Random) -> list[int]:
+def killed_three_times(quick_runs, experiment, length: float, moments: random.Random) -> list[int]:
     """The recorded rounds at each kill; fewer than three numbers when the run ended before the third kill."""
     found = []
     for _ in range(KILLS):
-        if nursery.run(experiment, seconds=moments.uniform(0.0, 0.6 * length))["code"] != -signal.SIGKILL:
+        if quick_runs.run(experiment, seconds=moments.uniform(0.0, 0.6 * length))["code"] != -signal.SIGKILL:
             break
         found.append(rounds_of(experiment))
     return found
@@ -60,7 +60,7 @@ def killed_three_times(nursery, experiment, length: float, moments: random.Rando
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ROWS)
-def test_killed_three_times_at_random_moments(method, nursery, pictures, tmp_path):
+def test_killed_three_times_at_random_moments(method, quick_runs, pictures, tmp_path):
     """The CSV files and the last model are the same."""
     distillation = {"data": str(pictures), "steps": 3, "batch_size": 8}
     parts = PARTS | ({"ensemble_distillation": distillation} if method == "perada" else {})
@@ -68,15 +68,15 @@ def test_killed_three_times_at_random_moments(method, nursery, pictures, tmp_pat
     def experiment(folder):
         return small_experiment(tmp_path / folder, method, train={"rounds": 8}, parts=parts, **ROWS[method])
 
-    whole = nursery.run(experiment("whole"))
+    whole = quick_runs.run(experiment("whole"))
     assert whole["code"] == 0
     moments = random.Random(method)
     for attempt in range(TRIES):
         cut = experiment(f"cut{attempt}")
-        kills = killed_three_times(nursery, cut, whole["seconds"], moments)
+        kills = killed_three_times(quick_runs, cut, whole["seconds"], moments)
         if len(kills) == KILLS and kills[-1] > 0:
             break
     assert len(kills) == KILLS
     print(f"{method}: killed after rounds {kills} of 8")
-    assert nursery.run(cut)["code"] == 0
+    assert quick_runs.run(cut)["code"] == 0
     assert differences(run_folder(cut), run_folder(experiment("whole"))) == []

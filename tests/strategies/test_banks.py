@@ -23,7 +23,7 @@ from strategies.banks.checks import layout_of, odd_shapes
 from strategies.banks.style import StyleBank
 from strategies.parts import Arrays, Bank, Entries, ServerRound
 
-NOBODY = ServerRound(1, 3, [], {})
+FIRST_ROUND = ServerRound(1, 3, [], {})
 noted: list[tuple[str, int, dict]] = []
 
 
@@ -238,7 +238,7 @@ def test_the_unseen_domain_is_in_no_bank(tmp_path: Path) -> None:
 
 def test_contributions_are_checked() -> None:
     good = {"mean": np.zeros((2, 3), np.float32), "std": np.ones((2, 3), np.float32)}
-    assert StyleBank().accept("a", good, NOBODY) == ""
+    assert StyleBank().accept("a", good, FIRST_ROUND) == ""
     wrong = {
         "it holds ['mean']": {"mean": good["mean"]},
         "expected filled float32": good | {"mean": np.zeros((2, 3))},
@@ -249,11 +249,11 @@ def test_contributions_are_checked() -> None:
         "filled": {"mean": np.zeros((0, 3), np.float32), "std": np.zeros((0, 3), np.float32)},
     }
     for reason, arrays in wrong.items():
-        assert reason in StyleBank().accept("a", arrays, NOBODY)
+        assert reason in StyleBank().accept("a", arrays, FIRST_ROUND)
     windows = {"amplitude": np.ones((2, 3, 5, 3), np.float32)}
-    assert AmplitudeBank().accept("a", windows, NOBODY) == ""
-    assert "negative" in AmplitudeBank().accept("a", {"amplitude": -windows["amplitude"]}, NOBODY)
-    assert AmplitudeBank().hand_out({"a": windows, "b": windows}, "a", NOBODY).keys() == {"b"}
+    assert AmplitudeBank().accept("a", windows, FIRST_ROUND) == ""
+    assert "negative" in AmplitudeBank().accept("a", {"amplitude": -windows["amplitude"]}, FIRST_ROUND)
+    assert AmplitudeBank().hand_out({"a": windows, "b": windows}, "a", FIRST_ROUND).keys() == {"b"}
 
 
 def test_an_odd_shape_is_refused_whoever_comes_first() -> None:

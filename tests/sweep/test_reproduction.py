@@ -3,7 +3,6 @@
 import io
 import math
 from functools import cache
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -15,14 +14,11 @@ from fedsim.assembly import build_recipe
 from fedsim.cli import app
 from fedsim.data import benchmark
 from fedsim.errors import UserError
-from fedsim.experiment import read_experiment
 from fedsim.results import Recorder, read_runs, summary_row
 from fedsim.results.published import printed_numbers
 from fedsim.run.plan import resolve
-from fedsim.sweep.estimate import estimate, step_key, steps_left, training_counts
-from fedsim.sweep.plan import Cell
 from fedsim.sweep.reproduction import Line, Numbers, csv_rows, reproductions, show
-from fedsim.sweep.tables import Choice, Row, find_table, known_tables, plan_table, read_table, row_experiment
+from fedsim.sweep.tables import Choice, PaperRow, find_table, known_tables, plan_table, read_table, row_experiment
 
 TABLES = [
     "csac-table-1", "csac-table-2", "csac-table-3", "csac-table-4", "csac-table-5", "fedig-a-table-1",
@@ -151,62 +147,8 @@ def test_names_of_tables_and_experiments(tmp_path):
         find_table("tables/fedig-a-table-22.toml")
 
 
-def cell(method, preset, config="pacs", target="sketch", **changes):
-    words = [f"method.name={method}", f"run.target={target}", *(f"{k}={v}" for k, v in changes.items())]
-    return Cell(resolve(read_experiment(config, words, preset)).experiment, Path("nowhere"))
-
-
-def test_steps_are_those_of_the_papers():
-    """FedIG: 40 rounds of 200 steps on three clients. FedSB: 45 batches each. CSAC's code: 30 x 60, then 40 x 200."""
-    assert steps_left(cell("fedavg", "fedig")) == 3 * 40 * 200
-    assert steps_left(cell("deepall", "fedig")) == 3 * 40 * 200
-    assert steps_left(cell("fedsb", "fedsb")) == 3 * 100 * 45
-    assert steps_left(cell("csac", "csac-code")) == 3 * (1800 + 40 * 200)
-    assert steps_left(cell("fedavg", "fedig-30")) == 10 * 120 * 20
-    # gPerXAN: 90 % of 2,048, 2,344 and 1,670 images in batches of 32: 58 + 66 + 47
-    assert training_counts(resolve(cell("fedavg", "gperxan").experiment)) == [1844, 2110, 1503]
-    assert steps_left(cell("fedavg", "gperxan")) == 100 * (58 + 66 + 47)
-    started = cell("csac", "csac-code")
-    started.round = 10
-    assert steps_left(started) == 3 * 30 * 200
-
-
-def test_hours_are_measured_or_said_to_be_not():
-    one = cell("fedprox", "fedig")
-    assert estimate([one], {}, {}).seconds is None
-    assert estimate([one], {}, {}).source == "not measured"
-    found = estimate([one], {}, {step_key(one.experiment): (0.5, "a machine, 1 thread")})
-    assert (found.seconds, found.source) == (12_000.0, "local steps alone on a machine, 1 thread")
-    assert estimate([one], {"fedprox": 2.0}, {}).seconds == 80.0
-    other = cell("fedprox", "fedig", **{"method.proximal.mu": 0.5})
-    assert estimate([other], {}, {step_key(one.experiment): (0.5, "")}).seconds is None
-    unknown = cell("ccst", "fedig")
-    assert estimate([unknown], {}, {step_key(unknown.experiment): (0.5, "")}).source == "steps not counted"
-    terra = cell("fedavg", "fedsb", "terra-incognita", "location_38")
-    assert estimate([terra], {}, {step_key(terra.experiment): (0.5, "")}).source == "steps not counted"
-
-
-def test_hours_without_a_time_of_the_row_are_fedavgs_times_its_cost():
-    """0.5 s per step of FedAvg and a cost of 1.2 of FedProx give 14,400 s.
-
-    A row's own time is used first, then FedAvg's on the same data set.
-    """
-    one, plain = cell("fedprox", "fedig"), cell("fedavg", "fedig")
-    key = step_key(plain.experiment)
-    elsewhere = ("vlcs", *key[1:])
-    times = {key: (0.5, "a machine, 1 thread"), elsewhere: (0.25, "another")}
-    found = estimate([one], {}, times, {"fedprox": 1.2})
-    assert found.seconds == pytest.approx(14_400)
-    assert found.source == "local steps alone on a machine, 1 thread: FedAvg's, times the cost of the method"
-    assert estimate([one], {}, {elsewhere: (0.25, "another")}, {"fedprox": 1.2}).seconds == pytest.approx(7_200)
-    assert estimate([one], {}, {**times, step_key(one.experiment): (1.0, "")}, {"fedprox": 1.2}).seconds == 24_000
-    assert estimate([one], {}, times, {}).seconds is None
-    other_size = (*key[:3], "96", *key[4:])
-    assert estimate([one], {}, {other_size: (0.5, "")}, {"fedprox": 1.2}).seconds is None
-
-
 def test_inside_is_at_most_the_printed_deviation():
-    line = Line(Row(method="fedavg"), {"a": Numbers(0.823, 0.01, 3)}, {"a": Numbers(0.818, 0.005)})
+    line = Line(PaperRow(method="fedavg"), {"a": Numbers(0.823, 0.01, 3)}, {"a": Numbers(0.818, 0.005)})
     assert line.difference("a") == pytest.approx(0.005)
     assert line.verdict("a") == "inside"
     line.theirs["a"] = Numbers(0.818, 0.0049)
