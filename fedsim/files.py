@@ -6,11 +6,12 @@ from functools import cache
 from pathlib import Path
 
 
-def atomic_write(path: Path | str, content: bytes | str, mode: int | None = None, durable: bool = True) -> None:
+def atomic_write(path: Path | str, content: bytes | str, mode: int | None = None, durable: bool = False) -> None:
     """Replace the file as a whole: at any moment, a reader sees either the old or the new content.
 
     mode: the file's permissions; by default those of any new file
-    durable: also wait until the content is on the disk, so that a loss of power does not destroy it
+    durable: also wait until the content is on the disk (milliseconds), so that a loss of power does not destroy it: for
+        keys and what is known of sites, which cannot be made again; not for the records of a run, which can
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)

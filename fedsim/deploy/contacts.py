@@ -99,7 +99,7 @@ class Contacts:
         self._written = now
         table = {name: asdict(contact) for name, contact in self.sites.items()}
         with contextlib.suppress(OSError):  # with a full disk the table is old, but the federation continues
-            atomic_write(self.file, json.dumps(table), mode=0o600, durable=False)
+            atomic_write(self.file, json.dumps(table), mode=0o600)
 
     def _doubled(self, contact: Contact, recent: _Recent, now: float) -> str:
         for times in (recent.switches, recent.heartbeats):

@@ -105,7 +105,7 @@ def _register_one(control: Control, records: Path, site: str, key: str) -> None:
     public = control.federation.kit("server") / "sites" / f"{site}.pub"
     begun = records / f"{site}.begun"
     interrupted = begun.is_file() and begun.read_text() == key
-    atomic_write(begun, key)
+    atomic_write(begun, key, durable=True)
     answer = control.flwr("supernode", "register", str(public), CONNECTION, "--name", site)
     if not answer.get("success") and interrupted:
         noted = {json.loads(file.read_text())["node"] for file in records.glob("*.json")}
@@ -113,7 +113,7 @@ def _register_one(control: Control, records: Path, site: str, key: str) -> None:
         if len(unnoted) == 1:  # with several it is not certain which one has this key
             answer = {"success": True, "node-id": unnoted[0]}
     node = int(_checked(answer, site)["node-id"])
-    atomic_write(records / f"{site}.json", json.dumps({"node": node, "key": key}))
+    atomic_write(records / f"{site}.json", json.dumps({"node": node, "key": key}), durable=True)
     begun.unlink()
 
 
@@ -139,7 +139,7 @@ def write_key_map(federation: Federation) -> None:
     """Writes the registered keys in the form that nginx reads (`map` from the header to the site), and tells nginx."""
     kit = federation.kit("server")
     lines = [f'"{b64encode(each.key).decode()}" {each.site};\n' for each in members(federation)]
-    atomic_write(kit / "state" / "keys.map", "".join(lines))
+    atomic_write(kit / "state" / "keys.map", "".join(lines), durable=True)
     reload_proxy(federation)
 
 

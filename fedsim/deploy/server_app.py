@@ -32,7 +32,7 @@ class BoundedGrid(QuickGrid):
     @largest_reply.setter
     def largest_reply(self, size: int) -> None:
         self._largest = size
-        atomic_write(self._file, f"{size}\n", durable=False)
+        atomic_write(self._file, f"{size}\n")
 
     def close(self) -> None:
         """The run has ended."""

@@ -141,7 +141,7 @@ def write_program(kit: Path, folder: Path) -> None:
 
     own = (kit / PROGRAM).parent if folder == kit else ""
     text = f'#!/bin/sh\nexec "{sys.executable}" -S -E "{Path(__file__).resolve()}" "{folder}" "{own}" "$@"\n'
-    atomic_write(kit / PROGRAM, text, mode=0o700)
+    atomic_write(kit / PROGRAM, text, mode=0o700, durable=True)
 
 
 def prepare() -> None:

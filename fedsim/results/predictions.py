@@ -80,7 +80,7 @@ def write_predictions(run: Path, round: int, predictions: Predictions) -> None:
     # The metadata have one entry: safetensors writes several in any order, but equal predictions shall be equal bytes.
     metadata = {"classes": json.dumps(list(predictions.classes), ensure_ascii=False)}
     # Not synchronized to the disk, as the checkpoint is not: both survive a kill, and perhaps not a loss of power.
-    atomic_write(predictions_file(run, round), save(arrays, metadata), durable=False)
+    atomic_write(predictions_file(run, round), save(arrays, metadata))
 
 
 def too_many(run: Path) -> bool:

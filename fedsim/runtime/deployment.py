@@ -97,7 +97,11 @@ def submit(control: Control, experiment: Experiment, folder: Path) -> str:
         answer = control.flwr("run", str(app), CONNECTION, "--run-config", str(settings))
     if "run-id" not in answer:
         raise ClientFailedError(f"Flower refused the run: {answer.get('error-message', answer)}")
-    atomic_write(folder / RUN, json.dumps({"run": str(answer["run-id"]), "federation": control.federation.name}) + "\n")
+    atomic_write(
+        folder / RUN,
+        json.dumps({"run": str(answer["run-id"]), "federation": control.federation.name}) + "\n",
+        durable=True,
+    )
     return str(answer["run-id"])
 
 
