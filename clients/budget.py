@@ -76,8 +76,7 @@ def _work_of(recipe: Any, round: LocalRound, clients: int) -> TrainSettings:
 
 def _for_all(recipe: Any, train: TrainSettings, clients: int) -> TrainSettings:
     """The pooled client takes the steps of all clients."""
-    more = clients if recipe.pooled else 1
-    return train.model_copy(update={"iterations": train.iterations * more})
+    return train.model_copy(update={"iterations": train.iterations * clients}) if recipe.pooled else train
 
 
 def _paper_plan(recipe: Any, round: LocalRound, work: TrainSettings) -> Iterator[np.ndarray]:

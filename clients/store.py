@@ -142,6 +142,9 @@ class ClientStore:
         """Reads what another process has stored or removed in the meantime."""
         if self._folder is None:
             return
+        if not self._folder.is_dir():  # most clients of most methods keep nothing
+            self._entries, self._stamps = {name: [] for name in self._entries}, {}
+            return
         self._check_owner()
         files = {(name, version): path for name, version, path in self._files()}
         for name, versions in self._entries.items():
@@ -158,8 +161,6 @@ class ClientStore:
 
     def _files(self) -> list[tuple[str, int, Path]]:
         pattern = re.compile(r"(.+)-(\d{6})\.safetensors")
-        if not self._folder.is_dir():
-            return []
         found = [(match, path) for path in sorted(self._folder.iterdir()) if (match := pattern.fullmatch(path.name))]
         return [(match[1], int(match[2]), path) for match, path in found]
 

@@ -17,6 +17,7 @@ from fedsim.data import domain_of
 from fedsim.data.fingerprint import fingerprint
 from fedsim.data.names import matching
 from fedsim.errors import CLIENT_APP_RAISED, USER_ERROR, UserError
+from fedsim.message_records import arrays_of, config_of
 from fedsim.run.local_privacy import perturbed
 from fedsim.run.plan import Plan
 from fedsim.run.site import state_folder, time_limit
@@ -39,7 +40,7 @@ def guarded(handler: Callable[[Message, Context], RecordDict]) -> Callable[[Mess
 
     def handle(message: Message, context: Context) -> Message:
         try:
-            limit = float(message.content.config_records["config"].get("timeout", 0))
+            limit = float(config_of(message.content).get("timeout", 0))
             with time_limit(limit) if limit and is_site(context) else contextlib.nullcontext():
                 message.content = unpack(message.content)
                 content = handler(message, context)
@@ -47,7 +48,7 @@ def guarded(handler: Callable[[Message, Context], RecordDict]) -> Callable[[Mess
             return Message(Error(CLIENT_APP_RAISED, f"{USER_ERROR}{error}"), reply_to=message)
         except Exception:
             return Message(Error(CLIENT_APP_RAISED, traceback.format_exc()), reply_to=message)
-        config = message.content.config_records["config"]
+        config = config_of(message.content)
         content["echo"] = ConfigRecord({key: config[key] for key in ("token", "client", "round", "phase")})
         return Message(answer(message.content, content), reply_to=message)
 
@@ -56,7 +57,7 @@ def guarded(handler: Callable[[Message, Context], RecordDict]) -> Callable[[Mess
 
 def space_of(message: Message, context: Context) -> tuple[Workspace, dict]:
     """(the workspace of the message's experiment with this site's own folders, the message's config)."""
-    config, node = dict(message.content.config_records["config"]), context.node_config
+    config, node = dict(config_of(message.content)), context.node_config
     if not is_site(context):
         space = workspace(str(config["experiment"]))
         set_threads(space.experiment.run.threads)  # needed when Flower's own engine or a cluster started the process
@@ -141,7 +142,7 @@ def evaluate_target(message: Message, context: Context) -> RecordDict:
     space, _ = space_of(message, context)
     if not is_target(context, space.plan):
         raise UserError(f"this site is {holds(context)}, not the target site of {space.experiment.run.target!r}")
-    records = {name: record_to_arrays(record) for name, record in message.content.array_records.items()}
+    records = {name: record_to_arrays(record) for name, record in arrays_of(message.content).items()}
     arrays = records.pop("arrays")
     uploads = {name.removeprefix(UPLOADS): own for name, own in records.items()}
     evaluator = target_of(space)
@@ -161,7 +162,7 @@ def visit(message: Message, context: Context) -> RecordDict:
     space, config = space_of(message, context)
     if is_site(context) and not is_target(context, space.plan):
         raise UserError(f"this site is {holds(context)}, not the target site of {space.experiment.run.target!r}")
-    records = {name: record_to_arrays(record) for name, record in message.content.array_records.items()}
+    records = {name: record_to_arrays(record) for name, record in arrays_of(message.content).items()}
     answer = space.unlabelled().answer(records, config)
     return RecordDict({name: state_to_record(arrays) for name, arrays in answer.items()})
 
@@ -171,7 +172,7 @@ def visit(message: Message, context: Context) -> RecordDict:
 def collect(message: Message, context: Context) -> RecordDict:
     """Reply with this client's contribution to one of the recipe's banks."""
     client, config = client_of(message, context)
-    records = {name: record_to_arrays(record) for name, record in message.content.array_records.items()}
+    records = {name: record_to_arrays(record) for name, record in arrays_of(message.content).items()}
     received = records.pop("arrays", None)
     parameters = None if received is None else ordered(received, client.names("train"))
     client.records = records
@@ -189,7 +190,7 @@ def train(message: Message, context: Context) -> RecordDict:
 def job_of(message: Message, context: Context) -> Job:
     """The client, tensors and config of a message that asks for training."""
     client, config = client_of(message, context)
-    records = {name: record_to_arrays(record) for name, record in message.content.array_records.items()}
+    records = {name: record_to_arrays(record) for name, record in arrays_of(message.content).items()}
     parameters = ordered(records.pop("arrays"), client.names("train"))
     client.records = records
     return Job(client, parameters, config)
@@ -211,7 +212,7 @@ def trained(client: DomainClient, fitted: Fitted, message: Message, context: Con
 def evaluate(message: Message, context: Context) -> RecordDict:
     """Validate the received model."""
     client, config = client_of(message, context)
-    arrays = record_to_arrays(message.content.array_records["arrays"])
+    arrays = record_to_arrays(arrays_of(message.content)["arrays"])
     loss, examples, metrics = client.evaluate(ordered(arrays, client.names("evaluate")), config)
     return RecordDict({"metrics": MetricRecord({"num-examples": examples, "loss": loss, **metrics})})
 

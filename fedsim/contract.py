@@ -23,6 +23,7 @@ from safetensors.numpy import load_file
 
 from fedsim.arrays import record_to_arrays
 from fedsim.experiment import parse_experiment
+from fedsim.message_records import arrays_of, config_of, metrics_of
 from fedsim.run.plan import Plan, resolve
 from fedsim.run.workspace import close_workspaces, open_workspace
 from fedsim.runtime.watched import WatchedGrid, trouble
@@ -62,7 +63,7 @@ class Evidence:
     def training(self) -> Iterator[tuple[Any, Any, Any]]:
         """(config, sent records, returned records) of every reply to a message that asked for training in a round."""
         for message, reply in self.messages:
-            config = message.content.config_records["config"]
+            config = config_of(message.content)
             if message.metadata.message_type == "train" and config["phase"] == "train" and not reply.has_error():
                 yield config, message.content, reply.content
 
@@ -125,10 +126,10 @@ def shares_what_it_says(whole: Evidence) -> str:
     count = 0
     for config, sent, returned in whole.training():
         count += 1
-        if set(sent.array_records["arrays"]) != down:
-            return f"sent {sorted(set(sent.array_records['arrays']) ^ down)[:3]} beside the share rule"
-        if set(record_to_arrays(returned.array_records["arrays"])) != up:
-            return f"returned {sorted(set(returned.array_records['arrays']) ^ up)[:3]} beside the share rule"
+        if set(arrays_of(sent)["arrays"]) != down:
+            return f"sent {sorted(set(arrays_of(sent)['arrays']) ^ down)[:3]} beside the share rule"
+        if set(record_to_arrays(arrays_of(returned)["arrays"])) != up:
+            return f"returned {sorted(set(arrays_of(returned)['arrays']) ^ up)[:3]} beside the share rule"
         if config["client"] == whole.plan.experiment.run.target:
             return "the unseen domain was asked to train"
     expected = 3 * len(whole.plan.clients)
@@ -220,8 +221,8 @@ def _fedavg(overrides: tuple[str, ...]) -> Evidence:
 def _wire(evidence: Evidence) -> list[tuple]:
     """Record names, tensors and metrics of every training exchange."""
     return [
-        (config["client"], *(sorted((name, *record) for name, record in content.array_records.items())
-                             for content in (sent, returned)), sorted(returned.metric_records["metrics"]))
+        (config["client"], *(sorted((name, *record) for name, record in arrays_of(content).items())
+                             for content in (sent, returned)), sorted(metrics_of(returned)["metrics"]))
         for config, sent, returned in evidence.training()
     ]  # fmt: skip
 

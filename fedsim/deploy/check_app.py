@@ -17,6 +17,7 @@ from fedsim.data import count_classes
 from fedsim.errors import UserError
 from fedsim.experiment import parse_experiment
 from fedsim.files import atomic_write
+from fedsim.message_records import config_of, configs_of
 
 VERSIONS = ("flwr", "torch")
 LONGEST_REASON = 500  # characters
@@ -41,7 +42,7 @@ def ask(grid: Grid, context: Context) -> None:
         if reply.has_error():
             said[node] = {"problem": str(reply.error.reason)[-LONGEST_REASON:]}
         else:
-            said[node] = dict(reply.content.config_records.get("site", {}))
+            said[node] = dict(configs_of(reply.content).get("site", {}))
     silent = {"problem": f"no answer within {float(config['wait']):g} s"}
     answers = [{**said.get(node, silent), "node": node} for node in nodes]
     atomic_write(str(config["report"]), json.dumps(answers, default=str))
@@ -53,7 +54,7 @@ def answer(message: Message, context: Context) -> Message:
     node = context.node_config
     said: dict[str, Any] = {key: str(node.get(key, "")) for key in ("site", "domain", "role")}
     said |= {"python": platform.python_version(), **installed_versions(), "problem": "", "classes": [], "counts": []}
-    config = message.content.config_records["config"]
+    config = config_of(message.content)
     settings = str(config["experiment"])
     said["lacking"] = lacking(str(config.get("packages", "")).split())
     try:

@@ -3,6 +3,7 @@
 from flwr.app import Context, Message, RecordDict
 
 from fedsim.errors import UserError
+from fedsim.message_records import arrays_of
 from fedsim.settings import TrainSettings
 
 
@@ -23,7 +24,7 @@ def perturbed(content: RecordDict, message: Message, context: Context, train: Tr
     epsilon, delta = float(own.get("dp-epsilon", train.dp_epsilon)), float(own.get("dp-delta", train.dp_delta))
     if not (clip > 0 and epsilon > 0 and 0 < delta < 1):
         raise UserError("this site's dp-clip and dp-epsilon must be above 0, and dp-delta between 0 and 1")
-    if any(array.dtype.startswith("uint") for array in content.array_records["arrays"].values()):
+    if any(array.dtype.startswith("uint") for array in arrays_of(content)["arrays"].values()):
         raise UserError(
             "this site perturbs its model (dp-clip), and secure_mean has masked it already; take dp-clip out of the "
             "site's settings, or use another fusion"

@@ -17,6 +17,7 @@ from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedsim.errors import CLIENT_APP_RAISED
+from fedsim.message_records import arrays_of
 from fedsim.runtime.identity import with_content
 from fedsim.runtime.parcel import Parcel, select, standing, without_arrays
 
@@ -84,7 +85,7 @@ class ForkedProcess:
 
     def _letter(self, message: Message) -> tuple[bytes, list[ArrayRecord]]:
         """The message with the tensors that the process does not keep, and what it keeps from then on."""
-        arrays = message.content.array_records
+        arrays = arrays_of(message.content)
         fresh = [record for record in arrays.values() if standing(record, self._kept) is None]
         known = self._kept if len(self._kept) + len(fresh) <= KEPT else []
         kept = list(known)
@@ -151,7 +152,7 @@ def answer_messages(
             reply = app(message, contexts[message.metadata.dst_node_id])
         except Exception:
             reply = Message(Error(CLIENT_APP_RAISED, traceback.format_exc()), reply_to=message)
-        parcels = {} if reply.has_error() else reply.content.array_records
+        parcels = {} if reply.has_error() else arrays_of(reply.content)
         parcels = {name: Parcel(record) for name, record in parcels.items()}
         pipe.send_bytes(pickle.dumps((without_arrays(reply) if parcels else reply, parcels), protocol=5))
 

@@ -17,6 +17,7 @@ from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
 
 from fedsim.arrays import nbytes
 from fedsim.errors import CLIENT_APP_RAISED
+from fedsim.message_records import arrays_of, configs_of
 from fedsim.runtime.cluster import import_ray, open_cluster, plan_workers
 from fedsim.runtime.identity import stamp, with_content
 from fedsim.runtime.inline import LocalGrid
@@ -171,7 +172,7 @@ class RayGrid(LocalGrid):
 
     def _pack(self, message: Message) -> PackedMessage:
         """The job of a message, whose tensors are put into the object store."""
-        records = {name: self._shelf.place(record) for name, record in message.content.array_records.items()}
+        records = {name: self._shelf.place(record) for name, record in arrays_of(message.content).items()}
         return PackedMessage(message, without_arrays(message), records)
 
     def _submit(self, handle: WorkerHandle) -> None:
@@ -257,7 +258,7 @@ class RayGrid(LocalGrid):
 
 def addressee(message: Message) -> str:
     """A text that names the receiver of a message."""
-    config = message.content.config_records.get("config", {})
+    config = configs_of(message.content).get("config", {})
     return f"client {config['client']!r}" if config.get("client") else f"node {message.metadata.dst_node_id}"
 
 

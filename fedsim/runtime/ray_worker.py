@@ -13,6 +13,7 @@ from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
 from fedsim.arrays import nbytes
 from fedsim.edge import refuse_hidden_packages
 from fedsim.errors import CLIENT_APP_RAISED, USER_ERROR, UserError
+from fedsim.message_records import arrays_of
 from fedsim.runtime.identity import with_content
 from fedsim.runtime.parcel import Parcel, select, without_arrays
 
@@ -79,7 +80,7 @@ class Worker:
             reply = Message(Error(CLIENT_APP_RAISED, traceback.format_exc()), reply_to=message)
         if reply.has_error():
             return reply, {}
-        return without_arrays(reply), {name: Parcel(record) for name, record in reply.content.array_records.items()}
+        return without_arrays(reply), {name: Parcel(record) for name, record in arrays_of(reply.content).items()}
 
     def pid(self) -> int:
         """The process id, for tests and for finding errors."""

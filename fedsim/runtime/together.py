@@ -10,6 +10,7 @@ from clients.base import DomainClient
 from clients.local_steps import Fitted, Job
 from clients.side_by_side import SideBySide, reason_apart
 from fedsim.client_app import guarded, job_of, trained
+from fedsim.message_records import config_of, configs_of
 from fedsim.run.plan import Plan
 from fedsim.run.workspace import workspace
 from fedsim.runtime.inline import InlineGrid
@@ -63,7 +64,7 @@ class TogetherGrid(InlineGrid):
 
     def _open(self, message: Message, job: Job) -> None:
         """Stack the network and try it on a few images."""
-        space = workspace(str(message.content.config_records["config"]["experiment"]))
+        space = workspace(str(config_of(message.content)["experiment"]))
         program = SideBySide(space.net, space.places, self.size, space.task)
         self.reason = program.trial(job.client.data)
         if self.reason:
@@ -91,5 +92,5 @@ class TogetherGrid(InlineGrid):
 
 def trains(message: Message) -> bool:
     """Whether a message asks for a round of training, and not for a prelude, a validation or anything else."""
-    config = message.content.config_records.get("config", {})
+    config = configs_of(message.content).get("config", {})
     return message.metadata.message_type == "train" and config.get("phase") == "train"

@@ -6,6 +6,7 @@ from flwr.app import Error, Message
 
 from fedsim.arrays import record_to_arrays, state_to_record
 from fedsim.client_app import app
+from fedsim.message_records import arrays_of, config_of
 from fedsim.runtime.inline import InlineGrid
 
 Tamper = Callable[[Message, Message], Message]
@@ -34,10 +35,10 @@ def trouble(banks: set[str], round: int) -> Tamper:
     def tamper(message: Message, reply: Message) -> Message:
         if reply.has_error():
             return reply
-        config = message.content.config_records["config"]
-        for bank in (banks - done) & set(reply.content.array_records):
+        config = config_of(message.content)
+        for bank in (banks - done) & set(arrays_of(reply.content)):
             done.add(bank)
-            arrays = record_to_arrays(reply.content.array_records[bank])
+            arrays = record_to_arrays(arrays_of(reply.content)[bank])
             reply.content[bank] = state_to_record({name: array[None] for name, array in arrays.items()})
             return reply
         if config["round"] == round and config["phase"] == "train" and round not in done:

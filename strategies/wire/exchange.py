@@ -7,6 +7,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
 from fedsim.arrays import state_to_record
 from fedsim.experiment import Experiment
+from fedsim.message_records import arrays_of, config_of
 from fedsim.tasks import CLASSIFICATION
 from strategies.state import ServerState
 from strategies.wire.handshake import NOT_ONLINE, Roster
@@ -161,7 +162,7 @@ class Exchange:
             if reply.has_error():
                 failures[client] = failure_reason(reply), str(reply.error.reason)
             else:
-                self.log.count(client, "up", reply.content.array_records, known)
+                self.log.count(client, "up", arrays_of(reply.content), known)
                 wanted = self._expected(client, message, {**expected, **own(client)})
                 try:
                     results[client] = keep(judged(check, reply.content, wanted))
@@ -191,7 +192,7 @@ class Exchange:
         raise client_failure(client, self.log.round, reason, traceback)
 
     def _expected(self, client: str, message: Message, more: Mapping[str, Any]) -> Expected:
-        config = message.content.config_records["config"]
+        config = config_of(message.content)
         return Expected(
             client=client,
             token=self.run_config["token"],

@@ -15,6 +15,7 @@ from flwr.app import Message
 from torch import nn
 
 from fedsim.arrays import all_finite, load_arrays
+from fedsim.message_records import metrics_of
 from strategies.parts import Arrays
 
 PROBE_IMAGES = 4
@@ -58,7 +59,7 @@ def largest(arrays: Arrays) -> float:
 
 def useless_at(reply: Message) -> bool:
     """Whether a site reports a validation loss that is not a finite number."""
-    return reply.has_content() and not finite_loss(reply.content.metric_records)
+    return reply.has_content() and not finite_loss(metrics_of(reply.content))
 
 
 def finite_loss(records: Mapping[str, Any]) -> bool:

@@ -21,6 +21,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from fedsim.arrays import record_of, record_to_arrays, state_to_record
+from fedsim.message_records import arrays_of, config_of, configs_of
 
 PACKED = "packed-1"
 ANSWER = "packed"  # key of a message's config that asks for a packed reply
@@ -31,7 +32,7 @@ _LENGTH = 8
 def packed_message(content: RecordDict, known: dict[int, ArrayRecord]) -> RecordDict:
     """The content of a message, packed, with a config that asks for a packed reply (ANSWER). `known`: see `pack`."""
     content = pack(content, known)
-    configs = content.config_records
+    configs = configs_of(content)
     if "config" not in configs:
         return content
     return RecordDict({**content, "config": ConfigRecord({**configs["config"], ANSWER: True})})
@@ -39,7 +40,7 @@ def packed_message(content: RecordDict, known: dict[int, ArrayRecord]) -> Record
 
 def answer(request: RecordDict, content: RecordDict) -> RecordDict:
     """The content of a reply as the request asks for it: packed or not (within one process nothing is packed)."""
-    return pack(content) if request.config_records["config"].get(ANSWER) else content
+    return pack(content) if config_of(request).get(ANSWER) else content
 
 
 def pack(content: RecordDict, known: dict[int, ArrayRecord] | None = None) -> RecordDict:
@@ -48,7 +49,7 @@ def pack(content: RecordDict, known: dict[int, ArrayRecord] | None = None) -> Re
     `known`: packed records by the identity of their record, kept between messages that share records.
     """
     known = {} if known is None else known
-    records = content.array_records
+    records = arrays_of(content)
     known.update({id(record): pack_record(record) for record in records.values() if id(record) not in known})
     return _with(content, {name: known[id(record)] for name, record in records.items()})
 
@@ -60,7 +61,7 @@ def unpack(content: RecordDict) -> RecordDict:
     bytes.
     """
     records = {}
-    for name, record in content.array_records.items():
+    for name, record in arrays_of(content).items():
         try:
             records[name] = unpack_record(record)
         except ValueError as error:

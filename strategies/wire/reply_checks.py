@@ -11,6 +11,7 @@ from flwr.app import Message, MetricRecord, RecordDict
 
 from fedsim.arrays import all_finite, record_to_arrays
 from fedsim.errors import USER_ERROR, ClientFailedError, UserError
+from fedsim.message_records import arrays_of, config_of, configs_of, metrics_of
 from fedsim.tasks import CLASSIFICATION, TASKS
 from strategies.parts import Arrays, Bank, RefusedUpdateError, ServerRound, Update
 
@@ -92,7 +93,7 @@ def check_update(content: RecordDict, expected: Expected) -> Update:
     metrics = read_metrics(content)
     examples = check_examples(metrics, expected.examples)
     check_metrics(metrics, {"train_loss", "train_seconds", *expected.metrics})
-    records = {name: read_arrays(name, record) for name, record in content.array_records.items()}
+    records = {name: read_arrays(name, record) for name, record in arrays_of(content).items()}
     arrays = records.pop("arrays")
     check_arrays(arrays, expected.shapes)
     check_nonnegative(arrays, expected.nonnegative)
@@ -125,14 +126,14 @@ def check_collected(content: RecordDict, expected: Expected) -> Arrays:
     (bank,) = expected.banks
     check_records(content, {bank.name}, set(), {"echo"})
     check_echo(content, expected)
-    arrays = read_arrays(bank.name, content.array_records[bank.name])
+    arrays = read_arrays(bank.name, arrays_of(content)[bank.name])
     check_contribution(bank, expected.client, arrays, expected.views[bank.name])
     return arrays
 
 
 def check_records(content: RecordDict, arrays: set[str], metrics: set[str], configs: set[str]) -> None:
     """Raises unless these are exactly the records of these names and kinds; only `state` may be missing."""
-    found = {"array": content.array_records, "metric": content.metric_records, "config": content.config_records}
+    found = {"array": arrays_of(content), "metric": metrics_of(content), "config": configs_of(content)}
     for kind, names in (("array", arrays), ("metric", metrics), ("config", configs)):
         missing = sorted(names - found[kind].keys() - {"state"})
         extra = sorted(found[kind].keys() - names)
@@ -142,7 +143,7 @@ def check_records(content: RecordDict, arrays: set[str], metrics: set[str], conf
 
 def check_echo(content: RecordDict, expected: Expected) -> None:
     """Raises unless the reply repeats what it answers: the run's token, client, round and phase."""
-    echo = content.config_records["echo"]
+    echo = config_of(content, "echo")
     for key in ECHOED:
         said, want = echo.get(key), getattr(expected, key)
         if type(said) is not type(want) or said != want:
@@ -152,7 +153,7 @@ def check_echo(content: RecordDict, expected: Expected) -> None:
 def stored_entries(content: RecordDict) -> int:
     """The number of entries of client state that were stored with this reply, as the client reports it; 0 when it has
     none."""
-    entries = content.config_records.get("state", {"entries": 0}).get("entries")
+    entries = configs_of(content).get("state", {"entries": 0}).get("entries")
     if type(entries) is not int or not 0 <= entries <= MOST_EXAMPLES:
         raise RejectedReplyError(f"state entries are {reprlib.repr(entries)}, not a count")
     return entries
@@ -160,7 +161,7 @@ def stored_entries(content: RecordDict) -> int:
 
 def read_metrics(content: RecordDict) -> dict[str, float]:
     """The record 'metrics' as finite numbers of a plausible size."""
-    record = content.metric_records["metrics"]
+    record = metrics_of(content)["metrics"]
     if not isinstance(record, MetricRecord) or len(record) > MOST_METRICS:
         raise RejectedReplyError(f"the record 'metrics' holds more than {MOST_METRICS} metrics")
     metrics = dict(record)

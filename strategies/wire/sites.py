@@ -8,6 +8,7 @@ from functools import lru_cache
 from flwr.app import RecordDict
 
 from fedsim.errors import UserError
+from fedsim.message_records import configs_of
 from strategies.wire.reply_checks import (
     MOST_EXAMPLES,
     Expected,
@@ -36,10 +37,10 @@ class Site:
 
 def read_sites(node: int, content: RecordDict, expected: Expected) -> list[tuple[Site, str]]:
     """The clients of a node: one, or several in a simulation. RejectedReplyError for an invalid answer."""
-    more = {f"site-{number}" for number in range(1, len(content.config_records) - 1)}
+    more = {f"site-{number}" for number in range(1, len(configs_of(content)) - 1)}
     check_records(content, set(), set(), {"echo", "site", *more})
     check_echo(content, expected)
-    sites = [read_site(node, dict(content.config_records[name])) for name in content.config_records if name != "echo"]
+    sites = [read_site(node, dict(config)) for name, config in configs_of(content).items() if name != "echo"]
     names = [site.client for site, _ in sites]
     if len(set(names)) < len(names):
         raise RejectedReplyError("it names a client twice")

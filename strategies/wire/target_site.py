@@ -9,6 +9,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.serverapp import Grid
 
 from fedsim.arrays import state_to_record
+from fedsim.message_records import config_of
 from strategies.parts import Entries
 from strategies.wire.exchange import Exchange
 from strategies.wire.handshake import NOT_ONLINE, Roster
@@ -100,7 +101,7 @@ class TargetSite:
         elif reply.has_error():
             exchange.fail(client, failure_reason(reply), str(reply.error.reason))
         else:
-            config = self._sent.content.config_records["config"]
+            config = config_of(self._sent.content)
             expected = Expected(
                 *(client, config["token"], config["round"], PHASE, self.site.examples), metric=exchange.metric
             )
@@ -134,7 +135,7 @@ def read_score(content: RecordDict, expected: Expected) -> tuple[TargetScore, fl
         raise RejectedReplyError(f"missing metrics {missing}")
     if not 0 <= metrics[metric] <= 1:
         raise RejectedReplyError(f"{metric} is {metrics[metric]!r}, not between 0 and 1")
-    details = content.config_records["details"]
+    details = config_of(content, "details")
     columns = [list(details[name]) for name in ("quantities", "names", "values")]
     rows = [(str(quantity), str(name), float(value)) for quantity, name, value in zip(*columns, strict=True)]
     if not np.isfinite([value for _, _, value in rows]).all():

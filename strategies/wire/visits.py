@@ -8,6 +8,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedsim.arrays import state_to_record
+from fedsim.message_records import arrays_of
 from strategies.parts import Arrays, ServerRound, Visit
 from strategies.wire.exchange import Exchange
 from strategies.wire.handshake import NOT_ONLINE
@@ -65,7 +66,7 @@ class Visits:
         elif reply.has_error():
             exchange.fail(client, failure_reason(reply), str(reply.error.reason))
         else:
-            exchange.log.count(client, "up", reply.content.array_records, set(visit.records))
+            exchange.log.count(client, "up", arrays_of(reply.content), set(visit.records))
             expected = Expected(client, exchange.run_config["token"], server.round, visit.phase)
             try:
                 return judged(
@@ -82,7 +83,7 @@ def read_answer(visit: Visit, server: ServerRound, content: RecordDict, expected
     check_echo(content, expected)
     found: dict[str, dict[str, np.ndarray]] = {}
     for name in visit.records:
-        found[name] = read_arrays(name, content.array_records[name])
+        found[name] = read_arrays(name, arrays_of(content)[name])
         check_finite(name, found[name])
     if reason := visit.accept(found, server):
         raise RejectedReplyError(reason)

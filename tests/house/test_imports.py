@@ -25,12 +25,20 @@ FLOORS = (
     ("strategies",),
     ("fedsim.models", "fedsim.data", "fedsim.results"),
     ("fedsim.part", "fedsim.console", "fedsim.edge", "fedsim.new_method"),
-    ("fedsim.experiment", "fedsim.settings", "fedsim.sections", "fedsim.arrays", "fedsim.seeding"),
+    (
+        "fedsim.experiment",
+        "fedsim.settings",
+        "fedsim.sections",
+        "fedsim.arrays",
+        "fedsim.message_records",
+        "fedsim.seeding",
+    ),
     ("fedsim.plugins",),
     ("fedsim.errors", "fedsim.cores", "fedsim.about", "fedsim.tasks", "fedsim.files"),
 )
 FLOWER = (
     "fedsim.server_app", "fedsim.client_app", "fedsim.runtime", "fedsim.deploy", "fedsim.run", "fedsim.arrays",
+    "fedsim.message_records",
     "strategies.base", "strategies.wire", "clients.base",
 )  # fmt: skip
 
