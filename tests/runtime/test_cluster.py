@@ -68,17 +68,3 @@ def test_without_ray_the_user_is_told_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UserError, match=r"pip install .feddg-sim\[ray\]"):
         cluster.import_ray()
-
-
-def test_inline_needs_no_ray(tmp_path):
-    """A complete run imports neither Ray nor Flower's simulation."""
-    import subprocess
-
-    code = (
-        "import sys\nsys.modules['ray'] = None\nfrom fedsim.experiment import read_experiment\n"
-        "from fedsim.runtime.launch import launch\n"
-        "launch(read_experiment('digits', ['train.rounds=1', 'data.fraction=0.05', "
-        f"'run.output={tmp_path}']))\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
