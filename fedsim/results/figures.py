@@ -135,8 +135,11 @@ def client_metrics(clients: pd.DataFrame) -> list[str]:
 def client_key(clients: pd.DataFrame) -> tuple[pd.DataFrame, str, str]:
     """(frame, column whose values get a line each, words for the title): a line per client, or per domain.
 
-    With too many clients there is a line per domain, and with too many domains one line for all clients.
+    With too many clients there is a line per domain, and with too many domains one line for all clients. Records of
+    very many clients have one row per domain already, `name/*`: sums of weights and counts, means of other numbers.
     """
+    if clients["client"].str.endswith("/*").any():
+        return clients, "client", "of each domain's clients together (mean ± std over seeds"
     if clients["client"].nunique() <= MOST_LINES:
         return clients, "client", "of each client (mean ± std over seeds"
     domains = clients["client"].str.rpartition("/")[0].where(clients["client"].str.contains("/"), clients["client"])

@@ -74,6 +74,12 @@ def test_a_line_for_all_where_domains_are_too_many():
     assert "all clients" in words
 
 
+def test_rows_of_domains_are_not_called_rows_of_clients():
+    """The records of more than 200 clients have one row per domain, with the sum of its clients' weights."""
+    rows = pd.DataFrame({"client": ["rot0/*", "rot15/*"], "weight": [0.5, 0.5]})
+    assert client_key(rows)[1:] == ("client", "of each domain's clients together (mean ± std over seeds")
+
+
 def test_long_names_are_shortened_and_dollars_are_not_mathematics():
     assert written("photo") == "photo"
     assert written("a_very_long_method_name(lr=0.01, weight=0.25)") == "a_very_long_method…ht=0.25)"
