@@ -76,6 +76,8 @@ def test_a_line_for_all_where_domains_are_too_many():
 
 def test_rows_of_domains_are_not_called_rows_of_clients():
     """The records of more than 200 clients have one row per domain, with the sum of its clients' weights."""
+    import pandas as pd
+
     rows = pd.DataFrame({"client": ["rot0/*", "rot15/*"], "weight": [0.5, 0.5]})
     assert client_key(rows)[1:] == ("client", "of each domain's clients together (mean ± std over seeds")
 
