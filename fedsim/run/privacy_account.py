@@ -14,9 +14,6 @@ takes part in every round, which is an upper bound.
 import math
 from typing import Any
 
-from scipy.optimize import brentq
-from scipy.special import log_ndtr, ndtr
-
 from fedsim.errors import UserError
 from fedsim.experiment import Experiment
 
@@ -26,12 +23,16 @@ DELTA = 1e-5  # of the central mechanism, where no setting says it
 
 def delta_of(epsilon: float, mu: float) -> float:
     """delta(epsilon) of the Gaussian mechanism with that mu."""
+    from scipy.special import log_ndtr, ndtr  # this import is slow, and most runs are not private
+
     second = min(epsilon + log_ndtr(-mu / 2 - epsilon / mu), 0.0)  # at most 0; with a huge mu rounding says otherwise
     return float(ndtr(mu / 2 - epsilon / mu) - math.exp(second))
 
 
 def total_epsilon(noise: float, rounds: int, delta: float) -> float:
     """epsilon after `rounds` rounds with noise multiplier `noise`, at `delta`; infinite without noise."""
+    from scipy.optimize import brentq
+
     if noise <= 0 or rounds <= 0:
         return math.inf if rounds > 0 else 0.0
     if not 0 < delta < 1:

@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field
-from scipy.optimize import minimize
 
 from strategies.aggregate import weighted_mean
 from strategies.moves import mean_move, moved, moves
@@ -120,6 +119,8 @@ class GradientMatching(Fuse):
 
     def _exact(self, g: np.ndarray) -> np.ndarray:
         """The minimiser over the simplex. The moves are scaled to a mean length of 1, which helps the solver."""
+        from scipy.optimize import minimize  # this import is slow, and no other method needs it
+
         g = g / np.sqrt(g.diagonal()).mean() ** 2
         b, radius, start = g.mean(1), self.c * np.sqrt(g.mean()), np.full(len(g), 1 / len(g))
 

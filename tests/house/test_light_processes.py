@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-HEAVY = ("ray", "torchvision", "torch._dynamo", "flwr.simulation")
+HEAVY = ("ray", "torchvision", "torch._dynamo", "flwr.simulation", "scipy", "sklearn", "matplotlib")
 
 CODE = """
 import sys
