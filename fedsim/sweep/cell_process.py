@@ -1,5 +1,7 @@
 """The code of a sweep's worker process. It runs one cell after the other until the sweep stops it or has ended."""
 
+import ctypes
+import gc
 import os
 import signal
 import sys
@@ -54,7 +56,23 @@ def run_cell(settings: str, tell: Callable[[Message], Any]) -> Message:
     except Exception as error:
         reason = str(error).strip().splitlines()
         return "failed", reason[0] if reason else type(error).__name__, traceback.format_exc()
+    finally:
+        release_memory()
     return "finished", "", None
+
+
+def release_memory() -> None:
+    """Return the memory of a finished cell to the system.
+
+    The C library keeps blocks that are free but lie between others, more with each cell: 3 GB after nine cells of
+    EfficientNet-Lite0, of which a run uses 0.6 GB.
+    """
+    from fedsim.run.workspace import close_workspaces
+
+    close_workspaces()
+    gc.collect()
+    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):  # glibc has it
+        trim(0)
 
 
 def serve_cells(connection: Connection, gpus: tuple[str, ...]) -> None:
