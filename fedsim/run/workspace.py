@@ -1,10 +1,12 @@
 """What a process keeps in memory between messages: the network of an experiment, and its clients with their data."""
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
+from threadpoolctl import threadpool_limits
 
 from clients.base import DomainClient
 from clients.local_data import LocalData
@@ -32,11 +34,21 @@ def pick_device(wanted: str) -> torch.device:
 
 
 def set_threads(threads: int) -> int:
-    """CPU threads of this process: as asked, or (0) as many as cores are free to it."""
+    """CPU threads of this process, of PyTorch and of NumPy: as asked, or (0) as many as cores are free to it.
+
+    After each product of long vectors NumPy's BLAS threads keep their cores busy for some time, although they have
+    nothing to do. Such a product measures every update, so that one thread of training would occupy two cores.
+    """
     count = threads or free_cores()
     if torch.get_num_threads() != count:
         torch.set_num_threads(count)
+    _set_blas_threads(count)
     return count
+
+
+@lru_cache(maxsize=1)  # called for every message; it looks through all loaded libraries
+def _set_blas_threads(count: int) -> None:
+    threadpool_limits(limits=count, user_api="blas")
 
 
 def frozen_content(state: Mapping[str, torch.Tensor], places: Mapping[str, str]) -> str:
