@@ -61,6 +61,13 @@ class Part:
         fingerprints of their data. known: these fingerprints by client; empty in a simulation.
         """
 
+    def server_data(self, experiment: "Experiment") -> Mapping[str, Mapping[str, int | str]]:
+        """Fingerprints of images that only the server has, by a name for messages: {name: {"images", "content"}}.
+
+        They are recorded and compared like those of the domains, so that other files in the same folder are noticed.
+        """
+        return {}
+
 
 def part_name(part: Any) -> str:
     """Settings name of a part (or its class): `GuidingHead` -> `guiding_head`, `XAN` -> `xan`."""

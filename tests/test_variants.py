@@ -3,6 +3,7 @@
 import pytest
 from support import run_small, small_experiment
 
+from fedsim.assembly import build_recipe
 from fedsim.errors import UserError
 from fedsim.experiment import from_table
 from fedsim.results import compare, read_runs
@@ -80,11 +81,11 @@ def test_other_words_for_the_same_recipe_find_its_run(tmp_path):
     same = plain.replace(method={"proximal": {"mu": 0.1}})
     assert same_method(plain, same)
     assert run_folder(same) == run_folder(plain)
-    refuse_other_settings(folder, same)
+    refuse_other_settings(folder, same, build_recipe(same))
     other = plain.replace(method={"proximal": {"mu": 0.2}})
     assert not same_method(plain, other)
     with pytest.raises(UserError, match=r"method\.proximal"):
-        refuse_other_settings(folder, other)
+        refuse_other_settings(folder, other, build_recipe(other))
 
 
 def test_one_impossible_or_conflicting_cell_does_not_stop_a_sweep(tmp_path):

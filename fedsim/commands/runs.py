@@ -20,7 +20,7 @@ def run_one(experiment: Experiment) -> None:
     plan = resolve(experiment)
     folder, experiment = plan.folder, plan.experiment
     if is_finished(folder):
-        refuse_other_settings(folder, experiment)
+        refuse_other_settings(folder, experiment, plan.recipe)
         complete_finish(experiment)
         say(f"already finished: {folder}")
     else:

@@ -48,6 +48,13 @@ def _is_image(path: Path) -> bool:
     return path.suffix.lower() in IMAGE_SUFFIXES and not path.name.startswith(".") and path.is_file()
 
 
+def auxiliary_fingerprint(folder: str) -> dict[str, int | str]:
+    """The number of images of a folder, and a hash of their names below it and their bytes."""
+    listing = auxiliary_listing(folder)
+    digests = [digest(read_bytes(listing.folder / name)) for name in listing.files]
+    return {"images": len(digests), "content": content_of(listing, digests)}
+
+
 def refuse_own_images(folder: str, data: DataSettings, known: Fingerprints) -> None:
     """Raises UserError when auxiliary images are those of a client or of the target.
 

@@ -8,6 +8,7 @@ from typing import Any
 from fedsim.data.fingerprint import Fingerprints, difference, fingerprints
 from fedsim.errors import UserError
 from fedsim.experiment import Experiment, parse_experiment
+from fedsim.recipe import Recipe, parts_of
 from fedsim.results.differences import MACHINE_KEYS
 from fedsim.variants import same_method
 
@@ -17,6 +18,11 @@ NUMBERS = ("run.select_on", "run.validation_domain", "run.threads")  # settings 
 def local_fingerprints(experiment: Experiment) -> Fingerprints:
     """Fingerprints of the data that this process can read; none in a deployment, whose images are on its sites."""
     return {} if experiment.run.runtime == "deployment" else fingerprints(experiment.data)
+
+
+def server_fingerprints(recipe: Recipe, experiment: Experiment) -> Fingerprints:
+    """Fingerprints of the images that parts of the recipe use on the server, which belong to no domain."""
+    return {name: own for _, part in parts_of(recipe) for name, own in part.server_data(experiment).items()}
 
 
 def refuse_other_data(folder: Path, then: Fingerprints, now: Fingerprints) -> None:
@@ -29,7 +35,10 @@ def refuse_other_data(folder: Path, then: Fingerprints, now: Fingerprints) -> No
 
 
 def refuse_other_settings(
-    folder: Path, experiment: Experiment, data_of: Callable[[Experiment], Fingerprints] = local_fingerprints
+    folder: Path,
+    experiment: Experiment,
+    recipe: Recipe,
+    data_of: Callable[[Experiment], Fingerprints] = local_fingerprints,
 ) -> None:
     """UserError when the folder holds a run with other settings or other data."""
     file = folder / "experiment.toml"
@@ -46,9 +55,10 @@ def refuse_other_settings(
             "choose another --output or name, or remove the folder"
         )
     record = folder / "environment.json"
-    seen = json.loads(record.read_text()).get("data", {}) if record.is_file() else {}
+    recorded = json.loads(record.read_text()) if record.is_file() else {}
+    seen = recorded.get("data", {}) | recorded.get("server_data", {})
     if seen:
-        refuse_other_data(folder, seen, data_of(experiment))
+        refuse_other_data(folder, seen, {**data_of(experiment), **server_fingerprints(recipe, experiment)})
 
 
 def differing_keys(a: Any, b: Any, prefix: str = "") -> list[str]:

@@ -24,7 +24,7 @@ from fedsim.results.reading import rebuild_results
 from fedsim.results.recorder import Recorder
 from fedsim.results.selection import summary_row, validation_column
 from fedsim.run.checkpoint import Checkpoint, arrays_file, link_file, load_checkpoint, save_checkpoint, write_arrays
-from fedsim.run.conflicts import local_fingerprints, refuse_other_data, refuse_other_settings
+from fedsim.run.conflicts import local_fingerprints, refuse_other_data, refuse_other_settings, server_fingerprints
 from fedsim.run.personal import check_personal, personal_entries, write_personal
 from fedsim.run.plan import run_folder
 from fedsim.run.workspace import Workspace
@@ -52,10 +52,10 @@ class Session:
         self.folder = space.plan.folder
         self.checkpoint_folder = self.folder / "checkpoint"
         check_personal(experiment, space.recipe, space.places)
-        self.data = local_fingerprints(experiment)
-        refuse_other_settings(self.folder, experiment, lambda _: self.data)
+        self.data, self.server_data = local_fingerprints(experiment), server_fingerprints(space.recipe, experiment)
+        refuse_other_settings(self.folder, experiment, space.recipe, lambda _: self.data)
         self.checkpoint = load_checkpoint(self.checkpoint_folder)
-        refuse_other_data(self.folder, self.checkpoint.data if self.checkpoint else {}, self.data)
+        refuse_other_data(self.folder, self.checkpoint.data if self.checkpoint else {}, self.data | self.server_data)
         self.recorder = Recorder(self.folder, space.task.metric)
         self.validation = validation_column(experiment, space.task.metric)
         self.recorder.truncate(self.checkpoint.round if self.checkpoint else -1)
@@ -63,6 +63,7 @@ class Session:
         self.recorder.write_experiment(experiment.toml())
         self.environment = environment() | {"device": str(space.device), "threads": torch.get_num_threads()}
         self.environment |= {"classes": list(space.plan.data.classes)}
+        self.environment |= {"server_data": self.server_data} if self.server_data else {}
         self.recorder.write_environment(self.environment | {"data": self.data})
         self.evaluate_target: EvaluateTarget | None = None
         self.evaluate_held_out: EvaluateTarget | None = None
@@ -196,7 +197,7 @@ class Session:
         values = record_to_arrays(arrays)
         saved = None
         if round % self.experiment.run.checkpoint_every == 0 or round == self.experiment.train.rounds:
-            state = Checkpoint(round, values, self.strategy.state, self.data)
+            state = Checkpoint(round, values, self.strategy.state, self.data | self.server_data)
             saved = save_checkpoint(self.checkpoint_folder, state)
             self.strategy.exchange.saved_round = round
             # Only now: until a checkpoint is written, a resumed run may select an earlier round again.

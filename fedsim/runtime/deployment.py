@@ -51,7 +51,7 @@ def run_deployed(plan: Plan, callbacks: Sequence[RunCallback] = ()) -> Path:
     federation = read_federation(plan.experiment.run.federation)
     plan = settle(plan, federation)
     experiment, folder = plan.experiment, plan.folder
-    refuse_other_settings(folder, experiment)
+    refuse_other_settings(folder, experiment, plan.recipe)
     control = Control(federation)
     control.online()
     run_id = running(control, folder) or submit(control, experiment, folder)

@@ -127,7 +127,7 @@ def _plan_cell(experiment: Experiment, data_of: Callable[[Experiment], dict]) ->
         experiment = complete(experiment)
         return Cell(experiment, folder_of(experiment, experiment.method_name), "failed", reason=str(error))
     try:
-        refuse_other_settings(plan.folder, experiment, data_of)
+        refuse_other_settings(plan.folder, experiment, plan.recipe, data_of)
     except UserError as error:
         return Cell(experiment, plan.folder, "failed", reason=str(error))
     return Cell(experiment, plan.folder, "finished" if is_finished(plan.folder) else "waiting")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedsim.arrays import load_arrays
 from fedsim.data.augment import make_transforms, to_float
-from fedsim.data.auxiliary import auxiliary_images, refuse_own_images
+from fedsim.data.auxiliary import auxiliary_fingerprint, auxiliary_images, refuse_own_images
 from fedsim.data.benchmarks import benchmark
 from fedsim.errors import UserError
 from fedsim.experiment import Experiment
@@ -77,6 +77,10 @@ class EnsembleDistillation(Refine):
         """Raises UserError for a folder without images, and for one that holds images of a client or of the target."""
         if self.data:
             refuse_own_images(self.data, experiment.data, known)
+
+    def server_data(self, experiment: Experiment) -> dict[str, dict[str, int | str]]:
+        """The auxiliary images."""
+        return {"auxiliary images": auxiliary_fingerprint(self.data)} if self.data else {}
 
     def refine(self, fused: Arrays, server: ServerRound) -> dict[str, np.ndarray]:
         """The distilled tensors. All tensors that the student did not train keep their fused value."""

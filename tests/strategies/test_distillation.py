@@ -10,10 +10,12 @@ from support import numbers, run_small, small_experiment
 from torch import nn
 
 from fedsim.arrays import load_arrays
+from fedsim.assembly import build_recipe
 from fedsim.data.auxiliary import auxiliary_images, refuse_own_images
 from fedsim.data.fingerprint import fingerprint
 from fedsim.errors import UserError
 from fedsim.experiment import Experiment
+from fedsim.run.conflicts import refuse_other_settings
 from fedsim.settings import DataSettings
 from strategies.refine.ensemble_distillation import EnsembleDistillation, distillation_loss, mean_logits, visits
 from strategies.server_round import ServerRound, Update
@@ -179,6 +181,10 @@ def test_a_run_distils_and_starts_with_nothing_half_written(tmp_path):
     details = numbers(folder / "details.csv")
     assert set(details[details["quantity"] == "distillation_loss"]["name"]) == {"first", "last"}
     assert len(list(folder.glob("personal-*.safetensors"))) == 3
+    with Image.open(tmp_path / "aux" / "0.png") as picture:  # other pixels in the same folder, for a finished run
+        picture.rotate(90).save(tmp_path / "aux" / "0.png")
+    with pytest.raises(UserError, match=r"other data .auxiliary images: 8 images as before"):
+        refuse_other_settings(folder, experiment, build_recipe(experiment))
     gone = experiment.replace(run={"output": str(tmp_path / "other")},
                               method={"ensemble_distillation": {"data": str(tmp_path / "none")}})  # fmt: skip
     with pytest.raises(UserError, match="no folder"):

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedsim.assembly import build_recipe
 from fedsim.data import benchmark, client_names, load_client, load_pooled, load_target
 from fedsim.data.augment import make_transforms
 from fedsim.data.benchmarks import ANGLES
@@ -176,13 +177,13 @@ def test_a_finished_run_on_other_data_is_not_taken_for_this_one(tree_settings, t
     folder.mkdir()
     (folder / "experiment.toml").write_text(experiment.toml())
     (folder / "environment.json").write_text(json.dumps({"data": fingerprints(experiment.data)}))
-    refuse_other_settings(folder, experiment)
+    refuse_other_settings(folder, experiment, build_recipe(experiment))
     shutil.copytree(tmp_path / "images", tmp_path / "other")
     moved = experiment.replace(data={"root": str(tmp_path / "other")})
-    refuse_other_settings(folder, moved)  # another root, the same images
+    refuse_other_settings(folder, moved, build_recipe(moved))  # another root, the same images
     (tmp_path / "other" / "art" / "cat" / "000.png").unlink()
     with pytest.raises(UserError, match=r"other data \(art: 8 images then, 7 now\)") as error:
-        refuse_other_settings(folder, moved)
+        refuse_other_settings(folder, moved, build_recipe(moved))
     assert "\n" not in str(error.value)
 
 
