@@ -89,7 +89,7 @@ class DomainClient(NumPyClient):
         return self.names("evaluate")
 
     def fit(self, parameters: list[np.ndarray], config: dict[str, Any]) -> Fitted:
-        """Trains on the received model; returns the tensors to send, the number of training examples and metrics."""
+        """Trains; returns the tensors to send (valid until the network is used again), examples and metrics."""
         training = self.begin_fit(parameters, config)
         return self.end_fit(training, self._train(training.round))
 
@@ -119,7 +119,7 @@ class DomainClient(NumPyClient):
             metrics[f"local_validation_{self.metric}"] = self.validate()[0]
         self._keep_personal()
         self.stored = self.store.commit()
-        trained = {name: self.state[name].cpu().numpy().copy() for name in self.upload_names()}
+        trained = {name: self.state[name].cpu().contiguous().numpy() for name in self.upload_names()}
         trained, received = taken(trained, self.cut), dict(zip(self.names("train"), training.received, strict=True))
         for part in self.recipe.client_parts():
             trained = part.leave(round, trained, received)

@@ -112,7 +112,7 @@ def _dtype_name(dtype: np.dtype) -> str:
 
 def _encode(name: str, value: torch.Tensor | np.ndarray) -> Array:
     try:
-        array = value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
+        array = value.detach().cpu().contiguous().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
     except TypeError as error:  # bfloat16 and similar types do not exist in NumPy
         raise ValueError(f"{name}: {error}") from None
     if array.dtype.hasobject:

@@ -4,7 +4,7 @@ import logging
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from flwr.app import ArrayRecord, Context
@@ -139,9 +139,10 @@ def _serve(grid: Grid, space: Workspace, callbacks: Sequence[RunCallback], ident
     logging.getLogger("flwr").setLevel(logging.WARNING)
     rounds = experiment.train.rounds - strategy.finished_rounds
     if rounds:
-        strategy.start(
-            grid, arrays, num_rounds=rounds, timeout=experiment.run.timeout, evaluate_fn=session.end_of_round
-        )
+        with closing(strategy.storage):
+            strategy.start(
+                grid, arrays, num_rounds=rounds, timeout=experiment.run.timeout, evaluate_fn=session.end_of_round
+            )
     return session.finish()
 
 

@@ -5,7 +5,8 @@ compare clients need the numbers of all replies first. So every reply is checked
 tensors are stored here. Code that reads them later gets normal mappings {name: array}. If it keeps at most one tensor
 (or a part of one) of each client, it needs little memory, whatever the number of clients.
 
-The file has no name: its space is free again when the round ends, or when the process dies.
+The file has no name: its space is free again when the process ends. The next round writes over its start, which takes
+half the time of new space; what is longer than KEPT_BYTES is given back when the round ends.
 """
 
 import os
@@ -18,6 +19,7 @@ import numpy as np
 from fedsim.errors import UserError
 
 MEMORY_BYTES = 64 * 2**20  # of a round's tensors that stay in memory
+KEPT_BYTES = 512 * 2**20  # of the file that wait for the next round
 
 Head = tuple[tuple[int, ...], np.dtype]  # shape and type of a tensor
 Piece = tuple[str, int, int]  # part of a flattened tensor: name, start, stop
@@ -26,9 +28,9 @@ Piece = tuple[str, int, int]  # part of a flattened tensor: name, start, stop
 class StoredArrays(Mapping[str, np.ndarray]):
     """Tensors in a file. Every access to a tensor reads it again; `heads` has shapes and types without reading."""
 
-    def __init__(self, file: int, heads: Mapping[str, Head], places: Mapping[str, int]) -> None:
+    def __init__(self, storage: "Storage", heads: Mapping[str, Head], places: Mapping[str, int]) -> None:
         self.heads = dict(heads)
-        self._file, self._places = file, dict(places)
+        self._storage, self._round, self._places = storage, storage.round, dict(places)
 
     def __getitem__(self, name: str) -> np.ndarray:
         shape, dtype = self.heads[name]
@@ -64,9 +66,11 @@ class StoredArrays(Mapping[str, np.ndarray]):
         return runs
 
     def _read(self, array: np.ndarray, start: int) -> None:
+        if self._round != self._storage.round:
+            raise RuntimeError("tensors of an earlier round are read, and the next round has written over them")
         view = memoryview(array.view(np.uint8))
         while len(view):
-            count = os.preadv(self._file, [view], start)
+            count = os.preadv(self._storage.file.fileno(), [view], start)
             if not count:
                 raise EOFError("the file of this round's replies ends too early")
             view, start = view[count:], start + count
@@ -77,7 +81,8 @@ class Storage:
 
     def __init__(self, folder: Path | None = None, memory: int = MEMORY_BYTES) -> None:
         self.folder, self.memory = folder, memory
-        self._file = None
+        self.file = None
+        self.round = 0  # counted, so that nobody reads what is written over
         self._held = self._end = 0
 
     def put(self, arrays: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
@@ -92,21 +97,29 @@ class Storage:
 
     def clear(self) -> None:
         """Forget the round. Its stored tensors must not be read any more."""
-        if self._file is not None:
-            self._file.close()
-        self._file, self._held, self._end = None, 0, 0
+        if self.file is not None and self._end > KEPT_BYTES:
+            self.file.truncate(KEPT_BYTES)
+        self.round += 1
+        self._held = self._end = 0
+
+    def close(self) -> None:
+        """Give the file back, at the end of a run."""
+        self.clear()
+        if self.file is not None:
+            self.file.close()
+        self.file = None
 
     def _write(self, arrays: Mapping[str, np.ndarray]) -> StoredArrays:
         heads = {name: (array.shape, array.dtype) for name, array in arrays.items()}
         places = {}
         try:
-            if self._file is None:
-                self._file = tempfile.TemporaryFile(dir=self.folder, buffering=0)  # noqa: SIM115 - until `clear`
+            if self.file is None:
+                self.file = tempfile.TemporaryFile(dir=self.folder, buffering=0)  # noqa: SIM115 - until `clear`
             for name in sorted(arrays):  # the order in which averages read them
                 places[name] = self._end
                 view = memoryview(np.ascontiguousarray(arrays[name]).reshape(-1).view(np.uint8))
                 while len(view):
-                    count = os.pwrite(self._file.fileno(), view, self._end)
+                    count = os.pwrite(self.file.fileno(), view, self._end)
                     view, self._end = view[count:], self._end + count
         except OSError as error:
             where = self.folder or tempfile.gettempdir()
@@ -114,7 +127,7 @@ class Storage:
                 f"{where}: the replies of a round cannot be put aside ({error.strerror}); "
                 f"{self._end / 1e9:.1f} GB are there already, free some space or choose another --output"
             ) from None
-        return StoredArrays(self._file.fileno(), heads, places)
+        return StoredArrays(self, heads, places)
 
 
 def heads_of(arrays: Mapping[str, np.ndarray]) -> dict[str, Head]:

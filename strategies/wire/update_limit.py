@@ -1,7 +1,7 @@
 """A bound on the size of an update, because finite values alone do not make an update acceptable.
 
-The size of an update is the L2 norm of (reply - global model) over all its floating-point tensors, in float64, so that
-even 3e38 in every weight has a finite size. A reply of client k is refused in round t when
+The size of an update is the L2 norm of (reply - global model) over all its floating-point tensors. The squares are
+summed in float64, so that even 3e38 in every weight has a finite size. A reply of client k is refused in round t when
 
     ||theta_k^t - theta^(t-1)||  >  limit * r_k
 
@@ -23,7 +23,7 @@ from strategies.parts import Arrays
 
 KEPT_SIZES = 20  # sizes of each client that are kept as its history
 MOST_HISTORIES = 200  # clients that have a history; with more clients, a round seldom has only one
-BLOCK = 1 << 20  # values that are converted to float64 at a time
+BLOCK = 1 << 15  # values that are subtracted and converted at a time, so that they stay in the processor's cache
 
 
 def update_size(arrays: Arrays, previous: Arrays) -> float:
@@ -36,16 +36,28 @@ def update_size(arrays: Arrays, previous: Arrays) -> float:
 
 
 def squared_distance(array: np.ndarray, other: np.ndarray | None) -> float:
-    """The sum of squared differences in float64, block by block; without another array, of the array itself."""
+    """The sum of squared differences, added up in float64; without another array, of the array itself.
+
+    Two float32 arrays are subtracted in float32, which is exact to 6e-8 of each difference and twice as fast; where
+    that overflows, in float64.
+    """
     flat = np.asarray(array).reshape(-1)
     base = None if other is None else np.asarray(other).reshape(-1)
+    single = base is not None and flat.dtype == base.dtype == np.float32
     total = 0.0
     for start in range(0, flat.size, BLOCK):
-        block = flat[start : start + BLOCK].astype(np.float64)
-        if base is not None:
-            block -= base[start : start + BLOCK]
-        total += float(block @ block)
+        values = flat[start : start + BLOCK]
+        others = None if base is None else base[start : start + BLOCK]
+        square = _square(values, others, np.float32) if single else math.inf
+        total += square if math.isfinite(square) else _square(values, others, np.float64)
     return total
+
+
+def _square(values: np.ndarray, others: np.ndarray | None, dtype: type[np.floating]) -> float:
+    with np.errstate(over="ignore", invalid="ignore"):
+        difference = values if others is None else np.subtract(values, others, dtype=dtype)
+        difference = difference.astype(np.float64, copy=False)
+        return float(difference @ difference)
 
 
 def lower_median(sizes: Sequence[float]) -> float:

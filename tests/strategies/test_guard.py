@@ -1,5 +1,7 @@
 """One reply cannot destroy the model: limits for updates, a check of the fused model, and the return to an old one."""
 
+import math
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -27,6 +29,13 @@ def test_the_size_of_an_update():
     assert update_size(after, before) == pytest.approx(3.0)
     huge = {"w": np.full(4, 3e38, np.float32)}
     assert update_size(huge, {"w": np.zeros(4, np.float32)}) == pytest.approx(6e38)
+    assert update_size(huge, {"w": np.full(4, -3e38, np.float32)}) == pytest.approx(12e38)  # no float32 number
+    assert update_size({"w": np.array([np.inf], np.float32)}, {"w": np.zeros(1, np.float32)}) == math.inf
+    one = np.random.default_rng(0).standard_normal((2, 50_000)).astype(np.float32)
+    exact = np.linalg.norm(one[0].astype(np.float64) - one[1].astype(np.float64))
+    assert update_size({"w": one[0]}, {"w": one[1]}) == pytest.approx(exact, rel=1e-8)
+    mixed = {"h": np.array([2.0], np.float16), "d": np.array([1e100]), "f": np.array([1.0], np.float32)}
+    assert update_size(mixed, {"h": np.array([0.0], np.float16), "d": np.array([0.0]), "f": np.array([5.0])}) == 1e100
 
 
 def test_the_lower_median():

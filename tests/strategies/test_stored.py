@@ -1,6 +1,8 @@
 """Replies on disk give the same numbers as replies in memory, bit for bit, and take little memory."""
 
+import os
 import tracemalloc
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -116,6 +118,23 @@ def test_memory_is_used_first_and_given_back(tmp_path):
     storage.clear()
     assert storage.put(state) is state
     assert storage.put({}) == {}
+
+
+def test_a_round_writes_over_the_last_ones_file_and_nobody_reads_the_old_tensors(tmp_path, monkeypatch):
+    """The file's space is used again, up to a size; tensors of an earlier round are an error, not other numbers."""
+    monkeypatch.setattr("strategies.stored.KEPT_BYTES", 6000)
+    with closing(Storage(tmp_path, memory=0)) as storage:
+        old = [storage.put({"w": np.full(1000, index, np.float32)}) for index in range(3)]
+        assert [float(one["w"].sum()) for one in old] == [0, 1000, 2000]
+        storage.clear()
+        assert os.fstat(storage.file.fileno()).st_size == 6000
+        new = storage.put({"w": np.full(1000, 7, np.float32)})
+        assert os.fstat(storage.file.fileno()).st_size == 6000
+        assert float(new["w"].sum()) == 7000
+        with pytest.raises(RuntimeError, match="earlier round"):
+            old[0]["w"]
+    with pytest.raises(RuntimeError, match="earlier round"):
+        new["w"]
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):
