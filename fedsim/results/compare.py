@@ -17,6 +17,7 @@ from fedsim.experiment import Experiment
 from fedsim.results.differences import require_alike, variant, variant_text
 from fedsim.results.metrics import METRICS, metric_values
 from fedsim.results.notes import GROUPS, comparison_notes
+from fedsim.results.provenance import environments, provenance_notes, refuse_other_data
 from fedsim.results.published import COLUMNS, only_theirs, published_rows, setting
 from fedsim.results.reading import Runs
 from fedsim.results.selection import BUDGETS, RULE_TITLES, RULES
@@ -113,6 +114,8 @@ def compare(
         raise UserError("no finished run to compare")
     experiments = {run: runs.experiments[run] for run in runs.summary["run"]}
     require_alike(list(experiments.values()), by)
+    recorded = environments(runs)
+    refuse_other_data(runs, recorded)
     table = _rows(runs, experiments, by, f"{select}_target_{own}")
     if metric != own:
         table["accuracy"] = table["run"].map(metric_values(runs, metric, select))
@@ -129,7 +132,7 @@ def compare(
     name = ", ".join(dict.fromkeys(runs.summary["experiment"]))
     title = f"{name}: {RULE_TITLES[select]}"
     result = Comparison(title, select, targets, cells, methods, elsewhere, base, ranked_seeds, metric=metric)
-    result.notes = comparison_notes(result, table, reasons, runs.unfinished)
+    result.notes = comparison_notes(result, table, reasons, runs.unfinished) + provenance_notes(recorded)
     held_out = {experiment.run.validation_domain for experiment in experiments.values()} - {""}
     if held_out and select == "best_validation":
         result.notes.append(f"The round was selected on {', '.join(sorted(held_out))}, on which no one trained.")

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 import os
 import tomllib
 from collections.abc import Sequence
@@ -180,6 +181,12 @@ def run_folder(runs: Runs, run: str) -> Path:
     folder = runs.folder / run
     # Records that are read from one run's own folder have that folder's name in this column.
     return folder if folder.is_dir() else runs.folder
+
+
+def run_environment(runs: Runs, run: str) -> dict[str, Any]:
+    """What environment.json of a run holds; empty when there is none."""
+    file = run_folder(runs, run) / "environment.json"
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
 
 
 def read_settings(run: Path) -> Experiment:

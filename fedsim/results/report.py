@@ -30,7 +30,7 @@ from fedsim.results.figure_style import look
 from fedsim.results.fonts import fonts_for, missing_text
 from fedsim.results.markup import Data
 from fedsim.results.plots import draw, names_in, run_labels
-from fedsim.results.reading import Runs, of_experiment, read_runs, run_folder
+from fedsim.results.reading import Runs, of_experiment, read_runs, run_environment, run_folder
 from fedsim.results.report_cases import kept_cases, segmentation
 from fedsim.results.report_metrics import accuracy_data, more_than_accuracy
 from fedsim.results.reproduce import command_line
@@ -240,8 +240,7 @@ def _environments(runs: Runs) -> str:
     """Each distinct environment once, with the number of runs that had it."""
     found: dict[str, int] = {}
     for run in runs.experiments:
-        file = run_folder(runs, run) / "environment.json"
-        text = file.read_text(encoding="utf-8") if file.is_file() else "{}"
+        text = json.dumps(run_environment(runs, run))
         found[text] = found.get(text, 0) + 1
     parts = []
     for text, count in found.items():

@@ -1,0 +1,73 @@
+"""What the runs of a comparison rest on beside their settings: images, threads, device, versions and revision.
+
+Runs on different images under the same names are not compared. The rest can change the last digits of a sum, and after
+many steps the accuracy; a note below the table says what differs.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedsim.errors import UserError
+from fedsim.results.differences import comparable_settings
+from fedsim.results.reading import Runs, run_environment
+
+NAMED_RUNS = 3  # of the rarer values of a note
+NUMERIC_PACKAGES = ("torch", "torchvision", "timm", "numpy", "scipy", "scikit-learn", "pillow", "flwr", "fedsim")
+Environments = Mapping[str, Mapping[str, Any]]  # environment.json by run
+
+
+def environments(runs: Runs) -> dict[str, dict[str, Any]]:
+    """The recorded environment of every finished run that has one."""
+    found = {run: run_environment(runs, run) for run in runs.summary["run"]}
+    return {run: table for run, table in found.items() if table}
+
+
+def refuse_other_data(runs: Runs, recorded: Environments) -> None:
+    """UserError when runs with the same data settings and the same splits used different images under one name."""
+    first: dict[tuple, tuple[str, Mapping[str, Any]]] = {}
+    for run, table in recorded.items():
+        experiment = runs.experiments[run]
+        settings = {key: str(value) for key, value in comparable_settings(experiment).items() if key[:5] == "data."}
+        group = (*sorted(settings.items()), experiment.data.seed_of_splits)
+        for name, own in {**table.get("data", {}), **table.get("server_data", {})}.items():
+            other, seen = first.setdefault((group, name), (run, own))
+            if seen["content"] != own["content"]:
+                raise UserError(
+                    f"these runs have different images under the name {name!r} ({seen['images']:,} in {other}, "
+                    f"{own['images']:,} in {run}); compare the runs of each data set by themselves"
+                )
+
+
+def provenance_notes(recorded: Environments) -> list[str]:
+    """A note for everything that differs between the environments of the runs."""
+    facts = {run: _facts(table) for run, table in recorded.items()}
+    known = dict.fromkeys(what for own in facts.values() for what in own)
+    told = [_different(what, {run: own[what] for run, own in facts.items() if own.get(what)}) for what in known]
+    told = [text for text in told if text]
+    if not told:
+        return []
+    return [f"Not the same for all runs: {'; '.join(told)}. Results can differ for this reason alone."]
+
+
+def _facts(table: Mapping[str, Any]) -> dict[str, Any]:
+    packages, commit = table.get("packages", {}), table.get("git_commit", "")[:7]
+    return {
+        "threads": table.get("threads"),
+        "device": table.get("device"),
+        "machine type": table.get("machine"),
+        "Python": table.get("python"),
+        "revision of fedsim": f"{commit} with changes" if table.get("git_dirty") else commit,
+        **{name: packages.get(name) for name in NUMERIC_PACKAGES},
+    }
+
+
+def _different(what: str, values: Mapping[str, Any]) -> str:
+    """`threads 1 (6 runs), 2 (csac/photo/seed0)`; empty when all runs that recorded it have one value."""
+    groups: dict[Any, list[str]] = {}
+    for run, value in values.items():
+        groups.setdefault(value, []).append(run)
+    if len(groups) < 2:
+        return ""
+    ordered = sorted(groups.items(), key=lambda item: -len(item[1]))
+    texts = [f"{value} ({', '.join(own) if len(own) <= NAMED_RUNS else f'{len(own)} runs'})" for value, own in ordered]
+    return f"{what} {', '.join(texts)}"

@@ -1,0 +1,78 @@
+"""What runs rest on beside their settings: other images are refused, other threads and versions are said."""
+
+import pytest
+from support import run_small, small_experiment
+
+from fedsim.errors import UserError
+from fedsim.results import Recorder, compare, read_runs
+
+from .invented import pacs_experiment, write_run
+
+PHOTO = {"images": 1670, "content": "aa"}
+
+
+def two_runs(root, first, second, method="csac", seed=0, **sections):
+    """Two runs on disk with these environments; the second is of another method, or of another seed."""
+    for environment, name, own in ((first, "fedavg", {}), (second, method, sections)):
+        number = seed if name == method else 0
+        folder = write_run(root, pacs_experiment(name, "photo", number, **own))
+        Recorder(folder).write_environment(environment)
+    return read_runs(root / "pacs")
+
+
+def notes_of(runs):
+    return [note for note in compare(runs).notes if note.startswith("Not the same")]
+
+
+@pytest.mark.parametrize("record", ["data", "server_data"])
+@pytest.mark.parametrize("other", [{"images": 1669, "content": "bb"}, {"images": 1670, "content": "bb"}])
+def test_runs_on_other_images_under_the_same_name_are_not_compared(tmp_path, record, other):
+    runs = two_runs(tmp_path, {record: {"photo": PHOTO}}, {record: {"photo": other}})
+    with pytest.raises(UserError, match="different images under the name 'photo'") as caught:
+        compare(runs)
+    assert "1,670 in fedavg/photo/seed0" in str(caught.value) or "1,670 in csac/photo/seed0" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        {"data": {"photo": PHOTO, "sketch": {"images": 3, "content": "cc"}}},  # a domain that only one run has
+        {"data": {}},
+        {},
+    ],
+)
+def test_the_same_images_or_an_older_record_are_compared_without_a_word(tmp_path, second):
+    runs = two_runs(tmp_path, {"data": {"photo": PHOTO}}, second)
+    assert len(compare(runs).methods) == 2
+    assert notes_of(runs) == []
+
+
+def test_splits_that_choose_the_images_may_differ_between_seeds(tmp_path):
+    """Rotated MNIST draws its images by the seed of splits, so that seeds have different ones."""
+    other = {"data": {"photo": {"images": 1670, "content": "bb"}}}
+    assert len(compare(two_runs(tmp_path, {"data": {"photo": PHOTO}}, other, seed=1)).methods) == 2
+
+
+def test_threads_versions_and_revisions_that_differ_are_said(tmp_path):
+    first = {"threads": 1, "packages": {"torch": "2.12.0", "ray": "2.1"}, "git_commit": "a" * 40, "python": "3.11.7"}
+    second = {"threads": 2, "packages": {"torch": "2.13.0", "ray": "2.2"}, "git_commit": "a" * 40, "git_dirty": True}
+    (note,) = notes_of(two_runs(tmp_path, first, second))
+    for text in (
+        "threads 2 (csac/photo/seed0), 1 (fedavg/photo/seed0)",
+        "torch 2.13.0 (csac/photo/seed0), 2.12.0 (fedavg/photo/seed0)",
+        "revision of fedsim aaaaaaa with changes (csac/photo/seed0), aaaaaaa (fedavg/photo/seed0)",
+    ):
+        assert text in note
+    assert "ray" not in note  # it moves messages and computes nothing
+    assert "Python" not in note  # only one run has recorded it
+
+
+def test_real_runs_record_what_is_compared(tmp_path):
+    """Two small runs with other numbers of threads; the same images, the same versions."""
+    for name, threads in (("fedavg", 1), ("fedprox", 2)):
+        run_small(small_experiment(tmp_path, {"name": name}, train={"rounds": 1}, run={"threads": threads}))
+    (note,) = notes_of(read_runs(tmp_path))
+    assert note.startswith("Not the same for all runs: threads ")
+    assert note.count("threads") == 1
+    assert "torch" not in note
