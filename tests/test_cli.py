@@ -211,11 +211,21 @@ def test_failing_cell_is_reported(tmp_path, called):
     assert "1 of 2 cells finished, 1 failed" in errors
 
 
-def test_datasets_folder_says_what_to_write(tmp_path):
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        ("folder", "ROOT/DOMAIN/CLASS/IMAGE"),
+        ("table", "columns path, label, domain"),
+        ("hugging-face", "save_to_disk"),
+        ("masks", "domain/mask/NAME"),
+    ],
+)
+def test_own_data_says_what_to_write(tmp_path, name, layout):
     """A user's own data have no fixed domains; instead of an empty table a valid experiment file is printed."""
-    result = CliRunner().invoke(app, ["datasets", "folder"])
+    result = CliRunner().invoke(app, ["datasets", name])
     assert result.exit_code == 0
-    assert "ROOT/DOMAIN/CLASS/IMAGE" in result.output
+    assert layout in result.output
     (tmp_path / "mine.toml").write_text(result.output[result.output.index("[data]") :])
     experiment = read_experiment(str(tmp_path / "mine.toml"))
-    assert (experiment.data.dataset, experiment.data.root, experiment.train.rounds) == ("folder", "ROOT", 40)
+    assert (experiment.data.dataset, experiment.data.root, experiment.train.rounds) == (name, "ROOT", 40)
+    assert bool(experiment.data.structures) == (name == "masks")

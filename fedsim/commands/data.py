@@ -6,21 +6,23 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedsim.console import console, say
+from fedsim.data.row import Benchmark
 from fedsim.errors import UserError, nearest
 
+FOLDERS = "ROOT/DOMAIN/CLASS/IMAGE. Each folder in ROOT is a domain; the classes are the folders in it"
 OWN_DATA = """\
-folder: your own images, ROOT/DOMAIN/CLASS/IMAGE. Each folder in ROOT is a domain; the classes are the folders in it.
+{name}: {layout}.
 Write an experiment file, e.g. mine.toml, and run it with `fedsim run mine.toml --target DOMAIN`:
 
 [data]
-dataset = "folder"
+dataset = "{name}"
 root = "ROOT"
 image_size = 224
-augment = "domainbed"
+augment = "{augment}"
 normalize = "imagenet"
-
+{structures}
 [model]
-backbone = "resnet18"
+backbone = "{backbone}"
 weights = "imagenet"
 
 [train]
@@ -28,6 +30,18 @@ rounds = 40
 batch_size = 64
 lr = 0.01
 """
+
+
+def own_data(name: str, bench: Benchmark) -> str:
+    """How the files of a user's own data must be, and an experiment file for them."""
+    masks = bench.task == "segmentation"
+    return OWN_DATA.format(
+        name=name,
+        layout=FOLDERS if name == "folder" else bench.note,
+        augment="none" if masks else "domainbed",
+        structures="structures = {NAME = [255]}   # pixel values of the mask files\n" if masks else "",
+        backbone="unet-resnet18" if masks else "resnet18",
+    )
 
 
 def show_inspection(path: Path, grid: Path | None) -> None:
@@ -53,8 +67,8 @@ def show_datasets(name: str) -> None:
 
     if name and name not in BENCHMARKS:
         raise UserError(f"unknown data set {name!r}; {nearest(name, BENCHMARKS)}known: {', '.join(BENCHMARKS)}")
-    if name == "folder":
-        print(OWN_DATA)
+    if name and not BENCHMARKS[name].domains:
+        print(own_data(name, BENCHMARKS[name]))
         return
     if name:
         bench = BENCHMARKS[name]
@@ -68,7 +82,8 @@ def show_datasets(name: str) -> None:
     table = Table("data set", "domains", "classes", "images", title="fedsim datasets")
     for key, bench in BENCHMARKS.items():
         images = str(sum(bench.counts.values())) if bench.counts else "-"
-        table.add_row(key, ", ".join(bench.domains), str(len(bench.classes)), images)
+        domains, classes = ", ".join(bench.domains) or "your own", str(len(bench.classes)) if bench.domains else "-"
+        table.add_row(key, domains, classes, images)
     console.print(table)
     configs = sorted({file.stem for folder in config_folders() for file in folder.glob("*.toml")})
     say(f"shipped experiments: {', '.join(configs)}")
