@@ -42,10 +42,8 @@ def bare_loop(experiment: Experiment, device: torch.device | None = None) -> flo
     clients = [load_client(data, name) for name in client_names(data, experiment.run.target)]
     channels = clients[0].images.shape[1]
     transforms = make_transforms(data, channels)
-    tensors = [
-        (torch.from_numpy(np.array(client.images)).to(device), torch.from_numpy(client.labels).to(device))
-        for client in clients
-    ]
+    whole = {id(client.images): torch.from_numpy(np.array(client.images)).to(device) for client in clients}
+    tensors = [(whole[id(client.images)], torch.from_numpy(client.labels).to(device)) for client in clients]
     images, labels, indices = load_target(data, experiment.run.target)
     target = torch.from_numpy(np.array(images[indices])).to(device), torch.from_numpy(labels[indices]).to(device)
     weights = np.array([client.examples for client in clients]) / sum(client.examples for client in clients)

@@ -1,8 +1,9 @@
-"""Thirty clients of the digits CNN, or five of ResNet-18 at 64 pixels, compared with a plain loop over the clients.
+"""Thirty clients of the digits CNN, five of ResNet-18, or a thousand with small pictures, beside a plain loop.
 
     python benchmarks/thirty_clients.py                                    (3 domains x 10, Dirichlet)
     python benchmarks/thirty_clients.py --ways one-process,default,ray,side-by-side,compiled --repeats 3
-    python benchmarks/thirty_clients.py --model resnet18
+    python benchmarks/thirty_clients.py --model resnet18                   (five clients, 64 pixels)
+    python benchmarks/thirty_clients.py --model cifar --repeats 1          (1,000 clients, 50 pictures of 32 x 32 each)
     python benchmarks/thirty_clients.py --rounds 3 --repeats 1             (a quick measurement, on a busy machine)
 
 Every repetition measures each way once. The plain loop is measured with one thread and with two, and the faster one is
@@ -20,7 +21,7 @@ from pathlib import Path
 import torch
 from overhead import bare_loop, experiment_for, make_folder
 
-from fedsim.experiment import Experiment
+from fedsim.experiment import Experiment, from_table
 from fedsim.run.plan import complete
 from fedsim.run.workspace import close_workspaces
 from fedsim.runtime.launch import launch
@@ -31,6 +32,16 @@ WAYS: dict[str, Callable[[Experiment], Experiment]] = {
     "ray": lambda run: run.replace(run={"runtime": "ray", "workers": 2}),
     "side-by-side": lambda run: run.replace(train={"side_by_side": 30}),
     "compiled": lambda run: run.replace(train={"compile": "default"}),
+}
+
+
+# The form of common cross-device benchmarks on CIFAR-10: 50 images a client, batches of 10, a small network.
+THOUSAND = {
+    "name": "thousand",
+    "data": {"dataset": "synthetic_pictures:Pictures", "image_size": 32, "clients_per_domain": 200},
+    "model": {"backbone": "digits-cnn"},
+    "train": {"batch_size": 10, "lr": 0.01},
+    "run": {"target": "f", "threads": 1, "device": "cpu", "processes": 1, "keep_predictions": False},
 }
 
 
@@ -57,7 +68,9 @@ class Clock:
 
 
 def federation(model: str, folder: Path, rounds: int) -> Experiment:
-    """Thirty clients of three domains of digits, or the five source domains of six of random pictures."""
+    """Thirty clients of three domains of digits, a thousand of five domains of pictures, or five of larger ones."""
+    if model == "cifar":
+        return complete(from_table(THOUSAND | {"train": THOUSAND["train"] | {"rounds": rounds}}))
     if model.startswith("digits"):
         found = experiment_for(model, folder, rounds, 1)
         data = {"domains": ["rot0", "rot15", "rot30", "rot45"], "clients_per_domain": 10, "partition": "dirichlet"}
@@ -90,9 +103,11 @@ def ours(way: str, experiment: Experiment, folder: Path) -> tuple[float, float]:
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="digits-cnn-bn", choices=["digits-cnn", "digits-cnn-bn", "resnet18"])
+    parser.add_argument(
+        "--model", default="digits-cnn-bn", choices=["digits-cnn", "digits-cnn-bn", "resnet18", "cifar"]
+    )
     parser.add_argument("--ways", default="one-process,default,ray", help=", ".join(WAYS))
-    parser.add_argument("--rounds", type=int, default=0, help="0: 30 of digits, 4 of ResNet-18; at least 3")
+    parser.add_argument("--rounds", type=int, default=0, help="0: 30 of digits, 4 of others; at least 3")
     parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args()
     rounds = args.rounds or (30 if args.model.startswith("digits") else 4)
