@@ -1,5 +1,7 @@
 """A method as a row of exchangeable parts, in one slot for each question."""
 
+import dataclasses
+import json
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -11,7 +13,7 @@ from fedsim.models.infer import EvalMode, Infer
 from fedsim.models.inserts.base import Insert
 from fedsim.models.norms import BatchNorm
 from fedsim.models.norms.base import Norm
-from fedsim.part import Part
+from fedsim.part import Part, part_name
 from strategies.fuse.weighted_mean import WeightedMean
 from strategies.parts import Bank, Fuse, Refine, Share, Visit, Weights
 from strategies.share.everything import Everything
@@ -100,6 +102,12 @@ def parts_of(recipe: Recipe) -> list[tuple[str, Any]]:
         value = getattr(recipe, slot)
         pairs += [(slot, part) for part in (value if slot in LIST_SLOTS else (value,)) if part is not None]
     return pairs
+
+
+def values_of(recipe: Recipe) -> dict[str, dict[str, Any]]:
+    """The values of all fields by slot and part, as JSON gives them back: {"terms.proximal": {"mu": 0.1}}."""
+    table = {f"{slot}.{part_name(part)}": dataclasses.asdict(part) for slot, part in parts_of(recipe)}
+    return json.loads(json.dumps(table, default=str))
 
 
 @cache

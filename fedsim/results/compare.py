@@ -17,7 +17,7 @@ from fedsim.experiment import Experiment
 from fedsim.results.differences import require_alike, variant, variant_text
 from fedsim.results.metrics import METRICS, metric_values
 from fedsim.results.notes import GROUPS, comparison_notes
-from fedsim.results.provenance import environments, provenance_notes, refuse_other_data
+from fedsim.results.provenance import environments, provenance_notes, refuse_other_data, refuse_other_recipes
 from fedsim.results.published import COLUMNS, only_theirs, published_rows, setting
 from fedsim.results.reading import Runs
 from fedsim.results.selection import BUDGETS, RULE_TITLES, RULES
@@ -117,6 +117,7 @@ def compare(
     recorded = environments(runs)
     refuse_other_data(runs, recorded)
     table = _rows(runs, experiments, by, f"{select}_target_{own}")
+    refuse_other_recipes(recorded, dict(zip(table["run"], table["label"])))
     if metric != own:
         table["accuracy"] = table["run"].map(metric_values(runs, metric, select))
     targets = sorted(table["target"].unique(), key=_natural)

@@ -11,6 +11,7 @@ RUN_KEYS = ("select_on", "validation_domain", "on_client_failure")
 MACHINE_KEYS = ("data.root", "data.cache")
 TESTED_KEYS = ("data.adapt_share",)  # methods that adapt are tested on fewer images; a note of the table says so
 ABSENT = "default"
+Recipe = Mapping[str, Mapping[str, Any]]  # fields by slot and part, as environment.json has them
 
 
 def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -46,6 +47,22 @@ def differing_settings(experiments: Iterable[Experiment]) -> dict[str, list[str]
         if len(values) > 1:
             differing[key] = values
     return differing
+
+
+def differing_parts(first: Recipe, second: Recipe) -> list[str]:
+    """What differs between two recorded recipes: the parts of one alone, and fields that both know, with their values.
+
+    A field that only one of the records has came with another version, and its default is what was done before.
+    """
+    apart = [
+        f"{name} (not in both)" for name in dict.fromkeys([*first, *second]) if (name in first) != (name in second)
+    ]
+    for name in first.keys() & second.keys():
+        for field in first[name].keys() & second[name].keys():
+            values = [value_text(recipe[name][field]) for recipe in (first, second)]
+            if values[0] != values[1]:
+                apart.append(f"{name}.{field} ({' | '.join(values)})")
+    return sorted(apart)
 
 
 def require_alike(experiments: Sequence[Experiment], by: Sequence[str] = ()) -> None:

@@ -1,14 +1,14 @@
-"""What the runs of a comparison rest on beside their settings: images, threads, device, versions and revision.
+"""What the runs of a comparison rest on beside their settings: images, recipe, threads, device, versions and revision.
 
-Runs on different images under the same names are not compared. The rest can change the last digits of a sum, and after
-many steps the accuracy; a note below the table says what differs.
+Runs on different images under the same names, and different recipes under the same label, are not compared. The rest
+can change the last digits of a sum, and after many steps the accuracy; a note below the table says what differs.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
 from fedsim.errors import UserError
-from fedsim.results.differences import comparable_settings
+from fedsim.results.differences import comparable_settings, differing_parts
 from fedsim.results.reading import Runs, run_environment
 
 NAMED_RUNS = 3  # of the rarer values of a note
@@ -35,6 +35,19 @@ def refuse_other_data(runs: Runs, recorded: Environments) -> None:
                 raise UserError(
                     f"these runs have different images under the name {name!r} ({seen['images']:,} in {other}, "
                     f"{own['images']:,} in {run}); compare the runs of each data set by themselves"
+                )
+
+
+def refuse_other_recipes(recorded: Environments, labels: Mapping[str, str]) -> None:
+    """UserError when runs of one row of the table had different recipes, because a default changed between versions."""
+    first: dict[str, tuple[str, Mapping[str, Any]]] = {}
+    for run, table in recorded.items():
+        if "recipe" in table:
+            other, seen = first.setdefault(labels[run], (run, table["recipe"]))
+            if differs := differing_parts(seen, table["recipe"]):
+                raise UserError(
+                    f"{labels[run]} was not the same recipe in {other} and {run}: {', '.join(differs[:5])}; "
+                    "they were made by different versions of fedsim, compare them apart"
                 )
 
 

@@ -240,7 +240,7 @@ def _environments(runs: Runs) -> str:
     """Each distinct environment once, with the number of runs that had it."""
     found: dict[str, int] = {}
     for run in runs.experiments:
-        text = json.dumps(run_environment(runs, run))
+        text = json.dumps({key: value for key, value in run_environment(runs, run).items() if key != "recipe"})
         found[text] = found.get(text, 0) + 1
     parts = []
     for text, count in found.items():

@@ -8,8 +8,8 @@ from typing import Any
 from fedsim.data.fingerprint import Fingerprints, difference, fingerprints
 from fedsim.errors import UserError
 from fedsim.experiment import Experiment, parse_experiment
-from fedsim.recipe import Recipe, parts_of
-from fedsim.results.differences import MACHINE_KEYS
+from fedsim.recipe import Recipe, parts_of, values_of
+from fedsim.results.differences import MACHINE_KEYS, differing_parts
 from fedsim.variants import same_method
 
 NUMBERS = ("run.select_on", "run.validation_domain", "run.threads")  # settings of [run] on which a run's numbers depend
@@ -56,6 +56,12 @@ def refuse_other_settings(
         )
     record = folder / "environment.json"
     recorded = json.loads(record.read_text()) if record.is_file() else {}
+    other = differing_parts(recorded["recipe"], values_of(recipe)) if recorded.get("recipe") else []
+    if other:
+        raise UserError(
+            f"{folder} holds a run of another recipe, by another version of fedsim: {', '.join(other[:5])}; "
+            "choose another --output or name, or remove the folder"
+        )
     seen = recorded.get("data", {}) | recorded.get("server_data", {})
     if seen:
         refuse_other_data(folder, seen, {**data_of(experiment), **server_fingerprints(recipe, experiment)})

@@ -16,6 +16,7 @@ from fedsim.arrays import record_to_arrays, state_to_record
 from fedsim.data import domain_of
 from fedsim.data.fingerprint import Fingerprints
 from fedsim.experiment import Experiment
+from fedsim.recipe import values_of
 from fedsim.results.callbacks import RunCallback
 from fedsim.results.client_rows import client_rows, detail_rows
 from fedsim.results.environment import environment
@@ -62,7 +63,7 @@ class Session:
         forget_after(self.folder, self.checkpoint.round if self.checkpoint else -1)
         self.recorder.write_experiment(experiment.toml())
         self.environment = environment() | {"device": str(space.device), "threads": torch.get_num_threads()}
-        self.environment |= {"classes": list(space.plan.data.classes)}
+        self.environment |= {"classes": list(space.plan.data.classes), "recipe": values_of(space.recipe)}
         self.environment |= {"server_data": self.server_data} if self.server_data else {}
         self.recorder.write_environment(self.environment | {"data": self.data})
         self.evaluate_target: EvaluateTarget | None = None

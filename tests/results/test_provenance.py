@@ -1,21 +1,24 @@
 """What runs rest on beside their settings: other images are refused, other threads and versions are said."""
 
+import json
+
 import pytest
 from support import run_small, small_experiment
 
+from fedsim.assembly import build_recipe
 from fedsim.errors import UserError
 from fedsim.results import Recorder, compare, read_runs
+from fedsim.run.conflicts import refuse_other_settings
 
 from .invented import pacs_experiment, write_run
 
 PHOTO = {"images": 1670, "content": "aa"}
 
 
-def two_runs(root, first, second, method="csac", seed=0, **sections):
+def two_runs(root, first, second, method="csac", seed=0):
     """Two runs on disk with these environments; the second is of another method, or of another seed."""
-    for environment, name, own in ((first, "fedavg", {}), (second, method, sections)):
-        number = seed if name == method else 0
-        folder = write_run(root, pacs_experiment(name, "photo", number, **own))
+    for environment, name, number in ((first, "fedavg", 0), (second, method, seed)):
+        folder = write_run(root, pacs_experiment(name, "photo", number))
         Recorder(folder).write_environment(environment)
     return read_runs(root / "pacs")
 
@@ -76,3 +79,35 @@ def test_real_runs_record_what_is_compared(tmp_path):
     assert note.startswith("Not the same for all runs: threads ")
     assert note.count("threads") == 1
     assert "torch" not in note
+
+
+def recipe(**fields):
+    return {"recipe": {"terms.proximal": fields}}
+
+
+def test_one_row_has_one_recipe(tmp_path):
+    """A default that changed between versions gives another recipe under the same name; a new field does not."""
+    same = two_runs(tmp_path / "a", recipe(mu=0.1), recipe(mu=0.1, new=3), "fedavg", seed=1)
+    assert len(compare(same).methods) == 1
+    other = two_runs(tmp_path / "b", recipe(mu=0.1), recipe(mu=0.2), "fedavg", seed=1)
+    with pytest.raises(UserError, match=r"fedavg was not the same recipe .*: terms\.proximal\.mu \(0\.1 \| 0\.2\)"):
+        compare(other)
+    more = two_runs(tmp_path / "c", recipe(), {"recipe": {"terms.proximal": {}, "fuse.krum": {}}}, "fedavg", seed=1)
+    with pytest.raises(UserError, match=r"fuse\.krum \(not in both\)"):
+        compare(more)
+    apart = two_runs(tmp_path / "d", recipe(mu=0.1), recipe(mu=0.2))
+    assert len(compare(apart).methods) == 2
+
+
+def test_a_run_of_another_version_s_recipe_is_not_continued(tmp_path):
+    """The settings are the same words, but a default has changed since."""
+    experiment = small_experiment(tmp_path, "fedprox", train={"rounds": 1})
+    folder, _ = run_small(experiment)
+    file = folder / "environment.json"
+    table = json.loads(file.read_text())
+    assert table["recipe"]["terms.proximal"] == {"mu": 0.1}
+    refuse_other_settings(folder, experiment, build_recipe(experiment))
+    table["recipe"]["terms.proximal"]["mu"] = 0.01
+    file.write_text(json.dumps(table))
+    with pytest.raises(UserError, match=r"another recipe.*terms\.proximal\.mu \(0\.01 \| 0\.1\)"):
+        refuse_other_settings(folder, experiment, build_recipe(experiment))
