@@ -182,9 +182,12 @@ def detail_over_rounds(details: pd.DataFrame, name: str, label: str, quantity: s
     """One layer-wise quantity of one method over rounds: the upper row has means per domain, the lower per layer group.
 
     Shares of the clients, which sum to one, have the same mean in every layer; the lower row then shows their spread
-    between clients. A quantity of a whole client, whose rows name no tensor, has only the upper row.
+    between clients. A quantity of a whole client, whose rows name no tensor, has only the upper row. Rows that name no
+    client are of the server (the fused model).
     """
-    frame = details.assign(group=details["name"].fillna("").map(layer_group))
+    frame = details.assign(
+        group=details["name"].fillna("").map(layer_group), client=details["client"].fillna("server").astype(str)
+    )
     targets = sorted(frame["target"].unique())
     title = quantity.replace("_", " ")
     rows = 2 if frame["group"].any() else 1

@@ -4,6 +4,7 @@ from xml.etree import ElementTree
 
 import matplotlib as mpl
 import numpy as np
+import pandas as pd
 import pytest
 from matplotlib.image import imread
 
@@ -145,6 +146,17 @@ def test_a_quantity_of_whole_clients_has_no_panel_of_layers(runs):
     alpha = runs.details[runs.details["quantity"] == "alpha"]
     drawn = detail_over_rounds(alpha.assign(name=float("nan")), "pacs", "fada", "tightness")
     assert len(drawn.axes) == alpha["target"].nunique()
+
+
+def test_a_quantity_of_the_server_has_a_line_of_its_own(runs):
+    """FADA records the fused model's number beside those of the clients, and FedGMA only such numbers: no client."""
+    alpha = runs.details[runs.details["quantity"] == "alpha"]
+    of_server = alpha[alpha["client"] == alpha["client"].iloc[0]].assign(client=float("nan"))
+    for frame in (pd.concat([of_server, alpha]), of_server):
+        drawn = detail_over_rounds(frame, "pacs", "fada", "tightness")
+        lines = {line.get_label() for line in drawn.axes[0].get_lines()}
+        assert "server" in lines
+        assert len(lines & set(alpha["client"])) == (0 if frame is of_server else 3)
 
 
 def test_histograms_zoom_into_narrow_values():
