@@ -1,12 +1,16 @@
-"""The display of a run: one progress bar with round, metrics and time left."""
+"""What the terminal shows while something lasts: a bar with round, metrics and time left, or a count."""
 
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
 from fedsim.experiment import Experiment
 from fedsim.tasks import scores
+
+T = TypeVar("T")
 
 console = Console()
 errors = Console(stderr=True)
@@ -15,6 +19,16 @@ errors = Console(stderr=True)
 def say(text: str) -> None:
     """Print a line unchanged: brackets in names are not markup, and paths are not wrapped."""
     console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def counted(items: Iterable[T], words: str) -> Iterator[T]:
+    """The items; while they come, a line on the terminal shows how many there were. It disappears at the end."""
+    columns = SpinnerColumn(), TextColumn(words, markup=False), TextColumn("{task.completed:.0f}")
+    with Progress(*columns, console=errors, transient=True) as progress:
+        task = progress.add_task(words, total=None)
+        for item in items:
+            progress.advance(task)
+            yield item
 
 
 class ProgressBar:

@@ -1,6 +1,6 @@
 """The figures: each function takes the records of one experiment and returns a Figure, or None if it lacks columns."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -15,20 +15,27 @@ from fedsim.results.selection import RULE_TITLES
 from fedsim.tasks import task_of
 
 MOST_ROWS = 6
-MOST_LINES = 12  # of clients or domains in one panel
+MOST_LINES = 12  # of methods, clients or domains in one panel
 CURVES = (("target", "target"), ("mean_validation", "validation"))  # (start of the column's name, start of the title)
 
 
-def learning_curves(rounds: pd.DataFrame, name: str) -> Figure | None:
-    """The primary metric per round on the target and in source validation, one column of panels per target."""
+def learning_curves(rounds: pd.DataFrame, name: str, best: Sequence[str] = ()) -> Figure | None:
+    """The primary metric per round on the target and in source validation, one column of panels per target.
+
+    best: the labels in the order of a comparison, best first. Of more than MOST_LINES only the first ones are drawn,
+    and fedavg, because nobody can tell more lines apart.
+    """
     task = task_of(rounds)
     curves = [(f"{column}_{task.metric}", f"{words} {task.title} (%)") for column, words in CURVES]
     curves = [(column, title) for column, title in curves if column in rounds and rounds[column].notna().any()]
     if not curves:
         return None
     targets = sorted(rounds["target"].unique())
-    figure, axes = panels(len(curves), len(targets), f"{name}: learning curves, all rounds (mean ± std over seeds)")
-    looks = styles(rounds["label"].unique())
+    labels, few = few_enough(list(rounds["label"].unique()), best)
+    rounds = rounds[rounds["label"].isin(labels)]
+    heading = f"{name}: learning curves, all rounds (mean ± std over seeds{few})"
+    figure, axes = panels(len(curves), len(targets), heading)
+    looks = styles(labels)
     for row, (column, title) in zip(axes, curves):
         row[0].set_ylabel(title)
         for one, target in zip(row, targets):
@@ -39,6 +46,18 @@ def learning_curves(rounds: pd.DataFrame, name: str) -> Figure | None:
     _round_axis(axes[-1])
     legend_below(figure, axes.ravel(), looks)
     return figure
+
+
+def few_enough(labels: list[str], best: Sequence[str], baseline: str = "fedavg") -> tuple[list[str], str]:
+    """At most MOST_LINES of the labels, in their order: the best and the baseline; and words for the title."""
+    if len(labels) <= MOST_LINES:
+        return labels, ""
+    ordered = [label for label in best if label in labels] or labels
+    kept = ordered[:MOST_LINES]
+    if baseline in labels and baseline not in kept:
+        kept = [*ordered[: MOST_LINES - 1], baseline]
+    which = f"the {'best' if best else 'first'}{f' and {baseline}' if kept[-1] == baseline else ''}"
+    return [label for label in labels if label in kept], f"; {MOST_LINES} of {len(labels)} methods: {which}"
 
 
 def target_bars(comparison: Comparison, runs_table: pd.DataFrame, name: str) -> Figure | None:

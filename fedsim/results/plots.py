@@ -1,12 +1,13 @@
 """All figures that the records of some runs allow, as PNG and SVG files."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pandas as pd
 from matplotlib.figure import Figure
 
+from fedsim.console import counted
 from fedsim.errors import UserError
 from fedsim.results import figures
 from fedsim.results.case_grid import case_grid
@@ -32,33 +33,37 @@ def plot_all(runs: Runs, out: Path | str, select: str = "best_validation") -> li
     with look(names_in(runs)):
         for name in names:
             prefix = f"{_file_name(name)}-" if len(names) > 1 else ""
-            for key, figure in draw(of_experiment(runs, name), name, select):
+            for key, figure in counted(draw(of_experiment(runs, name), name, select), "figures drawn:"):
                 paths += _save(figure, out / f"{prefix}{_file_name(key)}")
     if not paths:
         raise UserError(f"{runs.folder}: the records hold nothing to plot yet")
     return paths
 
 
-def draw(runs: Runs, name: str, select: str = "best_validation") -> list[tuple[str, Figure]]:
-    """(key, Figure) of one experiment's runs, in the order of a report."""
+def draw(runs: Runs, name: str, select: str = "best_validation") -> Iterator[tuple[str, Figure]]:
+    """(key, Figure) of one experiment's runs, in the order of a report; each is drawn when it is asked for."""
+    return ((key, figure) for key, figure in _drawn(runs, name, select) if figure is not None)
+
+
+def _drawn(runs: Runs, name: str, select: str) -> Iterator[tuple[str, Figure | None]]:
     label = run_labels(runs)
     rounds, clients, details = (_labelled(frame, label) for frame in (runs.rounds, runs.clients, runs.details))
-    found: list[tuple[str, Figure | None]] = []
+    found = compare(runs, select, by=list(_differences(runs)), published=False) if len(runs.summary) else None
     if len(rounds):
-        found.append(("learning-curves", figures.learning_curves(rounds, name)))
-    if len(runs.summary):
-        comparison = compare(runs, select, by=list(_differences(runs)), published=False)
-        found.append(("target-accuracy", figures.target_bars(comparison, _per_run(runs, comparison, label), name)))
-        found.append(("cost", cost_front(comparison, _costs(rounds), name)))
-    for key, by_target in kept_predictions(runs, label, select).items() if len(runs.summary) else []:
-        found.append((f"confusion-{key}", confusion_figure(by_target, name, key)))
-    for key, by_target in kept_cases(runs, label, select).items() if len(runs.summary) else []:
-        found += [(f"cases-{key}-{target}", case_grid(own[0], name, key, target)) for target, own in by_target.items()]
+        best = list(found.methods["label"]) if found else []
+        yield "learning-curves", figures.learning_curves(rounds, name, best)
+    if found:
+        yield "target-accuracy", figures.target_bars(found, _per_run(runs, found, label), name)
+        yield "cost", cost_front(found, _costs(rounds), name)
+        for key, by_target in kept_predictions(runs, label, select).items():
+            yield f"confusion-{key}", confusion_figure(by_target, name, key)
+        for key, by_target in kept_cases(runs, label, select).items():
+            for target, own in by_target.items():
+                yield f"cases-{key}-{target}", case_grid(own[0], name, key, target)
     for column in figures.client_metrics(clients) if len(clients) else []:
-        found.append((f"client-{column}", figures.metric_over_rounds(clients, column, name)))
+        yield f"client-{column}", figures.metric_over_rounds(clients, column, name)
     if len(details):
-        found += _details(details, name)
-    return [(key, figure) for key, figure in found if figure is not None]
+        yield from _details(details, name)
 
 
 def names_in(runs: Runs) -> list[str]:
@@ -100,13 +105,11 @@ def _costs(rounds: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def _details(details: pd.DataFrame, name: str) -> list[tuple[str, Figure]]:
-    found = []
+def _details(details: pd.DataFrame, name: str) -> Iterator[tuple[str, Figure]]:
     for (label, quantity), frame in details.groupby(["label", "quantity"], sort=False):
-        found.append((f"{quantity}-{label}", figures.detail_over_rounds(frame, name, label, quantity)))
+        yield f"{quantity}-{label}", figures.detail_over_rounds(frame, name, label, quantity)
         if "alpha" in quantity:
-            found.append((f"{quantity}-{label}-histogram", figures.detail_histogram(frame, name, label, quantity)))
-    return found
+            yield f"{quantity}-{label}-histogram", figures.detail_histogram(frame, name, label, quantity)
 
 
 def _file_name(text: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 
+from fedsim.console import counted
 from fedsim.experiment import Experiment
 from fedsim.files import atomic_write
 from fedsim.results import markup
@@ -129,7 +130,7 @@ def _figures(runs: Runs, name: str, select: str) -> str:
     pictures, confusions, cases, names = [], [], [], names_in(runs)
     boxes = missing_text(fonts_for(names)[1])
     with look(names):
-        for key, figure in draw(runs, name, select):
+        for key, figure in counted(draw(runs, name, select), "figures drawn:"):
             buffer = io.BytesIO()
             figure.savefig(buffer, format="svg", facecolor="white", metadata={"Date": None})
             title = figure.get_suptitle().replace("\n", " ")

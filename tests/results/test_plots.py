@@ -12,7 +12,7 @@ from fedsim.errors import UserError
 from fedsim.results import plot_all, read_runs
 from fedsim.results.cost_figure import readable
 from fedsim.results.figure_style import styles
-from fedsim.results.figures import are_shares, detail_over_rounds, histogram_bounds, layer_group
+from fedsim.results.figures import are_shares, detail_over_rounds, few_enough, histogram_bounds, layer_group
 from fedsim.results.plots import draw
 
 from .invented import pacs_experiment, write_grid, write_run
@@ -146,6 +146,15 @@ def test_a_quantity_of_whole_clients_has_no_panel_of_layers(runs):
     alpha = runs.details[runs.details["quantity"] == "alpha"]
     drawn = detail_over_rounds(alpha.assign(name=float("nan")), "pacs", "fada", "tightness")
     assert len(drawn.axes) == alpha["target"].nunique()
+
+
+def test_no_panel_has_more_curves_than_one_can_tell_apart():
+    """Of 57 methods the twelve best ones are drawn, or the eleven best ones and FedAvg, and the title says so."""
+    labels = [f"m{index}" for index in range(56)] + ["fedavg"]
+    assert few_enough(labels[:12], labels) == (labels[:12], "")
+    assert few_enough(labels, labels[::-1]) == (labels[45:], "; 12 of 57 methods: the best")
+    assert few_enough(labels, labels) == ([*labels[:11], "fedavg"], "; 12 of 57 methods: the best and fedavg")
+    assert few_enough(labels[:-1], ())[1] == "; 12 of 56 methods: the first"
 
 
 def test_a_quantity_of_the_server_has_a_line_of_its_own(runs):
