@@ -84,8 +84,8 @@ def target_bars(comparison: Comparison, runs_table: pd.DataFrame, name: str) -> 
     for one in axes.ravel()[len(groups) :]:
         one.set_visible(False)
     axes[0][0].set_yticks(range(len(labels)), [written(label) for label in labels])
-    # All panels share the axis, so this inverts it for all of them: the first method is on top.
-    axes[0][0].invert_yaxis()
+    # All panels share the axis, so this holds for all of them: the first method is on top, without a gap above it.
+    axes[0][0].set_ylim(len(labels) - 0.4, -0.6)
     axes[0][0].set_xlim(left=start)
     # Bars that do not start at zero exaggerate differences, so the label of the axis says where they start.
     words = f"target {METRICS[comparison.metric].title} (%)"
