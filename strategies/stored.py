@@ -19,6 +19,7 @@ import numpy as np
 from fedsim.errors import UserError
 
 MEMORY_BYTES = 64 * 2**20  # of a round's tensors that stay in memory
+WHOLE_BYTES = 256 * 2**20  # a round whose tensors take at most this together stays in memory as a whole
 KEPT_BYTES = 512 * 2**20  # of the file that wait for the next round
 
 Head = tuple[tuple[int, ...], np.dtype]  # shape and type of a tensor
@@ -81,16 +82,21 @@ class Storage:
 
     def __init__(self, folder: Path | None = None, memory: int = MEMORY_BYTES) -> None:
         self.folder, self.memory = folder, memory
+        self._room = memory
         self.file = None
         self.round = 0  # counted, so that nobody reads what is written over
         self._held = self._end = 0
+
+    def expect(self, size: int) -> None:
+        """Say before the first reply how many bytes the round's replies take together."""
+        self._room = size if self.memory < size <= WHOLE_BYTES else self.memory
 
     def put(self, arrays: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
         """The same tensors: unchanged while there is room in memory, otherwise stored in the file from now on."""
         size = sum(array.nbytes for array in arrays.values())
         if not size:
             return arrays
-        if self._held + size <= self.memory:
+        if self._held + size <= self._room:
             self._held += size
             return arrays
         return self._write(arrays)

@@ -31,6 +31,7 @@ class Arrivals:
         """
         parts, fuse = self.parts, self.parts.recipe.fuse
         banks, start = parts.contributed(), parts.start
+        self.storage.expect(self.exchange.asked * sum(array.nbytes for array in model.values()))
         sizes: dict[str, float] = {}
         layouts: dict[str, dict[str, str]] = {bank.name: {} for bank in banks}
 

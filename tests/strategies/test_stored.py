@@ -137,6 +137,18 @@ def test_a_round_writes_over_the_last_ones_file_and_nobody_reads_the_old_tensors
         new["w"]
 
 
+def test_a_small_round_stays_in_memory_as_a_whole(tmp_path, monkeypatch):
+    """Five replies that fit together are not written; of thirty only what always has room is kept."""
+    monkeypatch.setattr("strategies.stored.WHOLE_BYTES", 20_000)
+    state = {"w": np.ones(1000, np.float32)}
+    with closing(Storage(tmp_path, memory=9000)) as storage:
+        for clients, held in ((5, 5), (30, 2), (5, 5), (1, 1)):
+            storage.expect(clients * 4000)
+            kept = [storage.put(state) for _ in range(clients)]
+            assert sum(one is state for one in kept) == held
+            storage.clear()
+
+
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):
     storage = Storage(tmp_path / "gone", memory=0)
     with pytest.raises(UserError, match="cannot be put aside"):
