@@ -24,7 +24,7 @@ def say(text: str) -> None:
 def counted(items: Iterable[T], words: str) -> Iterator[T]:
     """The items; while they come, a line on the terminal shows how many there were. It disappears at the end."""
     columns = SpinnerColumn(), TextColumn(words, markup=False), TextColumn("{task.completed:.0f}")
-    with Progress(*columns, console=errors, transient=True) as progress:
+    with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as progress:
         task = progress.add_task(words, total=None)
         for item in items:
             progress.advance(task)

@@ -184,9 +184,12 @@ def run_folder(runs: Runs, run: str) -> Path:
 
 
 def run_environment(runs: Runs, run: str) -> dict[str, Any]:
-    """What environment.json of a run holds; empty when there is none."""
+    """What environment.json of a run holds; empty when there is none. UserError when it cannot be read."""
     file = run_folder(runs, run) / "environment.json"
-    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    try:
+        return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    except ValueError as error:  # also what is not UTF-8
+        raise UserError(f"{file}: {error}") from None
 
 
 def read_settings(run: Path) -> Experiment:

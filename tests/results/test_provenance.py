@@ -81,6 +81,15 @@ def test_real_runs_record_what_is_compared(tmp_path):
     assert "torch" not in note
 
 
+def test_a_damaged_record_is_one_line_and_names_the_file(tmp_path):
+    """A copy that was cut off must not end in a traceback."""
+    runs = two_runs(tmp_path, {}, {})
+    (tmp_path / "pacs" / "csac" / "photo" / "seed0" / "environment.json").write_text('{"threads": ')
+    with pytest.raises(UserError, match=r"csac/photo/seed0/environment\.json: ") as caught:
+        compare(runs)
+    assert "\n" not in str(caught.value)
+
+
 def recipe(**fields):
     return {"recipe": {"terms.proximal": fields}}
 
