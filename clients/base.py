@@ -15,7 +15,7 @@ from clients.local_data import LocalData
 from clients.local_steps import BestIterate, Fitted, LocalSteps, Training
 from clients.networks import after_step_functions, freeze
 from clients.optimizers import learning_rate, make_optimizer, optimizer_tensors, restore_optimizer
-from clients.parts import LocalRound
+from clients.parts import LocalRound, departing
 from clients.store import ClientStore
 from fedsim.arrays import load_arrays
 from fedsim.experiment import Experiment
@@ -89,7 +89,7 @@ class DomainClient(NumPyClient):
         return self.names("evaluate")
 
     def fit(self, parameters: list[np.ndarray], config: dict[str, Any]) -> Fitted:
-        """Trains; returns the tensors to send (valid until the network is used again), examples and metrics."""
+        """Trains; returns the tensors to send (views of the network, in its memory layout), examples and metrics."""
         training = self.begin_fit(parameters, config)
         return self.end_fit(training, self._train(training.round))
 
@@ -119,10 +119,9 @@ class DomainClient(NumPyClient):
             metrics[f"local_validation_{self.metric}"] = self.validate()[0]
         self._keep_personal()
         self.stored = self.store.commit()
-        trained = {name: self.state[name].cpu().contiguous().numpy() for name in self.upload_names()}
+        trained = {name: self.state[name].cpu().numpy() for name in self.upload_names()}
         trained, received = taken(trained, self.cut), dict(zip(self.names("train"), training.received, strict=True))
-        for part in self.recipe.client_parts():
-            trained = part.leave(round, trained, received)
+        trained = departing(self.recipe.client_parts(), round, trained, received)
         metrics |= {"compile_seconds": self.compiled.take_seconds()} if self.compiled else {}
         metrics["train_seconds"] = time.perf_counter() - training.started
         self.outbox = round.outbox

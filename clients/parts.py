@@ -10,7 +10,7 @@ each report - the batches are planned - `begin` of terms, step and augment - the
 `Report.after` of each report - `leave` of all parts.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -83,12 +83,24 @@ class ClientPart(Part):
         raise NotImplementedError
 
     def leave(self, round: LocalRound, trained: Arrays, received: Arrays) -> Arrays:
-        """The trained tensors as they leave the client, given those that came; as they are."""
+        """The trained tensors as they leave the client, given those that came; as they are.
+
+        `trained` are copies in C order, which the part may change; `received` must not be changed.
+        """
         return trained
 
     def end(self, round: LocalRound) -> None:
         """After the last step: store what the next round needs in `round.store`, and `round.send` the records for the
         server."""
+
+
+def departing(parts: Iterable[ClientPart], round: LocalRound, trained: Arrays, received: Arrays) -> Arrays:
+    """The trained tensors as all parts let them leave (`ClientPart.leave`); copied only for those that change them."""
+    leaving = [part for part in parts if type(part).leave is not ClientPart.leave]
+    trained = {name: np.array(array, order="C") for name, array in trained.items()} if leaving else trained
+    for part in leaving:
+        trained = part.leave(round, trained, received)
+    return trained
 
 
 class Step(ClientPart):

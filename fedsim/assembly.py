@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedsim.arrays import nonnegative_names
 from fedsim.combinations import check_recipe, combine
 from fedsim.data import benchmark, find_dataset
 from fedsim.errors import UserError
 from fedsim.experiment import Experiment
+from fedsim.kinds import nonnegative_names
 from fedsim.models import build_model
 from fedsim.models.tasks import rules_of
 from fedsim.part import part_name

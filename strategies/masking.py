@@ -73,10 +73,15 @@ def stream(seed: bytes, sizes: Sequence[int], bits: int) -> Iterator[Iterator[np
 
 
 def add_mask(arrays: Mapping[str, np.ndarray], seed: bytes, sign: int) -> None:
-    """Add PRG(seed) to unsigned arrays in place, or subtract it (sign -1), with tensors in the order of their names."""
+    """Add PRG(seed) to unsigned arrays in place, or subtract it (sign -1), with tensors in the order of their names.
+
+    Raises ValueError for an array that is not in C order, because its mask would be added to a copy and so be lost.
+    """
     names = sorted(arrays)
     if not names:
         return
+    if odd := [name for name in names if not arrays[name].flags.c_contiguous]:
+        raise ValueError(f"{odd[0]!r} is not in C order, so that its mask would be lost")
     bits = 8 * arrays[names[0]].dtype.itemsize
     for name, pieces in zip(names, stream(seed, [arrays[name].size for name in names], bits)):
         flat, start = arrays[name].reshape(-1), 0

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedsim.arrays import Kind
 from fedsim.experiment import Experiment
+from fedsim.kinds import Kind
 from fedsim.seeding import numpy_rng, torch_generator
 from strategies.aggregate import Arrays
 

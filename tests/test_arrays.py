@@ -1,9 +1,8 @@
-"""The wire format of tensors and their kinds."""
+"""The wire format of tensors."""
 
 import contextlib
 import io
 import warnings
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -14,37 +13,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from torch import nn
 
-from fedsim.arrays import (
-    Kind,
-    all_finite,
-    bn_scope,
-    load_arrays,
-    nbytes,
-    record_to_arrays,
-    state_to_record,
-    tensor_kinds,
-)
+from fedsim.arrays import all_finite, load_arrays, nbytes, record_to_arrays, state_to_record
 
 DTYPES = st.sampled_from([np.float16, np.float32, np.float64, np.int64, np.int32, np.uint8, np.bool_])
 ARRAYS = hnp.arrays(DTYPES, hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4))
-
-
-class Declares(nn.Module):
-    tensor_kinds: ClassVar[dict[str, Kind]] = {"score": Kind.BN_AFFINE, "memory": Kind.BN_STATISTICS}
-    bn_group: ClassVar[str] = "xan"
-
-    def __init__(self):
-        super().__init__()
-        self.score = nn.Parameter(torch.ones(()))
-        self.register_buffer("memory", torch.zeros(2))
-        self.bn = nn.BatchNorm1d(2)
-
-
-def small_model():
-    return nn.ModuleDict({
-        "conv": nn.Conv2d(3, 4, 3), "downsample_1": nn.BatchNorm2d(4), "bn_named": nn.Linear(2, 2),
-        "inorm": nn.InstanceNorm2d(4, affine=True), "own": Declares(),
-    })  # fmt: skip
 
 
 @settings(max_examples=150, deadline=None)
@@ -74,6 +46,14 @@ def test_tensors_keep_dtype_and_shape():
     assert arrays["n"].shape == ()
     np.testing.assert_array_equal(arrays["t"], state["t"].numpy())
     assert list(record_to_arrays(state_to_record(state, ["t", "n"]))) == ["t", "n"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64])
+def test_channels_last_is_written_in_c_order(dtype):
+    value = torch.arange(2 * 3 * 4 * 5).view(2, 3, 4, 5).to(dtype)
+    other = value.contiguous(memory_format=torch.channels_last)
+    assert state_to_record({"w": other})["w"].data == state_to_record({"w": value})["w"].data
+    assert type(state_to_record({"w": other})["w"].data) is bytes  # as Flower's messages need it
 
 
 def test_decoding_is_a_read_only_view():
@@ -132,30 +112,10 @@ def test_declared_metadata_must_match():
         record_to_arrays(ArrayRecord({"w": Array(dtype="float32", shape=(2, 3), stype="pickle", data=GOOD.data)}))
 
 
-def test_kinds_come_from_module_types():
-    kinds = tensor_kinds(small_model())
-    assert list(kinds) == list(small_model().state_dict())
-    assert kinds["downsample_1.weight"] is Kind.BN_AFFINE
-    assert kinds["downsample_1.running_var"] is Kind.BN_STATISTICS
-    assert kinds["downsample_1.num_batches_tracked"] is Kind.COUNTER
-    assert kinds["bn_named.weight"] is kinds["inorm.weight"] is kinds["conv.bias"] is Kind.WEIGHT
-    assert kinds["own.score"] is Kind.BN_AFFINE
-    assert kinds["own.memory"] is Kind.BN_STATISTICS
-
-
-def test_bn_scopes():
-    model = small_model()
-    own = ["own.score", "own.memory", *(f"own.bn.{name}" for name in nn.BatchNorm1d(2).state_dict())]
-    assert bn_scope(model, "xan") == own
-    assert bn_scope(model, "all") == [f"downsample_1.{name}" for name in nn.BatchNorm2d(4).state_dict()] + own
-    assert bn_scope(nn.Linear(2, 2), "all") == bn_scope(nn.Linear(2, 2), "xan") == []
-    with pytest.raises(ValueError, match="scope"):
-        bn_scope(model, "some")
-
-
 def test_load_copies_in_place_without_warning():
-    source, model = small_model(), small_model().to(memory_format=torch.channels_last)
-    source["downsample_1"].num_batches_tracked += 3
+    source, model = (nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)) for _ in range(2))
+    model.to(memory_format=torch.channels_last)
+    source[1].num_batches_tracked += 3
     pointers = {name: value.data_ptr() for name, value in model.state_dict().items()}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -163,7 +123,7 @@ def test_load_copies_in_place_without_warning():
     for name, value in source.state_dict().items():
         assert torch.equal(model.state_dict()[name], value)
         assert model.state_dict()[name].data_ptr() == pointers[name]
-    assert model["conv"].weight.is_contiguous(memory_format=torch.channels_last)
+    assert model[0].weight.is_contiguous(memory_format=torch.channels_last)
 
 
 def test_load_of_a_part():

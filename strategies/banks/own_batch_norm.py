@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from fedsim.arrays import Kind
+from fedsim.kinds import Kind
 from strategies.parts import Arrays, Bank, Entries, ServerRound, Update
 
 

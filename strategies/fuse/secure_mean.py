@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from fedsim.arrays import Kind
 from fedsim.errors import UserError
 from fedsim.experiment import Experiment
+from fedsim.kinds import Kind
 from fedsim.part import part_name
 from strategies import masking
 from strategies.aggregate import weighted_mean

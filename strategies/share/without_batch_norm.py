@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Literal
 
 from torch import nn
 
-from fedsim.arrays import bn_scope
+from fedsim.kinds import bn_scope
 from fedsim.models.norms.xan import XAN, XANLayer
 from strategies.parts import NO_MODEL, Place, Share
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from fedsim.arrays import Kind, tensor_kinds
+from fedsim.kinds import Kind, tensor_kinds
 from strategies.parts import NO_MODEL, Place, Share
 
 if TYPE_CHECKING:

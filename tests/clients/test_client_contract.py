@@ -226,6 +226,27 @@ def test_frozen_tensors(tmp_path):
     assert {name for name, value in client.state.items() if not value.equal(before[name])} == changed
 
 
+@dataclass(frozen=True)
+class Doubling(Report):
+    """Doubles, in place, everything that leaves."""
+
+    def leave(self, round, trained, received):
+        for array in trained.values():
+            flat = array.reshape(-1)
+            flat += flat
+            assert np.shares_memory(flat, array)  # C order: a change of the flat view is a change of the array
+        return trained
+
+
+def test_a_part_may_change_what_leaves_in_place(tmp_path):
+    client = client_of(tmp_path, Recipe(reports=(Doubling(),)))
+    sent, _, _ = fit(client)
+    layouts = [client.state[name].is_contiguous() for name in sent]
+    assert not all(layouts)  # channels-last
+    for name, array in sent.items():
+        np.testing.assert_array_equal(array, 2 * client.state[name].numpy())
+
+
 def test_every_kind_of_part_ends():
     """`end` is there for every part, and does nothing by default."""
     round = small_round(small_data(colour_images(4)))

@@ -13,10 +13,11 @@ from clients.parts import Batch, LocalRound
 from clients.step.client_agnostic import ClientAgnostic, cafl
 from clients.step.supervised import SupervisedStep
 from clients.store import ClientStore
-from fedsim.arrays import bn_scope, load_arrays
+from fedsim.arrays import load_arrays
 from fedsim.assembly import build_recipe
 from fedsim.errors import UserError
 from fedsim.experiment import Experiment
+from fedsim.kinds import bn_scope
 from fedsim.models import build_model
 from fedsim.models.inserts.mixstyle import MixStyle
 from fedsim.models.norms import MixIG

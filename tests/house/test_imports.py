@@ -30,6 +30,7 @@ FLOORS = (
         "fedsim.settings",
         "fedsim.sections",
         "fedsim.arrays",
+        "fedsim.kinds",
         "fedsim.message_records",
         "fedsim.seeding",
     ),

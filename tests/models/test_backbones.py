@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from fedsim.arrays import Kind, bn_scope, tensor_kinds
 from fedsim.errors import UserError
+from fedsim.kinds import Kind, bn_scope, tensor_kinds
 from fedsim.models import build_model
 from fedsim.models.backbones import BACKBONES
 from fedsim.models.norms import BIN, DSON, IBN, XAN, BatchNorm

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from fedsim.arrays import tensor_kinds
 from fedsim.assembly import build_recipe
 from fedsim.errors import UserError
 from fedsim.experiment import Experiment
+from fedsim.kinds import tensor_kinds
 from fedsim.models.infer import (
     IABN,
     EnsembleOfLocalBN,

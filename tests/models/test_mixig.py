@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedsim.arrays import Kind, bn_scope, tensor_kinds
 from fedsim.errors import UserError
+from fedsim.kinds import Kind, bn_scope, tensor_kinds
 from fedsim.models.norms import MixIG
 from fedsim.models.norms.instance import affine_map, instance_moments
 from fedsim.models.norms.mixig import (

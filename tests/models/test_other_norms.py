@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedsim.arrays import Kind, bn_scope, tensor_kinds
 from fedsim.errors import UserError
+from fedsim.kinds import Kind, bn_scope, tensor_kinds
 from fedsim.models.norms import BIN, DSON, IBN
 from fedsim.models.norms.bin import BINLayer
 from fedsim.models.norms.dson import DSONLayer

@@ -5,8 +5,8 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from fedsim.arrays import Kind, bn_scope, tensor_kinds
 from fedsim.errors import UserError
+from fedsim.kinds import Kind, bn_scope, tensor_kinds
 from fedsim.models import build_model, weight_statistics
 from fedsim.models.inserts.mixstyle import MixStyle
 from fedsim.models.norms import BIN, DSON, IBN, XAN, MixIG

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedsim.arrays import bn_scope
 from fedsim.errors import UserError
+from fedsim.kinds import bn_scope
 from fedsim.models.norms import XAN
 from fedsim.models.norms.xan import XANLayer
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from secure_federation import PREVIOUS, Federation, models, plain
 
-from fedsim.arrays import Kind
+from fedsim.kinds import Kind
 from strategies import masking
 from strategies.banks.secure_exchange import KEYS, OPENED, SHARES
 from strategies.fuse.secure_mean import SecureMean
@@ -94,6 +94,13 @@ def test_the_bound_is_not_loose():
 
 
 # --- dropout ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_mask_is_never_added_to_a_copy():
+    """Flattening an array in another layout copies it, so that the update would be sent as it is."""
+    update = {"w": np.arange(12, dtype=np.uint32).reshape(3, 4).T}
+    with pytest.raises(ValueError, match="'w' is not in C order"):
+        masking.add_mask(update, bytes(32), 1)
 
 
 @pytest.mark.parametrize("lost", [["b"], ["a", "e"]])

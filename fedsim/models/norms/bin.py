@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from fedsim.arrays import Kind
+from fedsim.kinds import Kind
 from fedsim.models.net import Net
 from fedsim.models.norms.base import Norm
 from fedsim.models.norms.moments import batch_moments, check_training_batch, instance_affine, update_running

@@ -6,8 +6,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import nn
 
-from fedsim.arrays import Kind
 from fedsim.errors import UserError
+from fedsim.kinds import Kind
 from fedsim.models.net import Net
 from fedsim.models.norms.base import Norm
 from fedsim.models.norms.instance_norm import InstanceNorm2d

@@ -1,0 +1,79 @@
+"""What a tensor of a network is for: its kind, decided by the type of the module that owns it and never by its name."""
+
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+from typing import Literal
+
+from torch import nn
+
+
+class Kind(StrEnum):
+    """The kind of a state entry, decided by the type of the module that owns it, never by its name."""
+
+    WEIGHT = "weight"
+    BN_AFFINE = "bn-affine"
+    BN_STATISTICS = "bn-statistics"
+    COUNTER = "counter"
+
+
+BN_KINDS = frozenset({Kind.BN_AFFINE, Kind.BN_STATISTICS})
+
+
+def _own_kinds(module: nn.Module) -> Iterator[tuple[str, Kind]]:
+    """The kinds of the tensors that belong to `module` itself, and not to its children."""
+    declared: Mapping[str, Kind] = getattr(module, "tensor_kinds", {})
+    batch_norm = isinstance(module, nn.modules.batchnorm._BatchNorm)
+    for name, _ in module.named_parameters(recurse=False):
+        yield name, declared.get(name, Kind.BN_AFFINE if batch_norm else Kind.WEIGHT)
+    for name, buffer in module.named_buffers(recurse=False):
+        float_kind = Kind.BN_STATISTICS if batch_norm else Kind.WEIGHT
+        yield name, declared.get(name, float_kind if buffer.is_floating_point() else Kind.COUNTER)
+
+
+def _join(prefix: str, name: str) -> str:
+    return f"{prefix}.{name}" if prefix else name
+
+
+def tensor_kinds(model: nn.Module) -> dict[str, Kind]:
+    """Kind of every `state_dict` entry, in `state_dict` order.
+
+    BatchNorm modules are found by type; a module of our own declares the class attribute
+    `tensor_kinds: ClassVar[dict[str, Kind]]` for its direct tensors. Other float tensors are WEIGHT, integers COUNTER.
+    """
+    kinds = {
+        _join(prefix, name): kind
+        for prefix, module in model.named_modules(remove_duplicate=False)
+        for name, kind in _own_kinds(module)
+    }
+    return {name: kinds[name] for name in model.state_dict()}
+
+
+def bn_scope(model: nn.Module, scope: Literal["all", "xan"] = "all") -> list[str]:
+    """The names of the batch-norm entries, in `state_dict` order: affine parameters, statistics and counters.
+
+    `all`: of every batch-norm layer (FedBN). `xan`: only inside XAN layers, with their score `s_bn` (the tensors that
+    gPerXAN keeps on the client); such layers have the class attribute `bn_group = "xan"`.
+    """
+    if scope not in ("all", "xan"):
+        raise ValueError(f"bn_scope: scope is 'all' or 'xan', not {scope!r}")
+    names: set[str] = set()
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        if scope != "all" and getattr(module, "bn_group", None) != scope:
+            continue
+        for path, owner in module.named_modules(prefix=prefix, remove_duplicate=False):
+            own = dict(_own_kinds(owner))
+            if not BN_KINDS.isdisjoint(own.values()):  # a counter belongs to batch norm when its layer does
+                names.update(_join(path, name) for name, kind in own.items() if kind in BN_KINDS | {Kind.COUNTER})
+        if scope == "all":
+            break  # the names of the root module contain those of all others
+    return [name for name in model.state_dict() if name in names]
+
+
+def nonnegative_names(model: nn.Module) -> list[str]:
+    """The names of the variances and counters of normalization layers, which are never negative in a valid model."""
+    return [
+        _join(prefix, name)
+        for prefix, module in model.named_modules(remove_duplicate=False)
+        for name, kind in _own_kinds(module)
+        if kind is Kind.COUNTER or (kind is Kind.BN_STATISTICS and name == "running_var")
+    ]

@@ -1,0 +1,48 @@
+"""Kinds of tensors, by the type of the module that owns them."""
+
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import nn
+
+from fedsim.kinds import Kind, bn_scope, tensor_kinds
+
+
+class Declares(nn.Module):
+    tensor_kinds: ClassVar[dict[str, Kind]] = {"score": Kind.BN_AFFINE, "memory": Kind.BN_STATISTICS}
+    bn_group: ClassVar[str] = "xan"
+
+    def __init__(self):
+        super().__init__()
+        self.score = nn.Parameter(torch.ones(()))
+        self.register_buffer("memory", torch.zeros(2))
+        self.bn = nn.BatchNorm1d(2)
+
+
+def small_model():
+    return nn.ModuleDict({
+        "conv": nn.Conv2d(3, 4, 3), "downsample_1": nn.BatchNorm2d(4), "bn_named": nn.Linear(2, 2),
+        "inorm": nn.InstanceNorm2d(4, affine=True), "own": Declares(),
+    })  # fmt: skip
+
+
+def test_kinds_come_from_module_types():
+    kinds = tensor_kinds(small_model())
+    assert list(kinds) == list(small_model().state_dict())
+    assert kinds["downsample_1.weight"] is Kind.BN_AFFINE
+    assert kinds["downsample_1.running_var"] is Kind.BN_STATISTICS
+    assert kinds["downsample_1.num_batches_tracked"] is Kind.COUNTER
+    assert kinds["bn_named.weight"] is kinds["inorm.weight"] is kinds["conv.bias"] is Kind.WEIGHT
+    assert kinds["own.score"] is Kind.BN_AFFINE
+    assert kinds["own.memory"] is Kind.BN_STATISTICS
+
+
+def test_bn_scopes():
+    model = small_model()
+    own = ["own.score", "own.memory", *(f"own.bn.{name}" for name in nn.BatchNorm1d(2).state_dict())]
+    assert bn_scope(model, "xan") == own
+    assert bn_scope(model, "all") == [f"downsample_1.{name}" for name in nn.BatchNorm2d(4).state_dict()] + own
+    assert bn_scope(nn.Linear(2, 2), "all") == bn_scope(nn.Linear(2, 2), "xan") == []
+    with pytest.raises(ValueError, match="scope"):
+        bn_scope(model, "some")
