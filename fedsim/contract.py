@@ -33,7 +33,7 @@ SMALL = {
     "name": "contract",
     "data": {
         "dataset": "digits", "domains": ["rot0", "rot15", "rot30", "rot45"], "fraction": 0.08, "split": "stratified",
-        "holdout": 0.2, "image_size": 16,
+        "holdout": 0.2, "image_size": 16, "normalize": "mnist",
     },
     "train": {"rounds": 3, "batch_size": 16, "lr": 0.05, "momentum": 0.5},
     # Parts that would take minutes here, because their work does not depend on [train], or that need larger images.

@@ -169,9 +169,11 @@ class Normalization:
 def _statistics(
     mean: tuple[float, ...], std: tuple[float, ...], device: torch.device, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Mean and std [1,C,1,1], kept on each device."""
-    both = torch.tensor([mean, std], dtype=dtype)[:, None, :, None, None].to(device)
-    return both[0], both[1]
+    """Mean and std [1,C,1,1], kept on each device; normal tensors also when an evaluation is the first to ask, because
+    autograd refuses those of its inference mode and some methods differentiate through the normalisation (L2D)."""
+    with torch.inference_mode(False):
+        both = torch.tensor([mean, std], dtype=dtype)[:, None, :, None, None].to(device)
+        return both[0], both[1]
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import torch
 from torchvision.transforms import RandomResizedCrop
 from torchvision.transforms.v2 import functional as TF
 
-from fedsim.data.augment import AUGMENTATIONS, Augmentation, draw_boxes, make_transforms, to_float
+from fedsim.data.augment import AUGMENTATIONS, Augmentation, _statistics, draw_boxes, make_transforms, to_float
 from fedsim.data.image_ops import brightness, contrast, grey, hue, resized_crop, saturation
 from fedsim.errors import UserError
 from fedsim.settings import DataSettings
@@ -207,3 +207,14 @@ def test_ccst_crops_and_mirrors_and_leaves_colours():
     flat = torch.rand(8, 3, 1, 1).expand(8, 3, 16, 16).contiguous()
     assert torch.allclose(AUGMENTATIONS["ccst"](flat), flat, atol=1e-6)
     assert not torch.allclose(AUGMENTATIONS["fedsb"](flat), flat, atol=1e-3)
+
+
+def test_a_normalisation_that_an_evaluation_made_first_can_be_differentiated():
+    """L2D failed in its first step on every data set with a normalisation, because round 0 is evaluated before it."""
+    normalize = make_transforms(DataSettings(normalize="mnist"), 1).normalize
+    _statistics.cache_clear()
+    with torch.inference_mode():
+        normalize(torch.rand(2, 1, 4, 4))
+    images = torch.rand(2, 1, 4, 4, requires_grad=True)
+    normalize(images).sum().backward()
+    torch.testing.assert_close(images.grad, torch.full_like(images, 1 / 0.3081))
