@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clients.optimizers import eager
+from fedsim.errors import UserError
 
 FEATURES = "target_features"  # the record of the server's bank, and its tensor
 HIDDEN = 256  # hidden units of the domain identifier
@@ -107,8 +108,13 @@ def clustered(features: Tensor, count: int, seed: int) -> np.ndarray:
 
 
 def make_adam(modules: nn.Module, lr: float, weight_decay: float) -> torch.optim.Optimizer:
-    """Adam over the trainable parameters; each parameter's moments count only the steps that changed it."""
+    """Adam over the trainable parameters; each parameter's moments count only the steps that changed it.
+
+    Raises UserError when all of them are frozen (`model.train`), because FADA is about training them.
+    """
     trained = [value for value in modules.parameters() if value.requires_grad]
+    if not trained:
+        raise UserError("FADA has nothing to train here, because model.train freezes all of it; use 'all'")
     return eager(torch.optim.Adam)(trained, lr, weight_decay=weight_decay)
 
 

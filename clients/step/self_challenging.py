@@ -58,6 +58,10 @@ class SelfChallenging(Step):
         def step(batch: Batch) -> Tensor:
             round.forward(batch)
             features = batch.features
+            if not features.requires_grad:  # nothing before the head is trained (`model.train`)
+                features = features.detach().requires_grad_()
+                with round.autocast():
+                    batch.logits = round.net.head(features)
             mask = feature_mask(saliency(batch.logits, batch.labels, features), self.f)
             with torch.no_grad(), round.autocast():
                 muted = round.net.head(features * mask)

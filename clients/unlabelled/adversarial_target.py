@@ -21,6 +21,8 @@ from clients.disentangling import (
 )
 from clients.parts import LocalRound, Unlabelled
 from fedsim.arrays import load_arrays
+from fedsim.errors import UserError
+from fedsim.experiment import Experiment
 from fedsim.seeding import numpy_rng, stream_seed
 
 CANDIDATE, IDENTIFIER = "candidate:", "identifier:"  # prefixes of the records that the server sends
@@ -58,6 +60,11 @@ class AdversarialTarget(Unlabelled):
         """The data that leave the unseen domain's machine."""
         return f"of the unseen domain, to all clients: feature vectors of up to {self.sample} single images"
 
+    def check(self, experiment: Experiment) -> None:
+        """Refuses a frozen extractor, which could not be adapted."""
+        if experiment.model.train == "head" and self.epochs:
+            raise UserError("adversarial_target trains the backbone, which model.train = 'head' freezes; use 'all'")
+
     def answer(self, round: LocalRound) -> None:
         """Does the work of the phase."""
         {"attention": self._attention, "adapt": self._adapt}[round.phase](round)
@@ -76,9 +83,10 @@ class AdversarialTarget(Unlabelled):
     def _adapt(self, round: LocalRound) -> None:
         net, data = round.net, round.data
         judges = [self._identifier(round, name) for name in sorted(round.records) if name.startswith(IDENTIFIER)]
-        optimizer = make_adam(net.backbone, self.lr, self.weight_decay)
+        epochs = range(self.epochs if judges else 0)
+        optimizer = make_adam(net.backbone, self.lr, self.weight_decay) if epochs else None
         invariant = bool(judges) and judges[0][0].in_features != input_width(net.bottleneck)
-        for epoch in range(self.epochs if judges else 0):
+        for epoch in epochs:
             order = round.rng(f"adapt-{epoch}").permutation(data.examples)
             for part in chunks(order, round.train.batch_size):
                 features = net.pooled(data.batch(part).images)

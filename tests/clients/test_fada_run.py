@@ -135,3 +135,11 @@ def test_parts_that_miss_each_other():
         check_recipe(dataclasses.replace(row, unlabelled=None), "x")
     with pytest.raises(UserError, match="never visited"):
         check_recipe(dataclasses.replace(METHODS["fedavg"], unlabelled=AdversarialTarget()), "x")
+
+
+def test_a_frozen_extractor_is_refused(tmp_path):
+    with pytest.raises(UserError, match="adversarial_target trains the backbone"):
+        run_small(small_experiment(tmp_path, "fada", model={"train": "head"}))
+    frozen = small_experiment(tmp_path, "fada", model={"train": "head.*"})
+    with pytest.raises(UserError, match="FADA has nothing to train here"):
+        run_small(frozen)

@@ -147,3 +147,14 @@ def test_the_released_variant_takes_a_step():
     assert not net.head.weight.equal(before)
     counts = {int(b) for name, b in net.named_buffers() if name.endswith("num_batches_tracked")}
     assert counts == {1}
+
+
+def test_a_frozen_extractor_is_challenged_too():
+    """With model.train = "head" the features have no gradient of their own; the loss is that of a trained extractor."""
+    weight = torch.tensor([[3.0, 1.0, 2.0], [0.0, 0.0, 0.0]])
+    net = Given(weight.clone())
+    net.scale.requires_grad_(False)
+    step = SelfChallenging().begin(trained_round(net))
+    assert step(Batch(torch.ones(1, 3), torch.tensor([0]))).item() == pytest.approx(0.0485874, abs=1e-6)
+    assert not torch.equal(net.head.weight, weight)
+    assert net.scale.item() == 1
