@@ -17,10 +17,13 @@ from fedsim.data.pixels import decode
 from fedsim.errors import UserError, nearest
 from fedsim.experiment import Experiment
 from fedsim.models import weight_statistics
+from fedsim.models.infer.base import Uploads
 from fedsim.results.reading import read_settings
+from fedsim.run.inference_bank import kept_entries
 from fedsim.run.plan import Plan, resolve
 
 MODELS = "*.safetensors"
+SELECTED = ("best", "last")
 
 
 class TrainedModel(nn.Module):
@@ -36,7 +39,7 @@ class TrainedModel(nn.Module):
     batch_size: the run's batch size
     """
 
-    def __init__(self, plan: Plan, net: nn.Module, file: Path) -> None:
+    def __init__(self, plan: Plan, net: nn.Module, file: Path, own: Uploads | None = None) -> None:
         super().__init__()
         self.plan, self.file = plan, file
         self.experiment: Experiment = plan.experiment
@@ -48,9 +51,18 @@ class TrainedModel(nn.Module):
         self.register_buffer("mean", torch.tensor(normalize.mean).view(1, -1, 1, 1) if normalize.mean else None)
         self.register_buffer("std", torch.tensor(normalize.std).view(1, -1, 1, 1) if normalize.std else None)
         rule = plan.recipe.infer
-        self._predict = None if rule.transductive else rule.begin(self.net, tuple)
+        self.own = own  # the clients' tensors that the rule needs
+        self._predict = None if rule.transductive else rule.begin(self.net, tuple, own)
         self.batch_size = self.experiment.run.evaluate_batch_size
         self.eval()
+
+    def _apply(self, *arguments: Any, **more: Any) -> "TrainedModel":
+        """Moves the clients' tensors too (`to`, `cuda`, `double`)."""
+        moved = super()._apply(*arguments, **more)
+        if self.own:
+            self.own = [{name: arguments[0](tensor) for name, tensor in own.items()} for own in self.own]
+            self._predict = self.plan.recipe.infer.begin(self.net, tuple, self.own)
+        return moved
 
     def normalize(self, images: Tensor) -> Tensor:
         """The network's input for images that are uint8, or float in [0, 1]."""
@@ -70,7 +82,7 @@ class TrainedModel(nn.Module):
         Other rules ignore them.
         """
         kept = [self.normalize(images) for images in batches]
-        self._predict = self.plan.recipe.infer.begin(self.net, lambda: iter(kept))
+        self._predict = self.plan.recipe.infer.begin(self.net, lambda: iter(kept), self.own)
         return self
 
     def prepare(self, files: Sequence[Path | str | Image.Image]) -> Tensor:
@@ -106,9 +118,9 @@ def load_trained(run: str | Path, which: str = "best") -> TrainedModel:
     """The model of a finished run's folder, e.g. outputs/pacs/fedavg/sketch/seed0.
 
     which: best (the model of the selected round), last, or another file of the folder such as personal-photo. Frozen
-    tensors are not in these files; they are built again from the run's weights and seed. Raises UserError for a folder
-    without such a model, when the code or the weights are not those of the run, and for an inference rule that needs
-    tensors of every client, which a run does not keep.
+    tensors are not in these files; they are built again from the run's weights and seed. A rule that needs tensors of
+    every client (COPA's heads) gets those of the same round; a personal model predicts by itself. Raises UserError for
+    a folder without such a model, and when the code or the weights are not those of the run.
     """
     folder = Path(run)
     file = folder / f"{which}.safetensors"
@@ -118,15 +130,15 @@ def load_trained(run: str | Path, which: str = "best") -> TrainedModel:
         raise UserError(f"{folder} holds no {which}.safetensors; {hint}")
     plan = _plan(folder)
     net = plan.build_net()
-    if bank := plan.recipe.infer.bank:
-        name = type(plan.recipe.infer).__name__
-        raise UserError(f"the rule {name} needs the bank {bank!r} of all clients, which a run does not keep; its model "
-                        "cannot be loaded")  # fmt: skip
     try:
         load_arrays(net, load_file(file), net.state_dict().keys() - net.frozen)
     except ValueError as error:
         raise UserError(f"{file} does not fit the run's settings: {error}") from None
-    return TrainedModel(plan, net, file)
+    own = kept_entries(folder, which)
+    if (bank := plan.recipe.infer.bank) and own is None and which in SELECTED:
+        raise UserError(f"{folder} does not hold the clients' tensors of the bank {bank!r}, which the inference rule "
+                        "needs; the run is of an earlier version, make it again")  # fmt: skip
+    return TrainedModel(plan, net, file, own)
 
 
 def _plan(folder: Path) -> Plan:

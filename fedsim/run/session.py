@@ -26,12 +26,14 @@ from fedsim.results.recorder import Recorder
 from fedsim.results.selection import summary_row, validation_column
 from fedsim.run.checkpoint import Checkpoint, arrays_file, link_file, load_checkpoint, save_checkpoint, write_arrays
 from fedsim.run.conflicts import local_fingerprints, refuse_other_data, refuse_other_settings, server_fingerprints
+from fedsim.run.inference_bank import keep_entries
 from fedsim.run.personal import check_personal, personal_entries, write_personal
 from fedsim.run.plan import run_folder
 from fedsim.run.workspace import Workspace
 from fedsim.variants import variant_words
 from strategies.base import FedDG
 from strategies.model import server_model
+from strategies.state import ServerState
 from strategies.wire.round_log import RoundLog
 from strategies.wire.target_site import TargetScore
 
@@ -142,6 +144,7 @@ class Session:
         """Writes the last model and the summary (which marks the run as finished); removes files that only resuming
         needs."""
         link_file(arrays_file(self.checkpoint_folder, self.experiment.train.rounds), self.folder / "last.safetensors")
+        self._keep_entries("last", self.strategy.state)
         if self.experiment.run.keep_personal:
             entries = personal_entries(self.space.recipe, self.space.places)
             write_personal(self.folder, self.space.plan.clients, entries, load_file(self.folder / "last.safetensors"))
@@ -211,11 +214,17 @@ class Session:
                 link_file(saved, self.folder / "best.safetensors")
             else:
                 write_arrays(self.folder / "best.safetensors", values, {"round": str(round)})
+            self._keep_entries("best", self.strategy.state)
+
+    def _keep_entries(self, which: str, state: ServerState) -> None:
+        """Save what the inference rule needs of the clients beside that model."""
+        bank = self.space.recipe.infer.bank
+        keep_entries(self.folder, which, bank, state.banks.get(bank, {}))
 
     def _best_so_far(self) -> float:
         """Best score up to the checkpoint.
 
-        Its model is linked again: the run may have been killed after the checkpoint and before the link.
+        Its model is kept again: the run may have been killed after the checkpoint and before the link.
         """
         if not self.checkpoint or not (self.folder / "rounds.csv").is_file():
             return -math.inf
@@ -226,6 +235,7 @@ class Session:
             return -math.inf
         if scores.idxmax() == self.checkpoint.round:
             link_file(arrays_file(self.checkpoint_folder, self.checkpoint.round), self.folder / "best.safetensors")
+            self._keep_entries("best", self.checkpoint.state)
         return float(scores.max())
 
 

@@ -1,19 +1,22 @@
 """A finished run's model is loaded, evaluated, exported and described."""
 
 import json
+import shutil
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 from PIL import Image
-from support import run_small, small_experiment
+from safetensors.torch import load_file
+from support import Interrupt, run_small, small_experiment
 
 import fedsim
 from fedsim.errors import UserError
 from fedsim.export.card import card
 from fedsim.export.files import WRITERS, export
 from fedsim.export.judge import evaluate, evaluate_arrays, labelled_images, predict
+from fedsim.run.plan import resolve
 from fedsim.run.workspace import close_workspaces
 
 METHODS = {
@@ -21,6 +24,8 @@ METHODS = {
     "gperxan": {},
     "fedig-a": {},  # the zero-shot adapter's rule
     "fedsr": {},  # the mean over draws of the representation
+    "copa": {},  # the mean over the heads of all clients
+    "own-norms": {"method": {"name": "fedbn", "infer": "ensemble_of_local_bn"}},
     "silobn": {"method": {"name": "silobn", "infer": "recompute"}},  # transductive
 }
 
@@ -71,6 +76,37 @@ def test_loaded_model_has_the_recorded_accuracy(runs, method):
         assert len(table) == measures["images"][0] == len(target_of(model)[2])
 
 
+def test_clients_tensors_of_a_rule(runs, tmp_path):
+    """They move with the module, belong to the round of their model, and a run without them says what to do."""
+    model = fedsim.load(runs("copa"))
+    images = torch.rand(3, 1, 28, 28)
+    single = fedsim.load(runs("copa"))(images)
+    torch.testing.assert_close(model.double()(images.double()).float(), single, atol=1e-4, rtol=0)
+    assert [tensor.dtype for own in model.own for tensor in own.values()] == [torch.float64] * 6
+    assert not torch.equal(model.own[0]["head.weight"], model.own[1]["head.weight"])
+    shutil.copytree(runs("copa"), tmp_path / "old")
+    shutil.rmtree(tmp_path / "old" / "inference")
+    with pytest.raises(UserError, match="does not hold the clients' tensors of the bank 'heads'"):
+        fedsim.load(tmp_path / "old")
+
+
+def test_entries_after_a_kill(tmp_path):
+    """A run that was killed between the checkpoint of its best round and these files writes them when it continues."""
+    whole, _ = run_small(small_experiment(tmp_path / "a", "copa"))
+    best = int(pd.read_csv(whole / "summary.csv")["best_validation_round"][0])
+    other = small_experiment(tmp_path / "b", "copa")
+    with pytest.raises(KeyboardInterrupt):
+        run_small(other, Interrupt(best))
+    broken = resolve(other).folder
+    shutil.rmtree(broken / "inference")
+    close_workspaces()
+    run_small(other)
+    for which in ("best", "last"):
+        one, two = (load_file(folder / "inference" / f"{which}.safetensors") for folder in (whole, broken))
+        assert one.keys() == two.keys()
+        assert all(torch.equal(one[key], two[key]) for key in one)
+
+
 def test_module_takes_bytes_and_fractions(runs):
     model = fedsim.load(runs("fedavg"))
     images, _, indices = target_of(model)
@@ -108,7 +144,9 @@ def test_transductive_rule_adapts(runs, pictures):
         export(model, "onnx", pictures / "model.onnx")
 
 
-@pytest.mark.parametrize(("method", "format"), [("fedavg", "torch"), ("fedig-a", "onnx"), ("fedsr", "torch")])
+@pytest.mark.parametrize(
+    ("method", "format"), [("fedavg", "torch"), ("fedig-a", "onnx"), ("fedsr", "torch"), ("copa", "onnx")]
+)
 def test_export(runs, tmp_path, method, format):
     """In another runtime the file gives the original's logits for one real image and for many."""
     model, file = fedsim.load(runs(method)), tmp_path / f"model.{format}"

@@ -1,0 +1,32 @@
+"""What an inference rule needs of the clients beside the model, such as COPA's heads: kept with a run's models."""
+
+import json
+from pathlib import Path
+
+from safetensors.torch import load_file
+from torch import Tensor
+
+from fedsim.run.checkpoint import write_arrays
+from strategies.parts import Entries
+
+FOLDER = "inference"
+
+
+def keep_entries(folder: Path, which: str, bank: str, entries: Entries) -> None:
+    """Write the entries of the rule's bank, by client, for the model `which` of a run's folder; nothing without a
+    bank."""
+    if bank:
+        tensors = {json.dumps([client, name]): array for client, own in entries.items() for name, array in own.items()}
+        write_arrays(folder / FOLDER / f"{which}.safetensors", tensors)
+
+
+def kept_entries(folder: Path, which: str) -> list[dict[str, Tensor]] | None:
+    """The entries in the order of the clients' names, in which the run's evaluation had them; None without the file."""
+    file = folder / FOLDER / f"{which}.safetensors"
+    if not file.is_file():
+        return None
+    own: dict[str, dict[str, Tensor]] = {}
+    for key, tensor in load_file(file).items():
+        client, name = json.loads(key)
+        own.setdefault(client, {})[name] = tensor
+    return [own[client] for client in sorted(own)]
