@@ -3,14 +3,17 @@
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
+from clients.networks import evaluating
 from clients.parts import Batch, LocalRound, Step, StepFunction
 from clients.step.permutations import PERMUTATIONS, TILES
 from fedsim.data import image_ops
+from fedsim.errors import UserError
 
 SIDE = 3  # number of tiles in a row
 
@@ -25,8 +28,8 @@ class Jigsaw(Step):
     predictions use the classifier on the whole image. Each tile is grey with probability `grey`. The permutations are
     ours, not the published list (`clients/step/permutations.py`). The step acts on the images after the data set's own
     crop, flip and jitter. Tiles have floor(size / 3) pixels. The remaining border is cut off, which leaves 222 of 224
-    pixels as in the paper; for a network that accepts only one image size, `border = "keep"` leaves the border in place
-    without permutation. `alpha = 0`, `beta = 1`, `grey = 0` gives FedAvg on the cut images.
+    pixels as in the paper; a network that accepts only one image size (ViT) is refused with it: `border = "keep"`
+    leaves the border in place without permutation. `alpha = 0`, `beta = 1`, `grey = 0` gives FedAvg on the cut images.
 
     alpha, beta: 0.7 and 0.9 for ResNet-18; 0.9 and 0.7 for AlexNet
     """
@@ -39,6 +42,7 @@ class Jigsaw(Step):
 
     def begin(self, round: LocalRound) -> StepFunction:
         """The step with both losses."""
+        round.remembered("jigsaw size", self.border, lambda: self._require_size(round))
         head, generator = round.net.jigsaw, round.generator("jigsaw")
         table = torch.tensor([tuple(range(TILES)), *PERMUTATIONS])[: head.out_features]
 
@@ -56,6 +60,22 @@ class Jigsaw(Step):
             return round.apply_gradients(round.with_terms(batch, loss))
 
         return step
+
+    @torch.no_grad()
+    def _require_size(self, round: LocalRound) -> bool:
+        """Raises UserError when the network does not accept images without their border."""
+        image = round.data.raw(np.arange(1))
+        height, width = (size // SIDE * SIDE for size in image.shape[-2:])
+        if self.border == "crop" and (height, width) != tuple(image.shape[-2:]):
+            try:
+                with evaluating(round.net):
+                    round.net(round.data.normalize(image[..., :height, :width]))
+            except (AssertionError, RuntimeError, ValueError) as error:
+                raise UserError(
+                    f"jigsaw cuts the images to {height} x {width} pixels, which this network does not accept "
+                    f"({str(error).rstrip('.')}); set method.jigsaw.border = 'keep'"
+                ) from None
+        return True
 
     def scrambled(self, images: Tensor, permutations: Tensor, grey: Tensor) -> Tensor:
         """Images [B, C, H, W] with their tiles permuted [B, 9] and some of them grey [B, 9]."""

@@ -9,6 +9,7 @@ from clients.optimizers import make_optimizer
 from clients.step.jigsaw import Jigsaw, cut, draw_orders, grey_tiles, joined, shuffled
 from clients.step.permutations import PERMUTATIONS, generate
 from clients.step.supervised import SupervisedStep
+from fedsim.errors import UserError
 from fedsim.models import build_model
 from fedsim.models.inserts.jigsaw_head import JigsawHead
 from fedsim.settings import ModelSettings
@@ -86,6 +87,13 @@ def one_step(part, size):
     round = small_round(data, net=net, steps=1)
     round.optimizer = make_optimizer(net, round.train, 0.05)
     return part.begin(round)(data.batch(data.training_positions())), net, round
+
+
+def test_a_network_of_one_image_size_is_refused():
+    """Without its border an image of 16 pixels has 15, which the small network (and a ViT) does not accept."""
+    with pytest.raises(UserError, match="jigsaw cuts the images to 15 x 15 pixels, which this network does not accept"):
+        one_step(Jigsaw(), 16)
+    one_step(Jigsaw(border="keep"), 16)
 
 
 def test_neutral_settings_are_the_supervised_step():
