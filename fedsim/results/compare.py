@@ -143,7 +143,8 @@ def compare(
 def _rows(runs: Runs, experiments: dict[str, Experiment], by: Sequence[str], column: str) -> pd.DataFrame:
     """One row per run: label, method, the values of `by`, target, seed, accuracy, budgets, costs, splits."""
     everyone = list(experiments.values())
-    variants = {run: variant(experiment, by, everyone) for run, experiment in experiments.items()}
+    unused = runs.unused_parts
+    variants = {run: variant(experiment, by, everyone, unused) for run, experiment in experiments.items()}
     labels = runs.labels()
     rows = []
     for record in runs.summary.to_dict("records"):

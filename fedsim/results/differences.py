@@ -1,7 +1,7 @@
 """Finds the settings in which runs differ, as dotted keys, and refuses to mix runs that differ unexpectedly."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from fedsim.errors import UserError, nearest
@@ -81,13 +81,22 @@ def require_alike(experiments: Sequence[Experiment], by: Sequence[str] = ()) -> 
         )
 
 
-def variant(experiment: Experiment, by: Sequence[str], experiments: Iterable[Experiment]) -> tuple[str, ...]:
-    """Values of the `by` keys for one run: empty where its method has no such key, `default` where it was left out."""
+def variant(
+    experiment: Experiment,
+    by: Sequence[str],
+    experiments: Iterable[Experiment],
+    unused: Collection[tuple[str, str]] = (),
+) -> tuple[str, ...]:
+    """Values of the `by` keys for one run: empty where its method has no such key, `default` where it was left out.
+
+    unused: (method, part) for parts in [parts] that the method's recipe does not have (`Runs.unused_parts`)
+    """
     settings = comparable_settings(experiment)
     peers = [comparable_settings(other) for other in experiments if other.method_name == experiment.method_name]
     values = []
     for key in by:
-        applies = any(key in peer for peer in peers)
+        part = key.split(".")[1] if key.startswith("parts.") else ""
+        applies = any(key in peer for peer in peers) and (experiment.method_name, part) not in unused
         values.append(value_text(settings.get(key, ABSENT)) if applies else "")
     return tuple(values)
 

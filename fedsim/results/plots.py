@@ -78,7 +78,8 @@ def names_in(runs: Runs) -> list[str]:
 def run_labels(runs: Runs) -> dict[str, str]:
     """The label of every run, with the settings in which runs of one method differ."""
     everyone, by, labels = list(runs.experiments.values()), list(_differences(runs)), runs.labels()
-    texts = {run: variant_text(by, variant(experiment, by, everyone)) for run, experiment in runs.experiments.items()}
+    variants = {run: variant(own, by, everyone, runs.unused_parts) for run, own in runs.experiments.items()}
+    texts = {run: variant_text(by, values) for run, values in variants.items()}
     return {run: f"{labels[run]} ({text})" if text else labels[run] for run, text in texts.items()}
 
 

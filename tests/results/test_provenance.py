@@ -8,6 +8,7 @@ from support import run_small, small_experiment
 from fedsim.assembly import build_recipe
 from fedsim.errors import UserError
 from fedsim.results import Recorder, compare, read_runs
+from fedsim.results.plots import run_labels
 from fedsim.run.conflicts import refuse_other_settings
 
 from .invented import pacs_experiment, write_run
@@ -120,3 +121,21 @@ def test_a_run_of_another_version_s_recipe_is_not_continued(tmp_path):
     file.write_text(json.dumps(table))
     with pytest.raises(UserError, match=r"another recipe.*terms\.proximal\.mu \(0\.01 \| 0\.1\)"):
         refuse_other_settings(folder, experiment, build_recipe(experiment))
+
+
+def test_a_grid_over_a_part_does_not_rename_the_methods_without_it(tmp_path):
+    """[parts.X] stands in the settings of every run, but it is no setting of a method whose recipe has no X."""
+    key = "parts.semantic_calibration.align"
+    for align in ("cross", "logits"):
+        parts = {"semantic_calibration": {"align": align}}
+        folder = write_run(tmp_path / align, pacs_experiment("csac", "photo").replace(parts=parts))
+        Recorder(folder).write_environment({"recipe": {"client.semantic_calibration": {"align": align}}})
+    parts = {"semantic_calibration": {"align": "logits"}}
+    for seed, environment in enumerate([{"recipe": {"client.supervised_step": {}}}, {}]):  # one is of an older version
+        folder = write_run(tmp_path, pacs_experiment("fedavg", "photo", seed).replace(parts=parts))
+        Recorder(folder).write_environment(environment)
+    runs = read_runs(tmp_path)
+    result = compare(runs, baseline="fedavg", by=[key])
+    assert sorted(result.methods["label"]) == ["csac (align=cross)", "csac (align=logits)", "fedavg"]
+    assert result.baseline == "fedavg"
+    assert set(run_labels(runs).values()) == set(result.methods["label"])
