@@ -61,7 +61,8 @@ class TrainedModel(nn.Module):
         moved = super()._apply(*arguments, **more)
         if self.own:
             self.own = [{name: arguments[0](tensor) for name, tensor in own.items()} for own in self.own]
-            self._predict = self.plan.recipe.infer.begin(self.net, tuple, self.own)
+            if not self.plan.recipe.infer.transductive:
+                self._predict = self.plan.recipe.infer.begin(self.net, tuple, self.own)
         return moved
 
     def normalize(self, images: Tensor) -> Tensor:
