@@ -3,9 +3,11 @@
 import json
 from pathlib import Path
 
+from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
+from fedsim.errors import UserError
 from fedsim.run.checkpoint import write_arrays
 from strategies.parts import Entries
 
@@ -13,20 +15,35 @@ FOLDER = "inference"
 
 
 def keep_entries(folder: Path, which: str, bank: str, entries: Entries) -> None:
-    """Write the entries of the rule's bank, by client, for the model `which` of a run's folder; nothing without a
-    bank."""
+    """Write the entries of the rule's bank, by client, for the model `which` that a run's folder has; nothing without
+    a bank."""
     if bank:
         tensors = {json.dumps([client, name]): array for client, own in entries.items() for name, array in own.items()}
-        write_arrays(folder / FOLDER / f"{which}.safetensors", tensors)
+        write_arrays(
+            folder / FOLDER / f"{which}.safetensors", tensors, {"round": round_of(folder / f"{which}.safetensors")}
+        )
 
 
 def kept_entries(folder: Path, which: str) -> list[dict[str, Tensor]] | None:
-    """The entries in the order of the clients' names, in which the run's evaluation had them; None without the file."""
-    file = folder / FOLDER / f"{which}.safetensors"
+    """The entries in the order of the clients' names, in which the run's evaluation had them; None without the file.
+
+    Raises UserError when they are of another round than the model.
+    """
+    file, model = folder / FOLDER / f"{which}.safetensors", folder / f"{which}.safetensors"
     if not file.is_file():
         return None
+    if round_of(file) != round_of(model):
+        raise UserError(
+            f"{file} is of round {round_of(file)}, and {model.name} of round {round_of(model)}; finish the run"
+        )
     own: dict[str, dict[str, Tensor]] = {}
     for key, tensor in load_file(file).items():
         client, name = json.loads(key)
         own.setdefault(client, {})[name] = tensor
     return [own[client] for client in sorted(own)]
+
+
+def round_of(file: Path) -> str:
+    """The round that a file of tensors says."""
+    with safe_open(file, framework="numpy") as opened:
+        return (opened.metadata() or {}).get("round", "")

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 import torch
 from PIL import Image
+from safetensors.numpy import load_file as numpy_file
 from safetensors.torch import load_file
 from support import Interrupt, run_small, small_experiment
 
@@ -16,6 +17,7 @@ from fedsim.errors import UserError
 from fedsim.export.card import card
 from fedsim.export.files import WRITERS, export
 from fedsim.export.judge import evaluate, evaluate_arrays, labelled_images, predict
+from fedsim.run.checkpoint import write_arrays
 from fedsim.run.plan import resolve
 from fedsim.run.workspace import close_workspaces
 
@@ -88,6 +90,10 @@ def test_clients_tensors_of_a_rule(runs, tmp_path):
     shutil.rmtree(tmp_path / "old" / "inference")
     with pytest.raises(UserError, match="does not hold the clients' tensors of the bank 'heads'"):
         fedsim.load(tmp_path / "old")
+    shutil.copytree(runs("copa"), tmp_path / "mixed")
+    write_arrays(tmp_path / "mixed" / "best.safetensors", numpy_file(runs("copa") / "last.safetensors"), {"round": "9"})
+    with pytest.raises(UserError, match=r"is of round \d, and best.safetensors of round 9; finish the run"):
+        fedsim.load(tmp_path / "mixed")
 
 
 def test_entries_after_a_kill(tmp_path):
