@@ -67,7 +67,7 @@ def run(
     config: Config = "digits",
     method: Annotated[str, typer.Option(help="row of `fedsim methods`, or a+b")] = "",
     target: Annotated[str, typer.Option(help="the unseen domain")] = "",
-    seed: Annotated[int, typer.Option(help="run seed")] = -1,
+    seed: Annotated[int | None, typer.Option(help="run seed (default: the experiment's, 0)")] = None,
     runtime: Annotated[str, typer.Option(help="inline, ray, flower or deployment")] = "",
     federation: Annotated[str, typer.Option(help="the deployment's federation file")] = "",
     output: Output = "",
@@ -87,7 +87,7 @@ def run(
     run_one(experiment)
 
 
-def _short(**options: str | int) -> list[str]:
+def _short(**options: str | int | None) -> list[str]:
     names = {
         "method": "method.name",
         "target": "run.target",
@@ -96,7 +96,7 @@ def _short(**options: str | int) -> list[str]:
         "federation": "run.federation",
         "output": "run.output",
     }
-    given = {key: value for key, value in options.items() if value not in ("", -1)}
+    given = {key: value for key, value in options.items() if value not in ("", None)}
     # In quotes, so that a domain called 100 or 1.10 remains a text.
     return [f"{names[key]}={json.dumps(value, ensure_ascii=False)}" for key, value in given.items()]
 
@@ -109,7 +109,7 @@ def _callbacks(names: list[str] | None) -> list[str]:
 def sweep(
     config: Config = "digits",
     methods: Annotated[str, typer.Option(help="comma-separated methods (default: fedavg, or all of a table)")] = "",
-    targets: Annotated[str, typer.Option(help="comma-separated unseen domains (default: all)")] = "all",
+    targets: Annotated[str, typer.Option(help="comma-separated unseen domains")] = "all",
     seeds: Annotated[str, typer.Option(help="comma-separated seeds (default: 0, or the table's)")] = "",
     grid: Annotated[list[str] | None, typer.Option(help="key=v1,v2: one more axis (repeatable)")] = None,
     jobs: Annotated[int, typer.Option(min=0, help="runs at the same time; 0: as many as the cores and GPUs allow")] = 0,

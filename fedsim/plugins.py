@@ -47,13 +47,22 @@ class Package:
 def lookup(name: str, known: Mapping[str, Any], group: str, where: str) -> Any:
     """The object of that name: a known one, one of an entry point, or the object that `module:name` names.
 
-    A UserError begins with `where` and gives the most similar known name.
+    A UserError begins with `where` and gives the most similar known name. It is also raised when the name is known and
+    an installed package offers the same one, because either could be meant.
     """
+    if ":" in name:
+        return load(name, where)
+    points = entry_points(group)
+    if name in known and name in points:
+        package = package_of(points[name]).requirement
+        raise UserError(
+            f"the {group[:-1]} {name!r} could be fedsim's own or that of the installed package {package}; write "
+            f"{points[name]!r} for the package's, or uninstall the package"
+        )
     if name in known:
         return known[name]
-    points = entry_points(group)
-    if name in points or ":" in name:
-        return load(points.get(name, name), where)
+    if name in points:
+        return load(points[name], where)
     names = [*known, *points]
     raise UserError(f"{where} {name!r}; {nearest(name, names)}known: {', '.join(names)}, or module:name of your own")
 
@@ -61,8 +70,14 @@ def lookup(name: str, known: Mapping[str, Any], group: str, where: str) -> Any:
 @functools.cache
 def entry_points(group: str) -> dict[str, str]:
     """{plain name: "module:name"} of the entry points of installed packages."""
-    found = sorted(metadata.entry_points(group=f"fedsim.{group}"), key=lambda point: point.name)
-    return {point.name: point.value for point in found}
+    found: dict[str, str] = {}
+    for point in metadata.entry_points(group=f"fedsim.{group}"):
+        if found.setdefault(point.name, point.value) != point.value:
+            raise UserError(
+                f"two installed packages offer {point.name!r} in fedsim.{group}, {found[point.name]} and "
+                f"{point.value}; uninstall one of them"
+            )
+    return dict(sorted(found.items()))
 
 
 def load(reference: str, where: str) -> Any:

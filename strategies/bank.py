@@ -25,8 +25,8 @@ class Bank(Part):
     - `contributed`, `when = "after"`: in every round, when the updates have come and before they are weighed, the
       clients that delivered are asked once more, and they are told who delivered (`round.delivered`). This costs one
       more exchange. The update of a client that failed to contribute still counts.
-    - `contributed`, `when = "round"`: contributions come with the trained models (client parts write
-      `round.outbox[name]`), and the merged bank is sent with every train message.
+    - `contributed`, `when = "round"`: contributions come with the trained models (client parts call
+      `round.send(name, tensors)`), and the merged bank is sent with every train message.
     - Not `contributed`: clients send nothing for it. The server takes what it needs from the updates (`gather`) or
       makes it itself (`Broadcast`).
 

@@ -88,8 +88,20 @@ def _settings(path: Path) -> DataSettings:
     """Settings that read the whole folder or table, even where a domain lacks classes."""
     if path.is_file():
         return DataSettings(dataset="table", root=str(path))
+    if form := _other_form(path):
+        inspected = "this command inspects folders DOMAIN/CLASS/IMAGE and tables only"
+        raise UserError(f"{path} looks like data for data.dataset = {form!r}; {inspected}")
     classes = sorted({name for domain in subfolders(path) for name in names_in(path / domain)})
     return DataSettings(dataset="folder", root=str(path), classes=classes if len(classes) > 1 else [])
+
+
+def _other_form(path: Path) -> str:
+    """The form of a folder that is not DOMAIN/CLASS/IMAGE but another one that fedsim reads; else an empty string."""
+    if any((path / name).is_file() for name in ("dataset_info.json", "dataset_dict.json")):  # of `save_to_disk`
+        return "hugging-face"
+    domains = [path / name for name in subfolders(path)] if path.is_dir() else []
+    masks = [(each / "samples.csv").is_file() or {"image", "mask"} <= set(subfolders(each)) for each in domains]
+    return "masks" if masks and all(masks) else ""
 
 
 def _check(file: Path, domain: str, label: int) -> Found:

@@ -166,7 +166,7 @@ def supernode(context: typer.Context, kit: Path) -> None:
 
 @app.command(hidden=True)
 def client(
-    folder: Path,
+    folder: Annotated[Path, typer.Argument(help="folder in which the site's SuperNode finds this process")],
     parent: Annotated[int, typer.Option(help="id of a process; the client ends when that process ends")] = 0,
     caller: Annotated[int | None, typer.Option(help="id of the user whose tasks it does, when it has its own")] = None,
 ) -> None:

@@ -30,7 +30,8 @@ class Guard:
         """Clients whose update (of that size) is too large, with the reason."""
         history, _ = state.of_part(STATE)
         self.sizes = dict(sizes)
-        return over_limit(sizes, history, model_norm(previous), self.limit)
+        norm = model_norm(previous) if self.limit and len(sizes) == 1 else 0.0  # only a single size is compared with it
+        return over_limit(sizes, history, norm, self.limit)
 
     def accept(self, updates: Sequence[Update], state: ServerState) -> None:
         """Remembers the sizes of the updates that made the model of the round."""

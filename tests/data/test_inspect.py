@@ -84,6 +84,20 @@ def test_nothing_to_inspect_is_one_line(tmp_path):
         inspect(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("files", "form"),
+    [(["a/image/1.png", "a/mask/1.png", "b/samples.csv"], "masks"), (["dataset_info.json"], "hugging-face")],
+)
+def test_other_forms_are_named(files, form, tmp_path):
+    """They are not inspected, and the message says how they are read."""
+    for name in files:
+        file = tmp_path / "data" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(b"")
+    with pytest.raises(UserError, match=f"looks like data for data.dataset = '{form}'"):
+        inspect(tmp_path / "data")
+
+
 def test_what_is_done_with_unusual_files(tmp_path):
     """16 bits, CMYK, palette, EXIF, transparency and frames: the table mentions each, and none is a problem."""
     folder = tmp_path / "data" / "camera 1 é" / "cat"

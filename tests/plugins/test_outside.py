@@ -105,6 +105,20 @@ def test_entry_points_make_plain_names(installed, tmp_path):
     assert build_recipe(Experiment(method={"name": "fedavg", "add": ["shrink"]})).terms
 
 
+def test_a_name_that_two_packages_give_is_refused(installed, monkeypatch):
+    """Neither fedsim's own method nor the package's is taken without a word; module:name remains clear."""
+    points = [metadata.EntryPoint("moon", "outside:shrunk", "fedsim.methods")]
+    monkeypatch.setattr(metadata, "entry_points", lambda group: points if group == "fedsim.methods" else [])
+    plugins.entry_points.cache_clear()
+    with pytest.raises(UserError, match="'moon' could be fedsim's own or that of the installed package striped"):
+        find_recipe("moon")
+    assert find_recipe("outside:shrunk").terms
+    points.append(metadata.EntryPoint("moon", "other:moon", "fedsim.methods"))
+    plugins.entry_points.cache_clear()
+    with pytest.raises(UserError, match="two installed packages offer 'moon'"):
+        find_recipe("fedavg")
+
+
 def test_methods_are_listed_with_their_origin(installed, capsys):
     """`fedsim methods` shows from which package a row comes."""
     from fedsim.commands.methods import show_methods
