@@ -23,7 +23,6 @@ copybutton_prompt_text = "$ "
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_preserve_defaults = True
-suppress_warnings = ["myst.xref_missing"]  # pages that are included from the package link to files beside them
 
 
 def as_written(app, what, name, obj, options, lines) -> None:
@@ -31,7 +30,13 @@ def as_written(app, what, name, obj, options, lines) -> None:
     lines[:] = to_rest(lines)
 
 
+def included(app, relative_path, parent, content) -> None:
+    """Pages that are included from the package link to files beside them, which have other names here."""
+    content[0] = content[0].replace("(DEPLOY.md)", "(deployment.md)").replace("(SECURITY.md)", "(security.md)")
+
+
 def setup(app) -> None:
     """Write the generated pages before Sphinx looks for sources, and turn docstrings into paragraphs."""
     write_pages(HERE)
     app.connect("autodoc-process-docstring", as_written)
+    app.connect("include-read", included)

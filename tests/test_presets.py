@@ -102,5 +102,12 @@ def test_parts_of_the_presets():
     assert (step("csac").acquire_iterations, step("csac").acquire_epochs, step("csac").smoothing) == (0, 30, 0.1)
     code = step("csac-code")
     assert (code.acquire_iterations, code.smoothing, code.align) == (1800, 0.0, "logits")
+    layers = {name: build_recipe(complete(read_experiment(name, ["method.name=gperxan"], "gperxan"))).norm
+              for name in ("pacs", "office-home", "camelyon17")}  # fmt: skip
+    assert {name: (norm.stages, norm.stem) for name, norm in layers.items()} == {
+        "pacs": ((1, 2, 3, 4), True),
+        "office-home": ((1, 2), True),
+        "camelyon17": ((1,), False),
+    }
     ccst = build_recipe(complete(read_experiment("pacs", ["method.name=ccst"], "ccst")))
     assert type(ccst.weights).__name__ == "Uniform"

@@ -66,7 +66,9 @@ class CrossClientStyle(Augment):
     J: Annotated[int, Field(ge=1)] = 64
     """The largest number of single-image styles that a client publishes."""
     L: Annotated[int, Field(ge=1)] = 3
-    """Augmentation level: the number of versions of each image; the original counts when it is drawn."""
+    """Augmentation level: the number of versions of each image; the original counts when it is drawn. The paper has
+    L = K, the number of clients, which is 3 on PACS and Office-Home. 3 is the default for every K, because an epoch
+    takes L times the steps; with L < K an image is not always among its own versions."""
     alpha: Annotated[float, Field(ge=0, le=1)] = 1.0
     """Strength of the transfer in feature space."""
     resample_each_round: bool = False

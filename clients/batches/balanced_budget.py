@@ -19,7 +19,8 @@ class BalancedBudget(Batches):
 
     Source: FedSB (ICASSP 2025). A client with more examples draws them without replacement, anew in each round. A
     client with fewer takes whole copies of its examples and a random remainder. With `unit="batches"` the budget counts
-    batches of `train.batch_size`, as in the official code. `budget = 0` gives FedAvg.
+    batches of `train.batch_size`, as in the official code. `budget = 0` gives FedAvg. The budget is that of a round: a
+    prelude (CSAC's acquisition) has the amount that its own settings say.
     """
 
     tasks: ClassVar[tuple[str, ...]] = ANY_TASK
@@ -31,7 +32,7 @@ class BalancedBudget(Batches):
 
     def indices(self, examples: int, round: LocalRound, train: TrainSettings) -> Iterator[np.ndarray]:
         """One pass over the budget: ceil(S/B) batches on every client."""
-        if self.budget == 0:
+        if self.budget == 0 or round.phase != "train":
             yield from Shuffled().indices(examples, round, train)
             return
         size = self.budget * train.batch_size if self.unit == "batches" else self.budget

@@ -101,8 +101,8 @@ def attention(
         if position:
             q, k = query, key
             if qk is not None:
-                q = _matrices([pair[0](a) for pair, a in zip(qk, A, strict=True)])
-                k = _matrices([pair[1](b) for pair, b in zip(qk, B, strict=True)])
+                q = _matrices([pair[0](at_least_float32(a)) for pair, a in zip(qk, A, strict=True)])
+                k = _matrices([pair[1](at_least_float32(b)) for pair, b in zip(qk, B, strict=True)])
             scores.append(_mean_product(q.mean(3), k.mean(3)))
         if channel:
             scores.append(_mean_product(query.mean(2), key.mean(2)))

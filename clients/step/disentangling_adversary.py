@@ -71,6 +71,11 @@ class DisentanglingAdversary(Step):
     needs_clients: ClassVar[bool] = True
 
     @property
+    def sets(self) -> dict[str, dict[str, object]]:
+        """The target's client feeds the identifiers as the sources do."""
+        return {"adversarial_target": {"di_input": self.di_input}}
+
+    @property
     def discloses(self) -> str:
         """The identifier separates domains."""
         return "to the server and the target's client: a network that tells the client's features from the target's"

@@ -50,9 +50,9 @@ class ClassMeans:
         self.sums.index_add_(0, labels, features.detach().float())
         self.counts.index_add_(0, labels, torch.ones(len(labels), device=self.counts.device))
 
-    def record(self, least: int) -> dict[str, Tensor]:
-        """`protos` and `classes` of the classes with at least `least` features."""
-        classes = (self.counts >= least).nonzero()[:, 0]
+    def record(self, sent: Tensor) -> dict[str, Tensor]:
+        """`protos` and `classes` of those classes that have features and may be sent (bool [C])."""
+        classes = (sent & (self.counts > 0)).nonzero()[:, 0]
         return {"protos": self.sums[classes] / self.counts[classes, None], "classes": classes}
 
 
@@ -71,7 +71,8 @@ class PrototypeContrast(Term):
     upcr: "mean" (released code) or "sum" (paper)
     proto_source: "last_epoch" sends the means of the features that the last local epoch trained on (released code);
     "final_pass" those of one more pass over the images without augmentation, by the trained model in eval mode
-    min_per_proto: for a class with fewer images nothing is sent; with 5, no single image can be read from a prototype
+    min_per_proto: for a class with fewer training images nothing is sent; with 5, no single image can be read from a
+    prototype
     """
 
     side_by_side: ClassVar[bool] = True
@@ -123,7 +124,9 @@ class PrototypeContrast(Term):
             return
         if self.proto_source == "final_pass":
             self._pass(round, means)
-        round.send(self.bank, means.record(self.min_per_proto))
+        labels = round.data.labels[round.data.training_positions()]  # features are more where an image comes twice
+        images = torch.bincount(labels, minlength=round.classes).to(round.device)
+        round.send(self.bank, means.record(images >= self.min_per_proto))
 
     def _contrast(self, round: LocalRound) -> StepFunction:
         record = round.tensors(self.bank, "prototype_contrast")

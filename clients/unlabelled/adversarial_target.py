@@ -1,7 +1,7 @@
 """FADA's target client: it measures how tight its clusters are under each source's model, and trains the generator."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -14,7 +14,6 @@ from clients.disentangling import (
     advance,
     clustered,
     identifier,
-    input_width,
     make_adam,
     source_loss,
     tightness,
@@ -47,6 +46,7 @@ class AdversarialTarget(Unlabelled):
     squared: use squared distances in I
     epochs: E_t; 0 does not train G
     lr, weight_decay: the settings of Adam
+    di_input: the input of DI, which is that of the sources' part (`disentangling_adversary.di_input`)
     """
 
     sample: Annotated[int, Field(ge=2)] = 512
@@ -54,6 +54,7 @@ class AdversarialTarget(Unlabelled):
     epochs: Annotated[int, Field(ge=0)] = 1
     lr: Annotated[float, Field(gt=0)] = 2e-4
     weight_decay: Annotated[float, Field(ge=0)] = 5e-4
+    di_input: Literal["feature", "invariant"] = "feature"
 
     @property
     def discloses(self) -> str:
@@ -85,12 +86,11 @@ class AdversarialTarget(Unlabelled):
         judges = [self._identifier(round, name) for name in sorted(round.records) if name.startswith(IDENTIFIER)]
         epochs = range(self.epochs if judges else 0)
         optimizer = make_adam(net.backbone, self.lr, self.weight_decay) if epochs else None
-        invariant = bool(judges) and judges[0][0].in_features != input_width(net.bottleneck)
         for epoch in epochs:
             order = round.rng(f"adapt-{epoch}").permutation(data.examples)
             for part in chunks(order, round.train.batch_size):
                 features = net.pooled(data.batch(part).images)
-                seen = net.bottleneck(features) if invariant else features
+                seen = net.bottleneck(features) if self.di_input == "invariant" else features
                 loss = torch.stack([source_loss(judge(seen)) for judge in judges]).mean()
                 advance(optimizer, loss, [net.backbone])
         prefix = "backbone."

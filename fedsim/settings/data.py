@@ -20,8 +20,7 @@ class DataSettings(Settings):
 
     dataset: str = Field(
         "digits",
-        description="digits, rotated-mnist, pacs, vlcs, office-home, terra-incognita, folder; with masks: digit-masks, "
-        "masks",
+        description="a data set that `fedsim datasets` lists, or your own as module:name",
     )
     root: str = Field("", description="folder of the data set; empty: $FEDSIM_DATA, else ./data")
     domains: list[str] = Field([], description="use only these domains; empty: all of the data set")

@@ -12,7 +12,10 @@ LAYOUT = {"0.weight": 2, "0.bias": 1, "2.weight": 2, "2.bias": 1}
 @dataclass(frozen=True)
 class DomainIdentifiers(Bank):
     """{DI_i}: the newest of each source. A source that is not drawn keeps the one that it sent last. Sources receive
-    none."""
+    none.
+
+    Identifiers that come before there are features of the target are not kept, because they are not trained yet.
+    """
 
     name: ClassVar[str] = "domain_identifier"
     when: ClassVar[str] = "round"
@@ -20,6 +23,10 @@ class DomainIdentifiers(Bank):
     def accept(self, client: str, arrays: Arrays, server: ServerRound) -> str:
         """Refuses records other than an identifier, which has two linear layers."""
         return fault(arrays, LAYOUT)
+
+    def merge(self, bank: Entries, entries: Entries, server: ServerRound) -> dict[str, Arrays]:
+        """The bank with the newest identifiers, if they were trained."""
+        return {**bank, **entries} if server.banks.get("target_features") else dict(bank)
 
     def hand_out(self, bank: Entries, client: str, server: ServerRound) -> None:
         """Nothing."""

@@ -29,7 +29,7 @@ class TargetTraining(Visit):
 
     def ask(self, model: Arrays, server: ServerRound) -> Mapping[str, Arrays]:
         """The fused model and the identifiers of all sources."""
-        trained = server.banks.get("domain_identifier", {}) if server.banks.get(self.bank) else {}
+        trained = server.banks.get("domain_identifier", {})
         return {
             "arrays": {**server.previous, **model},
             **{f"identifier:{name}": trained[name] for name in sorted(trained)},

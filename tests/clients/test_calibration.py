@@ -108,6 +108,13 @@ def test_attention_equals_the_explicit_maps():
     torch.testing.assert_close(alpha.sum(1), torch.ones(3, dtype=torch.float64))
 
 
+def test_query_and_key_take_bfloat16_levels():
+    """Under autocast the projected levels are bfloat16 and the untrained convolutions float32."""
+    A, B = ([level.bfloat16() for level in features(seed=seed)] for seed in (1, 2))
+    pairs = query_key_pairs(len(A), torch.device("cpu"), A[0].shape[1])
+    assert attention(A, B, pairs).isfinite().all()
+
+
 def test_attention_has_no_gradient_and_query_key_touch_position_only():
     A = [a.requires_grad_() for a in features(seed=1)]
     B = features(seed=2)

@@ -14,8 +14,11 @@ from clients.optimizers import make_optimizer
 from clients.step.disentangling_adversary import NETWORKS, DisentanglingAdversary
 from clients.store import ClientStore
 from clients.unlabelled.adversarial_target import AdversarialTarget
+from fedsim.assembly import build_recipe
+from fedsim.experiment import Experiment
 from fedsim.models.inserts.disentangler import Disentangler
 from fedsim.models.net import Net
+from strategies.banks.domain_identifiers import DomainIdentifiers
 from strategies.server_round import ServerRound, Update
 from strategies.visits.target_attention import TargetAttention, attention
 
@@ -223,6 +226,30 @@ def test_target_trains_its_backbone_alone(made):
         assert made.outbox["target_features"]["target_features"].shape == (5, 16)
         assert all((made.outbox["generator"][name] == made.net.state_dict()[name].numpy()).all()
                    for name in made.outbox["generator"])  # fmt: skip
+
+
+def test_the_input_of_the_identifiers_is_said_and_not_guessed(made):
+    """With a bottleneck as wide as its input, both kinds of identifiers have the same width."""
+    Disentangler(16, 16).apply(made.net)
+    part = DisentanglingAdversary(di_input="invariant")
+    identifier = {name: value.numpy() for name, value in part._networks(made)["domain"].state_dict().items()}
+    made.records, made.phase = {"identifier:a": identifier}, "adapt"
+    seen = []
+    made.net.bottleneck.register_forward_hook(lambda *_: seen.append(1))
+    recipe = build_recipe(Experiment(method={"name": "fada", "disentangling_adversary": {"di_input": "invariant"}}))
+    target = recipe.unlabelled
+    assert target.di_input == "invariant"
+    target.answer(made)
+    assert seen
+
+
+def test_untrained_identifiers_are_not_kept():
+    """Without features of the target no identifier was trained; later ones of clients that are not drawn stay."""
+    bank, server = DomainIdentifiers(), ServerRound(1, 3, ["a", "b"], {})
+    entry = {"0.bias": np.zeros(1, np.float32)}
+    assert bank.merge({}, {"a": entry, "b": entry}, server) == {}
+    server.banks = {"target_features": {"server": {}}}
+    assert bank.merge({"b": entry}, {"a": entry}, server).keys() == {"a", "b"}
 
 
 def weigh(part, names, tight=None, state=None):

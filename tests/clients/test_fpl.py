@@ -136,6 +136,17 @@ def test_small_and_missing_classes_send_nothing():
     assert "at least 5 images" in PrototypeContrast(min_per_proto=5).discloses
 
 
+def test_an_image_that_is_seen_twice_counts_once():
+    """A class with one image is not sent where two are asked for, however often the last epoch shows that image."""
+    round = small(images=4)
+    round.data.labels = torch.tensor([0, 0, 0, 2])
+    part = PrototypeContrast(min_per_proto=2)
+    part.begin(round)
+    round.scratch["prototypes"].add(torch.ones(6, 50), torch.tensor([0, 0, 0, 2, 2, 2]))
+    part.end(round)
+    assert round.outbox["prototypes"]["classes"].tolist() == [0]
+
+
 def test_first_round_is_fedavg_and_the_exchange_is_as_said(tmp_path, caplog):
     """8.1 and 8.2: without prototypes it is FedAvg bit for bit; then C d floats and C numbers are sent each way.
 

@@ -1,5 +1,6 @@
 """Batches, terms, schedules and the store: the specifications' numbers and properties."""
 
+import dataclasses
 from types import SimpleNamespace
 
 import numpy as np
@@ -44,6 +45,14 @@ def test_budget_is_the_same_number_of_steps_everywhere(examples):
     batches = list(BalancedBudget(2880).indices(examples, local_round(), TrainSettings(batch_size=64)))
     assert len(batches) == 45
     assert sum(map(len, batches)) == 2880
+
+
+def test_the_budget_is_that_of_a_round():
+    """CSAC's acquisition keeps its own amount when FedSB's batches are combined with it."""
+    prelude = dataclasses.replace(local_round(), phase="acquire")
+    train = TrainSettings(batch_size=64, iterations=300)
+    assert len(list(BalancedBudget(2880).indices(1500, prelude, train))) == 300
+    assert len(list(BalancedBudget(2880).indices(1500, local_round(), train))) == 45
 
 
 def test_budget_draws():

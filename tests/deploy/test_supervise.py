@@ -80,6 +80,16 @@ def test_a_supernode_that_stays_after_a_broken_handshake_is_started_again(kit, d
     wait_for(lambda: lock_is_free(kit), 5)
 
 
+def test_the_sites_own_values_reach_its_supernode(kit):
+    """NODE_CONFIG of site.env is part of the node config; it is where a site sets its own privacy."""
+    with (kit / "site.env").open("a") as file:
+        file.write('NODE_CONFIG="dp-clip=0.5 dp-epsilon=1.0"\n')
+    with Supervised(kit, 'echo "$*" >words; touch run/contact; exec sleep 600'):
+        wait_for(lambda: (kit / "words").exists() and (kit / "words").read_text())
+    assert "state-dir='" in (kit / "words").read_text()
+    assert (kit / "words").read_text().rstrip().endswith(" dp-clip=0.5 dp-epsilon=1.0")
+
+
 @pytest.fixture
 def server(kit):
     """Something listens where the server should."""

@@ -45,6 +45,16 @@ def test_moon_from_outside_equals_the_row(tmp_path):
     assert all(torch.allclose(one[name], other[name], rtol=1e-4, atol=1e-6) for name in other)
 
 
+def test_the_backbone_of_the_page_is_taken(tmp_path):
+    """docs/own-model.md: methods that replace norms and that compare feature maps find its stages and levels."""
+    for method in ("gperxan", "csac"):
+        experiment = small_experiment(
+            tmp_path / method, method, model={"backbone": "mynets:small"}, train={"rounds": 1}
+        )
+        folder, _ = run_small(experiment)
+        assert (folder / "summary.csv").is_file()
+
+
 class Steps:
     """A round of one parameter w = 1 with the constant gradient 2, five steps of 0.1."""
 
