@@ -36,7 +36,7 @@ class TrainedModel(nn.Module):
     classes: the names of the classes (or structures), in the order of the logits
     image_size: s
     channels: C
-    batch_size: the run's batch size
+    batch_size: the number of images that tables of predictions pass through it at once, as in the run
     """
 
     def __init__(self, plan: Plan, net: nn.Module, file: Path, own: Uploads | None = None) -> None:
@@ -53,7 +53,7 @@ class TrainedModel(nn.Module):
         rule = plan.recipe.infer
         self.own = own  # the clients' tensors that the rule needs
         self._predict = None if rule.transductive else rule.begin(self.net, tuple, own)
-        self.batch_size = self.experiment.run.evaluate_batch_size
+        self.batch_size = rule.pass_size(self.experiment.run.evaluate_batch_size)
         self.eval()
 
     def _apply(self, *arguments: Any, **more: Any) -> "TrainedModel":
@@ -80,7 +80,8 @@ class TrainedModel(nn.Module):
     def adapt(self, batches: Iterable[Tensor]) -> "TrainedModel":
         """Show a transductive rule unlabelled batches of the domain on which it will predict.
 
-        Other rules ignore them.
+        They should come in a random order: a batch of one class has the statistics of that class. Other rules ignore
+        them.
         """
         kept = [self.normalize(images) for images in batches]
         self._predict = self.plan.recipe.infer.begin(self.net, lambda: iter(kept), self.own)
