@@ -138,7 +138,7 @@ def test_neutral_gamma_is_uniform_fedavg_and_the_trip_is_counted(tmp_path):
 @pytest.mark.parametrize("pair", ["fediir+randaugment", "ccst+fediir"])
 def test_images_that_phase_1_does_not_see_are_refused(pair):
     """A mean gradient of other images than those of training would pull the classifier's gradient away from its own."""
-    with pytest.raises(UserError, match="classifier_alignment compares gradients .* does not change"):
+    with pytest.raises(UserError, match=r"classifier_alignment compares gradients .* does not change"):
         find_recipe(pair)
 
 
