@@ -67,6 +67,7 @@ class Infer(Part):
     def begin(self, net: nn.Module, batches: Batches, uploads: Uploads | None = None) -> Predict:
         """A function from images to logits (or log-probabilities).
 
+        It must not change the tensors of `net`, on which the clients train; a rule that needs others makes a copy.
         `batches()` iterates over the unlabelled test images. `uploads` are the entries of `bank`, one per client.
         """
         raise NotImplementedError
