@@ -79,10 +79,9 @@ class XANLayer(nn.Module):
 class XAN(Norm):
     """Replaces batch-norm layers by XAN layers (gPerXAN, section 3.1).
 
-    The paper replaces on PACS all norms of ResNet-50 (53), on Office-Home those of the first two blocks and on
-    Camelyon17 those of the first one. A "block" of the paper is a stage: its checkpoint with four blocks replaces all.
-    With the stem, which the released code replaces too, Office-Home has 24 norms. DenseNet-121's dense block 1 and the
-    transition after it have 13 norms, and 14 with the stem. On digits-cnn-bn both norms are in stage 1.
+    The paper replaces on PACS all norms of ResNet-50 (53), on Office-Home the stem and stages 1 and 2 (24), and on
+    Camelyon17 dense block 1 and the transition after it (13), without the stem. A "block" of the paper is a stage: its
+    checkpoint with four blocks replaces all. On digits-cnn-bn both norms are in stage 1.
 
     stages: the stages in which norms are replaced, those of shortcuts included (1 = layer1, or denseblock1 and its
     transition)
