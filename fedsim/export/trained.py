@@ -36,7 +36,7 @@ class TrainedModel(nn.Module):
     classes: the names of the classes (or structures), in the order of the logits
     image_size: s
     channels: C
-    batch_size: the number of images that tables of predictions pass through it at once, as in the run
+    batch_size: the run's batch size
     """
 
     def __init__(self, plan: Plan, net: nn.Module, file: Path, own: Uploads | None = None) -> None:
