@@ -79,7 +79,7 @@ def build_net(experiment: Experiment, recipe: Recipe) -> nn.Module:
     head = net.head
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(stream_seed(experiment.run.seed, "inserts"))
-        for part in recipe.inserts:
+        for part in sorted(recipe.inserts, key=lambda insert: (insert.order, part_name(insert))):
             part.apply(net)
     _check_trained(experiment, net, head)
     if recipe.client.needs_levels and not net.levels:

@@ -59,11 +59,6 @@ __all__ = [
     "Weights",
 ]
 
-NO_MODEL = (
-    "without the upload of batch norm no model for the unseen domain exists; keep upload = true, or compute the "
-    "statistics there again with method.infer = 'recompute'"
-)
-
 
 class Share(Part):
     """Which tensors leave the client and which come back.

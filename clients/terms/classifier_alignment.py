@@ -1,7 +1,7 @@
 """FedIIR's client term: it keeps a client's classifier gradient close to the mean of all clients' gradients."""
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import numpy as np
 import torch
@@ -10,6 +10,10 @@ from pydantic import Field
 from torch import Tensor
 
 from clients.parts import Batch, LocalRound, StepFunction, Term
+from fedsim.part import part_name
+
+if TYPE_CHECKING:
+    from fedsim.recipe import Recipe
 
 
 def squared_distance(gradients: list[Tensor], references: list[Tensor]) -> Tensor:
@@ -42,10 +46,20 @@ class ClassifierAlignment(Term):
         classes."""
         return "each round the mean gradient of the classifier, which shows class shares and mean features of classes"
 
+    def refuses(self, recipe: "Recipe") -> str:
+        """Phase 1 must see the images on which the client trains."""
+        if recipe.augment is not None:
+            return (
+                "classifier_alignment compares gradients with those of a pass over images that "
+                f"{part_name(recipe.augment)} does not change; use one of the two"
+            )
+        return super().refuses(recipe)
+
     def collect(self, round: LocalRound) -> dict[str, np.ndarray]:
         """The sum of the batch gradients of the received model, and the number of batches.
 
-        The model is in eval mode. One pass is made over the data as the client trains on it.
+        The model is in eval mode. One pass is made over the training images, with the augmentation of the data set
+        (`data.augment`).
         """
         net, data, size = round.net.eval(), round.data, round.train.batch_size
         order = round.rng("classifier gradient").permutation(data.examples)

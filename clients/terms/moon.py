@@ -40,6 +40,7 @@ class ModelContrast(Term):
     """
 
     side_by_side: ClassVar[bool] = True
+    whole: ClassVar[bool] = True
 
     mu: Annotated[float, Field(ge=0)] = 1.0
     T: Annotated[float, Field(gt=0)] = 0.5

@@ -68,7 +68,6 @@ def predict(model: TrainedModel, files: Sequence[Path]) -> pd.DataFrame:
     missing = [file for file in files if not Path(file).is_file()]
     if missing:
         raise UserError(f"there is no image {missing[0]}")
-    _adapt(model, list(files))
     return _table(model, list(files))
 
 
@@ -76,12 +75,11 @@ def evaluate(model: TrainedModel, data: Sequence[Labelled]) -> tuple[pd.DataFram
     """(metrics of each domain and of all images, predictions): accuracy, balanced accuracy and macro F1 as fractions.
 
     Balanced accuracy and macro F1 are means over the classes that occur in the labels. A transductive rule adapts to
-    each domain separately.
+    each domain separately, and one that depends on the order of the images gets them in a random order.
     """
     model.require_classes()
     tables = []
     for domain in data:
-        _adapt(model, domain.files)
         table = _table(model, domain.files)
         table.insert(0, "domain", domain.domain)
         table.insert(2, "label", [model.classes[label] for label in domain.labels])
@@ -125,14 +123,17 @@ def _measures(domain: str, table: pd.DataFrame) -> dict[str, str | int | float]:
     }
 
 
-def _adapt(model: TrainedModel, files: list[Path]) -> None:
-    if model.plan.recipe.infer.transductive:
-        size = model.batch_size
-        model.adapt(model.prepare(files[start : start + size]) for start in range(0, len(files), size))
-
-
 def _table(model: TrainedModel, files: list[Path]) -> pd.DataFrame:
-    return _predictions(model, [str(file) for file in files], model.probabilities(files))
+    """Predictions of image files, in their order; a rule that needs it first sees them, in the order that it needs."""
+    rule, size = model.plan.recipe.infer, model.batch_size
+    order = np.arange(len(files))
+    if rule.shuffled:  # a folder lists its images class by class
+        order = numpy_rng(model.experiment.run.seed, "test-order").permutation(order)
+    seen = [files[place] for place in order]
+    if rule.transductive:
+        model.adapt(model.prepare(seen[start : start + size]) for start in range(0, len(seen), size))
+    probabilities = model.probabilities(seen)
+    return _predictions(model, [str(file) for file in files], probabilities[np.argsort(order)])
 
 
 def _predictions(model: TrainedModel, images: list[str], probabilities: np.ndarray) -> pd.DataFrame:

@@ -53,7 +53,7 @@ class TrainedModel(nn.Module):
         rule = plan.recipe.infer
         self.own = own  # the clients' tensors that the rule needs
         self._predict = None if rule.transductive else rule.begin(self.net, tuple, own)
-        self.batch_size = self.experiment.run.evaluate_batch_size
+        self.batch_size = rule.pass_size(self.experiment.run.evaluate_batch_size)
         self.eval()
 
     def _apply(self, *arguments: Any, **more: Any) -> "TrainedModel":
@@ -80,7 +80,8 @@ class TrainedModel(nn.Module):
     def adapt(self, batches: Iterable[Tensor]) -> "TrainedModel":
         """Show a transductive rule unlabelled batches of the domain on which it will predict.
 
-        Other rules ignore them.
+        They should come in a random order: a batch of one class has the statistics of that class. Other rules ignore
+        them.
         """
         kept = [self.normalize(images) for images in batches]
         self._predict = self.plan.recipe.infer.begin(self.net, lambda: iter(kept), self.own)

@@ -38,7 +38,7 @@ class TargetEvaluator:
         channels = space.plan.data.channels
         self.classes = len(space.plan.data.classes)
         self.normalize = make_transforms(experiment.data, channels, weight_statistics(experiment.model)).normalize
-        self.size = experiment.run.evaluate_batch_size
+        self.size = self.infer.pass_size(experiment.run.evaluate_batch_size)
         self.indices, self.outputs = indices, space.plan.data.outputs
         self.task, self.kind = space.task, load(TASKS[space.plan.data.task].kept, "task")
         self.keeps = experiment.run.keep_predictions and not held_out

@@ -65,7 +65,8 @@ class Workspace:
     """The network and the clients of one plan in one process.
 
     The clients and the server's evaluation share one network, because each of them loads every tensor before it uses
-    it: a message brings the shared tensors, a client's store the personal ones.
+    it: a message brings the shared tensors, a client's store the personal ones. Frozen tensors are never loaded again,
+    so that nothing may change them: an inference rule that needs other statistics works on a copy.
     """
 
     def __init__(self, plan: Plan) -> None:

@@ -44,7 +44,12 @@ class RunSettings(Settings):
     keep_predictions: bool = Field(
         True, description="keep the target's predictions of the selected, last and oracle round, for `compare --metric`"
     )
-    evaluate_batch_size: int = Field(256, ge=1)
+    evaluate_batch_size: int = Field(
+        256,
+        ge=1,
+        description="images in one pass of an evaluation; an inference rule that looks at several images together "
+        "(its field `batch`) gets a multiple of their number",
+    )
     checkpoint_every: int = Field(1, ge=1, description="number of rounds from one checkpoint to the next")
     validation_domain: str = Field(
         "",

@@ -1,12 +1,17 @@
 """FedDyn's server part: it moves the clients' mean further by all past moves."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from fedsim.part import part_name
+from strategies.fuse.weighted_mean import WeightedMean
 from strategies.moves import mean_move, moves
 from strategies.parts import Arrays, Refine, ServerRound
+
+if TYPE_CHECKING:
+    from fedsim.recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -15,10 +20,20 @@ class DynamicCorrection(Refine):
 
     Source: FedDyn (Acar et al., ICLR 2021). N counts all clients of the federation, drawn or not. All other tensors
     take their fused value, so that the running statistics of batch norm fit the clients' models, and not the model
-    after H was added. The paper averages the clients uniformly. H is kept in the checkpoint.
+    after H was added. The paper averages the clients uniformly. H is kept in the checkpoint. Fusions other than the
+    weighted mean are refused.
     """
 
     needs_clients: ClassVar[bool] = True
+
+    def refuses(self, recipe: "Recipe") -> str:
+        """H fits the mean of the models alone."""
+        if isinstance(recipe.fuse, WeightedMean):
+            return ""
+        return (
+            "dynamic_correction adds to the mean of the clients' models, which "
+            f"{part_name(recipe.fuse)} does not make; use one of the two"
+        )
 
     def refine(self, fused: Arrays, server: ServerRound) -> dict[str, np.ndarray]:
         """The corrected parameters; H is in float64."""

@@ -7,7 +7,7 @@ from torch import nn
 
 from fedsim.kinds import bn_scope
 from fedsim.models.norms.xan import XAN, XANLayer
-from strategies.parts import NO_MODEL, Place, Share
+from strategies.parts import Place, Share
 
 if TYPE_CHECKING:
     from fedsim.recipe import Recipe
@@ -20,8 +20,9 @@ class WithoutBatchNorm(Share):
     Source: FedBN (Li et al., ICLR 2021) with `scope="all"`; gPerXAN (CVPR 2024) with `scope="xan"`, where batch norm
     outside the XAN layers is shared like any layer. The original FedBN has no model for an unseen domain. With `upload`
     the batch norm is also sent to the server and averaged into the evaluation model; a client still never loads this
-    average (`avg_bn`, the convention behind the tables of the papers). `scope="none"` gives FedAvg. `share_scores` also
-    shares the mixing score of XAN's batch-norm branch, which gPerXAN's code keeps on the client by accident.
+    average (`avg_bn`, the convention behind the tables of the papers). Without `upload` the unseen domain's model would
+    have the batch norm of the untrained network, so that this is refused. `scope="none"` gives FedAvg. `share_scores`
+    also shares the mixing score of XAN's batch-norm branch, which gPerXAN's code keeps on the client by accident.
     """
 
     scope: Literal["all", "xan", "none"] = "all"
@@ -32,7 +33,12 @@ class WithoutBatchNorm(Share):
         """The scope must name layers that exist, and an unseen domain needs a model."""
         if self.scope == "xan" and not isinstance(recipe.norm, XAN):
             return f"without_batch_norm with scope 'xan' needs norm 'xan', not {type(recipe.norm).__name__}"
-        return "" if self.upload or recipe.infer.transductive else NO_MODEL
+        if self.upload or self.scope == "none":
+            return ""
+        return (
+            "without the upload of batch norm no model for the unseen domain exists, because no inference rule "
+            "computes gamma and beta again; keep upload = true, or set method.share = 'without_statistics'"
+        )
 
     def place(self, net: nn.Module) -> dict[str, Place]:
         """Batch-norm entries in scope are `upload` (or `local`), all others `shared`."""

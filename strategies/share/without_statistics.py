@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from fedsim.kinds import Kind, tensor_kinds
-from strategies.parts import NO_MODEL, Place, Share
+from strategies.parts import Place, Share
 
 if TYPE_CHECKING:
     from fedsim.recipe import Recipe
@@ -24,7 +24,12 @@ class WithoutStatistics(Share):
 
     def refuses(self, recipe: "Recipe") -> str:
         """An unseen domain needs a model."""
-        return "" if self.upload or recipe.infer.transductive else NO_MODEL
+        if self.upload or recipe.infer.replaces_statistics:
+            return ""
+        return (
+            "without the upload of statistics no model for the unseen domain exists unless the inference rule computes "
+            "all of them again; keep upload = true, or set method.infer = 'recompute'"
+        )
 
     def place(self, net: nn.Module) -> dict[str, Place]:
         """Running mean, variance and counters are `upload` (or `local`), all others `shared`."""

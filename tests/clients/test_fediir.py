@@ -11,6 +11,8 @@ from torch import nn
 
 from clients.parts import Batch
 from clients.terms.classifier_alignment import ClassifierAlignment, squared_distance
+from fedsim.assembly import find_recipe
+from fedsim.errors import UserError
 from fedsim.models.net import Net
 from fedsim.settings import TrainSettings
 from strategies.banks.classifier_gradients import ClassifierGradients
@@ -131,6 +133,13 @@ def test_neutral_gamma_is_uniform_fedavg_and_the_trip_is_counted(tmp_path):
     model = other.loc[trained, "bytes_up"].iloc[0]
     assert set(down[trained]) == {model + head}
     assert set((own["bytes_up"] - other["bytes_up"])[trained]) == {head + 4}
+
+
+@pytest.mark.parametrize("pair", ["fediir+randaugment", "ccst+fediir"])
+def test_images_that_phase_1_does_not_see_are_refused(pair):
+    """A mean gradient of other images than those of training would pull the classifier's gradient away from its own."""
+    with pytest.raises(UserError, match=r"classifier_alignment compares gradients .* does not change"):
+        find_recipe(pair)
 
 
 def test_a_client_that_did_not_contribute_does_not_train(tmp_path):

@@ -1,18 +1,23 @@
 """SCAFFOLD, Option II: client and server."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
 from flwr.app import Message
+from safetensors.numpy import load_file
 from small_round import colour_images, small_data, small_round
 from support import Interrupt, numbers, run_small, small_experiment
 from torch import nn
 
 from clients.store import newest_entry
 from clients.terms.drift_correction import OWN, DriftCorrection, gradient_count
+from fedsim.data import load_client
 from fedsim.errors import UserError
 from fedsim.run.checkpoint import load_checkpoint
 from fedsim.run.plan import run_folder
+from fedsim.seeding import numpy_rng
 from fedsim.settings import TrainSettings
 from strategies.banks.control_variates import ControlVariates
 from strategies.parts import SERVER, ServerRound
@@ -85,8 +90,8 @@ def test_server_counts_all_clients():
     assert "expected float32[2]" in bank.accept("a", {"w": np.zeros(3, np.float32)}, server)
 
 
-def test_identical_clients_are_fedavg(tmp_path):
-    """A.8 test 4: equal data in equal order give c = c_k, and therefore FedAvg's rounds with plain SGD."""
+def test_one_client_is_fedavg(tmp_path):
+    """A.8 test 4 with one client: c = c_k, and therefore FedAvg's rounds with plain SGD."""
     one_client = {"domains": ["rot0", "rot45"]}
     train = {"momentum": 0.0}
     ours, _ = run_small(small_experiment(tmp_path / "a", "scaffold", data=one_client, train=train))
@@ -94,6 +99,39 @@ def test_identical_clients_are_fedavg(tmp_path):
     a, b = (numbers(folder / "rounds.csv") for folder in (ours, plain))
     np.testing.assert_allclose(a["train_loss"].iloc[1:], b["train_loss"].iloc[1:], rtol=1e-5)
     np.testing.assert_allclose(a["target_loss"], b["target_loss"], rtol=1e-4)
+
+
+def test_variates_of_identical_clients_are_equal(tmp_path, monkeypatch):
+    """A.8 test 4 with three clients: after every round c = c_k for all k, and the model is FedAvg's with plain SGD."""
+
+    def same_data(settings, name, target):
+        return dataclasses.replace(load_client(settings, "rot0", target), client=name)
+
+    def without_the_client(seed, purpose, client, *rest):
+        return numpy_rng(seed, purpose, *rest)
+
+    monkeypatch.setattr("fedsim.run.workspace.load_client", same_data)
+    monkeypatch.setattr("clients.local_round.numpy_rng", without_the_client)
+    train = {"momentum": 0.0}
+    for rounds in (1, 2):
+        experiment = small_experiment(tmp_path / str(rounds), "scaffold", train=train)
+        with pytest.raises(KeyboardInterrupt):
+            run_small(experiment, Interrupt(rounds))
+        folder = run_folder(experiment)
+        state = load_checkpoint(folder / "checkpoint").state
+        server = state.banks["control"][SERVER]
+        assert max(np.abs(array).max() for array in server.values()) > 0.01
+        for client in ("rot0", "rot15", "rot30"):
+            own = newest_entry(folder / "state" / client, OWN)
+            assert own.keys() == server.keys()
+            for name, array in server.items():
+                np.testing.assert_allclose(array, own[name].numpy(), atol=1e-5, err_msg=f"{client} {name}")
+    whole, plain = (
+        load_file(run_small(small_experiment(tmp_path / method, method, train=train))[0] / "last.safetensors")
+        for method in ("scaffold", "fedavg")
+    )
+    for name, array in plain.items():
+        np.testing.assert_allclose(whole[name], array, atol=1e-4, err_msg=name)
 
 
 def test_correction_acts_and_survives_partial_participation(tmp_path):

@@ -11,6 +11,7 @@ from fedsim.assembly import build_net, build_recipe
 from fedsim.data import loading
 from fedsim.results import read_runs, select
 from fedsim.run.workspace import close_workspaces, workspace
+from fedsim.seeding import numpy_rng
 
 
 def last(folder):
@@ -105,14 +106,20 @@ def test_fedbn_and_silobn_part_after_round_one(tmp_path):
     assert not all(np.array_equal(models["fedbn", 2][name], models["silobn", 2][name]) for name in names)
 
 
-def test_deepall_on_one_domain_is_fedavg_with_one_client(tmp_path):
-    """Both take the same number of steps on the same images; only the order of batches has another stream."""
+def test_deepall_on_one_domain_is_fedavg_with_one_client(tmp_path, monkeypatch):
+    """A.11 test 1: the same model, bit for bit, once both draw the same batches. Their streams have other names."""
+
+    def without_the_client(seed, purpose, client, *rest):
+        return numpy_rng(seed, purpose, *rest)
+
+    monkeypatch.setattr("clients.local_round.numpy_rng", without_the_client)
     data = {"domains": ["rot0", "rot45"]}
     single, _ = run_small(small_experiment(tmp_path / "a", data=data))
     pooled, _ = run_small(small_experiment(tmp_path / "b", "deepall", data=data))
     a, b = numbers(single / "clients.csv"), numbers(pooled / "clients.csv")
-    assert list(a["examples"].dropna()) == list(b["examples"].dropna())
-    assert list(a["validation_examples"].dropna()) == list(b["validation_examples"].dropna())
+    for column in ("examples", "validation_examples", "train_loss", "validation_loss"):
+        assert list(a[column].dropna()) == list(b[column].dropna())
+    same_model(last(single), last(pooled))
 
 
 def test_personal_state_survives_between_rounds(tmp_path):

@@ -90,11 +90,13 @@ def test_eval_mode_is_independent_of_batch_and_order(net, digits):
 NEUTRAL = [FixedAlpha(alpha=0.0), RandomAlpha(high=0.0), IABN(k=1e4), MixNorm(m=0.0), TsmoBN(tau=1.0, init="global")]
 
 
-@pytest.mark.parametrize("rule", NEUTRAL, ids=lambda rule: type(rule).__name__)
+@pytest.mark.parametrize("rule", [*NEUTRAL, Recompute()], ids=lambda rule: type(rule).__name__)
 def test_neutral_settings_give_eval_mode_and_leave_the_network_alone(net, digits, rule):
     before = copy.deepcopy(net.state_dict())
     expected = predictions(EvalMode(), net, digits)
-    torch.testing.assert_close(predictions(rule, net, digits), expected, atol=1e-4, rtol=1e-4)
+    found = predictions(rule, net, digits)
+    if rule in NEUTRAL:
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
     assert not any(isinstance(module, RuledNorm) for module in net.modules())
 
@@ -113,7 +115,7 @@ def test_inductive_rules_are_per_image(net, digits, rule):
 
 def test_only_rules_that_look_at_the_target_are_transductive():
     assert {rule.__name__ for rule in RULES if rule.transductive} == {"Recompute", "TsmoBN"}
-    assert [rule for rule in RULES if rule.shuffled] == [TsmoBN]
+    assert {rule.__name__ for rule in RULES if rule.shuffled} == {"Recompute", "TsmoBN"}
     assert {rule.__name__ for rule in RULES if rule.on_sources} == {"ZeroShotAdapter", "SampledRepresentation"}
 
 

@@ -180,6 +180,21 @@ def test_bin_gate_is_clipped_shared_and_fast(build):
     assert "rho" not in bn_scope(layer)
 
 
+@pytest.mark.parametrize(("outside", "inside"), [(1.3, 1.0), (-0.2, 0.0)])
+@pytest.mark.parametrize("training", [True, False])
+def test_bin_gate_outside_of_its_range_acts_as_at_the_bound(trained_bn, images, training, outside, inside):
+    """A server that goes beyond the clients' mean can send such a gate; the clip after a client's step ends it."""
+    layer = BINLayer(trained_bn).train(training)
+    nn.init.constant_(layer.rho, inside)
+    expected = layer(images)
+    nn.init.constant_(layer.rho, outside)
+    torch.testing.assert_close(layer(images), expected)
+    layer.after_step()
+    assert layer.rho.unique().tolist() == [inside]
+    layer.train()(images).square().sum().backward()
+    assert layer.rho.grad.abs().min() > 0  # at the bound there is a gradient, which can lead it back inside
+
+
 @pytest.mark.parametrize("norm", [IBN("a"), IBN("b"), DSON(), DSON(channelwise=True), BIN()])
 def test_small_images_train(build, norm):
     y = build("resnet18", norm)(torch.randn(2, 3, 28, 28))

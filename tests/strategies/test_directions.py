@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from test_optimization_rules import replies, uniform
 
+from fedsim.assembly import find_recipe
 from fedsim.errors import UserError
 from fedsim.methods import METHODS
 from strategies.banks.global_direction import GlobalDirection
@@ -161,6 +162,15 @@ def test_dynamic_correction_counts_all_clients():
     partial, alone = replies((0.5,), (1.5,))
     alone.updates = partial[:1]
     assert DynamicCorrection().refine({"w": np.array([0.5], np.float32)}, alone)["w"].item() == 0.75
+
+
+@pytest.mark.parametrize(
+    "pair", ["feddyn+fedomg", "feddyn+krum", "feddyn+fedgma", "fednova+feddyn", "fedlesam-d+fedgala"]
+)
+def test_dynamic_correction_needs_the_mean(pair):
+    """H is the sum of what the mean left out; with another fusion the same moves would count twice or not at all."""
+    with pytest.raises(UserError, match="dynamic_correction adds to the mean of the clients' models"):
+        find_recipe(pair)
 
 
 def test_direction_is_the_last_move_per_gradient():

@@ -49,13 +49,17 @@ class FixedAlpha(Infer):
 
 @dataclass(frozen=True)
 class RandomAlpha(Infer):
-    """alpha ~ U(low, high) per sample and layer, drawn again from `seed` in every evaluation. The rule is inductive."""
+    """alpha ~ U(low, high) per sample and layer, drawn again from `seed` in every evaluation. The rule is inductive.
+
+    batch: the number of images for which the layers draw in turn, for every size of the evaluation batches
+    """
 
     tasks: ClassVar[tuple[str, ...]] = ANY_TASK
 
     low: float = 0.0
     high: float = 1.0
     seed: Annotated[int, Field(ge=0)] = 0
+    batch: Annotated[int, Field(ge=1)] = 256
     swaps_batch_norm: ClassVar[bool] = True
 
     def begin(self, net: nn.Module, batches: Batches, uploads: Uploads | None = None) -> Predict:
@@ -66,7 +70,8 @@ class RandomAlpha(Infer):
             draw = torch.rand(len(mean), 1, generator=generator).to(mean.device)
             return mix_by(self.low + (self.high - self.low) * draw, mean, variance, bn)
 
-        return with_rule(net, lambda: rule)
+        ruled = with_rule(net, lambda: rule)
+        return lambda images: torch.cat([ruled(part) for part in images.split(self.batch)])
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor, nn
 
-from fedsim.part import Part
+from fedsim.errors import UserError
+from fedsim.part import Part, part_name
 from fedsim.tasks import ANY_TASK, CLASSIFICATION
 
 if TYPE_CHECKING:
+    from fedsim.experiment import Experiment
     from fedsim.recipe import Recipe
 
 Predict = Callable[[Tensor], Tensor]
@@ -23,7 +25,9 @@ class Infer(Part):
     shuffled: the rule depends on the order of the test images, so that they come in a random order that the seed fixes
     on_sources: source clients validate the aggregated model by this rule too, because it is part of the model. Other
     rules are compared on one and the same selected model
+    batch: the number of images that the rule looks at together, for every `run.evaluate_batch_size`; 0: each by itself
     swaps_batch_norm: the rule acts on BatchNorm2d layers, which the network must call without a wrapper
+    replaces_statistics: the rule uses no running statistics of the clients, in no layer
     bank: the name of the bank with one entry per client that the rule needs beside the model; empty: none
     """
 
@@ -32,7 +36,9 @@ class Infer(Part):
     transductive: ClassVar[bool] = False
     shuffled: ClassVar[bool] = False
     on_sources: ClassVar[bool] = False
+    batch: ClassVar[int] = 0
     swaps_batch_norm: ClassVar[bool] = False
+    replaces_statistics: ClassVar[bool] = False
     bank: ClassVar[str] = ""
 
     def refuses(self, recipe: "Recipe") -> str:
@@ -44,9 +50,24 @@ class Infer(Part):
             "its own; use norm 'batch_norm', 'ibn' or 'mix_ig'"
         )
 
+    def check_server(self, experiment: "Experiment", known: Mapping[str, Mapping]) -> None:
+        """Raises UserError when the rule takes more images at once than the machine is allowed to."""
+        wanted, name = experiment.run.evaluate_batch_size, part_name(self)
+        if wanted < self.batch:
+            raise UserError(
+                f"{name} takes {self.batch} images at once, and run.evaluate_batch_size is {wanted}; "
+                f"set method.{name}.batch={wanted}, or a larger run.evaluate_batch_size"
+            )
+
+    def pass_size(self, wanted: int) -> int:
+        """The number of images in a call of the function of `begin`: as wanted, rounded down to a multiple of
+        `batch`."""
+        return max(wanted // self.batch, 1) * self.batch if self.batch else wanted
+
     def begin(self, net: nn.Module, batches: Batches, uploads: Uploads | None = None) -> Predict:
         """A function from images to logits (or log-probabilities).
 
+        It must not change the tensors of `net`, on which the clients train; a rule that needs others makes a copy.
         `batches()` iterates over the unlabelled test images. `uploads` are the entries of `bank`, one per client.
         """
         raise NotImplementedError

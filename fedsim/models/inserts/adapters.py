@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -85,6 +85,7 @@ class Adapters(Insert):
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.3
     std: Annotated[float, Field(ge=0)] = 1e-4
     freeze: bool = True
+    order: ClassVar[int] = 0
 
     def refuses(self, recipe: "Recipe") -> str:
         """Adapters need layers of batch norm."""

@@ -1,7 +1,7 @@
 """A deep bottleneck between the backbone and the classifier, which leaves out domain-specific features."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 from torch import nn
@@ -27,6 +27,7 @@ class Disentangler(Insert):
     hidden: Annotated[int, Field(ge=0)] = 0
     width: Annotated[int, Field(ge=0)] = 0
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.5
+    order: ClassVar[int] = 1
 
     def apply(self, net: Net) -> None:
         """Adds the bottleneck and makes a new classifier of its width."""

@@ -35,6 +35,7 @@ class FeatureAttention(Insert):
     """
 
     makes_features: ClassVar[bool] = True
+    order: ClassVar[int] = 2
 
     def apply(self, net: Net) -> None:
         """Put the attention behind what gives the features."""

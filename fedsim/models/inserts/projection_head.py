@@ -1,7 +1,7 @@
 """A projection head between the backbone and the classifier."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 from torch import nn
@@ -23,6 +23,7 @@ class ProjectionHead(Insert):
 
     width: Annotated[int, Field(ge=1)] = 256
     always: bool = False
+    order: ClassVar[int] = 1
 
     def apply(self, net: Net) -> None:
         """Adds the projection head and makes a new classifier of its width."""

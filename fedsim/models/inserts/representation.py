@@ -58,6 +58,7 @@ class Representation(Insert):
     width: Annotated[int, Field(ge=0)] = 0
     stochastic: bool = True
     makes_features: ClassVar[bool] = True
+    order: ClassVar[int] = 2
 
     def apply(self, net: Net) -> None:
         """Adds the layer after the bottleneck (or in its place) and makes a new classifier of its width."""

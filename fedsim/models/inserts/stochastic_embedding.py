@@ -56,6 +56,7 @@ class StochasticEmbedding(Insert):
     width: Annotated[int, Field(ge=0)] = 0
     spread: Annotated[float, Field(ge=0)] = 0.2
     makes_features: ClassVar[bool] = True
+    order: ClassVar[int] = 2
 
     def apply(self, net: Net) -> None:
         """Adds the layer before the head, and makes a new head."""

@@ -18,7 +18,8 @@ class BINLayer(nn.Module):
 
     x_B and x_I are the batch- and instance-normalized input, and share gamma and beta. rho starts at 1, which is plain
     BN; 0 is instance norm. The gate learns ten times faster (`lr_scales`, as in the authors' code), and `after_step()`
-    clips it after every optimizer step. rho is an ordinary shared weight; `bn.*` belongs to the batch norm.
+    clips it after every optimizer step. A server that goes beyond the clients' mean can make it leave [0, 1]; it then
+    acts as at the bound. rho is an ordinary shared weight; `bn.*` belongs to the batch norm.
     """
 
     tensor_kinds: ClassVar[dict[str, Kind]] = {"rho": Kind.WEIGHT}
@@ -41,6 +42,7 @@ class BINLayer(nn.Module):
                 batch_mean, batch_variance = batch_moments(mean, variance)
             else:
                 batch_mean, batch_variance = bn.running_mean, bn.running_var
+            rho = rho + (rho.clamp(0, 1) - rho).detach()  # the gradient is that of rho, also at the bounds
             a_bn = gamma * rho * torch.rsqrt(batch_variance + bn.eps)
             a_in = gamma * (1 - rho) * torch.rsqrt(variance + bn.eps)
             return a_bn + a_in, a_bn * (mean - batch_mean) + beta

@@ -1,0 +1,69 @@
+"""Inserts of two rows are applied in one order, however the rows are named."""
+
+import pytest
+import torch
+from support import run_small, small_experiment
+
+from fedsim.assembly import build_recipe
+from fedsim.errors import UserError
+from fedsim.methods import METHODS
+from fedsim.models.hidden import hidden_layers
+from fedsim.run.plan import resolve
+
+ROWS = [name for name, recipe in METHODS.items() if recipe.inserts]
+
+
+def built(folder, method):
+    """The network of a method, or the reason why it is refused."""
+    try:
+        return resolve(small_experiment(folder, method)).build_net()
+    except UserError as error:
+        return str(error)
+
+
+def hooks(net):
+    """How many hooks every module has."""
+    return {path: (len(m._forward_pre_hooks), len(m._forward_hooks)) for path, m in net.named_modules()}
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_the_order_of_names_does_not_change_the_network(tmp_path, row):
+    for other in ROWS[ROWS.index(row) + 1 :]:
+        one, two = (built(tmp_path, "+".join(pair)) for pair in ((row, other), (other, row)))
+        assert isinstance(one, str) == isinstance(two, str), (row, other)
+        if isinstance(one, str):
+            continue
+        first, second = one.state_dict(), two.state_dict()
+        assert list(first) == list(second), (row, other)
+        assert all(torch.equal(first[name], second[name]) for name in first), (row, other)
+        assert (one.frozen, hooks(one)) == (two.frozen, hooks(two)), (row, other)
+
+
+@pytest.mark.parametrize("pair", ["selfreg+moon", "jigen+moon"])
+def test_what_stands_beside_the_head_fits_the_features_of_the_other_row(tmp_path, pair):
+    run_small(small_experiment(tmp_path, pair, train={"rounds": 1}))
+
+
+@pytest.mark.parametrize("pair", ["feddrop+fada", "feddrop+jigen", "feddrop+selfreg"])
+def test_every_layer_of_dropped_units_is_scaled(tmp_path, pair):
+    """FedDrop's scale reads the finished network: every layer after dropped units has it, and no other layer."""
+    net = built(tmp_path, pair)
+    readers = {layer.reader for layer in hidden_layers(net)}
+    assert readers == {path for path, (before, _) in hooks(net).items() if before}
+    assert readers
+
+
+@pytest.mark.parametrize(("row", "insert"), [
+    ("l2d", "stochastic_embedding"), ("fedsr", "representation"), ("fedl2r", "representation"),
+    ("fedclip", "feature_attention"),
+])  # fmt: skip
+def test_feddrop_is_refused_where_an_insert_makes_the_features(row, insert):
+    for pair in (f"feddrop+{row}", f"{row}+feddrop"):
+        with pytest.raises(UserError, match=f"kept_scale .* features are made by {insert}"):
+            build_recipe(small_experiment("unused", pair))
+
+
+def test_feddrop_is_refused_with_moon(tmp_path):
+    """MOON compares the received model with the client's last one, and both would have other units left out."""
+    with pytest.raises(UserError, match="model_contrast needs the whole model"):
+        build_recipe(small_experiment(tmp_path, "feddrop+moon"))
