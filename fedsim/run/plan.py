@@ -118,6 +118,9 @@ def _validation_domain(experiment: Experiment, found: Benchmark, target: str) ->
     domain = resolve_domain(found, experiment.run.validation_domain)
     if domain == target:
         raise UserError(f"run.validation_domain: {domain!r} is the unseen domain, which may select nothing")
+    if found.same_images or found.test_apart:
+        raise UserError(f"run.validation_domain: the domains of {found.title} show the same images, so that {domain!r} "
+                        "would select on images that are tested or trained on elsewhere; leave it out")  # fmt: skip
     if experiment.run.select_on != "aggregated":
         raise UserError("run.validation_domain selects by the aggregated model; leave run.select_on at 'aggregated'")
     return domain
