@@ -84,8 +84,12 @@ class PublishedRows(ImageTree):
         chosen = np.array([index for index, row in enumerate(self._sorted(domain)) if row.part == part], np.int64)
         return chosen if len(chosen) else None
 
-    def _reads_lists(self) -> bool:
-        return False  # the rows contain the parts
+    def _lists(self, domain: str) -> list[bytes]:
+        return []  # the rows contain the parts
+
+    def unlisted(self, domain: str, part: str) -> str:
+        """The data set is published without that part."""
+        return f"{self.found.title} has no published {part} part of {domain!r}; choose another data.split or test_split"
 
     def _sorted(self, domain: str) -> list[ImageRow]:
         rows = sorted(self.rows(domain), key=lambda row: (row.label, row.path))

@@ -15,6 +15,11 @@ from fedsim.settings import DataSettings, data_root
 WORDS = {"train": ("train",), "validation": ("crossval", "val"), "test": ("test",)}
 
 
+def reads_lists(data: DataSettings) -> bool:
+    """Whether published lists, or a table's split column, say which images train or are tested."""
+    return data.split == "lists" or data.test_split == "list"
+
+
 def list_folder(data: DataSettings) -> Path:
     """Folder of the lists: `data.lists`, seen from the data root. UserError when it is not there."""
     folder = data_root(data) / data.lists

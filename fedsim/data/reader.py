@@ -42,6 +42,11 @@ class Reader:
         """Indices of the images that a published list names (`part`: train, validation, test); None without a list."""
         raise UserError(f"{self.found.title} has no files that a list could name; use data.split = 'stratified'")
 
+    def unlisted(self, domain: str, part: str) -> str:
+        """The text of the error when a list that the settings need is not there."""
+        where = f" in {self.data.lists}" if self.data.lists else ""
+        return f"no list {domain}_{part}*.txt{where}; data.split and data.test_split ask for one"
+
     def fingerprint(self, domain: str) -> str:
         """A hash of a domain's content: equal for equal data, wherever it is stored."""
         raise NotImplementedError
