@@ -12,7 +12,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedsim.arrays import record_to_arrays
 from fedsim.cores import free_cores
-from fedsim.data.fingerprint import Fingerprints
+from fedsim.data.fingerprint import Fingerprints, refuse_equal_domains
 from fedsim.errors import USER_ERROR, UserError
 from fedsim.experiment import Experiment, parse_experiment, read_experiment
 from fedsim.recipe import parts_of
@@ -125,6 +125,7 @@ def _serve(grid: Grid, space: Workspace, callbacks: Sequence[RunCallback], ident
     strategy.guard.probe = model_probe(space.net, plan.data.channels, experiment.data.image_size)
     roster = Roster(grid, plan.clients, len(plan.data.classes), run_config, target, identify, space.frozen_content)
     strategy.join(roster)
+    refuse_equal_domains(plan.data, roster.fingerprints())
     session.note_data(roster.fingerprints())
     missing = missing_classes(plan.data.classes, {name: site.class_counts for name, site in roster.sites.items()})
     session.note("missing_classes", missing)

@@ -3,7 +3,11 @@
 from collections.abc import Mapping
 
 from fedsim.data.benchmarks import benchmark, resolve_domain
+from fedsim.data.client_data import domain_of
 from fedsim.data.reader import reader
+from fedsim.data.row import Benchmark
+from fedsim.errors import UserError
+from fedsim.plugins import load
 from fedsim.settings import DataSettings
 
 Fingerprints = dict[str, dict[str, int | str]]
@@ -13,9 +17,30 @@ def fingerprints(data: DataSettings) -> Fingerprints:
     """{domain: {"images": count, "content": hash of files and labels}} of every domain that the settings use.
 
     The hash covers the names below the domain's folder, the labels and the bytes of all files, but neither the path of
-    the folder nor any time. It is read from the cache when that exists. Raises UserError when the data cannot be read.
+    the folder nor any time. It is read from the cache when that exists. Raises UserError when the data cannot be read,
+    or when two domains have the same files.
     """
-    return {domain: fingerprint(data, domain) for domain in benchmark(data).domains}
+    found = benchmark(data)
+    prints = {domain: fingerprint(data, domain) for domain in found.domains}
+    refuse_equal_domains(found, prints)
+    return prints
+
+
+def refuse_equal_domains(found: Benchmark, prints: Mapping[str, Mapping]) -> None:
+    """UserError when two domains have the same files with the same labels, so that training images would be tested.
+
+    `prints`: fingerprints by domain, or by client ("photo/0"). Only files are compared: other readers hash what all of
+    their domains are made of.
+    """
+    if not load(found.reader, "reader").own_files:
+        return
+    owners: dict[int | str, str] = {}
+    for name, own in prints.items():
+        domain = domain_of(name)
+        first = owners.setdefault(own["content"], domain)
+        if first != domain:
+            raise UserError(f"the domains {first!r} and {domain!r} of {found.title} have the same {own['images']:,} "
+                            "images with the same labels; remove one of them, or leave it out by data.domains")  # fmt: skip
 
 
 def fingerprint(data: DataSettings, domain: str) -> dict[str, int | str]:

@@ -14,6 +14,8 @@ from fedsim.settings import DataSettings, cache_root
 class ImageTree(Reader):
     """Reads an image tree domain/class/image through the cache. Other trees and tables give another `listing`."""
 
+    own_files = True
+
     def __init__(self, data: DataSettings, found: Benchmark) -> None:
         super().__init__(data, found)
         self._open: dict[str, Arrays] = {}
@@ -56,4 +58,5 @@ class ImageTree(Reader):
 
     def listed(self, domain: str, part: str) -> np.ndarray | None:
         """Indices of the images that a list in `data.lists` names."""
-        return listed(self.data, domain, part, self.listing(domain))
+        domains = self.found.all_domains or self.found.domains
+        return listed(self.data, domain, part, self.listing(domain), domains)

@@ -1,6 +1,7 @@
 """The interface of every data set's reader: the images of a domain, only their labels, and a fingerprint of both."""
 
 import hashlib
+from typing import ClassVar
 
 import numpy as np
 
@@ -12,6 +13,8 @@ from fedsim.settings import DataSettings
 
 class Reader:
     """Reads the domains of one data set; a row of BENCHMARKS names its reader as "module:class"."""
+
+    own_files: ClassVar[bool] = False  # every domain has image files of its own, so that no two domains are equal
 
     def __init__(self, data: DataSettings, found: Benchmark) -> None:
         self.data, self.found = data, found
