@@ -21,6 +21,7 @@ from fedsim.run.checkpoint import run_token
 from fedsim.run.claim import claim
 from fedsim.run.plan import Plan, resolve
 from fedsim.run.privacy_account import statement
+from fedsim.run.remarks import data_remarks
 from fedsim.run.session import Session, is_finished
 from fedsim.run.target import TargetEvaluator
 from fedsim.run.workspace import Workspace, open_workspace, set_threads
@@ -131,6 +132,14 @@ def _serve(grid: Grid, space: Workspace, callbacks: Sequence[RunCallback], ident
     session.note("missing_classes", missing)
     for client, names in list(missing.items())[:SAID_CLIENTS]:
         logger.info("client %r has no training images of %s", client, ", ".join(names))
+    tested = evaluator.class_counts() if evaluator else list(roster.target.class_counts)
+    images = {name: int(own["images"]) for name, own in session.data.items()}
+    remarks = data_remarks(
+        plan.data, images, [site.class_counts for site in roster.sites.values()], experiment.run.target, tested
+    )
+    session.note("data_remarks", remarks)
+    for text in remarks:
+        logger.warning(text)
     session.target_images = len(evaluator.labels) if evaluator else roster.target.examples
     check_server(plan, roster.fingerprints())
     grid = PatientGrid(grid, strategy.exchange, experiment.run.patience)

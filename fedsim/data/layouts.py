@@ -11,7 +11,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 import pandas as pd
 
-from fedsim.data.folders import IMAGE_SUFFIXES, Listing
+from fedsim.data.folders import IMAGE_SUFFIXES, Listing, walk
 from fedsim.data.image_tree import ImageTree
 from fedsim.data.names import composed, matching, names_in, plain, subfolders
 from fedsim.data.row import Benchmark
@@ -103,7 +103,7 @@ class PublishedRows(ImageTree):
     def below(self, folder: Path, label: int, part: str = "") -> Iterator[ImageRow]:
         """The image files in and below a folder."""
         root = self.folder()
-        for parent, _, names in os.walk(folder):
+        for parent, names in walk(folder):
             for name in names:
                 if Path(name).suffix.lower() in IMAGE_SUFFIXES and not name.startswith("."):
                     yield ImageRow(os.path.relpath(Path(parent, name), root), label, part)

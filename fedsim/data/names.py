@@ -8,6 +8,9 @@ from pathlib import Path
 from fedsim.errors import UserError
 
 
+HIDDEN = (".", "__", "@eaDir")  # how folders begin that hold neither a domain nor a class
+
+
 def composed(name: str) -> str:
     """A name in Unicode's composed form (NFC): "é" is one character, however a file system stores it."""
     return unicodedata.normalize("NFC", name)
@@ -43,7 +46,8 @@ def matching(name: str, known: Iterable[str]) -> str | None:
 def subfolders(folder: Path) -> list[str]:
     """Sorted names of the visible folders in a folder."""
     try:
-        return sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith((".", "__")))
+        found = [path.name for path in folder.iterdir() if path.is_dir()]
+        return sorted(name for name in found if not name.startswith(HIDDEN))
     except OSError as error:
         raise UserError(f"cannot read the folder {folder}: {error.strerror}; set data.root or $FEDSIM_DATA") from None
 
