@@ -11,7 +11,7 @@ import numpy as np
 
 from fedsim.about import extra
 from fedsim.data.cache import digest
-from fedsim.data.names import composed
+from fedsim.data.names import composed, refuse_alike
 from fedsim.data.pixels import decode_sized, read_bytes, unreadable
 from fedsim.data.reader import Reader, content_hash
 from fedsim.data.row import Benchmark
@@ -35,9 +35,13 @@ def discover(data: DataSettings, row: Benchmark) -> Benchmark:
     names = rows.features[_column(data, "label")]
     classes = set(getattr(names, "names", None) or _texts(data, "label"))
     classes = tuple(sorted({*map(composed, classes), *map(composed, data.classes)}))
+    _refuse_alike(data_root(data).resolve(), tuple(_column(data, each) for each in COLUMNS), classes)
     if len(classes) < 2:
         raise UserError(f"{data_root(data)}: {len(classes)} class(es) in the column of labels; at least 2 are needed")
-    return replace(row, domains=tuple(sorted(set(_texts(data, "domain")))), classes=classes)
+    domains = tuple(sorted(set(_texts(data, "domain"))))
+    if not data.domains:
+        refuse_alike([[name] for name in domains], "domains", data_root(data))
+    return replace(row, domains=domains, classes=classes)
 
 
 class HuggingFaceReader(Reader):
@@ -164,6 +168,16 @@ def _text_column(folder: Path, wanted: tuple[str, ...], column: str) -> tuple[st
         if value not in texts:
             texts[value] = composed(names[value] if names else str(value))
     return tuple(texts[value] for value in values)
+
+
+@functools.lru_cache(maxsize=4)
+def _refuse_alike(folder: Path, wanted: tuple[str, ...], classes: tuple[str, ...]) -> None:
+    """UserError for a label that is spelled in two ways."""
+    labels, domains = (_text_column(folder, wanted, wanted[number]) for number in (1, 2))
+    own: dict[str, set[str]] = {}
+    for domain, label in set(zip(domains, labels)):
+        own.setdefault(domain, set()).add(label)
+    refuse_alike([*own.values(), *([name] for name in classes)], "labels", folder)
 
 
 def _row_error(folder: Path, row: int, reason: str) -> UserError:

@@ -137,14 +137,21 @@ class OfficeCaltechHome(PublishedRows):
     names: ClassVar[dict[str, str]] = {"laptopcomputer": "laptop"}  # Office-Caltech-10 says it longer
 
     def rows(self, domain: str) -> Iterator[ImageRow]:
-        """Images of a domain's folder, whichever spelling its class folders have."""
+        """Images of a domain's folder, whichever spelling its class folders have; every domain has all eight classes."""
         name = matching(domain, subfolders(self.folder()))
         if name is None:
             raise UserError(f"{self.found.title}: no folder of domain {domain!r} in {self.folder()}")
+        missing, unknown = set(self.found.classes), []
         for sub in subfolders(self.folder() / name):
             known = matching(self.names.get(plain(sub), sub), self.found.classes)
-            if known is not None:
-                yield from self.below(self.folder() / name / sub, self.found.classes.index(known))
+            if known is None:
+                unknown.append(sub)
+                continue
+            missing.discard(known)
+            yield from self.below(self.folder() / name / sub, self.found.classes.index(known))
+        if missing:
+            raise UserError(f"{self.found.title}: {self.folder() / name} has no folder of class {min(missing)!r}; folders "
+                            f"of other names: {', '.join(unknown[:5]) or 'none'}; rename the one that is meant")  # fmt: skip
 
 
 class Camelyon17(PublishedRows):

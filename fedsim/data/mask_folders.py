@@ -19,7 +19,7 @@ from fedsim.data.cache import Planes, cached_domain
 from fedsim.data.folders import IMAGE_SUFFIXES, Listing
 from fedsim.data.image_tree import ImageTree
 from fedsim.data.lists import text_of
-from fedsim.data.names import composed, names_in, same, subfolders
+from fedsim.data.names import composed, names_in, refuse_alike, same, subfolders
 from fedsim.data.pixels import read_bytes, unreadable
 from fedsim.data.reader import content_hash
 from fedsim.data.row import Benchmark
@@ -46,6 +46,8 @@ def discover(data: DataSettings, row: Benchmark) -> Benchmark:
     domains = tuple(sorted({*on_disk, *map(composed, data.domains)}))
     if not domains:
         raise UserError(f"no domain folders in {root}: expected domain/image and domain/mask below it; set data.root")
+    if not data.domains:
+        refuse_alike([[name] for name in domains], "domains", root)
     return replace(row, domains=domains, structures=tuple(data.structures))
 
 

@@ -16,7 +16,7 @@ import pandas as pd
 from fedsim.about import extra
 from fedsim.data.folders import Listing
 from fedsim.data.image_tree import ImageTree
-from fedsim.data.names import composed
+from fedsim.data.names import composed, refuse_alike
 from fedsim.data.row import Benchmark
 from fedsim.errors import UserError, nearest
 from fedsim.settings import DataSettings, data_root
@@ -45,6 +45,10 @@ def discover(data: DataSettings, row: Benchmark) -> Benchmark:
     """
     found = facts(data)
     classes = tuple(sorted({*found.classes, *map(composed, data.classes)}))
+    refuse_alike([[c for d, c in found.counts if d == domain] for domain in found.domains]
+                 + [[name] for name in classes], "labels", table_file(data))  # fmt: skip
+    if not data.domains:
+        refuse_alike([[name] for name in found.domains], "domains", table_file(data))
     if len(classes) < 2:
         raise UserError(f"{table_file(data)}: {len(classes)} class(es) in the column of labels; at least 2 are needed")
     return replace(row, domains=found.domains, classes=classes)
