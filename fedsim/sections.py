@@ -10,10 +10,10 @@ LONGEST_NAME = 200  # bytes, because file systems allow 255 for a folder's name 
 class Settings(BaseModel):
     """The base class of all sections: unknown keys are errors, values are checked, instances cannot be changed.
 
-    Types are strict: neither true nor "5" is a number, and 1 is not a boolean.
+    Types are strict: neither true nor "5" is a number, and 1 is not a boolean. Numbers are finite.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod
@@ -21,6 +21,9 @@ class Settings(BaseModel):
         """Accept a whole number for a text, because a domain may be called 100."""
         if not isinstance(table, dict):
             return table
+        for key, value in table.items():
+            if isinstance(value, str) and "\0" in value:  # a path with it raises an error in every call
+                raise ValueError(f"{key} contains a NUL character; remove it")
         wanted = {key: field.annotation for key, field in cls.model_fields.items() if key in table}
         return {**table, **{key: _as_text(table[key], kind) for key, kind in wanted.items()}}
 
