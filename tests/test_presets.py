@@ -109,10 +109,14 @@ def test_parts_of_the_presets():
     assert type(ccst.weights).__name__ == "Uniform"
 
 
-@pytest.mark.parametrize(("method", "part"), [("feddg-ga", "generalization_adjustment"), ("fedprox+feddg-ga", "generaliz")])
+@pytest.mark.parametrize(
+    ("method", "part"), [("feddg-ga", "generalization_adjustment"), ("fedprox+feddg-ga", "generaliz")]
+)
 def test_a_preset_does_not_replace_a_part_that_makes_a_method(method, part):
     """CCST's uniform weights are for methods with FedAvg's weights; who wants them elsewhere says so."""
-    with pytest.raises(PresetConflictError, match=rf"^the preset 'ccst' sets method.weights, which takes {part}") as error:
+    with pytest.raises(
+        PresetConflictError, match=rf"^the preset 'ccst' sets method.weights, which takes {part}"
+    ) as error:
         resolve(read_experiment("pacs", [f"method.name={method}"], "ccst"))
     assert "\n" not in str(error.value)
     asked = resolve(read_experiment("pacs", [f"method.name={method}", "method.weights=uniform"], "ccst"))

@@ -41,8 +41,10 @@ def refuse_equal_domains(found: Benchmark, prints: Mapping[str, Mapping]) -> Non
         domain = domain_of(name)
         first = owners.setdefault(own["content"], domain)
         if first != domain:
-            raise UserError(f"the domains {first!r} and {domain!r} of {found.title} have the same {own['images']:,} "
-                            "images with the same labels; remove one of them, or leave it out by data.domains")  # fmt: skip
+            raise UserError(
+                f"the domains {first!r} and {domain!r} of {found.title} have the same {own['images']:,} images with "
+                "the same labels; remove one of them, or leave it out by data.domains"
+            )
 
 
 def fingerprint(data: DataSettings, domain: str) -> dict[str, int | str]:
@@ -68,6 +70,8 @@ def difference(then: Mapping[str, Mapping], now: Mapping[str, Mapping]) -> str:
         elif then[domain]["content"] != now[domain]["content"]:
             found.append(f"{domain}: {counts[0]:,} images as before, but other files, pixels or labels")
         elif None not in numbers and numbers[0] != numbers[1]:
-            found.append(f"{domain}: it was domain {numbers[0]} of all and is domain {numbers[1]} now, after domains came "
-                         "or went in data.root, which gives it another split")  # fmt: skip
+            found.append(
+                f"{domain}: it was domain {numbers[0]} of all and is domain {numbers[1]} now, after domains came or "
+                "went in data.root, which gives it another split"
+            )
     return "; ".join(found[:3]) + (f" and {len(found) - 3} more domains" if len(found) > 3 else "")

@@ -141,7 +141,7 @@ def walk(folder: Path) -> Iterator[tuple[str, list[str]]]:
     """
     seen: set[tuple[int, int]] = set()
     for parent, folders, names in os.walk(folder, followlinks=True):
-        status = os.stat(parent)
+        status = Path(parent).stat()
         if (status.st_dev, status.st_ino) in seen:
             folders.clear()
             continue

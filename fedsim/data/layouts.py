@@ -137,7 +137,7 @@ class OfficeCaltechHome(PublishedRows):
     names: ClassVar[dict[str, str]] = {"laptopcomputer": "laptop"}  # Office-Caltech-10 says it longer
 
     def rows(self, domain: str) -> Iterator[ImageRow]:
-        """Images of a domain's folder, whichever spelling its class folders have; every domain has all eight classes."""
+        """Images of a domain's folder, whichever spelling its class folders have; all eight classes must be there."""
         name = matching(domain, subfolders(self.folder()))
         if name is None:
             raise UserError(f"{self.found.title}: no folder of domain {domain!r} in {self.folder()}")
@@ -150,8 +150,10 @@ class OfficeCaltechHome(PublishedRows):
             missing.discard(known)
             yield from self.below(self.folder() / name / sub, self.found.classes.index(known))
         if missing:
-            raise UserError(f"{self.found.title}: {self.folder() / name} has no folder of class {min(missing)!r}; folders "
-                            f"of other names: {', '.join(unknown[:5]) or 'none'}; rename the one that is meant")  # fmt: skip
+            raise UserError(
+                f"{self.found.title}: {self.folder() / name} has no folder of class {min(missing)!r}; folders of other "
+                f"names: {', '.join(unknown[:5]) or 'none'}; rename the one that is meant"
+            )
 
 
 class Camelyon17(PublishedRows):

@@ -96,7 +96,7 @@ class MaskFolders(ImageTree):
 
     def _of_table(self, file: Path) -> list[tuple[str, str]]:
         """The pairs of a table, none of which may lie in the folder of another domain."""
-        pairs, own = _of_table(file), Path(os.path.abspath(file.parent))
+        pairs, own = _of_table(file), Path(os.path.normpath(file.parent.absolute()))
         others = {own.with_name(name) for name in (self.found.all_domains or self.found.domains)} - {own}
         for path in (path for pair in pairs for path in pair if ".." in path or path.startswith("/")):
             if others & set(Path(os.path.normpath(own / path)).parents):
@@ -128,9 +128,10 @@ def _check_structures(listing: Listing, domain: str, masks: np.ndarray, structur
         if set(wanted) & set(values):
             raise UserError(f"{domain}: no pixel of the structure {name!r} is left at data.image_size = "
                             f"{masks.shape[-1]}; raise it")  # fmt: skip
-        raise UserError(f"{domain}: no mask has a pixel of the structure {name!r}, whose values are {wanted}; the masks "
-                        f"have the values {found}; correct data.structures or the masks, or leave the domain out by "
-                        "data.domains")  # fmt: skip
+        raise UserError(
+            f"{domain}: no mask has a pixel of the structure {name!r}, whose values are {wanted}; the masks have the "
+            f"values {found}; correct data.structures or the masks, or leave the domain out by data.domains"
+        )
 
 
 def _of_folders(folder: Path) -> list[tuple[str, str]]:

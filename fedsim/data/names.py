@@ -8,7 +8,6 @@ from pathlib import Path
 
 from fedsim.errors import UserError
 
-
 HIDDEN = (".", "__", "@eaDir")  # how folders begin that hold neither a domain nor a class
 
 

@@ -23,7 +23,7 @@ def data_remarks(
         if count > published:
             said.append(f"{domain} has {count:,} images, and {found.title} was published with {published:,}; "
                         "results do not compare with published ones if the others are copies")  # fmt: skip
-    if found.task == "classification" and all(sources) and tested:
+    if found.task == "classification" and all(sources) and len(tested):
         trained = [sum(column) for column in zip(*sources)]
         unseen = [name for name, count, own in zip(found.classes, trained, tested) if own and not count]
         if unseen:

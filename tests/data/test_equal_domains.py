@@ -1,6 +1,5 @@
 """The images of one domain must not come again in another one, where they would be tested after training on them."""
 
-import os
 import shutil
 
 import pytest
@@ -21,7 +20,7 @@ def test_a_copied_or_linked_domain_is_refused(tree_settings, tmp_path):
         fingerprints(data)
     assert len(fingerprints(data.model_copy(update={"domains": ["copy", "photo"]}))) == 2
     shutil.rmtree(copy)
-    os.symlink(tmp_path / "images" / "art", copy)
+    copy.symlink_to(tmp_path / "images" / "art")
     with pytest.raises(UserError, match=SAID):
         fingerprints(data)
 

@@ -168,7 +168,10 @@ def as_jpeg(root):
         (lambda root: Image.new("RGB", (12, 12)).save(root / "site1" / "mask" / "2.png"), "one number per pixel"),
         (lambda root: (root / "site1" / "samples.csv").write_text("image,label\na,b\n"), "no column 'mask'"),
         (lambda root: (root / "site1" / "samples.csv").write_text("image,mask\na.png,\n"), "empty cell"),
-        (lambda root: (root / "site1" / "samples.csv").write_text(f"{PAIR}./image/0.jpg,mask/1.png\n"), "more than one"),
+        (
+            lambda root: (root / "site1" / "samples.csv").write_text(f"{PAIR}./image/0.jpg,mask/1.png\n"),
+            "more than one",
+        ),
         (
             lambda root: (root / "site1" / "samples.csv").write_text(f"{PAIR}../site2/image/1.jpg,mask/1.png\n"),
             r"'\.\./site2/image/1\.jpg' lies in the folder of another domain",

@@ -15,7 +15,9 @@ SAID = r"the (classes|labels) 'Cat' and 'cat' differ in spelling only; make them
 
 def table(tmp_path, rows):
     """Settings of a table with these (label, domain); images are not opened."""
-    frame = pd.DataFrame([(f"{number}.png", *row) for number, row in enumerate(rows)], columns=["path", "label", "domain"])
+    frame = pd.DataFrame(
+        [(f"{number}.png", *row) for number, row in enumerate(rows)], columns=["path", "label", "domain"]
+    )
     frame.to_csv(tmp_path / "mine.csv", index=False)
     return DataSettings(dataset="table", root=str(tmp_path / "mine.csv"))
 

@@ -17,8 +17,6 @@ from fedsim.sweep import Axes
 from fedsim.sweep.plan import plan_cells
 
 
-
-
 @pytest.fixture(scope="module")
 def on_images(tmp_path_factory):
     """on_images(output, data, **sections) is the small experiment on a tree of four domains of 24 images each."""

@@ -10,8 +10,14 @@ from fedsim.run.plan import resolve
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
-        ("data.dataset=json:JSONDecodeError", r"json:JSONDecodeError': it cannot be called without arguments \(TypeError"),
-        ("model.backbone=json:JSONDecodeError", r"json:JSONDecodeError': it cannot be called without arguments \(TypeE"),
+        (
+            "data.dataset=json:JSONDecodeError",
+            r"json:JSONDecodeError': it cannot be called without arguments \(TypeError",
+        ),
+        (
+            "model.backbone=json:JSONDecodeError",
+            r"json:JSONDecodeError': it cannot be called without arguments \(TypeE",
+        ),
         ('data.root="a\\u0000b"', "root contains a NUL character; remove it"),
         ('run.output="a\\u0000b"', "output contains a NUL character; remove it"),
     ],
