@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, field_validator, model_validator
 
 LONGEST_NAME = 200  # bytes, because file systems allow 255 for a folder's name and other texts are added to this one
 
@@ -15,15 +15,20 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_text_contains_nul(cls, value: Any) -> Any:
+        """Refuse NUL, because every call of the operating system with such a path raises an error."""
+        if isinstance(value, str) and "\0" in value:
+            raise ValueError("it contains a NUL character; remove it")
+        return value
+
     @model_validator(mode="before")
     @classmethod
     def _whole_numbers_are_names(cls, table: Any) -> Any:
         """Accept a whole number for a text, because a domain may be called 100."""
         if not isinstance(table, dict):
             return table
-        for key, value in table.items():
-            if isinstance(value, str) and "\0" in value:  # a path with it raises an error in every call
-                raise ValueError(f"{key} contains a NUL character; remove it")
         wanted = {key: field.annotation for key, field in cls.model_fields.items() if key in table}
         return {**table, **{key: _as_text(table[key], kind) for key, kind in wanted.items()}}
 

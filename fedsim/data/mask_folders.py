@@ -200,6 +200,8 @@ def _values(path: Path, content: bytes) -> np.ndarray:
             if image.format in LOSSY or image.info.get("compression") == "jpeg":
                 raise unreadable(path, "a JPEG changes the values of pixels; draw or convert the mask again, as PNG")
             return np.asarray(ImageOps.exif_transpose(image)).astype(np.int64)
+    except UserError:
+        raise
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         reason = "not an image that Pillow knows" if isinstance(error, UnidentifiedImageError) else str(error)
         raise unreadable(path, reason) from None

@@ -26,8 +26,7 @@ def _idle(experiment: Experiment, found: Benchmark) -> Iterator[tuple[str, str, 
     data = experiment.data
     if data.clients_per_domain == 1 and not data.mix:
         yield "data", "partition", "data.clients_per_domain above 1, or with data.mix"
-    if data.partition != "dirichlet":
-        yield "data", "alpha", "data.partition = 'dirichlet'"
+        yield "data", "alpha", "data.clients_per_domain above 1, or with data.mix"
     if found.task == "classification":
         yield "data", "mask_threshold", "data that have masks"
         yield "data", "largest_component", "data that have masks"

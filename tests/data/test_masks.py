@@ -180,7 +180,7 @@ def as_jpeg(root):
             lambda root: (root / "site1" / "samples.csv").write_bytes(b"image,mask\n\xe9.png,a.png\n"),
             "is not text in UTF-8",
         ),
-        (as_jpeg, "a JPEG changes the values of pixels"),
+        (as_jpeg, r"^cannot read the image \S+2\.jpg \(a JPEG changes the values of pixels"),
     ],
 )
 def test_spoiled_folders_are_refused_in_one_line(fundus, tmp_path_factory, spoil, words):

@@ -9,8 +9,7 @@ from fedsim.settings import DataSettings
 
 WITHOUT = [
     ({"data": {"partition": "dirichlet"}}, "data.partition has an effect only with data.clients_per_domain above 1"),
-    ({"data": {"alpha": 0.1}}, "data.alpha has an effect only with data.partition = 'dirichlet'"),
-    ({"data": {"clients_per_domain": 2, "alpha": 0.1}}, "data.alpha has an effect only with data.partition"),
+    ({"data": {"alpha": 0.1}}, "data.alpha has an effect only with data.clients_per_domain above 1"),
     ({"data": {"classes": ["0", "1"]}}, "data.classes has an effect only with data.dataset = folder, table"),
     ({"data": {"variant": "domainbed"}}, "data.variant has an effect only with data.dataset = 'rotated-mnist'"),
     ({"data": {"columns": {"path": "x"}}}, "data.columns has an effect only with data.dataset = table, hugging-face"),
@@ -24,6 +23,7 @@ WITH = [
     {},
     {"data": {"partition": "dirichlet", "alpha": 0.1, "clients_per_domain": 2}},
     {"data": {"partition": "dirichlet", "alpha": 0.1, "mix": 0.5}},
+    {"data": {"partition": "iid", "alpha": 0.1, "clients_per_domain": 2}},  # a grid over both partitions
     {"data": {"dataset": "rotated-mnist", "variant": "domainbed"}},
     {"data": {**MASKS, "mask_threshold": 0.9, "largest_component": True}, "model": {"backbone": "unet-small"}},
     {"data": DataSettings().model_dump()},  # defaults may be written down

@@ -18,8 +18,8 @@ from fedsim.run.plan import resolve
             "model.backbone=json:JSONDecodeError",
             r"json:JSONDecodeError': it cannot be called without arguments \(TypeE",
         ),
-        ('data.root="a\\u0000b"', "root contains a NUL character; remove it"),
-        ('run.output="a\\u0000b"', "output contains a NUL character; remove it"),
+        ('data.root="a\\u0000b"', "data.root: it contains a NUL character; remove it"),
+        ('run.output="a\\u0000b"', "run.output: it contains a NUL character; remove it"),
     ],
 )
 def test_a_value_that_cannot_be_used(setting, said):
