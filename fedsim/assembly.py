@@ -9,13 +9,13 @@ from torch import nn
 
 from fedsim.combinations import check_recipe, combine
 from fedsim.data import benchmark, find_dataset
-from fedsim.errors import UserError
+from fedsim.errors import PresetConflictError, UserError
 from fedsim.experiment import Experiment
 from fedsim.kinds import nonnegative_names
 from fedsim.models import build_model
 from fedsim.models.tasks import rules_of
 from fedsim.part import part_name
-from fedsim.part_settings import add, check_values, complete, exchange, set_fields, validated
+from fedsim.part_settings import add, check_values, complete, exchange, parts_in, set_fields, validated
 from fedsim.recipe import SLOTS, Recipe, parts_of
 from fedsim.registry import find_row
 from fedsim.seeding import stream_seed
@@ -24,6 +24,7 @@ from fedsim.seeding import stream_seed
 def build_recipe(experiment: Experiment) -> Recipe:
     """The recipe of `[method]`, with its overrides; UserError for unknown names and for parts that do not fit."""
     recipe = assemble(experiment.method, experiment.parts)
+    _check_preset(experiment, recipe)
     check_recipe(recipe, experiment.method_name)
     task = find_dataset(experiment.data.dataset).task
     for _, part in parts_of(recipe):
@@ -33,6 +34,20 @@ def build_recipe(experiment: Experiment) -> Recipe:
         validated(part, {}, f"method.{part_name(part)}")  # checks the values that the row sets too
         part.check(experiment)
     return recipe
+
+
+def _check_preset(experiment: Experiment, recipe: Recipe) -> None:
+    """PresetConflictError when a preset, which is made for some methods, replaces a part that makes another method."""
+    preset, keys = experiment.preset
+    for slot in (key for key in keys if key in SLOTS):
+        row = assemble({"name": experiment.method_name}, experiment.parts)
+        kept = {type(part) for part in [*parts_in(recipe, slot), *parts_in(Recipe(), slot)]}
+        lost = [part_name(part) for part in parts_in(row, slot) if type(part) not in kept]
+        if lost:
+            raise PresetConflictError(
+                f"the preset {preset!r} sets method.{slot}, which takes {lost[0]} from {experiment.method_name}; use "
+                f"another preset, or say with --set method.{slot}=... which one is meant"
+            )
 
 
 def assemble(method: Mapping[str, Any], values: Mapping[str, dict[str, Any]]) -> Recipe:

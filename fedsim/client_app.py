@@ -96,7 +96,7 @@ def handshake(message: Message, context: Context) -> RecordDict:
         sites.append((name, "source", [int(count) for count in counts]))
     if sites and is_site(context):  # not in a simulation, where the server reads the same data itself
         own = fingerprint(space.experiment.data, domain_of(sites[0][0]))
-        common |= {"data-images": own["images"], "data-content": own["content"]}
+        common |= {f"data-{key}": value for key, value in own.items()}
     records = {}
     for number, (name, role, counts) in enumerate(sites or [("", "source", [])]):
         said = {"client": name, "role": role, "examples": sum(counts), "class-counts": counts, **common}

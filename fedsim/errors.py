@@ -8,6 +8,10 @@ class UserError(ValueError):
     """Wrong input. Its text says in one line what is wrong, where, and what to do; no traceback is printed."""
 
 
+class PresetConflictError(UserError):
+    """A preset does not fit one method; the other methods of a sweep are not affected."""
+
+
 class ClientFailedError(RuntimeError):
     """A client failed. The text names its domain and contains the client's own traceback."""
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import tomli_w
-from pydantic import AfterValidator, Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, PrivateAttr, ValidationError, model_validator
 
 from fedsim.errors import UserError, nearest
 from fedsim.settings import DataSettings, ModelSettings, RunSettings, Settings, TrainSettings, folder_name
@@ -31,6 +31,7 @@ class Experiment(Settings):
         {}, description="fields of parts on this data set, for recipes that have them"
     )
     run: RunSettings = RunSettings()
+    _preset: tuple[str, tuple[str, ...]] = PrivateAttr(("", ()))  # its name, and keys of [method] that it alone sets
 
     @model_validator(mode="after")
     def _method_has_name(self) -> "Experiment":
@@ -57,7 +58,17 @@ class Experiment(Settings):
 
     def replace(self, **sections: dict[str, Any]) -> "Experiment":
         """A validated copy with single settings changed: `replace(run={"seed": 1})`."""
-        return from_table(_merge(self.model_dump(), sections))
+        changed = from_table(_merge(self.model_dump(), sections))
+        changed._preset = self._preset
+        return changed
+
+    @property
+    def preset(self) -> tuple[str, tuple[str, ...]]:
+        """(name, keys of `[method]`) of a preset that changes the parts of whichever method is run; ("", ()) otherwise.
+
+        Only an experiment that was read with that preset has it, not one that was read from resolved settings.
+        """
+        return self._preset
 
     def settings_hash(self) -> str:
         """A short hash of everything that the numbers of a run depend on, except method, target and seed."""
@@ -125,7 +136,13 @@ def _resolve(table: dict, overrides: Sequence[str], preset: str, where: str) -> 
         table = _merge(table, presets[preset])
     for key, value in changes:
         _assign(table, key.split("."), value, key)
-    return from_table(table, where, overrides)
+    experiment = from_table(table, where, overrides)
+    parts = presets[preset].get("method", {}) if preset else {}
+    if parts.get("name") != experiment.method_name:
+        asked = {".".join(key.split(".")[:2]) for key, _ in changes}
+        keys = tuple(sorted(key for key in parts if key != "name" and f"method.{key}" not in asked))
+        experiment._preset = (preset, keys) if keys else ("", ())
+    return experiment
 
 
 def _check_tables(table: dict, presets: Any, where: str) -> None:

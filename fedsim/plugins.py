@@ -133,7 +133,13 @@ def origin(group: str, name: str) -> str:
 
 def instance(found: Any, kind: type, where: str, hint: str = "") -> Any:
     """`found`, or the result of calling it without arguments, if this is an instance of `kind`; UserError otherwise."""
-    made = found() if isinstance(found, Callable) and not isinstance(found, kind) else found
+    try:
+        made = found() if isinstance(found, Callable) and not isinstance(found, kind) else found
+    except UserError:
+        raise
+    except Exception as error:  # the user's own code may raise any error
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise UserError(f"{where} cannot be called without arguments ({reason}){hint}") from error
     if not isinstance(made, kind):
         raise UserError(f"{where} is {type(made).__name__}, not a {kind.__name__}{hint}")
     return made

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, field_validator, model_validator
 
 LONGEST_NAME = 200  # bytes, because file systems allow 255 for a folder's name and other texts are added to this one
 
@@ -10,10 +10,18 @@ LONGEST_NAME = 200  # bytes, because file systems allow 255 for a folder's name 
 class Settings(BaseModel):
     """The base class of all sections: unknown keys are errors, values are checked, instances cannot be changed.
 
-    Types are strict: neither true nor "5" is a number, and 1 is not a boolean.
+    Types are strict: neither true nor "5" is a number, and 1 is not a boolean. Numbers are finite.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_text_contains_nul(cls, value: Any) -> Any:
+        """Refuse NUL, because every call of the operating system with such a path raises an error."""
+        if isinstance(value, str) and "\0" in value:
+            raise ValueError("it contains a NUL character; remove it")
+        return value
 
     @model_validator(mode="before")
     @classmethod

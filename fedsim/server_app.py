@@ -12,7 +12,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedsim.arrays import record_to_arrays
 from fedsim.cores import free_cores
-from fedsim.data.fingerprint import Fingerprints
+from fedsim.data.fingerprint import Fingerprints, refuse_equal_domains
 from fedsim.errors import USER_ERROR, UserError
 from fedsim.experiment import Experiment, parse_experiment, read_experiment
 from fedsim.recipe import parts_of
@@ -21,6 +21,7 @@ from fedsim.run.checkpoint import run_token
 from fedsim.run.claim import claim
 from fedsim.run.plan import Plan, resolve
 from fedsim.run.privacy_account import statement
+from fedsim.run.remarks import data_remarks
 from fedsim.run.session import Session, is_finished
 from fedsim.run.target import TargetEvaluator
 from fedsim.run.workspace import Workspace, open_workspace, set_threads
@@ -125,11 +126,7 @@ def _serve(grid: Grid, space: Workspace, callbacks: Sequence[RunCallback], ident
     strategy.guard.probe = model_probe(space.net, plan.data.channels, experiment.data.image_size)
     roster = Roster(grid, plan.clients, len(plan.data.classes), run_config, target, identify, space.frozen_content)
     strategy.join(roster)
-    session.note_data(roster.fingerprints())
-    missing = missing_classes(plan.data.classes, {name: site.class_counts for name, site in roster.sites.items()})
-    session.note("missing_classes", missing)
-    for client, names in list(missing.items())[:SAID_CLIENTS]:
-        logger.info("client %r has no training images of %s", client, ", ".join(names))
+    _note_data(session, roster, evaluator.class_counts() if evaluator else roster.target.class_counts)
     session.target_images = len(evaluator.labels) if evaluator else roster.target.examples
     check_server(plan, roster.fingerprints())
     grid = PatientGrid(grid, strategy.exchange, experiment.run.patience)
@@ -144,6 +141,23 @@ def _serve(grid: Grid, space: Workspace, callbacks: Sequence[RunCallback], ident
                 grid, arrays, num_rounds=rounds, timeout=experiment.run.timeout, evaluate_fn=session.end_of_round
             )
     return session.finish()
+
+
+def _note_data(session: Session, roster: Roster, tested: Sequence[int]) -> None:
+    """Check, record and log what the sites, or the files of a simulation, hold. tested: images by class."""
+    plan, sites = session.space.plan, roster.sites
+    refuse_equal_domains(plan.data, roster.fingerprints())
+    session.note_data(roster.fingerprints())
+    missing = missing_classes(plan.data.classes, {name: site.class_counts for name, site in sites.items()})
+    session.note("missing_classes", missing)
+    for client, names in list(missing.items())[:SAID_CLIENTS]:
+        logger.info("client %r has no training images of %s", client, ", ".join(names))
+    images = {name: int(own["images"]) for name, own in session.data.items()}
+    counts = [site.class_counts for site in sites.values()]
+    remarks = data_remarks(plan.data, images, counts, plan.experiment.run.target, tested)
+    session.note("data_remarks", remarks)
+    for text in remarks:
+        logger.warning(text)
 
 
 def sent_settings(experiment: Experiment, state: Path, token: str) -> dict[str, str | float]:

@@ -1,6 +1,6 @@
 """Small image trees for tests of data, and the real data if they are on this machine."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +25,17 @@ def _write_image(path: Path, seed: int, mode: str = "RGB") -> None:
     Image.fromarray(pixels).convert(mode).save(path)
 
 
+def write_tree(folder: Path, domains: Sequence[str], classes: Sequence[str], per_class: int) -> Path:
+    """Writes folder/domain/class/<n>.png, every image another one, and returns the folder."""
+    seed = 0
+    for domain in domains:
+        for name in classes:
+            for index in range(per_class):
+                _write_image(folder / domain / name / f"{index:03}.png", seed)
+                seed += 1
+    return folder
+
+
 @pytest.fixture
 def write_image() -> Callable[..., None]:
     """write_image(path, seed, mode="RGB") writes a random image of 10 x 12 pixels."""
@@ -36,14 +47,7 @@ def make_tree(tmp_path: Path) -> Callable[..., Path]:
     """make_tree(domains, classes, per_class) writes root/domain/class/<n>.png and returns root."""
 
     def make(domains=("art", "photo", "sketch"), classes=("cat", "dog"), per_class: int = 4) -> Path:
-        folder = tmp_path / "images"
-        seed = 0
-        for domain in domains:
-            for name in classes:
-                for index in range(per_class):
-                    _write_image(folder / domain / name / f"{index:03}.png", seed)
-                    seed += 1
-        return folder
+        return write_tree(tmp_path / "images", domains, classes, per_class)
 
     return make
 

@@ -3,8 +3,11 @@
 import pytest
 
 from fedsim.assembly import build_recipe
+from fedsim.errors import PresetConflictError
 from fedsim.experiment import read_experiment
-from fedsim.run.plan import complete
+from fedsim.run.plan import complete, resolve
+from fedsim.sweep import Axes
+from fedsim.sweep.plan import plan_cells
 
 FEDIG = {
     "train": {"rounds": 40, "iterations": 200, "batch_size": 64, "lr": 0.01, "momentum": 0.5, "local_checks": 10},
@@ -111,3 +114,33 @@ def test_parts_of_the_presets():
     }
     ccst = build_recipe(complete(read_experiment("pacs", ["method.name=ccst"], "ccst")))
     assert type(ccst.weights).__name__ == "Uniform"
+
+
+@pytest.mark.parametrize(
+    ("method", "part"), [("feddg-ga", "generalization_adjustment"), ("fedprox+feddg-ga", "generaliz")]
+)
+def test_a_preset_does_not_replace_a_part_that_makes_a_method(method, part):
+    """CCST's uniform weights are for methods with FedAvg's weights; who wants them elsewhere says so."""
+    with pytest.raises(
+        PresetConflictError, match=rf"^the preset 'ccst' sets method.weights, which takes {part}"
+    ) as error:
+        resolve(read_experiment("pacs", [f"method.name={method}"], "ccst"))
+    assert "\n" not in str(error.value)
+    asked = resolve(read_experiment("pacs", [f"method.name={method}", "method.weights=uniform"], "ccst"))
+    assert type(asked.recipe.weights).__name__ == "Uniform"
+    own = resolve(read_experiment("pacs", [f"method.name={method}"], "feddg-ga"))
+    assert type(own.recipe.weights).__name__ == "GeneralizationAdjustment"
+
+
+@pytest.mark.parametrize("method", ["fedavg", "ccst", "elcfs", "fedsb"])
+def test_methods_without_own_weights_take_the_presets(method):
+    experiment = read_experiment("pacs", [f"method.name={method}"], "ccst")
+    assert type(resolve(experiment).recipe.weights).__name__ == "Uniform"
+    assert type(resolve(experiment.replace(run={"seed": 1})).recipe.weights).__name__ == "Uniform"
+
+
+def test_a_sweep_reports_the_method_that_the_preset_does_not_fit(tmp_path):
+    axes = Axes(["fedavg", "feddg-ga"], ["photo"], [0])
+    cells = plan_cells("pacs", axes, [f"run.output={tmp_path}"], "ccst")
+    assert [cell.state for cell in cells] == ["waiting", "failed"]
+    assert cells[1].reason.startswith("the preset 'ccst' sets method.weights")

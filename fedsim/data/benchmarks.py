@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fedsim.data.catalog import CATALOG
-from fedsim.data.names import composed, matching, names_in, same, subfolders
+from fedsim.data.names import composed, matching, names_in, refuse_alike, refuse_repeated, same, subfolders
 from fedsim.data.row import Benchmark
 from fedsim.errors import UserError, nearest
 from fedsim.plugins import instance, load, lookup
@@ -203,6 +203,7 @@ def benchmark(data: DataSettings) -> Benchmark:
     nearest name for an unknown data set or domain.
     """
     found = find_dataset(data.dataset)
+    refuse_repeated(data.classes, "data.classes")
     if found.discover:
         found = load(found.discover, "data set")(data, found)
     if data.dataset == "folder":
@@ -210,8 +211,9 @@ def benchmark(data: DataSettings) -> Benchmark:
     found = replace(found, **found.variants.get(data.variant, {}))
     if not data.domains:
         return found
-    chosen = {resolve_domain(found, name) for name in data.domains}
-    return replace(found, domains=tuple(sorted(chosen)), all_domains=found.domains)
+    chosen = sorted(resolve_domain(found, name) for name in data.domains)
+    refuse_repeated(chosen, "data.domains")
+    return replace(found, domains=tuple(chosen), all_domains=found.domains)
 
 
 def resolve_domain(found: Benchmark, name: str) -> str:
@@ -247,6 +249,7 @@ def _discover(root: Path, asked: list[str], named: list[str]) -> Benchmark:
         if hint or not set(asked) & set(on_disk):
             raise UserError(f"no domain folder {name!r} in {root}; {hint}found: {', '.join(on_disk) or 'no folder'}")
     domains = tuple(sorted({*on_disk, *asked}))
+    refuse_alike([asked] if asked else [[name] for name in on_disk], "domains", root)
     used = [name for name in on_disk if not asked or name in asked]
     if not used:
         raise UserError(f"no domain folders in {root}: expected domain/class/image below it; set data.root")
@@ -263,6 +266,7 @@ def _discover(root: Path, asked: list[str], named: list[str]) -> Benchmark:
                 f"({', '.join(difference[:5])}); every domain needs the same classes; set data.domains, "
                 "or name all classes in data.classes"
             )
+    refuse_alike([names_in(folder_of[name]) for name in used] + [[name] for name in classes], "classes", root)
     if len(classes) < 2:
         raise UserError(f"{root / used[0]}: {len(classes)} class folder(s); at least 2 are needed (domain/class/image)")
     return replace(BENCHMARKS["folder"], domains=domains, classes=tuple(classes))

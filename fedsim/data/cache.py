@@ -5,8 +5,11 @@
 Images are squares, as in DomainBed's evaluation. Their own heights and widths are kept beside them, so that crops can
 be drawn with the aspect ratio of the original.
 
-The hash covers data set, size, channels, format and every file's relative path, size and modification time, so that a
-changed source gets a new folder. Old folders are never read again and may be deleted at any time.
+The hash covers data set, size, channels, format, the folder of the files and every file's relative path, size and times
+of modification and of change, so that a changed source gets a new folder. The time of change cannot be set by programs
+that unpack archives. It and the folder tell apart two data sets whose files have the same names, sizes and times of
+modification, such as bitmaps of one size from archives with normalised times. Old folders are never read again and may
+be deleted at any time.
 """
 
 import hashlib
@@ -111,12 +114,14 @@ def _manifest(listing: Listing, dataset: str, domain: str, image_size: int, plan
     content = {"format": FORMAT, "dataset": dataset, "domain": domain, "shape": shape}
     content |= {"planes": planes.key} if planes.key else {}
     whole = hashlib.sha256(json.dumps(content, sort_keys=True).encode())
+    whole.update(os.fsencode(listing.folder.resolve()))
     for name, label in zip(listing.files, listing.labels):
         try:
             status = (listing.folder / name).stat()
         except OSError as error:
             raise unreadable(listing.folder / name, error.strerror) from None
-        whole.update(f"{name}\0{label}\0{status.st_size}\0{status.st_mtime_ns}\n".encode(errors="surrogateescape"))
+        facts = f"{name}\0{label}\0{status.st_size}\0{status.st_mtime_ns}\0{status.st_ctime_ns}\n"
+        whole.update(facts.encode(errors="surrogateescape"))
     return {**content, "hash": whole.hexdigest()[:16]}
 
 

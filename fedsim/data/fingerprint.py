@@ -3,30 +3,60 @@
 from collections.abc import Mapping
 
 from fedsim.data.benchmarks import benchmark, resolve_domain
+from fedsim.data.client_data import domain_of
 from fedsim.data.reader import reader
+from fedsim.data.row import Benchmark
+from fedsim.errors import UserError
+from fedsim.plugins import load
 from fedsim.settings import DataSettings
 
 Fingerprints = dict[str, dict[str, int | str]]
 
 
 def fingerprints(data: DataSettings) -> Fingerprints:
-    """{domain: {"images": count, "content": hash of files and labels}} of every domain that the settings use.
+    """{domain: {"images": count, "content": hash of files and labels, "environment": number that seeds its split}}.
 
+    It has every domain that the settings use. The number counts all domains of the data set, also those that the
+    settings leave out, so that a folder that comes to the data root later can change it.
     The hash covers the names below the domain's folder, the labels and the bytes of all files, but neither the path of
-    the folder nor any time. It is read from the cache when that exists. Raises UserError when the data cannot be read.
+    the folder nor any time. It is read from the cache when that exists. Raises UserError when the data cannot be read,
+    or when two domains have the same files.
     """
-    return {domain: fingerprint(data, domain) for domain in benchmark(data).domains}
+    found = benchmark(data)
+    prints = {domain: fingerprint(data, domain) for domain in found.domains}
+    refuse_equal_domains(found, prints)
+    return prints
+
+
+def refuse_equal_domains(found: Benchmark, prints: Mapping[str, Mapping]) -> None:
+    """UserError when two domains have the same files with the same labels, so that training images would be tested.
+
+    `prints`: fingerprints by domain, or by client ("photo/0"). Only files are compared: other readers hash what all of
+    their domains are made of.
+    """
+    if not load(found.reader, "reader").own_files:
+        return
+    owners: dict[int | str, str] = {}
+    for name, own in prints.items():
+        domain = domain_of(name)
+        first = owners.setdefault(own["content"], domain)
+        if first != domain:
+            raise UserError(
+                f"the domains {first!r} and {domain!r} of {found.title} have the same {own['images']:,} images with "
+                "the same labels; remove one of them, or leave it out by data.domains"
+            )
 
 
 def fingerprint(data: DataSettings, domain: str) -> dict[str, int | str]:
     """The fingerprint of one domain, under any spelling of its name that the data set accepts."""
     found = benchmark(data)
     read, name = reader(data, found), resolve_domain(found, domain)
-    return {"images": len(read.labels(name)), "content": read.fingerprint(name)}
+    seeded = found.environment(name)
+    return {"images": len(read.labels(name)), "content": read.fingerprint(name), "environment": seeded}
 
 
 def difference(then: Mapping[str, Mapping], now: Mapping[str, Mapping]) -> str:
-    """A text with the differences: for each domain the numbers of images, or that the content differs.
+    """A text with the differences: for each domain the numbers of images, or that the content or its split differs.
 
     It is empty for equal data.
     Only domains that both sides know are compared.
@@ -34,8 +64,14 @@ def difference(then: Mapping[str, Mapping], now: Mapping[str, Mapping]) -> str:
     found = []
     for domain in sorted(then.keys() & now.keys()):
         counts = [then[domain]["images"], now[domain]["images"]]
+        numbers = [side[domain].get("environment") for side in (then, now)]  # older records do not have it
         if counts[0] != counts[1]:
             found.append(f"{domain}: {counts[0]:,} images then, {counts[1]:,} now")
         elif then[domain]["content"] != now[domain]["content"]:
             found.append(f"{domain}: {counts[0]:,} images as before, but other files, pixels or labels")
+        elif None not in numbers and numbers[0] != numbers[1]:
+            found.append(
+                f"{domain}: it was domain {numbers[0]} of all and is domain {numbers[1]} now, after domains came or "
+                "went in data.root, which gives it another split"
+            )
     return "; ".join(found[:3]) + (f" and {len(found) - 3} more domains" if len(found) > 3 else "")

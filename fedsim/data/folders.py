@@ -1,6 +1,7 @@
 """Image trees `root/domain/class/image`: finds the folders, lists the files, checks them against the benchmark."""
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -120,7 +121,7 @@ def _class_folders(found: Benchmark, domain: str, folder: Path, lenient: bool) -
 def images_of(folder: Path, class_folder: str) -> list[str]:
     """Relative paths of a class's images, sorted like ImageFolder does (folder by folder, then by name)."""
     images = []
-    for parent, _, names in sorted(os.walk(folder / class_folder, followlinks=True)):
+    for parent, names in sorted(walk(folder / class_folder)):
         for name in sorted(names):
             suffix = Path(name).suffix.lower()
             if suffix in IMAGE_SUFFIXES and not name.startswith("."):
@@ -130,6 +131,23 @@ def images_of(folder: Path, class_folder: str) -> list[str]:
                     f"{Path(parent, name)}: not an image file ({', '.join(sorted(IMAGE_SUFFIXES))}); remove it"
                 )
     return images
+
+
+def walk(folder: Path) -> Iterator[tuple[str, list[str]]]:
+    """(folder, names of its files) of a folder and all visible folders below it; links are followed.
+
+    Folders whose names begin with a point, "__" or "@" hold what programs keep for themselves, such as thumbnails. A
+    folder to which several links lead, or a link to a folder that contains it, is visited once.
+    """
+    seen: set[tuple[int, int]] = set()
+    for parent, folders, names in os.walk(folder, followlinks=True):
+        status = Path(parent).stat()
+        if (status.st_dev, status.st_ino) in seen:
+            folders.clear()
+            continue
+        seen.add((status.st_dev, status.st_ino))
+        folders[:] = sorted(name for name in folders if not name.startswith((".", "__", "@")))
+        yield parent, names
 
 
 def _check_counts(found: Benchmark, domain: str, folder: Path, counts: list[int], lenient: bool) -> None:

@@ -33,7 +33,8 @@ def listed_split(data: DataSettings, found: Benchmark, domain: str, seed: int) -
 
 def required(data: DataSettings, found: Benchmark, domain: str, part: str) -> np.ndarray:
     """Indices of the images that a published list names; UserError without the list."""
-    indices = reader(data, found).listed(domain, part)
+    read = reader(data, found)
+    indices = read.listed(domain, part)
     if indices is None:
-        raise UserError(f"no list {domain}_{part}*.txt in {data.lists}; data.split and data.test_split ask for one")
+        raise UserError(read.unlisted(domain, part))
     return indices

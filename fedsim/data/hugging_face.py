@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from fedsim.about import extra
-from fedsim.data.names import composed
-from fedsim.data.pixels import decode_sized
+from fedsim.data.cache import digest
+from fedsim.data.names import composed, refuse_alike
+from fedsim.data.pixels import decode_sized, read_bytes, unreadable
 from fedsim.data.reader import Reader, content_hash
 from fedsim.data.row import Benchmark
 from fedsim.errors import UserError, nearest
@@ -34,9 +35,13 @@ def discover(data: DataSettings, row: Benchmark) -> Benchmark:
     names = rows.features[_column(data, "label")]
     classes = set(getattr(names, "names", None) or _texts(data, "label"))
     classes = tuple(sorted({*map(composed, classes), *map(composed, data.classes)}))
+    _refuse_alike(data_root(data).resolve(), tuple(_column(data, each) for each in COLUMNS), classes)
     if len(classes) < 2:
         raise UserError(f"{data_root(data)}: {len(classes)} class(es) in the column of labels; at least 2 are needed")
-    return replace(row, domains=tuple(sorted(set(_texts(data, "domain")))), classes=classes)
+    domains = tuple(sorted(set(_texts(data, "domain"))))
+    if not data.domains:
+        refuse_alike([[name] for name in domains], "domains", data_root(data))
+    return replace(row, domains=domains, classes=classes)
 
 
 class HuggingFaceReader(Reader):
@@ -66,8 +71,19 @@ class HuggingFaceReader(Reader):
         return file
 
     def fingerprint(self, domain: str) -> str:
-        """Hash of the labels and of Arrow's own fingerprint of the data set's content."""
-        return content_hash(_rows(self.data)._fingerprint.encode(), self.labels(domain).tobytes())
+        """Hash of the labels, of Arrow's own fingerprint of the data set's content, and of files that it only names."""
+        files = self._named_files(domain)
+        named = [_digest_of(file, _version(file)) for file in files]
+        parts = [_rows(self.data)._fingerprint.encode(), self.labels(domain).tobytes()]
+        return content_hash(*parts, *([b"".join(named)] if named else []))
+
+    def _named_files(self, domain: str) -> list[Path]:
+        """The image files of a domain that lie outside the data set, which only has their paths."""
+        rows, column = _rows(self.data), _column(self.data, "path")
+        if str(getattr(rows.features[column], "dtype", "")) not in ("string", "large_string"):
+            return []
+        cells = rows.select(self._of(domain)).select_columns([column])[column]
+        return [Path(cell) for cell in cells if cell]
 
     def _of(self, domain: str) -> np.ndarray:
         return np.flatnonzero(np.array(_texts(self.data, "domain"), dtype=object) == domain)
@@ -77,7 +93,8 @@ class HuggingFaceReader(Reader):
         import datasets
 
         column, size = _column(self.data, "path"), self.data.image_size
-        rows = _rows(self.data).select(self._of(domain)).select_columns([column])
+        places = self._of(domain)
+        rows = _rows(self.data).select(places).select_columns([column])
         rows = rows.cast_column(column, datasets.Image(decode=False))
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -86,8 +103,10 @@ class HuggingFaceReader(Reader):
             images = np.lib.format.open_memmap(temporary, mode="w+", dtype=np.uint8, shape=(len(rows), 3, size, size))
             sizes = np.empty((len(rows), 2), np.int32)
             for index, row in enumerate(rows):
-                cell = row[column]
-                name = Path(cell["path"] or f"{data_root(self.data)}, image {index} of domain {domain!r}")
+                cell = row[column] or {"path": None, "bytes": None}
+                if not cell["path"] and not cell["bytes"]:
+                    raise _row_error(data_root(self.data), places[index], f"there is no image in the column {column!r}")
+                name = Path(cell["path"] or f"{data_root(self.data)}, row {places[index]}")
                 images[index], sizes[index] = decode_sized(name, size, cell["bytes"])
             images.flush()
             np.save(file.with_suffix(".sizes.npy"), sizes, allow_pickle=False)
@@ -138,4 +157,43 @@ def _text_column(folder: Path, wanted: tuple[str, ...], column: str) -> tuple[st
     rows = _open(folder, wanted)
     names = getattr(rows.features[column], "names", None)
     values = rows.data.column(column).to_pylist() if rows._indices is None else rows[column]
-    return tuple(composed(names[value] if names else str(value)) for value in values)
+    texts: dict[Any, str] = {}  # of every value, because a large data set has few different ones
+    for row, value in enumerate(values):
+        if value is None or value != value or value == "":  # a NaN does not equal itself
+            raise _row_error(folder, row, f"the column {column!r} is empty")
+        if names and not 0 <= value < len(names):
+            raise _row_error(folder, row, f"{value} in the column {column!r} is none of the {len(names)} named classes")
+        if isinstance(value, (list, dict)):
+            raise _row_error(folder, row, f"the column {column!r} holds several values")
+        if value not in texts:
+            texts[value] = composed(names[value] if names else str(value))
+    return tuple(texts[value] for value in values)
+
+
+@functools.lru_cache(maxsize=4)
+def _refuse_alike(folder: Path, wanted: tuple[str, ...], classes: tuple[str, ...]) -> None:
+    """UserError for a label that is spelled in two ways."""
+    labels, domains = (_text_column(folder, wanted, wanted[number]) for number in (1, 2))
+    own: dict[str, set[str]] = {}
+    for domain, label in set(zip(domains, labels)):
+        own.setdefault(domain, set()).add(label)
+    refuse_alike([*own.values(), *([name] for name in classes)], "labels", folder)
+
+
+def _row_error(folder: Path, row: int, reason: str) -> UserError:
+    """The error for a row, counted from 0 as in the data set, of which all splits are joined."""
+    return UserError(f"{folder}, row {row}: {reason}; correct or remove the row")
+
+
+def _version(file: Path) -> tuple[int, int, int]:
+    """What changes when a file's content does."""
+    try:
+        status = file.stat()
+    except OSError as error:
+        raise unreadable(file, error.strerror) from None
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+@functools.lru_cache(maxsize=1_000_000)  # a fingerprint is asked for at every start of a client
+def _digest_of(file: Path, version: tuple[int, int, int]) -> bytes:
+    return digest(read_bytes(file))

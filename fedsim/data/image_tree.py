@@ -4,7 +4,7 @@ import numpy as np
 
 from fedsim.data.cache import Arrays, cached_domain, content_of, digest, stored_content
 from fedsim.data.folders import Listing, list_domain
-from fedsim.data.lists import WORDS, list_file, listed
+from fedsim.data.lists import WORDS, list_file, listed, reads_lists
 from fedsim.data.pixels import read_bytes
 from fedsim.data.reader import Reader, content_hash
 from fedsim.data.row import Benchmark
@@ -13,6 +13,8 @@ from fedsim.settings import DataSettings, cache_root
 
 class ImageTree(Reader):
     """Reads an image tree domain/class/image through the cache. Other trees and tables give another `listing`."""
+
+    own_files = True
 
     def __init__(self, data: DataSettings, found: Benchmark) -> None:
         super().__init__(data, found)
@@ -46,13 +48,15 @@ class ImageTree(Reader):
         listing = self.listing(domain)
         stored = stored_content(listing, self.found.name, domain, self.data.image_size, cache_root(self.data))
         content = stored or content_of(listing, [digest(read_bytes(listing.folder / name)) for name in listing.files])
-        used = [list_file(self.data, domain, part) for part in WORDS] if self._reads_lists() else []
-        lists = [file.read_bytes() for file in used if file is not None]
+        lists = self._lists(domain) if reads_lists(self.data) else []
         return content_hash(content.encode(), *lists) if lists else content
 
-    def _reads_lists(self) -> bool:
-        return self.data.split == "lists" or self.data.test_split == "list"
+    def _lists(self, domain: str) -> list[bytes]:
+        """What says which images train, validate and are tested, where that is no part of the listing."""
+        used = [list_file(self.data, domain, part) for part in WORDS]
+        return [file.read_bytes() for file in used if file is not None]
 
     def listed(self, domain: str, part: str) -> np.ndarray | None:
         """Indices of the images that a list in `data.lists` names."""
-        return listed(self.data, domain, part, self.listing(domain))
+        domains = self.found.all_domains or self.found.domains
+        return listed(self.data, domain, part, self.listing(domain), domains)

@@ -11,7 +11,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 import pandas as pd
 
-from fedsim.data.folders import IMAGE_SUFFIXES, Listing
+from fedsim.data.folders import IMAGE_SUFFIXES, Listing, walk
 from fedsim.data.image_tree import ImageTree
 from fedsim.data.names import composed, matching, names_in, plain, subfolders
 from fedsim.data.row import Benchmark
@@ -84,8 +84,12 @@ class PublishedRows(ImageTree):
         chosen = np.array([index for index, row in enumerate(self._sorted(domain)) if row.part == part], np.int64)
         return chosen if len(chosen) else None
 
-    def _reads_lists(self) -> bool:
-        return False  # the rows contain the parts
+    def _lists(self, domain: str) -> list[bytes]:
+        return []  # the rows contain the parts
+
+    def unlisted(self, domain: str, part: str) -> str:
+        """The data set is published without that part."""
+        return f"{self.found.title} has no published {part} part of {domain!r}; choose another data.split or test_split"
 
     def _sorted(self, domain: str) -> list[ImageRow]:
         rows = sorted(self.rows(domain), key=lambda row: (row.label, row.path))
@@ -99,7 +103,7 @@ class PublishedRows(ImageTree):
     def below(self, folder: Path, label: int, part: str = "") -> Iterator[ImageRow]:
         """The image files in and below a folder."""
         root = self.folder()
-        for parent, _, names in os.walk(folder):
+        for parent, names in walk(folder):
             for name in names:
                 if Path(name).suffix.lower() in IMAGE_SUFFIXES and not name.startswith("."):
                     yield ImageRow(os.path.relpath(Path(parent, name), root), label, part)
@@ -133,14 +137,23 @@ class OfficeCaltechHome(PublishedRows):
     names: ClassVar[dict[str, str]] = {"laptopcomputer": "laptop"}  # Office-Caltech-10 says it longer
 
     def rows(self, domain: str) -> Iterator[ImageRow]:
-        """Images of a domain's folder, whichever spelling its class folders have."""
+        """Images of a domain's folder, whichever spelling its class folders have; all eight classes must be there."""
         name = matching(domain, subfolders(self.folder()))
         if name is None:
             raise UserError(f"{self.found.title}: no folder of domain {domain!r} in {self.folder()}")
+        missing, unknown = set(self.found.classes), []
         for sub in subfolders(self.folder() / name):
             known = matching(self.names.get(plain(sub), sub), self.found.classes)
-            if known is not None:
-                yield from self.below(self.folder() / name / sub, self.found.classes.index(known))
+            if known is None:
+                unknown.append(sub)
+                continue
+            missing.discard(known)
+            yield from self.below(self.folder() / name / sub, self.found.classes.index(known))
+        if missing:
+            raise UserError(
+                f"{self.found.title}: {self.folder() / name} has no folder of class {min(missing)!r}; folders of other "
+                f"names: {', '.join(unknown[:5]) or 'none'}; rename the one that is meant"
+            )
 
 
 class Camelyon17(PublishedRows):

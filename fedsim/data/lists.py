@@ -3,16 +3,22 @@
 art_painting_train_kfold.txt     art_painting/dog/pic_001.jpg 1
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from fedsim.data.folders import Listing
-from fedsim.data.names import composed
+from fedsim.data.names import composed, plain
 from fedsim.errors import UserError
 from fedsim.settings import DataSettings, data_root
 
 WORDS = {"train": ("train",), "validation": ("crossval", "val"), "test": ("test",)}
+
+
+def reads_lists(data: DataSettings) -> bool:
+    """Whether published lists, or a table's split column, say which images train or are tested."""
+    return data.split == "lists" or data.test_split == "list"
 
 
 def list_folder(data: DataSettings) -> Path:
@@ -36,18 +42,32 @@ def list_file(data: DataSettings, domain: str, part: str) -> Path | None:
     return None
 
 
-def listed(data: DataSettings, domain: str, part: str, listing: Listing) -> np.ndarray | None:
+def text_of(file: Path) -> str:
+    """A text file in UTF-8; UserError for one that cannot be read or that is in another encoding."""
+    try:
+        return file.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise UserError(f"cannot read {file}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{file} is not text in UTF-8; save it in this encoding") from None
+
+
+def listed(
+    data: DataSettings, domain: str, part: str, listing: Listing, domains: Sequence[str] = ()
+) -> np.ndarray | None:
     """Sorted indices into the listing of the images that a list names; None when there is no list.
 
     A line is a path, with or without a label. The label is not used: the class is that of the image's folder. The last
-    parts of the path must name an image of the domain. UserError for a path that does not, or for an image named twice.
+    parts of the path must name an image of the domain. UserError for a path that does not, for an image named twice,
+    and for a path with the folder of another one of all `domains`, whose images may have the same names.
     """
     file = list_file(data, domain, part)
     if file is None:
         return None
     index = {composed(name): position for position, name in enumerate(listing.files)}
+    own = {plain(domain), plain(listing.folder.name)}
     found: dict[int, int] = {}
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(text_of(file).splitlines(), start=1):
         if not line.strip():
             continue
         path = line.strip()
@@ -55,9 +75,13 @@ def listed(data: DataSettings, domain: str, part: str, listing: Listing) -> np.n
         path = composed(head.strip() if head and label.isdecimal() else path)
         parts = path.replace("\\", "/").split("/")
         endings = ["/".join(parts[start:]) for start in range(len(parts))]
-        position = next((index[ending] for ending in endings if ending in index), None)
-        if position is None:
+        start = next((start for start, ending in enumerate(endings) if ending in index), None)
+        if start is None:
             raise UserError(f"{file}, line {number}: {path!r} is none of the images of {domain} in {listing.folder}")
+        position = index[endings[start]]
+        folders = {plain(folder) for folder in parts[:start]}
+        if folders & {plain(other) for other in domains} and not folders & own:
+            raise UserError(f"{file}, line {number}: {path!r} is an image of another domain than {domain}; correct it")
         if position in found:
             raise UserError(f"{file}, line {number}: {path!r} was named in line {found[position]} already")
         found[position] = number

@@ -95,7 +95,9 @@ def load_target(data: DataSettings, domain: str) -> tuple[np.ndarray, np.ndarray
     """Images uint8 [N,C,H,W], labels int64 [N] and the tested indices int64 [n] of the unseen domain.
 
     All images are tested (data.test_split = "all"), or DomainBed's "in" part of its random split ("in"). Where the data
-    set has images that no client holds, its domain consists of these. Images of `data.adapt_share` are not tested.
+    set has images that no client holds, its domain consists of these. Images of `data.adapt_share` are not tested. The
+    domain that `run.validation_domain` holds out is loaded in the same way, but nothing adapts to it, so that all of
+    its images are used.
     """
     found = benchmark(data)
     domain = resolve_domain(found, domain)
@@ -106,7 +108,8 @@ def load_target(data: DataSettings, domain: str) -> tuple[np.ndarray, np.ndarray
         indices = indices[random_split(len(indices), data.holdout, seed_hash(split_seed, environment))[0]]
     if data.test_split == "list":
         indices = required(data, found, domain, "test")
-    indices = indices[~np.isin(indices, adaptation_indices(data, domain, len(images)))]
+    if not data.validation_domain or domain != resolve_domain(found, data.validation_domain):
+        indices = indices[~np.isin(indices, adaptation_indices(data, domain, len(images)))]
     if not len(indices):
         raise UserError(f"{domain}: no image is left to be tested; lower data.adapt_share")
     return images, labels, indices

@@ -8,6 +8,7 @@ import csv
 import functools
 import hashlib
 import io
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +18,8 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from fedsim.data.cache import Planes, cached_domain
 from fedsim.data.folders import IMAGE_SUFFIXES, Listing
 from fedsim.data.image_tree import ImageTree
-from fedsim.data.names import composed, names_in, same, subfolders
+from fedsim.data.lists import text_of
+from fedsim.data.names import composed, names_in, refuse_alike, same, subfolders
 from fedsim.data.pixels import read_bytes, unreadable
 from fedsim.data.reader import content_hash
 from fedsim.data.row import Benchmark
@@ -25,6 +27,8 @@ from fedsim.errors import UserError
 from fedsim.settings import DataSettings, cache_root, data_root
 
 TABLE = "samples.csv"
+LOSSY = {"JPEG", "MPO"}  # Pillow's names of formats that do not keep values
+SHOWN_VALUES = 12
 SINGLE_PLANE = {"1", "L", "P", "I;16", "I"}  # modes of which every pixel is one number
 
 
@@ -42,6 +46,8 @@ def discover(data: DataSettings, row: Benchmark) -> Benchmark:
     domains = tuple(sorted({*on_disk, *map(composed, data.domains)}))
     if not domains:
         raise UserError(f"no domain folders in {root}: expected domain/image and domain/mask below it; set data.root")
+    if not data.domains:
+        refuse_alike([[name] for name in domains], "domains", root)
     return replace(row, domains=domains, structures=tuple(data.structures))
 
 
@@ -63,6 +69,7 @@ class MaskFolders(ImageTree):
             listing, self.found.name, f"{domain}-masks", side, cache_root(self.data), planes=planes
         )
         _check_sizes(listing, self.sizes(domain), sizes)
+        _check_structures(listing, domain, masks, values)
         return masks
 
     def fingerprint(self, domain: str) -> str:
@@ -82,9 +89,18 @@ class MaskFolders(ImageTree):
 
     def _pairs(self, domain: str) -> list[tuple[str, str]]:
         folder = self._folder(domain)
-        pairs = _of_table(folder / TABLE) if (folder / TABLE).is_file() else _of_folders(folder)
+        pairs = self._of_table(folder / TABLE) if (folder / TABLE).is_file() else _of_folders(folder)
         if not pairs:
             raise UserError(f"{folder}: no images; expected image/NAME and mask/NAME, or {TABLE}")
+        return pairs
+
+    def _of_table(self, file: Path) -> list[tuple[str, str]]:
+        """The pairs of a table, none of which may lie in the folder of another domain."""
+        pairs, own = _of_table(file), Path(os.path.normpath(file.parent.absolute()))
+        others = {own.with_name(name) for name in (self.found.all_domains or self.found.domains)} - {own}
+        for path in (path for pair in pairs for path in pair if ".." in path or path.startswith("/")):
+            if others & set(Path(os.path.normpath(own / path)).parents):
+                raise UserError(f"{file}: {path!r} lies in the folder of another domain, whose image it is; remove it")
         return pairs
 
     def _mask_listing(self, domain: str) -> Listing:
@@ -99,6 +115,23 @@ def _check_sizes(listing: Listing, image_sizes: np.ndarray, mask_sizes: np.ndarr
         (height, width), (rows, columns) = mask_sizes[other[0]], image_sizes[other[0]]
         raise UserError(f"{listing.folder / listing.files[other[0]]} has {width} x {height} pixels and its image "
                         f"{columns} x {rows}; give both the same size")  # fmt: skip
+
+
+def _check_structures(listing: Listing, domain: str, masks: np.ndarray, structures: dict[str, list[int]]) -> None:
+    """UserError for a structure without a pixel in a whole domain, whose masks then probably have other values."""
+    for number, (name, wanted) in enumerate(structures.items()):
+        if any(mask[number].any() for mask in masks):
+            continue
+        files = [listing.folder / file for file in listing.files]
+        values = sorted({int(value) for file in files for value in np.unique(_values(file, read_bytes(file)))})
+        found = ", ".join(map(str, values[:SHOWN_VALUES])) + (", ..." if len(values) > SHOWN_VALUES else "")
+        if set(wanted) & set(values):
+            raise UserError(f"{domain}: no pixel of the structure {name!r} is left at data.image_size = "
+                            f"{masks.shape[-1]}; raise it")  # fmt: skip
+        raise UserError(
+            f"{domain}: no mask has a pixel of the structure {name!r}, whose values are {wanted}; the masks have the "
+            f"values {found}; correct data.structures or the masks, or leave the domain out by data.domains"
+        )
 
 
 def _of_folders(folder: Path) -> list[tuple[str, str]]:
@@ -127,16 +160,19 @@ def _by_name(folder: Path, part: str) -> dict[str, str]:
 
 def _of_table(file: Path) -> list[tuple[str, str]]:
     """(image, mask) of a table's rows, sorted; paths are seen from its folder."""
-    rows = list(csv.DictReader(io.StringIO(file.read_text(encoding="utf-8-sig"), newline="")))
+    rows = list(csv.DictReader(io.StringIO(text_of(file), newline="")))
     missing = sorted({"image", "mask"} - set(rows[0] if rows else {}))
     if missing:
         raise UserError(f"{file}: no column {missing[0]!r}, or no rows; it needs the columns image and mask")
     pairs = sorted((row["image"] or "", row["mask"] or "") for row in rows)
-    for number, pair in enumerate(pairs):
+    seen = set()
+    for pair in pairs:
         if not all(pair):
             raise UserError(f"{file}: a row has an empty cell ({pair[0] or pair[1]!r}); every image needs its mask")
-        if number and pairs[number - 1][0] == pair[0]:
+        image = os.path.normpath(pair[0])
+        if image in seen:
             raise UserError(f"{file}: {pair[0]!r} has more than one row; keep one")
+        seen.add(image)
     return pairs
 
 
@@ -147,16 +183,25 @@ def decode_mask(
 
     A plane marks the pixels whose value a structure names, resized to the nearest.
 
-    Turned as its EXIF says, like its image. UserError for a file of colours.
+    Turned as its EXIF says, like its image. UserError for a file of colours or in a format that changes values.
     """
+    values = _values(path, content)
+    planes = [np.isin(values, wanted).astype(np.uint8) for wanted in structures.values()]
+    resized = [Image.fromarray(plane).resize((side, side), Image.Resampling.NEAREST) for plane in planes]
+    return np.stack([np.asarray(plane) for plane in resized]), values.shape
+
+
+def _values(path: Path, content: bytes) -> np.ndarray:
+    """The numbers of a mask file, int64 [height, width]; a pixel of a file of one bit is 0 or 1."""
     try:
         with Image.open(io.BytesIO(content)) as image:
             if image.mode not in SINGLE_PLANE:
                 raise unreadable(path, f"colour mode {image.mode}; a mask has one number per pixel, grey or palette")
-            values = np.asarray(ImageOps.exif_transpose(image)).astype(np.int64)
+            if image.format in LOSSY or image.info.get("compression") == "jpeg":
+                raise unreadable(path, "a JPEG changes the values of pixels; draw or convert the mask again, as PNG")
+            return np.asarray(ImageOps.exif_transpose(image)).astype(np.int64)
+    except UserError:
+        raise
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         reason = "not an image that Pillow knows" if isinstance(error, UnidentifiedImageError) else str(error)
         raise unreadable(path, reason) from None
-    planes = [np.isin(values, wanted).astype(np.uint8) for wanted in structures.values()]
-    resized = [Image.fromarray(plane).resize((side, side), Image.Resampling.NEAREST) for plane in planes]
-    return np.stack([np.asarray(plane) for plane in resized]), values.shape

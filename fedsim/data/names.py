@@ -1,11 +1,14 @@
 """Names of domains and classes, which people, file systems and papers spell differently."""
 
+import itertools
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from fedsim.errors import UserError
+
+HIDDEN = (".", "__", "@eaDir")  # how folders begin that hold neither a domain nor a class
 
 
 def composed(name: str) -> str:
@@ -40,10 +43,36 @@ def matching(name: str, known: Iterable[str]) -> str | None:
     return alike[0] if len(alike) == 1 else None
 
 
+def refuse_repeated(names: Iterable[str], where: str) -> None:
+    """UserError when a list of the settings has a name twice, in one Unicode form or in two."""
+    seen: set[str] = set()
+    for name in map(composed, names):
+        if name in seen:
+            raise UserError(f"{where} has {name!r} twice; write each name once")
+        seen.add(name)
+
+
+def refuse_alike(groups: Iterable[Collection[str]], what: str, where: object) -> None:
+    """UserError when two names differ in blanks, separators or case only: people have then spelled one name in two
+    ways.
+
+    Names that one of the groups (the classes of a domain) has side by side are meant to be two.
+    """
+    groups = [set(group) for group in groups]
+    alike: dict[str, list[str]] = {}
+    for name in sorted(set().union(*groups)):
+        alike.setdefault(plain(name), []).append(name)
+    for names in alike.values():
+        for one, other in itertools.combinations(names, 2):
+            if not any({one, other} <= group for group in groups):
+                raise UserError(f"{where}: the {what} {one!r} and {other!r} differ in spelling only; make them equal")
+
+
 def subfolders(folder: Path) -> list[str]:
     """Sorted names of the visible folders in a folder."""
     try:
-        return sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith((".", "__")))
+        found = [path.name for path in folder.iterdir() if path.is_dir()]
+        return sorted(name for name in found if not name.startswith(HIDDEN))
     except OSError as error:
         raise UserError(f"cannot read the folder {folder}: {error.strerror}; set data.root or $FEDSIM_DATA") from None
 

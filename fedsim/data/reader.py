@@ -1,6 +1,7 @@
 """The interface of every data set's reader: the images of a domain, only their labels, and a fingerprint of both."""
 
 import hashlib
+from typing import ClassVar
 
 import numpy as np
 
@@ -12,6 +13,8 @@ from fedsim.settings import DataSettings
 
 class Reader:
     """Reads the domains of one data set; a row of BENCHMARKS names its reader as "module:class"."""
+
+    own_files: ClassVar[bool] = False  # every domain has image files of its own, so that no two domains are equal
 
     def __init__(self, data: DataSettings, found: Benchmark) -> None:
         self.data, self.found = data, found
@@ -41,6 +44,11 @@ class Reader:
     def listed(self, domain: str, part: str) -> np.ndarray | None:
         """Indices of the images that a published list names (`part`: train, validation, test); None without a list."""
         raise UserError(f"{self.found.title} has no files that a list could name; use data.split = 'stratified'")
+
+    def unlisted(self, domain: str, part: str) -> str:
+        """The text of the error when a list that the settings need is not there."""
+        where = f" in {self.data.lists}" if self.data.lists else ""
+        return f"no list {domain}_{part}*.txt{where}; data.split and data.test_split ask for one"
 
     def fingerprint(self, domain: str) -> str:
         """A hash of a domain's content: equal for equal data, wherever it is stored."""

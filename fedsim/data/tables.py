@@ -4,6 +4,7 @@ A table is read in pieces, so that opening one of a million rows takes seconds a
 """
 
 import functools
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ import pandas as pd
 from fedsim.about import extra
 from fedsim.data.folders import Listing
 from fedsim.data.image_tree import ImageTree
-from fedsim.data.names import composed
+from fedsim.data.names import composed, refuse_alike
 from fedsim.data.row import Benchmark
 from fedsim.errors import UserError, nearest
 from fedsim.settings import DataSettings, data_root
@@ -24,6 +25,7 @@ COLUMNS = ("path", "label", "domain", "split")
 PIECE = 200_000  # rows read at a time
 PARTS = {"train": "train", "val": "validation", "valid": "validation", "validation": "validation", "test": "test"}
 SUFFIXES = (".csv", ".tsv", ".parquet")
+ODD_PATH = r"^/|//|(?:^|/)\.{1,2}/"  # a path that another one may spell in a shorter way
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,10 @@ def discover(data: DataSettings, row: Benchmark) -> Benchmark:
     """
     found = facts(data)
     classes = tuple(sorted({*found.classes, *map(composed, data.classes)}))
+    refuse_alike([[c for d, c in found.counts if d == domain] for domain in found.domains]
+                 + [[name] for name in classes], "labels", table_file(data))  # fmt: skip
+    if not data.domains:
+        refuse_alike([[name] for name in found.domains], "domains", table_file(data))
     if len(classes) < 2:
         raise UserError(f"{table_file(data)}: {len(classes)} class(es) in the column of labels; at least 2 are needed")
     return replace(row, domains=found.domains, classes=classes)
@@ -63,11 +69,30 @@ class TableReader(ImageTree):
 
     def listed(self, domain: str, part: str) -> np.ndarray | None:
         """Indices of the images whose split is `part`; None when no row of the domain has it."""
-        if not facts(self.data).has_split:
-            raise UserError(f"{table_file(self.data)} has no column {self.data.columns.get('split', 'split')!r}, which "
-                            "data.split = 'lists' and data.test_split = 'list' read")  # fmt: skip
-        chosen = np.flatnonzero(self._rows(domain)["split"] == part)
+        chosen = np.flatnonzero(self._parts(domain) == part)
         return chosen if len(chosen) else None
+
+    def unlisted(self, domain: str, part: str) -> str:
+        """No row of the domain has the part."""
+        column = self.data.columns.get("split", "split")
+        return f"{table_file(self.data)}: no row of domain {domain!r} has {part!r} in the column {column!r}; name some"
+
+    def _lists(self, domain: str) -> list[bytes]:
+        return ["\0".join(self._parts(domain)).encode()]
+
+    def _parts(self, domain: str) -> pd.Series:
+        """The part of every row of a domain: train, validation, test, or an empty text, which is none of them."""
+        file, column = table_file(self.data), self.data.columns.get("split", "split")
+        if not facts(self.data).has_split:
+            raise UserError(f"{file} has no column {column!r}, which data.split = 'lists' and data.test_split = 'list' "
+                            "read")  # fmt: skip
+        words = self._rows(domain)["split"]
+        unknown = sorted(set(words) - {"", *PARTS})
+        if unknown:
+            raise UserError(f"{file}: {unknown[0]!r} in the column {column!r} of domain {domain!r} is none of "
+                            f"{', '.join(PARTS)}; {nearest(unknown[0], PARTS)}leave the cell empty for an unused "
+                            "image")  # fmt: skip
+        return words.map(PARTS).fillna("")
 
     def _rows(self, domain: str) -> pd.DataFrame:
         """Path, label (index of the class) and split of a domain's rows, sorted by label and path."""
@@ -110,12 +135,39 @@ def _facts(file: Path, version: tuple[int, int], columns: tuple[tuple[str, str],
 
 @functools.lru_cache(maxsize=16)
 def _rows_of(file: Path, version: tuple[int, int], columns: tuple[tuple[str, str], ...], domain: str) -> pd.DataFrame:
+    _refuse_doubles(file, version, columns)
     kept = [piece[piece["domain"] == domain] for piece in pieces(file, dict(columns), COLUMNS)]
-    rows = pd.concat(kept, ignore_index=True).sort_values(["label", "path"], ignore_index=True)
-    twice = rows["path"][rows["path"].duplicated()]
-    if len(twice):
-        raise UserError(f"{file}: {twice.iloc[0]!r} has more than one row in domain {domain!r}; keep one")
-    return rows
+    return pd.concat(kept, ignore_index=True).sort_values(["label", "path"], ignore_index=True)
+
+
+@functools.lru_cache(maxsize=8)
+def _refuse_doubles(file: Path, version: tuple[int, int], columns: tuple[tuple[str, str], ...]) -> None:
+    """UserError when two rows of any domains name one file, in one spelling or in two ('a/x.png' and './a/x.png').
+
+    Such an image could train in one domain and be tested in the other. Only hashes of all paths are kept in memory.
+    """
+    hashes = np.concatenate([pd.util.hash_array(paths) for paths in _files(file, columns)])
+    order = np.argsort(hashes, kind="stable")
+    alike = set(order[1:][hashes[order[1:]] == hashes[order[:-1]]].tolist())
+    if not alike:
+        return
+    suspected, seen, row = set(hashes[list(alike)].tolist()), {}, 2  # the header is line 1
+    for paths in _files(file, columns):
+        for number in np.flatnonzero(np.isin(hashes[row - 2 : row - 2 + len(paths)], list(suspected))):
+            first = seen.setdefault(paths[number], row + number)
+            if first != row + number:
+                raise UserError(f"{file}: {paths[number]!r} has more than one row (rows {first} and {row + number}); "
+                                "keep one")  # fmt: skip
+        row += len(paths)
+
+
+def _files(file: Path, columns: tuple[tuple[str, str], ...]) -> Iterator[np.ndarray]:
+    """The paths of a table as seen from its folder, each file in one spelling, some rows at a time."""
+    for piece in pieces(file, dict(columns), ("path",)):
+        paths = piece["path"].to_numpy(dtype=object)
+        for index in np.flatnonzero(piece["path"].str.contains(ODD_PATH)):
+            paths[index] = os.path.relpath(file.parent / paths[index], file.parent)
+        yield paths
 
 
 def pieces(file: Path, columns: Mapping[str, str], wanted: tuple[str, ...]) -> Iterator[pd.DataFrame]:
@@ -142,7 +194,7 @@ def pieces(file: Path, columns: Mapping[str, str], wanted: tuple[str, ...]) -> I
             if name in piece:
                 piece[name] = piece[name].map({text: composed(text) for text in piece[name].unique()})
         if "split" in piece:
-            piece["split"] = piece["split"].str.lower().map(PARTS).fillna("")
+            piece["split"] = piece["split"].str.lower().mask(raw[names["split"]].isna(), "")
         yield piece
         row += len(piece)
 

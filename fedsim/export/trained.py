@@ -147,14 +147,14 @@ def _plan(folder: Path) -> Plan:
     """The run's plan. If its images are not on this machine, domains and classes are those that the run recorded."""
     experiment = read_settings(folder)
     try:
-        return resolve(experiment)
+        return resolve(experiment, recorded=True)
     except UserError:
         file = folder / "environment.json"
         recorded = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
         if not {"data", "classes"} <= recorded.keys():
             raise
         names = {"domains": list(recorded["data"]), "classes": recorded["classes"]}
-        return resolve(experiment.replace(data=names))
+        return resolve(experiment.replace(data=names), recorded=True)
 
 
 def describe(model: TrainedModel) -> dict[str, Any]:

@@ -71,6 +71,11 @@ def _facts(table: Mapping[str, Any]) -> dict[str, Any]:
         "Python": table.get("python"),
         "revision of fedsim": f"{commit} with changes" if table.get("git_dirty") else commit,
         **{name: packages.get(name) for name in NUMERIC_PACKAGES},
+        **{
+            f"number of {domain} among all domains, which seeds its split,": str(own["environment"])
+            for domain, own in table.get("data", {}).items()
+            if "environment" in own
+        },
     }
 
 

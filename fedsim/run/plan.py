@@ -14,6 +14,7 @@ from fedsim.errors import UserError
 from fedsim.experiment import Experiment
 from fedsim.models import find_backbone
 from fedsim.recipe import Recipe
+from fedsim.run.no_effect import refuse_no_effect
 from fedsim.variants import method_label
 
 ADAPT_SHARE = 0.5  # of the unseen domain's images, for methods that train on them without labels
@@ -56,15 +57,21 @@ class Plan:
         return build_net(self.experiment, self.recipe)
 
 
-def resolve(experiment: Experiment) -> Plan:
-    """The plan of an experiment; UserError for an unknown target, data set or method, and for parts that do not fit."""
+def resolve(experiment: Experiment, recorded: bool = False) -> Plan:
+    """The plan of an experiment; UserError for an unknown target, data set or method, and for parts that do not fit.
+
+    `recorded`: the experiment is that of an existing run, which is only read. Such a run may have settings that are
+    refused for a new one.
+    """
     found = benchmark(experiment.data)
+    if not recorded:
+        refuse_no_effect(experiment, found)
     if found.structures:
         check_joint(experiment.data.augment)
     if experiment.data.mix and experiment.run.runtime == "deployment":
         raise UserError("data.mix gives images of all domains to all clients, but a deployed site has only its own; "
                         "set it to 0")  # fmt: skip
-    experiment = _with_threads(_with_target(_with_size(experiment), found))
+    experiment = _with_threads(_with_target(_with_size(experiment), found, recorded))
     if experiment.train.side_by_side > 1 and experiment.run.runtime != "inline":
         raise UserError("train.side_by_side is for run.runtime = 'inline', where one process has all clients; "
                         "set it to 1")  # fmt: skip
@@ -101,23 +108,26 @@ def complete(experiment: Experiment) -> Experiment:
     return _with_target(experiment, benchmark(experiment.data))
 
 
-def _with_target(experiment: Experiment, found: Benchmark) -> Experiment:
+def _with_target(experiment: Experiment, found: Benchmark, recorded: bool = False) -> Experiment:
     domains = found.domains
     target = resolve_domain(found, experiment.run.target) if experiment.run.target else domains[-1]
     if len(domains) < 2:
         raise UserError(f"{experiment.data.dataset} has one domain only ({domains[0]}); leave-one-domain-out needs two")
     changes = {"target": target}
     if experiment.run.validation_domain:
-        changes["validation_domain"] = _validation_domain(experiment, found, target)
+        changes["validation_domain"] = _validation_domain(experiment, found, target, recorded)
     known = {key: getattr(experiment.run, key) for key in changes}
     return experiment if known == changes else experiment.replace(run=changes)
 
 
-def _validation_domain(experiment: Experiment, found: Benchmark, target: str) -> str:
+def _validation_domain(experiment: Experiment, found: Benchmark, target: str, recorded: bool) -> str:
     """The domain that selects the round, as the data set spells it."""
     domain = resolve_domain(found, experiment.run.validation_domain)
     if domain == target:
         raise UserError(f"run.validation_domain: {domain!r} is the unseen domain, which may select nothing")
+    if (found.same_images or found.test_apart) and not recorded:
+        raise UserError(f"run.validation_domain: the domains of {found.title} show the same images, so that {domain!r} "
+                        "would select on images that are tested or trained on elsewhere; leave it out")  # fmt: skip
     if experiment.run.select_on != "aggregated":
         raise UserError("run.validation_domain selects by the aggregated model; leave run.select_on at 'aggregated'")
     return domain

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedsim.data import benchmark, resolve_domain
-from fedsim.errors import UserError
+from fedsim.errors import PresetConflictError, UserError
 from fedsim.experiment import Experiment, read_experiment
 from fedsim.sweep.axes import Axes, check_axes, grid_points, label_of
 
@@ -76,8 +76,9 @@ def plan_cells(
 
     data_of: the result of `fingerprint_reader`, for several plans that share their data
 
-    A cell is marked failed, with the reason, when its parts do not fit together (`a+b`), or when its folder holds a run
-    with other settings or data; the other cells are run. Raises UserError for settings with which no cell could run.
+    A cell is marked failed, with the reason, when its parts do not fit together (`a+b`), when the preset replaces a
+    part of its method, or when its folder holds a run with other settings or data; the other cells are run. Raises
+    UserError for settings with which no cell could run.
     """
     from fedsim.results.callbacks import find_callback
 
@@ -122,7 +123,7 @@ def _plan_cell(experiment: Experiment, data_of: Callable[[Experiment], dict]) ->
         plan = resolve(experiment)
         experiment = plan.experiment
     except UserError as error:
-        if "+" not in experiment.method_name:
+        if "+" not in experiment.method_name and not isinstance(error, PresetConflictError):
             raise
         experiment = complete(experiment)
         return Cell(experiment, folder_of(experiment, experiment.method_name), "failed", reason=str(error))

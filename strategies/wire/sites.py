@@ -55,8 +55,9 @@ def read_site(node: int, said: dict) -> tuple[Site, str]:
     if not isinstance(counts, list) or any(type(count) is not int or count < 0 for count in [examples, *counts]):
         raise RejectedReplyError(f"client {client!r} reports numbers of examples that are not whole numbers")
     versions = _versions(tuple((key, str(said[key])) for key in list(said)[:20] if key.startswith("version-")))
-    data = {key: said[f"data-{key}"] for key in ("images", "content") if f"data-{key}" in said}
-    if data and not (type(data.get("images")) is int and re.fullmatch("[0-9a-f]{20}", str(data.get("content")))):
+    data = {key: said[f"data-{key}"] for key in ("images", "content", "environment") if f"data-{key}" in said}
+    numbers = type(data.get("images")) is type(data.get("environment", 0)) is int
+    if data and not (numbers and re.fullmatch("[0-9a-f]{20}", str(data.get("content")))):
         raise RejectedReplyError(f"client {client!r} describes its data in a wrong form: {reprlib.repr(data)}")
     site = Site(client, node, examples, tuple(counts), versions, role, data, one_line(str(said.get("frozen", ""))))
     return site, one_line(str(said.get("holds") or client)) or "nameless"

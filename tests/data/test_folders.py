@@ -1,5 +1,7 @@
 """Image trees on disk: order, labels, counts and messages."""
 
+import shutil
+
 import numpy as np
 import pytest
 
@@ -60,6 +62,22 @@ def test_real_pacs_counts(real_data):
 def test_more_images_than_the_benchmark_are_accepted(tmp_path):
     write_names(tmp_path, "photo", [count + 1 for count in PACS.class_counts["photo"]])
     assert len(list_domain(DataSettings(dataset="pacs", root=str(tmp_path)), PACS, "photo").files) == 1670 + 7
+
+
+def test_folders_of_programs_and_loops_of_links_are_no_images(tree_settings, tmp_path):
+    """Thumbnails would be copies of training images in the validation part."""
+    data, cat = tree_settings(), tmp_path / "images" / "photo" / "cat"
+    before = list_domain(data, benchmark(data), "photo").files
+    for name in ("@eaDir", ".thumbnails", "__MACOSX"):
+        shutil.copytree(tmp_path / "images" / "art" / "cat", cat / name)
+    shutil.copytree(tmp_path / "images" / "art", tmp_path / "images" / "photo" / "@eaDir")
+    (cat / "loop").symlink_to(cat)
+    (cat / "parent").symlink_to(tmp_path / "images" / "photo")
+    files = list_domain(data, benchmark(data), "photo").files
+    assert [file for file in files if not file.startswith("cat/parent/")] == list(before)
+    assert sorted(file for file in files if file.startswith("cat/parent/")) == [
+        f"cat/parent/dog/{index:03}.png" for index in range(4)
+    ]
 
 
 def test_shortfall_names_domain_class_and_counts(tmp_path):

@@ -55,3 +55,56 @@ def test_what_is_wrong_is_one_line(saved, tmp_path):
         benchmark(saved.model_copy(update={"columns": {}}))
     with pytest.raises(UserError, match="no data set that `save_to_disk` wrote"):
         benchmark(saved.model_copy(update={"root": str(tmp_path)}))
+
+
+def save(tmp_path, labels, domains, images=None, names=None):
+    """Settings of a saved data set with these columns; `names` makes the labels a ClassLabel."""
+    images = images or [Image.new("RGB", (8, 8), (10 * index, 0, 0)) for index in range(len(labels))]
+    table = {"image": images, "label": labels, "domain": domains}
+    features = None
+    if names:
+        label = datasets.ClassLabel(names=names)
+        features = datasets.Features(image=datasets.Image(), label=label, domain=datasets.Value("string"))
+    datasets.Dataset.from_dict(table, features=features).save_to_disk(tmp_path / "other")
+    folders = {"root": str(tmp_path / "other"), "cache": str(tmp_path / "cache")}
+    return DataSettings(dataset="hugging-face", image_size=8, **folders)
+
+
+@pytest.mark.parametrize(
+    ("labels", "domains", "names", "said"),
+    [
+        ([0, 1, -1, 1], "aabb", ["cat", "dog"], "row 2: -1 in the column 'label' is none of the 2 named classes"),
+        ([0, 1, None, 1], "aabb", ["cat", "dog"], "row 2: the column 'label' is empty"),
+        (["cat", "dog", None, "dog"], "aabb", None, "row 2: the column 'label' is empty"),
+        (["cat", "dog", "", "dog"], "aabb", None, "row 2: the column 'label' is empty"),
+        ([0.0, 1.0, 0.0, float("nan")], "aabb", None, "row 3: the column 'label' is empty"),
+        ([["cat"], ["dog"], ["cat"], ["dog"]], "aabb", None, "row 0: the column 'label' holds several values"),
+        (["cat", "dog", "cat", "dog"], ["a", "a", None, "b"], None, "row 2: the column 'domain' is empty"),
+    ],
+)
+def test_rows_without_a_label_or_domain_are_refused(tmp_path, labels, domains, names, said):
+    data = save(tmp_path, labels, list(domains), names=names)
+    with pytest.raises(UserError, match=f"{said}.*; correct or remove the row") as error:
+        load_target(data, "b")
+    assert "\n" not in str(error.value)
+
+
+def test_a_row_without_an_image_is_refused(tmp_path):
+    images = [Image.new("RGB", (8, 8)) for _ in range(3)] + [None]
+    data = save(tmp_path, [0, 1, 0, 1], list("aabb"), images, ["cat", "dog"])
+    with pytest.raises(UserError, match=r"row 3: there is no image in the column 'image'"):
+        load_target(data, "b")
+
+
+def test_files_that_a_column_of_paths_names_belong_to_the_content(tmp_path):
+    """Other pixels in the same files are other data, in the fingerprint and in the cache."""
+    files = [tmp_path / f"{index}.png" for index in range(4)]
+    for file in files:
+        Image.new("RGB", (8, 8), (1, 2, 3)).save(file)
+    data = save(tmp_path, ["cat", "dog"] * 2, list("aabb"), [str(file) for file in files])
+    read = reader(data, benchmark(data))
+    before, images = read.fingerprint("b"), np.array(read.images("b")[0])
+    assert read.fingerprint("b") == before
+    Image.new("RGB", (8, 8), (3, 2, 1)).save(files[3])
+    assert read.fingerprint("b") != before
+    assert read.images("b")[0][:, 0, 0, 0].tolist() == [1, 3] != images[:, 0, 0, 0].tolist()

@@ -17,6 +17,7 @@ from fedsim.data import load_client, load_pooled
 from fedsim.data.augment import AUGMENTATIONS, Transforms, make_transforms
 from fedsim.data.benchmarks import benchmark
 from fedsim.data.cache import cached_images
+from fedsim.data.fingerprint import fingerprints
 from fedsim.data.folders import list_domain
 from fedsim.data.pixels import decode
 from fedsim.errors import UserError
@@ -101,6 +102,31 @@ def test_second_use_decodes_nothing(tree_settings, tmp_path, monkeypatch):
     second, _ = load(data, tmp_path / "cache")
     assert (first == second).all()
     assert len(entries(tmp_path / "cache")) == 1
+
+
+def bitmaps(root: Path, seed: int) -> Path:
+    """A tree whose files have the same names, sizes and modification times for every seed, and other pixels."""
+    pixels = np.random.default_rng(seed)
+    for number in range(8):
+        file = root / ("cat", "dog")[number // 4] / f"{number}.bmp"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(file)
+        os.utime(file, (0, 0))
+    return root
+
+
+@pytest.mark.parametrize("places", [("one", "two"), ("one", "one")])
+def test_files_with_equal_names_sizes_and_times_are_told_apart(tree_settings, tmp_path, places):
+    """In another folder, and in the same one after they were written again: neither pixels nor fingerprint are old."""
+    seen = []
+    for seed, place in enumerate(places):
+        bitmaps(tmp_path / place / "photo", seed)
+        bitmaps(tmp_path / place / "art", 9)
+        data = tree_settings(root=str(tmp_path / place))
+        seen.append((np.array(load_client(data, "photo").images), fingerprints(data)))
+    assert (seen[0][0] != seen[1][0]).any()
+    assert seen[0][1]["photo"] != seen[1][1]["photo"]
+    assert seen[0][1]["art"] == seen[1][1]["art"]
 
 
 def test_rebuilt_when_source_or_size_changes(tree_settings, write_image, tmp_path):

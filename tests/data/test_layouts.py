@@ -111,6 +111,9 @@ def test_office_caltech_home(tmp_path, settings):
     data = settings("office-caltech-home")
     assert labels(data, "webcam") == labels(data, "Art") == [1] * 8
     assert labels(data, "Real_World") == [2] * 8
+    (root / "caltech" / "mug").rename(root / "caltech" / "coffee-mug")
+    with pytest.raises(UserError, match=r"caltech has no folder of class 'mug'; .* coffee-mug, headphones; rename"):
+        labels(data, "caltech")
 
 
 def test_camelyon17(tmp_path, settings):

@@ -56,6 +56,7 @@ def test_other_lists_are_other_data(lists):
     [
         (["photo/cat/999.png 1"], r"photo_train.txt, line 1: 'photo/cat/999.png' is none of the images of photo"),
         (["photo/cat/000.png", "a/photo/cat/000.png"], r"line 2: 'a/photo/cat/000.png' was named in line 1 already"),
+        (["sketch/cat/000.png 1"], r"line 1: 'sketch/cat/000.png' is an image of another domain than photo"),
         (["photo/cat/000.png"], "1 training and 1 validation images"),
         (["photo/cat/001.png", "photo/dog/000.png", "photo/dog/001.png"], "1 images are in the training list and in"),
     ],
@@ -67,6 +68,13 @@ def test_lists_that_cannot_be_meant_are_refused(lists, lines, said):
     with pytest.raises(UserError, match=said) as error:
         load_client(data, "photo")
     assert "\n" not in str(error.value)
+
+
+def test_a_list_in_another_encoding_is_refused(lists, tmp_path):
+    data, _ = lists
+    (tmp_path / "lists" / "photo_train.txt").write_bytes("photo/cat/000.png caf\xe9".encode("latin-1"))
+    with pytest.raises(UserError, match=r"photo_train.txt is not text in UTF-8; save it in this encoding"):
+        load_client(data, "photo")
 
 
 def test_missing_lists_are_named(lists, tmp_path):

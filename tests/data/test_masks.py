@@ -150,6 +150,16 @@ def test_table_of_samples(fundus, tmp_path_factory):
     assert len(load_client(masked(fundus, tmp_path_factory.mktemp("cache")), "site1").masks) == 3
 
 
+PAIR = "image,mask\nimage/0.jpg,mask/0.png\n"
+
+
+def as_jpeg(root):
+    """One mask as a JPEG, in place of its PNG."""
+    file = root / "site1" / "mask" / "2.png"
+    Image.open(file).save(file.with_suffix(".jpg"))
+    file.unlink()
+
+
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
@@ -158,6 +168,19 @@ def test_table_of_samples(fundus, tmp_path_factory):
         (lambda root: Image.new("RGB", (12, 12)).save(root / "site1" / "mask" / "2.png"), "one number per pixel"),
         (lambda root: (root / "site1" / "samples.csv").write_text("image,label\na,b\n"), "no column 'mask'"),
         (lambda root: (root / "site1" / "samples.csv").write_text("image,mask\na.png,\n"), "empty cell"),
+        (
+            lambda root: (root / "site1" / "samples.csv").write_text(f"{PAIR}./image/0.jpg,mask/1.png\n"),
+            "more than one",
+        ),
+        (
+            lambda root: (root / "site1" / "samples.csv").write_text(f"{PAIR}../site2/image/1.jpg,mask/1.png\n"),
+            r"'\.\./site2/image/1\.jpg' lies in the folder of another domain",
+        ),
+        (
+            lambda root: (root / "site1" / "samples.csv").write_bytes(b"image,mask\n\xe9.png,a.png\n"),
+            "is not text in UTF-8",
+        ),
+        (as_jpeg, r"^cannot read the image \S+2\.jpg \(a JPEG changes the values of pixels"),
     ],
 )
 def test_spoiled_folders_are_refused_in_one_line(fundus, tmp_path_factory, spoil, words):
@@ -166,6 +189,30 @@ def test_spoiled_folders_are_refused_in_one_line(fundus, tmp_path_factory, spoil
     with pytest.raises(UserError, match=words) as error:
         load_client(masked(fundus, tmp_path_factory.mktemp("cache")), "site1")
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("mode", "found"), [("L", "the masks have the values 0, 1;"), ("1", "the masks have the values 0, 1;")]
+)
+def test_a_domain_with_masks_in_other_values_is_refused(fundus, tmp_path_factory, mode, found):
+    """Its masks would be empty: the values found are named. The other domain can be read, also on a site of its own."""
+    for file in (fundus / "site2" / "mask").iterdir():
+        (Image.open(file).point(lambda value: value < 200).convert("L").point(bool, mode)).save(file)
+    data = masked(fundus, tmp_path_factory.mktemp("cache"), structures={"disc": [0, 128]})
+    assert load_client(data, "site1").masks.any()
+    other = data.model_copy(update={"structures": {"disc": [128], "rim": [255]}})
+    with pytest.raises(UserError, match=f"site2: no mask has a pixel of the structure 'disc', .*{found}") as error:
+        load_target_masks(other, "site2")
+    assert "\n" not in str(error.value)
+    named = data.model_copy(update={"structures": {"disc": [1, 0, 128]}})
+    assert load_target_masks(named, "site2").any()
+
+
+def test_one_bit_masks_have_the_values_0_and_1(fundus, tmp_path_factory):
+    for file in (fundus / "site2" / "mask").iterdir():
+        Image.open(file).point(lambda value: 255 * (value < 200)).convert("1").save(file)
+    data = masked(fundus, tmp_path_factory.mktemp("cache"), structures={"disc": [1]})
+    assert load_target_masks(data, "site2").sum((2, 3)).tolist() == [[64]] * 4
 
 
 def test_structures_have_to_be_named(fundus, tmp_path):

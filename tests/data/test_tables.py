@@ -4,8 +4,10 @@ import numpy as np
 import pandas as pd
 import pytest
 from PIL import Image
+from support import run_small, small_experiment
 
 from fedsim.data import benchmark, load_client, load_target
+from fedsim.data.fingerprint import fingerprints
 from fedsim.data.reader import reader
 from fedsim.errors import UserError
 from fedsim.settings import DataSettings
@@ -93,14 +95,53 @@ def test_the_split_column(table):
         load_client(table(frame=without, split="lists"), "7")
 
 
+def test_a_run_reads_the_split_column(table, tmp_path):
+    """The column is part of the fingerprint, because it says who trains."""
+    data = table(split="lists", test_split="list").model_dump() | {"image_size": 28}
+    experiment = small_experiment(tmp_path / "out", data={**data, "domains": [], "fraction": 1}, train={"rounds": 1},
+                                  run={"target": "7"})  # fmt: skip
+    folder, _ = run_small(experiment)
+    assert pd.read_csv(folder / "summary.csv").loc[0, "target_images"] == 4
+    before = fingerprints(experiment.data)
+    other = pd.DataFrame(table.rows).replace({"split": {"val": "test", "test": "val"}})
+    assert fingerprints(table(frame=other, split="lists", test_split="list"))["7"] != before["7"]
+    again = table(frame=pd.DataFrame(table.rows), split="lists", test_split="list")
+    assert fingerprints(again) == fingerprints(again.model_copy(update={"image_size": 9})) == before
+
+
+def test_words_of_the_split_column(table):
+    """An unknown word is refused where the column is read; an empty cell is an image that is not used."""
+    frame = pd.DataFrame(table.rows)
+    dev = frame.replace({"split": {"val": "dev"}})
+    with pytest.raises(UserError, match=r"mine.csv: 'dev' in the column 'split' of domain '7' is none of train, val"):
+        load_client(table(frame=dev, split="lists"), "7")
+    assert len(load_client(table(frame=dev), "7").labels) == 12
+    unused = frame.replace({"split": {"val": ""}})
+    assert len(load_client(table(frame=unused, split="lists", holdout=0.25), "7").train) == 3
+    without = frame.replace({"split": {"test": ""}})
+    with pytest.raises(UserError, match=r"no row of domain '7' has 'test' in the column 'split'"):
+        load_target(table(frame=without, split="lists", test_split="list"), "7")
+
+
+def test_an_image_of_two_domains_is_refused(table):
+    frame = pd.DataFrame(table.rows)
+    frame.loc[1, "path"] = frame.loc[0, "path"]
+    with pytest.raises(UserError, match=r"'images of/é0.png' has more than one row \(rows 2 and 3\)"):
+        load_client(table(frame=frame), "7")
+
+
 @pytest.mark.parametrize(("change", "message"), [
     (lambda frame: frame.drop(columns="label"), "has no column 'label'; it has: path, domain, split, note; name it"),
     (lambda frame: frame.assign(label="cat"), "1 class"),
     (lambda frame: frame.assign(domain=[""] + ["a"] * 23), "row 2: the column 'domain' is empty"),
-    (lambda frame: pd.concat([frame, frame.tail(1)]), "'images of/é23.png' has more than one row in domain '7'"),
+    (lambda frame: pd.concat([frame, frame.tail(1)]),
+     r"'images of/é23.png' has more than one row \(rows 25 and 26\); keep one"),
     (lambda frame: frame.head(0), "has no rows"),
-    (lambda frame: frame.assign(path="nowhere.png", label=["cat", "dog"] * 12).drop_duplicates(["domain", "label"]),
-     r"cannot read the image .*nowhere\.png"),
+    (lambda frame: frame.assign(path=[f"nowhere{index}.png" for index in range(24)]), r"cannot read .*nowhere\d+\.png"),
+    (lambda frame: frame.assign(path=["./images of/é1.png", *frame["path"][1:]]),
+     r"'images of/é1.png' has more than one row \(rows 2 and 3\)"),
+    (lambda frame: frame.assign(path=["images of//é1.png", *frame["path"][1:]]), r"rows 2 and 3"),
+    (lambda frame: frame.assign(path=["images of/x/../é1.png", *frame["path"][1:]]), r"rows 2 and 3"),
 ])  # fmt: skip
 def test_what_is_wrong_is_said_in_one_line(table, change, message):
     with pytest.raises(UserError, match=message) as raised:

@@ -1,0 +1,32 @@
+"""What a run says about its data before the first round, where it neither changes a number nor needs to be refused."""
+
+from collections.abc import Mapping, Sequence
+
+from fedsim.data import Benchmark, domain_of
+
+
+def data_remarks(
+    found: Benchmark,
+    images: Mapping[str, int],
+    sources: Sequence[Sequence[int]],
+    target: str,
+    tested: Sequence[int],
+) -> list[str]:
+    """More images than are published, and tested classes of which no client has a training image.
+
+    images: by domain or client. sources: training images of every client by class, empty for one that has not
+    answered. tested: tested images of the unseen domain by class.
+    """
+    said = []
+    for domain, count in sorted({domain_of(name): count for name, count in images.items()}.items()):
+        published = (found.counts or {}).get(domain, count)
+        if count > published:
+            said.append(f"{domain} has {count:,} images, and {found.title} was published with {published:,}; "
+                        "results do not compare with published ones if the others are copies")  # fmt: skip
+    if found.task == "classification" and all(sources) and len(tested):
+        trained = [sum(column) for column in zip(*sources)]
+        unseen = [name for name, count, own in zip(found.classes, trained, tested) if own and not count]
+        if unseen:
+            said.append(f"no client has training images of {', '.join(unseen)}, which {target} is tested on; "
+                        "if classes are spelled in two ways, make them equal")  # fmt: skip
+    return said

@@ -1,0 +1,47 @@
+"""Settings on which nothing depends are refused; where they have an effect, they are accepted."""
+
+import pytest
+
+from fedsim.errors import UserError
+from fedsim.experiment import Experiment
+from fedsim.run.plan import resolve
+from fedsim.settings import DataSettings
+
+WITHOUT = [
+    ({"data": {"partition": "dirichlet"}}, "data.partition has an effect only with data.clients_per_domain above 1"),
+    ({"data": {"alpha": 0.1}}, "data.alpha has an effect only with data.clients_per_domain above 1"),
+    ({"data": {"classes": ["0", "1"]}}, "data.classes has an effect only with data.dataset = folder, table"),
+    ({"data": {"variant": "domainbed"}}, "data.variant has an effect only with data.dataset = 'rotated-mnist'"),
+    ({"data": {"columns": {"path": "x"}}}, "data.columns has an effect only with data.dataset = table, hugging-face"),
+    ({"data": {"structures": {"x": [1]}}}, "data.structures has an effect only with data.dataset = 'masks'"),
+    ({"data": {"mask_threshold": 0.9}}, "data.mask_threshold has an effect only with data that have masks"),
+    ({"data": {"largest_component": True}}, "data.largest_component has an effect only with data that have masks"),
+    ({"model": {"prompt": "{} x"}}, "model.prompt has an effect only with model.head = 'text'"),
+]
+MASKS = {"dataset": "digit-masks", "image_size": 32}
+WITH = [
+    {},
+    {"data": {"partition": "dirichlet", "alpha": 0.1, "clients_per_domain": 2}},
+    {"data": {"partition": "dirichlet", "alpha": 0.1, "mix": 0.5}},
+    {"data": {"partition": "iid", "alpha": 0.1, "clients_per_domain": 2}},  # a grid over both partitions
+    {"data": {"dataset": "rotated-mnist", "variant": "domainbed"}},
+    {"data": {**MASKS, "mask_threshold": 0.9, "largest_component": True}, "model": {"backbone": "unet-small"}},
+    {"data": DataSettings().model_dump()},  # defaults may be written down
+]
+
+
+@pytest.mark.parametrize(("settings", "said"), WITHOUT)
+def test_a_setting_without_effect_is_refused(settings, said):
+    with pytest.raises(UserError, match=rf"^{said}.*; leave it out$"):
+        resolve(Experiment(**settings))
+
+
+@pytest.mark.parametrize("settings", WITH)
+def test_the_same_setting_with_an_effect_is_accepted(settings):
+    resolve(Experiment(**settings))
+
+
+def test_a_recorded_run_may_have_one():
+    """Models of older runs can still be exported and evaluated."""
+    experiment = Experiment(data={"alpha": 0.1}, run={"target": "rot75", "validation_domain": "rot0"})
+    assert resolve(experiment, recorded=True).clients == ("rot15", "rot30", "rot45", "rot60")
