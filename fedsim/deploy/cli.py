@@ -154,7 +154,7 @@ def superlink(context: typer.Context, kit: Path) -> None:
 
 
 @app.command(hidden=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
-def supernode(context: typer.Context, kit: Path) -> None:
+def supernode(context: typer.Context, kit: Annotated[Path, typer.Argument(help="folder of the site's kit")]) -> None:
     """Run Flower's SuperNode as the kit of a site needs it (supervise.sh calls this)."""
     import os
 
