@@ -146,7 +146,7 @@ def check(
 
 
 @app.command(hidden=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
-def superlink(context: typer.Context, kit: Path) -> None:
+def superlink(context: typer.Context, kit: Annotated[Path, typer.Argument(help="folder of the server's kit")]) -> None:
     """Run Flower's SuperLink behind the gate (start.sh of the server's kit calls this)."""
     from fedsim.deploy.superlink import serve
 
