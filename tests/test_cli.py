@@ -135,7 +135,7 @@ def test_every_argument_and_option_is_explained():
     while commands:
         command = commands.pop()
         commands += getattr(command, "commands", {}).values()
-        silent = [each.name for each in command.params if not getattr(each, "help", None)]
+        silent = [each.name for each in command.params if not getattr(each, "help", None) and not command.hidden]
         assert not silent, (command.name, silent)
 
 
