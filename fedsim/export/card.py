@@ -32,7 +32,7 @@ def card(model: TrainedModel) -> str:
             f"{experiment.run.seed}; inference rule {type(plan.recipe.infer).__name__}.",
             f"In addition to the model, clients disclosed: {plan.recipe.disclosure()}.",
         ],
-        "Results": _results(model.file.parent),
+        "Results": [*_results(model.file.parent), *([f"\n{model.remark}."] if model.remark else [])],
         "Weights": _weights(model),
         "Limits": [
             "The numbers were measured on one unseen domain with one seed. They may be different on another domain or "

@@ -18,6 +18,7 @@ from fedsim.errors import UserError, nearest
 from fedsim.experiment import Experiment
 from fedsim.models import weight_statistics
 from fedsim.models.infer.base import Uploads
+from fedsim.results.kept_model import other_round
 from fedsim.results.reading import read_settings
 from fedsim.run.inference_bank import kept_entries
 from fedsim.run.plan import Plan, resolve
@@ -37,6 +38,7 @@ class TrainedModel(nn.Module):
     image_size: s
     channels: C
     batch_size: the run's batch size
+    remark: what to know about the file; empty for most
     """
 
     def __init__(self, plan: Plan, net: nn.Module, file: Path, own: Uploads | None = None) -> None:
@@ -52,6 +54,7 @@ class TrainedModel(nn.Module):
         self.register_buffer("std", torch.tensor(normalize.std).view(1, -1, 1, 1) if normalize.std else None)
         rule = plan.recipe.infer
         self.own = own  # the clients' tensors that the rule needs
+        self.remark = other_round(file.parent) if file.stem == "best" else ""
         self._predict = None if rule.transductive else rule.begin(self.net, tuple, own)
         self.batch_size = self.experiment.run.evaluate_batch_size
         self.eval()

@@ -6,7 +6,7 @@ import json
 import os
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from fedsim.errors import UserError, nearest
 from fedsim.experiment import Experiment, parse_experiment
 from fedsim.files import atomic_write
 from fedsim.results.differences import flatten, value_text
+from fedsim.results.from_rounds import select_again, trained_rounds
 from fedsim.results.recorder import csv_text
 
 TABLES = ("summary", "rounds", "clients", "details")
@@ -42,7 +43,10 @@ TEXT_COLUMNS = (
 
 @dataclass
 class Runs:
-    """All records below one folder; every frame carries the columns run, experiment, method, target, seed."""
+    """All records below one folder; every frame carries the columns run, experiment, method, target, seed.
+
+    reselected: {run: `17 instead of 19`} where the summary is of another round than the files (`from_rounds`).
+    """
 
     summary: pd.DataFrame
     rounds: pd.DataFrame
@@ -51,6 +55,7 @@ class Runs:
     experiments: dict[str, Experiment]
     unfinished: list[str] = field(default_factory=list)
     folder: Path = Path()
+    reselected: dict[str, str] = field(default_factory=dict)
 
     @cached_property
     def unused_parts(self) -> set[tuple[str, str]]:
@@ -102,8 +107,10 @@ def read_runs(folder: Path | str, unfinished: bool = False, only: Sequence[str] 
         name: _joined([(path, _key(path, folder)) for path in wanted if name in only], name, experiments)
         for name in TABLES
     }
+    rounds = {_key(path, folder): trained_rounds(path) for path in finished if "summary" in only}
+    frames["summary"], again = select_again(frames["summary"], rounds, experiments)
     open_runs = [_key(path, folder) for path in paths if path not in finished]
-    return Runs(**frames, experiments=experiments, unfinished=open_runs, folder=folder)
+    return Runs(**frames, experiments=experiments, unfinished=open_runs, folder=folder, reselected=again)
 
 
 def of_experiment(runs: Runs, name: str) -> Runs:
@@ -171,7 +178,8 @@ def _part(runs: Runs, kept: Sequence[str]) -> Runs:
         for frame in (getattr(runs, name),)
     }
     experiments = {run: runs.experiments[run] for run in kept}
-    return Runs(**frames, experiments=experiments, unfinished=runs.unfinished, folder=runs.folder)
+    again = {run: text for run, text in runs.reselected.items() if run in names}
+    return replace(runs, **frames, experiments=experiments, reselected=again)
 
 
 def find_runs(folder: Path | str) -> list[Path]:
