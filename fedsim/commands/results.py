@@ -56,7 +56,8 @@ def is_table(folder: Path) -> bool:
 def show_reproduction(folder: Path, runs: "Runs", select: str, format: str) -> None:
     """Print our numbers beside those of the paper's table; they are also written to FOLDER/comparison.csv."""
     from fedsim.files import atomic_write
-    from fedsim.sweep.reproduction import render, reproductions, show
+    from fedsim.sweep.reproduction import reproductions
+    from fedsim.sweep.reproduction_texts import render, show
 
     if format not in ("table", "csv", "markdown", "latex"):
         raise UserError(f"unknown format {format!r}; known: table, csv, markdown, latex")

@@ -14,7 +14,7 @@ import pandas as pd
 
 from fedsim.errors import UserError, nearest
 from fedsim.experiment import Experiment
-from fedsim.results.differences import require_alike, variant, variant_text
+from fedsim.results.differences import refuse_twice, require_alike, variant, variant_text
 from fedsim.results.from_rounds import again_notes
 from fedsim.results.metrics import METRICS, metric_values
 from fedsim.results.notes import GROUPS, comparison_notes
@@ -169,14 +169,7 @@ def _rows(runs: Runs, experiments: dict[str, Experiment], by: Sequence[str], col
     table = pd.DataFrame(rows)
     shared = table.groupby("label")["method"].transform("nunique") > 1
     table.loc[shared, "label"] = table["label"] + " [" + table["method"] + "]"
-    twice = table[table.duplicated(["label", "target", "seed"], keep=False)]
-    if len(twice):
-        first = twice.iloc[0]
-        same = twice[(twice[["label", "target", "seed"]] == first[["label", "target", "seed"]]).all(axis=1)]["run"]
-        raise UserError(
-            f"{first['label']} on {first['target']} with seed {first['seed']} is there more than once: "
-            f"{', '.join(same)}; compare one experiment's folder at a time"
-        )
+    refuse_twice(table)
     return table.astype({"accuracy": float, **dict.fromkeys((*BUDGETS, *COSTS), float)})
 
 

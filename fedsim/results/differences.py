@@ -4,6 +4,8 @@ import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+import pandas as pd
+
 from fedsim.errors import UserError, nearest
 from fedsim.experiment import Experiment
 
@@ -78,6 +80,19 @@ def require_alike(experiments: Sequence[Experiment], by: Sequence[str] = ()) -> 
         raise UserError(
             f"these runs differ in more than method, target and seed: {named}; "
             f"say which difference is meant with {wanted}, or compare one experiment's folder at a time"
+        )
+
+
+def refuse_twice(table: pd.DataFrame) -> None:
+    """UserError when several runs fill one cell; table: a row per run with run, label, target, seed."""
+    keys = ["label", "target", "seed"]
+    twice = table[table.duplicated(keys, keep=False)]
+    if len(twice):
+        first = twice.iloc[0]
+        same = twice[(twice[keys] == first[keys]).all(axis=1)]["run"]
+        raise UserError(
+            f"{first['label']} on {first['target']} with seed {first['seed']} is there more than once: "
+            f"{', '.join(same)}; compare one experiment's folder at a time"
         )
 
 
