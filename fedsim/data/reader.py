@@ -43,7 +43,7 @@ class Reader:
         raise UserError(f"{self.found.title} has no files that a list could name; use data.split = 'stratified'")
 
     def fingerprint(self, domain: str) -> str:
-        """A hash of a domain's content: equal for equal data, wherever it is stored."""
+        """A hash of a domain's content: equal for equal data, wherever it is stored, and for every seed."""
         raise NotImplementedError
 
 

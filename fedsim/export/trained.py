@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fedsim.arrays import load_arrays
 from fedsim.data.augment import make_transforms, to_float
+from fedsim.data.fingerprint import difference, fingerprint
 from fedsim.data.pixels import decode
 from fedsim.errors import UserError, nearest
 from fedsim.experiment import Experiment
@@ -145,14 +146,26 @@ def load_trained(run: str | Path, which: str = "best") -> TrainedModel:
     return TrainedModel(plan, net, file, own)
 
 
+def other_images(model: TrainedModel) -> str:
+    """A text when the images of the run's target on this machine are not those of the run; else empty."""
+    data, target = model.experiment.data, model.experiment.run.target
+    then = {name: own for name, own in _recorded(model.file.parent).get("data", {}).items() if name == target}
+    found = difference(then, {target: fingerprint(data, target)}) if then else ""
+    return f"these are not the images of the run ({found}); its recorded numbers do not compare" if found else ""
+
+
+def _recorded(folder: Path) -> dict[str, Any]:
+    file = folder / "environment.json"
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+
+
 def _plan(folder: Path) -> Plan:
     """The run's plan. If its images are not on this machine, domains and classes are those that the run recorded."""
     experiment = read_settings(folder)
     try:
         return resolve(experiment)
     except UserError:
-        file = folder / "environment.json"
-        recorded = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        recorded = _recorded(folder)
         if not {"data", "classes"} <= recorded.keys():
             raise
         names = {"domains": list(recorded["data"]), "classes": recorded["classes"]}

@@ -12,6 +12,7 @@ from typing import Any
 
 import pandas as pd
 
+from fedsim.data.benchmarks import AVERAGE
 from fedsim.errors import UserError, nearest
 from fedsim.experiment import Experiment
 from fedsim.results.differences import refuse_twice, require_alike, variant, variant_text
@@ -122,6 +123,10 @@ def compare(
     if metric != own:
         table["accuracy"] = table["run"].map(metric_values(runs, metric, select))
     targets = sorted(table["target"].unique(), key=_natural)
+    if AVERAGE in targets:  # runs of versions that allowed it
+        raise UserError(
+            f"a domain is called {AVERAGE!r}, the name of the column of averages; choose --targets without it"
+        )
     less = METRICS[metric].less_is_better
     labels = _in_order(table, targets, -1 if less else 1)
     base = _baseline_label(table, baseline)
@@ -213,7 +218,7 @@ def _cells(table: pd.DataFrame, label: str, targets: list[str], by: Sequence[str
     first = table[table["label"] == label].iloc[0]
     keys = {key: first[key] for key in ("label", "method", *by)}
     cells = [keys | {"target": target} | mean_and_std(grid[target]) for target in targets]
-    return [*cells, keys | {"target": "average"} | mean_and_std(per_seed_average(grid, targets))]
+    return [*cells, keys | {"target": AVERAGE} | mean_and_std(per_seed_average(grid, targets))]
 
 
 def _method(table: pd.DataFrame, label: str, targets: list[str], base: str, by: Sequence[str]) -> dict[str, Any]:

@@ -11,8 +11,10 @@ from PIL import Image
 from safetensors.numpy import load_file as numpy_file
 from safetensors.torch import load_file
 from support import Interrupt, run_small, small_experiment
+from typer.testing import CliRunner
 
 import fedsim
+from fedsim.cli import app
 from fedsim.commands.runs import headline
 from fedsim.errors import UserError
 from fedsim.export.card import card
@@ -223,3 +225,17 @@ def test_a_model_of_another_round_than_the_tables_says_so(runs, tmp_path):
     assert f"tables report round {chosen}" in card(model)
     assert f"tables report round {chosen}" in headline(folder)
     fedsim.load(folder, "last")
+
+
+def test_evaluation_on_other_images_than_the_run_s_is_said(runs, tmp_path):
+    folder = tmp_path / "seed0"
+    shutil.copytree(runs("fedavg"), folder)
+    words = ["evaluate", str(folder)]
+    assert "not the images" not in CliRunner().invoke(app, words).output
+    record = json.loads((folder / "environment.json").read_text())
+    record["data"]["rot45"]["content"] = "other"
+    (folder / "environment.json").write_text(json.dumps(record))
+    shown = " ".join(CliRunner().invoke(app, words).output.split())
+    assert "these are not the images of the run (rot45: 1,000 images as before, but other" in shown
+    (folder / "environment.json").unlink()  # an older run
+    assert CliRunner().invoke(app, words).exit_code == 0

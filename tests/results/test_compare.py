@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from fedsim.errors import UserError
 from fedsim.results import compare
 from fedsim.results.statistics import paired
 
@@ -198,3 +199,10 @@ def test_oracle_is_labelled():
     assert "ORACLE" in comparison.title
     assert any("upper bound" in note for note in comparison.notes)
     assert cell(comparison, "fedavg", "photo")["mean"] == pytest.approx(0.93)
+
+
+def test_old_runs_on_a_domain_called_average_are_refused():
+    """The average over domains would be shown as the number of this one."""
+    runs = table_of_runs({("fedavg", "average", 0): 0.5, ("fedavg", "photo", 0): 0.7})
+    with pytest.raises(UserError, match="a domain is called 'average'"):
+        compare(runs)

@@ -6,10 +6,12 @@ import pytest
 from support import run_small, small_experiment
 
 from fedsim.assembly import build_recipe
+from fedsim.data.fingerprint import fingerprints
 from fedsim.errors import UserError
 from fedsim.results import Recorder, compare, read_runs
 from fedsim.results.plots import run_labels
 from fedsim.run.conflicts import refuse_other_settings
+from fedsim.settings import DataSettings
 
 from .invented import pacs_experiment, write_run
 
@@ -52,10 +54,30 @@ def test_the_same_images_or_an_older_record_are_compared_without_a_word(tmp_path
     assert notes_of(runs) == []
 
 
-def test_splits_that_choose_the_images_may_differ_between_seeds(tmp_path):
-    """Rotated MNIST draws its images by the seed of splits, so that seeds have different ones."""
+@pytest.mark.parametrize("split_seed", [None, 7])
+def test_seeds_on_other_images_are_not_averaged(tmp_path, split_seed):
+    """A fingerprint is of all images of a domain, whatever images a seed draws from them."""
     other = {"data": {"photo": {"images": 1670, "content": "bb"}}}
-    assert len(compare(two_runs(tmp_path, {"data": {"photo": PHOTO}}, other, seed=1)).methods) == 2
+    runs = two_runs(tmp_path, {"data": {"photo": PHOTO}}, other, "fedavg", seed=1)
+    if split_seed:
+        runs.experiments = {run: one.replace(data={"split_seed": 7}) for run, one in runs.experiments.items()}
+    with pytest.raises(UserError, match="different images under the name 'photo'"):
+        compare(runs)
+
+
+def test_a_reader_from_outside_may_draw_the_images_by_the_seed(tmp_path):
+    other = {"data": {"photo": {"images": 1670, "content": "bb"}}}
+    runs = two_runs(tmp_path, {"data": {"photo": PHOTO}}, other, seed=1)
+    mine = {"dataset": "mine:data", "image_size": 224}
+    runs.experiments = {run: one.replace(data=mine) for run, one in runs.experiments.items()}
+    assert len(compare(runs).methods) == 2
+
+
+@pytest.mark.parametrize("dataset", ["digits", "digit-masks"])
+def test_fingerprints_of_drawn_images_are_the_same_for_every_seed(dataset):
+    """Rotated MNIST needs files that are not here; its hash is of all of MNIST, too."""
+    found = [fingerprints(DataSettings(dataset=dataset, split_seed=seed)) for seed in (0, 1)]
+    assert found[0] == found[1]
 
 
 def test_threads_versions_and_revisions_that_differ_are_said(tmp_path):
