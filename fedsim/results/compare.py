@@ -16,7 +16,7 @@ from fedsim.data.benchmarks import AVERAGE
 from fedsim.errors import UserError, nearest
 from fedsim.experiment import Experiment
 from fedsim.results.differences import refuse_twice, require_alike, variant, variant_text
-from fedsim.results.from_rounds import again_notes
+from fedsim.results.from_rounds import again_notes, failed_notes
 from fedsim.results.metrics import METRICS, metric_values
 from fedsim.results.notes import GROUPS, comparison_notes
 from fedsim.results.provenance import environments, provenance_notes, refuse_other_data, refuse_other_recipes
@@ -140,6 +140,7 @@ def compare(
     title = f"{name}: {RULE_TITLES[select]}"
     result = Comparison(title, select, targets, cells, methods, elsewhere, base, ranked_seeds, metric=metric)
     result.notes = comparison_notes(result, table, reasons, runs.unfinished) + provenance_notes(recorded)
+    result.notes += failed_notes(runs.failed)
     result.notes += again_notes(runs.reselected) if select == "best_validation" else []
     held_out = {experiment.run.validation_domain for experiment in experiments.values()} - {""}
     if held_out and select == "best_validation":

@@ -9,7 +9,8 @@ import pandas as pd
 from fedsim.errors import UserError, nearest
 from fedsim.experiment import Experiment
 
-RUN_KEYS = ("select_on", "validation_domain", "on_client_failure")
+# Settings of [run] on which numbers depend. What follows a failure is none: a note names the runs where clients failed.
+RUN_KEYS = ("select_on", "validation_domain")
 MACHINE_KEYS = ("data.root", "data.cache")
 TESTED_KEYS = ("data.adapt_share",)  # methods that adapt are tested on fewer images; a note of the table says so
 ABSENT = "default"

@@ -72,6 +72,21 @@ def _number(text: str | None) -> float:
         return float("nan")
 
 
+def failed_rounds(rounds: Mapping[str, Rows]) -> dict[str, int]:
+    """{run: the number of its rounds in which a client failed}, where there are any."""
+    counts = {run: sum(_number(row.get("failed")) > 0 for row in rows) for run, rows in rounds.items()}
+    return {run: count for run, count in counts.items() if count}
+
+
+def failed_notes(failed: Mapping[str, int]) -> list[str]:
+    """A note on the runs in which clients failed, so that rounds rest on fewer of them."""
+    if not failed:
+        return []
+    named = [f"{run} ({count} round{'s' if count > 1 else ''})" for run, count in list(failed.items())[:NAMED_RUNS]]
+    more = f" and {len(failed) - NAMED_RUNS} more runs" if len(failed) > NAMED_RUNS else ""
+    return [f"Clients failed, and rounds rest on the others, in {', '.join(named)}{more}."]
+
+
 def again_notes(changed: Mapping[str, str]) -> list[str]:
     """A note on the runs whose files are of another round than the table."""
     if not changed:

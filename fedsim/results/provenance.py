@@ -10,6 +10,7 @@ from typing import Any
 from fedsim.data import BENCHMARKS
 from fedsim.errors import UserError
 from fedsim.results.differences import comparable_settings, differing_parts
+from fedsim.results.environment import all_environments
 from fedsim.results.reading import Runs, run_environment
 
 NAMED_RUNS = 3  # of the rarer values of a note
@@ -60,7 +61,7 @@ def refuse_other_recipes(recorded: Environments, labels: Mapping[str, str]) -> N
 
 def provenance_notes(recorded: Environments) -> list[str]:
     """A note for everything that differs between the environments of the runs."""
-    facts = {run: _facts(table) for run, table in recorded.items()}
+    facts = {run + text: _facts(one) for run, table in recorded.items() for text, one in all_environments(table)}
     known = dict.fromkeys(what for own in facts.values() for what in own)
     told = [_different(what, {run: own[what] for run, own in facts.items() if own.get(what)}) for what in known]
     told = [text for text in told if text]
@@ -83,7 +84,7 @@ def _facts(table: Mapping[str, Any]) -> dict[str, Any]:
 
 def _different(what: str, values: Mapping[str, Any]) -> str:
     """`threads 1 (6 runs), 2 (csac/photo/seed0)`; empty when all runs that recorded it have one value."""
-    groups: dict[Any, list[str]] = {}
+    groups: dict[Any, list[str]] = {}  # a run that was resumed elsewhere has a value for each part of its rounds
     for run, value in values.items():
         groups.setdefault(value, []).append(run)
     if len(groups) < 2:

@@ -18,7 +18,7 @@ from fedsim.errors import UserError, nearest
 from fedsim.experiment import Experiment, parse_experiment
 from fedsim.files import atomic_write
 from fedsim.results.differences import flatten, value_text
-from fedsim.results.from_rounds import select_again, trained_rounds
+from fedsim.results.from_rounds import failed_rounds, select_again, trained_rounds
 from fedsim.results.recorder import csv_text
 
 TABLES = ("summary", "rounds", "clients", "details")
@@ -46,6 +46,7 @@ class Runs:
     """All records below one folder; every frame carries the columns run, experiment, method, target, seed.
 
     reselected: {run: `17 instead of 19`} where the summary is of another round than the files (`from_rounds`).
+    failed: {run: the number of its rounds in which a client failed}, where there are any.
     """
 
     summary: pd.DataFrame
@@ -56,6 +57,7 @@ class Runs:
     unfinished: list[str] = field(default_factory=list)
     folder: Path = Path()
     reselected: dict[str, str] = field(default_factory=dict)
+    failed: dict[str, int] = field(default_factory=dict)
 
     @cached_property
     def unused_parts(self) -> set[tuple[str, str]]:
@@ -109,8 +111,9 @@ def read_runs(folder: Path | str, unfinished: bool = False, only: Sequence[str] 
     }
     rounds = {_key(path, folder): trained_rounds(path) for path in finished if "summary" in only}
     frames["summary"], again = select_again(frames["summary"], rounds, experiments)
-    open_runs = [_key(path, folder) for path in paths if path not in finished]
-    return Runs(**frames, experiments=experiments, unfinished=open_runs, folder=folder, reselected=again)
+    found = {"unfinished": [_key(path, folder) for path in paths if path not in finished]}
+    found |= {"reselected": again, "failed": failed_rounds(rounds)}
+    return Runs(**frames, experiments=experiments, folder=folder, **found)
 
 
 def of_experiment(runs: Runs, name: str) -> Runs:
@@ -178,8 +181,11 @@ def _part(runs: Runs, kept: Sequence[str]) -> Runs:
         for frame in (getattr(runs, name),)
     }
     experiments = {run: runs.experiments[run] for run in kept}
-    again = {run: text for run, text in runs.reselected.items() if run in names}
-    return replace(runs, **frames, experiments=experiments, reselected=again)
+    own = {
+        name: {run: fact for run, fact in getattr(runs, name).items() if run in names}
+        for name in ("reselected", "failed")
+    }
+    return replace(runs, **frames, experiments=experiments, **own)
 
 
 def find_runs(folder: Path | str) -> list[Path]:

@@ -19,7 +19,7 @@ from fedsim.experiment import Experiment
 from fedsim.recipe import values_of
 from fedsim.results.callbacks import RunCallback
 from fedsim.results.client_rows import client_rows, detail_rows
-from fedsim.results.environment import environment
+from fedsim.results.environment import earlier_environments, environment
 from fedsim.results.predictions import forget_after, keep_selected, too_many
 from fedsim.results.reading import rebuild_results
 from fedsim.results.recorder import Recorder
@@ -62,10 +62,13 @@ class Session:
         refuse_other_data(self.folder, self.checkpoint.data if self.checkpoint else {}, self.data | self.server_data)
         self.recorder = Recorder(self.folder, space.task.metric)
         self.validation = validation_column(experiment, space.task.metric)
-        self.recorder.truncate(self.checkpoint.round if self.checkpoint else -1)
-        forget_after(self.folder, self.checkpoint.round if self.checkpoint else -1)
+        done = self.checkpoint.round if self.checkpoint else -1
+        self.recorder.truncate(done)
+        forget_after(self.folder, done)
         self.recorder.write_experiment(experiment.toml())
         self.environment = environment() | {"device": str(space.device), "threads": torch.get_num_threads()}
+        self.environment["on_client_failure"] = experiment.run.on_client_failure  # it may be changed for later rounds
+        self.environment |= earlier_environments(self.recorder.environment(), self.environment, done)
         self.environment |= {"classes": list(space.plan.data.classes), "recipe": values_of(space.recipe)}
         self.environment |= {"server_data": self.server_data} if self.server_data else {}
         self.recorder.write_environment(self.environment | {"data": self.data})

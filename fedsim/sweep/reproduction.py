@@ -12,7 +12,7 @@ import pandas as pd
 from fedsim.data import benchmark
 from fedsim.errors import UserError, nearest
 from fedsim.results.differences import refuse_twice
-from fedsim.results.from_rounds import again_notes
+from fedsim.results.from_rounds import again_notes, failed_notes
 from fedsim.results.notes import missing_notes, split_notes, test_size_notes, unfinished_notes
 from fedsim.results.provenance import environments, provenance_notes, refuse_other_data, refuse_other_recipes
 from fedsim.results.published import domain_key, printed_numbers, protocol_differences, shortened
@@ -195,4 +195,5 @@ def _notes_on_runs(block: Block, runs: Runs, cells: pd.DataFrame, targets: list[
     unfinished = [run for run in runs.unfinished if block.name in run.split("/")]
     notes += unfinished_notes(unfinished)
     again = {run: text for run, text in runs.reselected.items() if run in set(cells["run"])}
+    notes += failed_notes({run: count for run, count in runs.failed.items() if run in set(cells["run"])})
     return notes + (again_notes(again) if select == "best_validation" else [])
