@@ -68,6 +68,30 @@ def differing_parts(first: Recipe, second: Recipe) -> list[str]:
     return sorted(apart)
 
 
+def method_words(experiment: Experiment) -> str:
+    """`guiding_head.weight=0.25`: the settings of a method as they were given."""
+    settings = {key: value for key, value in experiment.method.items() if key != "name"}
+    return ",".join(f"{key}={value_text(value)}" for key, value in sorted(flatten(settings).items()))
+
+
+def words_apart(settings: Mapping[str, str], recipes: Mapping[str, Recipe]) -> dict[str, str]:
+    """What tells apart the runs of one label: their settings, of runs with the same recipe the shortest ones.
+
+    Empty where all have the same recipe.
+    settings: {run: its settings as text}; recipes: {run: its recorded recipe, empty where there is none}.
+    """
+    kinds: list[tuple[Recipe, list[str]]] = []  # (recipe, its runs)
+    for run in sorted(settings, key=lambda run: len(settings[run])):
+        recipe = recipes[run]
+        same = [own for known, own in kinds if recipe and known and not differing_parts(known, recipe)]
+        if same:
+            same[0].append(run)
+        else:
+            kinds.append((recipe, [run]))
+    words = {run: settings[own[0]] for _, own in kinds for run in own}
+    return words if len(set(words.values())) > 1 else dict.fromkeys(words, "")
+
+
 def require_alike(experiments: Sequence[Experiment], by: Sequence[str] = ()) -> None:
     """Raise UserError naming the keys in which runs differ beyond method, target, seed and the keys of `by`."""
     known = dict.fromkeys(key for experiment in experiments for key in comparable_settings(experiment))

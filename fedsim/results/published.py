@@ -15,7 +15,7 @@ import pandas as pd
 
 from fedsim.errors import UserError
 from fedsim.experiment import Experiment, read_experiment
-from fedsim.results.differences import ABSENT, comparable_settings, value_text
+from fedsim.results.differences import ABSENT, comparable_settings, method_words, value_text
 
 FILE = Path(__file__).with_name("published.csv")
 DATASETS = {
@@ -171,12 +171,15 @@ def _reason(paper: str, method: str, experiments: Mapping[str, Experiment], labe
     plain = [run for run in own if labels[run] == method]
     if not plain:
         return f"{paper} beside {{methods}}: the runs are variants ({', '.join(dict.fromkeys(map(labels.get, own)))})"
+    # Runs of one label have one recipe: settings that a run has beside one without any only repeat defaults.
+    bare = any(not method_words(own[run]) for run in plain)
     found: list[str] = []
     for run in plain:
         protocol = protocol_of(paper, own[run])
         if protocol is None:
             return f"{paper} beside {{methods}}: its protocol is not shipped for {own[run].data.dataset}"
-        found += protocol_differences(own[run], protocol)
+        differences = protocol_differences(own[run], protocol)
+        found += [text for text in differences if not (bare and text.startswith("method."))]
     return f"{paper} beside {{methods}}: not its protocol ({shortened(found)})" if found else ""
 
 

@@ -17,7 +17,7 @@ import pandas as pd
 from fedsim.errors import UserError, nearest
 from fedsim.experiment import Experiment, parse_experiment
 from fedsim.files import atomic_write
-from fedsim.results.differences import flatten, value_text
+from fedsim.results.differences import method_words, words_apart
 from fedsim.results.from_rounds import failed_rounds, select_again, trained_rounds
 from fedsim.results.recorder import csv_text
 
@@ -74,17 +74,20 @@ class Runs:
     def labels(self) -> dict[str, str]:
         """The label of every run from its summary: the method, and what its recipe changes in it.
 
-        Older records have one label for runs with different settings of a method; these settings are added to it.
+        Older records have one label for runs with different settings of a method; these settings are added to it, but
+        not where the recorded recipes show that they are the same, because a setting repeats a default.
         """
         labels = {run: experiment.method_name for run, experiment in self.experiments.items()}
         if "label" in self.summary:
             labels |= dict(self.summary.dropna(subset=["label"]).set_index("run")["label"])
-        settings = {run: _method_words(experiment) for run, experiment in self.experiments.items()}
-        told = {label: {settings[run] for run in labels if labels[run] == label} for label in set(labels.values())}
-        return {
-            run: f"{label}@{settings[run]}" if len(told[label]) > 1 and settings[run] else label
-            for run, label in labels.items()
-        }
+        settings = {run: method_words(experiment) for run, experiment in self.experiments.items()}
+        told = {label: [run for run in labels if labels[run] == label] for label in set(labels.values())}
+        words: dict[str, str] = {}
+        for own in told.values():
+            if len({settings[run] for run in own}) > 1:
+                recipes = {run: run_environment(self, run).get("recipe", {}) for run in own}
+                words |= words_apart({run: settings[run] for run in own}, recipes)
+        return {run: f"{label}@{words[run]}" if words.get(run) else label for run, label in labels.items()}
 
 
 def read_runs(folder: Path | str, unfinished: bool = False, only: Sequence[str] = TABLES) -> Runs:
@@ -256,12 +259,6 @@ def parse_csv(text: str, where: str) -> pd.DataFrame:
         )
     except ValueError as error:
         raise UserError(f"{where}: not a readable record: {' '.join(str(error).split())}") from None
-
-
-def _method_words(experiment: Experiment) -> str:
-    """`guiding_head.weight=0.25`: the settings of a method as they were given."""
-    settings = {key: value for key, value in experiment.method.items() if key != "name"}
-    return ",".join(f"{key}={value_text(value)}" for key, value in sorted(flatten(settings).items()))
 
 
 def _key(path: Path, folder: Path) -> str:

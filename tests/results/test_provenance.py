@@ -8,7 +8,8 @@ from support import run_small, small_experiment
 from fedsim.assembly import build_recipe
 from fedsim.data.fingerprint import fingerprints
 from fedsim.errors import UserError
-from fedsim.results import Recorder, compare, read_runs
+from fedsim.experiment import read_experiment
+from fedsim.results import Recorder, choose_runs, compare, read_runs
 from fedsim.results.plots import run_labels
 from fedsim.run.conflicts import refuse_other_settings
 from fedsim.settings import DataSettings
@@ -161,3 +162,34 @@ def test_a_grid_over_a_part_does_not_rename_the_methods_without_it(tmp_path):
     assert sorted(result.methods["label"]) == ["csac (align=cross)", "csac (align=logits)", "fedavg"]
     assert result.baseline == "fedavg"
     assert set(run_labels(runs).values()) == set(result.methods["label"])
+
+
+def test_a_setting_that_repeats_a_default_makes_no_row_of_its_own(tmp_path):
+    """The recorded recipes tell; without them, or where they differ, the settings stand in the label."""
+    words = [{}, {"proximal": {"mu": 0.1}}, {"proximal": {"mu": 0.5}}]
+    mus = [0.1, 0.1, 0.5]
+    for number, (own, mu) in enumerate(zip(words, mus)):
+        experiment = pacs_experiment("fedprox", "photo", number, method={"name": "fedprox", **own})
+        Recorder(write_run(tmp_path, experiment)).write_environment(recipe(mu=mu))
+    run = "fedprox/photo/seed{}"
+    labels = read_runs(tmp_path / "pacs").labels()
+    assert [labels[run.format(number)] for number in range(3)] == ["fedprox", "fedprox", "fedprox@proximal.mu=0.5"]
+    repeated = choose_runs(read_runs(tmp_path / "pacs"), seeds=[0, 1])
+    assert set(repeated.labels().values()) == {"fedprox"}
+    result = compare(repeated)
+    assert len(result.methods) == 1
+    assert result.methods["seeds"].iloc[0] == 2
+    (tmp_path / "pacs/fedprox/photo/seed1/environment.json").unlink()
+    old = read_runs(tmp_path / "pacs").labels()
+    assert old[run.format(1)] == "fedprox@proximal.mu=0.1"
+
+
+def test_published_numbers_stay_beside_a_repeated_default(tmp_path):
+    """A label with settings would be a variant, beside which no paper's number is shown."""
+    for number, own in enumerate([{}, {"proximal": {"mu": 0.1}}]):
+        settings = {"name": "fedprox", **own}
+        experiment = read_experiment("pacs", ["run.target=photo", f"run.seed={number}"], "fedig")
+        experiment = experiment.replace(method=settings)
+        Recorder(write_run(tmp_path, experiment)).write_environment(recipe(mu=0.1))
+    result = compare(read_runs(tmp_path))
+    assert set(result.published["method"]) == {"fedprox"}, result.notes
