@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from fedsim.console import console, errors, say
 from fedsim.errors import UserError
 from fedsim.experiment import Experiment
+from fedsim.options import names_of, numbers_of
 
 if TYPE_CHECKING:
     from fedsim.results import Runs
@@ -20,10 +21,8 @@ def chosen_runs(folder: Path, methods: str, targets: str, seeds: str, only: Sequ
     """
     from fedsim.results import TABLES, choose_runs, read_runs
 
-    words = [[word.strip() for word in text.split(",") if word.strip()] for text in (methods, targets, seeds)]
-    if not all(word.isdigit() for word in words[2]):
-        raise UserError(f"--seeds {seeds!r}: give whole numbers separated by commas, e.g. 0,1,2")
-    return choose_runs(read_runs(folder, only=only or TABLES), words[0], words[1], [int(word) for word in words[2]])
+    wanted = names_of("--methods", methods), names_of("--targets", targets), numbers_of("--seeds", seeds)
+    return choose_runs(read_runs(folder, only=only or TABLES), *wanted)
 
 
 def show_comparison(
