@@ -18,7 +18,7 @@ from fedsim.experiment import Experiment
 from fedsim.results.differences import refuse_twice, require_alike, variant, variant_text
 from fedsim.results.from_rounds import again_notes, failed_notes
 from fedsim.results.metrics import METRICS, metric_values
-from fedsim.results.notes import GROUPS, comparison_notes
+from fedsim.results.notes import GROUPS, comparison_notes, part_notes
 from fedsim.results.provenance import environments, provenance_notes, refuse_other_data, refuse_other_recipes
 from fedsim.results.published import COLUMNS, only_theirs, published_rows, setting
 from fedsim.results.reading import Runs
@@ -139,7 +139,8 @@ def compare(
     name = ", ".join(dict.fromkeys(runs.summary["experiment"]))
     title = f"{name}: {RULE_TITLES[select]}"
     result = Comparison(title, select, targets, cells, methods, elsewhere, base, ranked_seeds, metric=metric)
-    result.notes = comparison_notes(result, table, reasons, runs.unfinished) + provenance_notes(recorded)
+    result.notes = part_notes(runs.only) + comparison_notes(result, table, reasons, runs.unfinished)
+    result.notes += provenance_notes(recorded)
     result.notes += failed_notes(runs.failed)
     result.notes += again_notes(runs.reselected) if select == "best_validation" else []
     held_out = {experiment.run.validation_domain for experiment in experiments.values()} - {""}

@@ -50,6 +50,11 @@ def comparison_notes(
     return notes + unfinished_notes(unfinished)
 
 
+def part_notes(only: str) -> list[str]:
+    """A note that a table shows only some of the folder's runs."""
+    return [f"A part of the runs: only {only}."] if only else []
+
+
 def unfinished_notes(unfinished: list[str]) -> list[str]:
     """A note on the runs that are left out because they have no summary yet."""
     few = "1 unfinished run is" if len(unfinished) == 1 else f"{len(unfinished)} unfinished runs are"

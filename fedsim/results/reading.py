@@ -47,6 +47,7 @@ class Runs:
 
     reselected: {run: `17 instead of 19`} where the summary is of another round than the files (`from_rounds`).
     failed: {run: the number of its rounds in which a client failed}, where there are any.
+    only: `methods fedavg; targets rot0` where these are a part of the folder's runs; else empty.
     """
 
     summary: pd.DataFrame
@@ -58,6 +59,7 @@ class Runs:
     folder: Path = Path()
     reselected: dict[str, str] = field(default_factory=dict)
     failed: dict[str, int] = field(default_factory=dict)
+    only: str = ""
 
     @cached_property
     def unused_parts(self) -> set[tuple[str, str]]:
@@ -147,6 +149,9 @@ def choose_runs(
     if not kept:
         raise UserError("no finished run has one of these methods, targets and seeds together")
     part = _part(runs, kept)
+    wanted = {"methods": methods, "targets": targets, "seeds": seeds}
+    chosen = [f"{what} {', '.join(map(str, names))}" for what, names in wanted.items() if names]
+    part.only = "; ".join(filter(None, [runs.only, *chosen]))
     part.unfinished = [run for run in runs.unfinished if _is_wanted(run, methods, targets, seeds)]
     return part
 

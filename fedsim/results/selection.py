@@ -16,6 +16,7 @@ from fedsim.results.statistics import comparable
 from fedsim.tasks import CLASSIFICATION, task_of
 
 RULES = ("best_validation", "last", "oracle")
+DEFAULT_RULE = RULES[0]
 RULE_TITLES = {
     "best_validation": "best source validation",
     "last": "last round",

@@ -13,7 +13,7 @@ from fedsim.data import benchmark
 from fedsim.errors import UserError, nearest
 from fedsim.results.differences import refuse_twice
 from fedsim.results.from_rounds import again_notes, failed_notes
-from fedsim.results.notes import missing_notes, split_notes, test_size_notes, unfinished_notes
+from fedsim.results.notes import missing_notes, part_notes, split_notes, test_size_notes, unfinished_notes
 from fedsim.results.provenance import environments, provenance_notes, refuse_other_data, refuse_other_recipes
 from fedsim.results.published import domain_key, printed_numbers, protocol_differences, shortened
 from fedsim.results.reading import Runs, of_experiment
@@ -97,7 +97,7 @@ def _block(table: PaperTable, block: Block, runs: Runs, select: str) -> Reproduc
     lines = [line for line in lines if line.ours]
     title = f"{table.title} - {block.name}: {RULE_TITLES[select]}"
     notes = _notes(table, block, lines, select) + _notes_on_runs(block, runs, cells, targets, select)
-    return Reproduction(block, title, targets, lines, notes + provenance_notes(recorded))
+    return Reproduction(block, title, targets, lines, part_notes(runs.only) + notes + provenance_notes(recorded))
 
 
 def _cells(block: Block, runs: Runs, labels: Mapping[str, str], targets: list[str], select: str) -> pd.DataFrame:

@@ -7,7 +7,9 @@ import math
 import pytest
 from rich.console import Console
 from test_reproduction import finished
+from typer.testing import CliRunner
 
+from fedsim.cli import app
 from fedsim.errors import UserError
 from fedsim.results import read_runs
 from fedsim.sweep.reproduction import Line, Numbers, reproductions
@@ -93,3 +95,14 @@ def test_an_average_over_fewer_seeds_has_no_verdict(folder):
     assert "the average rests on fewer seeds than its columns" in text
     even = Line(PaperRow(method="fedavg"), {"average": Numbers(0.8, 0.1, 2)}, {"average": Numbers(0.8, 0.5)})
     assert even.verdict("average") == "inside"
+
+
+def test_a_part_or_another_rule_does_not_replace_the_file(folder):
+    whole, file = ["compare", str(folder)], folder / "comparison.csv"
+    assert CliRunner().invoke(app, whole).exit_code == 0
+    before = file.read_bytes()
+    for words in (["--targets", "photo"], ["--select", "oracle"], ["--baseline", "fedavg"]):
+        shown = CliRunner().invoke(app, [*whole, *words])
+        assert shown.exit_code == 0, shown.output
+        assert ("only targets photo" in shown.output) == ("--targets" in words)
+        assert file.read_bytes() == before
