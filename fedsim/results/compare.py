@@ -17,8 +17,8 @@ from fedsim.errors import UserError, nearest
 from fedsim.experiment import Experiment
 from fedsim.results.differences import refuse_twice, require_alike, variant, variant_text
 from fedsim.results.from_rounds import again_notes, failed_notes
-from fedsim.results.metrics import METRICS, metric_values
-from fedsim.results.notes import GROUPS, comparison_notes, part_notes
+from fedsim.results.metrics import METRICS, find_metric, metric_values
+from fedsim.results.notes import GROUPS, comparison_notes, part_notes, without_notes
 from fedsim.results.provenance import environments, provenance_notes, refuse_other_data, refuse_other_recipes
 from fedsim.results.published import COLUMNS, only_theirs, published_rows, setting
 from fedsim.results.reading import Runs
@@ -109,9 +109,7 @@ def compare(
     if select not in RULES:
         raise UserError(f"unknown selection rule {select!r}; {nearest(select, RULES)}known: {', '.join(RULES)}")
     own = task_of(runs.summary, f"{select}_target_").metric
-    metric = metric or own
-    if metric not in METRICS:
-        raise UserError(f"unknown metric {metric!r}; {nearest(metric, METRICS)}known: {', '.join(METRICS)}")
+    metric = find_metric(metric or own, own)
     if runs.summary.empty:
         raise UserError("no finished run to compare")
     experiments = {run: runs.experiments[run] for run in runs.summary["run"]}
@@ -120,8 +118,10 @@ def compare(
     refuse_other_data(runs, recorded)
     table = _rows(runs, experiments, by, f"{select}_target_{own}")
     refuse_other_recipes(recorded, dict(zip(table["run"], table["label"])))
+    reasons_without: list[str] = []
     if metric != own:
-        table["accuracy"] = table["run"].map(metric_values(runs, metric, select))
+        values, reasons_without = metric_values(runs, metric, select)
+        table["accuracy"] = table["run"].map(values)
     targets = sorted(table["target"].unique(), key=_natural)
     if AVERAGE in targets:  # runs of versions that allowed it
         raise UserError(
@@ -140,7 +140,7 @@ def compare(
     title = f"{name}: {RULE_TITLES[select]}"
     result = Comparison(title, select, targets, cells, methods, elsewhere, base, ranked_seeds, metric=metric)
     result.notes = part_notes(runs.only) + comparison_notes(result, table, reasons, runs.unfinished)
-    result.notes += provenance_notes(recorded)
+    result.notes += provenance_notes(recorded) + without_notes(reasons_without)
     result.notes += failed_notes(runs.failed)
     result.notes += again_notes(runs.reselected) if select == "best_validation" else []
     held_out = {experiment.run.validation_domain for experiment in experiments.values()} - {""}
@@ -181,7 +181,8 @@ def _rows(runs: Runs, experiments: dict[str, Experiment], by: Sequence[str], col
 
 
 def _natural(target: str) -> tuple:
-    return (0, float(target), "") if target.replace(".", "", 1).isdigit() else (1, 0.0, target.lower())
+    is_number = target.isascii() and target.replace(".", "", 1).isdigit()  # ² is a digit, too, but no number
+    return (0, float(target), "") if is_number else (1, 0.0, target.lower())
 
 
 def _group(table: pd.DataFrame, label: str) -> str:

@@ -55,6 +55,12 @@ def part_notes(only: str) -> list[str]:
     return [f"A part of the runs: only {only}."] if only else []
 
 
+def without_notes(reasons: list[str]) -> list[str]:
+    """A note on the runs of which a metric could not be computed; its first reason stands for all."""
+    more = f" and {len(reasons) - 1} more" if len(reasons) > 1 else ""
+    return [f"Not computed: {reasons[0]}{more}."] if reasons else []
+
+
 def unfinished_notes(unfinished: list[str]) -> list[str]:
     """A note on the runs that are left out because they have no summary yet."""
     few = "1 unfinished run is" if len(unfinished) == 1 else f"{len(unfinished)} unfinished runs are"

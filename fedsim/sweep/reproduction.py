@@ -191,7 +191,8 @@ def _notes(table: PaperTable, block: Block, lines: Sequence[Line], select: str) 
 
 def _notes_on_runs(block: Block, runs: Runs, cells: pd.DataFrame, targets: list[str], select: str) -> list[str]:
     """The notes that a comparison of these runs has, too: missing and unfinished ones, splits, test images, rounds."""
-    notes = missing_notes(cells, targets, paired=False) + split_notes(cells) + test_size_notes(cells)
+    asked = [target for target in targets if target in set(cells["target"])] if runs.only else targets
+    notes = missing_notes(cells, asked, paired=False) + split_notes(cells) + test_size_notes(cells)
     unfinished = [run for run in runs.unfinished if block.name in run.split("/")]
     notes += unfinished_notes(unfinished)
     again = {run: text for run, text in runs.reselected.items() if run in set(cells["run"])}

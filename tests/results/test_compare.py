@@ -206,3 +206,9 @@ def test_old_runs_on_a_domain_called_average_are_refused():
     runs = table_of_runs({("fedavg", "average", 0): 0.5, ("fedavg", "photo", 0): 0.7})
     with pytest.raises(UserError, match="a domain is called 'average'"):
         compare(runs)
+
+
+def test_a_domain_like_a_power_is_a_name():
+    """`²`.isdigit() is true, but it is no number."""
+    runs = table_of_runs({("fedavg", target, 0): 0.5 for target in ("photo", "²", "10", "9.5")})
+    assert compare(runs).targets == ["9.5", "10", "photo", "²"]
