@@ -122,11 +122,7 @@ def compare(
     if metric != own:
         values, reasons_without = metric_values(runs, metric, select)
         table["accuracy"] = table["run"].map(values)
-    targets = sorted(table["target"].unique(), key=_natural)
-    if AVERAGE in targets:  # runs of versions that allowed it
-        raise UserError(
-            f"a domain is called {AVERAGE!r}, the name of the column of averages; choose --targets without it"
-        )
+    targets = _targets(table)
     less = METRICS[metric].less_is_better
     labels = _in_order(table, targets, -1 if less else 1)
     base = _baseline_label(table, baseline)
@@ -140,13 +136,29 @@ def compare(
     title = f"{name}: {RULE_TITLES[select]}"
     result = Comparison(title, select, targets, cells, methods, elsewhere, base, ranked_seeds, metric=metric)
     result.notes = part_notes(runs.only) + comparison_notes(result, table, reasons, runs.unfinished)
-    result.notes += provenance_notes(recorded) + without_notes(reasons_without)
-    result.notes += failed_notes(runs.failed)
-    result.notes += again_notes(runs.reselected) if select == "best_validation" else []
-    held_out = {experiment.run.validation_domain for experiment in experiments.values()} - {""}
-    if held_out and select == "best_validation":
-        result.notes.append(f"The round was selected on {', '.join(sorted(held_out))}, on which no one trained.")
+    result.notes += provenance_notes(recorded) + without_notes(reasons_without) + _notes_on_rounds(runs, select)
     return result
+
+
+def _notes_on_rounds(runs: Runs, select: str) -> list[str]:
+    """The notes on failed clients, on runs of earlier versions, and on a domain that selects the round."""
+    notes = failed_notes(runs.failed)
+    if select != "best_validation":
+        return notes
+    notes += again_notes(runs.reselected)
+    held_out = {runs.experiments[run].run.validation_domain for run in runs.summary["run"]} - {""}
+    if held_out:
+        notes.append(f"The round was selected on {', '.join(sorted(held_out))}, on which no one trained.")
+    return notes
+
+
+def _targets(table: pd.DataFrame) -> list[str]:
+    targets = sorted(table["target"].unique(), key=_natural)
+    if AVERAGE in targets:  # runs of versions that allowed it
+        raise UserError(
+            f"a domain is called {AVERAGE!r}, the name of the column of averages; choose --targets without it"
+        )
+    return targets
 
 
 def _rows(runs: Runs, experiments: dict[str, Experiment], by: Sequence[str], column: str) -> pd.DataFrame:
