@@ -137,8 +137,8 @@ def published_rows(experiment: Experiment, methods: Iterable[str], targets: Iter
             "method": rows["method_name"],
             "source": rows["paper"],
             "target": rows["target"],
-            "mean": (rows["accuracy_percent"] / 100).round(6),
-            "std": (rows["std_percent"] / 100).round(6),
+            "mean": _fraction(rows["accuracy_percent"]),
+            "std": _fraction(rows["std_percent"]),
         }
     )
     return result.reset_index(drop=True)
@@ -200,6 +200,11 @@ def shortened(differences: Iterable[str]) -> str:
     return "; ".join(found[:SHOWN_DIFFERENCES]) + more
 
 
+def _fraction(percent: pd.Series) -> pd.Series:
+    """Printed percent as fractions. Unrounded, the 0.45 of a paper would be 0.5 in one table and 0.4 in another."""
+    return (percent / 100).round(6)
+
+
 def printed_numbers(paper: str, experiment: Experiment) -> pd.DataFrame:
     """The values of published.csv that a table prints for an experiment's data set and backbone.
 
@@ -212,8 +217,8 @@ def printed_numbers(paper: str, experiment: Experiment) -> pd.DataFrame:
         {
             "method": frame["method"],
             "target": frame["target_domain"].map(domain_key),
-            "mean": frame["accuracy_percent"] / 100,
-            "std": frame["std_percent"] / 100,
+            "mean": _fraction(frame["accuracy_percent"]),
+            "std": _fraction(frame["std_percent"]),
         }
     ).reset_index(drop=True)
 

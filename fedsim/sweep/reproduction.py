@@ -72,6 +72,7 @@ class Reproduction:
     targets: list[str]
     lines: list[Line]
     notes: list[str]
+    select: str
 
 
 def reproductions(folder: Path, runs: Runs, select: str = "best_validation") -> list[Reproduction]:
@@ -97,7 +98,8 @@ def _block(table: PaperTable, block: Block, runs: Runs, select: str) -> Reproduc
     lines = [line for line in lines if line.ours]
     title = f"{table.title} - {block.name}: {RULE_TITLES[select]}"
     notes = _notes(table, block, lines, select) + _notes_on_runs(block, runs, cells, targets, select)
-    return Reproduction(block, title, targets, lines, part_notes(runs.only) + notes + provenance_notes(recorded))
+    notes = part_notes(runs.only) + notes + provenance_notes(recorded)
+    return Reproduction(block, title, targets, lines, notes, select)
 
 
 def _cells(block: Block, runs: Runs, labels: Mapping[str, str], targets: list[str], select: str) -> pd.DataFrame:

@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedsim.results.cell_texts import MISSING, CellText, percent, plain
-from fedsim.results.latex import escape_latex
+from fedsim.results.latex import escape_latex, table_begin
 from fedsim.results.published import shortened
 from fedsim.results.recorder import csv_text
 from fedsim.results.tables import escape_markdown
@@ -99,9 +99,9 @@ def markdown(result: Reproduction) -> str:
 
 
 def latex(result: Reproduction) -> str:
-    """The block as a booktabs table; the notes follow as comments."""
+    """The block as a booktabs table; the title and the notes are comments."""
     heads = [escape_latex(name) for name in ("Method", *result.targets, "Average")]
-    lines = ["\\begin{tabular}{l" + "r" * len(heads[1:]) + "}", "\\toprule", " & ".join(heads) + " \\\\", "\\midrule"]
+    lines = [*table_begin(result.title, len(heads), result.select), " & ".join(heads) + " \\\\", "\\midrule"]
     for head, cells in texts(result):
         name = "\\quad " + escape_latex(head.strip()) if head.startswith(" ") else escape_latex(head)
         lines.append(" & ".join([name, *map(_latex_cell, cells)]) + " \\\\")

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from fedsim.cli import app
 from fedsim.errors import UserError
 from fedsim.results import read_runs
+from fedsim.results.selection import RULE_TITLES
 from fedsim.sweep.reproduction import Line, Numbers, reproductions
 from fedsim.sweep.reproduction_texts import show
 from fedsim.sweep.tables import PaperRow, find_table
@@ -106,3 +107,12 @@ def test_a_part_or_another_rule_does_not_replace_the_file(folder):
         assert shown.exit_code == 0, shown.output
         assert ("only targets photo" in shown.output) == ("--targets" in words)
         assert file.read_bytes() == before
+
+
+@pytest.mark.parametrize("select", ["best_validation", "oracle"])
+def test_latex_names_the_rule(folder, select):
+    shown = CliRunner().invoke(app, ["compare", str(folder), "--format", "latex", "--select", select]).output
+    title = next(line for line in shown.splitlines() if "Tables 5, 7 and 8" in line)
+    assert title.startswith("% ")
+    assert RULE_TITLES[select] in title
+    assert (r"\multicolumn" in shown) == (select == "oracle")
