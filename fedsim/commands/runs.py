@@ -6,6 +6,7 @@ from pathlib import Path
 import pandas as pd
 
 from fedsim.console import ProgressBar, say
+from fedsim.errors import UserError
 from fedsim.experiment import Experiment
 from fedsim.tasks import task_in
 
@@ -48,7 +49,10 @@ def headline(folder: Path) -> str:
     """
     from fedsim.results.kept_model import other_round
 
-    row = pd.read_csv(folder / "summary.csv", dtype={"validation_domain": str}).iloc[0]
+    file = folder / "summary.csv"
+    if not file.read_text(encoding="utf-8").endswith("\n"):
+        raise UserError(f"{file} is empty or cut off; copy it again, or remove the run's folder and repeat it")
+    row = pd.read_csv(file, dtype={"validation_domain": str}).iloc[0]
     task = task_in(row.index, "last_target_")
     basis = f"best on {row['validation_domain']}" if "validation_domain" in row else "best source validation"
     other = other_round(folder)

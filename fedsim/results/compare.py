@@ -18,7 +18,7 @@ from fedsim.experiment import Experiment
 from fedsim.results.differences import refuse_twice, require_alike, variant, variant_text
 from fedsim.results.from_rounds import again_notes, failed_notes
 from fedsim.results.metrics import METRICS, find_metric, metric_values
-from fedsim.results.notes import GROUPS, comparison_notes, part_notes, without_notes
+from fedsim.results.notes import GROUPS, comparison_notes, damaged_notes, part_notes, without_notes
 from fedsim.results.provenance import environments, provenance_notes, refuse_other_data, refuse_other_recipes
 from fedsim.results.published import COLUMNS, only_theirs, published_rows, setting
 from fedsim.results.reading import Runs
@@ -111,7 +111,7 @@ def compare(
     own = task_of(runs.summary, f"{select}_target_").metric
     metric = find_metric(metric or own, own)
     if runs.summary.empty:
-        raise UserError("no finished run to compare")
+        raise UserError(" ".join(["no finished run to compare.", *damaged_notes(runs.damaged)]))
     experiments = {run: runs.experiments[run] for run in runs.summary["run"]}
     require_alike(list(experiments.values()), by)
     recorded = environments(runs)
@@ -136,6 +136,7 @@ def compare(
     title = f"{name}: {RULE_TITLES[select]}"
     result = Comparison(title, select, targets, cells, methods, elsewhere, base, ranked_seeds, metric=metric)
     result.notes = part_notes(runs.only) + comparison_notes(result, table, reasons, runs.unfinished)
+    result.notes += damaged_notes(runs.damaged)
     result.notes += provenance_notes(recorded) + without_notes(reasons_without) + _notes_on_rounds(runs, select)
     return result
 

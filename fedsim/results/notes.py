@@ -61,6 +61,14 @@ def without_notes(reasons: list[str]) -> list[str]:
     return [f"Not computed: {reasons[0]}{more}."] if reasons else []
 
 
+def damaged_notes(damaged: list[str]) -> list[str]:
+    """A note on the runs whose summary cannot be read."""
+    return [
+        f"Left out, because its summary.csv is empty or cut off: {run}; copy it again, or remove the run and repeat it."
+        for run in damaged
+    ]
+
+
 def unfinished_notes(unfinished: list[str]) -> list[str]:
     """A note on the runs that are left out because they have no summary yet."""
     few = "1 unfinished run is" if len(unfinished) == 1 else f"{len(unfinished)} unfinished runs are"

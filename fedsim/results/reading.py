@@ -25,20 +25,9 @@ TABLES = ("summary", "rounds", "clients", "details")
 KEYS = ["run", "experiment", "method", "target", "seed"]
 # Names stay text even where they look like numbers: the domains of Rotated MNIST may be called 0, 15, 30.
 TEXT_COLUMNS = (
-    "experiment",
-    "dataset",
-    "backbone",
-    "method",
-    "label",
-    "target",
-    "validation_domain",
-    "settings",
-    "client",
-    "domain",
-    "status",
-    "quantity",
-    "name",
-)
+    "experiment", "dataset", "backbone", "method", "label", "target", "validation_domain", "settings", "client",
+    "domain", "status", "quantity", "name",
+)  # fmt: skip
 
 
 @dataclass
@@ -47,6 +36,7 @@ class Runs:
 
     reselected: {run: `17 instead of 19`} where the summary is of another round than the files (`from_rounds`).
     failed: {run: the number of its rounds in which a client failed}, where there are any.
+    damaged: runs whose summary.csv is empty or cut off, so that they are in no table.
     only: `methods fedavg; targets rot0` where these are a part of the folder's runs; else empty.
     """
 
@@ -59,6 +49,7 @@ class Runs:
     folder: Path = Path()
     reselected: dict[str, str] = field(default_factory=dict)
     failed: dict[str, int] = field(default_factory=dict)
+    damaged: list[str] = field(default_factory=list)
     only: str = ""
 
     @cached_property
@@ -118,6 +109,7 @@ def read_runs(folder: Path | str, unfinished: bool = False, only: Sequence[str] 
     frames["summary"], again = select_again(frames["summary"], rounds, experiments)
     found = {"unfinished": [_key(path, folder) for path in paths if path not in finished]}
     found |= {"reselected": again, "failed": failed_rounds(rounds)}
+    found["damaged"] = [run for run in rounds if run not in set(frames["summary"]["run"])]
     return Runs(**frames, experiments=experiments, folder=folder, **found)
 
 
@@ -193,7 +185,8 @@ def _part(runs: Runs, kept: Sequence[str]) -> Runs:
         name: {run: fact for run, fact in getattr(runs, name).items() if run in names}
         for name in ("reselected", "failed")
     }
-    return replace(runs, **frames, experiments=experiments, **own)
+    damaged = [run for run in runs.damaged if run in names]
+    return replace(runs, **frames, experiments=experiments, damaged=damaged, **own)
 
 
 def find_runs(folder: Path | str) -> list[Path]:
@@ -290,5 +283,5 @@ def _joined(paths: list[tuple[Path, str]], name: str, experiments: dict[str, Exp
 def _text_rows(file: Path) -> list[dict[str, str]]:
     if not file.is_file():
         return []
-    with file.open(encoding="utf-8", newline="") as lines:
-        return list(csv.DictReader(lines))
+    text = file.read_text(encoding="utf-8")
+    return list(csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1])))

@@ -13,7 +13,14 @@ from fedsim.data import benchmark
 from fedsim.errors import UserError, nearest
 from fedsim.results.differences import refuse_twice
 from fedsim.results.from_rounds import again_notes, failed_notes
-from fedsim.results.notes import missing_notes, part_notes, split_notes, test_size_notes, unfinished_notes
+from fedsim.results.notes import (
+    damaged_notes,
+    missing_notes,
+    part_notes,
+    split_notes,
+    test_size_notes,
+    unfinished_notes,
+)
 from fedsim.results.provenance import environments, provenance_notes, refuse_other_data, refuse_other_recipes
 from fedsim.results.published import domain_key, printed_numbers, protocol_differences, shortened
 from fedsim.results.reading import Runs, of_experiment
@@ -196,7 +203,7 @@ def _notes_on_runs(block: Block, runs: Runs, cells: pd.DataFrame, targets: list[
     asked = [target for target in targets if target in set(cells["target"])] if runs.only else targets
     notes = missing_notes(cells, asked, paired=False) + split_notes(cells) + test_size_notes(cells)
     unfinished = [run for run in runs.unfinished if block.name in run.split("/")]
-    notes += unfinished_notes(unfinished)
+    notes += unfinished_notes(unfinished) + damaged_notes(runs.damaged)
     again = {run: text for run, text in runs.reselected.items() if run in set(cells["run"])}
     notes += failed_notes({run: count for run, count in runs.failed.items() if run in set(cells["run"])})
     return notes + (again_notes(again) if select == "best_validation" else [])
