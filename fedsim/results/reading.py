@@ -109,7 +109,8 @@ def read_runs(folder: Path | str, unfinished: bool = False, only: Sequence[str] 
     frames["summary"], again = select_again(frames["summary"], rounds, experiments)
     found = {"unfinished": [_key(path, folder) for path in paths if path not in finished]}
     found |= {"reselected": again, "failed": failed_rounds(rounds)}
-    found["damaged"] = [run for run in rounds if run not in set(frames["summary"]["run"])]
+    summarized = set(frames["summary"]["run"])
+    found["damaged"] = [run for run in rounds if run not in summarized]
     return Runs(**frames, experiments=experiments, folder=folder, **found)
 
 
