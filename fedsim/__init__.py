@@ -4,6 +4,7 @@ model = fedsim.load("outputs/pacs/fedavg/sketch/seed0")
 logits = model(model.prepare(["cat.jpg", "dog.jpg"]))
 """
 
+import warnings
 from typing import TYPE_CHECKING
 
 from fedsim.about import DISTRIBUTION, VERSION, extra
@@ -21,4 +22,7 @@ def load(run: "str | Path", which: str = "best") -> "TrainedModel":
     """The model of a finished run as a module that contains its transforms and inference rule; see `load_trained`."""
     from fedsim.export.trained import load_trained  # torch takes a second to import
 
-    return load_trained(run, which)
+    model = load_trained(run, which)
+    if model.remark:
+        warnings.warn(model.remark, stacklevel=2)
+    return model

@@ -12,6 +12,7 @@ from fedsim.deploy.cli import app as deploy
 from fedsim.edge import guarded
 from fedsim.errors import UserError
 from fedsim.export.cli import evaluate, export, features, predict
+from fedsim.options import names_of, numbers_of
 
 app = typer.Typer(
     add_completion=False,
@@ -135,10 +136,8 @@ def sweep(
     from fedsim.sweep import Axes, Budget, run_sweep
     from fedsim.sweep.tables import Choice, find_table
 
-    words = [word.strip() for word in seeds.split(",") if seeds]
-    if not all(word.isdigit() for word in words):
-        raise UserError(f"--seeds {seeds!r}: give whole numbers separated by commas, e.g. 0,1,2")
-    numbers, named = [int(word) for word in words], methods.split(",") if methods else []
+    numbers, named = numbers_of("--seeds", seeds), names_of("--methods", methods)
+    unseen = names_of("--targets", targets) or ["all"]
     budget = Budget(jobs, cores_per_cell, gpus_per_cell, ray)
     overrides = [*([f"run.threads={cores_per_cell}"] if cores_per_cell else []), *(set_ or ()), *_callbacks(callback)]
     table = find_table(config)
@@ -149,10 +148,10 @@ def sweep(
             raise UserError(
                 f"{config} is a table: it has no --grid and no --preset; use --set, or sweep its experiment"
             )
-        choice = Choice(named, [] if targets == "all" else targets.split(","), numbers)
+        choice = Choice(named, [] if unseen == ["all"] else unseen, numbers)
         failed = run_table(table, choice, budget, overrides=overrides, output=output, dry_run=dry_run)
     else:
-        axes = Axes(named or ["fedavg"], targets.split(","), numbers or [0], grid or ())
+        axes = Axes(named or ["fedavg"], unseen, numbers or [0], grid or ())
         overrides += _short(output=output)
         failed = run_sweep(config, axes, budget, overrides=overrides, preset=preset, dry_run=dry_run)
     raise typer.Exit(1 if failed else 0)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from fedsim.console import console, errors, say
 from fedsim.errors import UserError
 from fedsim.experiment import Experiment
+from fedsim.options import names_of, numbers_of
 
 if TYPE_CHECKING:
     from fedsim.results import Runs
@@ -20,10 +21,8 @@ def chosen_runs(folder: Path, methods: str, targets: str, seeds: str, only: Sequ
     """
     from fedsim.results import TABLES, choose_runs, read_runs
 
-    words = [[word.strip() for word in text.split(",") if word.strip()] for text in (methods, targets, seeds)]
-    if not all(word.isdigit() for word in words[2]):
-        raise UserError(f"--seeds {seeds!r}: give whole numbers separated by commas, e.g. 0,1,2")
-    return choose_runs(read_runs(folder, only=only or TABLES), words[0], words[1], [int(word) for word in words[2]])
+    wanted = names_of("--methods", methods), names_of("--targets", targets), numbers_of("--seeds", seeds)
+    return choose_runs(read_runs(folder, only=only or TABLES), *wanted)
 
 
 def show_comparison(
@@ -31,8 +30,8 @@ def show_comparison(
 ) -> None:
     """Print the comparison of a folder's finished runs.
 
-    The CSV form is also written to FOLDER/comparison.csv, or to comparison-METRIC.csv for another metric than the
-    task's own.
+    Under the default selection rule, the CSV form of the table of all runs is also written to FOLDER/comparison.csv, or
+    to comparison-METRIC.csv for another metric than the task's own. In the folder of a paper's table it is not.
     """
     from fedsim.files import atomic_write
     from fedsim.results import compare
@@ -41,9 +40,17 @@ def show_comparison(
     if format == "table":
         comparison.show(console)
         name = "comparison" if comparison.primary else f"comparison-{metric}"
-        atomic_write(folder / f"{name}.csv", comparison.render("csv"))
+        if is_whole(runs, select) and not is_table(folder):
+            atomic_write(folder / f"{name}.csv", comparison.render("csv"))
     else:
         print(comparison.render(format))
+
+
+def is_whole(runs: "Runs", select: str) -> bool:
+    """Whether a table is the main one of its folder, whose file no other table replaces: all runs, the default rule."""
+    from fedsim.results.selection import DEFAULT_RULE
+
+    return not runs.only and select == DEFAULT_RULE
 
 
 def is_table(folder: Path) -> bool:
@@ -54,16 +61,21 @@ def is_table(folder: Path) -> bool:
 
 
 def show_reproduction(folder: Path, runs: "Runs", select: str, format: str) -> None:
-    """Print our numbers beside those of the paper's table; they are also written to FOLDER/comparison.csv."""
+    """Print our numbers beside those of the paper's table.
+
+    The table of all runs under the default rule is also written to FOLDER/comparison.csv.
+    """
     from fedsim.files import atomic_write
-    from fedsim.sweep.reproduction import render, reproductions, show
+    from fedsim.sweep.reproduction import reproductions
+    from fedsim.sweep.reproduction_texts import render, show
 
     if format not in ("table", "csv", "markdown", "latex"):
         raise UserError(f"unknown format {format!r}; known: table, csv, markdown, latex")
     results = reproductions(folder, runs, select)
     if format == "table":
         show(results, console)
-        atomic_write(folder / "comparison.csv", render(results, "csv"))
+        if is_whole(runs, select):
+            atomic_write(folder / "comparison.csv", render(results, "csv"))
     else:
         print(render(results, format))
 
@@ -84,7 +96,7 @@ def draw_plots(folder: Path, runs: "Runs", select: str) -> None:
 
 
 def make_report(folder: Path, runs: "Runs") -> None:
-    """Write the HTML page."""
+    """Write the HTML page: report.html, or report-part.html for a part of the runs."""
     from fedsim.results import write_report
 
     notes = method_notes(runs.experiments.values())

@@ -6,6 +6,7 @@ from pathlib import Path
 import pandas as pd
 
 from fedsim.console import ProgressBar, say
+from fedsim.errors import UserError
 from fedsim.experiment import Experiment
 from fedsim.tasks import task_in
 
@@ -42,10 +43,19 @@ def make_pictures(experiment: Experiment, output: Path, rows: int) -> None:
 
 
 def headline(folder: Path) -> str:
-    """One run's result in two lines, without the oracle; with differential privacy, a third line has its guarantee."""
-    row = pd.read_csv(folder / "summary.csv", dtype={"validation_domain": str}).iloc[0]
+    """One run's result in two lines, without the oracle.
+
+    With differential privacy, a third line has its guarantee; another line says when tables report another round.
+    """
+    from fedsim.results.kept_model import other_round
+
+    file = folder / "summary.csv"
+    if not file.read_text(encoding="utf-8").endswith("\n"):
+        raise UserError(f"{file} is empty or cut off; copy it again, or remove the run's folder and repeat it")
+    row = pd.read_csv(file, dtype={"validation_domain": str}).iloc[0]
     task = task_in(row.index, "last_target_")
     basis = f"best on {row['validation_domain']}" if "validation_domain" in row else "best source validation"
+    other = other_round(folder)
     privacy = json.loads((folder / "environment.json").read_text()).get("privacy", "")
     return (
         f"{row['method']} on unseen {row['target']!s} (seed {row['seed']}): "
@@ -53,5 +63,6 @@ def headline(folder: Path) -> str:
         f"at round {row['best_validation_round']:.0f} ({basis}), "
         f"{100 * row[f'last_target_{task.metric}']:.1f} % at the last round\n"
         + (f"{privacy}\n" if privacy else "")
+        + (f"{other}\n" if other else "")
         + f"records: {folder}"
     )

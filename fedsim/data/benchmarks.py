@@ -13,6 +13,7 @@ from fedsim.errors import UserError, nearest
 from fedsim.plugins import instance, load, lookup
 from fedsim.settings import DataSettings, data_root
 
+AVERAGE = "average"  # the column of tables, and no domain
 DIGITS = ("0", "1", "2", "3", "4", "5", "6", "7", "8", "9")
 ANGLES = (0, 15, 30, 45, 60, 75)
 
@@ -209,6 +210,11 @@ def benchmark(data: DataSettings) -> Benchmark:
     if data.dataset == "folder":
         found = _named(data) or _discover(data_root(data), data.domains, sorted(map(composed, data.classes)))
     found = replace(found, **found.variants.get(data.variant, {}))
+    named = [name for name in (data.domains or found.domains) if name.casefold() == AVERAGE]
+    if named:
+        raise UserError(
+            f"{found.title}: a domain cannot be called {named[0]!r}, the name of the column of averages; rename it"
+        )
     if not data.domains:
         return found
     chosen = sorted(resolve_domain(found, name) for name in data.domains)

@@ -51,7 +51,7 @@ class Reader:
         return f"no list {domain}_{part}*.txt{where}; data.split and data.test_split ask for one"
 
     def fingerprint(self, domain: str) -> str:
-        """A hash of a domain's content: equal for equal data, wherever it is stored."""
+        """A hash of a domain's content: equal for equal data, wherever it is stored, and for every seed."""
         raise NotImplementedError
 
 

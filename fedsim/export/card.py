@@ -8,6 +8,7 @@ import pandas as pd
 from fedsim.data import source_domains
 from fedsim.export.trained import TrainedModel
 from fedsim.models.backbones import find_backbone
+from fedsim.results.environment import all_environments
 from fedsim.tasks import task_in
 
 
@@ -32,7 +33,7 @@ def card(model: TrainedModel) -> str:
             f"{experiment.run.seed}; inference rule {type(plan.recipe.infer).__name__}.",
             f"In addition to the model, clients disclosed: {plan.recipe.disclosure()}.",
         ],
-        "Results": _results(model.file.parent),
+        "Results": [*_results(model.file.parent), *([f"\n{model.remark}."] if model.remark else [])],
         "Weights": _weights(model),
         "Limits": [
             "The numbers were measured on one unseen domain with one seed. They may be different on another domain or "
@@ -83,6 +84,10 @@ def _versions(folder: Path) -> list[str]:
     file = folder / "environment.json"
     if not file.is_file():
         return ["Not recorded."]
-    packages = json.loads(file.read_text(encoding="utf-8")).get("packages", {})
     wanted = ("fedsim", "torch", "torchvision", "timm", "flwr")
-    return [", ".join(f"{name} {packages[name]}" for name in wanted if name in packages) + "."]
+    lines = []
+    for rounds, table in all_environments(json.loads(file.read_text(encoding="utf-8"))):
+        packages = table.get("packages", {})
+        named = ", ".join(f"{name} {packages[name]}" for name in wanted if name in packages)
+        lines.append(f"{rounds.strip().capitalize()}: {named}." if rounds else f"{named}.")
+    return ["\n\n".join(lines)]

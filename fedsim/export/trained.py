@@ -13,11 +13,13 @@ from torch import Tensor, nn
 
 from fedsim.arrays import load_arrays
 from fedsim.data.augment import make_transforms, to_float
+from fedsim.data.fingerprint import difference, fingerprint
 from fedsim.data.pixels import decode
 from fedsim.errors import UserError, nearest
 from fedsim.experiment import Experiment
 from fedsim.models import weight_statistics
 from fedsim.models.infer.base import Uploads
+from fedsim.results.kept_model import other_round
 from fedsim.results.reading import read_settings
 from fedsim.run.inference_bank import kept_entries
 from fedsim.run.plan import Plan, resolve
@@ -37,6 +39,7 @@ class TrainedModel(nn.Module):
     image_size: s
     channels: C
     batch_size: the run's batch size
+    remark: what to know about the file; empty for most
     """
 
     def __init__(self, plan: Plan, net: nn.Module, file: Path, own: Uploads | None = None) -> None:
@@ -52,6 +55,7 @@ class TrainedModel(nn.Module):
         self.register_buffer("std", torch.tensor(normalize.std).view(1, -1, 1, 1) if normalize.std else None)
         rule = plan.recipe.infer
         self.own = own  # the clients' tensors that the rule needs
+        self.remark = other_round(file.parent) if file.stem == "best" else ""
         self._predict = None if rule.transductive else rule.begin(self.net, tuple, own)
         self.batch_size = rule.pass_size(self.experiment.run.evaluate_batch_size)
         self.eval()
@@ -143,14 +147,26 @@ def load_trained(run: str | Path, which: str = "best") -> TrainedModel:
     return TrainedModel(plan, net, file, own)
 
 
+def other_images(model: TrainedModel) -> str:
+    """A text when the images of the run's target on this machine are not those of the run; else empty."""
+    data, target = model.experiment.data, model.experiment.run.target
+    then = {name: own for name, own in _recorded(model.file.parent).get("data", {}).items() if name == target}
+    found = difference(then, {target: fingerprint(data, target)}) if then else ""
+    return f"these are not the images of the run ({found}); its recorded numbers do not compare" if found else ""
+
+
+def _recorded(folder: Path) -> dict[str, Any]:
+    file = folder / "environment.json"
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+
+
 def _plan(folder: Path) -> Plan:
     """The run's plan. If its images are not on this machine, domains and classes are those that the run recorded."""
     experiment = read_settings(folder)
     try:
         return resolve(experiment, recorded=True)
     except UserError:
-        file = folder / "environment.json"
-        recorded = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        recorded = _recorded(folder)
         if not {"data", "classes"} <= recorded.keys():
             raise
         names = {"domains": list(recorded["data"]), "classes": recorded["classes"]}

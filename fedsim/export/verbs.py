@@ -5,12 +5,12 @@ from pathlib import Path
 import pandas as pd
 from rich.table import Table
 
-from fedsim.console import console
+from fedsim.console import console, errors
 from fedsim.data import load_target
 from fedsim.export.card import card
 from fedsim.export.files import export
 from fedsim.export.judge import evaluate, evaluate_arrays, labelled_images, predict
-from fedsim.export.trained import load_trained
+from fedsim.export.trained import TrainedModel, load_trained, other_images
 
 SUFFIXES = {"onnx": ".onnx", "torch": ".pt2"}
 SHOWN = 200  # so many predictions are printed at most
@@ -18,10 +18,12 @@ SHOWN = 200  # so many predictions are printed at most
 
 def show_evaluation(run: Path, data: Path | None, which: str, output: Path | None) -> None:
     """Print the measures per domain, and write the predictions when a file is named."""
-    model = load_trained(run, which)
+    model = _model(run, which)
     if data is None:
         target = model.experiment.run.target
         images, labels, indices = load_target(model.experiment.data, target)
+        if other := other_images(model):
+            errors.print(f"note: {other}", soft_wrap=True, markup=False, highlight=False)
         measures, predictions = evaluate_arrays(model, target, images, labels, indices)
     else:
         measures, predictions = evaluate(model, labelled_images(data, model.classes))
@@ -34,7 +36,7 @@ def show_evaluation(run: Path, data: Path | None, which: str, output: Path | Non
 
 def show_predictions(run: Path, images: list[Path], which: str, output: Path | None) -> None:
     """Print image, class and probability."""
-    predictions = predict(load_trained(run, which), images)
+    predictions = predict(_model(run, which), images)
     table = Table("image", "class", "probability")
     for row in predictions.head(SHOWN).itertuples(index=False):
         table.add_row(row.image, row.predicted, f"{100 * row.probability:.1f} %")
@@ -46,13 +48,21 @@ def show_predictions(run: Path, images: list[Path], which: str, output: Path | N
 
 def write_export(run: Path, format: str, which: str, output: Path | None) -> None:
     """Write the model file and its card."""
-    model = load_trained(run, which)
+    model = _model(run, which)
     file = output or run / f"{which}{SUFFIXES.get(format, '')}"
     worst, source = export(model, format, file)
     beside = file.with_name(f"{file.stem}-card.md")
     beside.write_text(card(model), encoding="utf-8")
     console.print(f"{file}: logits differ from the original's by at most {worst:.1e} on {source}", soft_wrap=True)
     console.print(f"card: {beside}", soft_wrap=True)
+
+
+def _model(run: Path, which: str) -> TrainedModel:
+    """The run's model; what is to be known about its file is printed."""
+    model = load_trained(run, which)
+    if model.remark:
+        errors.print(f"note: {model.remark}", soft_wrap=True, markup=False, highlight=False)
+    return model
 
 
 def _write(table: pd.DataFrame, output: Path | None) -> None:

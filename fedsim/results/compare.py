@@ -12,11 +12,13 @@ from typing import Any
 
 import pandas as pd
 
+from fedsim.data.benchmarks import AVERAGE
 from fedsim.errors import UserError, nearest
 from fedsim.experiment import Experiment
-from fedsim.results.differences import require_alike, variant, variant_text
-from fedsim.results.metrics import METRICS, metric_values
-from fedsim.results.notes import GROUPS, comparison_notes
+from fedsim.results.differences import refuse_twice, require_alike, variant, variant_text
+from fedsim.results.from_rounds import again_notes, failed_notes
+from fedsim.results.metrics import METRICS, find_metric, metric_values
+from fedsim.results.notes import GROUPS, comparison_notes, damaged_notes, part_notes, without_notes
 from fedsim.results.provenance import environments, provenance_notes, refuse_other_data, refuse_other_recipes
 from fedsim.results.published import COLUMNS, only_theirs, published_rows, setting
 from fedsim.results.reading import Runs
@@ -107,20 +109,20 @@ def compare(
     if select not in RULES:
         raise UserError(f"unknown selection rule {select!r}; {nearest(select, RULES)}known: {', '.join(RULES)}")
     own = task_of(runs.summary, f"{select}_target_").metric
-    metric = metric or own
-    if metric not in METRICS:
-        raise UserError(f"unknown metric {metric!r}; {nearest(metric, METRICS)}known: {', '.join(METRICS)}")
+    metric = find_metric(metric or own, own)
     if runs.summary.empty:
-        raise UserError("no finished run to compare")
+        raise UserError(" ".join(["no finished run to compare.", *damaged_notes(runs.damaged)]))
     experiments = {run: runs.experiments[run] for run in runs.summary["run"]}
     require_alike(list(experiments.values()), by)
     recorded = environments(runs)
     refuse_other_data(runs, recorded)
     table = _rows(runs, experiments, by, f"{select}_target_{own}")
     refuse_other_recipes(recorded, dict(zip(table["run"], table["label"])))
+    reasons_without: list[str] = []
     if metric != own:
-        table["accuracy"] = table["run"].map(metric_values(runs, metric, select))
-    targets = sorted(table["target"].unique(), key=_natural)
+        values, reasons_without = metric_values(runs, metric, select)
+        table["accuracy"] = table["run"].map(values)
+    targets = _targets(table)
     less = METRICS[metric].less_is_better
     labels = _in_order(table, targets, -1 if less else 1)
     base = _baseline_label(table, baseline)
@@ -133,11 +135,31 @@ def compare(
     name = ", ".join(dict.fromkeys(runs.summary["experiment"]))
     title = f"{name}: {RULE_TITLES[select]}"
     result = Comparison(title, select, targets, cells, methods, elsewhere, base, ranked_seeds, metric=metric)
-    result.notes = comparison_notes(result, table, reasons, runs.unfinished) + provenance_notes(recorded)
-    held_out = {experiment.run.validation_domain for experiment in experiments.values()} - {""}
-    if held_out and select == "best_validation":
-        result.notes.append(f"The round was selected on {', '.join(sorted(held_out))}, on which no one trained.")
+    result.notes = part_notes(runs.only) + comparison_notes(result, table, reasons, runs.unfinished)
+    result.notes += damaged_notes(runs.damaged)
+    result.notes += provenance_notes(recorded) + without_notes(reasons_without) + _notes_on_rounds(runs, select)
     return result
+
+
+def _notes_on_rounds(runs: Runs, select: str) -> list[str]:
+    """The notes on failed clients, on runs of earlier versions, and on a domain that selects the round."""
+    notes = failed_notes(runs.failed)
+    if select != "best_validation":
+        return notes
+    notes += again_notes(runs.reselected)
+    held_out = {runs.experiments[run].run.validation_domain for run in runs.summary["run"]} - {""}
+    if held_out:
+        notes.append(f"The round was selected on {', '.join(sorted(held_out))}, on which no one trained.")
+    return notes
+
+
+def _targets(table: pd.DataFrame) -> list[str]:
+    targets = sorted(table["target"].unique(), key=_natural)
+    if AVERAGE in targets:  # runs of versions that allowed it
+        raise UserError(
+            f"a domain is called {AVERAGE!r}, the name of the column of averages; choose --targets without it"
+        )
+    return targets
 
 
 def _rows(runs: Runs, experiments: dict[str, Experiment], by: Sequence[str], column: str) -> pd.DataFrame:
@@ -167,19 +189,13 @@ def _rows(runs: Runs, experiments: dict[str, Experiment], by: Sequence[str], col
     table = pd.DataFrame(rows)
     shared = table.groupby("label")["method"].transform("nunique") > 1
     table.loc[shared, "label"] = table["label"] + " [" + table["method"] + "]"
-    twice = table[table.duplicated(["label", "target", "seed"], keep=False)]
-    if len(twice):
-        first = twice.iloc[0]
-        same = twice[(twice[["label", "target", "seed"]] == first[["label", "target", "seed"]]).all(axis=1)]["run"]
-        raise UserError(
-            f"{first['label']} on {first['target']} with seed {first['seed']} is there more than once: "
-            f"{', '.join(same)}; compare one experiment's folder at a time"
-        )
+    refuse_twice(table)
     return table.astype({"accuracy": float, **dict.fromkeys((*BUDGETS, *COSTS), float)})
 
 
 def _natural(target: str) -> tuple:
-    return (0, float(target), "") if target.replace(".", "", 1).isdigit() else (1, 0.0, target.lower())
+    is_number = target.isascii() and target.replace(".", "", 1).isdigit()  # ² is a digit, too, but no number
+    return (0, float(target), "") if is_number else (1, 0.0, target.lower())
 
 
 def _group(table: pd.DataFrame, label: str) -> str:
@@ -218,7 +234,7 @@ def _cells(table: pd.DataFrame, label: str, targets: list[str], by: Sequence[str
     first = table[table["label"] == label].iloc[0]
     keys = {key: first[key] for key in ("label", "method", *by)}
     cells = [keys | {"target": target} | mean_and_std(grid[target]) for target in targets]
-    return [*cells, keys | {"target": "average"} | mean_and_std(per_seed_average(grid, targets))]
+    return [*cells, keys | {"target": AVERAGE} | mean_and_std(per_seed_average(grid, targets))]
 
 
 def _method(table: pd.DataFrame, label: str, targets: list[str], base: str, by: Sequence[str]) -> dict[str, Any]:

@@ -4,10 +4,13 @@ import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+import pandas as pd
+
 from fedsim.errors import UserError, nearest
 from fedsim.experiment import Experiment
 
-RUN_KEYS = ("select_on", "validation_domain", "on_client_failure")
+# Settings of [run] on which numbers depend. What follows a failure is none: a note names the runs where clients failed.
+RUN_KEYS = ("select_on", "validation_domain")
 MACHINE_KEYS = ("data.root", "data.cache")
 TESTED_KEYS = ("data.adapt_share",)  # methods that adapt are tested on fewer images; a note of the table says so
 ABSENT = "default"
@@ -65,6 +68,30 @@ def differing_parts(first: Recipe, second: Recipe) -> list[str]:
     return sorted(apart)
 
 
+def method_words(experiment: Experiment) -> str:
+    """`guiding_head.weight=0.25`: the settings of a method as they were given."""
+    settings = {key: value for key, value in experiment.method.items() if key != "name"}
+    return ",".join(f"{key}={value_text(value)}" for key, value in sorted(flatten(settings).items()))
+
+
+def words_apart(settings: Mapping[str, str], recipes: Mapping[str, Recipe]) -> dict[str, str]:
+    """What tells apart the runs of one label: their settings, of runs with the same recipe the shortest ones.
+
+    Empty where all have the same recipe.
+    settings: {run: its settings as text}; recipes: {run: its recorded recipe, empty where there is none}.
+    """
+    kinds: list[tuple[Recipe, list[str]]] = []  # (recipe, its runs)
+    for run in sorted(settings, key=lambda run: len(settings[run])):
+        recipe = recipes[run]
+        same = [own for known, own in kinds if recipe and known and not differing_parts(known, recipe)]
+        if same:
+            same[0].append(run)
+        else:
+            kinds.append((recipe, [run]))
+    words = {run: settings[own[0]] for _, own in kinds for run in own}
+    return words if len(set(words.values())) > 1 else dict.fromkeys(words, "")
+
+
 def require_alike(experiments: Sequence[Experiment], by: Sequence[str] = ()) -> None:
     """Raise UserError naming the keys in which runs differ beyond method, target, seed and the keys of `by`."""
     known = dict.fromkeys(key for experiment in experiments for key in comparable_settings(experiment))
@@ -78,6 +105,19 @@ def require_alike(experiments: Sequence[Experiment], by: Sequence[str] = ()) -> 
         raise UserError(
             f"these runs differ in more than method, target and seed: {named}; "
             f"say which difference is meant with {wanted}, or compare one experiment's folder at a time"
+        )
+
+
+def refuse_twice(table: pd.DataFrame) -> None:
+    """UserError when several runs fill one cell; table: a row per run with run, label, target, seed."""
+    keys = ["label", "target", "seed"]
+    twice = table[table.duplicated(keys, keep=False)]
+    if len(twice):
+        first = twice.iloc[0]
+        same = twice[(twice[keys] == first[keys]).all(axis=1)]["run"]
+        raise UserError(
+            f"{first['label']} on {first['target']} with seed {first['seed']} is there more than once: "
+            f"{', '.join(same)}; compare one experiment's folder at a time"
         )
 
 

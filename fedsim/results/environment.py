@@ -3,6 +3,7 @@
 import os
 import platform
 import subprocess
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,21 @@ PACKAGES = (
 )
 
 
+# What may change when a run is resumed: the keys of `environment()`, and what a session adds to them.
+MAY_CHANGE = (
+    "python",
+    "platform",
+    "machine",
+    "cpu_count",
+    "packages",
+    "git_commit",
+    "git_dirty",
+    "device",
+    "threads",
+    "on_client_failure",
+)
+
+
 def environment() -> dict[str, Any]:
     """Python, platform, CPU count, versions of the packages that numbers depend on, git commit and dirty flag."""
     table = {
@@ -38,6 +54,36 @@ def environment() -> dict[str, Any]:
         "packages": {"fedsim": VERSION} | {name: found for name in PACKAGES if (found := installed_version(name))},
     }
     return table | _git(Path(__file__).resolve())
+
+
+def earlier_environments(recorded: Mapping[str, Any], now: Mapping[str, Any], done: int) -> dict[str, Any]:
+    """What environment.json of a resumed run says in addition; empty when all its rounds had one environment.
+
+    `from_round`: the first round of the present environment; `earlier`: the environments of the rounds before, each
+    with its own `from_round`.
+
+    recorded: the record of the run so far
+    now: the present environment
+    done: the last round that is not computed again; -1 without any
+    """
+    last = {key: recorded[key] for key in MAY_CHANGE if key in recorded}
+    entries = [*recorded.get("earlier", []), {**last, "from_round": recorded.get("from_round", 0)}] if last else []
+    # An environment in which no round was completed leaves no trace in the records.
+    entries = [entry for entry in entries if entry["from_round"] <= done]
+    if entries and all(now.get(key, value) == value for key, value in entries[-1].items() if key != "from_round"):
+        start = entries.pop()["from_round"]
+    else:
+        start = done + 1
+    return {"from_round": start, "earlier": entries} if entries else {}
+
+
+def all_environments(recorded: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    """The environments of a run's record in the order of its rounds, each with a text such as ` from round 4`.
+
+    A run that had only one has an empty text.
+    """
+    earlier = recorded.get("earlier", [])
+    return [(f" from round {one['from_round']}" if earlier else "", one) for one in [*earlier, recorded]]
 
 
 @cache  # a process runs the code that was there at its start, even when the checkout changes later

@@ -48,12 +48,14 @@ def escape_latex(text: str) -> str:
 
 
 def latex_table(comparison: "Comparison") -> str:
-    """A booktabs table with the best of each column bold and the second underlined; the notes follow as comments."""
+    """A booktabs table with the best of each column bold and the second underlined.
+
+    The title is a comment above it, and the notes are comments below.
+    """
     heads = [*head(comparison), *further_columns(comparison)]
     lines = [
         "% needs \\usepackage{booktabs}",
-        "\\begin{tabular}{l" + "r" * (len(heads) - 1) + "}",
-        "\\toprule",
+        *table_begin(f"{comparison.title}; {comparison.measured} (%)", len(heads), comparison.select),
         _latex_row([escape_latex(head) for head in heads]),
         "\\midrule",
     ]
@@ -73,6 +75,18 @@ def latex_table(comparison: "Comparison") -> str:
         lines.append(_latex_row([escape_latex(f"{label} ({source}, published)"), *texts, *empty]))
     notes = [f"% {line}" for note in comparison.notes for line in note.splitlines()]
     return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", *notes]) + "\n"
+
+
+def table_begin(title: str, columns: int, select: str) -> list[str]:
+    """The lines above the headings. The title is a comment; an oracle's is in the table, where nobody overlooks it."""
+    title = " ".join(title.splitlines())
+    shown = f"\\multicolumn{{{columns}}}{{l}}{{{escape_latex(title)}}} \\\\"
+    return [
+        f"% {title}",
+        "\\begin{tabular}{l" + "r" * (columns - 1) + "}",
+        "\\toprule",
+        *([shown] if select == "oracle" else []),
+    ]
 
 
 def _latex_number(text: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fedsim.errors import UserError
+from fedsim.errors import UserError, nearest
 from fedsim.results.cases import Cases, read_cases
 from fedsim.results.predictions import Predictions, read_predictions
 from fedsim.results.reading import Runs, run_folder
@@ -115,10 +115,20 @@ METRICS: dict[str, Metric] = {
 }
 
 
-def metric_values(runs: Runs, metric: str, select: str) -> dict[str, float]:
-    """{run: the metric of its predictions under a selection rule}; NaN for a run that has kept none.
+def find_metric(name: str, own: str) -> str:
+    """The name of a metric of runs whose task has the metric `own`; UserError for one that they do not have."""
+    known = [each for each, metric in METRICS.items() if metric.read is METRICS[own].read]
+    if name not in METRICS:
+        raise UserError(f"unknown metric {name!r}; {nearest(name, known)}known: {', '.join(known)}")
+    if name not in known:
+        raise UserError(f"these runs have no {name}, a metric of another task; theirs are {', '.join(known)}")
+    return name
 
-    Raises UserError with the first reason when no run has kept any.
+
+def metric_values(runs: Runs, metric: str, select: str) -> tuple[dict[str, float], list[str]]:
+    """({run: the metric of its predictions under a selection rule}, the reasons why some runs have none).
+
+    The metric of a run without readable predictions is NaN. Raises UserError with the first reason when no run has any.
     """
     found, reasons = {}, []
     for run in runs.summary["run"]:
@@ -128,5 +138,5 @@ def metric_values(runs: Runs, metric: str, select: str) -> dict[str, float]:
             found[run] = float("nan")
             reasons.append(str(error))
     if len(reasons) == len(found):
-        raise UserError(f"{metric} needs kept predictions: {reasons[0]}; run again with run.keep_predictions = true")
-    return found
+        raise UserError(f"{metric} needs kept predictions: {reasons[0]}")
+    return found, reasons

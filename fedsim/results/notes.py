@@ -47,13 +47,39 @@ def comparison_notes(
         notes.append("Published rows are from elsewhere: the papers' own protocol and seeds, not runs of this program.")
         notes += [f"{note}." for note in paper_notes(comparison.published["source"])]
     notes += published_reasons
-    if unfinished:
-        notes.append(f"{len(unfinished)} unfinished runs are left out.")
-    return notes
+    return notes + unfinished_notes(unfinished)
 
 
-def missing_notes(table: pd.DataFrame, targets: list[str]) -> list[str]:
-    """Notes on the targets that a method lacks in the seeds it has begun, and on seeds that only some methods have."""
+def part_notes(only: str) -> list[str]:
+    """A note that a table shows only some of the folder's runs."""
+    return [f"A part of the runs: only {only}."] if only else []
+
+
+def without_notes(reasons: list[str]) -> list[str]:
+    """A note on the runs of which a metric could not be computed; its first reason stands for all."""
+    more = f" and {len(reasons) - 1} more" if len(reasons) > 1 else ""
+    return [f"Not computed: {reasons[0]}{more}."] if reasons else []
+
+
+def damaged_notes(damaged: list[str]) -> list[str]:
+    """A note on the runs whose summary cannot be read."""
+    return [
+        f"Left out, because its summary.csv is empty or cut off: {run}; copy it again, or remove the run and repeat it."
+        for run in damaged
+    ]
+
+
+def unfinished_notes(unfinished: list[str]) -> list[str]:
+    """A note on the runs that are left out because they have no summary yet."""
+    few = "1 unfinished run is" if len(unfinished) == 1 else f"{len(unfinished)} unfinished runs are"
+    return [f"{few} left out."] if unfinished else []
+
+
+def missing_notes(table: pd.DataFrame, targets: list[str], paired: bool = True) -> list[str]:
+    """Notes on the targets that a method lacks in the seeds it has begun, and on seeds that only some methods have.
+
+    paired: whether the table also has differences and ranks over the pairs that methods share.
+    """
     present = table.dropna(subset="accuracy")
     notes, lacking = [], []
     begun = table.groupby("label", sort=False)["seed"].agg(lambda seeds: sorted(set(seeds)))
@@ -72,7 +98,8 @@ def missing_notes(table: pd.DataFrame, targets: list[str]) -> list[str]:
         if len(holders) < len(begun):
             others = [label for label in begun.index if label not in holders]
             few = f"only in {', '.join(holders)}" if len(holders) <= len(others) else f"not in {', '.join(others)}"
-            notes.append(f"Seed {seed} is {few}; averages over different seeds do not compare, Δ and rank do.")
+            do = ", Δ and rank do" if paired else ""
+            notes.append(f"Seed {seed} is {few}; averages over different seeds do not compare{do}.")
     if len(everyone) == 1:
         notes.append("One seed: no standard deviation, differences may be noise.")
     return notes

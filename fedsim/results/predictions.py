@@ -136,17 +136,21 @@ def chosen_file(run: Path, select: str) -> Path:
     chosen = pd.read_csv(run / "summary.csv")[f"{select}_round"].iloc[0]
     file = predictions_file(run, -1 if pd.isna(chosen) else int(chosen))
     if pd.isna(chosen) or not file.is_file():
-        raise UserError(f"{run}: no predictions were kept of the round of {select}")
+        raise UserError(
+            f"{run}: no predictions were kept of the round of {select}; run again with run.keep_predictions = true"
+        )
     return file
 
 
 def checked(predictions: Predictions, where: Path) -> Predictions:
-    """The predictions; UserError when their shapes, labels or probabilities do not fit together."""
+    """The predictions; UserError when they do not fit together, or some probabilities are NaN or infinite."""
     count, classes = len(predictions.label), len(predictions.classes)
     fits = predictions.index.shape == predictions.label.shape == (count,)
     fits = fits and predictions.probabilities.shape == (count, classes)
     if not fits or (count and not 0 <= predictions.label.min() <= predictions.label.max() < classes):
         raise UserError(f"{where}: labels, probabilities and classes do not fit together")
+    if not np.isfinite(predictions.probabilities).all():
+        raise UserError(f"{where}: some probabilities are no numbers; the run has diverged")
     return predictions
 
 

@@ -7,8 +7,10 @@ can change the last digits of a sum, and after many steps the accuracy; a note b
 from collections.abc import Mapping
 from typing import Any
 
+from fedsim.data import BENCHMARKS
 from fedsim.errors import UserError
 from fedsim.results.differences import comparable_settings, differing_parts
+from fedsim.results.environment import all_environments
 from fedsim.results.reading import Runs, run_environment
 
 NAMED_RUNS = 3  # of the rarer values of a note
@@ -23,12 +25,18 @@ def environments(runs: Runs) -> dict[str, dict[str, Any]]:
 
 
 def refuse_other_data(runs: Runs, recorded: Environments) -> None:
-    """UserError when runs with the same data settings and the same splits used different images under one name."""
+    """UserError when runs with the same data settings used different images under one name, with any seeds.
+
+    Fingerprints are of all images of a domain, before a seed draws some of them. Only a reader from outside of fedsim
+    may have other ones for other seeds; runs on its data are compared with those of the same seed of splits.
+    """
     first: dict[tuple, tuple[str, Mapping[str, Any]]] = {}
     for run, table in recorded.items():
         experiment = runs.experiments[run]
         settings = {key: str(value) for key, value in comparable_settings(experiment).items() if key[:5] == "data."}
-        group = (*sorted(settings.items()), experiment.data.seed_of_splits)
+        settings.pop("data.split_seed")
+        drawn = "any" if experiment.data.dataset in BENCHMARKS else experiment.data.seed_of_splits
+        group = (*sorted(settings.items()), drawn)
         for name, own in {**table.get("data", {}), **table.get("server_data", {})}.items():
             other, seen = first.setdefault((group, name), (run, own))
             if seen["content"] != own["content"]:
@@ -53,7 +61,7 @@ def refuse_other_recipes(recorded: Environments, labels: Mapping[str, str]) -> N
 
 def provenance_notes(recorded: Environments) -> list[str]:
     """A note for everything that differs between the environments of the runs."""
-    facts = {run: _facts(table) for run, table in recorded.items()}
+    facts = {run + text: _facts(one) for run, table in recorded.items() for text, one in all_environments(table)}
     known = dict.fromkeys(what for own in facts.values() for what in own)
     told = [_different(what, {run: own[what] for run, own in facts.items() if own.get(what)}) for what in known]
     told = [text for text in told if text]
@@ -81,7 +89,7 @@ def _facts(table: Mapping[str, Any]) -> dict[str, Any]:
 
 def _different(what: str, values: Mapping[str, Any]) -> str:
     """`threads 1 (6 runs), 2 (csac/photo/seed0)`; empty when all runs that recorded it have one value."""
-    groups: dict[Any, list[str]] = {}
+    groups: dict[Any, list[str]] = {}  # a run that was resumed elsewhere has a value for each part of its rounds
     for run, value in values.items():
         groups.setdefault(value, []).append(run)
     if len(groups) < 2:

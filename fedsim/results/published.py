@@ -15,7 +15,7 @@ import pandas as pd
 
 from fedsim.errors import UserError
 from fedsim.experiment import Experiment, read_experiment
-from fedsim.results.differences import ABSENT, comparable_settings, value_text
+from fedsim.results.differences import ABSENT, comparable_settings, method_words, value_text
 
 FILE = Path(__file__).with_name("published.csv")
 DATASETS = {
@@ -51,8 +51,8 @@ PROTOCOLS = {
     "FedIG-A": {"pacs": "fedig", "vlcs": "fedig", "office-home": "fedig"},
     "gPerXAN": {"pacs": "gperxan", "office-home": "gperxan", "camelyon17": "gperxan"},
 }
-# These are not part of a protocol: the images that a seed draws (the table reports it), and what follows a failure.
-FREE_KEYS = ("data.split_seed", "run.on_client_failure")
+# This is not part of a protocol: the images that a seed draws (the table reports it).
+FREE_KEYS = ("data.split_seed",)
 SHOWN_DIFFERENCES = 4
 COLUMNS = ["label", "method", "source", "target", "mean", "std"]
 PAPER_NOTES = {
@@ -137,8 +137,8 @@ def published_rows(experiment: Experiment, methods: Iterable[str], targets: Iter
             "method": rows["method_name"],
             "source": rows["paper"],
             "target": rows["target"],
-            "mean": (rows["accuracy_percent"] / 100).round(6),
-            "std": (rows["std_percent"] / 100).round(6),
+            "mean": _fraction(rows["accuracy_percent"]),
+            "std": _fraction(rows["std_percent"]),
         }
     )
     return result.reset_index(drop=True)
@@ -171,12 +171,15 @@ def _reason(paper: str, method: str, experiments: Mapping[str, Experiment], labe
     plain = [run for run in own if labels[run] == method]
     if not plain:
         return f"{paper} beside {{methods}}: the runs are variants ({', '.join(dict.fromkeys(map(labels.get, own)))})"
+    # Runs of one label have one recipe: settings that a run has beside one without any only repeat defaults.
+    bare = any(not method_words(own[run]) for run in plain)
     found: list[str] = []
     for run in plain:
         protocol = protocol_of(paper, own[run])
         if protocol is None:
             return f"{paper} beside {{methods}}: its protocol is not shipped for {own[run].data.dataset}"
-        found += protocol_differences(own[run], protocol)
+        differences = protocol_differences(own[run], protocol)
+        found += [text for text in differences if not (bare and text.startswith("method."))]
     return f"{paper} beside {{methods}}: not its protocol ({shortened(found)})" if found else ""
 
 
@@ -197,6 +200,11 @@ def shortened(differences: Iterable[str]) -> str:
     return "; ".join(found[:SHOWN_DIFFERENCES]) + more
 
 
+def _fraction(percent: pd.Series) -> pd.Series:
+    """Printed percent as fractions. Unrounded, the 0.45 of a paper would be 0.5 in one table and 0.4 in another."""
+    return (percent / 100).round(6)
+
+
 def printed_numbers(paper: str, experiment: Experiment) -> pd.DataFrame:
     """The values of published.csv that a table prints for an experiment's data set and backbone.
 
@@ -209,8 +217,8 @@ def printed_numbers(paper: str, experiment: Experiment) -> pd.DataFrame:
         {
             "method": frame["method"],
             "target": frame["target_domain"].map(domain_key),
-            "mean": frame["accuracy_percent"] / 100,
-            "std": frame["std_percent"] / 100,
+            "mean": _fraction(frame["accuracy_percent"]),
+            "std": _fraction(frame["std_percent"]),
         }
     ).reset_index(drop=True)
 

@@ -6,7 +6,7 @@ import json
 import os
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,32 +17,28 @@ import pandas as pd
 from fedsim.errors import UserError, nearest
 from fedsim.experiment import Experiment, parse_experiment
 from fedsim.files import atomic_write
-from fedsim.results.differences import flatten, value_text
+from fedsim.results.differences import method_words, words_apart
+from fedsim.results.from_rounds import failed_rounds, select_again, trained_rounds
 from fedsim.results.recorder import csv_text
 
 TABLES = ("summary", "rounds", "clients", "details")
 KEYS = ["run", "experiment", "method", "target", "seed"]
 # Names stay text even where they look like numbers: the domains of Rotated MNIST may be called 0, 15, 30.
 TEXT_COLUMNS = (
-    "experiment",
-    "dataset",
-    "backbone",
-    "method",
-    "label",
-    "target",
-    "validation_domain",
-    "settings",
-    "client",
-    "domain",
-    "status",
-    "quantity",
-    "name",
-)
+    "experiment", "dataset", "backbone", "method", "label", "target", "validation_domain", "settings", "client",
+    "domain", "status", "quantity", "name",
+)  # fmt: skip
 
 
 @dataclass
 class Runs:
-    """All records below one folder; every frame carries the columns run, experiment, method, target, seed."""
+    """All records below one folder; every frame carries the columns run, experiment, method, target, seed.
+
+    reselected: {run: `17 instead of 19`} where the summary is of another round than the files (`from_rounds`).
+    failed: {run: the number of its rounds in which a client failed}, where there are any.
+    damaged: runs whose summary.csv is empty or cut off, so that they are in no table.
+    only: `methods fedavg; targets rot0` where these are a part of the folder's runs; else empty.
+    """
 
     summary: pd.DataFrame
     rounds: pd.DataFrame
@@ -51,6 +47,10 @@ class Runs:
     experiments: dict[str, Experiment]
     unfinished: list[str] = field(default_factory=list)
     folder: Path = Path()
+    reselected: dict[str, str] = field(default_factory=dict)
+    failed: dict[str, int] = field(default_factory=dict)
+    damaged: list[str] = field(default_factory=list)
+    only: str = ""
 
     @cached_property
     def unused_parts(self) -> set[tuple[str, str]]:
@@ -67,17 +67,20 @@ class Runs:
     def labels(self) -> dict[str, str]:
         """The label of every run from its summary: the method, and what its recipe changes in it.
 
-        Older records have one label for runs with different settings of a method; these settings are added to it.
+        Older records have one label for runs with different settings of a method; these settings are added to it, but
+        not where the recorded recipes show that they are the same, because a setting repeats a default.
         """
         labels = {run: experiment.method_name for run, experiment in self.experiments.items()}
         if "label" in self.summary:
             labels |= dict(self.summary.dropna(subset=["label"]).set_index("run")["label"])
-        settings = {run: _method_words(experiment) for run, experiment in self.experiments.items()}
-        told = {label: {settings[run] for run in labels if labels[run] == label} for label in set(labels.values())}
-        return {
-            run: f"{label}@{settings[run]}" if len(told[label]) > 1 and settings[run] else label
-            for run, label in labels.items()
-        }
+        settings = {run: method_words(experiment) for run, experiment in self.experiments.items()}
+        told = {label: [run for run in labels if labels[run] == label] for label in set(labels.values())}
+        words: dict[str, str] = {}
+        for own in told.values():
+            if len({settings[run] for run in own}) > 1:
+                recipes = {run: run_environment(self, run).get("recipe", {}) for run in own}
+                words |= words_apart({run: settings[run] for run in own}, recipes)
+        return {run: f"{label}@{words[run]}" if words.get(run) else label for run, label in labels.items()}
 
 
 def read_runs(folder: Path | str, unfinished: bool = False, only: Sequence[str] = TABLES) -> Runs:
@@ -102,8 +105,13 @@ def read_runs(folder: Path | str, unfinished: bool = False, only: Sequence[str] 
         name: _joined([(path, _key(path, folder)) for path in wanted if name in only], name, experiments)
         for name in TABLES
     }
-    open_runs = [_key(path, folder) for path in paths if path not in finished]
-    return Runs(**frames, experiments=experiments, unfinished=open_runs, folder=folder)
+    rounds = {_key(path, folder): trained_rounds(path) for path in finished if "summary" in only}
+    frames["summary"], again = select_again(frames["summary"], rounds, experiments)
+    found = {"unfinished": [_key(path, folder) for path in paths if path not in finished]}
+    found |= {"reselected": again, "failed": failed_rounds(rounds)}
+    summarized = set(frames["summary"]["run"])
+    found["damaged"] = [run for run in rounds if run not in summarized]
+    return Runs(**frames, experiments=experiments, folder=folder, **found)
 
 
 def of_experiment(runs: Runs, name: str) -> Runs:
@@ -134,6 +142,9 @@ def choose_runs(
     if not kept:
         raise UserError("no finished run has one of these methods, targets and seeds together")
     part = _part(runs, kept)
+    wanted = {"methods": methods, "targets": targets, "seeds": seeds}
+    chosen = [f"{what} {', '.join(map(str, names))}" for what, names in wanted.items() if names]
+    part.only = "; ".join(filter(None, [runs.only, *chosen]))
     part.unfinished = [run for run in runs.unfinished if _is_wanted(run, methods, targets, seeds)]
     return part
 
@@ -171,7 +182,12 @@ def _part(runs: Runs, kept: Sequence[str]) -> Runs:
         for frame in (getattr(runs, name),)
     }
     experiments = {run: runs.experiments[run] for run in kept}
-    return Runs(**frames, experiments=experiments, unfinished=runs.unfinished, folder=runs.folder)
+    own = {
+        name: {run: fact for run, fact in getattr(runs, name).items() if run in names}
+        for name in ("reselected", "failed")
+    }
+    damaged = [run for run in runs.damaged if run in names]
+    return replace(runs, **frames, experiments=experiments, damaged=damaged, **own)
 
 
 def find_runs(folder: Path | str) -> list[Path]:
@@ -244,12 +260,6 @@ def parse_csv(text: str, where: str) -> pd.DataFrame:
         raise UserError(f"{where}: not a readable record: {' '.join(str(error).split())}") from None
 
 
-def _method_words(experiment: Experiment) -> str:
-    """`guiding_head.weight=0.25`: the settings of a method as they were given."""
-    settings = {key: value for key, value in experiment.method.items() if key != "name"}
-    return ",".join(f"{key}={value_text(value)}" for key, value in sorted(flatten(settings).items()))
-
-
 def _key(path: Path, folder: Path) -> str:
     relative = path.relative_to(folder).as_posix()
     return path.name if relative == "." else relative
@@ -274,5 +284,5 @@ def _joined(paths: list[tuple[Path, str]], name: str, experiments: dict[str, Exp
 def _text_rows(file: Path) -> list[dict[str, str]]:
     if not file.is_file():
         return []
-    with file.open(encoding="utf-8", newline="") as lines:
-        return list(csv.DictReader(lines))
+    text = file.read_text(encoding="utf-8")
+    return list(csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1])))

@@ -177,6 +177,11 @@ class Recorder:
         """Write experiment.toml, the resolved settings."""
         atomic_write(self.folder / "experiment.toml", text)
 
+    def environment(self) -> dict[str, Any]:
+        """What environment.json holds so far; empty when there is none."""
+        file = self.folder / "environment.json"
+        return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+
     def write_environment(self, table: Mapping[str, Any]) -> None:
         """Write environment.json: the result of `environment()`, and what the caller adds, such as the device."""
         atomic_write(self.folder / "environment.json", json.dumps(table, indent=2, sort_keys=True) + "\n")

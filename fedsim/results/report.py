@@ -30,6 +30,7 @@ from fedsim.results.differences import comparable_settings, differing_settings, 
 from fedsim.results.figure_style import look
 from fedsim.results.fonts import fonts_for, missing_text
 from fedsim.results.markup import Data
+from fedsim.results.notes import part_notes
 from fedsim.results.plots import draw, names_in, run_labels
 from fedsim.results.reading import Runs, of_experiment, read_runs, run_environment, run_folder
 from fedsim.results.report_cases import kept_cases, segmentation
@@ -55,6 +56,8 @@ def write_report(
 ) -> Path:
     """Write `report.html` into `folder` (outputs/, an experiment's or a run's folder) and return its path.
 
+    A part of the runs (`choose_runs`) has a page of its own, `report-part.html`.
+
     notes: texts per method, e.g. {"ccst": {"discloses": "channel statistics", "paper": "..."}}; each inner key becomes
     a column.
     baseline: method that the others are tested against; by default fedavg where there are runs of it.
@@ -67,10 +70,11 @@ def write_report(
     head = [
         f"<h1>fedsim: {escape(', '.join(names))}</h1>",
         '<p class="soft">Domain generalization: every number was measured on a domain that no client held.</p>',
+        f'<p class="soft">{escape(" ".join(part_notes(runs.only)))}</p>' if runs.only else "",
         f"<nav>{links}</nav>" if len(names) > 1 else "",
     ]
     sections = [_experiment(of_experiment(runs, name), name, notes or {}, select, baseline) for name in names]
-    path = Path(folder) / "report.html"
+    path = Path(folder) / ("report-part.html" if runs.only else "report.html")
     atomic_write(path, markup.page(f"fedsim report: {', '.join(names)}", "\n".join([*head, *sections])))
     return path
 

@@ -30,7 +30,7 @@ def more_than_accuracy(runs: Runs, comparison: Comparison, by: list[str]) -> str
     text += markup.bullets(
         [
             "In %, averages over the targets, mean ± std over seeds. Less is better in expected calibration error.",
-            *(note for note in tables[names[0]].notes if note.startswith("Missing")),
+            *(note for note in tables[names[0]].notes if note.startswith(("Missing", "Not computed"))),
         ]
     )
     return text + markup.folded("Accuracy of each class", _class_accuracies(kept))

@@ -12,9 +12,11 @@ import pandas as pd
 
 from fedsim.errors import UserError, nearest
 from fedsim.experiment import Experiment
+from fedsim.results.statistics import comparable
 from fedsim.tasks import CLASSIFICATION, task_of
 
 RULES = ("best_validation", "last", "oracle")
+DEFAULT_RULE = RULES[0]
 RULE_TITLES = {
     "best_validation": "best source validation",
     "last": "last round",
@@ -39,6 +41,7 @@ def select(rounds: pd.DataFrame, rule: str = "best_validation", column: str = "m
     best_validation: the round with the greatest value of `column`, the first of equals; rounds with NaN are left out.
     last: the last round.
     oracle: the round with the greatest primary metric (accuracy, Dice) on the target, the first of equals.
+    Values are compared to nine digits (`statistics.comparable`).
 
     Raises UserError for an unknown rule, or when no round qualifies.
     """
@@ -55,7 +58,12 @@ def select(rounds: pd.DataFrame, rule: str = "best_validation", column: str = "m
     values = trained[column].to_numpy(dtype=float)
     if np.isnan(values).all():
         raise UserError(f"{column} is NaN in every round: the rule {rule!r} cannot select one")
-    return trained.iloc[int(np.nanargmax(values))]
+    return trained.iloc[first_best(values)]
+
+
+def first_best(scores: np.ndarray) -> int:
+    """The place of the greatest score, the first of those that are equal to nine digits; NaN is left out."""
+    return int(np.nanargmax(comparable(scores)))
 
 
 def mean_validation_accuracy(clients: pd.DataFrame, weighted: bool = False) -> pd.Series:

@@ -7,6 +7,17 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+DIGITS = 9  # to which accuracies and their differences are compared
+
+
+def comparable(scores: Any) -> Any:
+    """Scores rounded to nine digits, so that those are equal that are equal in exact arithmetic.
+
+    A mean of accuracies is a sum of fractions, and its last bit depends on the order of the sum. The shift moves the
+    borders of the rounding away from fractions such as 1/1024, which would lie exactly on one.
+    """
+    return np.round(scores + 2 * 10.0 ** -(DIGITS + 1), DIGITS)
+
 
 def grid_of(table: pd.DataFrame, label: str) -> pd.DataFrame:
     """Accuracies of one row of a comparison, seeds × targets; NaN where there is no run or no accuracy."""
@@ -33,8 +44,8 @@ def paired(ours: pd.DataFrame, base: pd.DataFrame) -> dict[str, Any]:
     have a pair.
     """
     cells = (ours - base).stack().dropna()
-    # Accuracies are ratios of counts. Rounding makes differences equal that are equal in exact arithmetic.
-    differences = cells.to_numpy(dtype=float).round(12)
+    values = cells.to_numpy(dtype=float)
+    differences = np.sign(values) * comparable(np.abs(values))  # the same for both signs
     nonzero = differences[differences != 0]
     p_value = math.nan
     if len(nonzero):
@@ -71,5 +82,4 @@ def common_seeds(averages: Mapping[str, pd.Series]) -> tuple[list[str], list[int
 
 def ranks(scores: pd.Series) -> pd.Series:
     """Ranks, 1 for the greatest score; equal scores share the better rank, NaN has no rank."""
-    # Rounded for the same reason as in `paired`.
-    return pd.Series(np.round(scores.astype(float), 12), scores.index).rank(ascending=False, method="min")
+    return comparable(scores.astype(float)).rank(ascending=False, method="min")

@@ -9,10 +9,10 @@ from fedsim.data.fingerprint import Fingerprints, difference, fingerprints
 from fedsim.errors import UserError
 from fedsim.experiment import Experiment, parse_experiment
 from fedsim.recipe import Recipe, parts_of, values_of
-from fedsim.results.differences import MACHINE_KEYS, differing_parts
+from fedsim.results.differences import MACHINE_KEYS, RUN_KEYS, differing_parts
 from fedsim.variants import same_method
 
-NUMBERS = ("run.select_on", "run.validation_domain", "run.threads")  # settings of [run] on which a run's numbers depend
+NUMBERS = (*(f"run.{key}" for key in RUN_KEYS), "run.threads")  # settings of [run] that no call of a run may change
 
 
 def local_fingerprints(experiment: Experiment) -> Fingerprints:

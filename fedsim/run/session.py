@@ -19,11 +19,12 @@ from fedsim.experiment import Experiment
 from fedsim.recipe import values_of
 from fedsim.results.callbacks import RunCallback
 from fedsim.results.client_rows import client_rows, detail_rows
-from fedsim.results.environment import environment
+from fedsim.results.environment import earlier_environments, environment
 from fedsim.results.predictions import forget_after, keep_selected, too_many
 from fedsim.results.reading import rebuild_results
 from fedsim.results.recorder import Recorder
 from fedsim.results.selection import summary_row, validation_column
+from fedsim.results.statistics import comparable
 from fedsim.run.checkpoint import Checkpoint, arrays_file, link_file, load_checkpoint, save_checkpoint, write_arrays
 from fedsim.run.conflicts import local_fingerprints, refuse_other_data, refuse_other_settings, server_fingerprints
 from fedsim.run.inference_bank import keep_entries
@@ -61,10 +62,13 @@ class Session:
         refuse_other_data(self.folder, self.checkpoint.data if self.checkpoint else {}, self.data | self.server_data)
         self.recorder = Recorder(self.folder, space.task.metric)
         self.validation = validation_column(experiment, space.task.metric)
-        self.recorder.truncate(self.checkpoint.round if self.checkpoint else -1)
-        forget_after(self.folder, self.checkpoint.round if self.checkpoint else -1)
+        done = self.checkpoint.round if self.checkpoint else -1
+        self.recorder.truncate(done)
+        forget_after(self.folder, done)
         self.recorder.write_experiment(experiment.toml())
         self.environment = environment() | {"device": str(space.device), "threads": torch.get_num_threads()}
+        self.environment["on_client_failure"] = experiment.run.on_client_failure  # it may be changed for later rounds
+        self.environment |= earlier_environments(self.recorder.environment(), self.environment, done)
         self.environment |= {"classes": list(space.plan.data.classes), "recipe": values_of(space.recipe)}
         self.environment |= {"server_data": self.server_data} if self.server_data else {}
         self.recorder.write_environment(self.environment | {"data": self.data})
@@ -208,8 +212,8 @@ class Session:
             if too_many(self.folder):
                 keep_selected(self.folder, pd.read_csv(self.folder / "rounds.csv"), self.validation)
         score = row.get(self.validation)
-        if round and score is not None and score > self.best:
-            self.best = score
+        if round and score is not None and comparable(score) > self.best:
+            self.best = comparable(score)
             if saved:
                 link_file(saved, self.folder / "best.safetensors")
             else:
@@ -222,7 +226,7 @@ class Session:
         keep_entries(self.folder, which, bank, state.banks.get(bank, {}))
 
     def _best_so_far(self) -> float:
-        """Best score up to the checkpoint.
+        """Best score up to the checkpoint, as `comparable` rounds it.
 
         Its model is kept again: the run may have been killed after the checkpoint and before the link.
         """
@@ -233,6 +237,7 @@ class Session:
         scores = rounds.loc[rounds["round"] >= 1].set_index("round")[column].dropna() if column in rounds else []
         if not len(scores):
             return -math.inf
+        scores = comparable(scores)
         if scores.idxmax() == self.checkpoint.round:
             link_file(arrays_file(self.checkpoint_folder, self.checkpoint.round), self.folder / "best.safetensors")
             self._keep_entries("best", self.checkpoint.state)

@@ -28,6 +28,9 @@ def check_axes(axes: Axes, overrides: Sequence[str], preset: str = "") -> str:
 
     Methods, targets and seeds are axes of the sweep itself; as an override or a grid key they would conflict with it.
     """
+    for option, names in (("--methods", axes.methods), ("--targets", axes.targets)):
+        if not all(names):  # an empty target would mean the default one
+            raise UserError(f"{option}: a name is empty")
     fixed = [parse_override(text) for text in overrides]
     for key, value in fixed:
         if key in OPTIONS:

@@ -6,23 +6,26 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from fedsim.data import benchmark
 from fedsim.errors import UserError, nearest
-from fedsim.results.cell_texts import MISSING, CellText, percent, plain
-from fedsim.results.latex import escape_latex
+from fedsim.results.differences import refuse_twice
+from fedsim.results.from_rounds import again_notes, failed_notes
+from fedsim.results.notes import (
+    damaged_notes,
+    missing_notes,
+    part_notes,
+    split_notes,
+    test_size_notes,
+    unfinished_notes,
+)
+from fedsim.results.provenance import environments, provenance_notes, refuse_other_data, refuse_other_recipes
 from fedsim.results.published import domain_key, printed_numbers, protocol_differences, shortened
 from fedsim.results.reading import Runs, of_experiment
-from fedsim.results.recorder import csv_text
 from fedsim.results.selection import RULE_TITLES, RULES
-from fedsim.results.statistics import mean_and_std, per_seed_average
-from fedsim.results.tables import escape_markdown
+from fedsim.results.statistics import grid_of, mean_and_std, per_seed_average
 from fedsim.sweep.tables import COPY, Block, PaperRow, PaperTable, read_table, row_experiment
 from fedsim.variants import method_label
 
@@ -44,12 +47,14 @@ class Line:
 
     unlike: the settings in which our runs differ from the table's. When there are any, no difference is given, because
     it would compare two protocols.
+    uneven: the average rests on fewer seeds than a column, because a seed lacks a target. It then has no verdict.
     """
 
     row: PaperRow
     ours: dict[str, Numbers] = field(default_factory=dict)
     theirs: dict[str, Numbers] = field(default_factory=dict)
     unlike: list[str] = field(default_factory=list)
+    uneven: bool = False
 
     def difference(self, target: str) -> float:
         """Our number minus the paper's, as a fraction; NaN when one is missing or the protocols differ."""
@@ -60,7 +65,7 @@ class Line:
     def verdict(self, target: str) -> str:
         """`inside` when the difference is at most the paper's ±, else `outside`; empty when the paper prints no ±."""
         gap, allowed = abs(self.difference(target)), self.theirs.get(target, Numbers()).std
-        if math.isnan(gap) or math.isnan(allowed):
+        if math.isnan(gap) or math.isnan(allowed) or (target == AVERAGE and self.uneven):
             return ""
         return "inside" if gap <= allowed + 1e-9 else "outside"
 
@@ -74,6 +79,7 @@ class Reproduction:
     targets: list[str]
     lines: list[Line]
     notes: list[str]
+    select: str
 
 
 def reproductions(folder: Path, runs: Runs, select: str = "best_validation") -> list[Reproduction]:
@@ -90,10 +96,27 @@ def _block(table: PaperTable, block: Block, runs: Runs, select: str) -> Reproduc
     labels = _labels(runs)
     targets = list(benchmark(base.data).domains) if block.targets == ["all"] else list(block.targets)
     printed = printed_numbers(block.published, base)
-    lines = [_line(block, row, runs, labels, printed, targets, select) for row in block.rows]
+    cells = _cells(block, runs, labels, targets, select)
+    recorded = {run: own for run, own in environments(runs).items() if run in set(cells["run"])}
+    refuse_other_data(runs, recorded)
+    refuse_other_recipes(recorded, dict(zip(cells["run"], cells["label"])))
+    refuse_twice(cells)
+    lines = [_line(block, row, runs, cells, printed, targets) for row in block.rows]
     lines = [line for line in lines if line.ours]
     title = f"{table.title} - {block.name}: {RULE_TITLES[select]}"
-    return Reproduction(block, title, targets, lines, _notes(table, block, lines, select))
+    notes = _notes(table, block, lines, select) + _notes_on_runs(block, runs, cells, targets, select)
+    notes = part_notes(runs.only) + notes + provenance_notes(recorded)
+    return Reproduction(block, title, targets, lines, notes, select)
+
+
+def _cells(block: Block, runs: Runs, labels: Mapping[str, str], targets: list[str], select: str) -> pd.DataFrame:
+    """A row for each run of the block's rows: label (the row's title), run, target, seed, accuracy, split_seed."""
+    of_label = {method_label(row_experiment(block, row, targets[0])): row.title for row in block.rows}
+    own = runs.summary[runs.summary["run"].map(labels).isin(list(of_label))]
+    columns = {"run": own["run"], "target": own["target"], "seed": own["seed"]}
+    columns |= {name: own.get(name, pd.Series(dtype=float)) for name in ("split_seed", "target_images")}
+    accuracy = own.get(f"{select}_target_accuracy", pd.Series(dtype=float))
+    return pd.DataFrame({"label": own["run"].map(labels).map(of_label), **columns, "accuracy": accuracy.astype(float)})
 
 
 def _labels(runs: Runs) -> dict[str, str]:
@@ -115,14 +138,14 @@ def _line(
     block: Block,
     row: PaperRow,
     runs: Runs,
-    labels: Mapping[str, str],
+    cells: pd.DataFrame,
     printed: pd.DataFrame,
     targets: list[str],
-    select: str,
 ) -> Line:
-    wanted = row_experiment(block, row, targets[0])
-    own = [run for run, label in labels.items() if label == method_label(wanted)]
-    line = Line(row, _ours(runs, own, targets, select), _theirs(printed, row.printed, targets))
+    own = cells.loc[cells["label"] == row.title, "run"]
+    ours = _ours(cells, row.title, targets)
+    uneven = len({numbers.seeds for numbers in ours.values()}) > 1
+    line = Line(row, ours, _theirs(printed, row.printed, targets), uneven=uneven)
     reference = {target: row_experiment(block, row, target) for target in targets}
     shown = runs.labels()
     for run in own:
@@ -136,12 +159,8 @@ def _line(
     return line
 
 
-def _ours(runs: Runs, own: Sequence[str], targets: list[str], select: str) -> dict[str, Numbers]:
-    table = runs.summary[runs.summary["run"].isin(own)]
-    if table.empty:
-        return {}
-    grid = table.pivot_table(index="seed", columns="target", values=f"{select}_target_accuracy")
-    grid = grid.reindex(columns=targets)
+def _ours(table: pd.DataFrame, title: str, targets: list[str]) -> dict[str, Numbers]:
+    grid = grid_of(table, title).reindex(columns=targets)
     cells = {target: mean_and_std(grid[target]) for target in targets}
     cells[AVERAGE] = mean_and_std(per_seed_average(grid, targets))
     return {target: Numbers(**cell) for target, cell in cells.items() if cell["seeds"]}
@@ -170,114 +189,21 @@ def _notes(table: PaperTable, block: Block, lines: Sequence[Line], select: str) 
         for line in lines
         if line.unlike
     ]
+    notes += [
+        f"{line.row.title}: the average rests on fewer seeds than its columns, so it has no verdict."
+        for line in lines
+        if line.uneven and AVERAGE in line.ours
+    ]
     notes += [f"{absent.printed}: not run ({absent.why})." for absent in block.absent]
     return notes
 
 
-# --- as text ----------------------------------------------------------------------------------------------------
-
-
-def texts(result: Reproduction) -> list[tuple[str, list[str]]]:
-    """(name, cells) of every printed line: our numbers, then the paper's and the difference if it has the row."""
-    found = []
-    for line in result.lines:
-        columns = (*result.targets, AVERAGE)
-        found.append((line.row.title, [_number(line.ours, target) for target in columns]))
-        if line.theirs:
-            found.append((f"  {result.block.published}", [_number(line.theirs, target) for target in columns]))
-            found.append(("  difference", [_difference(line, target) for target in columns]))
-    return found
-
-
-def _number(numbers: Mapping[str, Numbers], target: str) -> str:
-    cell = numbers.get(target, Numbers())
-    return plain(CellText(percent(cell.mean), "" if math.isnan(cell.std) else percent(cell.std)))
-
-
-def _difference(line: Line, target: str) -> str:
-    gap = line.difference(target)
-    return MISSING if math.isnan(gap) else f"{100 * gap:+.1f} {line.verdict(target)}".rstrip()
-
-
-def csv_rows(results: Sequence[Reproduction]) -> list[dict[str, Any]]:
-    """One row per block, method and target, in full precision."""
-    return [
-        {
-            "block": result.block.name,
-            "row": line.row.title,
-            "method": " ".join([line.row.method, *line.row.settings]),
-            "target": target,
-            "mean": _known(line.ours.get(target, Numbers()).mean),
-            "std": _known(line.ours.get(target, Numbers()).std),
-            "seeds": line.ours.get(target, Numbers()).seeds,
-            "source": result.block.published,
-            "published_mean": _known(line.theirs.get(target, Numbers()).mean),
-            "published_std": _known(line.theirs.get(target, Numbers()).std),
-            "difference": _known(line.difference(target)),
-            "verdict": line.verdict(target),
-            "other_settings": shortened(line.unlike),
-        }
-        for result in results
-        for line in result.lines
-        for target in (*result.targets, AVERAGE)
-    ]
-
-
-def _known(value: float) -> float | None:
-    return None if math.isnan(value) else value
-
-
-def rich_table(result: Reproduction) -> Table:
-    """The block as a table for the terminal; every row of the paper's table is a section."""
-    table = Table(title=escape(result.title), title_justify="left")
-    table.add_column("Method")
-    for name in (*result.targets, "Average"):
-        table.add_column(escape(name), justify="right")
-    for number, (head, cells) in enumerate(texts(result)):
-        if number and not head.startswith(" "):
-            table.add_section()
-        table.add_row(escape(head), *cells, style="dim" if head.startswith(" ") else "")
-    return table
-
-
-def markdown(result: Reproduction) -> str:
-    """GitHub Markdown."""
-    heads = ["Method", *map(escape_markdown, result.targets), "Average"]
-    lines = [f"**{escape_markdown(result.title)}**", "", f"| {' | '.join(heads)} |", "|---|" + "---:|" * len(heads[1:])]
-    for head, cells in texts(result):
-        name = f"_{escape_markdown(head.strip())}_" if head.startswith(" ") else escape_markdown(head)
-        lines.append(f"| {' | '.join([name, *cells])} |")
-    return "\n".join([*lines, "", *(f"- {escape_markdown(note)}" for note in result.notes)]) + "\n"
-
-
-def latex(result: Reproduction) -> str:
-    """The block as a booktabs table; the notes follow as comments."""
-    heads = [escape_latex(name) for name in ("Method", *result.targets, "Average")]
-    lines = ["\\begin{tabular}{l" + "r" * len(heads[1:]) + "}", "\\toprule", " & ".join(heads) + " \\\\", "\\midrule"]
-    for head, cells in texts(result):
-        name = "\\quad " + escape_latex(head.strip()) if head.startswith(" ") else escape_latex(head)
-        lines.append(" & ".join([name, *map(_latex_cell, cells)]) + " \\\\")
-    return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", *(f"% {note}" for note in result.notes)]) + "\n"
-
-
-def _latex_cell(text: str) -> str:
-    return f"$-${escape_latex(text[1:])}" if text.startswith("-") else escape_latex(text)
-
-
-def render(results: Sequence[Reproduction], form: str) -> str:
-    """The blocks as text; form: `csv`, `markdown` or `latex`."""
-    if form == "csv":
-        rows = csv_rows(results)
-        return csv_text(rows[0] if rows else ["block"], rows)
-    return "\n".join({"markdown": markdown, "latex": latex}[form](result) for result in results)
-
-
-def show(results: Sequence[Reproduction], console: Console) -> None:
-    """Print the blocks to the terminal."""
-    for result in results:
-        table = rich_table(result)
-        if not console.is_terminal:
-            console.width = max(console.width, 200)
-        console.print(table)
-        for note in result.notes:
-            console.print(f"- {note}", markup=False, highlight=False)
+def _notes_on_runs(block: Block, runs: Runs, cells: pd.DataFrame, targets: list[str], select: str) -> list[str]:
+    """The notes that a comparison of these runs has, too: missing and unfinished ones, splits, test images, rounds."""
+    asked = [target for target in targets if target in set(cells["target"])] if runs.only else targets
+    notes = missing_notes(cells, asked, paired=False) + split_notes(cells) + test_size_notes(cells)
+    unfinished = [run for run in runs.unfinished if block.name in run.split("/")]
+    notes += unfinished_notes(unfinished) + damaged_notes(runs.damaged)
+    again = {run: text for run, text in runs.reselected.items() if run in set(cells["run"])}
+    notes += failed_notes({run: count for run, count in runs.failed.items() if run in set(cells["run"])})
+    return notes + (again_notes(again) if select == "best_validation" else [])

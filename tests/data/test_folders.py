@@ -133,3 +133,13 @@ def test_side_files_are_ignored_and_foreign_files_named(tree_settings, tmp_path)
     (folder / "clip.mp4").touch()
     with pytest.raises(UserError, match=r"clip.mp4: not an image"):
         list_domain(data, benchmark(data), "photo")
+
+
+@pytest.mark.parametrize("name", ["average", "Average"])
+def test_no_domain_has_the_name_of_the_average(make_tree, name):
+    """Its column in every table would hold the average of all domains."""
+    data = DataSettings(dataset="folder", root=str(make_tree(("art", name, "photo"))))
+    with pytest.raises(UserError, match=f"a domain cannot be called '{name}'"):
+        benchmark(data)
+    chosen = data.model_copy(update={"domains": ["art", "photo"]})
+    assert benchmark(chosen).domains == ("art", "photo")

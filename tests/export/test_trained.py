@@ -11,8 +11,11 @@ from PIL import Image
 from safetensors.numpy import load_file as numpy_file
 from safetensors.torch import load_file
 from support import Interrupt, run_small, small_experiment
+from typer.testing import CliRunner
 
 import fedsim
+from fedsim.cli import app
+from fedsim.commands.runs import headline
 from fedsim.errors import UserError
 from fedsim.export.card import card
 from fedsim.export.files import WRITERS, export
@@ -208,3 +211,31 @@ def test_unknown_class_folder_is_named(tmp_path):
         (tmp_path / name).mkdir()
     with pytest.raises(UserError, match="god is not called like a class of the model; its classes are cat, dog"):
         labelled_images(tmp_path, ("cat", "dog"))
+
+
+def test_a_model_of_another_round_than_the_tables_says_so(runs, tmp_path):
+    """The runs of earlier versions may have kept a later one of equal rounds."""
+    folder = tmp_path / "seed0"
+    shutil.copytree(runs("fedavg"), folder)
+    chosen = int(pd.read_csv(folder / "summary.csv")["best_validation_round"][0])
+    assert fedsim.load(folder).remark == ""  # and no warning, which is an error in these tests
+    write_arrays(folder / "best.safetensors", numpy_file(folder / "best.safetensors"), {"round": str(3 - chosen)})
+    with pytest.warns(UserWarning, match=f"of round {3 - chosen}.*tables report round {chosen}"):
+        model = fedsim.load(folder)
+    assert f"tables report round {chosen}" in card(model)
+    assert f"tables report round {chosen}" in headline(folder)
+    fedsim.load(folder, "last")
+
+
+def test_evaluation_on_other_images_than_the_run_s_is_said(runs, tmp_path):
+    folder = tmp_path / "seed0"
+    shutil.copytree(runs("fedavg"), folder)
+    words = ["evaluate", str(folder)]
+    assert "not the images" not in CliRunner().invoke(app, words).output
+    record = json.loads((folder / "environment.json").read_text())
+    record["data"]["rot45"]["content"] = "other"
+    (folder / "environment.json").write_text(json.dumps(record))
+    shown = " ".join(CliRunner().invoke(app, words).output.split())
+    assert "these are not the images of the run (rot45: 1,000 images as before, but other" in shown
+    (folder / "environment.json").unlink()  # an older run
+    assert CliRunner().invoke(app, words).exit_code == 0

@@ -24,7 +24,7 @@ FLOORS = (
     ("clients",),
     ("strategies",),
     ("fedsim.models", "fedsim.data", "fedsim.results"),
-    ("fedsim.part", "fedsim.console", "fedsim.edge", "fedsim.new_method"),
+    ("fedsim.part", "fedsim.console", "fedsim.options", "fedsim.edge", "fedsim.new_method"),
     (
         "fedsim.experiment",
         "fedsim.settings",

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from fedsim.errors import UserError
 from fedsim.results import compare
 from fedsim.results.statistics import paired
 
@@ -198,3 +199,16 @@ def test_oracle_is_labelled():
     assert "ORACLE" in comparison.title
     assert any("upper bound" in note for note in comparison.notes)
     assert cell(comparison, "fedavg", "photo")["mean"] == pytest.approx(0.93)
+
+
+def test_old_runs_on_a_domain_called_average_are_refused():
+    """The average over domains would be shown as the number of this one."""
+    runs = table_of_runs({("fedavg", "average", 0): 0.5, ("fedavg", "photo", 0): 0.7})
+    with pytest.raises(UserError, match="a domain is called 'average'"):
+        compare(runs)
+
+
+def test_a_domain_like_a_power_is_a_name():
+    """`²`.isdigit() is true, but it is no number."""
+    runs = table_of_runs({("fedavg", target, 0): 0.5 for target in ("photo", "²", "10", "9.5")})
+    assert compare(runs).targets == ["9.5", "10", "photo", "²"]

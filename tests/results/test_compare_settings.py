@@ -1,11 +1,12 @@
 """Comparisons of runs whose settings differ, and of runs that stand for the same cell."""
 
+import pandas as pd
 import pytest
 
 from fedsim.errors import UserError
-from fedsim.results import compare
+from fedsim.results import compare, read_runs
 
-from .invented import pacs_experiment
+from .invented import pacs_experiment, write_run
 from .made_up_runs import table_of_runs, two_methods
 
 
@@ -85,3 +86,15 @@ def test_transductive_methods_are_marked():
     text = compare(table_of_runs({("fedavg", "photo", 0): 0.5, ("fedig-a", "photo", 0): 0.6})).render("markdown")
     assert "| fedig-a † |" in text
     assert "transductive" in text
+
+
+def test_runs_with_another_answer_to_failures_are_compared_and_failures_are_said(tmp_path):
+    """It may change between the calls of a run; what matters is whether a client has failed."""
+    for seed, answer in enumerate(("stop", "continue")):
+        folder = write_run(tmp_path, pacs_experiment("fedavg", "photo", seed, run={"on_client_failure": answer}))
+    assert not [note for note in compare(read_runs(tmp_path)).notes if "failed" in note]
+    rounds = pd.read_csv(folder / "rounds.csv")
+    rounds.loc[rounds["round"].isin([2, 5]), "failed"] = 1
+    rounds.to_csv(folder / "rounds.csv", index=False)
+    (note,) = [note for note in compare(read_runs(tmp_path)).notes if "failed" in note]
+    assert "pacs/fedavg/photo/seed1 (2 rounds)" in note

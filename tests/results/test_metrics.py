@@ -225,3 +225,26 @@ def test_a_run_removes_predictions_on_the_way_when_they_are_many_or_large(tmp_pa
     monkeypatch.setattr(predictions, "UNREMOVED_BYTES", 3 * predictions_file(tmp_path, 1).stat().st_size - 1)
     assert predictions.too_many(tmp_path)
     assert not predictions.too_many(tmp_path / "empty")
+
+
+def test_a_run_that_diverged_leaves_the_others_their_metrics(outputs):
+    """Its probabilities are NaN. It ended a table, and the whole report, in an unexpected error."""
+    run = outputs / "csac" / "photo" / "seed0"
+    round_ = int(pd.read_csv(run / "summary.csv")["best_validation_round"][0])
+    wrong = PROBABILITIES.copy()
+    wrong[2] = np.nan
+    write_predictions(run, round_, Predictions(np.arange(6), LABEL, wrong, ("a", "b", "c", "d")))
+    with pytest.raises(UserError, match="some probabilities are no numbers"):
+        read_predictions(run)
+    table = compare(read_runs(outputs), metric="auroc")
+    assert any(note.startswith("Not computed: ") and "no numbers" in note for note in table.notes)
+    assert table.cells["mean"].notna().any()
+    assert "no numbers" in write_report(outputs).read_text()
+
+
+def test_a_metric_of_another_task_is_not_advised(outputs):
+    """To keep predictions would not give a classification a Dice."""
+    for metric in ("dice", "surface_distance"):
+        with pytest.raises(UserError, match=f"no {metric}, a metric of another task; theirs are accuracy, ") as caught:
+            compare(read_runs(outputs), metric=metric)
+        assert "keep_predictions" not in str(caught.value)

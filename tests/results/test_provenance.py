@@ -6,10 +6,13 @@ import pytest
 from support import run_small, small_experiment
 
 from fedsim.assembly import build_recipe
+from fedsim.data.fingerprint import fingerprints
 from fedsim.errors import UserError
-from fedsim.results import Recorder, compare, read_runs
+from fedsim.experiment import read_experiment
+from fedsim.results import Recorder, choose_runs, compare, read_runs
 from fedsim.results.plots import run_labels
 from fedsim.run.conflicts import refuse_other_settings
+from fedsim.settings import DataSettings
 
 from .invented import pacs_experiment, write_run
 
@@ -52,10 +55,30 @@ def test_the_same_images_or_an_older_record_are_compared_without_a_word(tmp_path
     assert notes_of(runs) == []
 
 
-def test_splits_that_choose_the_images_may_differ_between_seeds(tmp_path):
-    """Rotated MNIST draws its images by the seed of splits, so that seeds have different ones."""
+@pytest.mark.parametrize("split_seed", [None, 7])
+def test_seeds_on_other_images_are_not_averaged(tmp_path, split_seed):
+    """A fingerprint is of all images of a domain, whatever images a seed draws from them."""
     other = {"data": {"photo": {"images": 1670, "content": "bb"}}}
-    assert len(compare(two_runs(tmp_path, {"data": {"photo": PHOTO}}, other, seed=1)).methods) == 2
+    runs = two_runs(tmp_path, {"data": {"photo": PHOTO}}, other, "fedavg", seed=1)
+    if split_seed:
+        runs.experiments = {run: one.replace(data={"split_seed": 7}) for run, one in runs.experiments.items()}
+    with pytest.raises(UserError, match="different images under the name 'photo'"):
+        compare(runs)
+
+
+def test_a_reader_from_outside_may_draw_the_images_by_the_seed(tmp_path):
+    other = {"data": {"photo": {"images": 1670, "content": "bb"}}}
+    runs = two_runs(tmp_path, {"data": {"photo": PHOTO}}, other, seed=1)
+    mine = {"dataset": "mine:data", "image_size": 224}
+    runs.experiments = {run: one.replace(data=mine) for run, one in runs.experiments.items()}
+    assert len(compare(runs).methods) == 2
+
+
+@pytest.mark.parametrize("dataset", ["digits", "digit-masks"])
+def test_fingerprints_of_drawn_images_are_the_same_for_every_seed(dataset):
+    """Rotated MNIST needs files that are not here; its hash is of all of MNIST, too."""
+    found = [fingerprints(DataSettings(dataset=dataset, split_seed=seed)) for seed in (0, 1)]
+    assert found[0] == found[1]
 
 
 def test_threads_versions_and_revisions_that_differ_are_said(tmp_path):
@@ -139,3 +162,34 @@ def test_a_grid_over_a_part_does_not_rename_the_methods_without_it(tmp_path):
     assert sorted(result.methods["label"]) == ["csac (align=cross)", "csac (align=logits)", "fedavg"]
     assert result.baseline == "fedavg"
     assert set(run_labels(runs).values()) == set(result.methods["label"])
+
+
+def test_a_setting_that_repeats_a_default_makes_no_row_of_its_own(tmp_path):
+    """The recorded recipes tell; without them, or where they differ, the settings stand in the label."""
+    words = [{}, {"proximal": {"mu": 0.1}}, {"proximal": {"mu": 0.5}}]
+    mus = [0.1, 0.1, 0.5]
+    for number, (own, mu) in enumerate(zip(words, mus)):
+        experiment = pacs_experiment("fedprox", "photo", number, method={"name": "fedprox", **own})
+        Recorder(write_run(tmp_path, experiment)).write_environment(recipe(mu=mu))
+    run = "fedprox/photo/seed{}"
+    labels = read_runs(tmp_path / "pacs").labels()
+    assert [labels[run.format(number)] for number in range(3)] == ["fedprox", "fedprox", "fedprox@proximal.mu=0.5"]
+    repeated = choose_runs(read_runs(tmp_path / "pacs"), seeds=[0, 1])
+    assert set(repeated.labels().values()) == {"fedprox"}
+    result = compare(repeated)
+    assert len(result.methods) == 1
+    assert result.methods["seeds"].iloc[0] == 2
+    (tmp_path / "pacs/fedprox/photo/seed1/environment.json").unlink()
+    old = read_runs(tmp_path / "pacs").labels()
+    assert old[run.format(1)] == "fedprox@proximal.mu=0.1"
+
+
+def test_published_numbers_stay_beside_a_repeated_default(tmp_path):
+    """A label with settings would be a variant, beside which no paper's number is shown."""
+    for number, own in enumerate([{}, {"proximal": {"mu": 0.1}}]):
+        settings = {"name": "fedprox", **own}
+        experiment = read_experiment("pacs", ["run.target=photo", f"run.seed={number}"], "fedig")
+        experiment = experiment.replace(method=settings)
+        Recorder(write_run(tmp_path, experiment)).write_environment(recipe(mu=0.1))
+    result = compare(read_runs(tmp_path))
+    assert set(result.published["method"]) == {"fedprox"}, result.notes

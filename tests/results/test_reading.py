@@ -8,8 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 from fedsim.cli import app
+from fedsim.commands.runs import headline
 from fedsim.errors import UserError
-from fedsim.results import choose_runs, read_runs, rebuild_results
+from fedsim.results import choose_runs, compare, read_runs, rebuild_results
 
 from .invented import pacs_experiment, write_grid, write_run
 
@@ -134,7 +135,43 @@ def test_the_verbs_take_methods_targets_and_seeds(tmp_path):
     assert "sketch" not in header
     assert CliRunner().invoke(app, ["plot", str(folder), *only]).exit_code == 0
     assert CliRunner().invoke(app, ["report", str(folder), *only]).exit_code == 0
-    page = (folder / "report.html").read_text()
+    page = (folder / "report-part.html").read_text()
     assert page.count("fedsim run ") == 1
+    assert "A part of the runs: only methods csac; targets photo; seeds 0." in page
+    assert not (folder / "report.html").exists()
     wrong = CliRunner().invoke(app, ["compare", str(folder), "--seeds", "x"])
     assert "--seeds 'x'" in str(wrong.exception)
+
+
+@pytest.mark.parametrize(
+    "words", [["--methods", "csac"], ["--seeds", "0"], ["--select", "oracle"], ["--select", "last"]]
+)
+def test_only_the_main_table_is_kept_as_a_file(tmp_path, words):
+    """A part of the runs, or another rule, must not replace the numbers of all runs without a word."""
+    folder = write_grid(tmp_path, {"fedavg": 0, "csac": 0.1}, rounds=2, targets=("photo", "sketch"))
+    command = ["compare", str(folder)]
+    assert "A part" not in CliRunner().invoke(app, [*command, "--baseline", "fedavg"]).output
+    before = (folder / "comparison.csv").read_bytes()
+    shown = CliRunner().invoke(app, [*command, *words])
+    assert shown.exit_code == 0, shown.output
+    said = f"A part of the runs: only {words[0].strip('-')} {words[1]}."
+    assert (said in shown.output) == (words[0] != "--select")
+    assert (folder / "comparison.csv").read_bytes() == before
+
+
+@pytest.mark.parametrize("kept", [0, 5, -1])
+def test_a_summary_that_was_cut_off_is_said(tmp_path, kept):
+    """Such a run was neither in the table nor among the unfinished ones."""
+    folder = write_grid(tmp_path, {"fedavg": 0, "csac": 0.1}, rounds=2, targets=("photo",))
+    file = folder / "csac" / "photo" / "seed1" / "summary.csv"
+    file.write_text(file.read_text()[:kept])
+    runs = read_runs(folder)
+    assert runs.damaged == ["csac/photo/seed1"]
+    (note,) = [note for note in compare(runs).notes if "cut off" in note]
+    assert "csac/photo/seed1" in note
+    assert len(rebuild_results(folder)) == 3
+    with pytest.raises(UserError, match="empty or cut off"):
+        compare(read_runs(file.parent))
+    with pytest.raises(UserError, match="empty or cut off"):
+        headline(file.parent)
+    assert choose_runs(runs, ["fedavg"]).damaged == []

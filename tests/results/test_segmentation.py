@@ -64,6 +64,8 @@ def test_tables_figures_and_report(outputs):
     assert table.metric == "dice"
     assert "Dice on the unseen domain" in table.render("table").replace("\n", " ")
     assert table.cells["mean"].iloc[0] == runs.summary["best_validation_target_dice"][0]
+    with pytest.raises(UserError, match="no auroc, a metric of another task; theirs are dice, surface_distance"):
+        compare(runs, metric="auroc")
     distance = compare(runs, metric="surface_distance").cells["mean"].iloc[0]
     assert 0 < distance < 1
     figures = dict(draw(runs, "contract"))

@@ -114,3 +114,15 @@ def test_summary_costs():
     assert (row["bytes_down_per_round"], row["seconds_per_round"], row["train_seconds"]) == (10, 2.0, 1.5)
     assert row["bytes_up_per_round"] == pytest.approx(13 / 3)
     assert row["label"] == "FedAvg"
+
+
+def test_a_tie_in_exact_arithmetic_is_a_tie():
+    """The same mean has another last bit when its sum was taken in another order, or when it is at half a digit."""
+    first, later = 0.6, 0.1 + 0.2 + 0.3
+    assert later > first
+    assert select(rounds_table([0.1, first, later, later]))["round"] == 1
+    assert select(rounds_table([0.1] * 4, [0.0, first, later, 0.2]), "oracle")["round"] == 1
+    half = 5 / 1024  # 0.0048828125: half a digit where nine are left
+    assert select(rounds_table([0.1, np.nextafter(half, 0), half, np.nextafter(half, 1)]))["round"] == 1
+    assert select(rounds_table([0.1, 0.5, 0.5 + 1e-8]))["round"] == 2
+    assert summary_row(pacs_experiment(), rounds_table([0.1, first, later]))["best_validation_round"] == 1

@@ -48,8 +48,9 @@ def test_markdown(comparison):
 
 def test_latex(comparison):
     lines = comparison.render("latex").splitlines()
-    assert lines[:9] == [
+    assert lines[:10] == [
         r"% needs \usepackage{booktabs}",
+        "% pacs: best source validation; accuracy on the unseen domain (%)",
         r"\begin{tabular}{lrrrrrrrrrrr}",
         r"\toprule",
         r"Method & art\_painting & photo & Average & Seeds & Rank & $\Delta$ fedavg & p & Pairs & Down/round "
@@ -62,7 +63,16 @@ def test_latex(comparison):
         r"\bottomrule",
         r"\end{tabular}",
     ]
-    assert all(line.startswith("% ") for line in lines[9:])
+    assert all(line.startswith("% ") for line in lines[10:])
+
+
+def test_latex_shows_an_oracle_in_the_table(comparison):
+    """A comment does not appear in the printed page."""
+    shown = r"\multicolumn{12}{l}{pacs: ORACLE: best round on the target, an upper bound; "
+    assert shown not in comparison.render("latex")
+    comparison.select = "oracle"
+    comparison.title = "pacs: ORACLE: best round on the target, an upper bound"
+    assert shown in comparison.render("latex")
 
 
 def test_csv_holds_fractions_in_full(comparison):

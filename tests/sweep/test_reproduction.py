@@ -17,7 +17,8 @@ from fedsim.errors import UserError
 from fedsim.results import Recorder, read_runs, summary_row
 from fedsim.results.published import printed_numbers
 from fedsim.run.plan import resolve
-from fedsim.sweep.reproduction import Line, Numbers, csv_rows, reproductions, show
+from fedsim.sweep.reproduction import Line, Numbers, reproductions
+from fedsim.sweep.reproduction_texts import csv_rows, show
 from fedsim.sweep.tables import Choice, PaperRow, find_table, known_tables, plan_table, read_table, row_experiment
 
 TABLES = [

@@ -1,0 +1,22 @@
+"""Options of the command line that hold several names or numbers, separated by commas."""
+
+from fedsim.errors import UserError
+
+
+def names_of(option: str, text: str) -> list[str]:
+    """`rot0, rot15` -> ["rot0", "rot15"]; an empty text means that the option is not given.
+
+    UserError for an empty name between the commas: what it would mean is not known.
+    """
+    names = [name.strip() for name in text.split(",")] if text.strip() else []
+    if not all(names):
+        raise UserError(f"{option} {text!r}: a name is empty; give names separated by single commas, or leave it out")
+    return names
+
+
+def numbers_of(option: str, text: str) -> list[int]:
+    """`0, 1, 2` -> [0, 1, 2]; an empty text means that the option is not given. UserError for anything else."""
+    words = [word.strip() for word in text.split(",")] if text.strip() else []
+    if not all(word.isascii() and word.isdigit() for word in words):
+        raise UserError(f"{option} {text!r}: give whole numbers separated by commas, e.g. 0,1,2")
+    return [int(word) for word in words]

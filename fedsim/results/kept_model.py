@@ -1,0 +1,39 @@
+"""Says when the kept model of a finished run is not of the round that tables report (see `from_rounds`)."""
+
+from pathlib import Path
+
+import pandas as pd
+from safetensors import SafetensorError, safe_open
+
+from fedsim.errors import UserError
+from fedsim.results.reading import read_settings
+from fedsim.results.selection import select, validation_column
+from fedsim.tasks import task_in
+
+
+def other_round(run: Path) -> str:
+    """A text when best.safetensors of a finished run is not of the round that tables report; else empty."""
+    kept = _round_of(run / "best.safetensors")
+    if kept is None or not (run / "summary.csv").is_file() or not (run / "rounds.csv").is_file():
+        return ""
+    rounds = pd.read_csv(run / "rounds.csv")
+    try:
+        chosen = int(
+            select(rounds, "best_validation", validation_column(read_settings(run), task_in(rounds).metric))["round"]
+        )
+    except UserError:  # all values are NaN, or the column is of an older version
+        return ""
+    if chosen == kept:
+        return ""
+    return (
+        f"best.safetensors and summary.csv are of round {kept}, chosen by an earlier version of fedsim; tables report "
+        f"round {chosen}, the first with this validation"
+    )
+
+
+def _round_of(file: Path) -> int | None:
+    try:
+        with safe_open(file, framework="numpy") as content:
+            return int((content.metadata() or {})["round"])
+    except (OSError, SafetensorError, KeyError, ValueError):
+        return None
