@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from fedsim.experiment import Experiment
-from fedsim.results.selection import first_best, validation_column
+from fedsim.results.selection import VALIDATED, competing, first_best, validation_column
 from fedsim.results.statistics import comparable
 from fedsim.tasks import task_in
 
@@ -56,6 +56,8 @@ def select_again(
 def _first_of_equals(rows: Rows, column: str, then: int) -> dict[str, str] | None:
     """The first of the rows that are equal to round `then`; None when that is the first itself, or not the best."""
     scores = np.array([_number(row.get(column)) for row in rows])
+    if not column.startswith("target_") and VALIDATED in rows[0]:
+        scores = competing(scores, [_number(row[VALIDATED]) for row in rows], column)
     if np.isnan(scores).all():
         return None
     best = first_best(scores)

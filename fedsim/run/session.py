@@ -23,8 +23,7 @@ from fedsim.results.environment import earlier_environments, environment
 from fedsim.results.predictions import forget_after, keep_selected, too_many
 from fedsim.results.reading import rebuild_results
 from fedsim.results.recorder import Recorder
-from fedsim.results.selection import summary_row, validation_column
-from fedsim.results.statistics import comparable
+from fedsim.results.selection import VALIDATED, last_is_best, summary_row, validation_column
 from fedsim.run.checkpoint import Checkpoint, arrays_file, link_file, load_checkpoint, save_checkpoint, write_arrays
 from fedsim.run.conflicts import local_fingerprints, refuse_other_data, refuse_other_settings, server_fingerprints
 from fedsim.run.inference_bank import keep_entries
@@ -74,7 +73,7 @@ class Session:
         self.recorder.write_environment(self.environment | {"data": self.data})
         self.evaluate_target: EvaluateTarget | None = None
         self.evaluate_held_out: EvaluateTarget | None = None
-        self.best = self._best_so_far()
+        self.scores, self.validated = self._scores_so_far()  # of the rounds from 1 on
         self.strategy: FedDG | None = None
         self.target_images: int | None = None  # that are tested
         self._round_ended = time.perf_counter()
@@ -194,10 +193,12 @@ class Session:
             "round_seconds": now - (log.started if log.round else self._round_ended),
         }
         train = self.experiment.train
-        if train.evaluate_clients != "all" or train.evaluate_every > 1:  # what the selection rests on
-            row["validated"] = sum(found.get(f"validation_{metric}") is not None for found in rows)
-        if self.experiment.run.select_on == "local":
-            row[f"mean_local_validation_{metric}"] = mean(rows, f"local_validation_{metric}")
+        run, local = self.experiment.run, f"local_validation_{metric}"
+        if train.evaluate_clients != "all" or train.evaluate_every > 1 or run.on_client_failure == "continue":
+            used = local if run.select_on == "local" else f"validation_{metric}"
+            row[VALIDATED] = sum(found.get(used) is not None for found in rows)  # what the selection rests on
+        if run.select_on == "local":
+            row[f"mean_{local}"] = mean(rows, local)
         return row
 
     def _keep(self, round: int, row: dict[str, Any], arrays: ArrayRecord) -> None:
@@ -211,9 +212,11 @@ class Session:
             # Only now: until a checkpoint is written, a resumed run may select an earlier round again.
             if too_many(self.folder):
                 keep_selected(self.folder, pd.read_csv(self.folder / "rounds.csv"), self.validation)
-        score = row.get(self.validation)
-        if round and score is not None and comparable(score) > self.best:
-            self.best = comparable(score)
+        if not round:
+            return
+        self.scores.append(_score(row.get(self.validation)))
+        self.validated.append(_score(row.get(VALIDATED)))
+        if last_is_best(self.scores, self.validated, self.validation):
             if saved:
                 link_file(saved, self.folder / "best.safetensors")
             else:
@@ -225,23 +228,22 @@ class Session:
         bank = self.space.recipe.infer.bank
         keep_entries(self.folder, which, bank, state.banks.get(bank, {}))
 
-    def _best_so_far(self) -> float:
-        """Best score up to the checkpoint, as `comparable` rounds it.
+    def _scores_so_far(self) -> tuple[list[float], list[float]]:
+        """Scores up to the checkpoint, with the numbers of clients that validated.
 
-        Its model is kept again: the run may have been killed after the checkpoint and before the link.
+        If the checkpoint's model is the best, it is kept again: the run may have been killed before the link.
         """
         if not self.checkpoint or not (self.folder / "rounds.csv").is_file():
-            return -math.inf
-        rounds = pd.read_csv(self.folder / "rounds.csv")
-        column = self.validation
-        scores = rounds.loc[rounds["round"] >= 1].set_index("round")[column].dropna() if column in rounds else []
-        if not len(scores):
-            return -math.inf
-        scores = comparable(scores)
-        if scores.idxmax() == self.checkpoint.round:
+            return [], []
+        rounds = pd.read_csv(self.folder / "rounds.csv").query("round >= 1").sort_values("round")
+        scores, validated = (
+            [_score(value) for value in rounds[name]] if name in rounds else [math.nan] * len(rounds)
+            for name in (self.validation, VALIDATED)
+        )
+        if scores and last_is_best(scores, validated, self.validation):
             link_file(arrays_file(self.checkpoint_folder, self.checkpoint.round), self.folder / "best.safetensors")
             self._keep_entries("best", self.checkpoint.state)
-        return float(scores.max())
+        return scores, validated
 
 
 def complete_finish(*experiments: Experiment) -> None:
@@ -255,6 +257,10 @@ def complete_finish(*experiments: Experiment) -> None:
             shutil.rmtree(run_folder(experiment) / name, ignore_errors=True)
     if experiments:
         rebuild_results(Path(experiments[0].run.output) / experiments[0].name)
+
+
+def _score(value: float | None) -> float:
+    return math.nan if value is None else float(value)
 
 
 def mean(rows: list[dict[str, Any]], column: str, weight: str = "") -> float | None:
