@@ -21,11 +21,15 @@ from fedsim.registry import find_row
 from fedsim.seeding import stream_seed
 
 
-def build_recipe(experiment: Experiment) -> Recipe:
-    """The recipe of `[method]`, with its overrides; UserError for unknown names and for parts that do not fit."""
+def build_recipe(experiment: Experiment, recorded: bool = False) -> Recipe:
+    """The recipe of `[method]`, with its overrides; UserError for unknown names and for parts that do not fit.
+
+    `recorded`: it is the recipe of an existing run, which may combine parts that are refused for a new one.
+    """
     recipe = assemble(experiment.method, experiment.parts)
-    _check_preset(experiment, recipe)
-    check_recipe(recipe, experiment.method_name)
+    if not recorded:
+        _check_preset(experiment, recipe)
+        check_recipe(recipe, experiment.method_name)
     task = find_dataset(experiment.data.dataset).task
     for _, part in parts_of(recipe):
         if task not in part.tasks:

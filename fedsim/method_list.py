@@ -73,7 +73,8 @@ def listed(changes: str = "", costs: Mapping[str, float] | None = None) -> dict[
     wanted = {slot for word in changes.split(",") if word.strip() for slot in _slots(word.strip())}
     costs = step_costs()[0] if costs is None else costs
     groups: dict[str, list[MethodRow]] = {}
-    for name, recipe in {**METHODS, **{key: find_row(key) for key in entry_points("methods")}}.items():
+    own = [key for key, found in entry_points("methods").items() if len(found) == 1 and key not in METHODS]
+    for name, recipe in {**METHODS, **{key: find_row(key) for key in own}}.items():
         row = MethodRow(name, recipe, origin("methods", name), costs.get(name))
         if not changes or wanted & row.parts.keys():
             groups.setdefault(row.group, []).append(row)

@@ -53,31 +53,26 @@ def lookup(name: str, known: Mapping[str, Any], group: str, where: str) -> Any:
     if ":" in name:
         return load(name, where)
     points = entry_points(group)
-    if name in known and name in points:
-        package = package_of(points[name]).requirement
-        raise UserError(
-            f"the {group[:-1]} {name!r} could be fedsim's own or that of the installed package {package}; write "
-            f"{points[name]!r} for the package's, or uninstall the package"
-        )
+    offered = ["fedsim's own" if name in known else "", *points.get(name, ())]
+    if len([each for each in offered if each]) > 1:
+        meant = " or ".join(each for each in offered if each)
+        raise UserError(f"the {group[:-1]} {name!r} could be {meant}, of an installed package; write the one with a "
+                        "colon that you mean, or uninstall the package")  # fmt: skip
     if name in known:
         return known[name]
     if name in points:
-        return load(points[name], where)
+        return load(points[name][0], where)
     names = [*known, *points]
     raise UserError(f"{where} {name!r}; {nearest(name, names)}known: {', '.join(names)}, or module:name of your own")
 
 
 @functools.cache
-def entry_points(group: str) -> dict[str, str]:
-    """{plain name: "module:name"} of the entry points of installed packages."""
-    found: dict[str, str] = {}
+def entry_points(group: str) -> dict[str, list[str]]:
+    """{plain name: every "module:name" that installed packages offer for it}."""
+    found: dict[str, set[str]] = {}
     for point in metadata.entry_points(group=f"fedsim.{group}"):
-        if found.setdefault(point.name, point.value) != point.value:
-            raise UserError(
-                f"two installed packages offer {point.name!r} in fedsim.{group}, {found[point.name]} and "
-                f"{point.value}; uninstall one of them"
-            )
-    return dict(sorted(found.items()))
+        found.setdefault(point.name, set()).add(point.value)
+    return {name: sorted(found[name]) for name in sorted(found)}
 
 
 def load(reference: str, where: str) -> Any:
@@ -112,7 +107,7 @@ def search_folders() -> list[str]:
 
 def required_packages(names: Iterable[tuple[str, str]]) -> list[Package]:
     """The packages from which the (group, name) pairs come; fedsim's own names need no package."""
-    references = [entry_points(group).get(name, name) for group, name in names]
+    references = [entry_points(group).get(name, [name])[0] for group, name in names]
     return [package_of(reference) for reference in dict.fromkeys(references) if ":" in reference]
 
 
@@ -127,8 +122,8 @@ def package_of(reference: str) -> Package:
 
 def origin(group: str, name: str) -> str:
     """Where a plain name comes from: fedsim, or the package of its entry point."""
-    point = entry_points(group).get(name)
-    return package_of(point).requirement if point else "fedsim"
+    points = entry_points(group).get(name)
+    return package_of(points[0]).requirement if points else "fedsim"
 
 
 def instance(found: Any, kind: type, where: str, hint: str = "") -> Any:

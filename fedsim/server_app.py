@@ -19,6 +19,7 @@ from fedsim.recipe import parts_of
 from fedsim.results.callbacks import RunCallback, tell_failure, trackers
 from fedsim.run.checkpoint import run_token
 from fedsim.run.claim import claim
+from fedsim.run.no_effect import no_effect_remarks
 from fedsim.run.plan import Plan, resolve
 from fedsim.run.privacy_account import statement
 from fedsim.run.remarks import data_remarks
@@ -155,6 +156,7 @@ def _note_data(session: Session, roster: Roster, tested: Sequence[int]) -> None:
     images = {name: int(own["images"]) for name, own in session.data.items()}
     counts = [site.class_counts for site in sites.values()]
     remarks = data_remarks(plan.data, images, counts, plan.experiment.run.target, tested)
+    remarks += no_effect_remarks(plan.experiment)
     session.note("data_remarks", remarks)
     for text in remarks:
         logger.warning(text)

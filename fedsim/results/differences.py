@@ -28,6 +28,9 @@ def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
+NEW_RULES = {"infer.recompute": "batch"}  # parts that do something else since they have this field
+
+
 def comparable_settings(experiment: Experiment) -> dict[str, Any]:
     """Dotted settings that a run's numbers depend on, except method name, target and seed."""
     table = experiment.model_dump(exclude={"name"})
@@ -55,12 +58,15 @@ def differing_settings(experiments: Iterable[Experiment]) -> dict[str, list[str]
 def differing_parts(first: Recipe, second: Recipe) -> list[str]:
     """What differs between two recorded recipes: the parts of one alone, and fields that both know, with their values.
 
-    A field that only one of the records has came with another version, and its default is what was done before.
+    A field that only one of the records has came with another version, and its default is what was done before, except
+    for those of NEW_RULES.
     """
     apart = [
         f"{name} (not in both)" for name in dict.fromkeys([*first, *second]) if (name in first) != (name in second)
     ]
     for name in first.keys() & second.keys():
+        if (NEW_RULES.get(name) in first[name]) != (NEW_RULES.get(name) in second[name]):
+            apart.append(f"{name} (it computes something else than in earlier versions)")
         for field in first[name].keys() & second[name].keys():
             values = [value_text(recipe[name][field]) for recipe in (first, second)]
             if values[0] != values[1]:

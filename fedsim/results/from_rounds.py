@@ -6,6 +6,7 @@ kept predictions) stay as they are; tables show the first of the equal rounds, a
 """
 
 import csv
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from fedsim.experiment import Experiment
-from fedsim.results.selection import VALIDATED, competing, first_best, validation_column
+from fedsim.results.selection import VALIDATED, first_best, validation_column
 from fedsim.results.statistics import comparable
 from fedsim.tasks import task_in
 
@@ -56,8 +57,6 @@ def select_again(
 def _first_of_equals(rows: Rows, column: str, then: int) -> dict[str, str] | None:
     """The first of the rows that are equal to round `then`; None when that is the first itself, or not the best."""
     scores = np.array([_number(row.get(column)) for row in rows])
-    if not column.startswith("target_") and VALIDATED in rows[0]:
-        scores = competing(scores, [_number(row[VALIDATED]) for row in rows], column)
     if np.isnan(scores).all():
         return None
     best = first_best(scores)
@@ -80,6 +79,31 @@ def failed_rounds(rounds: Mapping[str, Rows]) -> dict[str, int]:
     return {run: count for run, count in counts.items() if count}
 
 
+def thin_rounds(rounds: Mapping[str, Rows], summary: pd.DataFrame) -> dict[str, str]:
+    """{run: `2 of 3`} where fewer clients validated in the selected round than in another round of the run.
+
+    A mean without the client of a hard domain is greater without a better model.
+    """
+    chosen = dict(zip(summary["run"], summary["best_validation_round"])) if "best_validation_round" in summary else {}
+    thin = {}
+    for run, rows in rounds.items():
+        counts = {int(row["round"]): _number(row.get(VALIDATED)) for row in rows}
+        known = [count for count in counts.values() if not math.isnan(count)]
+        own = counts.get(chosen.get(run), math.nan)
+        if known and own < max(known):
+            thin[run] = f"{own:.0f} of {max(known):.0f}"
+    return thin
+
+
+def thin_notes(thin: Mapping[str, str]) -> list[str]:
+    """A note on the runs whose selected round rests on the validation of fewer clients than other rounds."""
+    if not thin:
+        return []
+    named = [f"{run} ({text} clients)" for run, text in list(thin.items())[:NAMED_RUNS]]
+    more = f" and {len(thin) - NAMED_RUNS} more runs" if len(thin) > NAMED_RUNS else ""
+    return [f"The selected round was validated by fewer clients than other rounds in {', '.join(named)}{more}."]
+
+
 def failed_notes(failed: Mapping[str, int]) -> list[str]:
     """A note on the runs in which clients failed, so that rounds rest on fewer of them."""
     if not failed:
@@ -95,8 +119,8 @@ def again_notes(changed: Mapping[str, str]) -> list[str]:
         return []
     named = [f"{run} (round {text})" for run, text in list(changed.items())[:NAMED_RUNS]]
     more = f" and {len(changed) - NAMED_RUNS} more" if len(changed) > NAMED_RUNS else ""
+    runs = "1 run" if len(changed) == 1 else f"{len(changed)} runs"
     return [
-        f"{len(changed)} run(s) of an earlier version of fedsim, which chose between rounds of equal validation by the "
-        f"last bit of a sum, count with the first of these rounds: {', '.join(named)}{more}. Their summary.csv, "
-        "best.safetensors and kept predictions, from which other metrics are computed, are of the other round."
+        f"In {runs} of an earlier version of fedsim the first of several equal rounds counts here, and the files are "
+        f"of a later one: {', '.join(named)}{more}."
     ]

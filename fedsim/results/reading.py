@@ -18,7 +18,7 @@ from fedsim.errors import UserError, nearest
 from fedsim.experiment import Experiment, parse_experiment
 from fedsim.files import atomic_write
 from fedsim.results.differences import method_words, words_apart
-from fedsim.results.from_rounds import failed_rounds, select_again, trained_rounds
+from fedsim.results.from_rounds import failed_rounds, select_again, thin_rounds, trained_rounds
 from fedsim.results.recorder import csv_text
 
 TABLES = ("summary", "rounds", "clients", "details")
@@ -36,6 +36,7 @@ class Runs:
 
     reselected: {run: `17 instead of 19`} where the summary is of another round than the files (`from_rounds`).
     failed: {run: the number of its rounds in which a client failed}, where there are any.
+    thin: {run: `2 of 3`} where fewer clients validated in the selected round than in others.
     damaged: runs whose summary.csv is empty or cut off, so that they are in no table.
     only: `methods fedavg; targets rot0` where these are a part of the folder's runs; else empty.
     """
@@ -49,6 +50,7 @@ class Runs:
     folder: Path = Path()
     reselected: dict[str, str] = field(default_factory=dict)
     failed: dict[str, int] = field(default_factory=dict)
+    thin: dict[str, str] = field(default_factory=dict)
     damaged: list[str] = field(default_factory=list)
     only: str = ""
 
@@ -108,7 +110,7 @@ def read_runs(folder: Path | str, unfinished: bool = False, only: Sequence[str] 
     rounds = {_key(path, folder): trained_rounds(path) for path in finished if "summary" in only}
     frames["summary"], again = select_again(frames["summary"], rounds, experiments)
     found = {"unfinished": [_key(path, folder) for path in paths if path not in finished]}
-    found |= {"reselected": again, "failed": failed_rounds(rounds)}
+    found |= {"reselected": again, "failed": failed_rounds(rounds), "thin": thin_rounds(rounds, frames["summary"])}
     summarized = set(frames["summary"]["run"])
     found["damaged"] = [run for run in rounds if run not in summarized]
     return Runs(**frames, experiments=experiments, folder=folder, **found)
@@ -184,7 +186,7 @@ def _part(runs: Runs, kept: Sequence[str]) -> Runs:
     experiments = {run: runs.experiments[run] for run in kept}
     own = {
         name: {run: fact for run, fact in getattr(runs, name).items() if run in names}
-        for name in ("reselected", "failed")
+        for name in ("reselected", "failed", "thin")
     }
     damaged = [run for run in runs.damaged if run in names]
     return replace(runs, **frames, experiments=experiments, damaged=damaged, **own)

@@ -40,8 +40,7 @@ def validation_column(experiment: Experiment, metric: str = CLASSIFICATION.metri
 def select(rounds: pd.DataFrame, rule: str = "best_validation", column: str = "mean_validation_accuracy") -> pd.Series:
     """Row of the selected round, among the rounds >= 1.
 
-    best_validation: the round with the greatest value of `column`, the first of equals; rounds with NaN are left out,
-    and so are rounds in which fewer clients validated than in others (`competing`).
+    best_validation: the round with the greatest value of `column`, the first of equals; rounds with NaN are left out.
     last: the last round.
     oracle: the round with the greatest primary metric (accuracy, Dice) on the target, the first of equals.
     Values are compared to nine digits (`statistics.comparable`).
@@ -61,34 +60,18 @@ def select(rounds: pd.DataFrame, rule: str = "best_validation", column: str = "m
     values = trained[column].to_numpy(dtype=float)
     if np.isnan(values).all():
         raise UserError(f"{column} is NaN in every round: the rule {rule!r} cannot select one")
-    return trained.iloc[first_best(values if rule == "oracle" else competing(values, trained.get(VALIDATED), column))]
-
-
-def competing(scores: np.ndarray, validated: Any, column: str) -> np.ndarray:
-    """The scores, with NaN for rounds in which fewer clients validated than in the round with the most.
-
-    A mean without the client of a hard domain is greater without any better model. validated: the numbers of clients,
-    or None where a run does not record them; a held-out domain is always evaluated whole.
-    """
-    if validated is None or column.startswith(HELD_OUT):
-        return scores
-    counts = np.asarray(validated, dtype=float)
-    return np.where((counts == np.nanmax(counts)) | np.isnan(counts), scores, np.nan)
-
-
-def last_is_best(scores: Sequence[float], validated: Sequence[float], column: str) -> bool:
-    """Whether `best_validation` selects the last of some rounds, given their scores and numbers of validated clients.
-
-    NaN stands for a score or number that a round does not have.
-    """
-    counts = None if np.isnan(validated).all() else validated
-    values = competing(np.asarray(scores, dtype=float), counts, column)
-    return not np.isnan(values).all() and first_best(values) == len(values) - 1
+    return trained.iloc[first_best(values)]
 
 
 def first_best(scores: np.ndarray) -> int:
     """The place of the greatest score, the first of those that are equal to nine digits; NaN is left out."""
     return int(np.nanargmax(comparable(scores)))
+
+
+def last_is_best(scores: Sequence[float]) -> bool:
+    """Whether `best_validation` selects the last of some rounds, given their scores; NaN stands for a round without."""
+    values = np.asarray(scores, dtype=float)
+    return not np.isnan(values).all() and first_best(values) == len(values) - 1
 
 
 def mean_validation_accuracy(clients: pd.DataFrame, weighted: bool = False) -> pd.Series:

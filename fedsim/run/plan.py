@@ -75,7 +75,7 @@ def resolve(experiment: Experiment, recorded: bool = False) -> Plan:
     if experiment.train.side_by_side > 1 and experiment.run.runtime != "inline":
         raise UserError("train.side_by_side is for run.runtime = 'inline', where one process has all clients; "
                         "set it to 1")  # fmt: skip
-    recipe = build_recipe(experiment)
+    recipe = build_recipe(experiment, recorded)
     if recipe.uses_target_unlabelled and not experiment.data.adapt_share:
         experiment = experiment.replace(data={"adapt_share": ADAPT_SHARE})
     clients = (POOLED,) if recipe.pooled else tuple(client_names(experiment.data, experiment.run.target))

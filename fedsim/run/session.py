@@ -73,7 +73,7 @@ class Session:
         self.recorder.write_environment(self.environment | {"data": self.data})
         self.evaluate_target: EvaluateTarget | None = None
         self.evaluate_held_out: EvaluateTarget | None = None
-        self.scores, self.validated = self._scores_so_far()  # of the rounds from 1 on
+        self.scores = self._scores_so_far()  # of the rounds from 1 on
         self.strategy: FedDG | None = None
         self.target_images: int | None = None  # that are tested
         self._round_ended = time.perf_counter()
@@ -215,8 +215,7 @@ class Session:
         if not round:
             return
         self.scores.append(_score(row.get(self.validation)))
-        self.validated.append(_score(row.get(VALIDATED)))
-        if last_is_best(self.scores, self.validated, self.validation):
+        if last_is_best(self.scores):
             if saved:
                 link_file(saved, self.folder / "best.safetensors")
             else:
@@ -228,22 +227,19 @@ class Session:
         bank = self.space.recipe.infer.bank
         keep_entries(self.folder, which, bank, state.banks.get(bank, {}))
 
-    def _scores_so_far(self) -> tuple[list[float], list[float]]:
-        """Scores up to the checkpoint, with the numbers of clients that validated.
+    def _scores_so_far(self) -> list[float]:
+        """Scores up to the checkpoint.
 
         If the checkpoint's model is the best, it is kept again: the run may have been killed before the link.
         """
         if not self.checkpoint or not (self.folder / "rounds.csv").is_file():
-            return [], []
+            return []
         rounds = pd.read_csv(self.folder / "rounds.csv").query("round >= 1").sort_values("round")
-        scores, validated = (
-            [_score(value) for value in rounds[name]] if name in rounds else [math.nan] * len(rounds)
-            for name in (self.validation, VALIDATED)
-        )
-        if scores and last_is_best(scores, validated, self.validation):
+        scores = [_score(value) for value in rounds[self.validation]] if self.validation in rounds else []
+        if scores and last_is_best(scores):
             link_file(arrays_file(self.checkpoint_folder, self.checkpoint.round), self.folder / "best.safetensors")
             self._keep_entries("best", self.checkpoint.state)
-        return scores, validated
+        return scores
 
 
 def complete_finish(*experiments: Experiment) -> None:

@@ -48,7 +48,7 @@ class RunSettings(Settings):
         256,
         ge=1,
         description="images in one pass of an evaluation; an inference rule that looks at several images together "
-        "(its field `batch`) gets a multiple of their number",
+        "(its field `batch`) gets that number or a multiple of it",
     )
     checkpoint_every: int = Field(1, ge=1, description="number of rounds from one checkpoint to the next")
     validation_domain: str = Field(

@@ -12,7 +12,7 @@ import pandas as pd
 from fedsim.data import benchmark
 from fedsim.errors import UserError, nearest
 from fedsim.results.differences import refuse_twice
-from fedsim.results.from_rounds import again_notes, failed_notes
+from fedsim.results.from_rounds import again_notes, failed_notes, thin_notes
 from fedsim.results.notes import (
     damaged_notes,
     missing_notes,
@@ -206,4 +206,5 @@ def _notes_on_runs(block: Block, runs: Runs, cells: pd.DataFrame, targets: list[
     notes += unfinished_notes(unfinished) + damaged_notes(runs.damaged)
     again = {run: text for run, text in runs.reselected.items() if run in set(cells["run"])}
     notes += failed_notes({run: count for run, count in runs.failed.items() if run in set(cells["run"])})
-    return notes + (again_notes(again) if select == "best_validation" else [])
+    thin = {run: text for run, text in runs.thin.items() if run in set(cells["run"])}
+    return notes + (thin_notes(thin) + again_notes(again) if select == "best_validation" else [])

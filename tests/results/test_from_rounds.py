@@ -73,4 +73,23 @@ def test_a_broken_line_of_rounds_is_left_out(tmp_path):
 
 def test_the_verb_says_it_too(tmp_path):
     old_run(tmp_path)
-    assert "round 3 instead of 5" in CliRunner().invoke(app, ["compare", str(tmp_path / "pacs")]).output
+    said = CliRunner().invoke(app, ["compare", str(tmp_path / "pacs")]).output
+    assert "round 3 instead of 5" in " ".join(said.split())
+
+
+def test_a_selected_round_that_lacks_a_validation_is_named(tmp_path):
+    """A mean without the client of a hard domain is greater. With equal counts or another rule nothing is said."""
+    for seed, counts in enumerate(([3, 3, 3, 2, 3, 3, 3], [2, 2, 2, 2, 2, 2, 2])):
+        folder = write_run(tmp_path, pacs_experiment("fedavg", "photo", seed, train={"rounds": 6}))
+        rounds = pd.read_csv(folder / "rounds.csv")
+        rounds.loc[rounds["round"] == 3, "mean_validation_accuracy"] = 0.999
+        rounds.assign(validated=counts).to_csv(folder / "rounds.csv", index=False)
+        summary = pd.read_csv(folder / "summary.csv").iloc[0].to_dict()
+        Recorder(folder).write_summary(summary | {"best_validation_round": 3})
+    runs = read_runs(tmp_path, only=["summary"])
+    (run,) = runs.thin
+    assert runs.thin[run] == "2 of 3"
+    said = [note for note in compare(runs).notes if "validated by fewer clients" in note]
+    assert len(said) == 1
+    assert f"{run} (2 of 3 clients)" in said[0]
+    assert not [note for note in compare(runs, "last").notes if "validated by fewer" in note]

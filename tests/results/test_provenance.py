@@ -10,6 +10,7 @@ from fedsim.data.fingerprint import fingerprints
 from fedsim.errors import UserError
 from fedsim.experiment import read_experiment
 from fedsim.results import Recorder, choose_runs, compare, read_runs
+from fedsim.results.differences import differing_parts
 from fedsim.results.plots import run_labels
 from fedsim.run.conflicts import refuse_other_settings
 from fedsim.settings import DataSettings
@@ -193,3 +194,10 @@ def test_published_numbers_stay_beside_a_repeated_default(tmp_path):
         Recorder(write_run(tmp_path, experiment)).write_environment(recipe(mu=0.1))
     result = compare(read_runs(tmp_path))
     assert set(result.published["method"]) == {"fedprox"}, result.notes
+
+
+def test_a_part_that_computes_something_else_now_is_another_recipe():
+    """`recompute` has a field since it pools groups; before, it was a cumulative average over evaluation batches."""
+    old, new = {"infer.recompute": {}}, {"infer.recompute": {"batch": 64}}
+    assert differing_parts(old, new) == ["infer.recompute (it computes something else than in earlier versions)"]
+    assert differing_parts(old, old) == differing_parts(new, new) == []

@@ -126,13 +126,3 @@ def test_a_tie_in_exact_arithmetic_is_a_tie():
     assert select(rounds_table([0.1, np.nextafter(half, 0), half, np.nextafter(half, 1)]))["round"] == 1
     assert select(rounds_table([0.1, 0.5, 0.5 + 1e-8]))["round"] == 2
     assert summary_row(pacs_experiment(), rounds_table([0.1, first, later]))["best_validation_round"] == 1
-
-
-def test_rounds_that_lack_a_clients_validation_do_not_compete():
-    """They do for the oracle, which measures the unseen domain, and where no round records the number."""
-    table = {"round": [1, 2, 3], "mean_validation_accuracy": [0.8, 0.85, 0.7], "target_accuracy": [0.1, 0.9, 0.2]}
-    rounds = pd.DataFrame({**table, "validated": [3, 2, 3]})
-    assert select(rounds)["round"] == 1
-    assert select(rounds, "oracle")["round"] == 2
-    assert select(rounds.drop(columns="validated"))["round"] == 2
-    assert select(rounds.assign(validated=[2, 2, 2]))["round"] == 2

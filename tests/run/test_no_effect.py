@@ -4,19 +4,17 @@ import pytest
 
 from fedsim.errors import UserError
 from fedsim.experiment import Experiment
+from fedsim.run.no_effect import no_effect_remarks
 from fedsim.run.plan import resolve
 from fedsim.settings import DataSettings
 
 WITHOUT = [
-    ({"data": {"partition": "dirichlet"}}, "data.partition has an effect only with data.clients_per_domain above 1"),
-    ({"data": {"alpha": 0.1}}, "data.alpha has an effect only with data.clients_per_domain above 1"),
-    ({"data": {"classes": ["0", "1"]}}, "data.classes has an effect only with data.dataset = folder, table"),
+    ({"data": {"classes": ["0", "1"]}}, "data.classes has an effect only with data.dataset = folder or table"),
     ({"data": {"variant": "domainbed"}}, "data.variant has an effect only with data.dataset = 'rotated-mnist'"),
-    ({"data": {"columns": {"path": "x"}}}, "data.columns has an effect only with data.dataset = table, hugging-face"),
+    ({"data": {"columns": {"path": "x"}}}, "data.columns has an effect only with data.dataset = table or hugging-face"),
     ({"data": {"structures": {"x": [1]}}}, "data.structures has an effect only with data.dataset = 'masks'"),
     ({"data": {"mask_threshold": 0.9}}, "data.mask_threshold has an effect only with data that have masks"),
     ({"data": {"largest_component": True}}, "data.largest_component has an effect only with data that have masks"),
-    ({"model": {"prompt": "{} x"}}, "model.prompt has an effect only with model.head = 'text'"),
 ]
 MASKS = {"dataset": "digit-masks", "image_size": 32}
 WITH = [
@@ -41,7 +39,20 @@ def test_the_same_setting_with_an_effect_is_accepted(settings):
     resolve(Experiment(**settings))
 
 
+def test_what_a_sweep_over_the_other_setting_has_is_said():
+    """One and four clients per domain with the same partition are a usual sweep, which is not refused."""
+    data = {"partition": "dirichlet", "alpha": 0.1}
+    resolve(Experiment(data=data))
+    said = no_effect_remarks(Experiment(data=data, model={"prompt": "{} x"}))
+    assert [text.split(" has no effect here")[0] for text in said] == ["data.partition", "data.alpha", "model.prompt"]
+    assert no_effect_remarks(Experiment(data={**data, "clients_per_domain": 4})) == []
+
+
 def test_a_recorded_run_may_have_one():
     """Models of older runs can still be exported and evaluated."""
-    experiment = Experiment(data={"alpha": 0.1}, run={"target": "rot75", "validation_domain": "rot0"})
-    assert resolve(experiment, recorded=True).clients == ("rot15", "rot30", "rot45", "rot60")
+    data, run = {"variant": "domainbed"}, {"target": "rot75", "validation_domain": "rot0"}
+    assert resolve(Experiment(data=data, run=run), recorded=True).clients == ("rot15", "rot30", "rot45", "rot60")
+    refused = Experiment(method={"name": "feddyn", "fuse": "coordinate_median"})
+    with pytest.raises(UserError, match="use one of the two"):
+        resolve(refused)
+    assert resolve(refused, recorded=True).recipe.refine

@@ -6,12 +6,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor, nn
 
-from fedsim.errors import UserError
-from fedsim.part import Part, part_name
+from fedsim.part import Part
 from fedsim.tasks import ANY_TASK, CLASSIFICATION
 
 if TYPE_CHECKING:
-    from fedsim.experiment import Experiment
     from fedsim.recipe import Recipe
 
 Predict = Callable[[Tensor], Tensor]
@@ -49,15 +47,6 @@ class Infer(Part):
             f"{type(self).__name__} changes batch-norm statistics at inference, but {type(recipe.norm).__name__} mixes "
             "its own; use norm 'batch_norm', 'ibn' or 'mix_ig'"
         )
-
-    def check_server(self, experiment: "Experiment", known: Mapping[str, Mapping]) -> None:
-        """Raises UserError when the rule takes more images at once than the machine is allowed to."""
-        wanted, name = experiment.run.evaluate_batch_size, part_name(self)
-        if wanted < self.batch:
-            raise UserError(
-                f"{name} takes {self.batch} images at once, and run.evaluate_batch_size is {wanted}; "
-                f"set method.{name}.batch={wanted}, or a larger run.evaluate_batch_size"
-            )
 
     def pass_size(self, wanted: int) -> int:
         """The number of images in a call of the function of `begin`: as wanted, rounded down to a multiple of
