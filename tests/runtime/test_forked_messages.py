@@ -1,4 +1,4 @@
-"""What forked processes get and send: noise of their own."""
+"""What forked processes get and send: noise of their own, and the model as it is when a message is sent."""
 
 import numpy as np
 import pytest
@@ -10,6 +10,7 @@ from fedsim.run.local_privacy import perturbed
 from fedsim.runtime.forked_process import ForkedProcess
 from fedsim.runtime.identity import assume_identity, stamp
 from fedsim.settings import TrainSettings
+from strategies.wire.guard import Guard
 
 
 @pytest.fixture
@@ -51,3 +52,17 @@ def test_processes_of_one_parent_have_noise_of_their_own(two_processes):
     one, other = (answer(process, record) for process in two_processes(private))
     assert one.std() == pytest.approx(2 * np.sqrt(2 * np.log(1.25e5)), rel=0.05)
     assert abs(np.corrcoef(one, other)[0, 1]) < 0.05
+
+
+def echo(message, context):
+    """A client that sends back what it got."""
+    return Message(RecordDict({"arrays": message.content["arrays"]}), reply_to=message)
+
+
+def test_a_model_that_was_put_back_is_sent_again(two_processes):
+    """The guard changes the record in place, and the processes keep a model that several messages have in common."""
+    record = state_to_record({"w": np.zeros(3, np.float32)})
+    process, _ = two_processes(echo)
+    assert list(answer(process, record)) == [0, 0, 0]
+    Guard.put_back(record, state_to_record({"w": np.ones(3, np.float32)}))
+    assert list(answer(process, record)) == [1, 1, 1]
