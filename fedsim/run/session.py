@@ -151,7 +151,8 @@ class Session:
         self._keep_entries("last", self.strategy.state)
         if self.experiment.run.keep_personal:
             entries = personal_entries(self.space.recipe, self.space.places)
-            write_personal(self.folder, self.space.plan.clients, entries, load_file(self.folder / "last.safetensors"))
+            last, stored = load_file(self.folder / "last.safetensors"), self.strategy.state.stored
+            write_personal(self.folder, self.space.plan.clients, entries, last, stored)
         rounds = pd.read_csv(self.folder / "rounds.csv")
         keep_selected(self.folder, rounds, self.validation)
         label = self.space.recipe.label(self.experiment.method_name)
