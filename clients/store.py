@@ -212,9 +212,13 @@ def read_state(path: Path) -> StateDict:
         ) from None
 
 
-def newest_entry(folder: Path, name: str) -> StateDict | None:
-    """The newest stored version of an entry in a client's folder, or None. For readers other than the client."""
+def newest_entry(folder: Path, name: str, most: int = 999_999) -> StateDict | None:
+    """The newest stored version of an entry in a client's folder, up to that of round `most`, or None.
+
+    For readers other than the client. Versions after the round that the server counts on belong to refused replies.
+    """
     files = sorted(folder.glob(f"{name}-{'[0-9]' * 6}.safetensors"))
+    files = [file for file in files if int(file.stem[-6:]) <= most]
     return read_state(files[-1]) if files else None
 
 

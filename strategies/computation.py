@@ -39,6 +39,7 @@ class Computation:
         self.state.restore_parts(parts)
         if client:
             self.exchange.fail(client, f"reply refused: {reason}; the model of the round before is kept")
+            self.log.drop(f"the model was taken back because of {client!r}")
         else:
             self.drop(reason)
 
@@ -99,6 +100,7 @@ class Computation:
         """Drops the model of the round. The run ends, or a note in its record says so."""
         if self.experiment.run.on_client_failure == "stop":
             raise ClientFailedError(f"round {self.log.round}: {reason}")
+        self.log.drop(reason)
         self.log.note(f"{reason}; the model stays as it was")
 
     def _note_down(self, updates: Sequence[Update], server: ServerRound, kept: bool = True) -> None:

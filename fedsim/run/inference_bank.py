@@ -43,6 +43,24 @@ def kept_entries(folder: Path, which: str) -> list[dict[str, Tensor]] | None:
     return [own[client] for client in sorted(own)]
 
 
+def take_over_best(folder: Path, waiting: Path, saved: int) -> None:
+    """Move the best model that waits in a checkpoint's folder into the run's folder, with its entries.
+
+    It is of a round after the checkpoint before. When it is of a round after `saved` too, the run was killed; the round
+    will be repeated and the model is removed.
+    """
+    model, entries = "best.safetensors", f"{FOLDER}/best.safetensors"
+    if not (waiting / model).is_file():
+        return
+    covered = int(round_of(waiting / model)) <= saved
+    for name in (entries, model):  # the model last: until it is moved, a run that is killed here repeats both moves
+        if covered and (waiting / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (waiting / name).replace(folder / name)
+        else:
+            (waiting / name).unlink(missing_ok=True)
+
+
 def round_of(file: Path) -> str:
     """The round that a file of tensors says."""
     with safe_open(file, framework="numpy") as opened:

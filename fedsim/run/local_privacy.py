@@ -1,5 +1,8 @@
 """Local differential privacy: a client perturbs its own model before anybody else sees it, by Flower's LocalDpMod."""
 
+import os
+
+import numpy as np
 from flwr.app import Context, Message, RecordDict
 
 from fedsim.errors import UserError
@@ -31,6 +34,9 @@ def perturbed(content: RecordDict, message: Message, context: Context, train: Tr
         )
     from flwr.clientapp.mod import LocalDpMod  # imported here, because a site may start a process for each message
 
+    # The mod draws from NumPy's global generator. A forked process has its parent's state of it, so that several
+    # clients would add the same noise, and the difference of two updates would have none.
+    np.random.seed(np.frombuffer(os.urandom(64), np.uint32))
     mod = LocalDpMod(clip, 2 * clip, epsilon, delta)
     reply = mod(message, context, lambda asked, _: Message(content, reply_to=asked))
     if reply.has_error():

@@ -29,17 +29,22 @@ def check_personal(experiment: Experiment, recipe: Recipe, places: Mapping[str, 
 
 
 def write_personal(
-    folder: Path, clients: Sequence[str], entries: Sequence[str], arrays: Mapping[str, np.ndarray]
+    folder: Path,
+    clients: Sequence[str],
+    entries: Sequence[str],
+    arrays: Mapping[str, np.ndarray],
+    stored: Mapping[str, int],
 ) -> list[Path]:
     """Writes `personal-<client>.safetensors`, the last global model with the client's own tensors, for every client.
 
-    Only clients with a state in the run's folder are written. Sites keep their state to themselves, and clients that
-    never trained have none.
+    The tensors are those of the round in `stored`, the last one with a state that the server counts on. Only clients
+    with a state in the run's folder are written. Sites keep their state to themselves, and clients that never trained
+    have none.
     """
     written = []
     for client in clients:
         state = client_folder(str(folder / "state"), client)
-        own = [entry for name in entries if (entry := newest_entry(state, name)) is not None]
+        own = [entry for name in entries if (entry := newest_entry(state, name, stored.get(client, -1))) is not None]
         if not own:
             continue
         model = dict(arrays)

@@ -26,7 +26,7 @@ from fedsim.results.recorder import Recorder
 from fedsim.results.selection import VALIDATED, last_is_best, summary_row, validation_column
 from fedsim.run.checkpoint import Checkpoint, arrays_file, link_file, load_checkpoint, save_checkpoint, write_arrays
 from fedsim.run.conflicts import local_fingerprints, refuse_other_data, refuse_other_settings, server_fingerprints
-from fedsim.run.inference_bank import keep_entries
+from fedsim.run.inference_bank import keep_entries, take_over_best
 from fedsim.run.personal import check_personal, personal_entries, write_personal
 from fedsim.run.plan import run_folder
 from fedsim.run.workspace import Workspace
@@ -64,6 +64,7 @@ class Session:
         done = self.checkpoint.round if self.checkpoint else -1
         self.recorder.truncate(done)
         forget_after(self.folder, done)
+        take_over_best(self.folder, self.checkpoint_folder, done)
         self.recorder.write_experiment(experiment.toml())
         self.environment = environment() | {"device": str(space.device), "threads": torch.get_num_threads()}
         self.environment["on_client_failure"] = experiment.run.on_client_failure  # it may be changed for later rounds
@@ -150,7 +151,8 @@ class Session:
         self._keep_entries("last", self.strategy.state)
         if self.experiment.run.keep_personal:
             entries = personal_entries(self.space.recipe, self.space.places)
-            write_personal(self.folder, self.space.plan.clients, entries, load_file(self.folder / "last.safetensors"))
+            last, stored = load_file(self.folder / "last.safetensors"), self.strategy.state.stored
+            write_personal(self.folder, self.space.plan.clients, entries, last, stored)
         rounds = pd.read_csv(self.folder / "rounds.csv")
         keep_selected(self.folder, rounds, self.validation)
         label = self.space.recipe.label(self.experiment.method_name)
@@ -202,12 +204,17 @@ class Session:
         return row
 
     def _keep(self, round: int, row: dict[str, Any], arrays: ArrayRecord) -> None:
-        """Save the checkpoint, and best.safetensors when the source validation has strictly improved."""
+        """Save the checkpoint, and best.safetensors when the source validation has strictly improved.
+
+        The best model of a round without a checkpoint waits for the next one: a run that is killed before repeats the
+        round, and may then select another one.
+        """
         values = record_to_arrays(arrays)
         saved = None
         if round % self.experiment.run.checkpoint_every == 0 or round == self.experiment.train.rounds:
             state = Checkpoint(round, values, self.strategy.state, self.data | self.server_data)
             saved = save_checkpoint(self.checkpoint_folder, state)
+            take_over_best(self.folder, self.checkpoint_folder, round)
             self.strategy.exchange.saved_round = round
             # Only now: until a checkpoint is written, a resumed run may select an earlier round again.
             if too_many(self.folder):
@@ -219,13 +226,13 @@ class Session:
             if saved:
                 link_file(saved, self.folder / "best.safetensors")
             else:
-                write_arrays(self.folder / "best.safetensors", values, {"round": str(round)})
-            self._keep_entries("best", self.strategy.state)
+                write_arrays(self.checkpoint_folder / "best.safetensors", values, {"round": str(round)})
+            self._keep_entries("best", self.strategy.state, self.folder if saved else self.checkpoint_folder)
 
-    def _keep_entries(self, which: str, state: ServerState) -> None:
-        """Save what the inference rule needs of the clients beside that model."""
+    def _keep_entries(self, which: str, state: ServerState, folder: Path | None = None) -> None:
+        """Save what the inference rule needs of the clients beside that model (of the run's folder by default)."""
         bank = self.space.recipe.infer.bank
-        keep_entries(self.folder, which, bank, state.banks.get(bank, {}))
+        keep_entries(folder or self.folder, which, bank, state.banks.get(bank, {}))
 
     def _scores_so_far(self) -> list[float]:
         """Scores up to the checkpoint.

@@ -2,7 +2,8 @@
 
 Client k belongs to process k mod n, which has a share of the cores for itself. A process is a copy of this one: it has
 the data and networks that are loaded here, so that its start takes some milliseconds. Personal state lies in the run's
-state folder, where a process that replaces a dead one finds it. The numbers of a run do not depend on the processes.
+state folder, where a process that replaces a dead one finds it. The numbers of a run do not depend on the processes,
+except for noise that hides a model or an update: it is drawn anew each time, and differs from run to run anyway.
 """
 
 import logging

@@ -93,7 +93,7 @@ class ForkedProcess:
         for name, record in arrays.items():
             position = standing(record, kept)
             if position is None:
-                kept.append(record)
+                kept.append(select(record, list(record)))  # the guard may put other tensors into the record, in place
                 records[name] = Parcel(record)
             else:
                 records[name] = position, list(record)

@@ -21,7 +21,7 @@ from fedsim.message_records import arrays_of, configs_of
 from fedsim.runtime.cluster import import_ray, open_cluster, plan_workers
 from fedsim.runtime.identity import stamp, with_content
 from fedsim.runtime.inline import LocalGrid
-from fedsim.runtime.parcel import Parcel, standing, without_arrays
+from fedsim.runtime.parcel import Parcel, select, standing, without_arrays
 from fedsim.runtime.ray_worker import Want, Worker, WorkerSetup
 from fedsim.settings import RunSettings
 
@@ -77,6 +77,7 @@ class Shelf:
         if position is not None:
             kept, reference = self._kept[position]
             return reference, None if len(kept) == len(record) else list(record)
+        record = select(record, list(record))  # the guard may put other tensors into the record, in place
         parcel = Parcel(record)
         reference = parcel if nbytes(record) < SMALL_BYTES else import_ray().put(parcel)
         self._kept.append((record, reference))

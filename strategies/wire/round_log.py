@@ -45,6 +45,18 @@ class RoundLog:
             row["status"] += f"; {reason}"
         self.note(f"client {client!r}: {reason}")
 
+    def drop(self, reason: str) -> None:
+        """Notes in the rows so far that the model of this round was dropped, and with it what the clients sent.
+
+        Such a client has done nothing wrong and the run goes on with it. But its model has no weight, and its accuracy
+        selects no round.
+        """
+        for row in self.clients.values():
+            for column in [name for name in row if name == "weight" or name.startswith("local_validation_")]:
+                del row[column]
+            if row["status"] == "ok":
+                row["status"] = f"not used: {reason}"
+
     def note(self, text: str) -> None:
         """Keeps a line that belongs to no single client, and writes it to the log."""
         self.notes.append(text)

@@ -1,5 +1,6 @@
 """Ditto, and the properties of personal models."""
 
+import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file
@@ -8,7 +9,9 @@ from torch import nn
 
 from clients.losses import proximal
 from clients.networks import descend
+from fedsim.arrays import record_to_arrays, state_to_record
 from fedsim.errors import UserError
+from fedsim.message_records import config_of
 from fedsim.run.workspace import close_workspaces, workspace
 
 
@@ -95,3 +98,27 @@ def test_personal_batch_norm_is_kept_too(tmp_path):
     assert all("norm" in name for name in different)
     with pytest.raises(UserError, match=r"run\.keep_personal"):
         run_small(small_experiment(tmp_path / "b", run={"keep_personal": True}))
+
+
+def test_a_refused_reply_leaves_no_trace_in_the_personal_model(tmp_path):
+    """It keeps the client's own layers of the last round that the server took."""
+
+    def broken(message, reply):
+        config = config_of(message.content)
+        if (config["phase"], config.get("round"), config["client"]) == ("train", 2, "rot0"):
+            arrays = {key: np.array(array) for key, array in record_to_arrays(reply.content["arrays"]).items()}
+            next(iter(arrays.values())).fill(np.nan)
+            reply.content["arrays"] = state_to_record(arrays)
+        return reply
+
+    changes = {"run": {"keep_personal": True, "on_client_failure": "continue"}}
+    one, _ = run_small(
+        small_experiment(tmp_path / "a", "fedbn", train={"rounds": 1, "evaluate_clients": "1"}, **changes)
+    )
+    experiment = small_experiment(tmp_path / "b", "fedbn", train={"rounds": 2, "evaluate_clients": "1"}, **changes)
+    two, _ = run_small(experiment, tamper=broken)
+    assert numbers(two / "rounds.csv")["failed"].tolist() == [0, 0, 1]
+    for client, same in (("rot0", True), ("rot15", False)):
+        a, b = (load_file(folder / f"personal-{client}.safetensors") for folder in (one, two))
+        own = [name for name in a if "norm" in name and "running" in name]
+        assert all((a[name] == b[name]).all() for name in own) == same

@@ -9,6 +9,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from fedsim.arrays import record_to_arrays, state_to_record
 from fedsim.runtime.parcel import Parcel
 from fedsim.runtime.ray import Shelf, addressee
+from strategies.wire.guard import Guard
 
 
 def ask(grid, orders, timeout=None, arrays=None):
@@ -109,6 +110,16 @@ def test_the_shelf_puts_equal_bytes_once(ray_cluster, size):
     assert other != reference
     shelf.forget_all_but([other])
     assert shelf.place(part)[0] != reference
+
+
+def test_the_shelf_keeps_a_model_as_it_was_stored():
+    """The guard puts an earlier model back into the record, in place; this is another model than the stored one."""
+    record = state_to_record({"w": np.zeros(3, np.float32)})
+    shelf = Shelf()
+    stored, _ = shelf.place(record)
+    Guard.put_back(record, state_to_record({"w": np.ones(3, np.float32)}))
+    again, _ = shelf.place(record)
+    assert [list(record_to_arrays(parcel.record)["w"]) for parcel in (stored, again)] == [[0, 0, 0], [1, 1, 1]]
 
 
 def test_a_message_without_client_is_named_by_its_node(probes):

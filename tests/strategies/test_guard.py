@@ -206,6 +206,52 @@ def test_a_model_that_no_site_can_use_is_taken_back(tmp_path):
         run_small(small_experiment(tmp_path / "stop", train={"rounds": 2}), tamper=nan_validation({2}))
 
 
+def all_huge(message, reply):
+    """Every client's weights are 3e38 in round 2, so that no single one is to blame."""
+    config = message.content.config_records["config"]
+    if (message.metadata.message_type, config["round"]) != ("train", 2):
+        return reply
+    arrays = everywhere(3e38)(record_to_arrays(reply.content["arrays"]))
+    return Message(RecordDict({**reply.content, "arrays": state_to_record(arrays)}), reply_to=message)
+
+
+def outlying(message, reply):
+    """The victim's update is much larger than the others', and no site can use the model."""
+    larger = tamper(lambda arrays: {n: a * 30 if a.dtype.kind == "f" else a for n, a in arrays.items()})
+    return nan_validation({2})(message, larger(message, reply))
+
+
+@pytest.mark.parametrize(
+    ("change", "limit", "reason"),
+    [
+        (nan_validation({2}), 100, "the model's loss is not finite at 3 of 3 sites, and no update"),
+        (outlying, 0, "the model was taken back because of 'rot15'"),
+        (all_huge, 0, "the outputs of the aggregated model are not finite"),
+    ],
+)
+def test_the_records_of_a_dropped_round_say_so(tmp_path, change, limit, reason):
+    """No client has a weight or a local accuracy in it, by which the round could be selected."""
+    run = {"on_client_failure": "continue", "select_on": "local", "update_limit": limit}
+    folder, _ = run_small(small_experiment(tmp_path, train={"rounds": 3}, run=run), tamper=change)
+    clients = pd.read_csv(folder / "clients.csv").set_index("round")
+    assert clients.loc[2, ["weight", "local_validation_accuracy"]].isna().all(axis=None)
+    assert clients.loc[[1, 3], ["weight", "local_validation_accuracy"]].notna().all(axis=None)
+    assert clients.loc[[1, 3], "status"].eq("ok").all()
+    honest = clients.loc[2].query("client != @VICTIM")["status"]
+    assert honest.str.startswith("not used: ").all()
+    assert honest.str.contains(reason).all()
+    assert (
+        clients.loc[2]
+        .query("client == @VICTIM")["status"]
+        .str.startswith("reply refused" if change is outlying else "not used: ")
+        .all()
+    )
+    rounds = pd.read_csv(folder / "rounds.csv").set_index("round")
+    assert rounds["failed"].tolist() == [0, 0, 3, 0]
+    assert rounds["clients"].tolist() == [0, 3, 0, 3]
+    assert pd.isna(rounds.loc[2, "mean_local_validation_accuracy"])
+
+
 def test_one_site_that_cannot_use_it_is_that_sites_failure(tmp_path):
     """When fewer than half of the sites fail, the model is kept."""
     train, run = CONTINUE

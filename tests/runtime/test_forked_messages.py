@@ -1,0 +1,68 @@
+"""What forked processes get and send: noise of their own, and the model as it is when a message is sent."""
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+
+from fedsim.arrays import record_to_arrays, state_to_record
+from fedsim.message_records import arrays_of
+from fedsim.run.local_privacy import perturbed
+from fedsim.runtime.forked_process import ForkedProcess
+from fedsim.runtime.identity import assume_identity, stamp
+from fedsim.settings import TrainSettings
+from strategies.wire.guard import Guard
+
+
+@pytest.fixture
+def two_processes():
+    """A function that forks two processes of an app; it returns what each answers to the message of a record."""
+    started = []
+
+    def forked(app):
+        assume_identity(1)
+        started.extend(ForkedProcess(app, {2: Context(1, 2, {}, RecordDict(), {})}, [0]) for _ in range(2))
+        return started
+
+    yield forked
+    for process in started:
+        process.end()
+
+
+def answer(process, record):
+    """The tensor "w" that the process sends back when it gets this record."""
+    message = Message(RecordDict({"arrays": record, "config": ConfigRecord({"round": 1})}), 2, "train")
+    stamp(message, "m1")
+    process.waiting.append(message)
+    process.send_next()
+    reply = process.receive()
+    assert not reply.has_error(), reply.error.reason
+    return record_to_arrays(arrays_of(reply.content)["arrays"])["w"]
+
+
+def private(message, context):
+    """A client that adds 1 to its model, and then noise."""
+    trained = RecordDict({"arrays": state_to_record({"w": np.ones(10_000, np.float32)})})
+    train = TrainSettings(dp_clip=1.0, dp_epsilon=1.0)
+    return Message(perturbed(trained, message, context, train), reply_to=message)
+
+
+def test_processes_of_one_parent_have_noise_of_their_own(two_processes):
+    """With the same noise, the difference of two perturbed models would be that of the models."""
+    record = state_to_record({"w": np.zeros(10_000, np.float32)})
+    one, other = (answer(process, record) for process in two_processes(private))
+    assert one.std() == pytest.approx(2 * np.sqrt(2 * np.log(1.25e5)), rel=0.05)
+    assert abs(np.corrcoef(one, other)[0, 1]) < 0.05
+
+
+def echo(message, context):
+    """A client that sends back what it got."""
+    return Message(RecordDict({"arrays": message.content["arrays"]}), reply_to=message)
+
+
+def test_a_model_that_was_put_back_is_sent_again(two_processes):
+    """The guard changes the record in place, and the processes keep a model that several messages have in common."""
+    record = state_to_record({"w": np.zeros(3, np.float32)})
+    process, _ = two_processes(echo)
+    assert list(answer(process, record)) == [0, 0, 0]
+    Guard.put_back(record, state_to_record({"w": np.ones(3, np.float32)}))
+    assert list(answer(process, record)) == [1, 1, 1]
