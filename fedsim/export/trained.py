@@ -21,6 +21,7 @@ from fedsim.models import weight_statistics
 from fedsim.models.infer.base import Uploads
 from fedsim.results.kept_model import other_round
 from fedsim.results.reading import read_settings
+from fedsim.run.frozen import refuse_other_frozen
 from fedsim.run.inference_bank import kept_entries
 from fedsim.run.plan import Plan, resolve
 
@@ -126,7 +127,7 @@ def load_trained(run: str | Path, which: str = "best") -> TrainedModel:
     which: best (the model of the selected round), last, or another file of the folder such as personal-photo. Frozen
     tensors are not in these files; they are built again from the run's weights and seed. A rule that needs tensors of
     every client (COPA's heads) gets those of the same round; a personal model predicts by itself. Raises UserError for
-    a folder without such a model, and when the code or the weights are not those of the run.
+    a folder without such a model, and when the code or the frozen weights are not those of the run.
     """
     folder = Path(run)
     file = folder / f"{which}.safetensors"
@@ -136,6 +137,7 @@ def load_trained(run: str | Path, which: str = "best") -> TrainedModel:
         raise UserError(f"{folder} holds no {which}.safetensors; {hint}")
     plan = _plan(folder)
     net = plan.build_net()
+    refuse_other_frozen(folder, net, plan.experiment.model.weights)
     try:
         load_arrays(net, load_file(file), net.state_dict().keys() - net.frozen)
     except ValueError as error:
