@@ -57,15 +57,19 @@ def _chosen(net: Net, word: str) -> Iterator[nn.Parameter]:
 def names_of(net: nn.Module, tensors: list[nn.Parameter | Tensor]) -> frozenset[str]:
     """The names of these tensors in the network's state, after norm parts have changed its layers.
 
-    A layer that a part made keeps the tensors that it took over, and the tensors that it added are trained. A layer
-    that trains one of its own parameters also trains its buffers, because they depend on the input of the layer.
+    A layer that a part made keeps the tensors that it took over, and the tensors that it added are trained. Where it
+    has copies of channels, they follow the layer from which they were copied; it is forgotten here. A layer that trains
+    one of its own parameters also trains its buffers, because they depend on the input of the layer.
     """
     wanted = {id(tensor) for tensor in tensors}
     names: set[str] = set()
     for path, module in net.named_modules(remove_duplicate=False):
         prefix = f"{path}." if path else ""
         own = dict(module.named_parameters(recurse=False))
-        still = {name for name, parameter in own.items() if id(parameter) in wanted}
-        buffers = {name for name, buffer in module.named_buffers(recurse=False) if id(buffer) in wanted}
+        source = module.__dict__.get("took_over", module)
+        still = {name for name in own if id(getattr(source, name)) in wanted}
+        buffers = {name for name, _ in module.named_buffers(recurse=False) if id(getattr(source, name)) in wanted}
         names |= {prefix + name for name in (still | buffers if len(still) == len(own) else still)}
+    for module in net.modules():
+        module.__dict__.pop("took_over", None)
     return frozenset(names & net.state_dict().keys())

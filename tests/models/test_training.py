@@ -49,6 +49,8 @@ def test_pattern(build):
     # the mixing weights are trained, so the running statistics, which follow what is normalized, are too
     (DSON(), {"theta_mean", "theta_var", "running_mean", "running_var", "num_batches_tracked"}),
     (MixIG(), set()),
+    (IBN(), set()),  # its halves are copies of the channels that they took over
+    (IBN("b"), set()),
 ])  # fmt: skip
 def test_layers_of_a_part_keep_what_they_took_over(build, norm, trained):
     """Tensors of the replaced batch norm stay frozen; tensors that the part adds are trained."""
@@ -56,7 +58,22 @@ def test_layers_of_a_part_keep_what_they_took_over(build, norm, trained):
     prefix = "backbone.norm1."
     found = {name.removeprefix(prefix) for name in net.state_dict().keys() - net.frozen if name.startswith(prefix)}
     assert found == trained
-    assert build("digits-cnn-bn", IBN(), train="head").frozen < build("digits-cnn-bn", train="head").frozen
+
+
+def test_channels_that_ibn_took_over_follow_their_layer(build):
+    """They are trained where the replaced layer is. The instance norm that variant b adds is new, and trained."""
+    layer = "backbone.layer1.0.bn1"
+    trained, frozen = (build("resnet18", IBN(), train=f"backbone.layer{stage}.*+head") for stage in (1, 2))
+    own = {name for name in trained.state_dict() if name.startswith(layer)}
+    assert len(own) == 7
+    assert not own & trained.frozen
+    assert own <= frozen.frozen
+    added = build("resnet18", IBN("b"), train="head")
+    assert added.state_dict().keys() - added.frozen == {
+        *(f"backbone.layer{stage}.1.inorm.{name}" for stage in (1, 2) for name in ("weight", "bias")),
+        "head.weight", "head.bias",
+    }  # fmt: skip
+    assert not any("took_over" in module.__dict__ for module in added.modules())
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedbn", "gperxan", "fedig-a", "csac"])
