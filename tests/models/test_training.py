@@ -4,9 +4,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from support import run_small, small_experiment
+from torch import nn
 
 from fedsim.errors import UserError
+from fedsim.models.net import Net
 from fedsim.models.norms import BIN, DSON, IBN, XAN, MixIG
+from fedsim.models.training import frozen_tensors
 from fedsim.run.workspace import close_workspaces
 
 
@@ -30,6 +33,45 @@ def test_norm_and_head(build):
     assert trained == expected | {"head.weight", "head.bias"}
     vit = build("vit-b-32", train="norm+head")
     assert len(vit.state_dict().keys() - vit.frozen) == 2 * (2 * 12 + 1) + 2
+
+
+class GlobalNorm(nn.Module):
+    """A norm layer that is no layer of torch, as timm has them."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.scale, self.act = nn.Parameter(torch.ones(width)), nn.ReLU()
+
+
+class ScaledNorm(GlobalNorm):
+    """A norm layer by its base class."""
+
+
+class ConvNormAct(nn.Module):
+    """A block that holds a convolution and a norm."""
+
+    def __init__(self):
+        super().__init__()
+        self.gain, self.conv, self.norm = nn.Parameter(torch.ones(1)), nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)
+
+
+def test_norm_layers_that_are_not_torch_s():
+    """A layer is known by its name or its base's; a block that holds other layers with parameters is no norm layer."""
+    backbone = nn.Sequential(ConvNormAct(), GlobalNorm(4), nn.RMSNorm(4), nn.Linear(4, 4))
+    backbone.append(type("Own", (ScaledNorm,), {})(4))
+    net = Net(backbone, 4, 2)
+    frozen = {id(tensor) for tensor in frozen_tensors(net, "norm")}
+    trained = {name for name, parameter in net.named_parameters() if id(parameter) not in frozen}
+    assert trained == {f"backbone.{name}" for name in ("0.norm.weight", "0.norm.bias", "1.scale", "2.weight", "4.scale")}
+
+
+@pytest.mark.parametrize("train", ["norm", "norm+head"])
+@pytest.mark.parametrize("backbone", ["digits-cnn", "alexnet"])
+def test_norm_without_norm_layers_is_refused(build, backbone, train):
+    """Otherwise it would train the head alone, without a word."""
+    with pytest.raises(UserError, match="model.train: the backbone has no normalization layers") as refused:
+        build(backbone, train=train)
+    assert "\n" not in str(refused.value)
 
 
 def test_pattern(build):
