@@ -62,7 +62,9 @@ def test_norm_layers_that_are_not_torch_s():
     net = Net(backbone, 4, 2)
     frozen = {id(tensor) for tensor in frozen_tensors(net, "norm")}
     trained = {name for name, parameter in net.named_parameters() if id(parameter) not in frozen}
-    assert trained == {f"backbone.{name}" for name in ("0.norm.weight", "0.norm.bias", "1.scale", "2.weight", "4.scale")}
+    assert trained == {
+        f"backbone.{name}" for name in ("0.norm.weight", "0.norm.bias", "1.scale", "2.weight", "4.scale")
+    }
 
 
 @pytest.mark.parametrize("train", ["norm", "norm+head"])
