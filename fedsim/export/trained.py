@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fedsim.arrays import load_arrays
 from fedsim.data.augment import make_transforms, to_float
 from fedsim.data.fingerprint import difference, fingerprint
-from fedsim.data.pixels import decode
+from fedsim.data.pixels import decode, decode_picture
 from fedsim.errors import UserError, nearest
 from fedsim.experiment import Experiment
 from fedsim.models import weight_statistics
@@ -93,13 +93,15 @@ class TrainedModel(nn.Module):
         return self
 
     def prepare(self, files: Sequence[Path | str | Image.Image]) -> Tensor:
-        """uint8 [B, C, s, s] of image files or PIL images, decoded and resized as in the run's evaluation."""
+        """uint8 [B, C, s, s] of image files or PIL images, decoded and resized as in the run's evaluation.
+
+        Raises UserError for an image that cannot be read, or whose numbers do not define their brightness.
+        """
         return torch.from_numpy(np.stack([self._decode(file) for file in files]))
 
     def _decode(self, file: Path | str | Image.Image) -> np.ndarray:
         if isinstance(file, Image.Image):
-            size = (self.image_size, self.image_size)
-            image = np.asarray(file.convert("RGB").resize(size, Image.Resampling.BILINEAR)).transpose(2, 0, 1)
+            image = decode_picture(file, self.image_size)
         else:
             image = decode(Path(file), self.image_size)
         if self.channels == 3:

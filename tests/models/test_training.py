@@ -71,7 +71,7 @@ def test_norm_layers_that_are_not_torch_s():
 @pytest.mark.parametrize("backbone", ["digits-cnn", "alexnet"])
 def test_norm_without_norm_layers_is_refused(build, backbone, train):
     """Otherwise it would train the head alone, without a word."""
-    with pytest.raises(UserError, match="model.train: the backbone has no normalization layers") as refused:
+    with pytest.raises(UserError, match=r"model.train: the backbone has no normalization layers") as refused:
         build(backbone, train=train)
     assert "\n" not in str(refused.value)
 
