@@ -58,10 +58,12 @@ def make_optimizer(net: nn.Module, train: TrainSettings, lr: float) -> torch.opt
     A module may ask for a multiple of the learning rate for its own parameters by `lr_scales = {"rho": 10.0}`.
     """
     groups: dict[float, list[nn.Parameter]] = {}
+    seen: set[int] = set()  # a parameter that several modules share is stepped once, at the rate of the first
     for module in net.modules():
         scales = getattr(module, "lr_scales", {})
         for name, parameter in module.named_parameters(recurse=False):
-            if parameter.requires_grad:
+            if parameter.requires_grad and id(parameter) not in seen:
+                seen.add(id(parameter))
                 groups.setdefault(scales.get(name, 1.0), []).append(parameter)
     parameters = [{"params": members, "lr": lr * scale} for scale, members in groups.items()]
     if train.optimizer == "sgd":

@@ -1,6 +1,8 @@
 """One image file as RGB pixels: every kind of file that Pillow reads is either decoded correctly or refused by name."""
 
 import io
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -30,13 +32,30 @@ def decode_sized(path: Path, image_size: int, content: bytes | None = None) -> t
     the file's bytes when they have been read already. Raises UserError with the file's name for files that cannot be
     read, 32-bit integers, floats outside 0..1, and colour spaces that Pillow cannot convert.
     """
+    content = read_bytes(path) if content is None else content
+    with _refusals(path), Image.open(io.BytesIO(content)) as image:
+        return _resized(image, image_size)
+
+
+def decode_picture(image: Image.Image, image_size: int) -> np.ndarray:
+    """A picture that Pillow has opened or made, as RGB uint8 [3,s,s]: the pixels that `decode` makes of its file."""
+    with _refusals(getattr(image, "filename", "") or "from Pillow"):
+        return _resized(image, image_size)[0]
+
+
+@contextmanager
+def _refusals(name: Path | str) -> Iterator[None]:
+    """Turns the errors of an image into a UserError with its name."""
     try:
-        with Image.open(io.BytesIO(read_bytes(path) if content is None else content)) as image:
-            whole = _rgb(image)
-            small = whole.resize((image_size, image_size), Image.Resampling.BILINEAR)
+        yield
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         reason = "not an image that Pillow knows" if isinstance(error, UnidentifiedImageError) else str(error)
-        raise unreadable(path, reason) from None
+        raise unreadable(name, reason) from None
+
+
+def _resized(image: Image.Image, image_size: int) -> tuple[np.ndarray, tuple[int, int]]:
+    whole = _rgb(image)
+    small = whole.resize((image_size, image_size), Image.Resampling.BILINEAR)
     return np.asarray(small).transpose(2, 0, 1), (whole.height, whole.width)
 
 
@@ -48,7 +67,7 @@ def read_bytes(path: Path) -> bytes:
         raise unreadable(path, error.strerror) from None
 
 
-def unreadable(path: Path, reason: str) -> UserError:
+def unreadable(path: Path | str, reason: str) -> UserError:
     """The error for an image file that cannot be used."""
     return UserError(f"cannot read the image {path} ({reason}); replace or remove it")
 

@@ -14,13 +14,14 @@ from torch import Tensor, nn
 from fedsim.arrays import load_arrays
 from fedsim.data.augment import make_transforms, to_float
 from fedsim.data.fingerprint import difference, fingerprint
-from fedsim.data.pixels import decode
+from fedsim.data.pixels import decode, decode_picture
 from fedsim.errors import UserError, nearest
 from fedsim.experiment import Experiment
 from fedsim.models import weight_statistics
 from fedsim.models.infer.base import Uploads
 from fedsim.results.kept_model import other_round
 from fedsim.results.reading import read_settings
+from fedsim.run.frozen import refuse_other_frozen
 from fedsim.run.inference_bank import kept_entries
 from fedsim.run.plan import Plan, resolve
 
@@ -92,13 +93,15 @@ class TrainedModel(nn.Module):
         return self
 
     def prepare(self, files: Sequence[Path | str | Image.Image]) -> Tensor:
-        """uint8 [B, C, s, s] of image files or PIL images, decoded and resized as in the run's evaluation."""
+        """uint8 [B, C, s, s] of image files or PIL images, decoded and resized as in the run's evaluation.
+
+        Raises UserError for an image that cannot be read, or whose numbers do not define their brightness.
+        """
         return torch.from_numpy(np.stack([self._decode(file) for file in files]))
 
     def _decode(self, file: Path | str | Image.Image) -> np.ndarray:
         if isinstance(file, Image.Image):
-            size = (self.image_size, self.image_size)
-            image = np.asarray(file.convert("RGB").resize(size, Image.Resampling.BILINEAR)).transpose(2, 0, 1)
+            image = decode_picture(file, self.image_size)
         else:
             image = decode(Path(file), self.image_size)
         if self.channels == 3:
@@ -126,7 +129,7 @@ def load_trained(run: str | Path, which: str = "best") -> TrainedModel:
     which: best (the model of the selected round), last, or another file of the folder such as personal-photo. Frozen
     tensors are not in these files; they are built again from the run's weights and seed. A rule that needs tensors of
     every client (COPA's heads) gets those of the same round; a personal model predicts by itself. Raises UserError for
-    a folder without such a model, and when the code or the weights are not those of the run.
+    a folder without such a model, and when the code or the frozen weights are not those of the run.
     """
     folder = Path(run)
     file = folder / f"{which}.safetensors"
@@ -136,6 +139,7 @@ def load_trained(run: str | Path, which: str = "best") -> TrainedModel:
         raise UserError(f"{folder} holds no {which}.safetensors; {hint}")
     plan = _plan(folder)
     net = plan.build_net()
+    refuse_other_frozen(folder, net, plan.experiment.model.weights)
     try:
         load_arrays(net, load_file(file), net.state_dict().keys() - net.frozen)
     except ValueError as error:

@@ -42,6 +42,7 @@ class Backbone:
     maps: the forward pass gives features of every pixel, [B, D, H, W], for segmentation
     inner: the path of the module inside the backbone to which weights belong, the rest starts from the seed; empty: all
     text: (backbone, class names, prompt) -> the head that compares features with the names' texts; None: has no texts
+    unclear: why a local weights file is refused, because the settings do not say how it was trained; empty: it is read
     finish: called when the weights are loaded and the head is made
     """
 
@@ -57,6 +58,7 @@ class Backbone:
     maps: bool = False
     inner: str = ""
     text: Callable[[nn.Module, Sequence[str], str], nn.Module] | None = None
+    unclear: str = ""
     finish: Callable[[nn.Module], None] | None = None
 
 

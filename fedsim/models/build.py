@@ -20,7 +20,8 @@ from fedsim.settings import ModelSettings
 WEIGHT_WORDS = ("imagenet", "hub", "package")  # values of `model.weights` other than "none" and a file
 
 
-def _initial_state(model: ModelSettings, row: Backbone, backbone: nn.Module, image_size: int) -> StateDict | None:
+def initial_state(model: ModelSettings, row: Backbone, backbone: nn.Module, image_size: int) -> StateDict | None:
+    """The state that `model.weights` names; None for random weights, UserError for weights that are not known."""
     if model.weights == "none":
         return None
     backbone = backbone.get_submodule(row.inner)
@@ -30,6 +31,8 @@ def _initial_state(model: ModelSettings, row: Backbone, backbone: nn.Module, ima
         known = ", ".join(["none", *row.sources])
         raise UserError(f"model.weights: there are no ImageNet weights ({model.weights!r}) for {model.backbone}; "
                         f"use {known} or a local file")  # fmt: skip
+    if row.unclear:
+        raise UserError(row.unclear)
     return read_weight_file(model.weights)
 
 
@@ -80,7 +83,7 @@ def build_model(
         torch.default_generator.manual_seed(stream_seed(seed, "init"))
         net = _bare_net(row, model.bottleneck, classes, channels, image_size, task)
         backbone = net.backbone
-        state = _initial_state(model, row, backbone, image_size)
+        state = initial_state(model, row, backbone, image_size)
         if state is not None:
             _load(row, backbone, state, image_size, model.weights)
         fixed = _read_classes(net, model, row, names)

@@ -82,7 +82,8 @@ def clip_row(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of the catalog's row for open_clip's model `name`.
 
     Weights are our seed's ("none"), published ones ("hub", of which `model.options.pretrained` names one), or a local
-    file of the whole model. Raises UserError for an unknown name or option, and when open_clip is not installed.
+    file of the whole model, for which `pretrained` says how it was trained where published weights differ in that.
+    Raises UserError for an unknown name or option, and when open_clip is not installed.
     """
     if importlib.util.find_spec("open_clip") is None:
         raise UserError(f"model.backbone: 'open_clip:{name}' needs the package open_clip: {extra('clip')}")
@@ -99,20 +100,36 @@ def clip_row(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     if tag and tag not in tags:
         raise UserError(f"model.options.pretrained: open_clip:{name} has no weights {tag!r}; {nearest(tag, tags)}"
                         f"known: {', '.join(tags) or 'none'}")  # fmt: skip
-    config = (open_clip.get_pretrained_cfg(name, tag) or {}) if tag else {}
-    mean, std = config.get("mean", open_clip.OPENAI_DATASET_MEAN), config.get("std", open_clip.OPENAI_DATASET_STD)
+    quick_gelu, mean, std = _facts(name, tag)
+    differ = "pretrained" not in options and len({_facts(name, other) for other in tags}) > 1
     size = open_clip.get_model_config(name)["vision_cfg"]["image_size"]
     return {
-        "make": partial(_make, name, bool(config.get("quick_gelu"))),
+        "make": partial(_make, name, quick_gelu),
         "layout": partial(_layout, name),
         "classifier": ("(none)",),
         "sources": {"hub": partial(_from_hub, name, tag)} if tag else {},
-        "statistics": Statistics(tuple(mean), tuple(std)),
+        "statistics": Statistics(mean, std),
         "input_size": size if isinstance(size, int) else size[0],
         "inner": "clip",
         "text": ClipEncoder.text_head,
+        "unclear": _unclear(name, tags) if differ else "",
         "finish": ClipEncoder.keep_images_only,
     }
+
+
+def _facts(name: str, tag: str) -> tuple[bool, tuple[float, ...], tuple[float, ...]]:
+    """What published weights need beside their model: whether GELU is the quick one, and the mean and deviation."""
+    import open_clip
+
+    config = (open_clip.get_pretrained_cfg(name, tag) or {}) if tag else {}
+    mean, std = config.get("mean", open_clip.OPENAI_DATASET_MEAN), config.get("std", open_clip.OPENAI_DATASET_STD)
+    return bool(config.get("quick_gelu")), tuple(mean), tuple(std)
+
+
+def _unclear(name: str, tags: Sequence[str]) -> str:
+    return (f"model.options: the published weights of open_clip:{name} differ in activation or normalization, and a "
+            "local file does not say which it has; name the weights that it is or began with as pretrained, known: "
+            f"{', '.join(tags)}")  # fmt: skip
 
 
 def _make(name: str, quick_gelu: bool, image_size: int, channels: int) -> ClipEncoder:

@@ -9,7 +9,8 @@ def largest_components(masks: Tensor) -> Tensor:
     """Masks [B, Q, H, W] reduced to the largest 4-connected component of each, uint8; of equal ones the first."""
     from scipy import ndimage
 
-    kept = masks.to(torch.uint8).cpu().numpy()
+    # A copy in C order: of another layout, `reshape` would be a copy, from which nothing comes back.
+    kept = np.array(masks.to(torch.uint8).cpu().numpy(), order="C")
     for mask in kept.reshape(-1, *kept.shape[2:]):
         parts, count = ndimage.label(mask)
         if count > 1:

@@ -21,7 +21,9 @@ def frozen_tensors(net: Net, train: str) -> list[nn.Parameter | Tensor]:
     Any other word is a pattern of parameter names with `*` and `?`, for example `backbone.layer4.*`. The buffers of a
     layer (running statistics, counters) are trained when one of its own parameters is, otherwise they are frozen too.
 
-    Raises UserError for a pattern that no parameter matches.
+    A normalization layer that is not torch's is known by the word Norm in the name of its class or of a base of it.
+
+    Raises UserError for a pattern that no parameter matches, and for `norm` where the backbone has no such layers.
     """
     if "all" in train.split("+"):
         return []
@@ -41,9 +43,12 @@ def _chosen(net: Net, word: str) -> Iterator[nn.Parameter]:
         yield from net.head.parameters()
         return
     if word == "norm":
-        for module in net.backbone.modules():
-            if isinstance(module, NORMS):
-                yield from module.parameters(recurse=False)
+        layers = [module for module in net.backbone.modules() if _normalizes(module)]
+        chosen = [parameter for layer in layers for parameter in layer.parameters(recurse=False)]
+        if not chosen:
+            raise UserError("model.train: the backbone has no normalization layers with parameters, so that 'norm' "
+                            "would train nothing; use head, all, or a pattern of names")  # fmt: skip
+        yield from chosen
         return
     named = dict(net.named_parameters())
     matching = fnmatch.filter(named, word)
@@ -54,18 +59,33 @@ def _chosen(net: Net, word: str) -> Iterator[nn.Parameter]:
     yield from (named[name] for name in matching)
 
 
+def _normalizes(module: nn.Module) -> bool:
+    """Whether a module is a normalization layer: one of torch, or one named so (timm's RmsNorm, EvoNorm, ...).
+
+    A block that holds other layers with parameters (ConvNormAct) is none.
+    """
+    if isinstance(module, NORMS):
+        return True
+    named = any("norm" in kind.__name__.lower() for kind in type(module).__mro__)
+    return named and not any(True for child in module.children() for _ in child.parameters())
+
+
 def names_of(net: nn.Module, tensors: list[nn.Parameter | Tensor]) -> frozenset[str]:
     """The names of these tensors in the network's state, after norm parts have changed its layers.
 
-    A layer that a part made keeps the tensors that it took over, and the tensors that it added are trained. A layer
-    that trains one of its own parameters also trains its buffers, because they depend on the input of the layer.
+    A layer that a part made keeps the tensors that it took over, and the tensors that it added are trained. Where it
+    has copies of channels, they follow the layer from which they were copied; it is forgotten here. A layer that trains
+    one of its own parameters also trains its buffers, because they depend on the input of the layer.
     """
     wanted = {id(tensor) for tensor in tensors}
     names: set[str] = set()
     for path, module in net.named_modules(remove_duplicate=False):
         prefix = f"{path}." if path else ""
         own = dict(module.named_parameters(recurse=False))
-        still = {name for name, parameter in own.items() if id(parameter) in wanted}
-        buffers = {name for name, buffer in module.named_buffers(recurse=False) if id(buffer) in wanted}
+        source = module.__dict__.get("took_over", module)
+        still = {name for name in own if id(getattr(source, name)) in wanted}
+        buffers = {name for name, _ in module.named_buffers(recurse=False) if id(getattr(source, name)) in wanted}
         names |= {prefix + name for name in (still | buffers if len(still) == len(own) else still)}
+    for module in net.modules():
+        module.__dict__.pop("took_over", None)
     return frozenset(names & net.state_dict().keys())

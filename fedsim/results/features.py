@@ -18,6 +18,7 @@ from fedsim.experiment import Experiment
 from fedsim.models import weight_statistics
 from fedsim.results.figure_style import COLORS, MARKERS, SETTINGS
 from fedsim.results.reading import read_settings
+from fedsim.run.frozen import refuse_other_frozen
 from fedsim.seeding import numpy_rng
 from fedsim.variants import method_label
 
@@ -31,6 +32,7 @@ def domain_features(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(features, class index, domain index) of a random subset of every domain, the unseen one included."""
     net = build_net(experiment, build_recipe(experiment))
+    refuse_other_frozen(weights.parent, net, experiment.model.weights)
     load_arrays(net, load_file(weights), net.state_dict().keys() - net.frozen)
     net.eval()
     found = benchmark(experiment.data)

@@ -1,6 +1,5 @@
 """What a process keeps in memory between messages: the network of an experiment, and its clients with their data."""
 
-from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -15,11 +14,11 @@ from clients.unlabelled_client import UnlabelledClient
 from fedsim.cores import free_cores
 from fedsim.data import load_client, load_pooled, load_unlabelled
 from fedsim.data.augment import make_transforms
-from fedsim.data.reader import content_hash
 from fedsim.errors import UserError
 from fedsim.experiment import parse_experiment
 from fedsim.models import weight_statistics
 from fedsim.models.tasks import rules_of
+from fedsim.run.frozen import frozen_content
 from fedsim.run.plan import POOLED, Plan, resolve
 
 KEPT = 2  # workspaces that a process keeps in memory
@@ -49,16 +48,6 @@ def set_threads(threads: int) -> int:
 @lru_cache(maxsize=1)  # called for every message; it looks through all loaded libraries
 def _set_blas_threads(count: int) -> None:
     threadpool_limits(limits=count, user_api="blas")
-
-
-def frozen_content(state: Mapping[str, torch.Tensor], places: Mapping[str, str]) -> str:
-    """Hash of the names and values of the entries that are frozen, which every machine builds itself; "" without any.
-
-    Machines whose hashes differ compute different features, although all tensors that travel fit.
-    """
-    names = sorted(name for name, place in places.items() if place == "frozen")
-    parts = [(name.encode(), state[name].detach().cpu().contiguous().numpy().tobytes()) for name in names]
-    return content_hash(*(part for pair in parts for part in pair)) if names else ""
 
 
 class Workspace:

@@ -56,3 +56,19 @@ def test_stored_buffers_fit_weights_in_another_memory_layout(optimizer):
             net.weight.grad = gradient.clone()
             one.step()
     assert torch.equal(nets[0].weight, nets[1].weight)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_a_tied_parameter_is_stepped_once(optimizer):
+    """Two modules that share a weight move it by PyTorch's step, without a warning of the optimizer."""
+    torch.manual_seed(0)
+    own = torch.nn.Sequential(torch.nn.Linear(4, 4, bias=False), torch.nn.Linear(4, 4, bias=False))
+    own[1].weight = own[0].weight
+    other = copy.deepcopy(own)
+    kind = torch.optim.SGD if optimizer == "sgd" else torch.optim.Adam
+    images = torch.randn(8, 4)
+    train = TrainSettings(optimizer=optimizer)
+    for net, one in ((own, make_optimizer(own, train, 0.1)), (other, kind(other.parameters(), 0.1, fused=True))):
+        net(images).square().sum().backward()
+        one.step()
+    assert torch.equal(own[0].weight, other[0].weight)

@@ -125,6 +125,15 @@ def test_module_takes_bytes_and_fractions(runs):
     assert not any(parameter.requires_grad for parameter in model.parameters())
 
 
+def test_pil_images_are_prepared_as_files(runs, tmp_path):
+    """Black that is half transparent is grey on white, read from a file or opened by Pillow."""
+    model, file = fedsim.load(runs("fedavg")), tmp_path / "half.png"
+    Image.new("RGBA", (28, 28), (0, 0, 0, 128)).save(file)
+    by_path, by_image = model.prepare([file]), model.prepare([Image.open(file)])
+    assert torch.equal(by_path, by_image)
+    assert 0 < by_image.float().mean() < 255
+
+
 def test_folder_of_images(runs, pictures):
     """Grey PNG files give the same as arrays, for one domain or several; the metrics are computed by hand."""
     model = fedsim.load(runs("fedavg"))

@@ -4,12 +4,14 @@ import copy
 
 import pytest
 import torch
+from support import small_experiment
 from torch import nn
 
 from clients.base import freeze
 from fedsim.errors import UserError
 from fedsim.models import build_model
 from fedsim.models.inserts.adapters import Adapter, Adapters, MapDropout
+from fedsim.run.plan import resolve
 from fedsim.settings import ModelSettings
 
 
@@ -103,6 +105,15 @@ def test_other_backbones_have_one_a_block(backbone, count):
     assert len(network(backbone).adapters) == count
     with pytest.raises(UserError, match="no blocks with batch norm"):
         network("digits-cnn")
+
+
+@pytest.mark.parametrize("norm", ["xan", "bin", "mix_ig", "ibn", "dson"])
+def test_other_norms_are_refused(norm):
+    """A layer that another norm makes would not call its adapter; the refusal names the norm in one line."""
+    with pytest.raises(UserError, match=f"behind plain layers of batch norm, and method.norm = {norm} replaces") as no:
+        resolve(small_experiment("unused", {"name": "perada", "norm": norm}))
+    assert "\n" not in str(no.value)
+    assert resolve(small_experiment("unused", {"name": "perada", "norm": "batch_norm"})).recipe.inserts == (Adapters(),)
 
 
 def test_nothing_is_frozen_on_request():

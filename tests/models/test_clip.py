@@ -11,6 +11,7 @@ from support import numbers, small_experiment
 from fedsim.errors import UserError
 from fedsim.models import build_model
 from fedsim.models.backbones import find_backbone
+from fedsim.models.build import initial_state
 from fedsim.models.clip_family import TextHead
 from fedsim.models.inserts.feature_attention import Attended, FeatureAttention
 from fedsim.models.net import Net
@@ -142,6 +143,21 @@ def test_fedclip_sends_its_attention_alone(tmp_path):
 def test_what_does_not_fit_is_refused(model, message):
     with pytest.raises(UserError, match=message):
         build_model(ModelSettings(**model), 3, 3, 32, names=NAMES)
+
+
+def test_a_local_file_needs_a_tag_where_published_weights_differ(tmp_path):
+    """The file does not say its activation and normalization; with a tag it is read, and tiny CLIP has no tags."""
+    file = str(tmp_path / "none.pt")
+    for name, options, message in (
+        ("ViT-B-16", {}, "model.options: .*ViT-B-16 differ in activation.*known: openai, .*laion2b_s34b_b88k"),
+        ("ViT-B-16", {"pretrained": "laion2b_s34b_b88k"}, "no file"),
+        ("RN50x4", {}, "no file"),  # its weights agree
+        ("tiny-clip", {}, "no file"),
+    ):
+        model = ModelSettings(backbone=f"open_clip:{name}", weights=file, options=options)
+        with pytest.raises(UserError, match=message) as refused:
+            initial_state(model, find_backbone(model), torch.nn.ModuleDict({"clip": torch.nn.Identity()}), 32)
+        assert "\n" not in str(refused.value)
 
 
 def test_nothing_to_train_is_refused(tmp_path):

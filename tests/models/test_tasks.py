@@ -54,6 +54,17 @@ def test_threshold_and_largest_component():
         rules_of("detection", data)
 
 
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_largest_component_of_several_structures(layout):
+    """Every mask of every image is reduced, in both memory layouts; the caller's masks stay as they are."""
+    masks = torch.zeros(2, 2, 8, 8, dtype=torch.uint8)
+    masks[:, :, 1:4, 1:4] = 1
+    masks[:, :, 6, 6] = 1  # a speck
+    masks = masks.contiguous(memory_format=layout)
+    assert largest_components(masks).sum((2, 3)).tolist() == [[9, 9], [9, 9]]
+    assert masks.sum((2, 3)).tolist() == [[10, 10], [10, 10]]
+
+
 def test_surface_distance():
     """Single pixels that are 3 and 4 apart have the distance 5, equal masks 0, and an empty mask the diagonal."""
     a, b, nothing = np.zeros((3, 6, 8), np.uint8)

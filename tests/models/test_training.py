@@ -4,9 +4,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from support import run_small, small_experiment
+from torch import nn
 
 from fedsim.errors import UserError
+from fedsim.models.net import Net
 from fedsim.models.norms import BIN, DSON, IBN, XAN, MixIG
+from fedsim.models.training import frozen_tensors
 from fedsim.run.workspace import close_workspaces
 
 
@@ -32,6 +35,47 @@ def test_norm_and_head(build):
     assert len(vit.state_dict().keys() - vit.frozen) == 2 * (2 * 12 + 1) + 2
 
 
+class GlobalNorm(nn.Module):
+    """A norm layer that is no layer of torch, as timm has them."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.scale, self.act = nn.Parameter(torch.ones(width)), nn.ReLU()
+
+
+class ScaledNorm(GlobalNorm):
+    """A norm layer by its base class."""
+
+
+class ConvNormAct(nn.Module):
+    """A block that holds a convolution and a norm."""
+
+    def __init__(self):
+        super().__init__()
+        self.gain, self.conv, self.norm = nn.Parameter(torch.ones(1)), nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)
+
+
+def test_norm_layers_that_are_not_torch_s():
+    """A layer is known by its name or its base's; a block that holds other layers with parameters is no norm layer."""
+    backbone = nn.Sequential(ConvNormAct(), GlobalNorm(4), nn.RMSNorm(4), nn.Linear(4, 4))
+    backbone.append(type("Own", (ScaledNorm,), {})(4))
+    net = Net(backbone, 4, 2)
+    frozen = {id(tensor) for tensor in frozen_tensors(net, "norm")}
+    trained = {name for name, parameter in net.named_parameters() if id(parameter) not in frozen}
+    assert trained == {
+        f"backbone.{name}" for name in ("0.norm.weight", "0.norm.bias", "1.scale", "2.weight", "4.scale")
+    }
+
+
+@pytest.mark.parametrize("train", ["norm", "norm+head"])
+@pytest.mark.parametrize("backbone", ["digits-cnn", "alexnet"])
+def test_norm_without_norm_layers_is_refused(build, backbone, train):
+    """Otherwise it would train the head alone, without a word."""
+    with pytest.raises(UserError, match=r"model.train: the backbone has no normalization layers") as refused:
+        build(backbone, train=train)
+    assert "\n" not in str(refused.value)
+
+
 def test_pattern(build):
     net = build("resnet18", train="backbone.layer4.1.*+head")
     trained = net.state_dict().keys() - net.frozen
@@ -49,6 +93,8 @@ def test_pattern(build):
     # the mixing weights are trained, so the running statistics, which follow what is normalized, are too
     (DSON(), {"theta_mean", "theta_var", "running_mean", "running_var", "num_batches_tracked"}),
     (MixIG(), set()),
+    (IBN(), set()),  # its halves are copies of the channels that they took over
+    (IBN("b"), set()),
 ])  # fmt: skip
 def test_layers_of_a_part_keep_what_they_took_over(build, norm, trained):
     """Tensors of the replaced batch norm stay frozen; tensors that the part adds are trained."""
@@ -56,7 +102,22 @@ def test_layers_of_a_part_keep_what_they_took_over(build, norm, trained):
     prefix = "backbone.norm1."
     found = {name.removeprefix(prefix) for name in net.state_dict().keys() - net.frozen if name.startswith(prefix)}
     assert found == trained
-    assert build("digits-cnn-bn", IBN(), train="head").frozen < build("digits-cnn-bn", train="head").frozen
+
+
+def test_channels_that_ibn_took_over_follow_their_layer(build):
+    """They are trained where the replaced layer is. The instance norm that variant b adds is new, and trained."""
+    layer = "backbone.layer1.0.bn1"
+    trained, frozen = (build("resnet18", IBN(), train=f"backbone.layer{stage}.*+head") for stage in (1, 2))
+    own = {name for name in trained.state_dict() if name.startswith(layer)}
+    assert len(own) == 7
+    assert not own & trained.frozen
+    assert own <= frozen.frozen
+    added = build("resnet18", IBN("b"), train="head")
+    assert added.state_dict().keys() - added.frozen == {
+        *(f"backbone.layer{stage}.1.inorm.{name}" for stage in (1, 2) for name in ("weight", "bias")),
+        "head.weight", "head.bias",
+    }  # fmt: skip
+    assert not any("took_over" in module.__dict__ for module in added.modules())
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedbn", "gperxan", "fedig-a", "csac"])

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, TiffImagePlugin
 
-from fedsim.data.pixels import decode
+from fedsim.data.pixels import decode, decode_picture
 from fedsim.errors import UserError
 
 RAMP = np.linspace(0, 1, 16).reshape(4, 4)  # brightness of the test picture
@@ -32,6 +32,32 @@ def test_sixteen_bits_look_like_eight(format):
     deep = Image.fromarray(np.round(RAMP * 65535).astype(np.uint16))
     assert (grey(decoded(deep, format)) == EIGHT).all()
     assert (grey(decoded(Image.fromarray(EIGHT), format)) == EIGHT).all()
+
+
+def pictures():
+    """Pictures that Pillow's own conversion to RGB shows otherwise than a screen, with what their file adds."""
+    exif = Image.Exif()
+    exif[0x112] = 6  # to be turned by 90 degrees
+    return {
+        "turned": (Image.fromarray(EIGHT), {"exif": exif}),
+        "transparent": (Image.fromarray(np.stack([EIGHT * 0, EIGHT * 0, EIGHT * 0, EIGHT], -1)), {}),
+        "deep": (Image.fromarray(np.round(RAMP * 65535).astype(np.uint16)), {}),
+    }
+
+
+@pytest.mark.parametrize("name", pictures())
+def test_an_opened_picture_has_the_pixels_of_its_file(name):
+    picture, options = pictures()[name]
+    file = io.BytesIO()
+    picture.save(file, "PNG", **options)
+    opened = decode_picture(Image.open(io.BytesIO(file.getvalue())), 4)
+    assert (opened == decode("picture", 4, file.getvalue())).all()
+    assert (opened != np.asarray(picture.convert("RGB")).transpose(2, 0, 1)).any()
+
+
+def test_an_opened_picture_of_unclear_brightness_is_refused():
+    with pytest.raises(UserError, match=r"cannot read the image from Pillow \(32-bit integers"):
+        decode_picture(Image.fromarray(EIGHT.astype(np.int32)), 4)
 
 
 @settings(max_examples=30, deadline=None)

@@ -9,9 +9,10 @@ from fedsim.client_app import app
 from fedsim.data.fingerprint import fingerprint, fingerprints
 from fedsim.errors import UserError
 from fedsim.experiment import Experiment
+from fedsim.run.frozen import frozen_content
 from fedsim.run.plan import resolve
 from fedsim.run.session import Session
-from fedsim.run.workspace import Workspace, frozen_content
+from fedsim.run.workspace import Workspace
 from fedsim.runtime.inline import InlineGrid
 from fedsim.settings import DataSettings
 from strategies.wire.handshake import Roster

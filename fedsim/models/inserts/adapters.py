@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from fedsim.errors import UserError
 from fedsim.models.inserts.base import Insert
 from fedsim.models.net import Net
-from fedsim.models.norms.dson import DSON
+from fedsim.models.norms.batch_norm import BatchNorm
+from fedsim.part import part_name
 
 if TYPE_CHECKING:
     from fedsim.recipe import Recipe
@@ -74,7 +75,7 @@ class Adapters(Insert):
     bottleneck and the head. All others, with the batch norm of shortcuts, have the place `frozen`: they keep their
     weights and statistics in training too, and are not sent. A frozen backbone is useful only with pretrained weights
     (`model.weights`). ResNet-18 trains 1,400,320 parameters in adapters and 7,808 in batch norm; its head has 513 per
-    class.
+    class. Every norm part other than batch norm is refused.
 
     dropout: p inside the adapters
     std: the standard deviation of the initial weights
@@ -88,9 +89,10 @@ class Adapters(Insert):
     order: ClassVar[int] = 0
 
     def refuses(self, recipe: "Recipe") -> str:
-        """Adapters need layers of batch norm."""
-        if isinstance(recipe.norm, DSON):
-            return "adapters stand behind layers of batch norm, and method.norm = dson replaces them"
+        """Adapters need the backbone's own batch norm: most other layers do not call the batch norm inside them."""
+        if type(recipe.norm) is not BatchNorm:
+            name = part_name(recipe.norm)
+            return f"adapters stand behind plain layers of batch norm, and method.norm = {name} replaces them"
         return super().refuses(recipe)
 
     def apply(self, net: Net) -> None:

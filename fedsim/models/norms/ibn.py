@@ -11,21 +11,21 @@ from fedsim.models.digits_cnn import DigitsCNN
 from fedsim.models.net import Net
 from fedsim.models.norms.base import Norm
 from fedsim.models.norms.instance_norm import InstanceNorm2d
-from fedsim.models.norms.placement import batch_norm_paths, replace, require_batch_norm, within
+from fedsim.models.norms.placement import batch_norm_paths, copied_from, replace, require_batch_norm, within
 
 
 def _instance_norm_like(bn: nn.BatchNorm2d, channels: slice = slice(None)) -> InstanceNorm2d:
     """An instance norm with the affine parameters of the chosen channels of a batch norm."""
     inorm = InstanceNorm2d(len(bn.weight[channels]), bn.eps).to(bn.weight.device)
     inorm.load_state_dict({"weight": bn.weight[channels], "bias": bn.bias[channels]})
-    return inorm
+    return copied_from(bn, inorm)
 
 
 def _batch_norm_like(bn: nn.BatchNorm2d, channels: slice) -> nn.BatchNorm2d:
     """A batch norm with the affine parameters and statistics of the chosen channels of another."""
     part = nn.BatchNorm2d(len(bn.weight[channels]), bn.eps, bn.momentum).to(bn.weight.device)
     part.load_state_dict({name: value[channels] if value.dim() else value for name, value in bn.state_dict().items()})
-    return part
+    return copied_from(bn, part)
 
 
 class IBNLayer(nn.Module):

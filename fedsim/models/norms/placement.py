@@ -65,6 +65,12 @@ def plain_batch_norm(layer: nn.Module) -> nn.Module:
     return plain.train(layer.training)
 
 
+def copied_from(old: nn.Module, new: nn.Module) -> nn.Module:
+    """The new layer, which remembers that its tensors are copies of the old one's channels (`model.train` asks)."""
+    new.__dict__["took_over"] = old  # not a submodule: the old layer does not belong to the network any more
+    return new
+
+
 def replace(net: nn.Module, paths: Collection[str], make: Callable[[nn.Module], nn.Module]) -> None:
     """Replaces every module in `paths` by `make(old)`. An activation inside the old one is kept after the new one."""
     for path in paths:

@@ -1,0 +1,52 @@
+"""Frozen weights: every machine builds them itself, so that a run records their hash and compares it later."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from fedsim.data.reader import content_hash
+from fedsim.errors import UserError
+from fedsim.models.clip_family import TextHead
+
+KEY = "frozen"  # in environment.json
+
+
+def frozen_content(state: Mapping[str, torch.Tensor], places: Mapping[str, str]) -> str:
+    """Hash of the names and values of the entries that are frozen, which every machine builds itself; "" without any.
+
+    Machines whose hashes differ compute different features, although all tensors that travel fit.
+    """
+    names = sorted(name for name, place in places.items() if place == "frozen")
+    parts = [(name.encode(), state[name].detach().cpu().contiguous().numpy().tobytes()) for name in names]
+    return content_hash(*(part for pair in parts for part in pair)) if names else ""
+
+
+def frozen_record(net: nn.Module) -> dict[str, str]:
+    """What environment.json says about the frozen tensors of a run's initial network; empty without any.
+
+    The texts of a TextHead are left out: a network computes them, and another processor may round them differently.
+    """
+    computed = set()
+    if isinstance(net.head, TextHead):
+        computed = {f"head.{name}" for name, _ in net.head.named_buffers()}
+    content = frozen_content(net.state_dict(), dict.fromkeys(net.frozen - computed, "frozen"))
+    return {KEY: content} if content else {}
+
+
+def refuse_other_frozen(folder: Path, net: nn.Module, weights: str) -> None:
+    """UserError when the run in a folder had other frozen tensors than its initial network has now.
+
+    A run of an earlier version did not record them, and passes. weights: the setting model.weights
+    """
+    file = folder / "environment.json"
+    recorded = json.loads(file.read_text(encoding="utf-8")).get(KEY) if file.is_file() else None
+    if recorded is not None and {KEY: recorded} != frozen_record(net):
+        reason = (
+            "this version of PyTorch makes others of the seed; take the versions in its environment.json"
+            if weights == "none"
+            else f"model.weights = {weights!r} gives others now; put back the weights with which it began"
+        )
+        raise UserError(f"{folder} holds a run with other frozen weights: {reason}")
