@@ -82,45 +82,52 @@ def failed_rounds(rounds: Mapping[str, Rows]) -> dict[str, int]:
 def thin_rounds(rounds: Mapping[str, Rows], summary: pd.DataFrame) -> dict[str, str]:
     """{run: `2 of 3`} where fewer clients validated in the selected round than in another round of the run.
 
-    A mean without the client of a hard domain is greater without a better model.
+    A mean without the client of a hard domain is greater without a better model. In rounds that do not record the
+    number, while the run stopped at every failure, all clients that trained validated.
     """
     chosen = dict(zip(summary["run"], summary["best_validation_round"])) if "best_validation_round" in summary else {}
     thin = {}
     for run, rows in rounds.items():
-        counts = {int(row["round"]): _number(row.get(VALIDATED)) for row in rows}
-        known = [count for count in counts.values() if not math.isnan(count)]
+        if not rows or VALIDATED not in rows[0]:
+            continue
+        counts = {int(row["round"]): _number(row[VALIDATED] or row.get("clients")) for row in rows}
+        most = max((count for count in counts.values() if not math.isnan(count)), default=math.nan)
         own = counts.get(chosen.get(run), math.nan)
-        if known and own < max(known):
-            thin[run] = f"{own:.0f} of {max(known):.0f}"
+        if own < most:
+            thin[run] = f"{own:.0f} of {most:.0f}"
     return thin
+
+
+def _named(texts: Mapping[str, str]) -> str:
+    """`run (text), ...` of the first runs, and how many more there are."""
+    named = [f"{run} ({text})" for run, text in list(texts.items())[:NAMED_RUNS]]
+    more = len(texts) - NAMED_RUNS
+    return ", ".join(named) + (f" and {more} more run{'s' if more > 1 else ''}" if more > 0 else "")
 
 
 def thin_notes(thin: Mapping[str, str]) -> list[str]:
     """A note on the runs whose selected round rests on the validation of fewer clients than other rounds."""
     if not thin:
         return []
-    named = [f"{run} ({text} clients)" for run, text in list(thin.items())[:NAMED_RUNS]]
-    more = f" and {len(thin) - NAMED_RUNS} more runs" if len(thin) > NAMED_RUNS else ""
-    return [f"The selected round was validated by fewer clients than other rounds in {', '.join(named)}{more}."]
+    named = _named({run: f"{text} clients" for run, text in thin.items()})
+    return [f"The selected round was validated by fewer clients than other rounds in {named}."]
 
 
 def failed_notes(failed: Mapping[str, int]) -> list[str]:
     """A note on the runs in which clients failed, so that rounds rest on fewer of them."""
     if not failed:
         return []
-    named = [f"{run} ({count} round{'s' if count > 1 else ''})" for run, count in list(failed.items())[:NAMED_RUNS]]
-    more = f" and {len(failed) - NAMED_RUNS} more runs" if len(failed) > NAMED_RUNS else ""
-    return [f"Clients failed, and rounds rest on the others, in {', '.join(named)}{more}."]
+    named = _named({run: f"{count} round{'s' if count > 1 else ''}" for run, count in failed.items()})
+    return [f"Clients failed, and rounds rest on the others, in {named}."]
 
 
 def again_notes(changed: Mapping[str, str]) -> list[str]:
     """A note on the runs whose files are of another round than the table."""
     if not changed:
         return []
-    named = [f"{run} (round {text})" for run, text in list(changed.items())[:NAMED_RUNS]]
-    more = f" and {len(changed) - NAMED_RUNS} more" if len(changed) > NAMED_RUNS else ""
+    named = _named({run: f"round {text}" for run, text in changed.items()})
     runs = "1 run" if len(changed) == 1 else f"{len(changed)} runs"
     return [
         f"In {runs} of an earlier version of fedsim the first of several equal rounds counts here, and the files are "
-        f"of a later one: {', '.join(named)}{more}."
+        f"of a later one: {named}."
     ]

@@ -93,3 +93,14 @@ def test_a_selected_round_that_lacks_a_validation_is_named(tmp_path):
     assert len(said) == 1
     assert f"{run} (2 of 3 clients)" in said[0]
     assert not [note for note in compare(runs, "last").notes if "validated by fewer" in note]
+
+
+def test_rounds_before_failures_were_allowed_count_with_all_clients(tmp_path):
+    """A run that stopped at a lost site and went on without it: the later rounds lack that site's validation."""
+    folder = write_run(tmp_path, pacs_experiment("fedavg", "photo", 0, train={"rounds": 6}))
+    rounds = pd.read_csv(folder / "rounds.csv").assign(clients=[0, 3, 3, 3, 2, 2, 2])
+    rounds["validated"] = [float("nan")] * 4 + [2, 2, 2]
+    rounds.to_csv(folder / "rounds.csv", index=False)
+    summary = pd.read_csv(folder / "summary.csv").iloc[0].to_dict()
+    Recorder(folder).write_summary(summary | {"best_validation_round": 5})
+    assert list(read_runs(tmp_path, only=["summary"]).thin.values()) == ["2 of 3"]
