@@ -196,7 +196,10 @@ def plot(
     targets: OnlyTargets = "",
     seeds: OnlySeeds = "",
 ) -> None:
-    """Draw all figures that the records allow, as PNG and SVG, into FOLDER/plots."""
+    """Draw all figures that the records allow, as PNG and SVG, into FOLDER/plots.
+
+    Figures of a part of the runs or of another rule of selection go into FOLDER/plots-part.
+    """
     from fedsim.commands.results import chosen_runs, draw_plots
 
     draw_plots(folder, chosen_runs(folder, methods, targets, seeds), select)

@@ -47,7 +47,7 @@ def show_comparison(
 
 
 def is_whole(runs: "Runs", select: str) -> bool:
-    """Whether a table is the main one of its folder, whose file no other table replaces: all runs, the default rule."""
+    """Whether a table is the main one of its folder, whose files no other one replaces: all runs, the default rule."""
     from fedsim.results.selection import DEFAULT_RULE
 
     return not runs.only and select == DEFAULT_RULE
@@ -81,12 +81,12 @@ def show_reproduction(folder: Path, runs: "Runs", select: str, format: str) -> N
 
 
 def draw_plots(folder: Path, runs: "Runs", select: str) -> None:
-    """Draw all figures into FOLDER/plots and list them."""
+    """Draw all figures and list them; a part of the runs or another rule has a folder of its own, FOLDER/plots-part."""
     from fedsim.results import plot_all
     from fedsim.results.fonts import fonts_for, missing_text
     from fedsim.results.plots import names_in
 
-    files = plot_all(runs, folder / "plots", select)
+    files = plot_all(runs, folder / ("plots" if is_whole(runs, select) else "plots-part"), select)
     boxes = missing_text(fonts_for(names_in(runs))[1])
     if boxes:
         errors.print(boxes, soft_wrap=True, markup=False, highlight=False)

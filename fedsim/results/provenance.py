@@ -59,6 +59,23 @@ def refuse_other_recipes(recorded: Environments, labels: Mapping[str, str]) -> N
                 )
 
 
+def refuse_other_frozen(runs: Runs, recorded: Environments, labels: Mapping[str, str]) -> None:
+    """UserError when runs of one row with one seed rest on other frozen weights: another file stood behind one name.
+
+    Weights that a seed draws (`model.weights = "none"`) change with the version of PyTorch only, which a note names.
+    """
+    first: dict[tuple[str, int], tuple[str, str]] = {}
+    for run, table in recorded.items():
+        experiment = runs.experiments[run]
+        if "frozen" in table and experiment.model.weights != "none":
+            other, seen = first.setdefault((labels[run], experiment.run.seed), (run, table["frozen"]))
+            if seen != table["frozen"]:
+                raise UserError(
+                    f"{labels[run]} had other frozen weights in {other} than in {run}, although model.weights is "
+                    f"{experiment.model.weights!r} in both; compare them apart"
+                )
+
+
 def provenance_notes(recorded: Environments) -> list[str]:
     """A note for everything that differs between the environments of the runs."""
     facts = {run + text: _facts(one) for run, table in recorded.items() for text, one in all_environments(table)}

@@ -21,7 +21,13 @@ from fedsim.results.notes import (
     test_size_notes,
     unfinished_notes,
 )
-from fedsim.results.provenance import environments, provenance_notes, refuse_other_data, refuse_other_recipes
+from fedsim.results.provenance import (
+    environments,
+    provenance_notes,
+    refuse_other_data,
+    refuse_other_frozen,
+    refuse_other_recipes,
+)
 from fedsim.results.published import domain_key, printed_numbers, protocol_differences, shortened
 from fedsim.results.reading import Runs, of_experiment
 from fedsim.results.selection import RULE_TITLES, RULES
@@ -99,7 +105,9 @@ def _block(table: PaperTable, block: Block, runs: Runs, select: str) -> Reproduc
     cells = _cells(block, runs, labels, targets, select)
     recorded = {run: own for run, own in environments(runs).items() if run in set(cells["run"])}
     refuse_other_data(runs, recorded)
-    refuse_other_recipes(recorded, dict(zip(cells["run"], cells["label"])))
+    labels = dict(zip(cells["run"], cells["label"]))
+    refuse_other_recipes(recorded, labels)
+    refuse_other_frozen(runs, recorded, labels)
     refuse_twice(cells)
     lines = [_line(block, row, runs, cells, printed, targets) for row in block.rows]
     lines = [line for line in lines if line.ours]

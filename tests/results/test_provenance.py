@@ -133,6 +133,21 @@ def test_one_row_has_one_recipe(tmp_path):
     assert len(compare(apart).methods) == 2
 
 
+def test_one_row_and_seed_have_one_set_of_frozen_weights(tmp_path):
+    """Another weights file at the same path gives other frozen tensors; drawn weights and other seeds may differ."""
+
+    def compared(name, seeds, **model):
+        for (target, content), seed in zip({"photo": "aa", "sketch": "bb"}.items(), seeds):
+            folder = write_run(tmp_path / name, pacs_experiment("fedavg", target, seed, model=model))
+            Recorder(folder).write_environment({"frozen": content})
+        return compare(read_runs(tmp_path / name / "pacs"))
+
+    with pytest.raises(UserError, match=r"fedavg had other frozen weights in fedavg/photo/seed0 than in .*'imagenet'"):
+        compared("same", (0, 0))
+    assert compared("seeds", (0, 1))
+    assert compared("drawn", (0, 0), weights="none")
+
+
 def test_a_run_of_another_version_s_recipe_is_not_continued(tmp_path):
     """The settings are the same words, but a default has changed since."""
     experiment = small_experiment(tmp_path, "fedprox", train={"rounds": 1})

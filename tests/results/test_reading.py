@@ -134,6 +134,8 @@ def test_the_verbs_take_methods_targets_and_seeds(tmp_path):
     assert row.startswith("csac,csac,ours")
     assert "sketch" not in header
     assert CliRunner().invoke(app, ["plot", str(folder), *only]).exit_code == 0
+    assert list((folder / "plots-part").glob("*.png"))
+    assert not (folder / "plots").exists()
     assert CliRunner().invoke(app, ["report", str(folder), *only]).exit_code == 0
     page = (folder / "report-part.html").read_text()
     assert page.count("fedsim run ") == 1
