@@ -17,7 +17,8 @@ included. Validation, reports and further passes over the same batch within one 
 
       T N_k / (A_k + T N_k)          T becomes T m / K where m of K clients are drawn each round
 
-The pooled client (DeepAll) represents all K clients: with I it takes K I steps, under every budget.
+The pooled client (DeepAll) represents all K clients: with I it takes K I steps, under every budget, also where
+only m of K clients are drawn each round: DeepAll then has K / m times the images of FedAvg.
 """
 
 import math

@@ -113,7 +113,16 @@ def saliency(logits: Tensor, labels: Tensor, inputs: Tensor) -> Tensor:
 
 def feature_mask(gradient: Tensor, f: float) -> Tensor:
     """1 where an entry of g [B, D] is below the (1 - f) percentile of its row (linear interpolation), else 0."""
-    return (gradient < gradient.quantile(1 - f, dim=1, keepdim=True)).float()
+    return (gradient < percentile(gradient, 1 - f, dim=1)).float()
+
+
+def percentile(values: Tensor, q: float, dim: int) -> Tensor:
+    """The q-quantile along `dim`, which stays; linear interpolation, rounded to float32.
+
+    It is computed in float64. Where q (N - 1) is a whole number the quantile is an entry itself, and float32's rounding
+    of the rank would put it just above that entry, which then changes sides.
+    """
+    return values.double().quantile(q, dim=dim, keepdim=True).float()
 
 
 def true_class(logits: Tensor, labels: Tensor) -> Tensor:
@@ -125,7 +134,7 @@ def most_changed(before: Tensor, after: Tensor, labels: Tensor, b: float) -> Ten
     """The samples [B] whose probability fell at least by the (1 - b) percentile of the batch; a single sample always
     counts."""
     fall = true_class(before, labels) - true_class(after, labels)
-    return fall >= fall.quantile(1 - b)
+    return fall >= percentile(fall, 1 - b, dim=0)
 
 
 def spatial_mask(level: Tensor, gradient: Tensor) -> Tensor:

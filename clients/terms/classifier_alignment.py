@@ -47,7 +47,11 @@ class ClassifierAlignment(Term):
         return "each round the mean gradient of the classifier, which shows class shares and mean features of classes"
 
     def refuses(self, recipe: "Recipe") -> str:
-        """Phase 1 must see the images on which the client trains."""
+        """Phase 1 must see the images on which the client trains.
+
+        A step that changes images itself (JiGen, RandConv, L2D, AugMix) is not refused. Phase 1 then sees the unchanged
+        images, as it sees the unchanged ones of every client.
+        """
         if recipe.augment is not None:
             return (
                 "classifier_alignment compares gradients with those of a pass over images that "

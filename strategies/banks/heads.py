@@ -14,7 +14,7 @@ class Heads(Bank):
 
     Source: COPA (Wu and Gong, ICCV 2021). Every client gets the heads of all K clients with every train message, as
     `client:tensor`. For a client that has not replied yet, the head of the global model is sent (in the first round the
-    initial head for all). The bank never averages heads.
+    initial head for all); its own training starts from the initial head nevertheless. The bank never averages heads.
     """
 
     name: ClassVar[str] = "heads"

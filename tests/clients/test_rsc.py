@@ -50,6 +50,17 @@ def test_feature_mask():
     assert rsc.feature_mask(torch.tensor([[5.0, 1.0, 2.0, 4.0]]), 0.0).tolist() == [[0, 1, 1, 1]]
 
 
+@pytest.mark.parametrize(("size", "muted"), [(4, 2), (7, 3), (16, 6), (64, 22), (256, 86), (1024, 342)])
+def test_a_percentile_that_is_an_entry_is_muted(size, muted):
+    """Where 2/3 (D - 1) is whole, the percentile is an entry: D - 2/3 (D - 1) of D features are muted, in every row;
+    of a batch of so many samples as many are challenged."""
+    values = torch.randn(40, size, generator=torch.Generator().manual_seed(0))
+    assert (rsc.feature_mask(values, 1 / 3) == 0).sum(1).tolist() == [muted] * 40
+    for fall in values.sigmoid():
+        logits = torch.stack((fall, 1 - fall), 1).log()
+        assert rsc.most_changed(logits, logits.new_zeros(size, 2), torch.zeros(size, dtype=int), 1 / 3).sum() == muted
+
+
 def test_loss_of_one_sample():
     """Test 2: full logit 6, muted 3, loss log(1 + e^-3); a single sample is always muted."""
     net = Given(torch.tensor([[3.0, 1.0, 2.0], [0.0, 0.0, 0.0]]))

@@ -267,6 +267,24 @@ def test_one_pixel_maps_stay_plain():
     torch.testing.assert_close(layer(torch.full((2, 1, 1, 1), 3.0)), torch.ones(2, 1, 1, 1))
 
 
+def test_statistics_over_several_images_or_views_exist_on_one_pixel_maps():
+    """D.3 test 3 on a 1 x 1 map, where tau = 0 is the batch norm of the current batch; MixNorm's are over its views.
+
+    Values -1, 5 of one channel: mean 2, biased variance 9. A single value changes no statistics.
+    """
+    net = nn.Sequential(norm_of(1.0, 4.0))
+    pair, single = torch.tensor([-1.0, 5.0]).view(2, 1, 1, 1), torch.full((1, 1, 1, 1), 3.0)
+    for init in ("global", "first_batch"):
+        predict = TsmoBN(tau=0.0, init=init).begin(net, [])
+        torch.testing.assert_close(predict(single), torch.ones(1, 1, 1, 1))
+        torch.testing.assert_close(predict(pair), torch.tensor([-1.0, 1.0]).view(2, 1, 1, 1), atol=1e-4, rtol=0)
+        torch.testing.assert_close(predict(single), torch.full((1, 1, 1, 1), 1 / 3), atol=1e-4, rtol=0)
+    # All views of a single pixel are the pixel: mean 3, variance 0; m = 0.5 gives mean 2 and variance 2.
+    mixed = MixNorm(m=0.5, views=2).begin(net, [])(single)
+    torch.testing.assert_close(mixed, torch.full((1, 1, 1, 1), 2**-0.5), atol=1e-4, rtol=0)
+    torch.testing.assert_close(MixNorm(m=0.5, views=1).begin(net, [])(single), torch.ones(1, 1, 1, 1))
+
+
 def test_recompute_equals_statistics_of_the_test_images(net, digits):
     expected = copy.deepcopy(net).train()(digits)  # biased variances, where running ones are unbiased
     torch.testing.assert_close(predictions(Recompute(), net, digits), expected, atol=2e-2, rtol=2e-2)

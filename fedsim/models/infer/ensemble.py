@@ -22,8 +22,9 @@ def mean_probabilities(logits: Sequence[Tensor]) -> Tensor:
 class EnsembleOfLocalBN(Infer):
     """One forward pass with the batch norm of each client and shared other weights; the mean of the softmax vectors.
 
-    The rule is in Table 3 of FedIG-A. The sets come from the bank of the same name. Until a client has sent a set (for
-    the initial model) the averaged set is used.
+    The rule is in Table 3 of FedIG-A. The sets come from the bank of the same name: those of the clients that have sent
+    one, which with `train.clients_per_round` may be few in the first rounds. Until any client has sent a set (for the
+    initial model) the averaged set is used.
     """
 
     bank: ClassVar[str] = "own_batch_norm"
@@ -48,10 +49,11 @@ class EnsembleOfLocalBN(Infer):
 
 @dataclass(frozen=True)
 class EnsembleOfHeads(Infer):
-    """The mean of the softmax vectors of all clients' heads on the same features.
+    """The mean of the softmax vectors of the clients' heads on the same features.
 
-    Source: COPA (Wu and Gong, ICCV 2021). The heads come from the bank `heads`. Until a client has sent one (for the
-    initial model) the network's own head is used.
+    Source: COPA (Wu and Gong, ICCV 2021). The heads come from the bank `heads`: those of the clients that have sent
+    one, which with `train.clients_per_round` may be few in the first rounds (the paper, where all clients take part,
+    has all K heads). Until any client has sent one (for the initial model) the network's own head is used.
     """
 
     bank: ClassVar[str] = "heads"

@@ -50,7 +50,7 @@ class MixNorm(Infer):
             sigma = torch.sqrt(self.m * variance + (1 - self.m) * bn.running_var + bn.eps)
             return mu.repeat(self.views, 1), sigma.repeat(self.views, 1)
 
-        ruled = with_rule(net, lambda: rule)
+        ruled = with_rule(net, lambda: rule, pooled=self.views > 1)
         return lambda images: ruled(self.make_views(images))[: len(images)]
 
     def make_views(self, images: Tensor) -> Tensor:

@@ -16,29 +16,30 @@ StatisticsRule = Callable[[Tensor, Tensor, nn.BatchNorm2d, int], tuple[Tensor, T
 class RuledNorm(nn.Module):
     """`y = gamma (x - mu) / sigma + beta` with `(mu, sigma) = rule(instance moments, bn, positions)`.
 
-    On one-pixel maps instance statistics do not exist: the layer is then the batch norm in eval mode.
+    On one-pixel maps the statistics of one image do not exist: the layer is then the batch norm in eval mode.
+    pooled: the rule's statistics are of several images or views, which exist on one-pixel maps too
     """
 
-    def __init__(self, bn: nn.BatchNorm2d, rule: StatisticsRule) -> None:
+    def __init__(self, bn: nn.BatchNorm2d, rule: StatisticsRule, pooled: bool = False) -> None:
         super().__init__()
-        self.bn, self.rule = bn, rule
+        self.bn, self.rule, self.pooled = bn, rule, pooled
 
     @torch.no_grad()
     def forward(self, x: Tensor) -> Tensor:
         """[B, C, H, W] -> the same shape."""
-        if not has_positions(x):
+        if not self.pooled and not has_positions(x):
             return self.bn(x)
         mean, variance = instance_moments(x)
         mu, sigma = self.rule(mean, variance, self.bn, x.shape[2] * x.shape[3])
         return normalize_by(x, mu.expand_as(mean), sigma.expand_as(mean), self.bn)
 
 
-def with_rule(net: nn.Module, make_rule: Callable[[], StatisticsRule]) -> nn.Module:
+def with_rule(net: nn.Module, make_rule: Callable[[], StatisticsRule], pooled: bool = False) -> nn.Module:
     """A copy of the network in eval mode in which every BatchNorm2d has a rule of its own. `net` is not changed.
 
-    Batch norm of vectors (in the bottleneck) is not changed.
+    Batch norm of vectors (in the bottleneck) is not changed. pooled: see RuledNorm
     """
     net = copy.deepcopy(net).eval()
     paths = [path for path, module in net.named_modules() if isinstance(module, nn.BatchNorm2d)]
-    replace(net, paths, lambda bn: RuledNorm(bn, make_rule()))
+    replace(net, paths, lambda bn: RuledNorm(bn, make_rule(), pooled))
     return net

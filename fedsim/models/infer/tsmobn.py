@@ -22,7 +22,8 @@ class TsmoBN(Infer):
     Source: Jiang et al., 2021, known to us from a secondary description. The rule is
     transductive and depends on the order: test images come in an order that a fixed seed
     shuffles, and the statistics start again in each evaluation. `tau = 1` from the global
-    start gives eval mode, and `tau = 0` the statistics of the current batch.
+    start gives eval mode, and `tau = 0` the statistics of the current batch. A batch of a single
+    value per channel (one image, one pixel) has no variance and updates nothing.
 
     init: "first_batch" starts from the statistics of the first batch, "global" from those of the model
     batch: the number of images per update, for every size of the evaluation batches
@@ -39,13 +40,16 @@ class TsmoBN(Infer):
 
     def begin(self, net: nn.Module, batches: Batches, uploads: Uploads | None = None) -> Predict:
         """A network that updates its statistics."""
-        ruled = with_rule(net, self._tracker)
+        ruled = with_rule(net, self._tracker, pooled=True)
         return lambda images: torch.cat([ruled(part) for part in images.split(self.batch)])
 
     def _tracker(self) -> StatisticsRule:
         state: list[Tensor] = []
 
         def rule(mean: Tensor, variance: Tensor, bn: nn.Module, positions: int) -> tuple[Tensor, Tensor]:
+            if len(mean) * positions < 2:
+                mu, square = state or (bn.running_mean, bn.running_var)
+                return mu, torch.sqrt(square + bn.eps)
             new = batch_moments(mean, variance)
             if not state:
                 state[:] = new if self.init == "first_batch" else (bn.running_mean, bn.running_var)
