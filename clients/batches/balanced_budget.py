@@ -2,25 +2,30 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
 from clients.batches.shuffled import Shuffled, chunks
 from clients.parts import Batches, LocalRound
+from fedsim.errors import UserError
 from fedsim.settings import TrainSettings
 from fedsim.tasks import ANY_TASK
+
+if TYPE_CHECKING:
+    from fedsim.experiment import Experiment
 
 
 @dataclass(frozen=True)
 class BalancedBudget(Batches):
-    """Exactly `budget` examples per round on every client, however many it holds.
+    """Exactly `budget` examples per round on every client, however many it holds (a last batch of one is left out).
 
     Source: FedSB (ICASSP 2025). A client with more examples draws them without replacement, anew in each round. A
     client with fewer takes whole copies of its examples and a random remainder. With `unit="batches"` the budget counts
     batches of `train.batch_size`, as in the official code. `budget = 0` gives FedAvg. The budget is that of a round: a
-    prelude (CSAC's acquisition) has the amount that its own settings say.
+    prelude (CSAC's acquisition) has the amount that its own settings say. A budget of one image has no batch, so that
+    nothing is trained: it measures what a round costs without training.
     """
 
     tasks: ClassVar[tuple[str, ...]] = ANY_TASK
@@ -30,8 +35,17 @@ class BalancedBudget(Batches):
     budget: Annotated[int, Field(ge=0)] = 2880
     unit: Literal["examples", "batches"] = "examples"
 
+    def check(self, experiment: "Experiment") -> None:
+        """A budget without a batch cannot be continued to FedAvg's amount."""
+        super().check(experiment)
+        if self.budget == 1 and self.unit == "examples" and experiment.train.budget != "paper":
+            raise UserError(
+                "balanced_budget.budget = 1 has no batch, because batch norm needs two images, and "
+                f"train.budget = {experiment.train.budget!r} cannot make it longer; take 2 images or more"
+            )
+
     def indices(self, examples: int, round: LocalRound, train: TrainSettings) -> Iterator[np.ndarray]:
-        """One pass over the budget: ceil(S/B) batches on every client."""
+        """One pass over the budget: ceil(S/B) batches on every client, without a last batch of one image."""
         if self.budget == 0 or round.phase != "train":
             yield from Shuffled().indices(examples, round, train)
             return

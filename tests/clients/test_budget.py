@@ -13,6 +13,8 @@ from clients.batches.shuffled import Shuffled
 from clients.budget import Amount, fedavg_amount, local_plan
 from clients.step.calibration import SemanticCalibration
 from clients.step.supervised import SupervisedStep
+from fedsim.errors import UserError
+from fedsim.experiment import Experiment
 from fedsim.settings import TrainSettings
 
 DATA = small_data(colour_images(20))
@@ -106,3 +108,13 @@ def test_no_plan_exceeds_its_budget(budget, iterations, unit, round):
     )
     assert spent <= np.ceil(allowed)
     assert all(len(batch) > 1 for batch in plan)
+
+
+@pytest.mark.parametrize("budget", ["images", "steps"])
+def test_a_plan_without_a_batch_cannot_be_made_longer(budget):
+    """One image is no batch; in the paper's budget this means a round without training."""
+    assert plan_of({}, batches=BalancedBudget(1)) == []
+    BalancedBudget(1).check(Experiment())
+    BalancedBudget(2).check(Experiment(train={"budget": budget}))
+    with pytest.raises(UserError, match="budget = 1 has no batch"):
+        BalancedBudget(1).check(Experiment(train={"budget": budget}))
