@@ -56,7 +56,7 @@ class Arrivals:
             own,
             keep,
             shapes=fuse.form(manifest(model)),
-            nonnegative=() if fuse.masked else parts.model.nonnegative,
+            nonnegative=open_names(parts.model.nonnegative, model) if fuse.masked else parts.model.nonnegative,
             banks=banks,
             views=parts.views(banks),
             metrics=parts.needs(),
@@ -83,6 +83,11 @@ class Arrivals:
         for client, reason in refused.items():
             self.exchange.fail(client, f"reply refused: {reason}")
             del updates[client]
+
+
+def open_names(names: Iterable[str], model: Mapping[str, Any]) -> list[str]:
+    """Those of the tensors that no rule masks, which are integers."""
+    return [name for name in names if name in model and model[name].dtype.kind != "f"]
 
 
 def timed(replies: Iterable[Message], log: RoundLog) -> Iterator[Message]:

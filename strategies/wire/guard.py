@@ -44,7 +44,7 @@ class Guard:
         """The reason why a fused model must not be sent; empty when it may be sent."""
         if broken := not_finite(fused):
             return f"the aggregate of {broken!r} is not finite"
-        if self.probe is None or not largest(fused) > LARGE >= largest(previous):
+        if self.probe is None or not largest(fused) > LARGE:
             return ""
         sound = self.probe({**previous, **fused}) or not self.probe(previous)
         return "" if sound else "the outputs of the aggregated model are not finite"
