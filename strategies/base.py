@@ -33,8 +33,10 @@ from strategies.wire.guard import Guard
 from strategies.wire.handshake import Roster
 from strategies.wire.membership import implausible
 from strategies.wire.reply_checks import check_collected, check_validation
+from strategies.wire.reply_limits import records_over_limit
 from strategies.wire.round_log import RoundLog
 from strategies.wire.target_site import TargetSite
+from strategies.wire.update_limit import model_norm
 from strategies.wire.visits import Visits
 
 
@@ -223,7 +225,10 @@ class FedDG(FedAvg):
         refusal = f"{bank.name} refused"
         entries = exchange.judge(check_collected, replies, refusal, keep=owned, banks=(bank,), views=views)
         layouts = {client: layout_of(arrays) for client, arrays in entries.items()}
-        for client, reason in self.parts.odd(bank, layouts).items():
+        odd = self.parts.odd(bank, layouts)
+        norms = {client: model_norm(bank.compared(own)) for client, own in entries.items() if client not in odd}
+        odd |= records_over_limit(norms, self.parts.start, self.guard.limit)
+        for client, reason in odd.items():
             exchange.fail(client, f"{bank.name} refused: {reason}")
             del entries[client]
         self.parts.collected(bank, entries)
