@@ -65,6 +65,13 @@ class Bank(Part):
         """The part of one update that the bank takes; by default the client's contribution."""
         return update.records[self.name]
 
+    def compared(self, arrays: Arrays) -> Arrays:
+        """The tensors of a contribution whose norm is compared with that of the other clients' contributions.
+
+        By default these are all. A contribution that is a sum over a client's images should return the mean.
+        """
+        return arrays
+
     def merge(self, bank: Entries, entries: Entries, server: ServerRound) -> dict[str, Arrays]:
         """The bank after a round, given the accepted contributions by client. By default the newest of each client is
         kept.

@@ -31,9 +31,12 @@ from strategies.wire.arrivals import Arrivals
 from strategies.wire.exchange import Encoder, Exchange
 from strategies.wire.guard import Guard
 from strategies.wire.handshake import Roster
+from strategies.wire.membership import implausible
 from strategies.wire.reply_checks import check_collected, check_validation
+from strategies.wire.reply_limits import records_over_limit
 from strategies.wire.round_log import RoundLog
 from strategies.wire.target_site import TargetSite
+from strategies.wire.update_limit import model_norm
 from strategies.wire.visits import Visits
 
 
@@ -157,9 +160,20 @@ class FedDG(FedAvg):
             return None
         if self.target_site:
             self.target_site.take()
-        for client, columns in self.exchange.settle(*found).items():
+        for client, columns in self.exchange.settle(*self._plausible(*found)).items():
             self.log.row(client).update(columns)
         return None
+
+    def _plausible(self, results: dict[str, dict], failures: dict) -> tuple[dict[str, dict], dict]:
+        """The results and failures of a validation, where a number of examples is a failure if it is out of proportion
+        to those of the others and to the client's own training examples."""
+        limit, sites = self.experiment.run.examples_limit, self.exchange.sites
+        counts = {client: int(columns["validation_examples"]) for client, columns in results.items()}
+        for client, reason in implausible(counts, limit).items():
+            if counts[client] > limit * sites[client].examples:
+                failures = {**failures, client: (f"validation refused: {reason}", "")}
+                results = {other: columns for other, columns in results.items() if other != client}
+        return results, failures
 
     def wanted_entries(self) -> Entries:
         """The entries of the bank that the unseen domain's inference rule needs, by client; empty when it needs
@@ -211,7 +225,10 @@ class FedDG(FedAvg):
         refusal = f"{bank.name} refused"
         entries = exchange.judge(check_collected, replies, refusal, keep=owned, banks=(bank,), views=views)
         layouts = {client: layout_of(arrays) for client, arrays in entries.items()}
-        for client, reason in self.parts.odd(bank, layouts).items():
+        odd = self.parts.odd(bank, layouts)
+        norms = {client: model_norm(bank.compared(own)) for client, own in entries.items() if client not in odd}
+        odd |= records_over_limit(norms, self.parts.start, self.guard.limit)
+        for client, reason in odd.items():
             exchange.fail(client, f"{bank.name} refused: {reason}")
             del entries[client]
         self.parts.collected(bank, entries)

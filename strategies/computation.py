@@ -6,7 +6,7 @@ import numpy as np
 
 from fedsim.errors import ClientFailedError
 from fedsim.experiment import Experiment
-from strategies.parts import LostRoundError, RefusedUpdateError, ServerRound, Update
+from strategies.parts import Arrays, LostRoundError, RefusedUpdateError, ServerRound, Update
 from strategies.server_parts import ServerParts
 from strategies.state import ServerState
 from strategies.wire.exchange import Exchange
@@ -66,7 +66,7 @@ class Computation:
                 updates = [update for update in updates if update.client != error.client]
                 self.state.restore_parts(saved)
                 continue
-            if reason := self.guard.unusable(fused, self.parts.start):
+            if reason := self._unusable(updates, fused):
                 client = "" if self.parts.recipe.fuse.masked else self._culprit(updates, saved)
                 self.state.restore_parts(saved)
                 if client:
@@ -94,7 +94,11 @@ class Computation:
     def _usable(self, updates: list[Update], saved: tuple[dict, dict]) -> bool:
         """Whether the model would be finite with only these updates."""
         self.state.restore_parts(saved)
-        return not self.guard.unusable(self.parts.compute(updates)[1], self.parts.start)
+        return not self._unusable(updates, self.parts.compute(updates)[1])
+
+    def _unusable(self, updates: list[Update], fused: Arrays) -> str:
+        """The reason why the model that was just computed must not be used, or an empty string."""
+        return self.guard.unusable(fused, self.parts.start) or self.guard.too_far(self.parts.move, updates)
 
     def drop(self, reason: str) -> None:
         """Drops the model of the round. The run ends, or a note in its record says so."""

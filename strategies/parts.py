@@ -126,6 +126,8 @@ class Fuse(Part):
 
     uses_weights: False when the rule weighs clients by itself; weights other than the plain ones are then refused
     perturbs: True when it adds noise to every tensor, which makes batch norm useless
+    amplifies: True when a number that one client reports can make the model move much further than every update. A
+    model that moves more than `run.update_limit` times as far as the largest update is then refused
     masked: True when updates arrive so that only their sum can be read. No other part gets their tensors, no check
     compares them, and the round cannot be computed again without one of the clients
     """
@@ -134,6 +136,7 @@ class Fuse(Part):
     uses_weights: ClassVar[bool] = True
     perturbs: ClassVar[bool] = False
     masked: ClassVar[bool] = False
+    amplifies: ClassVar[bool] = False
 
     def form(self, shapes: Mapping[str, tuple[tuple[int, ...], np.dtype]]) -> dict[str, tuple]:
         """The shape and the type of the tensors of a reply, given those of the model; by default the same ones."""

@@ -13,6 +13,7 @@ from strategies.model import ServerModel
 from strategies.parts import SERVER, Arrays, Bank, Broadcast, Cut, Entries, Place, Refine, ServerRound, Update, Visit
 from strategies.state import ServerState
 from strategies.wire.fused_check import not_finite
+from strategies.wire.update_limit import update_size
 
 Ask = Callable[[Visit, Mapping[str, Arrays], ServerRound], Mapping[str, Arrays] | None]
 
@@ -36,6 +37,7 @@ class ServerParts:
         self.drawn: list[str] = []
         self.class_counts: dict[str, tuple[int, ...]] = {}
         self.start: Arrays = {}
+        self.move = 0.0  # of the fused model of the last `compute`, where it may be too large
         self.ask: Ask = no_exchange  # sends a visit's records and returns the answer
 
     def open(self, round: int, model: Arrays, clients: Sequence[str], drawn: Sequence[str], training: bool) -> None:
@@ -133,6 +135,7 @@ class ServerParts:
         fused = recipe.fuse.fuse(updates, server.weights, self._view(server, "fuse"))
         like = {name: self.start[name] for name in updates[0].arrays} if recipe.fuse.masked else updates[0].arrays
         fused = same_layout(recipe.fuse, fused, like)
+        self.move = update_size(fused, self.start) if recipe.fuse.amplifies else 0.0
         if recipe.fuse.masked:
             server.updates = [replace(update, arrays={}) for update in updates]
         for bank in self.banks("round") if self.training else []:

@@ -35,6 +35,11 @@ class ClassifierGradients(Bank):
         reason = misfit(arrays, {**head, COUNT: np.zeros(1, np.float32)})
         return reason or ("" if arrays[COUNT].item() >= 1 else f"{COUNT} is {arrays[COUNT].item():g}")
 
+    def compared(self, arrays: Arrays) -> Arrays:
+        """The mean gradient of a batch."""
+        count = float(arrays[COUNT].item())
+        return {name: array / count for name, array in arrays.items() if name != COUNT}
+
     def merge(self, bank: Entries, entries: Entries, server: ServerRound) -> dict[str, Arrays]:
         """The new g; the sums are made in the order of the domains, in float64."""
         old, count = bank.get(SERVER, {}), math.fsum(float(own[COUNT].item()) for own in entries.values())

@@ -29,6 +29,7 @@ class NormalizedAverage(Fuse):
     tau_eff: Literal["gradients", "steps"] = "gradients"
     requires: ClassVar[dict[str, str]] = {"reports": "gradient_count"}
     needs: ClassVar[tuple[str, ...]] = ("gradient_count", "steps")
+    amplifies: ClassVar[bool] = True
 
     def fuse(
         self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound

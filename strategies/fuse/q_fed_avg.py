@@ -28,6 +28,7 @@ class QFedAvg(Fuse):
 
     q: Annotated[float, Field(ge=0)] = 0.1
     uses_weights: ClassVar[bool] = False
+    needs: ClassVar[tuple[str, ...]] = (flower.LOSS,)
 
     def fuse(
         self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound

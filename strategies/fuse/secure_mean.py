@@ -39,11 +39,11 @@ class SecureMean(Fuse):
     Each client rounds w_k delta_k to integers modulo 2^bits and adds masks that cancel in the sum (Bonawitz et al., CCS
     2017; `strategies.masking` has the formulas). w_k is the client's weight among the clients that sent shares, sums
     are over those that delivered; when up to n - t of n fail after the shares, the sum is unmasked all the same. It
-    differs from `weighted_mean` by at most n limit / (2^bits - 2^17) / sum_k w_k in a coordinate. Tensors that only go
-    up are summed as they are. Integer tensors (counters of steps, which the metrics tell anyway) are not masked. Three
-    small messages more in a round. The weights must follow from numbers of examples; parts that look at single updates,
-    further banks and local noise are refused, and `run.update_limit` must be 0: no one can compare updates. SECURITY.md
-    says what a server that deviates from the protocol could do.
+    differs from `weighted_mean` by at most n limit / (2^bits - 2^17) / sum_k w_k in a coordinate, plus the rounding of
+    the tensor's own type. Tensors that only go up are summed as they are. Integer tensors (counters of steps, which the
+    metrics tell anyway) are not masked. Three small messages more in a round. The weights must follow from numbers of
+    examples; parts that look at single updates, further banks and local noise are refused, and `run.update_limit` must
+    be 0: no one can compare updates. SECURITY.md says what a server that deviates from the protocol could do.
 
     limit: the largest change of a coordinate; a client whose change is larger fails with its name. bits: 32 (as much
     traffic as float32) or 64. threshold: t; 0 for more than half of a round's clients, which is also the least.

@@ -14,8 +14,9 @@ from strategies.stored import Storage
 from strategies.wire.exchange import Exchange
 from strategies.wire.guard import Guard
 from strategies.wire.reply_checks import check_update, manifest
+from strategies.wire.reply_limits import metrics_over_limit, records_over_limit
 from strategies.wire.round_log import RoundLog
-from strategies.wire.update_limit import update_size
+from strategies.wire.update_limit import model_norm, update_size
 
 
 class Arrivals:
@@ -34,6 +35,7 @@ class Arrivals:
         self.storage.expect(self.exchange.asked * sum(array.nbytes for array in model.values()))
         sizes: dict[str, float] = {}
         layouts: dict[str, dict[str, str]] = {bank.name: {} for bank in banks}
+        norms: dict[str, dict[str, float]] = {bank.name: {} for bank in banks}
 
         def own(client: str) -> dict[str, Any]:
             cut = parts.cut(client)
@@ -44,7 +46,9 @@ class Arrivals:
             if cut:
                 update.arrays = put_back(update.arrays, cut, start)
             for bank in banks:
-                layouts[bank.name][update.client] = layout_of(update.records[bank.name])
+                record = update.records[bank.name]
+                layouts[bank.name][update.client] = layout_of(record)
+                norms[bank.name][update.client] = model_norm(bank.compared(record))
             if not fuse.masked:
                 sizes[update.client] = update_size(update.arrays, start)
             return self._put_aside(update, banks)
@@ -56,18 +60,32 @@ class Arrivals:
             own,
             keep,
             shapes=fuse.form(manifest(model)),
-            nonnegative=() if fuse.masked else parts.model.nonnegative,
+            nonnegative=open_names(parts.model.nonnegative, model) if fuse.masked else parts.model.nonnegative,
             banks=banks,
             views=parts.views(banks),
             metrics=parts.needs(),
         )
-        for bank in banks:
-            for client, reason in parts.odd(bank, layouts[bank.name]).items():
-                if updates.pop(client, None):
-                    self.exchange.fail(client, f"reply refused: {bank.name}: {reason}")
+        self._compare(updates, banks, layouts, norms)
         if not fuse.masked:
             self._limit(updates, {client: sizes[client] for client in updates})
         return list(updates.values())
+
+    def _compare(
+        self,
+        updates: dict[str, Update],
+        banks: Iterable[Bank],
+        layouts: Mapping[str, Mapping[str, str]],
+        norms: Mapping[str, Mapping[str, float]],
+    ) -> None:
+        """Takes out the updates with records or metrics that are unlike the others'."""
+        parts, settings = self.parts, self.exchange.experiment
+        for bank in banks:
+            odd = parts.odd(bank, layouts[bank.name])
+            own = {client: norms[bank.name][client] for client in updates if client not in odd}
+            odd |= records_over_limit(own, parts.start, self.guard.limit)
+            self._refuse(updates, {client: f"{bank.name}: {reason}" for client, reason in odd.items()})
+        reported = {client: update.metrics for client, update in updates.items()}
+        self._refuse(updates, metrics_over_limit(reported, parts.needs(), settings.run, settings.train.momentum))
 
     def _put_aside(self, update: Update, banks: Iterable[Bank]) -> Update:
         update.arrays = self.storage.put(update.arrays)
@@ -80,9 +98,17 @@ class Arrivals:
         refused = self.guard.too_large(sizes, self.parts.start, self.parts.state)
         for client, size in sizes.items():
             self.exchange.log.row(client)["update_norm"] = size
-        for client, reason in refused.items():
-            self.exchange.fail(client, f"reply refused: {reason}")
-            del updates[client]
+        self._refuse(updates, refused)
+
+    def _refuse(self, updates: dict[str, Update], reasons: Mapping[str, str]) -> None:
+        for client, reason in reasons.items():
+            if updates.pop(client, None):
+                self.exchange.fail(client, f"reply refused: {reason}")
+
+
+def open_names(names: Iterable[str], model: Mapping[str, Any]) -> list[str]:
+    """Those of the tensors that no rule masks, which are integers."""
+    return [name for name in names if name in model and model[name].dtype.kind != "f"]
 
 
 def timed(replies: Iterable[Message], log: RoundLog) -> Iterator[Message]:

@@ -17,6 +17,7 @@ from torch import nn
 from fedsim.arrays import all_finite, load_arrays
 from fedsim.message_records import metrics_of
 from strategies.parts import Arrays
+from strategies.wire.update_limit import upper_median_of_others
 
 PROBE_IMAGES = 4
 Probe = Callable[[Arrays], bool]
@@ -69,10 +70,12 @@ def finite_loss(records: Mapping[str, Any]) -> bool:
 
 
 def suspect(sizes: Mapping[str, float]) -> tuple[str, float]:
-    """The client with the largest update and how many times the others' lower median it is."""
+    """The client with the largest update and how many times the others' upper median it is.
+
+    With the lower median, a client of three that hardly moves would make the larger of the two others stand out.
+    """
     if not sizes:
         return "", 0.0
     client = max(sizes, key=lambda name: sizes[name])
-    others = sorted(size for name, size in sizes.items() if name != client)
-    median = others[(len(others) - 1) // 2] if others else 0.0
+    median = upper_median_of_others(sorted(sizes.values()), sizes[client])
     return client, sizes[client] / median if median else math.inf

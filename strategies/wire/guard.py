@@ -44,10 +44,18 @@ class Guard:
         """The reason why a fused model must not be sent; empty when it may be sent."""
         if broken := not_finite(fused):
             return f"the aggregate of {broken!r} is not finite"
-        if self.probe is None or not largest(fused) > LARGE >= largest(previous):
+        if self.probe is None or not largest(fused) > LARGE:
             return ""
         sound = self.probe({**previous, **fused}) or not self.probe(previous)
         return "" if sound else "the outputs of the aggregated model are not finite"
+
+    def too_far(self, move: float, updates: Sequence[Update]) -> str:
+        """The reason why a fused model that moved that far must not be used; empty when it may be used."""
+        largest_update = max((self.sizes.get(update.client, 0.0) for update in updates), default=0.0)
+        if not self.limit or not largest_update or move <= self.limit * largest_update:
+            return ""
+        times = f"{move / largest_update:.3g} times as far as the largest update"
+        return f"the aggregated model moves {times}; run.update_limit is {self.limit:g}"
 
     def culprit(self, updates: Sequence[Update], usable: Callable[[list[Update]], bool]) -> str:
         """The client without which the model is usable, the largest update first; empty when there is none."""

@@ -51,6 +51,7 @@ class Roster:
         self.frozen = frozen
         self.sites = {client: Site(client) for client in clients}
         self.target = Site(target, role="target") if target else None
+        self._examples_limit = 0.0  # of sites that come back; at first all sites are awaited, and then compared at once
         self.tolerant = False  # True: a client that fails when it comes back counts as missing and does not end the run
         self._online: set[int] = set()
         self._asked: set[int] = set()
@@ -99,6 +100,7 @@ class Roster:
         else:
             missing = self.call(wait)
         self._refuse_implausible(run.examples_limit)
+        self._examples_limit = run.examples_limit
         missing = self.missing(missing)
         wanted = here or list(self.sites)
         if missing and (not self.tolerant or set(wanted) <= set(missing)):
@@ -138,6 +140,18 @@ class Roster:
             logger.warning("client %r is refused: %s", client, reason)
             self._others[self.sites[client].node_id] = f"{client}, refused"
             self.sites[client] = Site(client)
+
+    def _check_return(self, site: Site) -> None:
+        """Raises UserError when a site comes back during the run with another number of examples, and with it no longer
+        fits the others. It may come back within a phase, long before `gather` compares all sites again."""
+        known = self.sites.get(site.client)
+        if site.role != "source" or known is None or known.examples == site.examples:
+            return
+        counts = {other.client: other.examples for other in self.sites.values() if other.node_id != UNANSWERED}
+        reasons = implausible({**counts, site.client: site.examples}, self._examples_limit)
+        for client, reason in reasons.items():
+            whose = "" if client == site.client else f"with it client {client!r} would be out of proportion: "
+            raise UserError(f"client {site.client!r} came back with {site.examples} examples; {whose}{reason}")
 
     def _count(self, clients: Collection[str] | None) -> int:
         return len(self.sites) + bool(self.target) if clients is None else len(clients)
@@ -216,6 +230,7 @@ class Roster:
         if wanted.node_id in self._online and wanted.node_id != node:
             raise UserError(f"two nodes say that they are {site.client!r}; every client needs one node")
         check_site(site, self.classes, self.frozen)
+        self._check_return(site)
         if site.role == "target":
             self.target = site
         else:

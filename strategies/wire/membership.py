@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from strategies.wire.update_limit import median_of_others
+from strategies.wire.update_limit import either, upper_median_of_others
 
 
 class Member(Protocol):
@@ -47,14 +47,16 @@ def name_of(node: int, identify: Identify | None) -> str:
 
 
 def implausible(counts: Mapping[str, int], limit: float) -> dict[str, str]:
-    """Clients that claim more than `limit` times the examples of the others' lower median, and why; none when limit is
-    0."""
+    """Clients that claim more than `limit` times the examples of the others' upper median, and why; none when limit is
+    0. With the upper median, one site of three that claims a few examples cannot have the others refused."""
     refused, ordered = {}, sorted(counts.values())
     for client, count in counts.items() if limit else ():
-        median = median_of_others(ordered, count)
+        median = upper_median_of_others(ordered, count)
         if median and count > limit * median:
             times = f"{count / median:.3g} times the median of the others ({median})"
-            refused[client] = f"it reports {count} examples, {times}; run.examples_limit is {limit:g}"
+            refused[client] = (
+                f"it reports {count} examples, {times}; run.examples_limit is {limit:g}{either(len(counts))}"
+            )
     return refused
 
 

@@ -26,6 +26,11 @@ METRIC_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 RESERVED = {"round", "client", "domain", "status", "examples", "weight", "update_norm", "bytes_down", "bytes_up"} | {
     f"validation_{name}" for name in (*(task.metric for task in TASKS.values()), "loss", "examples")
 }
+# Metrics that are fractions, and those that are never negative, as a reply names them.
+RATES = {f"{start}{task.metric}" for task in TASKS.values() for start in ("", "local_validation_", "personal_")}
+NONNEGATIVE = {"steps", "images", "gradient_count", "learning_rate", "received_loss"}
+LOSSES = {"loss", "personal_loss"}  # of a validation
+ROUNDING = 1e-6  # 1 - Dice may be that much below 0
 VALIDATION_METRICS = {"num-examples", "loss", "evaluation_seconds"}  # beside the task's primary metric
 ECHOED = ("token", "client", "round", "phase")
 
@@ -113,9 +118,7 @@ def check_validation(content: RecordDict, expected: Expected) -> dict[str, float
     if missing or extra:
         raise RejectedReplyError(f"missing metrics {missing[:3]}, unexpected metrics {extra[:3]}")
     examples = check_examples(metrics)
-    for name in (metric, f"personal_{metric}"):
-        if not 0 <= metrics.get(name, 0) <= 1:
-            raise RejectedReplyError(f"{name} is {metrics[name]!r}, not between 0 and 1")
+    check_ranges(metrics)
     validation = {metric: f"validation_{metric}", "loss": "validation_loss"}
     columns = {validation.get(name, name): value for name, value in metrics.items()}
     return {**columns, "validation_examples": examples}
@@ -180,6 +183,17 @@ def check_metrics(metrics: Mapping[str, float], needed: Collection[str]) -> None
     for name in metrics:
         if name in RESERVED or name.startswith("bytes_") or not METRIC_NAME.fullmatch(name):
             raise RejectedReplyError(f"a metric may not be called {reprlib.repr(name)}")
+    check_ranges(metrics)
+
+
+def check_ranges(metrics: Mapping[str, float]) -> None:
+    """Raises for a fraction that is not between 0 and 1, and for a negative time, count or loss of a validation."""
+    for name, value in metrics.items():
+        if name in RATES and not 0 <= value <= 1:
+            raise RejectedReplyError(f"{name} is {value!r}, not between 0 and 1")
+        least = -ROUNDING if name in LOSSES else 0.0
+        if (name in NONNEGATIVE | LOSSES or name.endswith("_seconds")) and value < least:
+            raise RejectedReplyError(f"{name} is {value!r}, and may not be negative")
 
 
 def check_examples(metrics: dict[str, float], expected: int = 0) -> int:

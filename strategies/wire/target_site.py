@@ -1,6 +1,6 @@
 """The site that holds the unseen domain: it evaluates the global model every round, and never trains."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,8 @@ from strategies.wire.reply_checks import (
     RejectedReplyError,
     check_echo,
     check_examples,
+    check_ranges,
+    check_records,
     failure_reason,
     judged,
     read_metrics,
@@ -26,6 +28,8 @@ from strategies.wire.sites import Site
 
 UPLOADS = "uploads:"  # prefix of the records with single clients' tensors, for inference rules that need them
 PHASE = "target"
+MOST_ROWS = 10_000  # of details
+MOST_LETTERS = 300  # of a name in them
 
 
 @dataclass(frozen=True)
@@ -126,18 +130,31 @@ def score_records(score: TargetScore, examples: int, metric: str) -> RecordDict:
 
 def read_score(content: RecordDict, expected: Expected) -> tuple[TargetScore, float]:
     """The score in a reply, and the seconds that the site took; RejectedReplyError says what is wrong."""
+    check_records(content, set(), {"metrics"}, {"echo", "details"})
     check_echo(content, expected)
     metrics = read_metrics(content)
     check_examples(metrics, expected.examples)
     metric = expected.metric
-    missing = sorted({metric, "loss", "evaluation_seconds"} - metrics.keys())
-    if missing:
-        raise RejectedReplyError(f"missing metrics {missing}")
-    if not 0 <= metrics[metric] <= 1:
-        raise RejectedReplyError(f"{metric} is {metrics[metric]!r}, not between 0 and 1")
-    details = config_of(content, "details")
-    columns = [list(details[name]) for name in ("quantities", "names", "values")]
-    rows = [(str(quantity), str(name), float(value)) for quantity, name, value in zip(*columns, strict=True)]
-    if not np.isfinite([value for _, _, value in rows]).all():
-        raise RejectedReplyError("the record 'details' has a value that is not finite")
+    needed = {metric, "loss", "evaluation_seconds"}
+    missing, extra = sorted(needed - metrics.keys()), sorted(metrics.keys() - needed)
+    if missing or extra:
+        raise RejectedReplyError(f"missing metrics {missing[:3]}, unexpected metrics {extra[:3]}")
+    check_ranges(metrics)
+    rows = _detail_rows(config_of(content, "details"))
     return TargetScore(metrics[metric], metrics["loss"], 0.0, rows), metrics["evaluation_seconds"]
+
+
+def _detail_rows(details: Mapping[str, Any]) -> list[tuple[str, str, float]]:
+    """The rows for details.csv: printable names and finite values, as `score_records` writes them."""
+    columns = [details.get(name) for name in ("quantities", "names", "values")]
+    if len(details) != len(columns) or any(not isinstance(column, list) for column in columns):
+        raise RejectedReplyError("the record 'details' does not consist of three lists")
+    if any(len(column) > MOST_ROWS for column in columns):
+        raise RejectedReplyError(f"the record 'details' has more than {MOST_ROWS} rows")
+    rows = list(zip(*columns, strict=True))
+    for *names, value in rows:
+        if any(not isinstance(name, str) or not name.isprintable() or len(name) > MOST_LETTERS for name in names):
+            raise RejectedReplyError("the record 'details' has a name that is not one printable line")
+        if not isinstance(value, float) or not np.isfinite(value):
+            raise RejectedReplyError("the record 'details' has a value that is not a finite number")
+    return rows

@@ -5,12 +5,16 @@ summed in float64, so that even 3e38 in every weight has a finite size. A reply 
 
     ||theta_k^t - theta^(t-1)||  >  limit * r_k
 
-where r_k is the lower median of the sizes of the other replies in this round. Without other replies r_k is the lower
+where r_k is the upper median of the sizes of the other replies in this round. Without other replies r_k is the lower
 median of the client's own earlier sizes, and in its very first round ||theta^(t-1)||. The reason also says how the size
 compares with the client's own history.
 
-The lower median of an even number of sizes is the smaller of the two in the middle. Therefore one malicious client of
-two others cannot raise the bound.
+The upper median of an even number of sizes is the larger of the two in the middle. With it, f clients of n >= 2 f + 1
+that send sizes of their choice (1 of 3, 2 of 5, 3 of 7) can neither have an honest client refused, by sizes near zero,
+nor raise their own bound above the largest size of an honest client. With the lower median, one of three could do the
+former. Two that collude of three can do both. Of two clients, each is the other's only measure, and the reason says so.
+A client's own history is written by this client alone, so that the median does not protect it; the lower one is the
+stricter bound.
 """
 
 import math
@@ -77,22 +81,27 @@ def over_limit(
     refused, ordered = {}, sorted(sizes.values())
     for client, size in sizes.items():
         own = lower_median(history.get(client, ()))
-        bound, whose = median_of_others(ordered, size), "the median of the other replies"
+        bound, whose = upper_median_of_others(ordered, size), "the median of the other replies"
         if len(ordered) == 1:
             bound, whose = (own, "the median of its own earlier rounds") if own else (previous, "the model's norm")
         if bound and size > limit * bound:
             reason = f"its update has the norm {size:.3g}, {size / bound:.3g} times {whose} ({bound:.3g})"
             reason += f" and {size / own:.3g} times its own earlier ones" if own and len(ordered) > 1 else ""
-            refused[client] = f"{reason}; run.update_limit is {limit:g}"
+            refused[client] = f"{reason}; run.update_limit is {limit:g}{either(len(ordered))}"
     return refused
 
 
-def median_of_others(ordered: Sequence[float], size: float) -> float:
-    """Lower median of sorted sizes without one of them; zero without any other."""
+def upper_median_of_others(ordered: Sequence[float], value: float) -> float:
+    """Upper median of sorted values without one of them; zero without any other."""
     if len(ordered) < 2:
         return 0
-    middle = (len(ordered) - 2) // 2
-    return ordered[middle + (bisect_left(ordered, size) <= middle)]
+    middle = (len(ordered) - 1) // 2
+    return ordered[middle + (bisect_left(ordered, value) <= middle)]
+
+
+def either(count: int) -> str:
+    """What to add to the reason of a refusal that compares so many clients."""
+    return " (of two clients, either may be the wrong one)" if count == 2 else ""
 
 
 def model_norm(model: Arrays) -> float:

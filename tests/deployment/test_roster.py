@@ -265,3 +265,25 @@ def test_a_lost_site_is_waited_for_once_with_continue():
         started = time.monotonic()
         roster_.gather(run, ["a", "b"])
         assert least <= time.monotonic() - started < most
+
+
+@pytest.mark.parametrize("mode", ["stop", "continue"])
+@pytest.mark.parametrize(
+    ("counts", "reason"), [((5 * 10**8, 5 * 10**8), "1000000000 examples"), ((1, 1), "with it client 'a' would be")]
+)
+def test_a_site_that_comes_back_within_a_phase_has_plausible_examples(mode, counts, reason, caplog):
+    """It comes back as another node, between two calls of `gather`; with its old number it is taken back."""
+    roster_, grid = roster({11: site("a", counts=(300, 400)), 12: site("b", counts=(300, 400))})
+    roster_.gather(settings(on_client_failure=mode))
+    del grid.nodes[12]
+    grid.nodes[13] = site("b", counts=counts)
+    if mode == "stop":
+        with pytest.raises(UserError, match=reason):
+            roster_.call(0.0)
+    else:
+        assert roster_.call(0.0) == ["b"]
+        assert reason in caplog.text
+    assert roster_.sites["b"].examples == 700
+    grid.nodes[14] = site("b", counts=(300, 400))
+    assert roster_.call(0.0) == []
+    assert roster_.sites["b"].node_id == 14

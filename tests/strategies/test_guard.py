@@ -14,8 +14,9 @@ from fedsim.arrays import record_to_arrays, state_to_record
 from fedsim.errors import ClientFailedError
 from strategies.parts import Update
 from strategies.state import ServerState
-from strategies.wire.fused_check import model_probe
+from strategies.wire.fused_check import model_probe, suspect
 from strategies.wire.guard import STATE, Guard
+from strategies.wire.membership import implausible
 from strategies.wire.reply_checks import RejectedReplyError, check_nonnegative
 from strategies.wire.update_limit import lower_median, over_limit, update_size
 
@@ -52,17 +53,51 @@ def test_the_lower_median():
 @pytest.mark.parametrize(
     ("sizes", "refused"),
     [
-        ({"a": 1.0, "b": 2.0, "c": 100.0}, set()),  # 100 times the lower median of (1, 2)
-        ({"a": 1.0, "b": 2.0, "c": 101.0}, {"c"}),
-        ({"a": 1.0, "b": 3e38, "c": 3e38}, {"b", "c"}),  # two that lie together
+        ({"a": 1.0, "b": 2.0, "c": 200.0}, set()),  # 100 times the upper median of (1, 2)
+        ({"a": 1.0, "b": 2.0, "c": 201.0}, {"c"}),
+        ({"a": 1e-4, "b": 1.0, "c": 1.1}, set()),  # one of three that hardly moves has no honest one refused
+        ({"a": 1e-4, "b": 1e-4, "c": 1.0, "d": 1.1, "e": 0.9}, set()),  # nor do two of five
+        ({"a": 3e38, "b": 3e38, "c": 1.0, "d": 1.1, "e": 0.9}, {"a", "b"}),
+        ({"a": 1.0, "b": 3e38, "c": 3e38}, set()),  # two of three that lie together; the fused model is checked
+        ({"a": 1e-4, "b": 1e-4, "c": 1.0}, {"c"}),  # and they have the third refused
         ({"a": 1.0, "b": float("inf")}, {"b"}),
         ({"a": 0.0, "b": 5.0}, set()),  # nothing to compare with
+        ({"a": 0.0, "b": 5.0, "c": 6.0}, set()),
     ],
 )
 def test_who_is_over_the_limit(sizes, refused):
-    """A client is compared with the lower median of the others."""
+    """A client is compared with the upper median of the others, against which one of three has no power."""
     assert over_limit(sizes, {}, 1.0, 100.0).keys() == refused
     assert over_limit(sizes, {}, 1.0, 0.0) == {}
+
+
+def test_of_two_clients_either_may_be_wrong():
+    """Each is the only measure of the other, and the reason of the refusal says so; with three it does not."""
+    assert "of two clients, either may be the wrong one" in over_limit({"a": 1e-4, "b": 1.0}, {}, 1.0, 100.0)["b"]
+    assert "of two clients" not in over_limit({"a": 1.0, "b": 1.0, "c": 1e9}, {}, 1.0, 100.0)["c"]
+
+
+def test_who_stands_out():
+    """A client of three that hardly moves does not make an honest one stand out."""
+    assert suspect({"a": 1e-4, "b": 1.0, "c": 1.1}) == ("c", pytest.approx(1.1))
+    assert suspect({"a": 1.0, "b": 1.0, "c": 30.0}) == ("c", 30.0)
+    assert suspect({"a": 1.0}) == ("a", math.inf)
+
+
+@pytest.mark.parametrize(
+    ("counts", "refused"),
+    [
+        ({"a": 1000, "b": 1100, "c": 9}, set()),
+        ({"a": 1000, "b": 1100, "c": 900, "d": 1, "e": 1}, set()),
+        ({"a": 1000, "b": 1100, "c": 10**9}, {"c"}),
+        ({"a": 1000, "b": 9}, {"a"}),
+    ],
+)
+def test_whose_number_of_examples_is_implausible(counts, refused):
+    """One site of three that claims 9 examples has no honest one refused; of two, either may be the wrong one."""
+    reasons = implausible(counts, 100.0)
+    assert reasons.keys() == refused
+    assert all(("of two clients" in reason) == (len(counts) == 2) for reason in reasons.values())
 
 
 def test_alone_a_client_is_held_against_itself():
