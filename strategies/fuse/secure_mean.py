@@ -21,15 +21,16 @@ if TYPE_CHECKING:
     from fedsim.recipe import Recipe
 
 
-def threshold_of(threshold: int, clients: int, per_round: int = 0) -> int:
+def threshold_of(threshold: int, clients: int, per_round: int = 0, listed: int = 0) -> int:
     """t: how many clients must answer for a sum to be unmasked; more than half of a round's clients by default.
 
-    clients: of the federation; per_round: how many are drawn for a round, 0 for all.
+    clients: of the federation; per_round: how many are drawn for a round, 0 for all; listed: in the round's list of
+    keys. A server could list more clients than it draws, so that the list itself counts, and not what was agreed on.
 
     With more than half, a server that tells some clients that u delivered and others that it did not never gets enough
     shares of both of u's secrets.
     """
-    return threshold or max(min(clients, per_round or clients) // 2 + 1, 2)
+    return max(threshold or max(min(clients, per_round or clients) // 2 + 1, 2), listed // 2 + 1)
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,8 @@ class SecureMean(Fuse):
         """(seed, sign) of every mask that is left in the sum."""
         names = sorted(server.banks[KEYS])
         lines = {name: bytes(server.banks[KEYS][name][LINE]) for name in names}
-        least = threshold_of(self.threshold, len(server.clients), server.experiment.train.clients_per_round)
+        drawn = server.experiment.train.clients_per_round
+        least = threshold_of(self.threshold, len(server.clients), drawn, len(lines))
         common = masking.transcript(server.round, least, lines)
         shares = {
             answer: {kind: bytes(share) for kind, share in own.items()} for answer, own in server.banks[OPENED].items()
