@@ -83,7 +83,8 @@ class SecureMean(Fuse):
         return "method.masked_update must have the values of method.secure_mean" if same else ""
 
     def check(self, experiment: Experiment) -> None:
-        """UserError for too few clients, a threshold out of range, and settings that need single updates."""
+        """UserError for too few clients, a threshold out of range, settings that need single updates, and a run that
+        would repeat more than the round in which it was interrupted."""
         if experiment.run.update_limit:
             raise UserError(
                 "secure_mean hides single updates, so that run.update_limit cannot compare them; to do without that "
@@ -91,6 +92,11 @@ class SecureMean(Fuse):
             )
         if experiment.train.dp_clip:
             raise UserError("train.dp_clip perturbs the model that leaves a client, which secure_mean masks; use one")
+        if experiment.run.checkpoint_every > 1:
+            raise UserError(
+                "secure_mean needs a checkpoint after every round: a round that is repeated with one client less shows "
+                "that client's update; set run.checkpoint_every = 1"
+            )
         count = clients_in_a_round(experiment)
         least = threshold_of(0, count)
         if count and (count < 2 or (self.threshold and not least <= self.threshold <= count)):
