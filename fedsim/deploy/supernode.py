@@ -14,6 +14,7 @@ Touched in Flower 1.41 and not public: the client class, the clock and the funct
 modules look up by name, and the check of an app bundle.
 """
 
+import contextlib
 import logging
 import os
 import re
@@ -45,10 +46,11 @@ class ContactFile:
         self.file, self.worked = file, 0.0
 
     def note(self, state: str = "") -> None:
-        """Note that the server has answered."""
+        """Note that the server has answered. A full disk may not end the polling: the times are set all the same."""
         if state or not self.file.is_file():
-            self.file.write_text(f"{state or 'polling'}\n")
-        else:
+            with contextlib.suppress(OSError):
+                self.file.write_text(f"{state or 'polling'}\n")
+        with contextlib.suppress(OSError):
             os.utime(self.file)
 
 

@@ -92,7 +92,7 @@ def test_a_second_list_of_those_that_delivered_is_refused():
 
 
 def test_a_list_of_keys_longer_than_a_round_raises_the_threshold():
-    """With two of four drawn t would be 2, and two halves of a list of four could each tell one of a client's secrets."""
+    """With two of four drawn t would be 2, and each half of a list of four could tell one of a client's secrets."""
     federation = Federation([1] * 4)
     federation.train = TrainSettings(clients_per_round=2)
     federation.begin()
