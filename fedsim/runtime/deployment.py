@@ -20,7 +20,7 @@ from fedsim.data.names import matching
 from fedsim.deploy.apps import RUN as RUN_APP
 from fedsim.deploy.control import Control
 from fedsim.deploy.federation import CONNECTION, Federation, read_federation
-from fedsim.errors import USER_ERROR, ClientFailedError, UserError, printable
+from fedsim.errors import USER_ERROR, ClientFailedError, UserError
 from fedsim.experiment import Experiment
 from fedsim.files import atomic_write
 from fedsim.results.callbacks import RunCallback
@@ -251,5 +251,5 @@ def new_notes(folder: Path) -> Iterator[list[str]]:
                 text = stream.read()
                 whole = text[: text.rfind("\n") + 1]
                 place += len(whole.encode())
-            lines = [printable(line.split(" WARNING ", 1)[1]) for line in whole.splitlines() if " WARNING " in line]
+            lines = [line.split(" WARNING ", 1)[1] for line in whole.splitlines() if " WARNING " in line]
         yield lines

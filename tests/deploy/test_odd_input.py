@@ -13,6 +13,7 @@ from conftest import TOML
 from rich.console import Console
 from test_gate import NODES, World
 
+from fedsim import console
 from fedsim.deploy import warm_client
 from fedsim.deploy.certificates import write_site_key
 from fedsim.deploy.check import judge, table
@@ -26,8 +27,6 @@ from fedsim.deploy.status import ago, status_table
 from fedsim.deploy.supernode import ContactFile
 from fedsim.edge import complain
 from fedsim.errors import UserError, printable
-from fedsim.runtime.deployment import new_notes
-from fedsim.server_app import LOG
 from strategies.wire.membership import impostor
 
 SITES = ("alpha", "beta", "gamma", "delta")
@@ -42,9 +41,9 @@ def run_folder(federation):
 
 
 def text_of(shown):
-    console = Console(width=400, record=True, file=open(os.devnull, "w"))  # noqa: SIM115, PTH123
-    console.print(shown)
-    return console.export_text()
+    paper = Console(width=400, record=True, file=open(os.devnull, "w"))  # noqa: SIM115, PTH123
+    paper.print(shown)
+    return paper.export_text()
 
 
 # --- what sites say ---------------------------------------------------------------------------------------------------
@@ -110,14 +109,15 @@ def test_a_damaged_file_is_one_line(federation, run_folder, file, content):
     assert Contacts(run_folder / "contacts.json").sites == {}  # the gate starts all the same
 
 
-def test_no_escape_code_reaches_the_terminal(tmp_path, capsys):
-    """Neither in an error with a client's traceback nor in a note of the run's log; accents and lines stay."""
+def test_no_escape_code_reaches_the_terminal(capsys):
+    """Neither in an error with a client's traceback nor in a line or a note; accents and line ends stay."""
     complain("Traceback\n\x1b[2J\x1b]0;x\x07 all is \u202ewéll\t!\r\n end", 1)
     assert capsys.readouterr().err == "fedsim: Traceback\n[2J]0;x all is wéll !\n end\n"
-    notes = new_notes(tmp_path)
-    next(notes)
-    (tmp_path / LOG).write_text("10:00 WARNING client a: \x1b[2Jfine\n")
-    assert next(notes) == ["client a: [2Jfine"]
+    console.say("a \x1b[2Jline")
+    bar = console.ProgressBar()
+    bar.note("client a: \x1b[2Jfine")
+    said = capsys.readouterr()
+    assert (said.out, said.err) == ("a [2Jline\n", "client a: [2Jfine\n")
     assert printable("a\udcffb") == "a\udcffb"  # a name that is not UTF-8, which is written as an escape
 
 
