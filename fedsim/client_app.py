@@ -60,13 +60,12 @@ def guarded(handler: Callable[[Message, Context], RecordDict]) -> Callable[[Mess
 def space_of(message: Message, context: Context) -> tuple[Workspace, dict]:
     """(the workspace of the message's experiment with this site's own folders, the message's config)."""
     config, node = dict(config_of(message.content)), context.node_config
-    if not is_site(context):
+    if is_site(context):
+        config["state-dir"] = state_folder(str(node.get("state-dir", "")), str(config["token"]))
+        space = workspace(str(config["experiment"]), str(node.get("data-dir", "")))
+    else:
         space = workspace(str(config["experiment"]))
-        set_threads(space.experiment.run.threads)  # needed when Flower's own engine or a cluster started the process
-        return space, config
-    config["state-dir"] = state_folder(str(node.get("state-dir", "")), str(config["token"]))
-    space = workspace(str(config["experiment"]), str(node.get("data-dir", "")))
-    set_threads(space.experiment.run.threads)
+    set_threads(space.experiment.run.threads)  # needed also when Flower's own engine or a cluster started the process
     refuse_unperturbed(space, context)
     return space, config
 

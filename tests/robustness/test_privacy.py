@@ -137,9 +137,10 @@ def test_a_private_site_gives_nothing_but_its_perturbed_model(method, role, said
     asked = {"client": domain, "token": "t", "round": 0, "phase": "x", "state-dir": "", "bank": "y"}
     config = ConfigRecord({"experiment": experiment.toml(), **asked})
     for kind in ("query.handshake", *(("query.collect", "query.visit") if said else ())):
-        reply = app(Message(RecordDict({"config": config}), 2, kind), Context(1, 2, node, RecordDict(), {}))
-        assert reply.has_error() == bool(said)
-        assert not said or (USER_ERROR in reply.error.reason and said in reply.error.reason)
+        for own in (node, *([{**PRIVATE, "partition-id": 0, "num-partitions": 1}] if role == "source" else [])):
+            reply = app(Message(RecordDict({"config": config}), 2, kind), Context(1, 2, own, RecordDict(), {}))
+            assert reply.has_error() == bool(said)
+            assert not said or (USER_ERROR in reply.error.reason and said in reply.error.reason)
     if said:
         with pytest.raises(UserError, match=r"train\.dp_clip perturbs"):
             resolve(experiment.replace(train={"dp_clip": 0.5})).build_net()
