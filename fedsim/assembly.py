@@ -120,18 +120,31 @@ def _check_trained(experiment: Experiment, net: nn.Module, head: nn.Module) -> N
 
 
 def _check_privacy(experiment: Experiment, recipe: Recipe, net: nn.Module) -> None:
+    """Raise UserError when noise, on the server or on the clients, does not go with the network or the recipe."""
+    if recipe.fuse.perturbs:
+        _refuse_norms(experiment, net)
+    if experiment.train.dp_clip:
+        check_local_privacy(experiment, recipe, net, "train.dp_clip")
+
+
+def check_local_privacy(experiment: Experiment, recipe: Recipe, net: nn.Module, setting: str) -> None:
     """Raise UserError when noise would make tensors invalid, or when a client sends more than its perturbed model."""
-    local = experiment.train.dp_clip > 0
-    if (recipe.fuse.perturbs or local) and nonnegative_names(net):
+    if recipe.fuse.masked:
+        raise UserError(f"{setting} perturbs the model that leaves a client, which secure_mean masks; use one")
+    beside = [*(bank for bank in recipe.banks if bank.contributed), *recipe.visits]
+    if beside:
+        raise UserError(
+            f"{setting} perturbs only the model, and what {part_name(beside[0])} asks for would leave the client "
+            "without noise; use a method without banks and visits"
+        )
+    _refuse_norms(experiment, net)
+
+
+def _refuse_norms(experiment: Experiment, net: nn.Module) -> None:
+    if nonnegative_names(net):
         raise UserError(
             f"differential privacy perturbs every tensor, which makes the batch-norm statistics of "
             f"{experiment.model.backbone} useless; use a backbone without batch norm (digits-cnn, alexnet, vit-b-16)"
-        )
-    contributed = [bank for bank in recipe.banks if bank.contributed]
-    if local and contributed:
-        raise UserError(
-            f"train.dp_clip perturbs only the model, and a {part_name(contributed[0])} would leave the client without "
-            "noise; use a method without banks"
         )
 
 

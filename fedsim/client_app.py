@@ -13,12 +13,14 @@ from clients.base import DomainClient
 from clients.local_steps import Fitted, Job
 from fedsim.about import VERSION, installed_version
 from fedsim.arrays import record_to_arrays, state_to_record
+from fedsim.assembly import check_local_privacy
 from fedsim.data import domain_of
 from fedsim.data.fingerprint import fingerprint
 from fedsim.data.names import matching
 from fedsim.errors import CLIENT_APP_RAISED, USER_ERROR, UserError
 from fedsim.message_records import arrays_of, config_of
-from fedsim.run.local_privacy import perturbed
+from fedsim.part import part_name
+from fedsim.run.local_privacy import own_privacy, perturbed
 from fedsim.run.plan import Plan
 from fedsim.run.site import state_folder, time_limit
 from fedsim.run.target import TargetEvaluator
@@ -58,14 +60,30 @@ def guarded(handler: Callable[[Message, Context], RecordDict]) -> Callable[[Mess
 def space_of(message: Message, context: Context) -> tuple[Workspace, dict]:
     """(the workspace of the message's experiment with this site's own folders, the message's config)."""
     config, node = dict(config_of(message.content)), context.node_config
-    if not is_site(context):
+    if is_site(context):
+        config["state-dir"] = state_folder(str(node.get("state-dir", "")), str(config["token"]))
+        space = workspace(str(config["experiment"]), str(node.get("data-dir", "")))
+    else:
         space = workspace(str(config["experiment"]))
-        set_threads(space.experiment.run.threads)  # needed when Flower's own engine or a cluster started the process
-        return space, config
-    config["state-dir"] = state_folder(str(node.get("state-dir", "")), str(config["token"]))
-    space = workspace(str(config["experiment"]), str(node.get("data-dir", "")))
-    set_threads(space.experiment.run.threads)
+    set_threads(space.experiment.run.threads)  # needed also when Flower's own engine or a cluster started the process
+    refuse_unperturbed(space, context)
     return space, config
+
+
+def refuse_unperturbed(space: Workspace, context: Context) -> None:
+    """UserError when this site has set its own privacy, and the recipe would take more from it than a perturbed model.
+
+    It is asked for every message, and first in the handshake: nothing leaves the site before.
+    """
+    if own_privacy(context.node_config) is None:
+        return
+    if not is_target(context, space.plan):
+        check_local_privacy(space.experiment, space.recipe, space.net, "this site's dp-clip")
+    elif space.recipe.visits:
+        raise UserError(
+            f"this site's dp-clip perturbs only the model, and what {part_name(space.recipe.visits[0])} asks for would "
+            "leave it without noise; use another method"
+        )
 
 
 def client_of(message: Message, context: Context) -> tuple[DomainClient, dict]:

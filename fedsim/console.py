@@ -7,6 +7,7 @@ from typing import TypeVar
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
+from fedsim.errors import printable
 from fedsim.experiment import Experiment
 from fedsim.tasks import scores
 
@@ -18,7 +19,7 @@ errors = Console(stderr=True)
 
 def say(text: str) -> None:
     """Print a line unchanged: brackets in names are not markup, and paths are not wrapped."""
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
+    console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
 
 def counted(items: Iterable[T], words: str) -> Iterator[T]:
@@ -59,7 +60,7 @@ class ProgressBar:
 
     def note(self, text: str) -> None:
         """Print a line above the bar."""
-        self._progress.console.print(text, highlight=False, markup=False)
+        self._progress.console.print(printable(text), highlight=False, markup=False)
 
     def on_end(self, summary: dict) -> None:
         """Stop the bar."""

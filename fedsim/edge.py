@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from fedsim.errors import ClientFailedError, UserError
+from fedsim.errors import ClientFailedError, UserError, printable
 
 OWN_PACKAGES = ("clients", "strategies")
 # Errors that a user can correct, for example at a file or a disk.
@@ -80,7 +80,7 @@ def _kept(error: Exception) -> str:
 def complain(text: str, code: int) -> int:
     """Write what is wrong to the standard error, if there is one; returns the exit code."""
     with contextlib.suppress(OSError, ValueError):
-        print(f"fedsim: {text}", file=sys.stderr, flush=True)
+        print(f"fedsim: {printable(text)}", file=sys.stderr, flush=True)
     return code
 
 

@@ -1,6 +1,7 @@
 """The errors of fedsim; UserError means that the user can correct something, and is printed as one line."""
 
 import difflib
+import unicodedata
 from typing import Any
 
 
@@ -18,6 +19,18 @@ class ClientFailedError(RuntimeError):
 
 USER_ERROR = "user error: "  # prefix of an error reply that the user can correct
 CLIENT_APP_RAISED = 2  # Flower's error code for an exception in the client app
+
+
+def printable(text: str) -> str:
+    """The text without control characters and invisible ones, which a terminal would obey; line ends are kept.
+
+    Texts of sites and of their libraries reach the operator's terminal: none of them may move the cursor or set a
+    title.
+    """
+    if text.isprintable():
+        return text
+    plain = text.replace("\r\n", "\n").replace("\t", " ")
+    return "".join(c for c in plain if c == "\n" or unicodedata.category(c) not in ("Cc", "Cf", "Zl", "Zp"))
 
 
 def nearest(name: str, known: Any) -> str:

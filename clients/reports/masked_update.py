@@ -50,8 +50,9 @@ class MaskedUpdate(Report):
         """What one of the three exchanges asks for."""
         return {KEYS: self._keys, SHARES: self._shares, OPENED: self._opened}[round.asked](round)
 
-    def _least(self, round: LocalRound) -> int:
-        return threshold_of(self.threshold, len(round.clients), round.train.clients_per_round)
+    def _least(self, round: LocalRound, lines: Mapping[str, object]) -> int:
+        """t of the round with this list of keys."""
+        return threshold_of(self.threshold, len(round.clients), round.train.clients_per_round, len(lines))
 
     def _keys(self, round: LocalRound) -> dict[str, np.ndarray]:
         """New keys, whatever was there before."""
@@ -72,7 +73,7 @@ class MaskedUpdate(Report):
 
     def _shared(self, round: LocalRound, own: dict[str, Any], lines: Mapping[str, bytes]) -> dict[str, Any]:
         cipher, mask = bytes.fromhex(own["cipher"]), bytes.fromhex(own["mask"])
-        least, me = self._least(round), round.client
+        least, me = self._least(round, lines), round.client
         keys = [key for line in lines.values() for key in (masking.cipher_key(line), masking.mask_key(line))]
         if lines.get(me) != masking.entry(cipher, mask, round.data.examples) or len(set(keys)) < len(keys):
             raise UserError("the server's list of public keys has others for this client, or one key twice")
@@ -96,10 +97,11 @@ class MaskedUpdate(Report):
         """The update under its masks; integer tensors as they are. UserError for a change above the limit."""
         own = kept(round)
         lines = {name: bytes.fromhex(line) for name, line in own["lines"].items()}
-        common = masking.transcript(round.round, self._least(round), lines)
+        least = self._least(round, lines)
+        common = masking.transcript(round.round, least, lines)
         shares = {round.client: own["shares"][round.client]} | self._received(round, own, lines, common)
-        if len(shares) < self._least(round):
-            raise UserError(f"shares of {len(shares)} clients came, {self._least(round)} are needed to hide an update")
+        if len(shares) < least:
+            raise UserError(f"shares of {len(shares)} clients came, {least} are needed to hide an update")
         weight = round.known_weights({name: masking.examples_of(lines[name]) for name in shares})[round.client]
         masked = {
             name: self._quantised(name, array, received, weight)
@@ -151,8 +153,9 @@ class MaskedUpdate(Report):
         if "answer" not in own:
             if "update" not in own or round.client not in delivered or not set(delivered) <= own["shares"].keys():
                 raise UserError("the server's list of clients that delivered is not one of this round")
-            if len(delivered) < self._least(round):
-                raise UserError(f"the sum of {len(delivered)} updates stays masked; {self._least(round)} are needed")
+            least = self._least(round, own["lines"])
+            if len(delivered) < least:
+                raise UserError(f"the sum of {len(delivered)} updates stays masked; {least} are needed")
             half = 2 * masking.SECRET  # hexadecimal digits of a share
             answer = {
                 (SELF if name in delivered else KEY) + name: pair[:half] if name in delivered else pair[half:]

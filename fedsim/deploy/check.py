@@ -6,10 +6,10 @@ import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import tomli_w
-from pydantic import ConfigDict, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 from rich.markup import escape
 from rich.table import Table
 
@@ -20,7 +20,7 @@ from fedsim.deploy.contacts import Contact, read_contacts
 from fedsim.deploy.control import Control, registered_nodes
 from fedsim.deploy.federation import CONNECTION, Federation, Site
 from fedsim.deploy.status import clock_problem
-from fedsim.errors import UserError
+from fedsim.errors import UserError, printable
 from fedsim.experiment import Experiment
 from fedsim.registry import packages_of
 from fedsim.runtime.flower import write_app
@@ -29,6 +29,7 @@ from fedsim.settings import Settings
 START_SECONDS = 180.0  # time on a busy machine until the submitted ServerApp asks the sites
 POLL_SECONDS = 0.5
 STATUS_SECONDS = 10.0
+LONGEST_TEXT = 500  # characters of a text in a site's answer
 REFUSED_SECONDS = 600.0  # a refusal in this time is given as the reason why a site is offline
 
 
@@ -48,7 +49,7 @@ class Answer(Settings):
     device: str = ""
     problem: str = ""
     classes: tuple[str, ...] = ()
-    counts: tuple[int, ...] = ()
+    counts: tuple[Annotated[int, Field(ge=0)], ...] = ()
     lacking: tuple[str, ...] = ()
 
 
@@ -168,15 +169,21 @@ def judge(
 
 def _read_answer(finding: Finding, raw: dict[str, Any]) -> None:
     try:
-        answer = Answer.model_validate(raw)
+        answer = Answer.model_validate({key: _plain(value) for key, value in raw.items()})
     except ValidationError as error:
         finding.problems.append(f"its answer is not valid: {error.errors()[0]['loc'][0]}: {error.errors()[0]['msg']}")
         return
     finding.answer = answer
     if answer.problem:
-        finding.problems.append(answer.problem.strip().splitlines()[-1])
+        finding.problems.append(answer.problem.strip().splitlines()[-1] if answer.problem.strip() else "no reason")
     if not answer.site:
+        finding.problems += [] if answer.problem else ["its answer is empty: install the server's fedsim there"]
         return
+    if answer.site != finding.site.name:
+        finding.problems.append(
+            f"its site.env says SITE={answer.site!r}, and its key is that of {finding.site.name!r}: each site has its "
+            "own kit"
+        )
     finding.problems += [f"{words}: the experiment's method comes from outside, install it" for words in answer.lacking]
     for key in ("domain", "role"):
         if getattr(answer, key) != getattr(finding.site, key):
@@ -192,6 +199,13 @@ def _read_answer(finding: Finding, raw: dict[str, Any]) -> None:
     for package in ("torch", "python"):
         if getattr(answer, package) != own[package]:
             finding.notes.append(f"{package} differs from {own[package]} here: numbers may differ in the last digits")
+
+
+def _plain(value: Any) -> Any:
+    """A value of a site's answer, whose texts a terminal can show."""
+    if isinstance(value, str):
+        return printable(value)[:LONGEST_TEXT]
+    return [_plain(each) for each in value] if isinstance(value, list) else value
 
 
 def _compare_with(experiment: Experiment, findings: list[Finding]) -> list[str]:
@@ -238,7 +252,7 @@ def table(federation: Federation, findings: list[Finding], title: str) -> Table:
         images = f"{sum(answer.counts)} in {len(answer.classes)} classes" if answer.classes else "-"
         red = [f"[red]{escape(text)}[/]" for text in finding.problems]
         verdict = "\n".join([*red, *map(escape, finding.notes)]) or "[green]ok[/]"
-        versions = [getattr(answer, key) or "-" for key in ("fedsim", "flwr", "torch", "python", "device")]
+        versions = [escape(getattr(answer, key)) or "-" for key in ("fedsim", "flwr", "torch", "python", "device")]
         role = " (target)" if finding.site.role == "target" else ""
         state = "online" if finding.online else "offline"
         shown.add_row(escape(finding.site.name), escape(finding.site.domain + role), state, *versions, images, verdict)

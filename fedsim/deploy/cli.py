@@ -55,15 +55,20 @@ def make_key(site: str, private: Path, public: Path) -> None:
 @app.command()
 def renew(
     federation: FederationFile = Path("federation.toml"),
-    days: Annotated[int, typer.Option(min=0, help="validity; 0: as in the federation file")] = 0,
+    days: Annotated[int, typer.Option(help="validity, up to 3650; 0: as in the federation file")] = 0,
 ) -> None:
     """Replace the server's certificate. Keys and kits do not change, and running sites continue."""
+    from datetime import UTC, datetime, timedelta
+
     from fedsim.console import console
     from fedsim.deploy.federation import read_federation
     from fedsim.deploy.renewal import renew as renew_certificate
 
-    until = renew_certificate(read_federation(federation), days)
-    console.print(f"the server's certificate is valid until {until:%Y-%m-%d}", highlight=False)
+    description = read_federation(federation)
+    until = renew_certificate(description, days)
+    wanted = datetime.now(UTC) + timedelta(days=(days or description.days) - 1)
+    cut = " and no longer, because the CA's certificate ends then" if until < wanted else ""
+    console.print(f"the server's certificate is valid until {until:%Y-%m-%d}{cut}", highlight=False, soft_wrap=True)
 
 
 @app.command()

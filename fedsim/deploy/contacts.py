@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fedsim.errors import UserError, printable
 from fedsim.files import atomic_write
 
 CONTACTS = Path("run/contacts.json")  # in the server's kit
@@ -50,7 +51,9 @@ class Contacts:
 
     def __init__(self, file: Path) -> None:
         self.file = file
-        self.sites: dict[str, Contact] = read_contacts(file)
+        self.sites: dict[str, Contact] = {}
+        with contextlib.suppress(UserError):  # a damaged file is written anew
+            self.sites = read_contacts(file)
         self._recent: dict[str, _Recent] = {}
         self._written = 0.0
 
@@ -121,10 +124,17 @@ class Contacts:
 
 
 def read_contacts(file: Path) -> dict[str, Contact]:
-    """The contacts by site; empty while there are none."""
+    """The contacts by site; empty while there are none. UserError for a damaged file."""
+    known = Contact.__dataclass_fields__
     try:
         table: dict[str, dict[str, Any]] = json.loads(file.read_text())
-    except (OSError, ValueError):
+        found = {site: Contact(**{key: row[key] for key in row if key in known}) for site, row in table.items()}
+        for contact in found.values():
+            for name, default in asdict(Contact()).items():
+                value = type(default)(getattr(contact, name))
+                setattr(contact, name, printable(value) if isinstance(value, str) else value)
+    except OSError:
         return {}
-    known = Contact.__dataclass_fields__
-    return {site: Contact(**{key: row[key] for key in row if key in known}) for site, row in table.items()}
+    except (ValueError, TypeError, AttributeError):
+        raise UserError(f"{file} is damaged; remove it: the SuperLink writes it anew within seconds") from None
+    return found

@@ -120,16 +120,23 @@ def _register_one(control: Control, records: Path, site: str, key: str) -> None:
 def add_public_key(federation: Federation, site: str, key: Path | None) -> None:
     """Copy a public key that a site has made itself into the server's kit.
 
-    UserError when the file holds no such key, or when the site already has another one.
+    UserError when the file holds no such key, when it is another site's, or when the site already has another one.
     """
+    key = key or Path("key.pub")
     file = federation.kit("server") / "sites" / f"{federation.site(site).name}.pub"
     try:
-        text = (key or Path("key.pub")).read_text()
+        text = key.read_text()
         public = load_ssh_public_key(text.encode())
     except (OSError, ValueError, UnsupportedAlgorithm) as error:
-        raise UserError(f"{key or 'key.pub'} holds no public key: {error}") from None
+        raise UserError(f"{key} holds no public key: {error}") from None
     if not isinstance(public, EllipticCurvePublicKey):
         raise UserError(f"{key}: a key on a NIST curve is needed, as a site's start.sh makes it")
+    for other in sorted(file.parent.glob("*.pub")):  # the SuperLink takes a key once, and would then refuse them all
+        if other != file and other.read_text().split()[:2] == text.split()[:2]:
+            raise UserError(
+                f"{key} holds the key of site {other.stem!r}; site {site!r} needs one of its own, which its own kit's "
+                "start.sh makes"
+            )
     if file.is_file() and file.read_text() != text:
         raise UserError(f"site {site!r} has another key already; remove {file} first if this one replaces it")
     file.write_text(text)

@@ -137,13 +137,16 @@ class Federation(Settings):
     @field_validator("control")
     @classmethod
     def _host_and_port(cls, value: str) -> str:
-        if value and not re.fullmatch(r".+:[0-9]{1,5}", value):
-            raise ValueError("host:port is needed, e.g. 127.0.0.1:9093")
+        host, _, port = value.rpartition(":")
+        known = is_ip(host[1:-1]) if host.startswith("[") else is_ip(host) or HOST.fullmatch(host)
+        if value and not (known and re.fullmatch("[0-9]{1,5}", port) and 1 <= int(port) <= 65535):
+            raise ValueError("host:port is needed, with a port from 1 to 65535, e.g. 127.0.0.1:9093")
         return value
 
     @model_validator(mode="after")
     def _distinct(self) -> "Federation":
-        for what, values in (("name", [site.name for site in self.sites]), ("domain", self.clients("source"))):
+        domains = [domain.casefold() for domain in self.clients("source")]  # upper and lower case are one domain
+        for what, values in (("name", [site.name for site in self.sites]), ("domain", domains)):
             twice = sorted({value for value in values if values.count(value) > 1})
             if twice:
                 hint = "; several clients of one domain are called name/0, name/1, ..." if what == "domain" else ""

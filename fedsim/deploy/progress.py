@@ -1,5 +1,6 @@
 """Writes the progress of a deployed run into the server's kit, for `fedsim deploy status`, and one line per reply."""
 
+import contextlib
 import json
 import time
 from pathlib import Path
@@ -52,4 +53,5 @@ class Progress:
         self.audit.write("stopped", reason=str(error))
 
     def _write(self, state: str) -> None:
-        atomic_write(self.kit / PROGRESS, json.dumps({**self.known, "state": state, "time": time.time()}))
+        with contextlib.suppress(OSError):  # a full disk makes `fedsim deploy status` old, and does not end the run
+            atomic_write(self.kit / PROGRESS, json.dumps({**self.known, "state": state, "time": time.time()}))

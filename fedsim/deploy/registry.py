@@ -5,6 +5,7 @@ node act only with that key, so a node id in a message stands for the key.
 """
 
 import json
+import logging
 import time
 from base64 import b64encode
 from collections.abc import Callable
@@ -15,8 +16,11 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat,
 
 from fedsim.data.benchmarks import matching
 from fedsim.deploy.federation import Federation, Site, read_federation
+from fedsim.errors import UserError
 
 LOOK_SECONDS = 1.0
+
+logger = logging.getLogger("fedsim")
 
 
 @dataclass(frozen=True)
@@ -86,8 +90,12 @@ class Registry:
         state = tuple(path.stat().st_mtime if path.exists() else 0.0 for path in (nodes, file))
         if state == self._state:
             return
-        found = members(read_federation(file))
         self._state = state  # type: ignore[assignment]
+        try:
+            found = members(read_federation(file))
+        except UserError as error:  # while the operator edits the file, the sites that were known stay known
+            logger.warning("%s; the sites that were registered before stay so until it is right again", error)
+            return
         self._by_key = {b64encode(each.key).decode(): each for each in found}
         self._by_node = {each.node: each for each in found}
 

@@ -14,7 +14,7 @@ from fedsim.deploy.control import reload_proxy
 from fedsim.deploy.federation import Federation
 from fedsim.errors import UserError
 
-WARN_DAYS = 30
+WARN_DAYS, MOST_DAYS = 30, 3650
 
 
 def valid_until(certificate: Path) -> datetime:
@@ -42,7 +42,14 @@ def warnings(federation: Federation, now: datetime | None = None) -> list[str]:
 
 
 def renew(federation: Federation, days: int = 0) -> datetime:
-    """Replace the server's key and certificate; returns the end of its validity. UserError without the CA's key."""
+    """Replace the server's key and certificate; returns the end of its validity, which is the CA's at the latest.
+
+    UserError without the CA's key, and for days out of range.
+    """
+    if not 0 <= days <= MOST_DAYS:
+        raise UserError(
+            f"--days {days}: a certificate is valid for 1 to {MOST_DAYS} days (0: as in the federation file)"
+        )
     server, ca_key = federation.kit("server"), federation.kit("operator") / "ca.key"
     if not ca_key.is_file():
         raise UserError(

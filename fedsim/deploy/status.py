@@ -11,6 +11,7 @@ from rich.table import Table
 from fedsim.deploy.contacts import Contact, read_contacts
 from fedsim.deploy.federation import Federation
 from fedsim.deploy.renewal import warnings
+from fedsim.errors import UserError, printable
 
 RECENT_SECONDS = 60.0
 AHEAD_SECONDS, BEHIND_SECONDS = 2.0, 60.0  # beyond this a clock should be corrected; Flower's limits are 5 and 305
@@ -31,19 +32,20 @@ def status_table(federation: Federation, now: float | None = None) -> Table:
     contacts, progress = read_contacts(kit / "run" / "contacts.json"), read_progress(kit)
     title = f"{federation.name}: {describe(progress, now)}"
     columns = ("site", "domain", "state", "connected since", "last contact", "address", "flwr", "clock", "up", "down")
-    table = Table(*columns, "round", "last refusal", title=escape(title))
+    table = Table(*columns, "round", "last refusal", title=escape(printable(title)))
     for site in federation.sites:
         contact = contacts.get(site.name, Contact())
-        here = now - contact.last < RECENT_SECONDS
+        here = abs(now - contact.last) < RECENT_SECONDS  # a contact in the future: the clock was set back
         state = "[green]connected[/]" if here else "[red]silent[/]"
-        refusal = f"{contact.refused} ({ago(contact.refused_at, now)})" if contact.refused else ""
+        refusal = f"{escape(contact.refused)} ({ago(contact.refused_at, now)})" if contact.refused else ""
         if contact.double:
             refusal = f"[red]{escape(contact.double)} ({ago(contact.double_at, now)})[/] {refusal}"
         clock = f"{contact.offset:+.1f} s" if contact.last else "-"
         client = next((row for row in progress.get("clients", []) if row["client"] == site.domain), {})
         table.add_row(
-            *(site.name, site.domain + (" (target)" if site.role == "target" else ""), state),
-            *(ago(contact.since, now), ago(contact.last, now), contact.address or "-", contact.version or "-"),
+            *(site.name, escape(site.domain + (" (target)" if site.role == "target" else "")), state),
+            *(ago(contact.since, now), ago(contact.last, now)),
+            *(escape(contact.address) or "-", escape(contact.version) or "-"),
             f"[red]{clock}[/]" if contact.last and clock_problem(contact.offset) else clock,
             *(megabytes(contact.bytes_up), megabytes(contact.bytes_down)),
             f"{progress['round']}: {escape(str(client['status']))}" if client else "-",
@@ -55,11 +57,18 @@ def status_table(federation: Federation, now: float | None = None) -> Table:
 
 
 def read_progress(kit: Path) -> dict[str, Any]:
-    """What the run that was last seen has done so far; empty without one."""
+    """What the run that was last seen has done so far; empty without one. UserError for a damaged file."""
+    file = kit / PROGRESS
     try:
-        return json.loads((kit / PROGRESS).read_text())
-    except (OSError, ValueError):
+        found = json.loads(file.read_text())
+        describe(found, 0.0)
+        for row in found.get("clients", []):
+            row["client"], row["status"]
+    except OSError:
         return {}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise UserError(f"{file} is damaged; remove it: the next round of a run writes it anew") from None
+    return found
 
 
 def describe(progress: dict[str, Any], now: float) -> str:
@@ -76,6 +85,8 @@ def ago(at: float, now: float) -> str:
     """A time in words."""
     if not at:
         return "never"
+    if at - now > RECENT_SECONDS:
+        return "in the future: this machine's clock was set back"
     seconds = max(now - at, 0.0)
     for size, word in ((86_400, "d"), (3600, "h"), (60, "min")):
         if seconds >= 2 * size:

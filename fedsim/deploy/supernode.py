@@ -14,8 +14,10 @@ Touched in Flower 1.41 and not public: the client class, the clock and the funct
 modules look up by name, and the check of an app bundle.
 """
 
+import contextlib
 import logging
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -26,10 +28,13 @@ from typing import Any
 
 from fedsim.deploy.bundles import Pins
 from fedsim.deploy.warm_client import look_often, write_program
+from fedsim.errors import UserError
 
 IDLE_SECONDS, BUSY_SECONDS = 3.0, 0.25  # between two questions for work: without a run, and while one goes on
 BUSY_FOR_SECONDS = 120.0  # a run counts as going on for so long after its last message
 ENDED = 75  # exit code: the polling ended
+NODE_CONFIG = "--node-config"
+PAIR = re.compile(r"\S+?=('[^']*'|\"[^\"]*\"|\S+)")  # as Flower finds them
 
 logger = logging.getLogger("fedsim")
 
@@ -41,10 +46,11 @@ class ContactFile:
         self.file, self.worked = file, 0.0
 
     def note(self, state: str = "") -> None:
-        """Note that the server has answered."""
+        """Note that the server has answered. A full disk may not end the polling: the times are set all the same."""
         if state or not self.file.is_file():
-            self.file.write_text(f"{state or 'polling'}\n")
-        else:
+            with contextlib.suppress(OSError):
+                self.file.write_text(f"{state or 'polling'}\n")
+        with contextlib.suppress(OSError):
             os.utime(self.file)
 
 
@@ -53,6 +59,7 @@ def serve(kit: Path, words: Sequence[str]) -> int:
     from flwr.supernode import fleet_http_connection, start_client_internal
     from flwr.supernode.cli.flower_supernode import flower_supernode
 
+    check_node_config(words)
     look_often()
     if client := os.environ.get("FEDSIM_CLIENT"):  # the folder of a client process that has a user of its own
         write_program(kit, Path(client))
@@ -68,6 +75,31 @@ def serve(kit: Path, words: Sequence[str]) -> int:
     flower_supernode()
     print("the SuperNode's polling ended", flush=True)
     return ENDED
+
+
+def check_node_config(words: Sequence[str]) -> None:
+    """UserError when Flower would leave out a part of the site's node config without a word, or when the site's own
+    privacy in it is not complete."""
+    from click import ClickException
+    from flwr.common.config import parse_config_args
+
+    from fedsim.run.local_privacy import own_privacy
+
+    text = words[words.index(NODE_CONFIG) + 1] if NODE_CONFIG in words[:-1] else ""
+    left = " ".join(PAIR.sub("", text).split())
+    if left:
+        raise UserError(
+            f"{left!r} in this site's settings is not key=value; NODE_CONFIG in site.env has no spaces beside '=', and "
+            "no folder in it has an apostrophe"
+        )
+    try:
+        found = parse_config_args([text])
+    except ClickException:
+        raise UserError(
+            f"Flower cannot read this site's settings: {text}; NODE_CONFIG in site.env is key=value, each key once, "
+            "numbers with a point (0.5), texts in apostrophes"
+        ) from None
+    own_privacy(found)
 
 
 def enforce(pins: Pins) -> None:

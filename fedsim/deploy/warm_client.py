@@ -21,6 +21,7 @@ import contextlib
 import io
 import json
 import os
+import shlex
 import signal
 import socket
 import struct
@@ -140,7 +141,8 @@ def write_program(kit: Path, folder: Path) -> None:
     from fedsim.files import atomic_write
 
     own = (kit / PROGRAM).parent if folder == kit else ""
-    text = f'#!/bin/sh\nexec "{sys.executable}" -S -E "{Path(__file__).resolve()}" "{folder}" "{own}" "$@"\n'
+    words = [sys.executable, "-S", "-E", str(Path(__file__).resolve()), str(folder), str(own)]
+    text = f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n'
     atomic_write(kit / PROGRAM, text, mode=0o700, durable=True)
 
 

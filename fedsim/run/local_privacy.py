@@ -1,6 +1,11 @@
 """Local differential privacy: a client perturbs its own model before anybody else sees it, by Flower's LocalDpMod."""
 
+import difflib
+import math
 import os
+import re
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from flwr.app import Context, Message, RecordDict
@@ -9,24 +14,55 @@ from fedsim.errors import UserError
 from fedsim.message_records import arrays_of
 from fedsim.settings import TrainSettings
 
+OWN = ("dp-clip", "dp-epsilon", "dp-delta")  # keys of a site's own privacy in its node config
+OTHERS = ("site", "domain", "role", "state-dir", "data-dir", "partition-id", "num-partitions")
+OWN_DELTA = 1e-5  # where a site leaves dp-delta out; the server's value would let the server choose the noise
+EXAMPLE = 'NODE_CONFIG="dp-clip=0.5 dp-epsilon=1.0" in site.env'
+
+
+def own_privacy(node: Mapping[str, Any]) -> tuple[float, float, float] | None:
+    """(clip, epsilon, delta) that a site has set for itself in its node config; None when it has set nothing.
+
+    UserError for whatever could have been meant as such a setting and is not one: a site that believes in its noise
+    must never train without it.
+    """
+    for key in node:
+        if key not in OWN and key not in OTHERS and _resembles(key):
+            raise UserError(f"this site's setting {key!r} is unknown; its own privacy is {', '.join(OWN)}: {EXAMPLE}")
+    given = [key for key in OWN if key in node]
+    if not given:
+        return None
+    if lacking := [key for key in OWN[:2] if key not in node]:
+        raise UserError(f"this site sets {given[0]} without {lacking[0]}, and both are needed: {EXAMPLE}")
+    for key in given:
+        value = node[key]
+        number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        if not number or value <= 0 or (key == "dp-delta" and value >= 1):
+            wanted = "between 0 and 1" if key == "dp-delta" else "a finite number above 0"
+            raise UserError(f"this site's {key} must be {wanted}, not {value!r}: {EXAMPLE}")
+    return float(node["dp-clip"]), float(node["dp-epsilon"]), float(node.get("dp-delta", OWN_DELTA))
+
+
+def _resembles(key: str) -> bool:
+    """Whether a key may be a misspelled one of OWN: `dp_clip`, `DP-CLIP`, `epsilon`."""
+    plain = re.sub("[^a-z]", "", key.lower())
+    known = [re.sub("[^a-z]", "", own) for own in OWN]
+    return plain.startswith("dp") or bool(difflib.get_close_matches(plain, [*known, "clip", "epsilon"], 1, 0.75))
+
 
 def perturbed(content: RecordDict, message: Message, context: Context, train: TrainSettings) -> RecordDict:
     """The content of a training reply, its update clipped and with noise added; unchanged without `dp-clip`.
 
     delta = theta_k - theta ;  delta min(1, C / ||delta||_2) + N(0, sigma^2) ,  sigma = 2C sqrt(2 ln(1.25/d)) / epsilon
 
-    C, epsilon and d are `train.dp_clip`, `dp_epsilon` and `dp_delta`; a site's node config (`dp-clip`, `dp-epsilon`,
-    `dp-delta`) takes precedence over the server's settings. 2C is the largest distance of two clipped updates. The
-    Gaussian mechanism (Dwork and Roth 2014, Theorem A.1) is proven for epsilon up to 1, for each round separately;
-    metrics, counts and client state are not covered. The server knows the run's seed, so the noise does not use it.
+    C, epsilon and d are `train.dp_clip`, `dp_epsilon` and `dp_delta`, or all three a site's own (`own_privacy`). 2C is
+    the largest distance of two clipped updates. The Gaussian mechanism (Dwork and Roth 2014, Theorem A.1) is proven for
+    epsilon up to 1, for each round separately; metrics, counts and client state are not covered. The server knows the
+    run's seed, so the noise does not use it.
     """
-    own = context.node_config
-    clip = float(own.get("dp-clip", train.dp_clip))
+    clip, epsilon, delta = own_privacy(context.node_config) or (train.dp_clip, train.dp_epsilon, train.dp_delta)
     if not clip:
         return content
-    epsilon, delta = float(own.get("dp-epsilon", train.dp_epsilon)), float(own.get("dp-delta", train.dp_delta))
-    if not (clip > 0 and epsilon > 0 and 0 < delta < 1):
-        raise UserError("this site's dp-clip and dp-epsilon must be above 0, and dp-delta between 0 and 1")
     if any(array.dtype.startswith("uint") for array in arrays_of(content)["arrays"].values()):
         raise UserError(
             "this site perturbs its model (dp-clip), and secure_mean has masked it already; take dp-clip out of the "

@@ -50,10 +50,16 @@ class TrainSettings(Settings):
         "and rounds of a process; on a GPU reduce-overhead uses CUDA graphs",
     )
     dp_clip: float = Field(
-        0.0, ge=0, description="local differential privacy: largest L2 norm of a client's update; 0: off"
+        0.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="local differential privacy: largest L2 norm of a client's update; 0: off",
     )
     dp_epsilon: float = Field(
-        1.0, gt=0, description="epsilon of local differential privacy in each round; no guarantee above 1"
+        1.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="epsilon of local differential privacy in each round; no guarantee above 1",
     )
     dp_delta: float = Field(1e-5, gt=0, lt=1, description="delta of local differential privacy in each round")
     local_checks: int = Field(

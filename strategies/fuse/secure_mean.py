@@ -21,15 +21,16 @@ if TYPE_CHECKING:
     from fedsim.recipe import Recipe
 
 
-def threshold_of(threshold: int, clients: int, per_round: int = 0) -> int:
+def threshold_of(threshold: int, clients: int, per_round: int = 0, listed: int = 0) -> int:
     """t: how many clients must answer for a sum to be unmasked; more than half of a round's clients by default.
 
-    clients: of the federation; per_round: how many are drawn for a round, 0 for all.
+    clients: of the federation; per_round: how many are drawn for a round, 0 for all; listed: in the round's list of
+    keys. A server could list more clients than it draws, so that the list itself counts, and not what was agreed on.
 
     With more than half, a server that tells some clients that u delivered and others that it did not never gets enough
     shares of both of u's secrets.
     """
-    return threshold or max(min(clients, per_round or clients) // 2 + 1, 2)
+    return max(threshold or max(min(clients, per_round or clients) // 2 + 1, 2), listed // 2 + 1)
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,8 @@ class SecureMean(Fuse):
         return "method.masked_update must have the values of method.secure_mean" if same else ""
 
     def check(self, experiment: Experiment) -> None:
-        """UserError for too few clients, a threshold out of range, and settings that need single updates."""
+        """UserError for too few clients, a threshold out of range, settings that need single updates, and a run that
+        would repeat more than the round in which it was interrupted."""
         if experiment.run.update_limit:
             raise UserError(
                 "secure_mean hides single updates, so that run.update_limit cannot compare them; to do without that "
@@ -90,6 +92,11 @@ class SecureMean(Fuse):
             )
         if experiment.train.dp_clip:
             raise UserError("train.dp_clip perturbs the model that leaves a client, which secure_mean masks; use one")
+        if experiment.run.checkpoint_every > 1:
+            raise UserError(
+                "secure_mean needs a checkpoint after every round: a round that is repeated with one client less shows "
+                "that client's update; set run.checkpoint_every = 1"
+            )
         count = clients_in_a_round(experiment)
         least = threshold_of(0, count)
         if count and (count < 2 or (self.threshold and not least <= self.threshold <= count)):
@@ -142,7 +149,8 @@ class SecureMean(Fuse):
         """(seed, sign) of every mask that is left in the sum."""
         names = sorted(server.banks[KEYS])
         lines = {name: bytes(server.banks[KEYS][name][LINE]) for name in names}
-        least = threshold_of(self.threshold, len(server.clients), server.experiment.train.clients_per_round)
+        drawn = server.experiment.train.clients_per_round
+        least = threshold_of(self.threshold, len(server.clients), drawn, len(lines))
         common = masking.transcript(server.round, least, lines)
         shares = {
             answer: {kind: bytes(share) for kind, share in own.items()} for answer, own in server.banks[OPENED].items()

@@ -5,6 +5,8 @@ from typing import Protocol
 
 from strategies.wire.update_limit import either, upper_median_of_others
 
+LONGEST_NAME = 100  # characters of a name that a node claims, in messages
+
 
 class Member(Protocol):
     """A registered site, as the server's kit knows it by its key."""
@@ -28,16 +30,16 @@ def impostor(node: int, client: str, role: str, identify: Identify | None) -> tu
     """
     if identify is None:
         return "", ""
-    member = identify(node)
+    member, claimed = identify(node), repr(client[:LONGEST_NAME])
     if member is None:
-        return f"an unknown node, which claims to be {client!r}", f"node {node} has the key of no registered site"
+        return f"an unknown node, which claims to be {claimed}", f"node {node} has the key of no registered site"
     if not client or member.serves(client, role):
         return "", ""
     reason = (
-        f"site {member.site!r} claims to be {client!r} ({role}), "
+        f"site {member.site!r} claims to be {claimed} ({role[:LONGEST_NAME]}), "
         f"but its key is that of {member.domain!r} ({member.role})"
     )
-    return f"{member.site}, which claims to be {client!r}", reason
+    return f"{member.site}, which claims to be {claimed}", reason
 
 
 def name_of(node: int, identify: Identify | None) -> str:

@@ -4,9 +4,11 @@ from importlib import import_module
 from types import SimpleNamespace
 from unittest.mock import Mock
 
+import pytest
 from flwr.supercore.run import RunNotRunningException
 
-from fedsim.deploy.supernode import failing_with_the_run
+from fedsim.deploy.supernode import check_node_config, failing_with_the_run
+from fedsim.errors import UserError
 
 
 def receive_while_the_run_ends(internal):
@@ -39,3 +41,26 @@ def test_the_task_of_a_run_that_ends_meanwhile_ends_too(monkeypatch):
     assert "the run has ended" in state.finish_task.call_args.kwargs["details"]
     state.delete_messages.assert_called_once_with(message_ids=["m"])
     store.delete.assert_called_once_with("m")
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("dp_clip=0.5 dp_epsilon=1.0", "'dp_clip' is unknown"),
+        ("dp-clip = 0.5 dp-epsilon = 1.0", "is not key=value"),
+        ("dp-clip=0,5 dp-epsilon=1.0", "cannot read this site's settings"),
+        ("dp-clip=.5 dp-epsilon=1.0", "cannot read this site's settings"),
+        ("dp-clip=0.5 dp-clip=0.5", "cannot read this site's settings"),
+        ("dp-epsilon=1.0", "without dp-clip"),
+        ("data-dir='/home/o'brien/data' dp-clip=0.5 dp-epsilon=1.0", "is not key=value"),
+        ("dp-clip=0.5 dp-epsilon=1.0 data-dir='/data/of beta' mine=3", ""),
+    ],
+)
+def test_a_node_config_that_flower_would_read_otherwise_is_refused_at_the_start(more, said):
+    """Flower leaves out what does not look like a pair, and with it the site's privacy."""
+    words = ["--superlink", "a:1", "--node-config", f"site='alpha' domain='rot0' role='source' {more}"]
+    if not said:
+        check_node_config(words)
+        return
+    with pytest.raises(UserError, match=said):
+        check_node_config(words)

@@ -10,9 +10,11 @@ from scene import build, number
 from support import run_small, small_experiment
 
 from fedsim.arrays import record_to_arrays, state_to_record
+from fedsim.client_app import app
 from fedsim.commands.runs import headline
-from fedsim.errors import UserError
-from fedsim.run.local_privacy import perturbed
+from fedsim.errors import USER_ERROR, UserError
+from fedsim.run.local_privacy import own_privacy, perturbed
+from fedsim.run.plan import resolve
 from fedsim.run.privacy_account import total_epsilon
 from fedsim.runtime.identity import assume_identity, with_content
 from fedsim.settings import TrainSettings
@@ -85,11 +87,63 @@ def test_local_noise_has_the_size_of_the_gaussian_mechanism():
 
 def test_a_site_decides_for_itself():
     """Its node config has priority over the server's settings, even when these ask for no privacy."""
-    assert abs(np.linalg.norm(sent_model({}, {"dp-clip": 0.5, "dp-epsilon": 1e9})) - 0.5) < 1e-3
-    with pytest.raises(UserError, match="dp-epsilon must be above 0"):
-        sent_model({}, {"dp-clip": 0.5, "dp-epsilon": 0.0})
+    own = {"dp-clip": 0.5, "dp-epsilon": 1e9}
+    assert abs(np.linalg.norm(sent_model({}, own)) - 0.5) < 1e-3
+    loud = sent_model({"dp_delta": 0.999}, {"dp-clip": 0.5, "dp-epsilon": 1.0})  # a delta that asks for little noise
+    assert abs(loud.std() / np.sqrt(2 * np.log(1.25 / 1e-5)) - 1) < 0.02
     with pytest.raises(UserError, match="one record of shared tensors"):
-        sent_model({}, {"dp-clip": 0.5}, {"style": ArrayRecord()})
+        sent_model({}, own, {"style": ArrayRecord()})
+
+
+@pytest.mark.parametrize(
+    ("node", "said"),
+    [
+        *(({key: 0.5, "dp-epsilon": 1.0}, f"setting '{key}' is unknown") for key in ("dp_clip", "DP-CLIP", "clip")),
+        ({"dp-clip": 0.5, "dp-epsilon": 1.0, "delta": 0.1}, "setting 'delta' is unknown"),
+        ({"dp-epsilon": 1.0, "dp-delta": 0.1}, "sets dp-epsilon without dp-clip"),
+        ({"dp-clip": 0.5}, "sets dp-clip without dp-epsilon"),
+        ({"dp-delta": 0.1}, "sets dp-delta without dp-clip"),
+        *(({"dp-clip": value, "dp-epsilon": 1.0}, "dp-clip must be") for value in (0, -1, np.inf, np.nan, "x", True)),
+        *(({"dp-clip": 0.5, "dp-epsilon": value}, "dp-epsilon must be") for value in (0.0, np.inf, "")),
+        ({"dp-clip": 0.5, "dp-epsilon": 1.0, "dp-delta": 1.0}, "dp-delta must be between 0 and 1"),
+    ],
+)
+def test_a_near_miss_of_a_sites_own_privacy_is_refused(node, said):
+    """Otherwise the site would believe in noise that is not there, or the server would choose how much there is."""
+    with pytest.raises(UserError, match=said):
+        sent_model({"dp_epsilon": 1e9}, node)
+    assert own_privacy({"site": "a", "domain": "b", "role": "c", "state-dir": "d", "data-dir": "e"}) is None
+
+
+PRIVATE = {"dp-clip": 0.5, "dp-epsilon": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("method", "role", "said"),
+    [
+        *((method, "source", "bank asks for would leave the client") for method in ("elcfs", "ccst")),
+        ("fediir", "source", "classifier_gradients asks for"),
+        ("fada", "target", "asks for would leave it without noise"),
+        ({"name": "fedavg", "fuse": "secure_mean"}, "source", "which secure_mean masks"),
+        ("fedavg", "source", ""),
+    ],
+)
+def test_a_private_site_gives_nothing_but_its_perturbed_model(method, role, said, tmp_path):
+    """It refuses each question of such a run, in the handshake and later; the server's own setting is as strict."""
+    assume_identity(1)
+    experiment = small_experiment(tmp_path, method, model=NO_NORM, run={"update_limit": 0.0})
+    domain = "rot45" if role == "target" else "rot0"
+    node = {"site": "a", "domain": domain, "role": role, "state-dir": str(tmp_path), **PRIVATE}
+    asked = {"client": domain, "token": "t", "round": 0, "phase": "x", "state-dir": "", "bank": "y"}
+    config = ConfigRecord({"experiment": experiment.toml(), **asked})
+    for kind in ("query.handshake", *(("query.collect", "query.visit") if said else ())):
+        for own in (node, *([{**PRIVATE, "partition-id": 0, "num-partitions": 1}] if role == "source" else [])):
+            reply = app(Message(RecordDict({"config": config}), 2, kind), Context(1, 2, own, RecordDict(), {}))
+            assert reply.has_error() == bool(said)
+            assert not said or (USER_ERROR in reply.error.reason and said in reply.error.reason)
+    if said:
+        with pytest.raises(UserError, match=r"train\.dp_clip perturbs"):
+            resolve(experiment.replace(train={"dp_clip": 0.5})).build_net()
 
 
 def test_a_masked_model_is_not_perturbed():
@@ -97,7 +151,7 @@ def test_a_masked_model_is_not_perturbed():
     assume_identity(1)
     down, _ = reply_content(1.0)
     masked = RecordDict({"arrays": state_to_record({"w": np.zeros(5, np.uint32)}), "metrics": MetricRecord()})
-    context = Context(1, 2, {"dp-clip": 0.5}, RecordDict(), {})
+    context = Context(1, 2, PRIVATE, RecordDict(), {})
     with pytest.raises(UserError, match="secure_mean has masked it already"):
         perturbed(masked, Message(down, 2, "train"), context, TrainSettings())
 
@@ -119,7 +173,10 @@ def test_a_run_with_local_privacy(tmp_path):
 
 @pytest.mark.parametrize(
     ("method", "model", "said"),
-    [("fedavg", {}, "batch-norm statistics of digits-cnn-bn"), ("ccst", NO_NORM, "style_bank would leave the client")],
+    [
+        ("fedavg", {}, "batch-norm statistics of digits-cnn-bn"),
+        ("ccst", NO_NORM, "style_bank asks for would leave the client"),
+    ],
 )
 def test_what_noise_cannot_protect_is_refused(method, model, said, tmp_path):
     """It is refused before the run starts, in one line."""

@@ -100,6 +100,7 @@ def test_a_killed_run_goes_on(secure, tmp_path):
     ("method", "sections", "said"),
     [
         ("fedavg", {"run": {}}, "set run.update_limit = 0"),
+        ("fedavg", {"run": {**OPEN, "checkpoint_every": 2}}, "needs a checkpoint after every round"),
         ("feddg-ga", {}, "generalization_adjustment weighs by what is measured in the round"),
         ("scaffold", {}, "control_variates takes something of single clients"),
         ("feddyn", {}, "dynamic_correction looks at single updates"),

@@ -33,6 +33,7 @@ class Federation:
         self.stores = {name: ClientStore(folder and folder / name, name) for name in self.names}
         self.banks = {KEYS: SecureKeys(), SHARES: SecureShares(), OPENED: SecureUnmasking()}
         self.entries = {}
+        self.train = TrainSettings()
 
     def server(self) -> ServerRound:
         """The round that a server part gets."""
@@ -49,7 +50,7 @@ class Federation:
         if (folder := self.stores[name]._folder) is not None:
             self.stores[name] = ClientStore(folder, name)
         return LocalRound(
-            name, None, TrainSettings(), 3, 1, 3, "train", 0, None, self.stores[name], Images(self.examples[name]),
+            name, None, self.train, 3, 1, 3, "train", 0, None, self.stores[name], Images(self.examples[name]),
             clients=tuple(self.names), asked=asked, delivered=tuple(delivered), records=records,
             known_weights=self.weights.known,
         )  # fmt: skip

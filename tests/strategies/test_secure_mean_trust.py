@@ -10,6 +10,7 @@ from scipy.stats import chisquare
 from secure_federation import PREVIOUS, Federation, models, plain
 
 from fedsim.errors import UserError
+from fedsim.settings import TrainSettings
 from strategies import masking
 from strategies.banks.secure_exchange import KEY, KEYS, OPENED, SELF, SHARES
 from strategies.fuse.secure_mean import threshold_of
@@ -88,6 +89,20 @@ def test_a_second_list_of_those_that_delivered_is_refused():
         federation.part.collect(federation.local("b", OPENED, "ab"))
     with pytest.raises(UserError, match="not one of this round"):
         federation.part.collect(federation.local("b", OPENED, "acd"))
+
+
+def test_a_list_of_keys_longer_than_a_round_raises_the_threshold():
+    """With two of four drawn t would be 2, and each half of a list of four could tell one of a client's secrets."""
+    federation = Federation([1] * 4)
+    federation.train = TrainSettings(clients_per_round=2)
+    federation.begin()
+    trained = models(federation.names)
+    updates = [federation.reply(name, trained[name]) for name in federation.names]
+    for half in ("ab", "cd"):
+        for name in half:
+            with pytest.raises(UserError, match="the sum of 2 updates stays masked; 3 are needed"):
+                federation.part.collect(federation.local(name, OPENED, half))
+    assert np.allclose(federation.end(updates[:3])["w"], plain(updates[:3], trained, ByExamples())["w"], atol=1e-5)
 
 
 def test_a_second_update_under_the_same_masks_is_refused():
@@ -190,3 +205,4 @@ def test_more_than_half():
     assert [threshold_of(0, count) for count in (2, 3, 4, 5, 10)] == [2, 2, 3, 3, 6]
     assert threshold_of(0, 100, 4) == 3
     assert threshold_of(9, 10) == 9
+    assert [threshold_of(0, 4, 2, 4), threshold_of(2, 4, 2, 4), threshold_of(0, 4, 2, 2)] == [3, 3, 2]

@@ -11,6 +11,14 @@ mkdir -p run
 
 fail() { echo "start.sh: $*" >&2; exit 2; }
 
+# Flower reads these folders between apostrophes, and would silently leave out what follows another one (NODE_CONFIG).
+for folder in "$PWD" "$DATA_DIR" "${STATE_DIR:-}"; do
+  case $folder in
+    *[\'\"\`\$\\]* | *$'\n'*) fail "the folder $folder has an apostrophe, a quote, a backtick, a dollar sign, a backslash or" \
+      "a line end in its name, which Flower cannot take: rename it (the kit's folder, DATA_DIR or STATE_DIR in site.env)" ;;
+  esac
+done
+
 if [ "${1:-}" = --unit ]; then
   cat <<UNIT
 [Unit]
@@ -65,12 +73,13 @@ if [ -n "${CLIENT_USER:-}" ] && [ "$(id -u)" != 0 ]; then
 fi
 if ! flock -n run/lock true; then
   age=$(contact_age)
-  if [ -n "$age" ] && [ "$age" -le 60 ]; then
+  if [ -n "$age" ] && [ "$age" -ge -5 ] && [ "$age" -le 60 ]; then
     echo "$SITE is running and connected to $SUPERLINK (last contact $age s ago)"
     exit 0
   fi
   since="it has not reached $SUPERLINK yet"
   [ -z "$age" ] || since="its last contact with $SUPERLINK was $age s ago"
+  [ -z "$age" ] || [ "$age" -ge -5 ] || since="its last contact with $SUPERLINK is in the future: this machine's clock was set back"
   said=$(last_word)
   echo "$SITE is running, but $since; it keeps trying${said:+ ($said)}; log: $PWD/run/supernode.log" >&2
   exit 1
