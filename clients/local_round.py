@@ -69,7 +69,7 @@ class LocalRound:
     outbox: records that go to the server with the trained model; see `send`
     task: the loss and the metrics of the data set's task
     warm: see `remembered`
-    pull: the sum of the terms' `pull`
+    pull: the sum of the terms' `pull`; a term that multiplies gradients multiplies it too when it begins
     asked: the bank to which the server asks for a contribution
     delivered: the clients whose updates came, for a bank `after` training
     known_weights: the weights of clients with so many examples, where they depend on nothing else

@@ -15,7 +15,8 @@ class GlobalDirection(Broadcast):
 
     Source: FedCM (Xu et al. 2021), where a_k eta_k is the number of local steps times the learning rate. With momentum
     a_k counts the gradients that a step repeats (`clients.optimizers.gradient_count`, our choice); divided by the steps
-    alone, D would grow from round to round. The released code takes the steps of the first client.
+    alone, D would grow from round to round. The released code takes the steps of the first client. eta_k is the
+    learning rate of the round; clients divide the D of parameters that have a multiple of it.
     """
 
     name: ClassVar[str] = "momentum"
