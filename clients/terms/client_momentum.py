@@ -32,6 +32,7 @@ class ClientMomentum(Term):
     """
 
     tasks: ClassVar[tuple[str, ...]] = ANY_TASK
+    order: ClassVar[int] = 2
 
     side_by_side: ClassVar[bool] = True
 

@@ -27,6 +27,7 @@ class DynamicRegularizer(Term):
     """
 
     tasks: ClassVar[tuple[str, ...]] = ANY_TASK
+    order: ClassVar[int] = 1
 
     side_by_side: ClassVar[bool] = True
 
