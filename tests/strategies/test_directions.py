@@ -113,6 +113,26 @@ def test_matching_moves_parameters_and_averages_buffers(caplog):
     assert [record.message.count("relative_eps") for record in caplog.records] == [1]
 
 
+def test_matching_of_moves_that_cancel():
+    """The mean of the inner products is 0 but for rounding; no number of the result is NaN."""
+    cancelling = np.array([[1.0, -1.0 - 1e-12], [-1.0 - 1e-12, 1.0]])
+    for solver in ("descent", "exact"):
+        assert np.isfinite(np.concatenate(GradientMatching(solver=solver).solve(cancelling))).all()
+    with pytest.raises(UserError, match="c is 1; solver = 'exact' needs less"):
+        GradientMatching(solver="exact", c=1.0).check(None)
+    GradientMatching(solver="exact", c=0.99).check(None)
+    GradientMatching(c=1.0).check(None)
+
+
+def test_lengths_of_moves_are_their_own(caplog):
+    """details.csv and the warning have the length of a move, also where a weight multiplies it."""
+    updates, server = replies((0.06, 0), (0, 0.06))
+    GradientMatching(scale="weights").fuse(updates, uniform(updates), server)
+    lengths = [row["value"] for row in server.details if row["quantity"] == "move_length"]
+    assert lengths == pytest.approx([0.06, 0.06])
+    assert "moves are 0.06 long on average, and are multiplied" in caplog.text
+
+
 def test_matching_refuses_weights_that_would_not_act():
     from fedsim.assembly import find_recipe
 
