@@ -210,6 +210,7 @@ class DomainClient(NumPyClient):
             delivered=tuple(config.get("delivered", ())),
             known_weights=self.recipe.weights.known,
             compiled=self.compiled,
+            build_net=self.build_net,
         )
 
     def _load_initial(self) -> None:

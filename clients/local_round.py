@@ -69,10 +69,11 @@ class LocalRound:
     outbox: records that go to the server with the trained model; see `send`
     task: the loss and the metrics of the data set's task
     warm: see `remembered`
-    pull: the sum of the terms' `pull`
+    pull: the sum of the terms' `pull`; a term that multiplies gradients multiplies it too when it begins
     asked: the bank to which the server asks for a contribution
     delivered: the clients whose updates came, for a bank `after` training
     known_weights: the weights of clients with so many examples, where they depend on nothing else
+    build_net: makes the run's initial network anew, on the CPU
     """
 
     client: str
@@ -103,6 +104,7 @@ class LocalRound:
     asked: str = ""
     delivered: tuple[str, ...] = ()
     known_weights: Callable[[Mapping[str, int]], dict[str, float] | None] = lambda examples: None
+    build_net: Callable[[], nn.Module] | None = None
     compiled: Any = None  # the network's compiled pass (`clients.compiled.Compiled`), with `train.compile`
     sums: dict[str, Tensor] = field(default_factory=dict)
     means: set[str] = field(default_factory=set)

@@ -132,9 +132,12 @@ class Term(ClientPart):
 
     side_by_side: it looks at the batch's images, labels, features, logits and loss and at the network's parameters, but
     takes no gradient of the batch's loss itself; a function in `round.before_step` changes gradients in place.
+    order: which term comes first, however the rows are named: 0 adds to the loss, 1 adds to the gradients, 2 multiplies
+    them, 3 drops some of them; equal numbers in the order of the settings' names
     """
 
     side_by_side: ClassVar[bool] = False
+    order: ClassVar[int] = 0
 
     @property
     def pull(self) -> float:

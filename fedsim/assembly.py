@@ -16,7 +16,7 @@ from fedsim.models import build_model
 from fedsim.models.tasks import rules_of
 from fedsim.part import part_name
 from fedsim.part_settings import add, check_values, complete, exchange, parts_in, set_fields, validated
-from fedsim.recipe import SLOTS, Recipe, parts_of
+from fedsim.recipe import SLOTS, Recipe, in_order, parts_of
 from fedsim.registry import find_row
 from fedsim.seeding import stream_seed
 
@@ -61,7 +61,7 @@ def assemble(method: Mapping[str, Any], values: Mapping[str, dict[str, Any]]) ->
     recipe = functools.reduce(combine, [(word, find_row(word)) for word in name.split("+")])[1]
     for slot in [key for key in settings if key in SLOTS]:
         recipe = exchange(recipe, slot, settings.pop(slot))
-    recipe = complete(add(recipe, settings.pop("add", [])))
+    recipe = in_order(complete(add(recipe, settings.pop("add", []))))
     present = {part_name(part): part for _, part in parts_of(recipe)}
     for key, fields in values.items():  # values for this data set, used if the recipe has the part
         check_values(key, present.get(key), fields)

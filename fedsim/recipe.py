@@ -110,6 +110,15 @@ def values_of(recipe: Recipe) -> dict[str, dict[str, Any]]:
     return json.loads(json.dumps(table, default=str))
 
 
+def in_order(recipe: Recipe) -> Recipe:
+    """The recipe with its terms and refining parts by their `order`, so that `a+b` has the numbers of `b+a`."""
+    slots = {slot: getattr(recipe, slot) for slot in ("terms", "refine")}
+    ordered = {
+        slot: tuple(sorted(parts, key=lambda part: (part.order, part_name(part)))) for slot, parts in slots.items()
+    }
+    return dataclasses.replace(recipe, **ordered)
+
+
 @cache
 def slots_of(kind: type) -> tuple[str, ...]:
     """The slots that a class of parts belongs to, which follow from the contracts from which it derives."""

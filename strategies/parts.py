@@ -158,9 +158,12 @@ class Refine(Part):
     A recipe may have several such parts; each gets the result of the part before it. They are not called in rounds in
     which no client replied.
 
+    order: which part comes first, however the rows are named: 0 corrects the clients' mean, 1 steps towards it, 2
+    trains the new model, 3 averages over rounds; equal numbers in the order of the settings' names
     sees_updates: it uses tensors of single clients, which some fusions hide
     """
 
+    order: ClassVar[int] = 1
     needs_clients: ClassVar[bool] = False
     sees_updates: ClassVar[bool] = True
 

@@ -21,6 +21,7 @@ from fedsim.experiment import Experiment
 from fedsim.seeding import torch_generator
 from fedsim.tasks import ANY_TASK
 
+TWO_BLOCKS = 9  # the smallest images of which 3-level Haar bands have more than one value
 FLAT = 1e-4  # an image whose channels all vary less has no style of its own
 log = logging.getLogger(__name__)
 
@@ -102,7 +103,10 @@ class CrossClientStyle(Augment):
         )
 
     def check(self, experiment: Experiment) -> None:
-        """VGG-19 needs colour images and its weight files."""
+        """VGG-19 needs colour images and its weight files; an unbiased variance needs two values."""
+        if self.encoder == "haar" and self.content_variance == "unbiased" and experiment.data.image_size < TWO_BLOCKS:
+            raise UserError(f"encoder 'haar' makes one value per channel of images of less than {TWO_BLOCKS} pixels, "
+                            "which has no unbiased variance; use content_variance = 'population'")  # fmt: skip
         if self.encoder != "vgg":
             return
         found = benchmark(experiment.data)

@@ -14,8 +14,11 @@ FLAT = 1e-8  # a channel with a smaller variance counts as constant
 
 
 def half_width(share: float, height: int, width: int) -> int:
-    """b = floor(L_w min(H, W)). `window_rows` cuts windows that are larger than the spectrum."""
-    return int(share * min(height, width))
+    """b = floor(L_w min(H, W)). `window_rows` cuts windows that are larger than the spectrum.
+
+    The product is rounded first: 0.29 * 100 is 28.999... in floating point.
+    """
+    return int(round(share * min(height, width), 9))
 
 
 def window_rows(b: int, height: int, device: torch.device | None = None) -> Tensor:

@@ -17,8 +17,9 @@ class GradientCount(Report):
     With SGD, w^t - w_k is eta a_k times a mean of the round's gradients.
 
     Source: FedNova (Wang et al., NeurIPS 2020). Every reply has the number of steps already. The momentum is
-    `train.momentum`, and the proximal mu is that of the recipe's terms. Layers that ask for a multiple of the learning
-    rate count like the others. The report needs SGD that starts anew each round and keeps its last model.
+    `train.momentum`, and the proximal mu is that of the recipe's terms, times the alpha of `client_momentum` where it
+    multiplies gradients. Layers that ask for a multiple of the learning rate count like the others. The report needs
+    SGD that starts anew each round and keeps its last model.
     """
 
     tasks: ClassVar[tuple[str, ...]] = ANY_TASK

@@ -70,7 +70,7 @@ class AdversarialReference(Step):
     that is wrong. Therefore the losses of the PACS code are the default, with P frozen as
     the paper says. The classifier is one linear layer, which can compute the same functions
     as the paper's two layers with no activation between them. G ends in a ReLU where the
-    features are nonnegative. All networks are trained by the experiment's optimizer. We
+    features of the run's initial network are nonnegative. All networks are trained by the experiment's optimizer. We
     leave out the warm-up within the round, which keeps the learning rates of the released
     code far below their nominal values.
 
@@ -232,12 +232,17 @@ class AdversarialReference(Step):
 
 
 def features_are_nonnegative(round: LocalRound) -> bool:
-    """Whether the network's features end in a ReLU. A few images show it: the outputs of linear layers have both
-    signs."""
+    """Whether the network's features end in a ReLU: the outputs of linear layers have both signs.
+
+    The run's initial network shows it on a few images of noise, which are the same for all clients. All of them, and
+    a resumed run, so have the same answer.
+    """
 
     def look() -> bool:
-        images, _ = next(round.data.evaluation(round.data.training_positions()[:8], 8))
-        with evaluating(round.net), torch.no_grad():
-            return bool((round.net.features(images) >= 0).all())
+        like = round.data.raw(round.data.training_positions()[:1])
+        with apart(torch_generator(round.seed, "nonnegative features"), round.device), torch.no_grad():
+            net = round.build_net().to(round.device).eval()
+            noise = torch.rand(8, *like.shape[1:]).to(round.device)
+            return bool((net.features(round.data.normalize(noise)) >= 0).all())
 
     return round.remembered("nonnegative features", None, look)

@@ -91,7 +91,7 @@ class EpisodicStep(Step):
     def collect(self, round: LocalRound) -> dict[str, np.ndarray]:
         """The amplitudes of ceil(rho n) training images: windows [J, C, 2b+1, b+1], or full spectra [J, C, H,
         W/2+1]."""
-        count = max(int(np.ceil(self.rho * round.data.examples)), 1)
+        count = max(int(np.ceil(np.round(self.rho * round.data.examples, 9))), 1)
         generator = torch_generator(round.seed, "amplitude collection", round.client)
         chosen = torch.randperm(round.data.examples, generator=generator)[:count].numpy()
         height, width = round.data.images.shape[-2:]

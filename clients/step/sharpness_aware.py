@@ -55,8 +55,9 @@ class SharpnessAware(Perturbed):
     terms.
 
     Source: FedSAM (Qu et al., ICML 2022). Both gradients are of the same batch; the norm is over all trainable
-    parameters; afterwards w is exactly what it was. Only the first pass updates running statistics. Weight decay, and
-    the changes that terms make to gradients, act on the step at w. `rho = 0` gives FedAvg bit for bit.
+    parameters of the network, a client's own layers among them; afterwards w is exactly what it was. Only the first
+    pass updates running statistics. Weight decay, and the changes that terms make to gradients, act on the step at w.
+    `rho = 0` gives FedAvg bit for bit.
 
     rho: the length of the perturbation, 0.1 in the released scripts and 0.05 here
     variant: `official` lets the second pass update running statistics too, as the released code does

@@ -17,7 +17,13 @@ class ClientMomentum(Term):
     Source: FedCM (Xu et al. 2021, arXiv 2106.10874). With sharpness-aware steps it is MoFedSAM (Qu et al., ICML 2022).
     D is the server's record `momentum`: the negative of the global model's last move, divided by the number of
     gradients in it. In round 1 D is 0, so that the steps of that round are alpha times as long as FedAvg's, as in the
-    released code. `alpha = 1` gives FedAvg.
+    released code. `alpha = 1` gives FedAvg. A parameter with a multiple of the learning rate (BIN's gate) has moved by
+    that multiple, by which the client divides its D. A proximal term is a part of g, so that alpha multiplies its pull
+    too; `gradient_count` counts that.
+
+    D contains the server's learning rate: beside `server_step` with eta, D is eta times as long, and with eta (1 -
+    alpha) >= 1, which is eta > 1.11 for the default alpha, it grows from round to round without bound. Flower's server
+    optimizers are refused for this reason (`global_direction`).
 
     alpha: the weight of the client's own gradient, 0.1 in the released scripts
     variant: `official` is the released code of MoFedSAM, which leaves alpha out of the first summand: u = g + (1 -
@@ -26,6 +32,7 @@ class ClientMomentum(Term):
     """
 
     tasks: ClassVar[tuple[str, ...]] = ANY_TASK
+    order: ClassVar[int] = 2
 
     side_by_side: ClassVar[bool] = True
 
@@ -43,7 +50,12 @@ class ClientMomentum(Term):
         if not direction and self.first_round == "plain":
             return
         own = self.alpha if self.variant == "paper" else 1.0
+        round.pull *= own
         parameters = round.shared_parameters()
+        rates = {parameter: group["lr"] for group in round.optimizer.param_groups for parameter in group["params"]}
+        for name, parameter in parameters.items():
+            if name in direction and round.lr > 0 and (scale := rates.get(parameter, round.lr) / round.lr) != 1:
+                direction[name] /= scale
 
         def mix() -> None:
             gradients = {name: parameter.grad for name, parameter in parameters.items() if parameter.grad is not None}

@@ -37,6 +37,7 @@ class DriftCorrection(Term):
     """
 
     tasks: ClassVar[tuple[str, ...]] = ANY_TASK
+    order: ClassVar[int] = 1
     side_by_side: ClassVar[bool] = True
 
     variant: Literal["option_ii", "epochs_only", "without_rate"] = "option_ii"

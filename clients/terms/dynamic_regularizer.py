@@ -19,14 +19,16 @@ class DynamicRegularizer(Term):
     h_k is the sum of the client's own past moves theta_k - theta, and starts at 0.
 
     Source: FedDyn (Acar et al., ICLR 2021), in the form of the released code, which has the paper's linear term in
-    units of the parameters. The term belongs together with the server's part `dynamic_correction`; without that part
-    clients are pulled back forever. `lam = 0` leaves the gradients unchanged; for FedAvg the server's part must be
-    removed as well. A client that has lost its stored state starts again with h_k = 0.
+    units of the parameters. The term belongs together with the server's part `dynamic_correction`, which every method
+    with this term has. `lam = 0` leaves the gradients unchanged, but the server's part still acts, so that it is not
+    FedAvg. A client that has lost its stored state is an error: the run stops, or goes on without this client with
+    `run.on_client_failure = "continue"`.
 
     lam: the strength. The released scripts have 0.1, the paper tries 0.1, 0.01 and 0.001
     """
 
     tasks: ClassVar[tuple[str, ...]] = ANY_TASK
+    order: ClassVar[int] = 1
 
     side_by_side: ClassVar[bool] = True
 

@@ -39,6 +39,7 @@ class GradientAlignment(Term):
     """
 
     tasks: ClassVar[tuple[str, ...]] = ANY_TASK
+    order: ClassVar[int] = 3
 
     tau: Annotated[float, Field(ge=-1, le=1)] = 0.0
     variant: Literal["descent", "official"] = "descent"

@@ -70,7 +70,9 @@ class PrototypeContrast(Term):
     tau: the temperature. The released code has 0.02, the authors' later MarsFL 0.2
     upcr: "mean" (released code) or "sum" (paper)
     proto_source: "last_epoch" sends the means of the features that the last local epoch trained on (released code);
-    "final_pass" those of one more pass over the images without augmentation, by the trained model in eval mode
+    "final_pass" those of one more pass over the images without augmentation, by the trained model in eval mode. The
+    last epoch has as many steps as one epoch of FedAvg, also where another part makes an epoch longer (CCST's copies).
+    Of a step that passes a batch twice (FedSAM), the first pass counts
     min_per_proto: for a class with fewer training images nothing is sent; with 5, no single image can be read from a
     prototype
     """
@@ -100,19 +102,22 @@ class PrototypeContrast(Term):
         if round.phase != "train":
             return None
         means = round.scratch[SEEN] = ClassMeans(round.classes, round.net.feature_dim, round.device)
+        added: Batch | None = None
         epoch = round.train.model_copy(update={"epochs": 1, "iterations": 0})
         left = round.steps - fedavg_amount(round.data.examples, epoch).steps  # steps before the last epoch
 
         def count() -> None:
-            nonlocal left
-            left -= 1
+            nonlocal left, added
+            left, added = left - 1, None
 
         round.before_step.append(count)
         contrast = self._contrast(round)
 
         def term(batch: Batch) -> Tensor:
-            if self.proto_source == "last_epoch" and left <= 0:
+            nonlocal added
+            if self.proto_source == "last_epoch" and left <= 0 and batch is not added:
                 means.add(batch.features, batch.labels)
+                added = batch
             return contrast(batch)
 
         return term

@@ -2,11 +2,16 @@
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from fedsim.part import part_name
 from strategies.parts import Broadcast, ServerRound
+from strategies.refine.flower_optimizer import FlowerOptimizer
+
+if TYPE_CHECKING:
+    from fedsim.recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -15,12 +20,23 @@ class GlobalDirection(Broadcast):
 
     Source: FedCM (Xu et al. 2021), where a_k eta_k is the number of local steps times the learning rate. With momentum
     a_k counts the gradients that a step repeats (`clients.optimizers.gradient_count`, our choice); divided by the steps
-    alone, D would grow from round to round. The released code takes the steps of the first client.
+    alone, D would grow from round to round. The released code takes the steps of the first client. eta_k is the
+    learning rate of the round; clients divide the D of parameters that have a multiple of it.
     """
 
     name: ClassVar[str] = "momentum"
     requires: ClassVar[dict[str, str]] = {"reports": "gradient_count"}
     needs: ClassVar[tuple[str, ...]] = ("gradient_count", "learning_rate")
+
+    def refuses(self, recipe: "Recipe") -> str:
+        """The move must be about as long as the clients' moves."""
+        optimizers = [part_name(part) for part in recipe.refine if isinstance(part, FlowerOptimizer)]
+        if optimizers:
+            return (
+                f"client_momentum repeats the global model's last move, which {optimizers[0]} makes longer than the "
+                "clients' moves, so that it would grow in every round; use one of the two"
+            )
+        return super().refuses(recipe)
 
     def make(self, server: ServerRound) -> dict[str, np.ndarray]:
         """D of the round that ends. A round with the learning rate 0 has none."""

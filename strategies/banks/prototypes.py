@@ -25,7 +25,7 @@ class Prototypes(Bank):
     first round. All clusters count equally, whatever their size, so that clients do too. A client that did not reply in
     this round has no part in the result. J_c, the number of clusters, is recorded for every class. Three clients with
     one domain each never form two clusters (the log says so), and the method is then prototype contrast with plain
-    class means.
+    class means. A reply of which one prototype is not finite is refused whole, with its model.
     """
 
     name: ClassVar[str] = "prototypes"

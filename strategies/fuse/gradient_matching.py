@@ -8,6 +8,8 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
+from fedsim.errors import UserError
+from fedsim.experiment import Experiment
 from strategies.aggregate import weighted_mean
 from strategies.moves import mean_move, moved, moves
 from strategies.parts import Fuse, ServerRound, Update
@@ -41,13 +43,13 @@ class GradientMatching(Fuse):
 
     c: the radius of the ball around the mean direction, in units of its length
     solver: `descent` as released (gradient descent on a softmax, moves scaled to a mean length of about 1, 1e-4 added
-    under every root), or `exact`, the minimiser without these
+    under every root), or `exact`, the minimiser without these, for c below 1
     lr, momentum, steps: the settings of the descent; the best of all its points is taken
     relative_eps: leaves the 1e-4 out of the scaling, so that the result does not depend on the length of the moves
     rescale: divides by 1 + c^2 as released; the paper's formula does not
     scale: `weights` multiplies delta_k by the client's weight p_k, so that the weights of another part act
-    variant: `official` scales by p_k, moves half as far, and never averages buffers, so that running statistics keep
-    their initial values
+    variant: `official` scales by p_k, moves half as far, and with two or more replies does not average buffers, so that
+    running statistics keep their initial values
     """
 
     c: Annotated[float, Field(ge=0)] = 0.5
@@ -59,6 +61,12 @@ class GradientMatching(Fuse):
     rescale: bool = True
     scale: Literal["none", "weights"] = "none"
     variant: Literal["default", "official"] = "default"
+
+    def check(self, experiment: Experiment) -> None:
+        """Raises UserError where the minimiser is not one point."""
+        if self.solver == "exact" and self.c >= 1:
+            raise UserError(f"method.gradient_matching.c is {self.c:g}; solver = 'exact' needs less than 1, because "
+                            "the minimum may be a direction of length 0; use solver = 'descent'")  # fmt: skip
 
     @property
     def uses_weights(self) -> bool:
@@ -73,7 +81,8 @@ class GradientMatching(Fuse):
         fused = weighted_mean([update.arrays for update in updates], shares)
         deltas = moves(updates, server)
         scales = shares if self.uses_weights else [1.0] * len(updates)
-        g = gram(deltas) * np.outer(scales, scales)
+        products = gram(deltas)
+        g = products * np.outer(scales, scales)
         if len(updates) == 1 or not g.diagonal().any():
             return fused
         gamma, a = self.solve(g)
@@ -82,17 +91,17 @@ class GradientMatching(Fuse):
             fused = {name: np.array(server.previous[name]) for name in fused}
         for name in deltas[0]:
             fused[name] = moved(name, mean_move(deltas, list(a * scales), name), server)
-        self._note(updates, server, g, gamma, a)
+        self._note(updates, server, g, np.sqrt(products.diagonal()), gamma, a)
         return fused
 
     def solve(self, g: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(Gamma [K], a [K]) from the Gram matrix [K, K] of the moves."""
         if self.solver == "exact":
-            gamma, length, eps = self._exact(g), np.sqrt(g.mean()), 0.0
+            gamma, length, eps = self._exact(g), np.sqrt(max(g.mean(), 0.0)), 0.0  # rounding may leave it below 0
         else:
             s = np.sqrt(g.diagonal() + (0.0 if self.relative_eps else EPS)).mean()
             g = g / s**2
-            length, eps = np.sqrt(g.mean() + EPS), EPS
+            length, eps = np.sqrt(max(g.mean(), 0.0) + EPS), EPS
             gamma = self._descent(g, self.c * length)
         own = np.sqrt(max(gamma @ g @ gamma, 0.0) + eps) + eps
         pull = self.c * length / own if own > 0 else 0.0
@@ -122,7 +131,7 @@ class GradientMatching(Fuse):
         from scipy.optimize import minimize  # this import is slow, and no other method needs it
 
         g = g / np.sqrt(g.diagonal()).mean() ** 2
-        b, radius, start = g.mean(1), self.c * np.sqrt(g.mean()), np.full(len(g), 1 / len(g))
+        b, radius, start = g.mean(1), self.c * np.sqrt(max(g.mean(), 0.0)), np.full(len(g), 1 / len(g))
 
         def value(gamma: np.ndarray) -> float:
             return gamma @ b + radius * np.sqrt(max(gamma @ g @ gamma, 0.0))
@@ -134,18 +143,26 @@ class GradientMatching(Fuse):
         return gamma if value(gamma) <= value(start) else start
 
     def _note(
-        self, updates: Sequence[Update], server: ServerRound, g: np.ndarray, gamma: np.ndarray, a: np.ndarray
+        self,
+        updates: Sequence[Update],
+        server: ServerRound,
+        g: np.ndarray,
+        moves: np.ndarray,
+        gamma: np.ndarray,
+        a: np.ndarray,
     ) -> None:
-        """Records Gamma, the cosines and the coefficients, and warns where the moves are short."""
+        """Records Gamma, the cosines, the coefficients and the lengths of the moves; warns where g has short ones."""
         lengths = np.sqrt(g.diagonal())
         direction = np.sqrt(max(a @ g @ a, 0.0))
         cosines = (g @ a) / np.maximum(lengths * direction, 1e-30)
         for index, update in enumerate(updates):
             server.detail(update.client, "matching_gamma", "model", gamma[index])
             server.detail(update.client, "matching_cosine", "model", cosines[index])
-            server.detail(update.client, "move_length", "model", lengths[index])
+            server.detail(update.client, "move_length", "model", moves[index])
             server.client_columns[update.client] = {"weight": float(a[index])}
         if lengths.mean() < SHORT_MOVE and not self.relative_eps and self.solver == "descent" and not server.state:
             server.state["warned"] = True
-            logger.warning("the clients' moves are %.3g long on average, so that the 1e-4 in gradient_matching's "
-                           "scaling changes the result; relative_eps = true leaves it out", lengths.mean())  # fmt: skip
+            scaled = ", and are multiplied by the clients' weights" if self.uses_weights else ""
+            text = ("the clients' moves are %.3g long on average%s, so that the 1e-4 in gradient_matching's scaling "
+                    "changes the result; relative_eps = true leaves it out")  # fmt: skip
+            logger.warning(text, moves.mean(), scaled)

@@ -9,6 +9,7 @@ from fedsim.part import part_name
 from strategies.fuse.weighted_mean import WeightedMean
 from strategies.moves import mean_move, moves
 from strategies.parts import Arrays, Refine, ServerRound
+from strategies.refine.flower_optimizer import FlowerOptimizer
 
 if TYPE_CHECKING:
     from fedsim.recipe import Recipe
@@ -21,13 +22,20 @@ class DynamicCorrection(Refine):
     Source: FedDyn (Acar et al., ICLR 2021). N counts all clients of the federation, drawn or not. All other tensors
     take their fused value, so that the running statistics of batch norm fit the clients' models, and not the model
     after H was added. The paper averages the clients uniformly. H is kept in the checkpoint. Fusions other than the
-    weighted mean are refused.
+    weighted mean are refused, and so are Flower's server optimizers, whose moments would add H up once more.
     """
 
     needs_clients: ClassVar[bool] = True
+    order: ClassVar[int] = 0
 
     def refuses(self, recipe: "Recipe") -> str:
         """H fits the mean of the models alone."""
+        optimizers = [part_name(part) for part in recipe.refine if isinstance(part, FlowerOptimizer)]
+        if optimizers:
+            return (
+                f"dynamic_correction adds all past moves to the model, which {optimizers[0]} would take for a new move "
+                "in every round, so that the model diverges; use one of the two"
+            )
         if isinstance(recipe.fuse, WeightedMean):
             return ""
         return (

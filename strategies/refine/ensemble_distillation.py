@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -59,6 +59,8 @@ class EnsembleDistillation(Refine):
     bn: with `freeze` the student's batch norm normalizes by the averaged statistics, which do not change; with `train`
     by those of the images, and the running statistics are updated by them (released code)
     """
+
+    order: ClassVar[int] = 2
 
     data: str = ""
     rounds: Annotated[int, Field(ge=0)] = 30

@@ -11,13 +11,17 @@ statistics again on the unseen domain (`method.infer="recompute"`).
 """
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import numpy as np
 from pydantic import Field
 
+from fedsim.part import part_name
 from strategies.parts import Arrays, Refine, ServerRound
 from strategies.wire import flower_strategies as flower
+
+if TYPE_CHECKING:
+    from fedsim.recipe import Recipe
 
 Positive = Annotated[float, Field(gt=0)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
@@ -27,6 +31,11 @@ class FlowerOptimizer(Refine):
     """A step of one of Flower's strategies from the first model of the round towards the fused one."""
 
     sees_updates: ClassVar[bool] = False
+
+    def refuses(self, recipe: "Recipe") -> str:
+        """There is one server optimizer: the step of another would be taken for the clients' update."""
+        optimizers = [part_name(part) for part in recipe.refine if isinstance(part, FlowerOptimizer)]
+        return f"{' and '.join(optimizers)} are server optimizers; use one of them" if len(optimizers) > 1 else ""
 
     def strategy(self) -> flower.FedAvgM | flower.FedOpt:
         """Flower's strategy with the settings of this part, and without moments."""

@@ -20,13 +20,14 @@ class ServerAverage(Refine):
     first_round: the average begins with this round; until then the model is theta_t
 
     The average is evaluated, compared for the best round, and saved. Clients continue from theta_t, which is kept in
-    the checkpoint. Batch-norm statistics are averaged like the weights; integer counters are the newest. In the recipe
-    this part comes after all other refining parts.
+    the checkpoint. Batch-norm statistics are averaged like the weights; integer counters are the newest. This part
+    comes after all other refining parts.
     """
 
     beta: float = 0.9
     running: bool = False
     first_round: int = 1
+    order: ClassVar[int] = 3
     sees_updates: ClassVar[bool] = False
 
     def check(self, experiment: Experiment) -> None:

@@ -1,6 +1,7 @@
 """Cross-client style transfer on a client's data: sizes, originals, fallbacks, labels, refusals."""
 
 import logging
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -193,3 +194,17 @@ def test_combinations_run(tmp_path: Path) -> None:
         assert (folder / "summary.csv").is_file()
     added = build_recipe(small_experiment(tmp_path, {"name": "fedavg", "add": ["cross_client_style"]}))
     assert added.banks == (StyleBank(),)
+
+
+@pytest.mark.parametrize("size", [8, 9])
+def test_no_unbiased_variance_of_one_value(size):
+    """Images of 8 pixels have one value per Haar band of the last level, and its unbiased variance is 0 / 0."""
+    options = {"encoder": "haar", "content_variance": "unbiased"}
+    round = small_round(small_data(colour_images(4, size)))
+    finite = all(values.isfinite().all() for values in CrossClientStyle(**options).content(round, correction=1))
+    assert finite == (size == 9)
+    method, data = {"name": "ccst", "cross_client_style": options}, {"image_size": size}
+    with nullcontext() if finite else pytest.raises(UserError, match="less than 9 pixels"):
+        build_recipe(small_experiment("unused", method, data=data))
+    options["content_variance"] = "population"
+    build_recipe(small_experiment("unused", method, data=data))

@@ -1,5 +1,6 @@
 """FedADG: its losses, its networks, and what the method exchanges."""
 
+import copy
 import logging
 
 import numpy as np
@@ -115,7 +116,8 @@ def small(steps=1, **fields):
     """(part, round, step function) of a round with this many steps that has begun."""
     net = build_model(ModelSettings(backbone="digits-cnn-bn"), 3, 3, 16, None, 0)
     train = TrainSettings(momentum=0.9, weight_decay=0.01)
-    round = small_round(small_data(colour_images(12)), {"generator": {}}, net.train(), train=train, lr=0.1)
+    data, build = small_data(colour_images(12)), lambda: copy.deepcopy(net)
+    round = small_round(data, {"generator": {}}, net.train(), train=train, lr=0.1, build_net=build)
     round.optimizer, round.steps = make_optimizer(net, train, 0.1), steps
     part = AdversarialReference(**{**SMALL, "E0": 0, **fields})
     return part, round, part.begin(round)
@@ -208,6 +210,20 @@ def test_sign_of_features():
     round.warm.clear()
     round.net.bottleneck = nn.Linear(50, 20)
     assert not features_are_nonnegative(round)
+
+
+def test_sign_of_features_is_that_of_the_initial_network():
+    """Clients, and another process later, see other images and other weights, and must make the same generator."""
+    _, round, _ = small()
+    signed = copy.deepcopy(round.net)
+    signed.bottleneck = nn.Linear(50, 20)
+    for net in (round.net, signed):
+        for initial, nonnegative in ((copy.deepcopy(net), net is not signed), (signed, False)):
+            round.net, round.build_net = net, lambda net=initial: copy.deepcopy(net)
+            round.warm.clear()
+            torch.manual_seed(0)
+            assert features_are_nonnegative(round) is nonnegative
+            assert torch.initial_seed() == 0
 
 
 def test_idle_discriminator_is_told(caplog):

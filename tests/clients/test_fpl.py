@@ -12,8 +12,9 @@ from support import numbers, run_small, small_experiment
 from clients.budget import fedavg_amount
 from clients.optimizers import make_optimizer
 from clients.parts import Batch
+from clients.step.sharpness_aware import SharpnessAware
 from clients.step.supervised import SupervisedStep
-from clients.terms.prototype_contrast import PrototypeContrast, cpcl, upcr
+from clients.terms.prototype_contrast import SEEN, PrototypeContrast, cpcl, upcr
 from fedsim.arrays import record_to_arrays
 from fedsim.models import build_model
 from fedsim.settings import ModelSettings, TrainSettings
@@ -119,6 +120,19 @@ def test_local_prototypes(source):
     assert sent["classes"].tolist() == [0, 1, 2]
     for label in range(3):
         assert sent["protos"][label] == pytest.approx(features[labels == label].mean(0).numpy(), abs=1e-5)
+
+
+def test_sharpness_aware_steps_count_the_first_pass():
+    """The second pass sees the same images with weights that are nobody's."""
+    round = small(images=4)
+    batch = round.data.batch(np.arange(4))
+    features = round.net.features(batch.images).detach()
+    round.terms = [PrototypeContrast().begin(round)]
+    SharpnessAware(0.5).begin(round)(batch)
+    means = round.scratch[SEEN]
+    assert means.counts.sum() == 4
+    assert means.sums.sum(0) == pytest.approx(features.sum(0).numpy(), abs=1e-5)
+    assert (batch.features.detach().sum(0) - features.sum(0)).abs().max() > 1e-3
 
 
 def test_small_and_missing_classes_send_nothing():

@@ -2,9 +2,11 @@
 
 import pytest
 import torch
+from small_round import colour_images, small_data, small_round
 from torch import Tensor
 
 from clients.augment.frequency import amplitude, half_width, interpolate, window_of, window_rows
+from clients.step.episodic import EpisodicStep
 
 X = torch.tensor([[1.0, 2.0], [3.0, 4.0]])[None, None]
 
@@ -47,6 +49,13 @@ def test_t2_whole_spectrum() -> None:
 
 def test_t3_the_formula_as_printed_is_not_what_happens() -> None:
     assert mixed(X, torch.zeros_like(X), 0.0, 0) == [[1, 2], [3, 4]]  # printed literally: [[-1.5, -.5], [.5, 1.5]]
+
+
+def test_products_that_are_whole_numbers() -> None:
+    """0.29 * 100 is below 29 in floating point, and 0.07 * 100 is above 7."""
+    assert half_width(0.29, 100, 100) == 29
+    found = EpisodicStep(rho=0.07).collect(small_round(small_data(colour_images(100, 4))))
+    assert len(found["amplitude"]) == 7
 
 
 def test_t4_windows() -> None:

@@ -9,7 +9,7 @@ from support import run_small, small_experiment
 from torch import nn
 
 from clients.last_move import ENTRY, last_move
-from clients.optimizers import zero_momentum
+from clients.optimizers import gradient_count, zero_momentum
 from clients.parts import Batch
 from clients.step.sharpness_aware import GlobalAscent, SharpnessAware, of_length
 from clients.step.supervised import SupervisedStep
@@ -70,6 +70,35 @@ def test_first_round_of_client_momentum():
     plain = ClientMomentum(0.1, first_round="plain")
     assert after_one_step(scalar_round(1, square, records=nothing), None, plain) == pytest.approx(0.8)
     assert after_one_step(scalar_round(1, square, records=something), None, ClientMomentum(1.0)) == pytest.approx(0.8)
+
+
+@pytest.mark.parametrize(("settings", "pull"), [
+    ({}, 0.05), ({"variant": "official"}, 0.5), ({"alpha": 1.0}, 0.5), ({"first_round": "plain"}, 0.5),
+])  # fmt: skip
+def test_the_pull_of_a_proximal_term_is_multiplied_like_the_gradient(settings, pull):
+    """alpha = .1 and mu = .5: the pull that acts is .05; there is no D, so that `plain` changes nothing."""
+    round = scalar_round(1, square, records={"momentum": {}})
+    round.pull = 0.5
+    after_one_step(round, None, ClientMomentum(**settings))
+    assert round.pull == pytest.approx(pull)
+
+
+def test_count_of_fedcm_beside_fedprox(tmp_path):
+    """alpha mu = .1 * 10 at rate .05: the count is that of a pull of .05 in every step."""
+    method = {"name": "fedcm+fedprox", "proximal": {"mu": 10.0}}
+    _, grid = run_small(small_experiment(tmp_path, method, train={"rounds": 2, "momentum": 0.0}))
+    found = [r.content.metric_records["metrics"] for m, r in grid.seen if m.metadata.message_type == "train"]
+    for record in found:
+        assert record["gradient_count"] == pytest.approx(gradient_count(record["steps"], 0.0, 0.05))
+
+
+def test_direction_of_a_parameter_with_a_rate_of_its_own():
+    """w = 1 has ten times the rate .1, so that D = 3 of its move is .3 per gradient: u = .1 * 2 + .9 * .3 = .47."""
+    round = scalar_round(1, square, records={"momentum": {"w": np.full(1, 3, np.float32)}})
+    round.optimizer.param_groups[0]["lr"] = 1.0
+    assert after_one_step(round, None, ClientMomentum()) == pytest.approx(1 - 0.47)
+    still = scalar_round(1, square, lr=0.0, records={"momentum": {"w": np.ones(1, np.float32)}})
+    assert after_one_step(still, None, ClientMomentum()) == 1.0
 
 
 def test_perturbation_has_one_norm_over_all_tensors():

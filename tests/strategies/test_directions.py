@@ -1,12 +1,18 @@
 """The servers of FedOMG, FedGaLA and FedDyn and the record of FedCM on numbers worked out by hand."""
 
+from contextlib import suppress
+from itertools import combinations
+
 import numpy as np
 import pytest
 from test_optimization_rules import replies, uniform
 
-from fedsim.assembly import find_recipe
+from fedsim.assembly import assemble, build_recipe, find_recipe
 from fedsim.errors import UserError
+from fedsim.experiment import Experiment
 from fedsim.methods import METHODS
+from fedsim.part import part_name
+from fedsim.recipe import in_order
 from strategies.banks.global_direction import GlobalDirection
 from strategies.fuse.aligned_weights import AlignedWeights, alignment_weights
 from strategies.fuse.gradient_matching import GradientMatching, gram
@@ -107,6 +113,26 @@ def test_matching_moves_parameters_and_averages_buffers(caplog):
     assert [record.message.count("relative_eps") for record in caplog.records] == [1]
 
 
+def test_matching_of_moves_that_cancel():
+    """The mean of the inner products is 0 but for rounding; no number of the result is NaN."""
+    cancelling = np.array([[1.0, -1.0 - 1e-12], [-1.0 - 1e-12, 1.0]])
+    for solver in ("descent", "exact"):
+        assert np.isfinite(np.concatenate(GradientMatching(solver=solver).solve(cancelling))).all()
+    with pytest.raises(UserError, match="c is 1; solver = 'exact' needs less"):
+        GradientMatching(solver="exact", c=1.0).check(None)
+    GradientMatching(solver="exact", c=0.99).check(None)
+    GradientMatching(c=1.0).check(None)
+
+
+def test_lengths_of_moves_are_their_own(caplog):
+    """details.csv and the warning have the length of a move, also where a weight multiplies it."""
+    updates, server = replies((0.06, 0), (0, 0.06))
+    GradientMatching(scale="weights").fuse(updates, uniform(updates), server)
+    lengths = [row["value"] for row in server.details if row["quantity"] == "move_length"]
+    assert lengths == pytest.approx([0.06, 0.06])
+    assert "moves are 0.06 long on average, and are multiplied" in caplog.text
+
+
 def test_matching_refuses_weights_that_would_not_act():
     from fedsim.assembly import find_recipe
 
@@ -171,6 +197,57 @@ def test_dynamic_correction_needs_the_mean(pair):
     """H is the sum of what the mean left out; with another fusion the same moves would count twice or not at all."""
     with pytest.raises(UserError, match="dynamic_correction adds to the mean of the clients' models"):
         find_recipe(pair)
+
+
+@pytest.mark.parametrize(("pair", "words"), [
+    ("feddyn+fedavgm", "dynamic_correction .* fed_avg_m would take for a new move"),
+    ("fedadam+feddyn", "dynamic_correction .* fed_adam would take"),
+    ("fedlesam-d+fedyogi", "dynamic_correction .* fed_yogi would take"),
+    ("fedavgm+fedadam", "fed_adam and fed_avg_m are server optimizers"),
+    ("fedcm+fedadam", "client_momentum .* fed_adam makes longer"),
+    ("fedavgm+mofedsam", "client_momentum .* fed_avg_m makes longer"),
+])  # fmt: skip
+def test_server_optimizers_stand_alone(pair, words):
+    """FedDyn's H, FedCM's D and the moments of a second optimizer would grow without bound."""
+    with pytest.raises(UserError, match=words):
+        find_recipe(pair)
+
+
+@pytest.mark.parametrize("method", [
+    {"name": "feddyn", "add": ["server_step", "server_average"]}, {"name": "fedcm", "add": ["server_step"]},
+    {"name": "scaffold+fedadam", "add": ["server_average"]},
+])  # fmt: skip
+def test_server_steps_and_averages_stay(method):
+    build_recipe(Experiment(method=method))
+
+
+def test_terms_and_refining_parts_have_an_order():
+    """The names of two rows may stand in any order; sums come before products, corrections before averages."""
+    pairs = combinations([name for name, row in METHODS.items() if row.terms or row.refine], 2)
+    for pair in pairs:
+        recipes = []
+        for names in (pair, pair[::-1]):
+            with suppress(UserError):
+                recipes.append(assemble({"name": "+".join(names)}, {}))
+        if recipes:
+            one, two = recipes
+            assert (one.terms, one.refine) == (two.terms, two.refine), pair
+    terms = assemble({"name": "fedgala+fedcm+scaffold+fedprox"}, {}).terms
+    assert [part_name(term) for term in terms] == [
+        "proximal", "drift_correction", "client_momentum", "gradient_alignment"
+    ]  # fmt: skip
+    for name in ("server_average", "server_step"):
+        refine = assemble(
+            {"name": "fedavg", "refine": [name, "ensemble_distillation", "dynamic_correction"]}, {}
+        ).refine
+        places = [part_name(part) for part in refine]
+        assert places.index(name) == {"server_step": 1, "server_average": 2}[name]
+        assert places[0] == "dynamic_correction"
+
+
+def test_the_order_leaves_every_row_as_it_is():
+    for name, row in METHODS.items():
+        assert in_order(row) == row, name
 
 
 def test_direction_is_the_last_move_per_gradient():
