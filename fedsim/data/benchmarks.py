@@ -210,16 +210,23 @@ def benchmark(data: DataSettings) -> Benchmark:
     if data.dataset == "folder":
         found = _named(data) or _discover(data_root(data), data.domains, sorted(map(composed, data.classes)))
     found = replace(found, **found.variants.get(data.variant, {}))
-    named = [name for name in (data.domains or found.domains) if name.casefold() == AVERAGE]
-    if named:
-        raise UserError(
-            f"{found.title}: a domain cannot be called {named[0]!r}, the name of the column of averages; rename it"
-        )
+    for name in data.domains or found.domains:
+        if reason := unusable(name):
+            raise UserError(f"{found.title}: a domain cannot be called {name!r}, {reason}; rename it")
     if not data.domains:
         return found
     chosen = sorted(resolve_domain(found, name) for name in data.domains)
     refuse_repeated(chosen, "data.domains")
     return replace(found, domains=tuple(chosen), all_domains=found.domains)
+
+
+def unusable(name: str) -> str:
+    """Why no domain can have this name, in words; empty for a name that can be used."""
+    if name.casefold() == AVERAGE:
+        return "the name of the column of averages"
+    if "/" in name or name in (".", ".."):
+        return "because a run's folder is called like its unseen domain, and this is no name of one folder"
+    return ""
 
 
 def resolve_domain(found: Benchmark, name: str) -> str:

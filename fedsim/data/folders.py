@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from fedsim.data.benchmarks import Benchmark
-from fedsim.data.names import matching, plain, same, subfolders
+from fedsim.data.names import matching, plain, read_from, same, subfolders
 from fedsim.errors import UserError
 from fedsim.settings import DataSettings, data_root
 
@@ -58,7 +58,8 @@ def dataset_folder(data: DataSettings, found: Benchmark) -> Path:
     """
     root = data_root(data)
     if not root.is_dir():
-        raise UserError(f"{found.title}: no folder {root}; set data.root or $FEDSIM_DATA to where the images are")
+        where = f"{root}{read_from(root)}"
+        raise UserError(f"{found.title}: no folder {where}; set data.root or $FEDSIM_DATA to where the images are")
     if found.name == "folder":
         return root
     below = [root / name for name in subfolders(root) if plain(name) in found.folder]

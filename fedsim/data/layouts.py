@@ -13,7 +13,7 @@ import pandas as pd
 
 from fedsim.data.folders import IMAGE_SUFFIXES, Listing, walk
 from fedsim.data.image_tree import ImageTree
-from fedsim.data.names import composed, matching, names_in, plain, subfolders
+from fedsim.data.names import composed, matching, names_in, plain, read_from, subfolders
 from fedsim.data.row import Benchmark
 from fedsim.errors import UserError
 from fedsim.settings import DataSettings, data_root
@@ -34,8 +34,8 @@ def folder_of(data: DataSettings, found: Benchmark, *needed: str) -> Path:
     for folder in (root, *below):
         if all((folder / name).exists() for name in needed):
             return folder
-    raise UserError(f"{found.title}: no {needed[0]!r} in {root} or in a folder {found.folder[0]!r} below it; "
-                    "set data.root or $FEDSIM_DATA to where the data set is")  # fmt: skip
+    raise UserError(f"{found.title}: no {needed[0]!r} in {root} or in a folder {found.folder[0]!r} below it"
+                    f"{read_from(root)}; set data.root or $FEDSIM_DATA to where the data set is")  # fmt: skip
 
 
 def classes_on_disk(data: DataSettings, found: Benchmark) -> Benchmark:
@@ -51,7 +51,7 @@ def classes_on_disk(data: DataSettings, found: Benchmark) -> Benchmark:
         if present:
             break
     else:
-        raise UserError(f"{found.title}: no domain folder ({', '.join(found.domains)}) in {root}; "
+        raise UserError(f"{found.title}: no domain folder ({', '.join(found.domains)}) in {root}{read_from(root)}; "
                         "set data.root or $FEDSIM_DATA")  # fmt: skip
     classes = sorted({name for domain in present for name in names_in(folder / domain)})
     wanted = len(found.classes)

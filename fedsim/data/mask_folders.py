@@ -19,7 +19,7 @@ from fedsim.data.cache import Planes, cached_domain
 from fedsim.data.folders import IMAGE_SUFFIXES, Listing
 from fedsim.data.image_tree import ImageTree
 from fedsim.data.lists import text_of
-from fedsim.data.names import composed, names_in, refuse_alike, same, subfolders
+from fedsim.data.names import composed, names_in, read_from, refuse_alike, same, subfolders
 from fedsim.data.pixels import read_bytes, unreadable
 from fedsim.data.reader import content_hash
 from fedsim.data.row import Benchmark
@@ -41,7 +41,7 @@ def discover(data: DataSettings, row: Benchmark) -> Benchmark:
         raise UserError(f"data.structures.{empty[0]} has no values; name the pixel values that mean it")
     root = data_root(data)
     if not root.is_dir() and not data.domains:
-        raise UserError(f"no folder {root}; set data.root or $FEDSIM_DATA to where the domains are")
+        raise UserError(f"no folder {root}{read_from(root)}; set data.root or $FEDSIM_DATA to where the domains are")
     on_disk = names_in(root) if root.is_dir() else []
     domains = tuple(sorted({*on_disk, *map(composed, data.domains)}))
     if not domains:

@@ -68,13 +68,19 @@ def refuse_alike(groups: Iterable[Collection[str]], what: str, where: object) ->
                 raise UserError(f"{where}: the {what} {one!r} and {other!r} differ in spelling only; make them equal")
 
 
+def read_from(path: Path) -> str:
+    """Where a path that is not there was looked for, to follow its name in a message; empty for an absolute path."""
+    return "" if path.is_absolute() else f" in {Path.cwd()}, the folder in which fedsim was started"
+
+
 def subfolders(folder: Path) -> list[str]:
     """Sorted names of the visible folders in a folder."""
     try:
         found = [path.name for path in folder.iterdir() if path.is_dir()]
         return sorted(name for name in found if not name.startswith(HIDDEN))
     except OSError as error:
-        raise UserError(f"cannot read the folder {folder}: {error.strerror}; set data.root or $FEDSIM_DATA") from None
+        where = f"{folder}{read_from(folder)}"
+        raise UserError(f"cannot read the folder {where}: {error.strerror}; set data.root or $FEDSIM_DATA") from None
 
 
 def names_in(folder: Path) -> list[str]:

@@ -16,7 +16,7 @@ import pandas as pd
 from fedsim.about import extra
 from fedsim.data.folders import Listing
 from fedsim.data.image_tree import ImageTree
-from fedsim.data.names import composed, refuse_alike
+from fedsim.data.names import composed, read_from, refuse_alike
 from fedsim.data.row import Benchmark
 from fedsim.errors import UserError, nearest
 from fedsim.settings import DataSettings, data_root
@@ -104,8 +104,10 @@ class TableReader(ImageTree):
 def table_file(data: DataSettings) -> Path:
     """The table: `data.root` itself."""
     file = data_root(data)
+    if not file.exists():
+        raise UserError(f"data.root: no file {file}{read_from(file)}; name the table's file")
     if not file.is_file() or file.suffix.lower() not in SUFFIXES:
-        raise UserError(f"data.root: no table {file}; name a file that ends in {', '.join(SUFFIXES)}")
+        raise UserError(f"data.root: {file} is no table; name a file that ends in {', '.join(SUFFIXES)}")
     return file
 
 

@@ -119,7 +119,7 @@ def compare(
     if runs.summary.empty:
         raise UserError(" ".join(["no finished run to compare.", *damaged_notes(runs.damaged)]))
     experiments = {run: runs.experiments[run] for run in runs.summary["run"]}
-    require_alike(list(experiments.values()), by)
+    require_alike(list(experiments.values()), by, runs.unused_parts)
     recorded = environments(runs)
     refuse_other_data(runs, recorded)
     table = _rows(runs, experiments, by, f"{select}_target_{own}")

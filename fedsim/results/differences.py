@@ -98,13 +98,22 @@ def words_apart(settings: Mapping[str, str], recipes: Mapping[str, Recipe]) -> d
     return words if len(set(words.values())) > 1 else dict.fromkeys(words, "")
 
 
-def require_alike(experiments: Sequence[Experiment], by: Sequence[str] = ()) -> None:
-    """Raise UserError naming the keys in which runs differ beyond method, target, seed and the keys of `by`."""
+def require_alike(
+    experiments: Sequence[Experiment], by: Sequence[str] = (), unused: Collection[tuple[str, str]] = ()
+) -> None:
+    """Raise UserError naming the keys in which runs differ beyond method, target, seed and the keys of `by`.
+
+    A part in [parts] that no method of these runs has changes nothing, so that the runs may differ in it.
+    unused: (method, part) for parts in [parts] that the method's recipe does not have (`Runs.unused_parts`)
+    """
     known = dict.fromkeys(key for experiment in experiments for key in comparable_settings(experiment))
     for key in by:
         if key not in known:
             raise UserError(f"no run has the setting {key!r}; {nearest(key, known)}keys are dotted, such as train.lr")
-    extra = {key: values for key, values in differing_settings(experiments).items() if key not in by}
+    methods = {experiment.method_name for experiment in experiments}
+    idle = {part for _, part in unused if all((method, part) in unused for method in methods)}
+    differing = {key: values for key, values in differing_settings(experiments).items() if key not in by}
+    extra = {key: values for key, values in differing.items() if _part_of(key) not in idle}
     if extra:
         named = ", ".join(f"{key} ({' | '.join(values)})" for key, values in extra.items())
         wanted = " ".join(f"--by {key}" for key in extra)
@@ -112,6 +121,11 @@ def require_alike(experiments: Sequence[Experiment], by: Sequence[str] = ()) -> 
             f"these runs differ in more than method, target and seed: {named}; "
             f"say which difference is meant with {wanted}, or compare one experiment's folder at a time"
         )
+
+
+def _part_of(key: str) -> str:
+    """`parts.xan.stages` -> `xan`; empty for a key that is no part's."""
+    return key.split(".")[1] if key.startswith("parts.") else ""
 
 
 def refuse_twice(table: pd.DataFrame) -> None:
@@ -141,8 +155,7 @@ def variant(
     peers = [comparable_settings(other) for other in experiments if other.method_name == experiment.method_name]
     values = []
     for key in by:
-        part = key.split(".")[1] if key.startswith("parts.") else ""
-        applies = any(key in peer for peer in peers) and (experiment.method_name, part) not in unused
+        applies = any(key in peer for peer in peers) and (experiment.method_name, _part_of(key)) not in unused
         values.append(value_text(settings.get(key, ABSENT)) if applies else "")
     return tuple(values)
 

@@ -56,15 +56,13 @@ class Runs:
 
     @cached_property
     def unused_parts(self) -> set[tuple[str, str]]:
-        """(method, part) for the parts that [parts] sets, but that are in no recorded recipe of the method."""
+        """(method, part) for the parts that [parts] of a run sets, but that are in no recorded recipe of the method."""
         known: dict[str, set[str]] = {}
         for run, experiment in self.experiments.items():
             if recipe := run_environment(self, run).get("recipe"):
                 known.setdefault(experiment.method_name, set()).update(name.split(".", 1)[1] for name in recipe)
-        named = {
-            (experiment.method_name, part) for experiment in self.experiments.values() for part in experiment.parts
-        }
-        return {(method, part) for method, part in named if method in known and part not in known[method]}
+        parts = {part for experiment in self.experiments.values() for part in experiment.parts}
+        return {(method, part) for method, own in known.items() for part in parts - own}
 
     def labels(self) -> dict[str, str]:
         """The label of every run from its summary: the method, and what its recipe changes in it.

@@ -2,11 +2,14 @@
 
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 from PIL import Image
 
 from fedsim.data import BENCHMARKS, benchmark, count_classes, resolve_domain
+from fedsim.data.benchmarks import unusable
+from fedsim.data.inspect import inspect
 from fedsim.errors import UserError
 from fedsim.settings import DataSettings
 
@@ -134,3 +137,25 @@ def test_named_classes_may_be_absent_from_a_domain(tmp_path):
         benchmark(DataSettings(dataset="folder", root=str(tmp_path)))
     with pytest.raises(UserError, match=r"not data.classes \(dog\)"):
         benchmark(DataSettings(dataset="folder", root=str(tmp_path), classes=["cat", "ant"]))
+
+
+@pytest.mark.parametrize("name", ["A/x", ".", "..", "average"])
+def test_a_name_that_cannot_be_a_folder_is_refused_in_one_line(tmp_path, name):
+    """The folder of a run with this target would be another one; the table is refused where it is inspected, too."""
+    file = tmp_path / "mine.csv"
+    for one, fits in ((name, False), ("A x", True), ("A\\x", True), ("...", True), ("..b", True)):
+        file.write_text(f"path,label,domain\n1.png,cat,{one}\n2.png,dog,{one}\n3.png,cat,B\n4.png,dog,B\n")
+        data = DataSettings(dataset="table", root=str(file))
+        if fits:
+            assert one in benchmark(data).domains
+            continue
+        for read in (partial(benchmark, data), partial(inspect, file)):
+            with pytest.raises(UserError, match=r"a domain cannot be called '.*; rename it") as caught:
+                read()
+            assert repr(name) in str(caught.value)
+            assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_the_names_of_the_benchmarks_can_be_used(name):
+    assert not any(map(unusable, BENCHMARKS[name].domains))

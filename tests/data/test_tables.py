@@ -150,12 +150,25 @@ def test_what_is_wrong_is_said_in_one_line(table, change, message):
 
 
 def test_no_table_is_said_in_one_line(tmp_path):
-    for root in (tmp_path, tmp_path / "no.csv"):
-        with pytest.raises(UserError, match=r"data.root: no table .*; name a file that ends in .csv"):
+    (tmp_path / "mine.txt").write_text("path,label,domain\n")
+    for root in (tmp_path, tmp_path / "mine.txt"):
+        with pytest.raises(UserError, match=r"data.root: .* is no table; name a file that ends in .csv"):
             benchmark(DataSettings(dataset="table", root=str(root)))
+    with pytest.raises(UserError, match=rf"data.root: no file {tmp_path}/no.csv; name the table's file"):
+        benchmark(DataSettings(dataset="table", root=str(tmp_path / "no.csv")))
     (tmp_path / "bytes.csv").write_bytes(b"\xff\xfe\x00path")
     with pytest.raises(UserError, match="cannot read the table"):
         benchmark(DataSettings(dataset="table", root=str(tmp_path / "bytes.csv")))
+
+
+@pytest.mark.parametrize(("form", "root"), [("table", "no.csv"), ("folder", "no"), ("masks", "no"), ("pacs", "no")])
+def test_what_is_absent_is_said_with_the_folder_in_which_it_was_looked_for(tmp_path, monkeypatch, form, root):
+    monkeypatch.chdir(tmp_path)
+    data = DataSettings(dataset=form, root=root, image_size=8, structures={"cup": [1]})
+    with pytest.raises(UserError, match=rf" {root} in {tmp_path}, the folder in which fedsim was started") as raised:
+        load_target(data, "photo")
+    assert "ends in" not in str(raised.value)
+    assert "\n" not in str(raised.value)
 
 
 def test_a_long_table_is_read_in_pieces(table, monkeypatch):

@@ -180,6 +180,24 @@ def test_a_grid_over_a_part_does_not_rename_the_methods_without_it(tmp_path):
     assert set(run_labels(runs).values()) == set(result.methods["label"])
 
 
+@pytest.mark.parametrize(
+    ("used", "recorded", "alike"),
+    [(False, True, True), (True, True, False), (False, False, False)],
+)
+def test_runs_may_differ_in_a_part_that_none_of_them_has(tmp_path, used, recorded, alike):
+    """A line of [parts] for one more method does not part the runs that were there before; an older record does."""
+    for method, parts in (("fedavg", {}), ("fedprox", {"xan": {"stages": [1, 2]}})):
+        folder = write_run(tmp_path, pacs_experiment(method, "photo").replace(parts=parts))
+        recipe = {"client.supervised_step": {}} | ({"model.xan": {}} if used and method == "fedprox" else {})
+        Recorder(folder).write_environment({"recipe": recipe} if recorded or method == "fedavg" else {})
+    runs = read_runs(tmp_path)
+    if alike:
+        assert sorted(compare(runs, baseline="fedavg").methods["label"]) == ["fedavg", "fedprox"]
+        return
+    with pytest.raises(UserError, match=r"more than method, target and seed: parts\.xan\.stages"):
+        compare(runs)
+
+
 def test_a_setting_that_repeats_a_default_makes_no_row_of_its_own(tmp_path):
     """The recorded recipes tell; without them, or where they differ, the settings stand in the label."""
     words = [{}, {"proximal": {"mu": 0.1}}, {"proximal": {"mu": 0.5}}]
