@@ -184,7 +184,8 @@ def test_phases():
 def test_players_of_the_next_round():
     """In round 1 all clients have the same G; each client has its own D, which it keeps with its momentum."""
     part, round, step = small()
-    other = small_round(small_data(colour_images(12), client="b"), {"generator": {}}, round.net, lr=0.1)
+    other = small_data(colour_images(12), client="b")
+    other = small_round(other, {"generator": {}}, round.net, lr=0.1, build_net=round.build_net)
     theirs = part._players(other)
     players = round.scratch["generator"]
     assert same(theirs.generator, players.generator.state_dict())
