@@ -181,8 +181,7 @@ def metric_over_rounds(clients: pd.DataFrame, column: str, name: str) -> Figure 
     title = column.replace("_", " ")
     clients, key, of_what = client_key(clients)
     frame = frame.assign(**{key: clients[key]})
-    heading = f"{name}: {title} {of_what}{left_out})"
-    figure, axes = panels(len(chosen), len(targets), heading)
+    figure, axes = panels(len(chosen), len(targets), f"{name}: {title} {of_what}{left_out})")
     # A client has the same style in every figure, whichever methods have a row there.
     looks = styles(sorted(clients[key].unique(), key=lambda client: (client == "pooled", client)))
     for row, label in zip(axes, chosen):
