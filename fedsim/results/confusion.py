@@ -10,6 +10,7 @@ from fedsim.results.figures import unseen
 from fedsim.results.metrics import confusion_matrix
 from fedsim.results.predictions import Predictions, pooled, read_predictions
 from fedsim.results.reading import Runs, run_folder
+from fedsim.results.selection import RULE_TITLES
 
 MOST_CLASSES = 40  # with more, a cell is too small to be seen
 MOST_NUMBERS = 10  # up to so many classes, the shares are written into the cells
@@ -27,7 +28,7 @@ def kept_predictions(runs: Runs, labels: dict[str, str], select: str) -> dict[st
     return {label: {target: pooled(own) for target, own in sorted(targets.items())} for label, targets in found.items()}
 
 
-def confusion_figure(by_target: dict[str, Predictions], name: str, label: str) -> Figure | None:
+def confusion_figure(by_target: dict[str, Predictions], name: str, label: str, select: str) -> Figure | None:
     """Share of each class's images (row) that is taken for each class (column), pooled over seeds.
 
     None with more than 40 classes.
@@ -42,7 +43,8 @@ def confusion_figure(by_target: dict[str, Predictions], name: str, label: str) -
     figure = Figure(figsize=((side + 0.2) * columns + margin + 0.8, (side + 0.5) * rows + margin + 0.9))
     figure.set_layout_engine("constrained")
     axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-    set_title(figure, f"{name}, {written(label)}: confusion on the unseen domain (% of the images of each class)")
+    title = f"{name}, {written(label)}: confusion on the unseen domain (% of the images of each class)"
+    set_title(figure, f"{title}\n({RULE_TITLES[select]})")
     for number, (one, (target, predictions)) in enumerate(zip(axes.ravel(), by_target.items())):
         _panel(one, confusion_matrix(predictions), classes)
         one.tick_params(labelbottom=number + columns >= len(by_target))  # only panels without another panel below

@@ -12,6 +12,7 @@ from fedsim.results.figure_style import Style, band, legend_below, legend_beside
 from fedsim.results.metrics import METRICS
 from fedsim.results.recorder import CLIENT_COLUMNS, columns_for
 from fedsim.results.selection import RULE_TITLES
+from fedsim.results.statistics import over_seeds
 from fedsim.tasks import task_of
 
 MOST_ROWS = 6
@@ -33,7 +34,7 @@ def learning_curves(rounds: pd.DataFrame, name: str, best: Sequence[str] = ()) -
     targets = sorted(rounds["target"].unique())
     labels, few = few_enough(list(rounds["label"].unique()), best)
     rounds = rounds[rounds["label"].isin(labels)]
-    heading = f"{name}: learning curves, all rounds (mean ± std over seeds{few})"
+    heading = f"{name}: learning curves, all rounds ({over_seeds(rounds['seed'].nunique())}{few})"
     figure, axes = panels(len(curves), len(targets), heading)
     looks = styles(labels)
     for row, (column, title) in zip(axes, curves):
@@ -180,8 +181,7 @@ def metric_over_rounds(clients: pd.DataFrame, column: str, name: str) -> Figure 
     title = column.replace("_", " ")
     clients, key, of_what = client_key(clients)
     frame = frame.assign(**{key: clients[key]})
-    heading = f"{name}: {title} {of_what}{left_out})"
-    figure, axes = panels(len(chosen), len(targets), heading)
+    figure, axes = panels(len(chosen), len(targets), f"{name}: {title} {of_what}{left_out})")
     # A client has the same style in every figure, whichever methods have a row there.
     looks = styles(sorted(clients[key].unique(), key=lambda client: (client == "pooled", client)))
     for row, label in zip(axes, chosen):
@@ -210,7 +210,8 @@ def detail_over_rounds(details: pd.DataFrame, name: str, label: str, quantity: s
     targets = sorted(frame["target"].unique())
     title = quantity.replace("_", " ")
     rows = 2 if frame["group"].any() else 1
-    figure, axes = panels(rows, len(targets), f"{name}, {label}: {title} over rounds (mean ± std over seeds)")
+    words = over_seeds(frame["seed"].nunique())
+    figure, axes = panels(rows, len(targets), f"{name}, {label}: {title} over rounds ({words})")
     spread = bool(frame["group"].any()) and are_shares(frame)
     below = f"{title}\nspread between clients" if spread else f"{title}\nper layer group"
     frame, who, _ = client_key(frame)

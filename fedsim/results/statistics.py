@@ -83,3 +83,8 @@ def common_seeds(averages: Mapping[str, pd.Series]) -> tuple[list[str], list[int
 def ranks(scores: pd.Series) -> pd.Series:
     """Ranks, 1 for the greatest score; equal scores share the better rank, NaN has no rank."""
     return comparable(scores.astype(float)).rank(ascending=False, method="min")
+
+
+def over_seeds(seeds: int) -> str:
+    """What a point of a figure or table is, in words; one seed has neither mean nor deviation."""
+    return "mean ± std over seeds" if seeds > 1 else "one seed"

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from functools import partial
 
 import pytest
 from PIL import Image
@@ -149,9 +148,9 @@ def test_a_name_that_cannot_be_a_folder_is_refused_in_one_line(tmp_path, name):
         if fits:
             assert one in benchmark(data).domains
             continue
-        for read in (partial(benchmark, data), partial(inspect, file)):
+        for read, argument in ((benchmark, data), (inspect, file)):
             with pytest.raises(UserError, match=r"a domain cannot be called '.*; rename it") as caught:
-                read()
+                read(argument)
             assert repr(name) in str(caught.value)
             assert "\n" not in str(caught.value)
 

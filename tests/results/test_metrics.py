@@ -187,6 +187,7 @@ def test_confusion_is_drawn_per_target(outputs):
     """There is a panel per target, pooled over seeds; cells are shares of the row's class."""
     figure = dict(draw(read_runs(outputs), "pacs"))["confusion-csac"]
     assert [axes.get_title() for axes in figure.axes] == ["unseen: photo", "unseen: sketch"]
+    assert figure.get_suptitle().endswith("\n(best source validation)")
     runs = [read_predictions(outputs / "csac" / "photo" / f"seed{seed}") for seed in range(2)]
     matrix = confusion_matrix(pooled(runs))
     shown = figure.axes[0].get_images()[0].get_array()

@@ -9,7 +9,7 @@ import pytest
 from matplotlib.image import imread
 
 from fedsim.errors import UserError
-from fedsim.results import plot_all, read_runs
+from fedsim.results import choose_runs, plot_all, read_runs
 from fedsim.results.cost_figure import readable
 from fedsim.results.figure_style import styles
 from fedsim.results.figures import are_shares, detail_over_rounds, few_enough, histogram_bounds, layer_group
@@ -202,3 +202,12 @@ def test_costs_are_in_readable_units(most, column, shown):
 )
 def test_layer_groups(name, group):
     assert layer_group(name) == group
+
+
+def test_one_seed_has_no_mean_over_seeds(runs):
+    """The titles say so; those of several seeds say what the band is."""
+    for several, some in ((True, runs), (False, choose_runs(runs, seeds=[0]))):
+        drawn = dict(draw(some, "pacs"))
+        for key in ("learning-curves", "cost", "divergence_weight-csac"):
+            words = " ".join(drawn[key].get_suptitle().split())
+            assert ("mean ± std over seeds" in words, "one seed" in words) == (several, not several), words
