@@ -134,7 +134,7 @@ def test_combinations_and_exchange(config):
         )
     )
     assert [type(report).__name__ for report in exchanged.reports] == ["GeneralizationGap"]
-    assert exchanged.terms[1].weight == 0.25
+    assert [term.weight for term in exchanged.terms if hasattr(term, "weight")] == [0.25]
 
 
 def test_all_shipped_configs_are_valid():

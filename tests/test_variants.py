@@ -25,7 +25,7 @@ def label(parts=None, **method):
         ({"add": ["guiding_head"]}, "fedavg@add=guiding_head"),
         ({"add": "guiding_head", "guiding_head": {"weight": 0.5}}, "fedavg@add=guiding_head"),
         ({"add": ["guiding_head"], "guiding_head": {"weight": 1}}, "fedavg@add=guiding_head,guiding_head.weight=1"),
-        ({"terms": ["proximal", "guiding_head"]}, "fedavg@add=proximal+guiding_head"),
+        ({"terms": ["proximal", "guiding_head"]}, "fedavg@add=guiding_head+proximal"),
         ({"name": "fedprox", "proximal": {"mu": 0.01}}, "fedprox@proximal.mu=0.01"),
         ({"name": "fedprox", "proximal": {"mu": 0.1}}, "fedprox"),
         ({"name": "fedprox", "terms": []}, "fedprox@terms=none"),

@@ -114,7 +114,7 @@ FAULTS = {
     "infinite loss": (metrics(loss=float("inf")), "not a finite number"),
     "other images": (metrics(**{"num-examples": 7}), "the handshake said"),
     "other round": (other_round, "another message: round"),
-    "no metrics": (no_metrics, "cannot be judged"),
+    "no metrics": (no_metrics, "missing metric records"),
     "odd details": (odd_details, "cannot be judged"),
     "raised": (raised, "RuntimeError: disk full"),
 }
