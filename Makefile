@@ -23,7 +23,7 @@ demo: install
 	$(BIN)/fedsim plot $(OUTPUT)/digits
 
 test: install
-	$(BIN)/pytest -n 3 --dist worksteal
+	$(BIN)/pytest -n 2 --dist worksteal
 
 lint: install
 	$(BIN)/ruff check .
