@@ -97,6 +97,7 @@ class FedDG(FedAvg):
     def resume(self, round: int, state: ServerState) -> None:
         """Continues after a round, with the server's state of that time."""
         self.finished_rounds = self.exchange.saved_round = round
+        self.parts.require_places(state)
         self.state = self.parts.state = self.exchange.state = state
 
     def summary(self) -> None:

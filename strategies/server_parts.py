@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from fedsim.errors import UserError
 from fedsim.experiment import Experiment
 from fedsim.part import Part
 from strategies.banks.checks import misfit, odd_shapes, owned
@@ -216,6 +217,18 @@ class ServerParts:
     def _refining(self) -> list[tuple[str, Refine]]:
         parts = self.recipe.refine if self.training else ()
         return [(f"refine.{place}.{type(part).__name__}", part) for place, part in enumerate(parts)]
+
+    def require_places(self, state: ServerState) -> None:
+        """UserError when a saved state belongs to refining parts in another order, which would begin without it."""
+        known = {f"refine.{place}.{type(part).__name__}" for place, part in enumerate(self.recipe.refine)}
+        lost = sorted(
+            key for key in state.parts.keys() | state.tensors.keys() if key[:7] == "refine." and key not in known
+        )
+        if lost:
+            raise UserError(
+                f"the checkpoint has the state of {lost[0]}, which has another place in the recipe of this version; "
+                "finish the run with the version that began it, or begin it anew in another folder"
+            )
 
     def _start_from(self, model: Arrays) -> Arrays:
         """The model from which clients start: the saved one, unless a refining part returns another."""

@@ -4,11 +4,14 @@ import numpy as np
 import pytest
 from support import Interrupt, numbers, run_small, small_experiment
 
+from fedsim.assembly import build_recipe
 from fedsim.errors import UserError
 from fedsim.run.workspace import close_workspaces
 from strategies.parts import ServerRound
 from strategies.refine.server_average import ServerAverage
 from strategies.refine.server_step import ServerStep
+from strategies.server_parts import ServerParts
+from strategies.state import ServerState
 
 
 def model(w, mean=0.0, count=0):
@@ -89,3 +92,15 @@ def test_clients_train_on_beside_the_average_and_a_resumed_run_has_it(tmp_path):
     cut, _ = run_small(small_experiment(tmp_path / "cut", method))
     assert numbers(cut / "rounds.csv").equals(ours)
     assert numbers(cut / "clients.csv").equals(numbers(whole / "clients.csv"))
+
+
+def test_the_state_of_parts_in_another_order_is_not_lost_without_a_word(tmp_path):
+    """A version that put the refining parts in another order saved their state under other places."""
+    experiment = small_experiment(tmp_path, {"name": "feddyn", "add": ["server_average"]})
+    recipe = build_recipe(experiment)
+    parts = ServerParts(recipe, experiment, {}, ServerState())
+    keys = [f"refine.{place}.{type(part).__name__}" for place, part in enumerate(recipe.refine)]
+    assert len(keys) == 2
+    parts.require_places(ServerState(parts={keys[0]: {}, "weights": {}}, tensors={keys[1]: {}}))
+    with pytest.raises(UserError, match=r"state of refine\.1\.DynamicCorrection, which has another place"):
+        parts.require_places(ServerState(tensors={"refine.1.DynamicCorrection": {}}))
