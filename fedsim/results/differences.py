@@ -12,7 +12,8 @@ from fedsim.experiment import Experiment
 # Settings of [run] on which numbers depend. What follows a failure is none: a note names the runs where clients failed.
 RUN_KEYS = ("select_on", "validation_domain")
 MACHINE_KEYS = ("data.root", "data.cache")
-TESTED_KEYS = ("data.adapt_share",)  # methods that adapt are tested on fewer images; a note of the table says so
+# Methods that adapt to the target are tested on fewer images than others; a note of the table says so.
+TESTED_KEYS = ("data.adapt_share",)
 ABSENT = "default"
 Recipe = Mapping[str, Mapping[str, Any]]  # fields by slot and part, as environment.json has them
 
@@ -36,7 +37,7 @@ def comparable_settings(experiment: Experiment) -> dict[str, Any]:
     table = experiment.model_dump(exclude={"name"})
     table["run"] = {key: table["run"][key] for key in RUN_KEYS}
     table["method"] = {key: value for key, value in table["method"].items() if key != "name"}
-    return {key: value for key, value in flatten(table).items() if key not in MACHINE_KEYS + TESTED_KEYS}
+    return {key: value for key, value in flatten(table).items() if key not in MACHINE_KEYS}
 
 
 def value_text(value: Any) -> str:
@@ -44,13 +45,18 @@ def value_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def differing_settings(experiments: Iterable[Experiment]) -> dict[str, list[str]]:
-    """The keys in which runs differ, with their values. A method's own settings are left out: its label names them."""
-    tables = [comparable_settings(experiment) for experiment in experiments]
+def differing_settings(experiments: Iterable[Experiment], between_methods: bool = False) -> dict[str, list[str]]:
+    """The keys in which runs differ, with their values. A method's own settings are left out: its label names them.
+
+    between_methods: also TESTED_KEYS in which only different methods differ, not the runs of one.
+    """
+    tables = [(experiment.method_name, comparable_settings(experiment)) for experiment in experiments]
     differing: dict[str, list[str]] = {}
-    for key in dict.fromkeys(key for table in tables for key in table if not key.startswith("method.")):
-        values = list(dict.fromkeys(value_text(table.get(key, ABSENT)) for table in tables))
-        if len(values) > 1:
+    for key in dict.fromkeys(key for _, table in tables for key in table if not key.startswith("method.")):
+        values = list(dict.fromkeys(value_text(table.get(key, ABSENT)) for _, table in tables))
+        own = {(method, value_text(table.get(key, ABSENT))) for method, table in tables}
+        one_each = len(own) == len({method for method, _ in own})
+        if len(values) > 1 and (between_methods or key not in TESTED_KEYS or not one_each):
             differing[key] = values
     return differing
 

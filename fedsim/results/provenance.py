@@ -9,7 +9,7 @@ from typing import Any
 
 from fedsim.data import BENCHMARKS
 from fedsim.errors import UserError
-from fedsim.results.differences import comparable_settings, differing_parts
+from fedsim.results.differences import TESTED_KEYS, comparable_settings, differing_parts
 from fedsim.results.environment import all_environments
 from fedsim.results.reading import Runs, run_environment
 
@@ -34,7 +34,8 @@ def refuse_other_data(runs: Runs, recorded: Environments) -> None:
     for run, table in recorded.items():
         experiment = runs.experiments[run]
         settings = {key: str(value) for key, value in comparable_settings(experiment).items() if key[:5] == "data."}
-        settings.pop("data.split_seed")
+        for key in ("data.split_seed", *TESTED_KEYS):
+            settings.pop(key)
         drawn = "any" if experiment.data.dataset in BENCHMARKS else experiment.data.seed_of_splits
         group = (*sorted(settings.items()), drawn)
         for name, own in {**table.get("data", {}), **table.get("server_data", {})}.items():

@@ -97,7 +97,7 @@ def _experiment(runs: Runs, name: str, notes: Notes, select: str, baseline: str 
         "<h3>Every run</h3>",
         _every_run(runs),
         "<h3>Settings</h3>",
-        _settings(runs, by),
+        settings_section(runs),
         "<h3>Environment</h3>",
         _environments(runs),
         "<h3>Run it again</h3>",
@@ -221,21 +221,21 @@ def _every_run(runs: Runs) -> str:
     return markup.table(heads, rows) + (markup.bullets(left) if left else "")
 
 
-def _settings(runs: Runs, by: list[str]) -> str:
+def settings_section(runs: Runs) -> str:
     """The settings that all runs share, and those in which they differ."""
     everyone: list[Experiment] = list(runs.experiments.values())
     own = {key for experiment in everyone for key in comparable_settings(experiment) if key.startswith("method.")}
+    apart = {key: " | ".join(values) for key, values in differing_settings(everyone, between_methods=True).items()}
     shared = {
         key: value_text(value)
         for key, value in comparable_settings(everyone[0]).items()
-        if key not in own and key not in by
+        if key not in own and key not in apart
     }
-    apart = {key: " | ".join(values) for key, values in differing_settings(everyone).items()}
     methods = {
         f"{experiment.method_name}: {key}": value_text(value)
         for experiment in everyone
         for key, value in comparable_settings(experiment).items()
-        if key in own and key not in by
+        if key in own
     }
     text = markup.key_values(apart | methods, ("setting that differs", "values")) if apart or methods else ""
     return text + markup.folded("Settings that all runs share", markup.key_values(shared))

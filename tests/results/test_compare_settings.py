@@ -98,3 +98,19 @@ def test_runs_with_another_answer_to_failures_are_compared_and_failures_are_said
     rounds.to_csv(folder / "rounds.csv", index=False)
     (note,) = [note for note in compare(read_runs(tmp_path)).notes if "failed" in note]
     assert "pacs/fedavg/photo/seed1 (2 rounds)" in note
+
+
+def tested_on(*shares):
+    """A run for each (method, share of the target's images that are not tested)."""
+    keys = [(method, "photo", seed) for seed, (method, _) in enumerate(shares)]
+    settings = {key: pacs_experiment(*key, data={"adapt_share": share}) for key, (_, share) in zip(keys, shares)}
+    return table_of_runs(dict.fromkeys(keys, 0.5), settings)
+
+
+def test_one_method_is_not_tested_on_different_shares_of_the_target():
+    """Two methods may differ: one that adapts is tested on what it does not train on, and a note says so."""
+    with pytest.raises(UserError, match=r"data\.adapt_share \(0\.0 \| 0\.9\); say .* --by data\.adapt_share"):
+        compare(tested_on(("fedavg", 0.0), ("fedavg", 0.9)))
+    comparison = compare(tested_on(("fedavg", 0.2), ("fedavg", 0.5)), by=["data.adapt_share"])
+    assert set(comparison.methods["label"]) == {"fedavg (adapt_share=0.2)", "fedavg (adapt_share=0.5)"}
+    assert set(compare(tested_on(("fada", 0.5), ("fedavg", 0.0))).methods["label"]) == {"fada", "fedavg"}

@@ -122,6 +122,7 @@ def test_comparison_marks_published_rows():
     [
         ({"overrides": ["train.iterations=0", "train.rounds=1"]}, "train.rounds is 1, there 40"),
         ({"preset": ""}, "model.bottleneck is 0, there 256"),
+        ({"overrides": ["data.adapt_share=0.5"]}, "data.adapt_share is 0.5, there 0.0"),
         ({"overrides": ["method.guiding_head.weight=1"]}, "method.guiding_head.weight is 1, there default"),
         ({"labels": {"fedavg": "fedavg(pixel)"}}, "the runs are variants (fedavg(pixel))"),
     ],

@@ -10,8 +10,9 @@ import pytest
 from fedsim.commands.results import method_notes
 from fedsim.errors import UserError
 from fedsim.experiment import parse_experiment, parse_override
-from fedsim.results import rebuild_results, write_report
+from fedsim.results import read_runs, rebuild_results, write_report
 from fedsim.results.markup import Data, table
+from fedsim.results.report import settings_section
 from fedsim.results.reproduce import command_line, override_text
 
 from .invented import pacs_experiment, write_grid, write_run
@@ -102,6 +103,16 @@ def test_one_run_and_many_experiments(tmp_path):
     page = Page(write_report(tmp_path).read_text(encoding="utf-8"))
     assert page.tags.count("section") == 2
     assert any("Unfinished" in text and "sketch" in text for text in page.texts)
+
+
+def test_settings_in_which_methods_or_their_runs_differ_are_not_among_the_shared_ones(tmp_path):
+    """FADA is tested on a part of the target; a method's setting may have a value in each of its runs."""
+    for method, share, own in (("fada", 0.5, {}), ("fedprox", 0.0, {"mu": 0.1}), ("fedprox", 0.0, {"mu": 1.0})):
+        experiment = pacs_experiment(method, method={"proximal": own} if own else {}, data={"adapt_share": share})
+        write_run(tmp_path / str(own), experiment, finish=False)
+    apart, shared = settings_section(read_runs(tmp_path, unfinished=True)).split("Settings that all runs share")
+    assert "data.adapt_share</td><td>0.0 | 0.5<" in apart
+    assert "adapt_share" not in shared
 
 
 def test_notes_say_what_the_runs_parts_disclose():
