@@ -38,7 +38,7 @@ def comparison_notes(
     notes += missing_notes(table, comparison.targets)
     notes += split_notes(table)
     notes += _rank_notes(comparison)
-    notes += budget_notes(comparison.methods, comparison.baseline)
+    notes += budget_notes(table, comparison.methods["label"], comparison.baseline) + cost_notes(table)
     notes += test_size_notes(table)
     for group, text in GROUP_TEXTS.items():
         if (comparison.methods["group"] == group).any():
@@ -124,24 +124,40 @@ def split_notes(table: pd.DataFrame) -> list[str]:
     return [f"Same splits for all seeds ({named}): the deviations contain no sampling of data."]
 
 
-def budget_notes(methods: pd.DataFrame, baseline: str = "") -> list[str]:
+def budget_notes(table: pd.DataFrame, labels: Iterable[str], baseline: str = "") -> list[str]:
     """Notes on methods that trained on more or fewer images, or took more or fewer steps, than the baseline.
 
-    Without a baseline they are compared with the most frequent number, the smallest of equally frequent ones.
+    They are compared over the cells (target, seed) that both have, because a run's images depend on the target. Without
+    a baseline they are compared with the one that most often has the most frequent number of a cell (the smallest of
+    equally frequent ones), the first of `labels` with it.
     """
     notes = []
     for column in ("images", "steps"):
-        known = methods.dropna(subset=column).set_index("label")[column]
-        if len(known) < 2:
+        cells = table.pivot(index=["target", "seed"], columns="label", values=column)[list(labels)]
+        cells = cells.dropna(axis="columns", how="all")
+        if cells.shape[1] < 2:
             continue
-        usual = known[baseline] if baseline in known.index else known.mode().min()
-        base = baseline if baseline in known.index else known.index[known == usual][0]
-        other = known[(known > (1 + BUDGET_TOLERANCE) * usual) | (known * (1 + BUDGET_TOLERANCE) < usual)] / usual
+        base = baseline if baseline in cells else cells.eq(cells.mode(axis="columns")[0], axis="index").sum().idxmax()
+        shared = cells[cells[base].notna()]
+        ratios = shared.sum() / shared.notna().mul(shared[base], axis="index").sum()
+        other = ratios[(ratios > 1 + BUDGET_TOLERANCE) | (ratios * (1 + BUDGET_TOLERANCE) < 1)]
         if len(other):
             times = ", ".join(f"{label} {ratio:.2g} times" for label, ratio in other.items())
             words = f"Budgets differ: beside the {column} of {base}, {times}"
             notes.append(f"{words}; the table compares methods together with their budgets.")
     return notes
+
+
+def cost_notes(table: pd.DataFrame) -> list[str]:
+    """Notes on methods whose budgets and costs are averages over fewer targets than those of others."""
+    parts: dict[str, list[str]] = {}
+    for label, own in table.groupby("label", sort=False)["target"]:
+        if own.nunique() < table["target"].nunique():
+            parts.setdefault(", ".join(own.unique()), []).append(label)
+    return [
+        f"Budgets and costs of {', '.join(labels)} are averages over {part} alone: they do not compare with the others."
+        for part, labels in parts.items()
+    ]
 
 
 def test_size_notes(table: pd.DataFrame) -> list[str]:

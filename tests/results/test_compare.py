@@ -212,3 +212,18 @@ def test_a_domain_like_a_power_is_a_name():
     """`²`.isdigit() is true, but it is no number."""
     runs = table_of_runs({("fedavg", target, 0): 0.5 for target in ("photo", "²", "10", "9.5")})
     assert compare(runs).targets == ["9.5", "10", "photo", "²"]
+
+
+@pytest.mark.parametrize("baseline", [None, "fedavg"])
+def test_budgets_are_compared_over_the_targets_that_both_have(baseline):
+    """A run on photo trains on more images than one on sketch, whichever method it is."""
+    accuracies = {("fedavg", "photo", 0): 0.9, ("fedavg", "sketch", 0): 0.6, ("csac", "sketch", 0): 0.7}
+    runs = table_of_runs(accuracies)
+    runs.summary["images"] = runs.summary["target"].map({"photo": 20_000, "sketch": 10_000})
+    notes = compare(runs, baseline=baseline).notes
+    assert not any(note.startswith("Budgets differ") for note in notes)
+    assert any(note.startswith("Budgets and costs of csac are averages over sketch alone") for note in notes)
+    runs.summary.loc[runs.summary["method"] == "csac", "images"] = 20_000
+    (note,) = (note for note in compare(runs, baseline=baseline).notes if note.startswith("Budgets differ"))
+    assert "beside the images of fedavg, csac 2 times;" in note
+    assert not any("Budgets and costs" in note for note in compare(two_methods()).notes)
