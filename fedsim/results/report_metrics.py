@@ -9,6 +9,7 @@ from fedsim.results.metrics import METRICS, per_class_accuracy
 from fedsim.results.plots import run_labels
 from fedsim.results.predictions import Predictions, pooled, read_predictions
 from fedsim.results.reading import Runs
+from fedsim.results.report_cases import common_targets
 
 
 def more_than_accuracy(runs: Runs, comparison: Comparison, by: list[str]) -> str:
@@ -33,18 +34,20 @@ def more_than_accuracy(runs: Runs, comparison: Comparison, by: list[str]) -> str
             *(note for note in tables[names[0]].notes if note.startswith(("Missing", "Not computed"))),
         ]
     )
-    return text + markup.folded("Accuracy of each class", _class_accuracies(kept))
+    return text + markup.folded("Accuracy of each class", class_accuracies(kept))
 
 
-def _class_accuracies(kept: dict[str, dict[str, Predictions]]) -> str:
-    """Recall of every class, pooled over targets and seeds."""
-    whole = {label: pooled(list(by_target.values())) for label, by_target in kept.items()}
-    classes = next(iter(whole.values())).classes
+def class_accuracies(kept: dict[str, dict[str, Predictions]]) -> str:
+    """HTML of the recall of every class, pooled over the targets that every method has, and over seeds."""
+    targets, said = common_targets(kept)
+    classes = next(iter(next(iter(kept.values())).values())).classes
+    whole = {label: pooled([own[target] for target in targets]) for label, own in kept.items() if targets}
     rows = [
         [label, *(Data(percent(value), float(value)) for value in per_class_accuracy(predictions))]
         for label, predictions in whole.items()
     ]
-    return markup.table(["Method", *classes], rows)
+    pooling = f"{said}The images of all targets and seeds are pooled, so that a target counts by its number of images."
+    return markup.table(["Method", *classes], rows) + markup.bullets([pooling])
 
 
 def accuracy_data(cell: CellText) -> Data:

@@ -5,14 +5,19 @@ import shlex
 from html.parser import HTMLParser
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 
 from fedsim.commands.results import method_notes
 from fedsim.errors import UserError
 from fedsim.experiment import parse_experiment, parse_override
 from fedsim.results import read_runs, rebuild_results, write_report
+from fedsim.results.cases import Cases
 from fedsim.results.markup import Data, table
+from fedsim.results.predictions import Predictions
 from fedsim.results.report import settings_section
+from fedsim.results.report_cases import segmentation
+from fedsim.results.report_metrics import class_accuracies
 from fedsim.results.reproduce import command_line, override_text
 
 from .invented import pacs_experiment, write_grid, write_run
@@ -201,3 +206,26 @@ def test_command_falls_back_where_overrides_cannot_take_back(tmp_path, monkeypat
     monkeypatch.setattr("fedsim.experiment.config_folders", lambda: [tmp_path])
     (tmp_path / "pacs.toml").write_text(pacs_experiment(method={"weights": "uniform"}).toml())
     assert command_line(pacs_experiment(), tmp_path / "own.toml").split()[2].endswith("own.toml")
+
+
+def test_averages_are_over_the_targets_that_every_method_has():
+    """Otherwise a method without the hard target would win."""
+
+    def case(dice):
+        return Cases(np.arange(3), np.full((3, 1), dice), np.full((3, 1), 1 - dice), *[None] * 4, ("disc",))
+
+    def guess(right):
+        rows = np.repeat([[1, 0], [0, 1]], [right, 10 - right], axis=0).astype(np.float32)
+        return Predictions(np.arange(10), np.zeros(10, int), rows, ("a", "b"))
+
+    text = segmentation({"fedavg": {"easy": [case(0.9)], "hard": [case(0.1)]}, "fedprox": {"easy": [case(0.8)]}})
+    assert ">90.0<" in text
+    assert "only easy, which every method has" in text
+    text = class_accuracies({"fedavg": {"easy": guess(9), "hard": guess(1)}, "fedprox": {"easy": guess(8)}})
+    assert ">90.0<" in text
+    assert "only easy, which every method has" in text
+    text = segmentation({"fedavg": {"hard": [case(0.1)]}, "fedprox": {"easy": [case(0.8)]}})
+    assert ">80.0<" not in text
+    assert "no target that every method has" in text
+    text = class_accuracies({"fedavg": {"easy": guess(9)}, "fedprox": {"easy": guess(8)}})
+    assert "every method has" not in text
