@@ -197,7 +197,7 @@ def _rows(runs: Runs, experiments: dict[str, Experiment], by: Sequence[str], col
     table = pd.DataFrame(rows)
     shared = table.groupby("label")["method"].transform("nunique") > 1
     table.loc[shared, "label"] = table["label"] + " [" + table["method"] + "]"
-    refuse_twice(table)
+    refuse_twice(table, experiments)
     return table.astype({"accuracy": float, **dict.fromkeys((*BUDGETS, *COSTS), float)})
 
 

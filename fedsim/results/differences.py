@@ -10,7 +10,7 @@ from fedsim.errors import UserError, nearest
 from fedsim.experiment import Experiment
 
 # Settings of [run] on which numbers depend. What follows a failure is none: a note names the runs where clients failed.
-RUN_KEYS = ("select_on", "validation_domain")
+RUN_KEYS = ("run.select_on", "run.validation_domain")
 MACHINE_KEYS = ("data.root", "data.cache")
 # Methods that adapt to the target are tested on fewer images than others; a note of the table says so.
 TESTED_KEYS = ("data.adapt_share",)
@@ -32,12 +32,17 @@ def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 NEW_RULES = {"infer.recompute": "batch"}  # parts that do something else since they have this field
 
 
+def recorded_settings(experiment: Experiment) -> dict[str, Any]:
+    """All dotted settings of a run, except method name, target and seed."""
+    settings = flatten(experiment.model_dump(exclude={"name"}))
+    return {key: value for key, value in settings.items() if key not in ("method.name", "run.target", "run.seed")}
+
+
 def comparable_settings(experiment: Experiment) -> dict[str, Any]:
     """Dotted settings that a run's numbers depend on, except method name, target and seed."""
-    table = experiment.model_dump(exclude={"name"})
-    table["run"] = {key: table["run"][key] for key in RUN_KEYS}
-    table["method"] = {key: value for key, value in table["method"].items() if key != "name"}
-    return {key: value for key, value in flatten(table).items() if key not in MACHINE_KEYS}
+    settings = recorded_settings(experiment)
+    idle = {key for key in settings if key.startswith("run.")}.difference(RUN_KEYS).union(MACHINE_KEYS)
+    return {key: value for key, value in settings.items() if key not in idle}
 
 
 def value_text(value: Any) -> str:
@@ -112,7 +117,7 @@ def require_alike(
     A part in [parts] that no method of these runs has changes nothing, so that the runs may differ in it.
     unused: (method, part) for parts in [parts] that the method's recipe does not have (`Runs.unused_parts`)
     """
-    known = dict.fromkeys(key for experiment in experiments for key in comparable_settings(experiment))
+    known = dict.fromkeys(key for experiment in experiments for key in recorded_settings(experiment))
     for key in by:
         if key not in known:
             raise UserError(f"no run has the setting {key!r}; {nearest(key, known)}keys are dotted, such as train.lr")
@@ -134,17 +139,44 @@ def _part_of(key: str) -> str:
     return key.split(".")[1] if key.startswith("parts.") else ""
 
 
-def refuse_twice(table: pd.DataFrame) -> None:
-    """UserError when several runs fill one cell; table: a row per run with run, label, target, seed."""
+def refuse_twice(table: pd.DataFrame, experiments: Mapping[str, Experiment] | None = None) -> None:
+    """UserError when several runs fill one cell; table: a row per run with run, label, target, seed.
+
+    experiments: the settings by run; the message says which of [run] they differ in, where `by` can tell them apart.
+    """
     keys = ["label", "target", "seed"]
     twice = table[table.duplicated(keys, keep=False)]
     if len(twice):
         first = twice.iloc[0]
         same = twice[(twice[keys] == first[keys]).all(axis=1)]["run"]
+        apart = _run_keys_apart([recorded_settings(experiments[run]) for run in same] if experiments else [])
         raise UserError(
             f"{first['label']} on {first['target']} with seed {first['seed']} is there more than once: "
             f"{', '.join(same)}; compare one experiment's folder at a time"
+            + (f", or tell these runs apart with {' '.join(f'--by {key}' for key in apart)}" if apart else "")
         )
+
+
+def _run_keys_apart(tables: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The keys of [run] in which some runs differ. A sweep's grid writes its settings into the label, too."""
+    runs = [key for key in (tables[0] if tables else ()) if key.startswith("run.")]
+    keys = [key for key in runs if len({value_text(table.get(key, ABSENT)) for table in tables}) > 1]
+    return [key for key in keys if key != "run.label"] or keys
+
+
+def row_settings(experiments: Mapping[str, Experiment], labels: Mapping[str, str]) -> list[str]:
+    """The keys that tell rows apart without being asked for: those in which runs differ (`differing_settings`).
+
+    Where runs with different `run.label` would fill one cell, they are also the settings of [run] that differ there.
+    """
+    by = list(differing_settings(experiments.values()))
+    cells: dict[tuple, list[dict[str, Any]]] = {}
+    for run, experiment in experiments.items():
+        own = recorded_settings(experiment)
+        values = [value_text(own.get(key, ABSENT)) for key in by]
+        cells.setdefault((labels[run], experiment.run.target, experiment.run.seed, *values), []).append(own)
+    grids = [tables for tables in cells.values() if len({table["run.label"] for table in tables}) == len(tables) > 1]
+    return list(dict.fromkeys([*by, *(key for tables in grids for key in _run_keys_apart(tables))]))
 
 
 def variant(
@@ -157,8 +189,8 @@ def variant(
 
     unused: (method, part) for parts in [parts] that the method's recipe does not have (`Runs.unused_parts`)
     """
-    settings = comparable_settings(experiment)
-    peers = [comparable_settings(other) for other in experiments if other.method_name == experiment.method_name]
+    settings = recorded_settings(experiment)
+    peers = [recorded_settings(other) for other in experiments if other.method_name == experiment.method_name]
     values = []
     for key in by:
         applies = any(key in peer for peer in peers) and (experiment.method_name, _part_of(key)) not in unused

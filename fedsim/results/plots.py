@@ -14,7 +14,7 @@ from fedsim.results.case_grid import case_grid
 from fedsim.results.compare import Comparison, compare
 from fedsim.results.confusion import confusion_figure, kept_predictions
 from fedsim.results.cost_figure import cost_front
-from fedsim.results.differences import differing_settings, variant, variant_text
+from fedsim.results.differences import row_settings, variant, variant_text
 from fedsim.results.figure_style import look
 from fedsim.results.reading import Runs, of_experiment
 from fedsim.results.report_cases import kept_cases
@@ -48,7 +48,7 @@ def draw(runs: Runs, name: str, select: str = "best_validation") -> Iterator[tup
 def _drawn(runs: Runs, name: str, select: str) -> Iterator[tuple[str, Figure | None]]:
     label = run_labels(runs)
     rounds, clients, details = (_labelled(frame, label) for frame in (runs.rounds, runs.clients, runs.details))
-    found = compare(runs, select, by=list(_differences(runs)), published=False) if len(runs.summary) else None
+    found = compare(runs, select, by=rows_by(runs), published=False) if len(runs.summary) else None
     if len(rounds):
         best = list(found.methods["label"]) if found else []
         yield "learning-curves", figures.learning_curves(rounds, name, best)
@@ -77,14 +77,15 @@ def names_in(runs: Runs) -> list[str]:
 
 def run_labels(runs: Runs) -> dict[str, str]:
     """The label of every run, with the settings in which runs of one method differ."""
-    everyone, by, labels = list(runs.experiments.values()), list(_differences(runs)), runs.labels()
+    everyone, by, labels = list(runs.experiments.values()), rows_by(runs), runs.labels()
     variants = {run: variant(own, by, everyone, runs.unused_parts) for run, own in runs.experiments.items()}
     texts = {run: variant_text(by, values) for run, values in variants.items()}
     return {run: f"{labels[run]} ({text})" if text else labels[run] for run, text in texts.items()}
 
 
-def _differences(runs: Runs) -> dict[str, list[str]]:
-    return differing_settings(runs.experiments.values())
+def rows_by(runs: Runs) -> list[str]:
+    """The settings that tell the rows of a report, and the methods of a figure, apart."""
+    return row_settings(runs.experiments, runs.labels())
 
 
 def _labelled(frame: pd.DataFrame, label: dict[str, str]) -> pd.DataFrame:

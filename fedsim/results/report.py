@@ -31,7 +31,7 @@ from fedsim.results.figure_style import look
 from fedsim.results.fonts import fonts_for, missing_text
 from fedsim.results.markup import Data
 from fedsim.results.notes import part_notes
-from fedsim.results.plots import draw, names_in, run_labels
+from fedsim.results.plots import draw, names_in, rows_by, run_labels
 from fedsim.results.reading import Runs, of_experiment, read_runs, run_environment, run_folder
 from fedsim.results.report_cases import kept_cases, segmentation
 from fedsim.results.report_metrics import accuracy_data, more_than_accuracy
@@ -80,7 +80,7 @@ def write_report(
 
 
 def _experiment(runs: Runs, name: str, notes: Notes, select: str, baseline: str | None) -> str:
-    by = list(differing_settings(runs.experiments.values()))
+    by = rows_by(runs)
     if baseline is None:
         baseline = "fedavg" if "fedavg" in run_labels(runs).values() else ""
     comparison = compare(runs, select, baseline, by)

@@ -5,6 +5,7 @@ import pytest
 
 from fedsim.errors import UserError
 from fedsim.results import compare, read_runs
+from fedsim.results.plots import rows_by
 
 from .invented import pacs_experiment, write_run
 from .made_up_runs import table_of_runs, two_methods
@@ -114,3 +115,21 @@ def test_one_method_is_not_tested_on_different_shares_of_the_target():
     comparison = compare(tested_on(("fedavg", 0.2), ("fedavg", 0.5)), by=["data.adapt_share"])
     assert set(comparison.methods["label"]) == {"fedavg (adapt_share=0.2)", "fedavg (adapt_share=0.5)"}
     assert set(compare(tested_on(("fada", 0.5), ("fedavg", 0.0))).methods["label"]) == {"fada", "fedavg"}
+
+
+def test_any_setting_of_the_run_tells_runs_apart():
+    """A sweep's grid may be over a setting of [run] on which numbers seldom depend."""
+    settings = {
+        (str(limit), "photo", 0): pacs_experiment(run={"update_limit": limit, "label": f"update_limit={limit}"})
+        for limit in (0, 100)
+    }
+    runs = table_of_runs(dict.fromkeys(settings, 0.5), settings)
+    with pytest.raises(UserError, match=r"more than once: 0/photo/seed0, 100/photo/seed0; .*--by run\.update_limit"):
+        compare(runs)
+    by_limit, by_label = (compare(runs, by=[key]).methods["label"] for key in ("run.update_limit", "run.label"))
+    assert set(by_limit) == {"fedavg (update_limit=0.0)", "fedavg (update_limit=100.0)"}
+    assert set(by_label) == {"fedavg (label=update_limit=0)", "fedavg (label=update_limit=100)"}
+    assert rows_by(runs) == ["run.update_limit"]  # report and plot have no --by
+    for key in ("run.seed", "run.target"):
+        with pytest.raises(UserError, match=f"no run has the setting '{key}'"):
+            compare(runs, by=[key])
