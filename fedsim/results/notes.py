@@ -161,14 +161,17 @@ def cost_notes(table: pd.DataFrame) -> list[str]:
 
 
 def test_size_notes(table: pd.DataFrame) -> list[str]:
-    """Notes on methods that are tested on fewer images of a target than others, because they train on the rest."""
+    """Notes on methods that are tested on fewer images of a target than others, because they train on the rest.
+
+    Their number may vary with the seed, so that it is compared with that of others with the same seed.
+    """
     known = table.dropna(subset="target_images") if "target_images" in table else table.iloc[:0]
+    most = known.groupby(["target", "seed"])["target_images"].transform("max")
+    fewer = known.assign(most=most)[known["target_images"] < most].sort_values("target_images", kind="stable")
     smaller: dict[str, list[str]] = {}
-    for target, own in known.groupby("target", sort=False):
-        most = own["target_images"].max()
-        for label, count in own.groupby("label", sort=False)["target_images"].min().items():
-            if count < most:
-                smaller.setdefault(label, []).append(f"{count:.0f} of {most:.0f} images of {target}")
+    for row in fewer.drop_duplicates(["label", "target"]).sort_index().itertuples():
+        text = f"{row.target_images:.0f} of {row.most:.0f} images of {row.target}"
+        smaller.setdefault(row.label, []).append(text)
     return [
         f"{label} is tested on a smaller set: {', '.join(texts)}; the other methods' numbers are of all of them."
         for label, texts in smaller.items()

@@ -143,8 +143,18 @@ def test_terminal_prints_brackets_literally():
 def test_smaller_test_sets_are_told():
     """A note names a method that is tested on fewer images; without such a method there is no note."""
     rows = [("fedavg", "art", 100), ("fada", "art", 50), ("fedavg", "photo", 80), ("fada", "photo", 80)]
-    table = pd.DataFrame(rows, columns=["label", "target", "target_images"])
+    table = pd.DataFrame(rows, columns=["label", "target", "target_images"]).assign(seed=0)
     (note,) = notes.test_size_notes(table)
     assert note.startswith("fada is tested on a smaller set: 50 of 100 images of art;")
     assert notes.test_size_notes(table[table["target"] == "photo"]) == []
     assert notes.test_size_notes(table.drop(columns="target_images")) == []
+
+
+def test_a_number_of_images_that_the_seed_draws_is_compared_per_seed():
+    """It varies with the seed where `data.fraction` and `data.adapt_share` draw images independently."""
+    rows = [(label, "art", seed, 40 + seed) for label in ("fedavg", "csac") for seed in (0, 1)]
+    table = pd.DataFrame(rows, columns=["label", "target", "seed", "target_images"])
+    assert notes.test_size_notes(table) == []
+    table.loc[0, "target_images"] = 20
+    (note,) = notes.test_size_notes(table)
+    assert note.startswith("fedavg is tested on a smaller set: 20 of 40 images of art;")
