@@ -231,13 +231,13 @@ def settings_section(runs: Runs) -> str:
         for key, value in comparable_settings(everyone[0]).items()
         if key not in own and key not in apart
     }
-    methods = {
-        f"{experiment.method_name}: {key}": value_text(value)
-        for experiment in everyone
-        for key, value in comparable_settings(experiment).items()
-        if key in own
-    }
-    text = markup.key_values(apart | methods, ("setting that differs", "values")) if apart or methods else ""
+    methods: dict[str, list[str]] = {}
+    for experiment in everyone:
+        for key, value in comparable_settings(experiment).items():
+            if key in own:
+                methods.setdefault(f"{experiment.method_name}: {key}", []).append(value_text(value))
+    apart |= {key: " | ".join(dict.fromkeys(values)) for key, values in methods.items()}
+    text = markup.key_values(apart, ("setting that differs", "values")) if apart else ""
     return text + markup.folded("Settings that all runs share", markup.key_values(shared))
 
 

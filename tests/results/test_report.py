@@ -118,6 +118,7 @@ def test_settings_in_which_methods_or_their_runs_differ_are_not_among_the_shared
     apart, shared = settings_section(read_runs(tmp_path, unfinished=True)).split("Settings that all runs share")
     assert "data.adapt_share</td><td>0.0 | 0.5<" in apart
     assert "adapt_share" not in shared
+    assert "fedprox: method.proximal.mu</td><td>0.1 | 1.0<" in apart
 
 
 def test_notes_say_what_the_runs_parts_disclose():
