@@ -1,6 +1,7 @@
 """The texts of a comparison's cells, which are the same in all formats: accuracies, costs, tests, published rows."""
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -43,7 +44,8 @@ def amount(size: float) -> str:
 def accuracy_cells(comparison: "Comparison") -> dict[str, dict[str, CellText]]:
     """{label: {target or `average`: CellText}}; the first and second place of each column follow the printed numbers.
 
-    Methods that use images of the target have no place, because they are ranked apart.
+    Methods that use images of the target have no place, because they are ranked apart, nor do those with other seeds in
+    the column than most.
     """
     texts = comparison.cells.assign(
         text=comparison.cells["mean"].map(percent), spread=comparison.cells["std"].map(percent)
@@ -53,13 +55,22 @@ def accuracy_cells(comparison: "Comparison") -> dict[str, dict[str, CellText]]:
     cells: dict[str, dict[str, CellText]] = {}
     for target, column in texts.groupby("target", sort=False):
         # Places follow the printed numbers: a reader would not understand why only one of two equal texts is bold.
-        shown = column[column["label"].isin(ranked) & (column["text"] != MISSING)]
+        shown = _of_equal_seeds(column[column["label"].isin(ranked) & (column["text"] != MISSING)])
         ordered = sorted({float(text) for text in shown["text"]}, reverse=not comparison.less_is_better)
         for index, row in column.iterrows():
             place = ordered.index(float(row["text"])) + 1 if index in shown.index else 0
             std = "" if row["spread"] == MISSING else row["spread"]
             cells.setdefault(row["label"], {})[str(target)] = CellText(row["text"], std, place if place <= 2 else 0)
     return cells
+
+
+def _of_equal_seeds(column: pd.DataFrame) -> pd.DataFrame:
+    """Those of a column's cells that rest on the same seeds as most others; none where no two have the same."""
+    counts = Counter(column["over"])
+    if len(counts) < 2:
+        return column
+    over, count = max(counts.items(), key=lambda item: (item[1], len(item[0])))
+    return column[[own == over and count > 1 for own in column["over"]]]
 
 
 def further_columns(comparison: "Comparison") -> list[str]:

@@ -40,7 +40,7 @@ class Comparison:
     """A comparison of methods; `render` and `show` print it.
 
     cells: one row per method and target (`average` included): label, method, the keys of `by`, target, mean, std,
-    seeds.
+    seeds (their number), over (which they are).
     methods: one row per method: label, method, the keys of `by`, average, average_std, seeds (those with all targets),
     seeds_begun, rank, difference, p_value, pairs, differing, images, steps, bytes_down_per_round, bytes_up_per_round,
     seconds_per_round, transductive, uses_target_unlabelled, group.
@@ -241,8 +241,9 @@ def _cells(table: pd.DataFrame, label: str, targets: list[str], by: Sequence[str
     grid = grid_of(table, label).reindex(columns=targets)
     first = table[table["label"] == label].iloc[0]
     keys = {key: first[key] for key in ("label", "method", *by)}
-    cells = [keys | {"target": target} | mean_and_std(grid[target]) for target in targets]
-    return [*cells, keys | {"target": AVERAGE} | mean_and_std(per_seed_average(grid, targets))]
+    columns = {**{target: grid[target].dropna() for target in targets}, AVERAGE: per_seed_average(grid, targets)}
+    over = {target: {"target": target, "over": frozenset(own.index)} for target, own in columns.items()}
+    return [keys | over[target] | mean_and_std(own) for target, own in columns.items()]
 
 
 def _method(table: pd.DataFrame, label: str, targets: list[str], base: str, by: Sequence[str]) -> dict[str, Any]:
