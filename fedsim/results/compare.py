@@ -28,7 +28,7 @@ from fedsim.results.provenance import (
 )
 from fedsim.results.published import COLUMNS, only_theirs, published_rows, setting
 from fedsim.results.reading import Runs
-from fedsim.results.selection import BUDGETS, RULE_TITLES, RULES
+from fedsim.results.selection import BUDGETS, RULES, rule_title
 from fedsim.results.statistics import common_seeds, grid_of, mean_and_std, paired, per_seed_average, ranks
 from fedsim.tasks import task_of
 
@@ -52,7 +52,7 @@ class Comparison:
     separately.
     published: numbers from papers for the same setting (label, method, source, target, mean, std).
     metric: what the cells hold. With another metric than accuracy (a task's own, or one that is computed from the kept
-    predictions), "accuracy" in this text means that metric.
+    predictions), "accuracy" in this text means that metric. rule: `select` in words.
     """
 
     title: str
@@ -65,6 +65,7 @@ class Comparison:
     ranked_seeds: dict[str, list[int]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     metric: str = "accuracy"
+    rule: str = ""
 
     @property
     def measured(self) -> str:
@@ -140,9 +141,9 @@ def compare(
     published = published and METRICS[metric].primary  # the papers print no other metric
     nothing = pd.DataFrame(columns=COLUMNS), []
     elsewhere, reasons = _published(runs, experiments, table, targets) if published else nothing
-    name = ", ".join(dict.fromkeys(runs.summary["experiment"]))
-    title = f"{name}: {RULE_TITLES[select]}"
-    result = Comparison(title, select, targets, cells, methods, elsewhere, base, ranked_seeds, metric=metric)
+    rule = rule_title(select, experiments.values())
+    title = f"{', '.join(dict.fromkeys(runs.summary['experiment']))}: {rule}"
+    result = Comparison(title, select, targets, cells, methods, elsewhere, base, ranked_seeds, [], metric, rule)
     result.notes = part_notes(runs.only) + comparison_notes(result, table, reasons, runs.unfinished)
     result.notes += damaged_notes(runs.damaged)
     result.notes += provenance_notes(recorded) + without_notes(reasons_without) + _notes_on_rounds(runs, select)
@@ -173,8 +174,7 @@ def _targets(table: pd.DataFrame) -> list[str]:
 def _rows(runs: Runs, experiments: dict[str, Experiment], by: Sequence[str], column: str) -> pd.DataFrame:
     """One row per run: label, method, the values of `by`, target, seed, accuracy, budgets, costs, splits."""
     everyone = list(experiments.values())
-    unused = runs.unused_parts
-    variants = {run: variant(experiment, by, everyone, unused) for run, experiment in experiments.items()}
+    variants = {run: variant(experiment, by, everyone, runs.unused_parts) for run, experiment in experiments.items()}
     labels = runs.labels()
     rows = []
     for record in runs.summary.to_dict("records"):

@@ -10,7 +10,6 @@ from fedsim.results.figures import unseen
 from fedsim.results.metrics import confusion_matrix
 from fedsim.results.predictions import Predictions, pooled, read_predictions
 from fedsim.results.reading import Runs, run_folder
-from fedsim.results.selection import RULE_TITLES
 
 MOST_CLASSES = 40  # with more, a cell is too small to be seen
 MOST_NUMBERS = 10  # up to so many classes, the shares are written into the cells
@@ -28,10 +27,10 @@ def kept_predictions(runs: Runs, labels: dict[str, str], select: str) -> dict[st
     return {label: {target: pooled(own) for target, own in sorted(targets.items())} for label, targets in found.items()}
 
 
-def confusion_figure(by_target: dict[str, Predictions], name: str, label: str, select: str) -> Figure | None:
+def confusion_figure(by_target: dict[str, Predictions], name: str, label: str, rule: str) -> Figure | None:
     """Share of each class's images (row) that is taken for each class (column), pooled over seeds.
 
-    None with more than 40 classes.
+    rule: the selected round in words. None with more than 40 classes.
     """
     classes = [written(one, 14) for one in next(iter(by_target.values())).classes]
     if len(classes) > MOST_CLASSES:
@@ -44,7 +43,7 @@ def confusion_figure(by_target: dict[str, Predictions], name: str, label: str, s
     figure.set_layout_engine("constrained")
     axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     title = f"{name}, {written(label)}: confusion on the unseen domain (% of the images of each class)"
-    set_title(figure, f"{title}\n({RULE_TITLES[select]})")
+    set_title(figure, f"{title}\n({rule})")
     for number, (one, (target, predictions)) in enumerate(zip(axes.ravel(), by_target.items())):
         _panel(one, confusion_matrix(predictions), classes)
         one.tick_params(labelbottom=number + columns >= len(by_target))  # only panels without another panel below

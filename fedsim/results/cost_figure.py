@@ -6,7 +6,6 @@ from matplotlib.figure import Figure
 from fedsim.results.compare import Comparison
 from fedsim.results.figure_style import legend_below, set_title, styles
 from fedsim.results.metrics import METRICS
-from fedsim.results.selection import RULE_TITLES
 from fedsim.results.statistics import over_seeds
 
 FRONT = "cost-quality front"
@@ -28,7 +27,7 @@ def cost_front(comparison: Comparison, costs: pd.DataFrame, name: str) -> Figure
     set_title(
         figure,
         f"{name}: cost and {METRICS[comparison.metric].title}\n"
-        f"({RULE_TITLES[comparison.select]}; {over_seeds(methods['seeds'].max())})",
+        f"({comparison.rule}; {over_seeds(methods['seeds'].max())})",
     )
     looks = styles(comparison.methods["label"])
     for one, (column, title) in zip(axes, shown):

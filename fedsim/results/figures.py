@@ -11,7 +11,6 @@ from fedsim.results.compare import Comparison
 from fedsim.results.figure_style import Style, band, legend_below, legend_beside, panels, set_title, styles, written
 from fedsim.results.metrics import METRICS
 from fedsim.results.recorder import CLIENT_COLUMNS, columns_for
-from fedsim.results.selection import RULE_TITLES
 from fedsim.results.statistics import over_seeds
 from fedsim.tasks import task_of
 
@@ -73,7 +72,7 @@ def target_bars(comparison: Comparison, runs_table: pd.DataFrame, name: str) -> 
     axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     set_title(
         figure,
-        f"{name}: {comparison.measured}\n({RULE_TITLES[comparison.select]}; bars mean ± std, points seeds)",
+        f"{name}: {comparison.measured}\n({comparison.rule}; bars mean ± std, points seeds)",
     )
     start = max(0, 10 * int(10 * runs_table["accuracy"].min()) - 10)
     looks = styles(labels)

@@ -56,7 +56,7 @@ def _drawn(runs: Runs, name: str, select: str) -> Iterator[tuple[str, Figure | N
         yield "target-accuracy", figures.target_bars(found, _per_run(runs, found, label), name)
         yield "cost", cost_front(found, _costs(rounds), name)
         for key, by_target in kept_predictions(runs, label, select).items():
-            yield f"confusion-{key}", confusion_figure(by_target, name, key, select)
+            yield f"confusion-{key}", confusion_figure(by_target, name, key, found.rule)
         for key, by_target in kept_cases(runs, label, select).items():
             for target, own in by_target.items():
                 yield f"cases-{key}-{target}", case_grid(own[0], name, key, target)

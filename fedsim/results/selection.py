@@ -5,7 +5,7 @@ unseen domain's labels; it is an upper bound, always labelled so and never the m
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,18 @@ BUDGETS = ("images", "steps")
 HELD_OUT = "validation_domain_"  # and the metric: column of rounds.csv with run.validation_domain
 VALIDATED = "validated"  # column of rounds.csv: the number of clients that a mean validation is over, where it may vary
 VALIDATION_COLUMNS = {"aggregated": "mean_validation_", "local": "mean_local_validation_"}  # and the metric
+
+
+def rule_title(rule: str, experiments: Iterable[Experiment]) -> str:
+    """A rule in words: of `best_validation` also whose validation selected the round, where it is alike in all runs."""
+    runs = [experiment.run for experiment in experiments]
+    domains = sorted({run.validation_domain for run in runs})
+    local = {run.select_on == "local" for run in runs if not run.validation_domain}
+    if rule != DEFAULT_RULE or (domains, local) == ([""], {False}):
+        return RULE_TITLES[rule]
+    if not local:
+        return f"best validation on {' or '.join(domains)}, which no client has"
+    return f"{RULE_TITLES[rule]} of the local models" if (domains, local) == ([""], {True}) else "best validation"
 
 
 def validation_column(experiment: Experiment, metric: str = CLASSIFICATION.metric) -> str:

@@ -133,3 +133,22 @@ def test_any_setting_of_the_run_tells_runs_apart():
     for key in ("run.seed", "run.target"):
         with pytest.raises(UserError, match=f"no run has the setting '{key}'"):
             compare(runs, by=[key])
+
+
+@pytest.mark.parametrize(
+    ("run", "title"),
+    [
+        ({}, "best source validation"),
+        ({"select_on": "local"}, "best source validation of the local models"),
+        ({"validation_domain": "sketch"}, "best validation on sketch, which no client has"),
+    ],
+)
+def test_the_title_says_what_selected_the_round(run, title):
+    comparison = compare(mixed(pacs_experiment("fedavg", run=run), pacs_experiment("csac", run=run)))
+    assert (comparison.title, comparison.rule) == (f"pacs: {title}", title)
+    assert compare(mixed(pacs_experiment(run=run), pacs_experiment("csac", run=run)), "last").rule == "last round"
+
+
+def test_the_title_of_rows_with_different_validation_names_none():
+    runs = mixed(pacs_experiment(), pacs_experiment("csac", run={"select_on": "local"}))
+    assert compare(runs, by=["run.select_on"]).title == "pacs: best validation"
