@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SHOWN = 3  # images of each kind: worst, middle, best
-ARRAYS = ("index", "dice", "surface_distance", "shown", "images", "truth", "predicted")
+STRUCTURE_QUANTITIES = ("dice", "surface_distance")  # of details.csv, whose rows name a structure
+ARRAYS = ("index", *STRUCTURE_QUANTITIES, "shown", "images", "truth", "predicted")
 
 
 @dataclass(frozen=True)
@@ -60,8 +61,8 @@ class Cases:
         """(quantity, structure, mean over the images) for details.csv; distances in pixels."""
         return [
             (quantity, name, float(value))
-            for quantity, table in (("dice", self.dice), ("surface_distance", self.surface_distance))
-            for name, value in zip(self.structures, table.mean(axis=0))
+            for quantity in STRUCTURE_QUANTITIES
+            for name, value in zip(self.structures, getattr(self, quantity).mean(axis=0))
         ]
 
     def write(self, run: Path, round: int) -> None:

@@ -3,6 +3,7 @@
 import pandas as pd
 from matplotlib.figure import Figure
 
+from fedsim.results.cell_texts import shown_label
 from fedsim.results.compare import Comparison
 from fedsim.results.figure_style import legend_below, set_title, styles
 from fedsim.results.metrics import METRICS
@@ -15,11 +16,13 @@ COSTS = {"gigabytes": "exchanged in one run, up and down", "minutes": "wall time
 def cost_front(comparison: Comparison, costs: pd.DataFrame, name: str) -> Figure | None:
     """Average accuracy against the cost of a whole run, with a line through the methods that are on the front.
 
-    A method is on the front when no cheaper method has an accuracy at least as high.
+    A method is on the front when no cheaper method has an accuracy at least as high. Methods that use images of the
+    target have a mark and are not compared with the others, so that the front is of the first group alone.
     costs: its index holds the labels, its columns are gigabytes and minutes.
     """
     shown = [(column, title) for column, title in COSTS.items() if costs[column].notna().any()]
-    methods = comparison.methods.dropna(subset=["average"]).set_index("label")
+    methods = comparison.methods.assign(shown=comparison.methods.apply(shown_label, axis="columns"))
+    methods = methods.dropna(subset=["average"]).set_index("label")
     if not shown or methods.empty:
         return None
     figure = Figure(figsize=(4.3 * len(shown), 3.8), layout="constrained")
@@ -33,7 +36,7 @@ def cost_front(comparison: Comparison, costs: pd.DataFrame, name: str) -> Figure
     for one, (column, title) in zip(axes, shown):
         factor, unit = readable(float(costs[column].max()), column)
         points = methods.assign(cost=factor * costs[column]).dropna(subset=["cost"])
-        front = _front(points)
+        front = _front(points[points["group"] == comparison.methods["group"].iloc[0]])
         one.step(
             front["cost"], 100 * front["average"], where="post", color="#999999", linewidth=1, zorder=1, label=FRONT
         )
@@ -49,7 +52,7 @@ def cost_front(comparison: Comparison, costs: pd.DataFrame, name: str) -> Figure
                 markersize=7,
                 capsize=2,
                 linestyle="none",
-                label=label,
+                label=row["shown"],
             )
         if len(points) and points["cost"].max() > 10 * points["cost"].min() > 0:
             one.set_xscale("log")
@@ -57,7 +60,7 @@ def cost_front(comparison: Comparison, costs: pd.DataFrame, name: str) -> Figure
             one.set_xlim(0, 1.1 * points["cost"].max() or 1)
         one.set_xlabel(f"{title} ({unit})")
     axes[0].set_ylabel(f"average target {METRICS[comparison.metric].title} (%)")
-    legend_below(figure, axes, [*looks, FRONT])
+    legend_below(figure, axes, [*methods["shown"], FRONT])
     return figure
 
 

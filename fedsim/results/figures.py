@@ -7,6 +7,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from fedsim.results.cases import STRUCTURE_QUANTITIES
+from fedsim.results.cell_texts import shown_label
 from fedsim.results.compare import Comparison
 from fedsim.results.figure_style import Style, band, legend_below, legend_beside, panels, set_title, styles, written
 from fedsim.results.metrics import METRICS
@@ -83,7 +85,7 @@ def target_bars(comparison: Comparison, runs_table: pd.DataFrame, name: str) -> 
         one.set_title("average" if group == "average" else unseen(group))
     for one in axes.ravel()[len(groups) :]:
         one.set_visible(False)
-    axes[0][0].set_yticks(range(len(labels)), [written(label) for label in labels])
+    axes[0][0].set_yticks(range(len(labels)), [written(shown_label(row)) for _, row in comparison.methods.iterrows()])
     # All panels share the axis, so this holds for all of them: the first method is on top, without a gap above it.
     axes[0][0].set_ylim(len(labels) - 0.4, -0.6)
     axes[0][0].set_xlim(left=start)
@@ -201,7 +203,7 @@ def detail_over_rounds(details: pd.DataFrame, name: str, label: str, quantity: s
 
     Shares of the clients, which sum to one, have the same mean in every layer; the lower row then shows their spread
     between clients. A quantity of a whole client, whose rows name no tensor, has only the upper row. Rows that name no
-    client are of the server (the fused model).
+    client are of the server (the fused model). Rows of a segmentation name structures, not tensors.
     """
     frame = details.assign(
         group=details["name"].fillna("").map(layer_group), client=details["client"].fillna("server").astype(str)
@@ -212,7 +214,8 @@ def detail_over_rounds(details: pd.DataFrame, name: str, label: str, quantity: s
     words = over_seeds(frame["seed"].nunique())
     figure, axes = panels(rows, len(targets), f"{name}, {label}: {title} over rounds ({words})")
     spread = bool(frame["group"].any()) and are_shares(frame)
-    below = f"{title}\nspread between clients" if spread else f"{title}\nper layer group"
+    groups = "per structure" if quantity in STRUCTURE_QUANTITIES else "per layer group"
+    below = f"{title}\n{'spread between clients' if spread else groups}"
     frame, who, _ = client_key(frame)
     for row, key, text in zip(axes, (who, "group"), (f"{title}\nper domain", below)):
         row[0].set_ylabel(text)

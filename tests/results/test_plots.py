@@ -1,5 +1,6 @@
 """Figures are drawn if the records have their columns, are not blank, have labels, and repeat with the same bytes."""
 
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import matplotlib as mpl
@@ -9,10 +10,17 @@ import pytest
 from matplotlib.image import imread
 
 from fedsim.errors import UserError
-from fedsim.results import choose_runs, plot_all, read_runs
-from fedsim.results.cost_figure import readable
+from fedsim.results import choose_runs, compare, plot_all, read_runs
+from fedsim.results.cost_figure import FRONT, cost_front, readable
 from fedsim.results.figure_style import styles
-from fedsim.results.figures import are_shares, detail_over_rounds, few_enough, histogram_bounds, layer_group
+from fedsim.results.figures import (
+    are_shares,
+    detail_over_rounds,
+    few_enough,
+    histogram_bounds,
+    layer_group,
+    target_bars,
+)
 from fedsim.results.plots import draw
 
 from .invented import pacs_experiment, write_grid, write_run
@@ -211,3 +219,22 @@ def test_one_seed_has_no_mean_over_seeds(runs):
         for key in ("learning-curves", "cost", "divergence_weight-csac"):
             words = " ".join(drawn[key].get_suptitle().split())
             assert ("mean ± std over seeds" in words, "one seed" in words) == (several, not several), words
+
+
+def test_methods_that_see_the_target_are_marked_and_have_no_place_on_the_front(runs):
+    """Beside the others they would make these look worse than they are."""
+    own = replace(runs, summary=runs.summary.assign(transductive=runs.summary["method"] == "csac"))
+    table, found = own.summary.assign(label=own.summary["method"]), compare(own)
+    bars = target_bars(found, table.assign(accuracy=table["best_validation_target_accuracy"]), "pacs")
+    assert {text.get_text() for text in bars.axes[0].get_yticklabels()} == {"fedavg", "feddg-ga", "csac †"}
+    costs = pd.DataFrame({"gigabytes": 1.0, "minutes": [3.0, 2.0, 1.0]}, index=["fedavg", "feddg-ga", "csac"])
+    drawn = cost_front(found, costs, "pacs")
+    assert "csac †" in {text.get_text() for text in drawn.legends[0].get_texts()}
+    (front,) = [line for line in drawn.axes[1].get_lines() if line.get_label() == FRONT]
+    assert 1.0 not in front.get_xdata()
+
+
+def test_structures_are_no_layers(runs):
+    """The Dice of each structure is recorded where other quantities name a layer."""
+    alpha = runs.details[runs.details["quantity"] == "alpha"].replace({"name": {"conv1.weight": "cup"}})
+    assert detail_over_rounds(alpha, "fundus", "fedavg", "dice").axes[2].get_ylabel() == "dice\nper structure"
