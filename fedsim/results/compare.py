@@ -26,7 +26,7 @@ from fedsim.results.provenance import (
     refuse_other_frozen,
     refuse_other_recipes,
 )
-from fedsim.results.published import COLUMNS, only_theirs, published_rows, setting
+from fedsim.results.published import COLUMNS, beside
 from fedsim.results.reading import Runs
 from fedsim.results.selection import BUDGETS, RULES, rule_title
 from fedsim.results.statistics import common_seeds, grid_of, mean_and_std, paired, per_seed_average, ranks
@@ -76,6 +76,11 @@ class Comparison:
     def primary(self) -> bool:
         """Whether the cells hold the task's own metric, as the records have it."""
         return METRICS[self.metric].primary
+
+    @property
+    def most_seeds(self) -> int:
+        """The largest number of seeds of one method; there is a deviation from two on."""
+        return int(self.methods["seeds_begun"].max())
 
     @property
     def less_is_better(self) -> bool:
@@ -140,7 +145,7 @@ def compare(
     methods, ranked_seeds = _with_ranks(methods, table, targets, base, -1 if less else 1)
     published = published and METRICS[metric].primary  # the papers print no other metric
     nothing = pd.DataFrame(columns=COLUMNS), []
-    elsewhere, reasons = _published(runs, experiments, table, targets) if published else nothing
+    elsewhere, reasons = beside(experiments, runs.labels(), row_of, targets) if published else nothing
     rule = rule_title(select, experiments.values())
     title = f"{', '.join(dict.fromkeys(runs.summary['experiment']))}: {rule}"
     result = Comparison(title, select, targets, cells, methods, elsewhere, base, ranked_seeds, [], metric, rule)
@@ -286,14 +291,3 @@ def _with_ranks(
     methods = methods.drop(columns="covers", errors="ignore")
     methods.insert(list(methods.columns).index("seeds_begun") + 1, "rank", rank)
     return methods, seeds
-
-
-def _published(
-    runs: Runs, experiments: dict[str, Experiment], table: pd.DataFrame, targets: list[str]
-) -> tuple[pd.DataFrame, list[str]]:
-    """The papers' rows with the protocol and variant of our runs, and the reasons why other rows are left out."""
-    # A table over several data sets or backbones (`by`) has no single setting with which a paper's row could agree.
-    alike = len({setting(experiment) for experiment in experiments.values()}) == 1
-    first = next(iter(experiments.values()))
-    rows = published_rows(first, table["method"].unique() if alike else [], targets)
-    return only_theirs(rows, experiments, runs.labels())

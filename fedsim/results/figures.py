@@ -13,7 +13,7 @@ from fedsim.results.compare import Comparison
 from fedsim.results.figure_style import Style, band, legend_below, legend_beside, panels, set_title, styles, written
 from fedsim.results.metrics import METRICS
 from fedsim.results.recorder import CLIENT_COLUMNS, columns_for
-from fedsim.results.statistics import over_seeds
+from fedsim.results.statistics import most_seeds, over_seeds
 from fedsim.tasks import task_of
 
 MOST_ROWS = 6
@@ -35,7 +35,7 @@ def learning_curves(rounds: pd.DataFrame, name: str, best: Sequence[str] = ()) -
     targets = sorted(rounds["target"].unique())
     labels, few = few_enough(list(rounds["label"].unique()), best)
     rounds = rounds[rounds["label"].isin(labels)]
-    heading = f"{name}: learning curves, all rounds ({over_seeds(rounds['seed'].nunique())}{few})"
+    heading = f"{name}: learning curves, all rounds ({over_seeds(most_seeds(rounds))}{few})"
     figure, axes = panels(len(curves), len(targets), heading)
     looks = styles(labels)
     for row, (column, title) in zip(axes, curves):
@@ -72,10 +72,8 @@ def target_bars(comparison: Comparison, runs_table: pd.DataFrame, name: str) -> 
     columns = -(-len(groups) // rows)
     figure = Figure(figsize=(1.9 * columns + 1.5, rows * (0.3 * len(labels) + 0.9) + 0.9), layout="constrained")
     axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-    set_title(
-        figure,
-        f"{name}: {comparison.measured}\n({comparison.rule}; bars mean ± std, points seeds)",
-    )
+    words = "bars mean ± std over seeds, points seeds" if comparison.most_seeds > 1 else "one seed"
+    set_title(figure, f"{name}: {comparison.measured}\n({comparison.rule}; {words})")
     start = max(0, 10 * int(10 * runs_table["accuracy"].min()) - 10)
     looks = styles(labels)
     for one, group in zip(axes.ravel(), groups):
@@ -153,20 +151,21 @@ def client_metrics(clients: pd.DataFrame) -> list[str]:
     ]
 
 
-def client_key(clients: pd.DataFrame) -> tuple[pd.DataFrame, str, str]:
+def client_key(clients: pd.DataFrame, seeds: int) -> tuple[pd.DataFrame, str, str]:
     """(frame, column whose values get a line each, words for the title): a line per client, or per domain.
 
     With too many clients there is a line per domain, and with too many domains one line for all clients. Records of
     very many clients have one row per domain already, `name/*`: sums of weights and counts, means of other numbers.
     """
     if clients["client"].str.endswith("/*").any():
-        return clients, "client", "of each domain's clients together (mean ± std over seeds"
+        return clients, "client", f"of each domain's clients together ({over_seeds(seeds)}"
     if clients["client"].nunique() <= MOST_LINES:
-        return clients, "client", "of each client (mean ± std over seeds"
+        return clients, "client", f"of each client ({over_seeds(seeds)}"
+    over = f"mean ± std over clients{', seeds' if seeds > 1 else ', one seed'}"
     domains = clients["client"].str.rpartition("/")[0].where(clients["client"].str.contains("/"), clients["client"])
     if domains.nunique() <= MOST_LINES:
-        return clients.assign(domain=domains), "domain", "of the clients of each domain (mean ± std over clients, seeds"
-    return clients.assign(domain="all clients"), "domain", "of all clients (mean ± std over clients, seeds"
+        return clients.assign(domain=domains), "domain", f"of the clients of each domain ({over}"
+    return clients.assign(domain="all clients"), "domain", f"of all clients ({over}"
 
 
 def metric_over_rounds(clients: pd.DataFrame, column: str, name: str) -> Figure | None:
@@ -180,7 +179,7 @@ def metric_over_rounds(clients: pd.DataFrame, column: str, name: str) -> Figure 
     left_out = f"; first {MOST_ROWS} of {len(chosen)} methods" if len(chosen) > MOST_ROWS else ""
     chosen, targets = chosen[:MOST_ROWS], sorted(frame["target"].unique())
     title = column.replace("_", " ")
-    clients, key, of_what = client_key(clients)
+    clients, key, of_what = client_key(clients, most_seeds(frame))
     frame = frame.assign(**{key: clients[key]})
     figure, axes = panels(len(chosen), len(targets), f"{name}: {title} {of_what}{left_out})")
     # A client has the same style in every figure, whichever methods have a row there.
@@ -216,7 +215,7 @@ def detail_over_rounds(details: pd.DataFrame, name: str, label: str, quantity: s
     spread = bool(frame["group"].any()) and are_shares(frame)
     groups = "per structure" if quantity in STRUCTURE_QUANTITIES else "per layer group"
     below = f"{title}\n{'spread between clients' if spread else groups}"
-    frame, who, _ = client_key(frame)
+    frame, who, _ = client_key(frame, frame["seed"].nunique())
     for row, key, text in zip(axes, (who, "group"), (f"{title}\nper domain", below)):
         row[0].set_ylabel(text)
         # Domains are in the order of their names, as in every other figure; layers are in the order of the network.
@@ -224,8 +223,7 @@ def detail_over_rounds(details: pd.DataFrame, name: str, label: str, quantity: s
         for one, target in zip(row, targets):
             own = frame[frame["target"] == target]
             if key == "group" and spread:
-                keys = ["group", "name", "seed", "round"]
-                own = own.groupby(keys, as_index=False, sort=False)["value"].std()
+                own = own.groupby(["group", "name", "seed", "round"], as_index=False, sort=False)["value"].std()
             own = own.groupby([key, "seed", "round"], as_index=False, sort=False)["value"].mean()
             for part, values in own.groupby(key, sort=False):
                 band(one, values, "value", looks[part], str(part), rounds=own["round"].unique())

@@ -25,8 +25,9 @@ def comparison_notes(
     comparison: "Comparison", table: pd.DataFrame, published_reasons: Iterable[str], unfinished: list[str]
 ) -> list[str]:
     """All remarks; table: one row per run with label, target, seed, accuracy, split_seed."""
+    over = "mean ± sample standard deviation over seeds" if comparison.most_seeds > 1 else "of one seed"
     notes = [
-        f"{comparison.measured[0].upper()}{comparison.measured[1:]} in %, mean ± sample standard deviation over seeds; "
+        f"{comparison.measured[0].upper()}{comparison.measured[1:]} in %, {over}; "
         "averages are taken per seed first, over the seeds that have every target."
     ]
     if comparison.less_is_better:
@@ -100,8 +101,9 @@ def missing_notes(table: pd.DataFrame, targets: list[str], paired: bool = True) 
             few = f"only in {', '.join(holders)}" if len(holders) <= len(others) else f"not in {', '.join(others)}"
             do = ", Δ and rank do" if paired else ""
             notes.append(f"Seed {seed} is {few}; averages over different seeds do not compare{do}.")
-    if len(everyone) == 1:
-        notes.append("One seed: no standard deviation, differences may be noise.")
+    if begun.map(len).max() == 1:
+        each = "" if len(everyone) == 1 else " each"
+        notes.append(f"One seed{each}: no standard deviation, differences may be noise.")
     return notes
 
 

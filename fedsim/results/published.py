@@ -105,6 +105,20 @@ def _lacks_domains(dataset: str, domains: Sequence[str]) -> bool:
     return not {domain_key(name) for name in printed} <= {domain_key(name) for name in domains}
 
 
+def beside(
+    experiments: Mapping[str, Experiment], labels: Mapping[str, str], rows: Mapping[str, str], targets: Iterable[str]
+) -> tuple[pd.DataFrame, list[str]]:
+    """The papers' rows with the protocol and variant of our runs, and notes on why other rows are left out.
+
+    experiments, labels, rows: settings, label, and row of the table of each run.
+    """
+    # A table over several data sets or backbones (`by`) has no single setting with which a paper's row could agree.
+    alike = len({setting(experiment) for experiment in experiments.values()}) == 1
+    methods = dict.fromkeys(experiment.method_name for experiment in experiments.values())
+    found = published_rows(next(iter(experiments.values())), methods if alike else [], targets)
+    return only_theirs(found, experiments, labels)
+
+
 def published_rows(experiment: Experiment, methods: Iterable[str], targets: Iterable[str]) -> pd.DataFrame:
     """Published numbers for our methods in this experiment's setting; empty when no paper has this setting.
 

@@ -10,6 +10,7 @@ from fedsim.results.plots import run_labels
 from fedsim.results.predictions import Predictions, pooled, read_predictions
 from fedsim.results.reading import Runs
 from fedsim.results.report_cases import common_targets
+from fedsim.results.statistics import over_seeds
 
 
 def more_than_accuracy(runs: Runs, comparison: Comparison, by: list[str]) -> str:
@@ -30,7 +31,8 @@ def more_than_accuracy(runs: Runs, comparison: Comparison, by: list[str]) -> str
     text = "<h3>More than accuracy</h3>" + markup.table(["Method", *(METRICS[name].title for name in names)], rows)
     text += markup.bullets(
         [
-            "In %, averages over the targets, mean ± std over seeds. Less is better in expected calibration error.",
+            f"In %, averages over the targets, {over_seeds(comparison.most_seeds)}. Less is better in expected "
+            "calibration error.",
             *(note for note in tables[names[0]].notes if note.startswith(("Missing", "Not computed"))),
         ]
     )

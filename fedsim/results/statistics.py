@@ -85,6 +85,11 @@ def ranks(scores: pd.Series) -> pd.Series:
     return comparable(scores.astype(float)).rank(ascending=False, method="min")
 
 
+def most_seeds(rows: pd.DataFrame) -> int:
+    """The largest number of seeds of one method; rows: label and seed."""
+    return int(rows.groupby("label")["seed"].nunique().max())
+
+
 def over_seeds(seeds: int) -> str:
     """What a point of a figure or table is, in words; one seed has neither mean nor deviation."""
     return "mean ± std over seeds" if seeds > 1 else "one seed"

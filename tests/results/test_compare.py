@@ -227,3 +227,13 @@ def test_budgets_are_compared_over_the_targets_that_both_have(baseline):
     (note,) = (note for note in compare(runs, baseline=baseline).notes if note.startswith("Budgets differ"))
     assert "beside the images of fedavg, csac 2 times;" in note
     assert not any("Budgets and costs" in note for note in compare(two_methods()).notes)
+
+
+def test_one_seed_each_is_said():
+    """The largest number of seeds of a method decides, not how many there are in all."""
+    other = compare(table_of_runs({("fedavg", "photo", 0): 0.9, ("csac", "photo", 1): 0.8})).notes
+    assert any(note.startswith("One seed each: no standard deviation") for note in other)
+    alone = compare(table_of_runs({("fedavg", "photo", 0): 0.9})).notes
+    assert any(note.startswith("One seed: no standard deviation") for note in alone)
+    assert not any("sample standard deviation" in note for note in [*other, *alone])
+    assert any("mean ± sample standard deviation over seeds" in note for note in compare(two_methods()).notes)

@@ -69,7 +69,7 @@ def test_a_line_for_all_where_domains_are_too_many():
     import pandas as pd
 
     many = pd.DataFrame({"client": [f"d{number}/{part}" for number in range(40) for part in range(2)]})
-    frame, key, words = client_key(many)
+    frame, key, words = client_key(many, 2)
     assert set(frame[key]) == {"all clients"}
     assert "all clients" in words
 
@@ -79,7 +79,8 @@ def test_rows_of_domains_are_not_called_rows_of_clients():
     import pandas as pd
 
     rows = pd.DataFrame({"client": ["rot0/*", "rot15/*"], "weight": [0.5, 0.5]})
-    assert client_key(rows)[1:] == ("client", "of each domain's clients together (mean ± std over seeds")
+    assert client_key(rows, 2)[1:] == ("client", "of each domain's clients together (mean ± std over seeds")
+    assert client_key(rows, 1)[2] == "of each domain's clients together (one seed"
 
 
 def test_long_names_are_shortened_and_dollars_are_not_mathematics():

@@ -216,7 +216,7 @@ def test_one_seed_has_no_mean_over_seeds(runs):
     """The titles say so; those of several seeds say what the band is."""
     for several, some in ((True, runs), (False, choose_runs(runs, seeds=[0]))):
         drawn = dict(draw(some, "pacs"))
-        for key in ("learning-curves", "cost", "divergence_weight-csac"):
+        for key in ("learning-curves", "target-accuracy", "cost", "divergence_weight-csac", "client-gap"):
             words = " ".join(drawn[key].get_suptitle().split())
             assert ("mean ± std over seeds" in words, "one seed" in words) == (several, not several), words
 
