@@ -1,5 +1,7 @@
 """Options of the command line that hold several names or numbers, separated by commas."""
 
+from collections.abc import Collection, Sequence
+
 from fedsim.errors import UserError
 
 
@@ -11,6 +13,17 @@ def names_of(option: str, text: str) -> list[str]:
     names = [name.strip() for name in text.split(",")] if text.strip() else []
     if not all(names):
         raise UserError(f"{option} {text!r}: a name is empty; give names separated by single commas, or leave it out")
+    return names
+
+
+def with_commas(words: Sequence[str], labels: Collection[str]) -> list[str]:
+    """Words of an option that was split at its commas; those that are one of the labels together are one name."""
+    names, start = [], 0
+    while start < len(words):
+        ends = [end for end in range(len(words), start, -1) if ",".join(words[start:end]) in labels]
+        end = ends[0] if ends else start + 1
+        names.append(",".join(words[start:end]))
+        start = end
     return names
 
 

@@ -17,6 +17,7 @@ import pandas as pd
 from fedsim.errors import UserError, nearest
 from fedsim.experiment import Experiment, parse_experiment
 from fedsim.files import atomic_write
+from fedsim.options import with_commas
 from fedsim.results.differences import method_words, words_apart
 from fedsim.results.from_rounds import failed_rounds, select_again, thin_rounds, trained_rounds
 from fedsim.results.recorder import csv_text
@@ -116,7 +117,17 @@ def read_runs(folder: Path | str, unfinished: bool = False, only: Sequence[str] 
 
 def of_experiment(runs: Runs, name: str) -> Runs:
     """The part of `runs` that belongs to the experiment of that name."""
-    return _part(runs, [run for run, experiment in runs.experiments.items() if experiment.name == name])
+    part = _part(runs, [run for run, experiment in runs.experiments.items() if experiment.name == name])
+    part.unfinished = [run for run in runs.unfinished if _experiment_name(runs, run) in ("", name)]
+    return part
+
+
+def _experiment_name(runs: Runs, run: str) -> str:
+    """The experiment of an unfinished run; empty when its settings cannot be read (yet)."""
+    try:
+        return read_settings(run_folder(runs, run)).name
+    except (UserError, OSError):
+        return ""
 
 
 def choose_runs(
@@ -127,6 +138,7 @@ def choose_runs(
     Raises UserError for a name that no run has.
     """
     labels = runs.labels()
+    methods = with_commas(methods, set(labels.values()))
     keys = {
         run: ({experiment.method_name, labels[run], _method_folder(run)}, experiment.run.target, experiment.run.seed)
         for run, experiment in runs.experiments.items()
@@ -176,11 +188,8 @@ def _is_wanted(run: str, methods: Sequence[str], targets: Sequence[str], seeds: 
 
 def _part(runs: Runs, kept: Sequence[str]) -> Runs:
     names = set(kept)
-    frames = {
-        name: frame[frame["run"].isin(names)].reset_index(drop=True)
-        for name in TABLES
-        for frame in (getattr(runs, name),)
-    }
+    frames = {name: getattr(runs, name) for name in TABLES}
+    frames = {name: frame[frame["run"].isin(names)].reset_index(drop=True) for name, frame in frames.items()}
     experiments = {run: runs.experiments[run] for run in kept}
     own = {
         name: {run: fact for run, fact in getattr(runs, name).items() if run in names}

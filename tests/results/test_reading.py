@@ -8,9 +8,11 @@ import pytest
 from typer.testing import CliRunner
 
 from fedsim.cli import app
+from fedsim.commands.results import chosen_runs
 from fedsim.commands.runs import headline
 from fedsim.errors import UserError
 from fedsim.results import choose_runs, compare, read_runs, rebuild_results
+from fedsim.results.reading import of_experiment
 
 from .invented import pacs_experiment, write_grid, write_run
 
@@ -177,3 +179,28 @@ def test_a_summary_that_was_cut_off_is_said(tmp_path, kept):
     with pytest.raises(UserError, match="empty or cut off"):
         headline(file.parent)
     assert choose_runs(runs, ["fedavg"]).damaged == []
+
+
+def test_unfinished_runs_belong_to_their_experiment(tmp_path):
+    """The report has a section for each experiment."""
+    for name in ("a", "b"):
+        write_run(tmp_path, pacs_experiment(name=name, train={"rounds": 1}))
+    write_run(tmp_path, pacs_experiment("csac", name="a", train={"rounds": 1}), finish=False)
+    runs = read_runs(tmp_path)
+    assert of_experiment(runs, "a").unfinished == runs.unfinished == ["a/csac/photo/seed0"]
+    assert of_experiment(runs, "b").unfinished == []
+
+
+def test_a_label_with_a_comma_is_chosen(tmp_path):
+    """The label of a method with two changed settings has a comma between them."""
+    for label in ("fedprox@a=1,b=2", "fedprox"):
+        own = {"proximal": {"mu": len(label)}}
+        write_run(tmp_path / label, pacs_experiment("fedprox", method=own, train={"rounds": 1}), label=label)
+    write_run(tmp_path, pacs_experiment(train={"rounds": 1}))
+    for words, labels in (
+        ("fedprox@a=1,b=2", {"fedprox@a=1,b=2"}),
+        ("fedavg, fedprox@a=1,b=2", {"fedavg", "fedprox@a=1,b=2"}),
+    ):
+        assert set(chosen_runs(tmp_path, words, "", "").labels().values()) == labels
+    with pytest.raises(UserError, match="of the method 'a=1'"):
+        chosen_runs(tmp_path, "a=1,b=2", "", "")
