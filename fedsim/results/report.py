@@ -30,7 +30,7 @@ from fedsim.results.differences import comparable_settings, differing_settings, 
 from fedsim.results.figure_style import look
 from fedsim.results.fonts import fonts_for, missing_text
 from fedsim.results.markup import Data
-from fedsim.results.notes import part_notes
+from fedsim.results.notes import MARKS, part_notes
 from fedsim.results.plots import draw, names_in, rows_by, run_labels
 from fedsim.results.reading import Runs, of_experiment, read_runs, run_environment, run_folder
 from fedsim.results.report_cases import kept_cases, segmentation
@@ -69,7 +69,7 @@ def write_report(
     links = "".join(f'<a href="#{escape(name)}">{escape(name)}</a>' for name in names)
     head = [
         f"<h1>fedsim: {escape(', '.join(names))}</h1>",
-        '<p class="soft">Domain generalization: every number was measured on a domain that no client held.</p>',
+        f'<p class="soft">{premise(runs)}</p>',
         f'<p class="soft">{escape(" ".join(part_notes(runs.only)))}</p>' if runs.only else "",
         f"<nav>{links}</nav>" if len(names) > 1 else "",
     ]
@@ -77,6 +77,17 @@ def write_report(
     path = Path(folder) / ("report-part.html" if runs.only else "report.html")
     atomic_write(path, markup.page(f"fedsim report: {', '.join(names)}", "\n".join([*head, *sections])))
     return path
+
+
+def premise(runs: Runs) -> str:
+    """What all numbers have in common; methods that train on the unseen domain are tested on its other images."""
+    used = runs.summary.get("uses_target_unlabelled", pd.Series(dtype=str))
+    if not (used.astype(str) == "True").any():
+        return "Domain generalization: every number was measured on a domain that no client held."
+    return (
+        "Domain generalization: every number was measured on images of a domain that no client held; "
+        f"methods with {MARKS['uses_target_unlabelled']} trained on other images of that domain, without labels."
+    )
 
 
 def _experiment(runs: Runs, name: str, notes: Notes, select: str, baseline: str | None) -> str:

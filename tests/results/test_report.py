@@ -15,12 +15,13 @@ from fedsim.results import read_runs, rebuild_results, write_report
 from fedsim.results.cases import Cases
 from fedsim.results.markup import Data, table
 from fedsim.results.predictions import Predictions
-from fedsim.results.report import settings_section
+from fedsim.results.report import premise, settings_section
 from fedsim.results.report_cases import segmentation
 from fedsim.results.report_metrics import class_accuracies
 from fedsim.results.reproduce import command_line, override_text
 
 from .invented import pacs_experiment, write_grid, write_run
+from .made_up_runs import table_of_runs
 
 VOID = {"meta", "img", "br", "link", "input"}
 
@@ -230,3 +231,12 @@ def test_averages_are_over_the_targets_that_every_method_has():
     assert "no target that every method has" in text
     text = class_accuracies({"fedavg": {"easy": guess(9)}, "fedprox": {"easy": guess(8)}})
     assert "every method has" not in text
+
+
+def test_the_first_line_does_not_deny_training_on_the_target():
+    """FADA trains on images of the unseen domain without labels, and is tested on the others."""
+    runs = table_of_runs({("fedavg", "photo", 0): 0.5, ("fada", "photo", 0): 0.6})
+    assert "measured on a domain that no client held" in premise(runs)
+    runs.summary["uses_target_unlabelled"] = ["False", "True"]
+    assert "measured on a domain that no client held" not in premise(runs)
+    assert "methods with ‡ trained on other images of that domain, without labels" in premise(runs)
