@@ -30,7 +30,10 @@ HUES = (*(color for color in COLORS if color != "#000000"), "#882255", "#999933"
 def domain_features(
     experiment: Experiment, weights: Path, per_domain: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(features, class index, domain index) of a random subset of every domain, the unseen one included."""
+    """(features, class index, domain index) of a random subset of every domain, the unseen one included.
+
+    The features of a segmentation are maps, of which the mean over the image is taken.
+    """
     net = build_net(experiment, build_recipe(experiment))
     refuse_other_frozen(weights.parent, net, experiment.model.weights)
     load_arrays(net, load_file(weights), net.state_dict().keys() - net.frozen)
@@ -42,7 +45,8 @@ def domain_features(
         images, labels, _ = load_target(experiment.data, domain)
         chosen = numpy_rng(experiment.run.seed, "features", domain).permutation(len(labels))[:per_domain]
         for part in np.array_split(np.sort(chosen), max(len(chosen) // 256, 1)):
-            features.append(net.features(transforms.evaluate(torch.from_numpy(images[part]))).numpy())
+            maps = net.features(transforms.evaluate(torch.from_numpy(images[part])))
+            features.append(maps.flatten(2).mean(dim=2).numpy() if maps.ndim > 2 else maps.numpy())
             classes.append(labels[part])
             domains.append(np.full(len(part), index))
     return np.concatenate(features), np.concatenate(classes), np.concatenate(domains)
@@ -51,6 +55,7 @@ def domain_features(
 def plot_features(run: Path, out: Path, per_domain: int = 200) -> list[Path]:
     """Draw the t-SNE of a finished run's best model; returns the PNG and SVG files.
 
+    Masks have structures, not classes, so that their images are shown by domain alone.
     UserError for a folder without such a model.
     """
     weights = run / "best.safetensors"
@@ -65,10 +70,12 @@ def plot_features(run: Path, out: Path, per_domain: int = 200) -> list[Path]:
     found = benchmark(experiment.data)
     domain_names = [f"{name} (unseen)" if name == experiment.run.target else name for name in found.domains]
     with mpl.rc_context(SETTINGS):
-        figure = Figure(figsize=(11, 5), layout="constrained")
-        left, right = figure.subplots(1, 2)
-        scatter(left, points, classes, list(found.classes), "by class")
-        scatter(right, points, domains, domain_names, "by domain", found.domains.index(experiment.run.target))
+        count = 1 if found.structures else 2
+        figure = Figure(figsize=(5.5 * count, 5), layout="constrained")
+        *by_class, by_domain = figure.subplots(1, count, squeeze=False)[0]
+        for left in by_class:
+            scatter(left, points, classes, list(found.classes), "by class")
+        scatter(by_domain, points, domains, domain_names, "by domain", found.domains.index(experiment.run.target))
         run_name = f"{method_label(experiment)}, unseen {experiment.run.target}, seed {experiment.run.seed}"
         figure.suptitle(f"t-SNE of the best model's features: {run_name}")
         out.mkdir(parents=True, exist_ok=True)

@@ -3,10 +3,13 @@
 import numpy as np
 import pytest
 from matplotlib.image import imread
+from safetensors.torch import save_file
 from sklearn.metrics import silhouette_score
 from support import run_small, small_experiment
 
+from fedsim.assembly import build_net, build_recipe
 from fedsim.errors import UserError
+from fedsim.experiment import read_experiment
 from fedsim.results import write_report
 from fedsim.results.features import domain_features, plot_features
 from fedsim.results.reading import read_settings
@@ -45,3 +48,16 @@ def test_a_folder_without_a_model_is_said(tmp_path):
     """The message says which folder to name."""
     with pytest.raises(UserError, match=r"holds no best.safetensors; name the folder of one run"):
         plot_features(tmp_path, tmp_path)
+
+
+def test_features_of_masks_are_drawn_by_domain(tmp_path):
+    """The features of a segmentation are maps, and an image has several structures but no class."""
+    words = ["run.target=noise", "data.fraction=0.1"]
+    experiment = read_experiment("digit-masks", words)
+    (tmp_path / "experiment.toml").write_text(experiment.toml())
+    net = build_net(experiment, build_recipe(experiment))
+    save_file({name: tensor.contiguous() for name, tensor in net.state_dict().items()}, tmp_path / "best.safetensors")
+    features, _, domains = domain_features(read_settings(tmp_path), tmp_path / "best.safetensors", 6)
+    assert features.shape == (len(domains), net.feature_dim)
+    files = plot_features(tmp_path, tmp_path / "plots", 6)
+    assert files[0].is_file()
