@@ -1,5 +1,8 @@
 """The live view of a sweep: a progress bar over all rounds, the time left, and the running cells."""
 
+import csv
+from pathlib import Path
+
 from rich.console import Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -8,6 +11,14 @@ from rich.text import Text
 
 from fedsim.console import errors
 from fedsim.sweep.plan import Cell, duration, measured_rates, observed_rates, time_left
+
+
+def last_target(folder: Path) -> float | None:
+    """What a run recorded on the target in its last round; None without a summary."""
+    file = folder / "summary.csv"
+    rows = list(csv.DictReader(file.read_text(encoding="utf-8").splitlines())) if file.is_file() else []
+    found = [value for row in rows for name, value in row.items() if name.startswith("last_target_") and value]
+    return float(found[0]) if found else None
 
 
 class SweepView:
@@ -43,7 +54,7 @@ class SweepView:
         """Update the bar from the cells."""
         for cell in [cell for cell in self._open if cell.state in ("finished", "failed")]:
             self._open.remove(cell)
-            accuracy = cell.target_accuracy
+            accuracy = last_target(cell.folder) if cell.target_accuracy is None else cell.target_accuracy
             shown = f"{100 * accuracy:.1f} % at the last round" if accuracy is not None else ""
             self._live.console.print(f"{cell.state}: {cell.title} {shown}", highlight=False, markup=False)
         self._rates |= observed_rates(self._todo)

@@ -151,6 +151,18 @@ def test_view_shows_the_running_cells_and_the_time_left():
     assert line.split()[-6:] == ["2/10", "50.0", "%", "80", "s", "node7"]
 
 
+def test_a_cell_that_was_complete_already_shows_its_number(tmp_path, capsys):
+    """Another sweep may have finished it meanwhile, so that no round of it is heard of here."""
+    done = cell()
+    done.folder = tmp_path / "fedavg" / "rot0" / "seed0"
+    done.folder.mkdir(parents=True)
+    (done.folder / "summary.csv").write_text("method,last_target_dice\nfedavg,0.625\n")
+    view = SweepView([done], 1)
+    done.hear("finished", "", None)
+    view.update()
+    assert "62.5 % at the last round" in capsys.readouterr().err
+
+
 def test_a_resumed_cell_does_not_count_old_rounds_into_the_pace():
     """Rounds of an earlier sweep took no time in this one."""
     one = cell()
