@@ -45,11 +45,20 @@ METHODS = {
 SHOWN = {"FedDG": "FedDG (ELCFS)"}
 # CSAC's tables list these among federated methods, although they train on the pooled source data.
 POOLED = ("JiGen", "MASF", "DGER", "DMG", "FACT", "Epi-FCR", "MixStyle", "EISNet", "CrossGrad", "MetaReg", "FeaCri")
-# The preset with a paper's protocol, by the name of the paper; an empty one stands for the file's base settings.
+# The preset with a paper's protocol, by paper, data set and backbone; an empty one is the file's base settings.
 PROTOCOLS = {
-    "CSAC": {"rotated-mnist": "", "pacs": "csac", "vlcs": "csac"},
-    "FedIG-A": {"pacs": "fedig", "vlcs": "fedig", "office-home": "fedig"},
-    "gPerXAN": {"pacs": "gperxan", "office-home": "gperxan", "camelyon17": "gperxan"},
+    "CSAC": {
+        ("rotated-mnist", "digits-cnn"): "",
+        ("pacs", "resnet18"): "csac",
+        ("vlcs", "resnet18"): "csac",
+        ("vlcs", "alexnet"): "csac-alexnet",
+    },
+    "FedIG-A": {(data, "resnet18"): "fedig" for data in ("pacs", "vlcs", "office-home")},
+    "gPerXAN": {
+        ("pacs", "resnet50"): "gperxan",
+        ("office-home", "resnet50"): "gperxan",
+        ("camelyon17", "densenet121"): "gperxan",
+    },
 }
 # This is not part of a protocol: the images that a seed draws (the table reports it).
 FREE_KEYS = ("data.split_seed",)
@@ -238,8 +247,8 @@ def printed_numbers(paper: str, experiment: Experiment) -> pd.DataFrame:
 
 
 def protocol_of(paper: str, experiment: Experiment) -> Experiment | None:
-    """The paper's protocol for the run's data set, method and target; None where no shipped experiment has it."""
-    preset = PROTOCOLS.get(paper, {}).get(experiment.data.dataset)
+    """The paper's protocol for the run's data set, backbone and method; None where no shipped experiment has it."""
+    preset = PROTOCOLS.get(paper, {}).get((experiment.data.dataset, experiment.model.backbone))
     if preset is None:
         return None
     try:

@@ -142,8 +142,8 @@ def test_each_method_is_matched_by_itself():
 
 @pytest.mark.parametrize(("paper", "configs"), PROTOCOLS.items())
 def test_the_presets_of_the_papers_are_shipped(paper, configs):
-    for config in configs:
-        assert protocol_of(paper, read_experiment(config)) is not None
+    for config, backbone in configs:
+        assert protocol_of(paper, read_experiment(config, [f"model.backbone={backbone}"])) is not None
 
 
 def test_ccst_of_pixels_is_not_the_papers():
@@ -168,3 +168,12 @@ def test_a_printed_number_is_the_same_text_in_every_table():
             assert (same["mean"], str(same["std"])) == (row["mean"], str(row["std"]))
             checked += 1
     assert checked > 50
+
+
+def test_each_backbone_of_a_paper_has_its_preset():
+    """CSAC trains AlexNet with other settings than ResNet-18."""
+    domains = ("Caltech101", "LabelMe", "SUN09", "VOC2007")
+    for preset, source in (("csac-alexnet", "CSAC Table II"), ("csac", "CSAC Table V")):
+        runs = {("csac", one, 0): shipped("csac", one, preset=preset, config="vlcs") for one in domains}
+        found = compare(table_of_runs(dict.fromkeys(runs, 0.8), runs))
+        assert len(set(found.published["source"])) == 1, (source, found.notes)
