@@ -15,7 +15,7 @@ import pandas as pd
 
 from fedsim.errors import UserError
 from fedsim.experiment import Experiment, read_experiment
-from fedsim.results.differences import ABSENT, comparable_settings, method_words, value_text
+from fedsim.results.differences import ABSENT, comparable_settings, method_words, value_in_row, value_text
 
 FILE = Path(__file__).with_name("published.csv")
 DATASETS = {
@@ -47,18 +47,11 @@ SHOWN = {"FedDG": "FedDG (ELCFS)"}
 POOLED = ("JiGen", "MASF", "DGER", "DMG", "FACT", "Epi-FCR", "MixStyle", "EISNet", "CrossGrad", "MetaReg", "FeaCri")
 # The preset with a paper's protocol, by paper, data set and backbone; an empty one is the file's base settings.
 PROTOCOLS = {
-    "CSAC": {
-        ("rotated-mnist", "digits-cnn"): "",
-        ("pacs", "resnet18"): "csac",
-        ("vlcs", "resnet18"): "csac",
-        ("vlcs", "alexnet"): "csac-alexnet",
-    },
+    "CSAC": {("rotated-mnist", "digits-cnn"): "", ("vlcs", "alexnet"): "csac-alexnet"}
+    | {(data, "resnet18"): "csac" for data in ("pacs", "vlcs")},
     "FedIG-A": {(data, "resnet18"): "fedig" for data in ("pacs", "vlcs", "office-home")},
-    "gPerXAN": {
-        ("pacs", "resnet50"): "gperxan",
-        ("office-home", "resnet50"): "gperxan",
-        ("camelyon17", "densenet121"): "gperxan",
-    },
+    "gPerXAN": {("camelyon17", "densenet121"): "gperxan"}
+    | {(data, "resnet50"): "gperxan" for data in ("pacs", "office-home")},
 }
 # This is not part of a protocol: the images that a seed draws (the table reports it).
 FREE_KEYS = ("data.split_seed",)
@@ -121,11 +114,16 @@ def beside(
 
     experiments, labels, rows: settings, label, and row of the table of each run.
     """
-    # A table over several data sets or backbones (`by`) has no single setting with which a paper's row could agree.
-    alike = len({setting(experiment) for experiment in experiments.values()}) == 1
-    methods = dict.fromkeys(experiment.method_name for experiment in experiments.values())
-    found = published_rows(next(iter(experiments.values())), methods if alike else [], targets)
-    return only_theirs(found, experiments, labels)
+    first, settings = next(iter(experiments.values())), {setting(experiment) for experiment in experiments.values()}
+    name, methods = DATASETS.get(first.data.dataset, ""), {one.method_name: one for one in experiments.values()}
+    if len(settings) > 1:
+        why = "beside rows with different data sets, backbones or settings of the papers."
+    elif None in settings:
+        why = f"of {name}: the papers have all images of all domains, one client for each, images of "
+        why += f"{IMAGE_SIZES.get(name, 224)} pixels, their own backbones, and the weights that these start from."
+    else:
+        return only_theirs(published_rows(first, methods, targets), experiments, labels, rows)
+    return pd.DataFrame(columns=COLUMNS), [f"No published number {why}"] if name else []
 
 
 def published_rows(experiment: Experiment, methods: Iterable[str], targets: Iterable[str]) -> pd.DataFrame:
@@ -168,15 +166,19 @@ def published_rows(experiment: Experiment, methods: Iterable[str], targets: Iter
 
 
 def only_theirs(
-    rows: pd.DataFrame, experiments: Mapping[str, Experiment], labels: Mapping[str, str]
+    rows: pd.DataFrame,
+    experiments: Mapping[str, Experiment],
+    labels: Mapping[str, str],
+    lines: Mapping[str, str] | None = None,
 ) -> tuple[pd.DataFrame, list[str]]:
     """The published rows of methods that we ran as the paper did, and one note for each reason to leave others out.
 
-    experiments, labels: settings and label of each run. A label other than the method's name is a variant.
+    experiments, labels: settings and label of each run. A label other than the method's name is a variant. lines: the
+    row of our table that a run is in, by default its label; a paper's row needs one row of ours with its protocol.
     """
     kept, reasons = [], {}
     for (method, source), own in rows.groupby(["method", "source"], sort=False):
-        reason = _reason(source.split(" Table")[0], method, experiments, labels)
+        reason = _reason(source.split(" Table")[0], method, experiments, labels, lines or labels)
         if reason:
             reasons.setdefault(reason, []).append(method)
         else:
@@ -188,7 +190,13 @@ def only_theirs(
     return (pd.concat(kept, ignore_index=True) if kept else rows[:0]), left_out
 
 
-def _reason(paper: str, method: str, experiments: Mapping[str, Experiment], labels: Mapping[str, str]) -> str:
+def _reason(
+    paper: str,
+    method: str,
+    experiments: Mapping[str, Experiment],
+    labels: Mapping[str, str],
+    lines: Mapping[str, str],
+) -> str:
     """Why a paper's number of a method is not shown beside our runs; empty when it is shown."""
     own = {run: experiment for run, experiment in experiments.items() if experiment.method_name == method}
     plain = [run for run in own if labels[run] == method]
@@ -196,19 +204,26 @@ def _reason(paper: str, method: str, experiments: Mapping[str, Experiment], labe
         return f"{paper} beside {{methods}}: the runs are variants ({', '.join(dict.fromkeys(map(labels.get, own)))})"
     # Runs of one label have one recipe: settings that a run has beside one without any only repeat defaults.
     bare = any(not method_words(own[run]) for run in plain)
-    found: list[str] = []
+    found: dict[str, list[str]] = {}
     for run in plain:
         protocol = protocol_of(paper, own[run])
         if protocol is None:
             return f"{paper} beside {{methods}}: its protocol is not shipped for {own[run].data.dataset}"
         differences = protocol_differences(own[run], protocol)
-        found += [text for text in differences if not (bare and text.startswith("method."))]
-    return f"{paper} beside {{methods}}: not its protocol ({shortened(found)})" if found else ""
+        found.setdefault(lines[run], []).extend(
+            text for text in differences if not (bare and text.startswith("method."))
+        )
+    least = min(found.values(), key=len)
+    return f"{paper} beside {{methods}}: not its protocol ({shortened(least)})" if least else ""
 
 
 def protocol_differences(ours: Experiment, theirs: Experiment) -> list[str]:
     """A text like `data.holdout is 0.1, there 0.2` for every setting in which a run differs from a protocol."""
     own, other = _protocol_settings(ours), _protocol_settings(theirs)
+    for key in own.keys() ^ other.keys():  # a part's field that one of them sets to the value of the method's row
+        if key.startswith("parts.") and (own | other)[key] == value_in_row(ours.method_name, key):
+            for table in (own, other):
+                table.pop(key, None)
     return [
         f"{key} is {value_text(own.get(key, ABSENT))}, there {value_text(other.get(key, ABSENT))}"
         for key in dict.fromkeys([*other, *own])
