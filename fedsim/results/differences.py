@@ -85,20 +85,6 @@ def differing_parts(first: Recipe, second: Recipe) -> list[str]:
     return sorted(apart)
 
 
-def value_in_row(method: str, key: str) -> object:
-    """The value of `parts.PART.FIELD` in the row of a method; ABSENT where the row has no such part or field."""
-    from fedsim.part import part_name
-    from fedsim.recipe import parts_of  # with all parts, and PyTorch, which most tables do not need
-    from fedsim.registry import find_row
-
-    _, name, *field = key.split(".")
-    try:
-        parts = {part_name(part): part for _, part in parts_of(find_row(method))}
-    except UserError:  # a method of another installation, or several methods together
-        return ABSENT
-    return getattr(parts.get(name), ".".join(field), ABSENT)
-
-
 def method_words(experiment: Experiment) -> str:
     """`guiding_head.weight=0.25`: the settings of a method as they were given."""
     settings = {key: value for key, value in experiment.method.items() if key != "name"}

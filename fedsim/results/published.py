@@ -15,7 +15,7 @@ import pandas as pd
 
 from fedsim.errors import UserError
 from fedsim.experiment import Experiment, read_experiment
-from fedsim.results.differences import ABSENT, comparable_settings, method_words, value_in_row, value_text
+from fedsim.results.differences import ABSENT, comparable_settings, method_words, value_text
 
 FILE = Path(__file__).with_name("published.csv")
 DATASETS = {
@@ -220,10 +220,6 @@ def _reason(
 def protocol_differences(ours: Experiment, theirs: Experiment) -> list[str]:
     """A text like `data.holdout is 0.1, there 0.2` for every setting in which a run differs from a protocol."""
     own, other = _protocol_settings(ours), _protocol_settings(theirs)
-    for key in own.keys() ^ other.keys():  # a part's field that one of them sets to the value of the method's row
-        if key.startswith("parts.") and (own | other)[key] == value_in_row(ours.method_name, key):
-            for table in (own, other):
-                table.pop(key, None)
     return [
         f"{key} is {value_text(own.get(key, ABSENT))}, there {value_text(other.get(key, ABSENT))}"
         for key in dict.fromkeys([*other, *own])

@@ -179,20 +179,19 @@ def test_each_backbone_of_a_paper_has_its_preset():
         assert set(found.published["source"]) == {"CSAC Table II"}, found.notes
 
 
-def test_a_value_that_is_a_parts_own_is_the_papers_in_a_row_of_its_own():
-    """`cross` is the default; the row with `none` is an ablation, which does not take the number from the other row."""
-    key = "parts.semantic_calibration.align"
+def test_each_row_of_our_table_is_judged_by_itself():
+    """The row with another learning rate does not take the paper's number from the row with the paper's rate."""
     runs = {
-        (f"csac-{align}", target, 0): shipped("csac", target, overrides=[f"{key}={align}"])
-        for align in ("none", "cross")
+        (f"csac-{rate}", target, 0): shipped("csac", target, overrides=[f"train.lr={rate}"])
+        for rate in (0.1, shipped("csac").train.lr)
         for target in PACS
     }
     table = table_of_runs(dict.fromkeys(runs, 0.8), runs)
-    assert set(compare(table, by=[key]).published["source"]) == {"CSAC Table I"}
-    ablation = {cell: experiment for cell, experiment in runs.items() if cell[0] == "csac-none"}
-    found = compare(table_of_runs(dict.fromkeys(ablation, 0.8), ablation))
+    assert set(compare(table, by=["train.lr"]).published["source"]) == {"CSAC Table I"}
+    other = {cell: experiment for cell, experiment in runs.items() if cell[0] == "csac-0.1"}
+    found = compare(table_of_runs(dict.fromkeys(other, 0.8), other))
     assert found.published.empty
-    assert any(f"{key} is none, there default" in note for note in found.notes)
+    assert any("train.lr is 0.1, there" in note for note in found.notes)
 
 
 def test_another_setting_than_the_papers_is_said():
