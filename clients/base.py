@@ -258,7 +258,7 @@ class DomainClient(NumPyClient):
         recipe, net = self.recipe, self.net
         work, plan = local_plan(recipe, round, self.counts, self.source_clients)
         self.spent.append(Amount.of(plan))
-        round.steps = len(plan)
+        round.steps, round.images = len(plan), self.spent[-1].images
         round.lr = learning_rate(work, max(round.round, 1), round.rounds)
         round.optimizer = make_optimizer(net, work, round.lr)
         kept = self.store.get("optimizer") if work.persist_optimizer else None

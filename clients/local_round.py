@@ -57,7 +57,7 @@ class LocalRound:
     `strategies.parts.Share`)
     round, rounds: the number of this round (0 before the first one), and the number of rounds
     phase: "train", or the prelude of a step
-    steps: the number of steps of this round, which is known when the parts begin
+    steps, images: the numbers of steps and of training images of this round, which are known when the parts begin
     store: keeps what this client needs in later rounds
     data: its examples (`clients.local_data.LocalData`)
     optimizer, lr: the optimizer of the network's trainable parameters, made anew for the round, and its learning rate
@@ -90,6 +90,7 @@ class LocalRound:
     clients: tuple[str, ...] = ()
     places: Mapping[str, str] = field(default_factory=dict)
     steps: int = 0
+    images: float = 0
     optimizer: torch.optim.Optimizer | None = None
     lr: float = 0.0
     records: Mapping[str, Mapping[str, np.ndarray]] = field(default_factory=dict)
@@ -111,13 +112,18 @@ class LocalRound:
 
     def for_phase(self, phase: str) -> "LocalRound":
         """The same round for another phase, without the scratch, terms, hooks and tallies of the first."""
-        return replace(self, phase=phase, steps=0, terms=[], scratch={}, before_step=[], sums={}, means=set())
+        return replace(self, phase=phase, steps=0, images=0, terms=[], scratch={}, before_step=[], sums={}, means=set())
 
     @property
     def index(self) -> int:
         """The number of this client in the order of the domains, from 0; it is equal in every round and at every
         site."""
         return self.clients.index(self.client)
+
+    @property
+    def epochs(self) -> float:
+        """How often this client trains on its own images in this round, also where the experiment plans iterations."""
+        return self.images / max(self.data.examples, 1) if self.train.iterations else float(self.train.epochs)
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """The trainable parameters of the network by name, in the network's order."""

@@ -22,7 +22,7 @@ from fedsim.models.norms import BIN, DSON, IBN, XAN, BatchNorm, MixIG
 from fedsim.recipe import Recipe
 from fedsim.run.plan import resolve
 from fedsim.run.workspace import Workspace
-from fedsim.settings import ModelSettings
+from fedsim.settings import ModelSettings, TrainSettings
 from strategies.parts import Share
 
 CONFIG = {"round": 1, "phase": "train", "client": "rot15"}
@@ -199,6 +199,18 @@ def test_draws_apart():
             inside.append(torch.rand(2))
     assert inside[0].equal(inside[1])
     assert torch.rand(2).equal(expected)
+
+
+@pytest.mark.parametrize("pooled", [False, True])
+def test_epochs_of_a_round_by_iterations(tmp_path, pooled):
+    """Planned images (in batches of two sizes) over the client's own; a pooled client takes the steps of all."""
+    client = client_of(tmp_path, Recipe(pooled=pooled), train={"iterations": 7, "batch_size": 32})
+    client.source_clients = 3
+    steps = client.begin_steps(client._open(CONFIG))
+    sizes = [len(batch) for batch in steps.plan]
+    assert (len(sizes), len(set(sizes))) == (21 if pooled else 7, 2)
+    assert steps.round.epochs == sum(sizes) / client.data.examples
+    assert small_round(client.data, steps=7, images=99, train=TrainSettings(epochs=3)).epochs == 3
 
 
 @dataclass(frozen=True)

@@ -116,9 +116,9 @@ def test_batch_share_counts_the_epochs_of_the_run():
     """It is .3, and .2 more after every ten local epochs of the run; it does not start again in each round."""
     assert [rsc.batch_share(e) for e in (0, 9.9, 10, 25, 99)] == pytest.approx([0.3, 0.3, 0.5, 0.7, 1.0])
     round = small_round(small_data(colour_images(8)), round=4, steps=6, train=TrainSettings(epochs=3))
-    assert rsc.epochs_done(round, 4, 2) == 3 * 3 + 2
-    round.train = TrainSettings(iterations=6)  # of 2 of the 8 images: 1.5 epochs a round
-    assert rsc.epochs_done(round, 4, 2) == pytest.approx(4.5 + 1)
+    assert rsc.epochs_done(round, 4) == 3 * 3 + 2
+    round.train, round.images = TrainSettings(iterations=6), 12  # of the 8 images: 1.5 epochs a round
+    assert rsc.epochs_done(round, 4) == pytest.approx(4.5 + 1)
 
 
 @pytest.mark.parametrize(
