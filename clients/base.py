@@ -274,9 +274,7 @@ class DomainClient(NumPyClient):
 
     def end_steps(self, steps: LocalSteps) -> float:
         """What `_train` does after the last step; the mean loss."""
-        steps.best.restore()
-        for part in self.recipe.client_parts():
-            part.end(steps.round)
+        steps.end(self.recipe.client_parts())
         if steps.work.persist_optimizer:
             self.store.put("optimizer", optimizer_tensors(steps.round.optimizer, self.net))
         return float(steps.total) / max(steps.round.steps, 1)

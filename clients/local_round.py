@@ -58,6 +58,7 @@ class LocalRound:
     round, rounds: the number of this round (0 before the first one), and the number of rounds
     phase: "train", or the prelude of a step
     steps, images: the numbers of steps and of training images of this round, which are known when the parts begin
+    best_step: the step after which the model that is sent was reached, which is known when the parts end; 0: the last
     store: keeps what this client needs in later rounds
     data: its examples (`clients.local_data.LocalData`)
     optimizer, lr: the optimizer of the network's trainable parameters, made anew for the round, and its learning rate
@@ -91,6 +92,7 @@ class LocalRound:
     places: Mapping[str, str] = field(default_factory=dict)
     steps: int = 0
     images: float = 0
+    best_step: int = 0
     optimizer: torch.optim.Optimizer | None = None
     lr: float = 0.0
     records: Mapping[str, Mapping[str, np.ndarray]] = field(default_factory=dict)
@@ -112,7 +114,8 @@ class LocalRound:
 
     def for_phase(self, phase: str) -> "LocalRound":
         """The same round for another phase, without the scratch, terms, hooks and tallies of the first."""
-        return replace(self, phase=phase, steps=0, images=0, terms=[], scratch={}, before_step=[], sums={}, means=set())
+        return replace(self, phase=phase, steps=0, images=0, best_step=0, terms=[], scratch={}, before_step=[],
+                       sums={}, means=set())  # fmt: skip
 
     @property
     def index(self) -> int:
@@ -124,6 +127,11 @@ class LocalRound:
     def epochs(self) -> float:
         """How often this client trains on its own images in this round, also where the experiment plans iterations."""
         return self.images / max(self.data.examples, 1) if self.train.iterations else float(self.train.epochs)
+
+    @property
+    def sent_steps(self) -> int:
+        """The number of steps that the model which is sent has taken: `steps`, or fewer with `train.local_checks`."""
+        return self.best_step or self.steps
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """The trainable parameters of the network by name, in the network's order."""

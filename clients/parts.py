@@ -54,6 +54,7 @@ class ClientPart(Part):
     the run with `run.keep_personal`. Empty: there is none
     whole: the part compares the received model with others, and so cannot act where clients get only a part of the
     model (`Share.cut`)
+    keeps_last_iterate: `end` sees the model of the last step, also where an earlier one is sent (`train.local_checks`)
     """
 
     tasks: ClassVar[tuple[str, ...]] = (CLASSIFICATION.name,)  # a part for maps and masks names them too
@@ -61,6 +62,7 @@ class ClientPart(Part):
     banks: ClassVar[tuple[str, ...]] = ()
     personal: ClassVar[str] = ""
     whole: ClassVar[bool] = False
+    keeps_last_iterate: ClassVar[bool] = False
 
     def refuses(self, recipe: "Recipe") -> str:
         """A contribution needs a bank that takes it; some parts need the whole model."""

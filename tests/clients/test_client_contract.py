@@ -12,9 +12,12 @@ from torch import nn
 
 from clients.batches.shuffled import Shuffled
 from clients.networks import apart, descend, statistics_frozen
+from clients.optimizers import gradient_count
 from clients.parts import Report, Term
+from clients.reports.gradient_count import GradientCount
 from clients.step.ditto import Ditto
 from clients.step.supervised import SupervisedStep
+from clients.terms.drift_correction import DriftCorrection
 from clients.terms.moon import ModelContrast
 from fedsim.errors import UserError
 from fedsim.models import build_model
@@ -211,6 +214,32 @@ def test_epochs_of_a_round_by_iterations(tmp_path, pooled):
     assert (len(sizes), len(set(sizes))) == (21 if pooled else 7, 2)
     assert steps.round.epochs == sum(sizes) / client.data.examples
     assert small_round(client.data, steps=7, images=99, train=TrainSettings(epochs=3)).epochs == 3
+
+
+def test_what_parts_keep_when_an_earlier_iterate_is_sent(tmp_path, monkeypatch):
+    """The second of three local checks is the best: MOON keeps the last iterate, FedNova and SCAFFOLD count the steps
+    up to the model that is sent."""
+    recipe = Recipe(terms=(ModelContrast(), DriftCorrection()), reports=(GradientCount(),))
+    client = client_of(tmp_path, recipe, train={"iterations": 6, "local_checks": 3, "momentum": 0.5})
+    client.records = {"control": {}}
+    before = {name: value.clone() for name, value in client.state.items()}
+    scores, states = iter([0.2, 0.6, 0.5]), []
+
+    def validate(predict=None):
+        states.append({name: value.clone() for name, value in client.state.items()})
+        return next(scores), 0.0
+
+    monkeypatch.setattr(client, "validate", validate)
+    sent, _, metrics = fit(client)
+    assert all(states[1][name].equal(torch.from_numpy(array)) for name, array in sent.items())
+    client.store.open_round(2)
+    kept = client.store.get("previous-model")
+    assert all(kept[name].equal(value) for name, value in states[2].items())
+    assert not kept["head.weight"].equal(states[1]["head.weight"])
+    assert metrics["steps"] == 6
+    assert metrics["gradient_count"] == gradient_count(4, 0.5)
+    moved = (before["head.weight"] - states[1]["head.weight"]) / (gradient_count(4, 0.5) * metrics["learning_rate"])
+    assert np.allclose(client.outbox["control"]["head.weight"], moved, atol=1e-6)
 
 
 @dataclass(frozen=True)

@@ -164,7 +164,6 @@ def test_own_layers_are_not_corrected(tmp_path):
     [
         ({"optimizer": "adam", "momentum": 0.0}, "optimizer = 'sgd'"),
         ({"persist_optimizer": True}, "persist_optimizer"),
-        ({"local_checks": 2}, "local_checks"),
     ],
 )
 def test_what_breaks_the_identity_is_refused(tmp_path, train, words):
