@@ -50,6 +50,9 @@ def test_fednova_with_a_proximal_term_counts_it(tmp_path):
     metrics = [r.content.metric_records["metrics"] for m, r in grid.seen if m.metadata.message_type == "train"]
     for record in metrics:
         assert record["gradient_count"] == pytest.approx(gradient_count(record["steps"], 0.0, 0.05 * 0.1))
+    by_steps = {"name": "fednova", "normalized_average": {"tau_eff": "steps"}}
+    with pytest.raises(UserError, match="local_checks = 0"):
+        run_small(small_experiment(tmp_path / "x", by_steps, train={"local_checks": 1}))
     for train, words in (({"optimizer": "adam"}, "sgd"), ({"persist_optimizer": True}, "fresh")):
         with pytest.raises(UserError, match=words):
             run_small(small_experiment(tmp_path / "x", "fednova", train=train))
