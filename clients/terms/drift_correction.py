@@ -97,7 +97,7 @@ class DriftCorrection(Term):
         """The divisor of w^t - y for each parameter."""
         count = gradient_count(round.sent_steps, round.train.momentum)
         if self.variant == "epochs_only":
-            count = float(round.train.epochs)
+            count = round.epochs * round.sent_steps / max(round.steps, 1)
         groups = round.optimizer.param_groups
         rate = {parameter: group["lr"] for group in groups for parameter in group["params"]}
         return {parameter: count * (1.0 if self.variant == "without_rate" else lr) for parameter, lr in rate.items()}
