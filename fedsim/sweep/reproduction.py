@@ -3,6 +3,7 @@
 import contextlib
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -206,10 +207,19 @@ def _notes(table: PaperTable, block: Block, lines: Sequence[Line], select: str) 
     return notes
 
 
+def _other_notes(runs: Runs, shown: set[str]) -> list[str]:
+    """A note on the runs whose method, or settings of it, are those of no row."""
+    labels = runs.labels()
+    counts = Counter(labels[run] for run in runs.summary["run"] if run not in shown)
+    texts = [f"{label} ({count} {'run' if count == 1 else 'runs'})" for label, count in sorted(counts.items())]
+    return [f"Runs of no row of the table, which are left out: {shortened(texts)}."] if texts else []
+
+
 def _notes_on_runs(block: Block, runs: Runs, cells: pd.DataFrame, targets: list[str], select: str) -> list[str]:
     """The notes that a comparison of these runs has, too: missing and unfinished ones, splits, test images, rounds."""
     asked = [target for target in targets if target in set(cells["target"])] if runs.only else targets
-    notes = missing_notes(cells, asked, paired=False) + split_notes(cells) + test_size_notes(cells)
+    notes = _other_notes(runs, set(cells["run"])) + missing_notes(cells, asked, paired=False)
+    notes += split_notes(cells) + test_size_notes(cells)
     unfinished = [run for run in runs.unfinished if block.name in run.split("/")]
     notes += unfinished_notes(unfinished) + damaged_notes(runs.damaged)
     again = {run: text for run, text in runs.reselected.items() if run in set(cells["run"])}

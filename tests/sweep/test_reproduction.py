@@ -183,6 +183,8 @@ def test_ours_stand_beside_theirs(tmp_path):
             theirs = printed.loc[("FedAvg", target.replace("_", "")), "mean"]
             finished(tmp_path, "fedig-a-table-5", "pacs", 0, target, seed, theirs + gap)
     finished(tmp_path, "fedig-a-table-5", "pacs", 1, "photo", 0, 0.5, ["data.holdout=0.1"])
+    for seed in (0, 1):  # FedProx with another mu, which is no row of the table
+        finished(tmp_path, "fedig-a-table-5", "pacs", 1, "photo", seed, 0.5, ["method.proximal.mu=0.5"])
     (tmp_path / "table.toml").write_text(find_table("fedig-a-table-5").read_text())
     (result,) = reproductions(tmp_path, read_runs(tmp_path))
     assert [line.row.printed for line in result.lines] == ["FedAvg", "FedProx"]
@@ -199,6 +201,7 @@ def test_ours_stand_beside_theirs(tmp_path):
     show([result], Console(file=buffer, width=200))
     assert "+0.2 inside" in buffer.getvalue()
     assert "FedProx: the settings are not the table's (data.holdout is 0.1, there 0.2)" in buffer.getvalue()
+    assert "Runs of no row of the table, which are left out: fedprox@proximal.mu=0.5 (2 runs)." in result.notes
     assert {row["verdict"] for row in csv_rows([result])} == {"inside", ""}
     for form in ("csv", "markdown", "latex"):
         shown = CliRunner().invoke(app, ["compare", str(tmp_path), "--format", form]).output
