@@ -2,6 +2,7 @@
 
 import io
 import math
+import re
 from functools import cache
 
 import pandas as pd
@@ -10,6 +11,7 @@ from rich.console import Console
 from support import run_small
 from typer.testing import CliRunner
 
+from clients.terms.proximal import Proximal
 from fedsim.assembly import build_recipe
 from fedsim.cli import app
 from fedsim.data import benchmark
@@ -74,6 +76,13 @@ def test_tables_without_printed_numbers_say_so():
 def test_seeds_are_the_papers():
     counts = {"fedig": 4, "csac": 5, "gperxan": 3, "fedsb": 3}
     assert {name: len(table(name).seeds) for name in TABLES} == {name: counts[name.split("-")[0]] for name in TABLES}
+
+
+def test_fedprox_has_the_mu_that_its_file_states():
+    own = block_of("fedig-a-table-5", "pacs")
+    (stated,) = re.findall(r"FedProx's mu is ([\d.]+\d)", find_table("fedig-a-table-5").read_text())
+    (row,) = [row for row in own.rows if row.method == "fedprox"]
+    assert build_recipe(row_experiment(own, row)).terms == (Proximal(float(stated)),)
 
 
 def small_table(folder, **change):
