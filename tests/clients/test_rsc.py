@@ -160,6 +160,16 @@ def test_the_released_variant_takes_a_step():
     assert counts == {1}
 
 
+@pytest.mark.parametrize("variant", ["domainbed", "official"])
+def test_eval_is_the_plain_network(variant):
+    """Test 3: nothing is muted after a step. A network without the part and with the same tensors predicts the same."""
+    settings, x = ModelSettings(backbone="digits-cnn-bn", bottleneck=8), torch.rand(6, 3, 28, 28)
+    net, plain = (build_model(settings, 3, 3, 28, None, seed) for seed in (0, 1))
+    SelfChallenging(variant).begin(trained_round(net.train()))(Batch(x, torch.arange(6) % 3))
+    plain.load_state_dict(net.state_dict())
+    assert net.eval()(x).equal(plain.eval()(x))
+
+
 def test_a_frozen_extractor_is_challenged_too():
     """With model.train = "head" the features have no gradient of their own; the loss is that of a trained extractor."""
     weight = torch.tensor([[3.0, 1.0, 2.0], [0.0, 0.0, 0.0]])

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from small_round import colour_images, small_data, small_round
+from support import run_small, small_experiment
 from torch import nn
 
 from clients.parts import Batch
@@ -42,6 +43,30 @@ def test_without_noise_the_loss_is_counted_twice(net):
     term = FeatureAugmentation("s", 0.0, 0.0, lam=0.7).begin(round_of(net))
     assert term(batch).item() == pytest.approx(0.7 * batch.loss.item(), rel=1e-6)
     assert FeatureAugmentation(lam=0.0).begin(round_of(net)) is None
+
+
+@pytest.mark.parametrize("variant", ["s", "a"])
+def test_no_noise_outside_the_term(net, variant):
+    """Test 3: after a round's steps the network predicts without noise, from its weights alone."""
+    round = round_of(net)
+    part, z = FeatureAugmentation(variant, warmup=1), torch.randn(6, 4)
+    part.begin(round)(batch_of(net, z, torch.arange(6) % 3))
+    part.end(round)
+    assert net.eval().head(z).equal(nn.functional.linear(z, net.head.weight, net.head.bias))
+
+
+def test_a_client_sends_as_much_as_with_fedavg(tmp_path):
+    """Test 4, with SFA-A and the round after its warm-up: the tensors that came go back, and nothing else."""
+    experiment = small_experiment(tmp_path, "sfa-a", train={"rounds": 2}, data={"fraction": 0.05})
+    _, grid = run_small(experiment)
+    trained = [pair for pair in grid.seen if pair[0].metadata.message_type == "train"]
+    received, sent = ([message.content.array_records for message in side] for side in zip(*trained))
+    assert len(sent) == 6
+    assert all(set(records) == {"arrays"} for records in sent)
+    for ours, plain in zip(sent, received):
+        assert [(name, array.shape) for name, array in ours["arrays"].items()] == [
+            (name, array.shape) for name, array in plain["arrays"].items()
+        ]
 
 
 def test_noise_has_the_right_moments(net):

@@ -81,6 +81,17 @@ def test_no_change_has_no_divergence():
     assert round.tallied()["js_loss"] == pytest.approx(0, abs=1e-7)
 
 
+def test_mix_with_alpha_0_is_the_image(monkeypatch):
+    """B.5 test 1 in the default variant: the loss is that of the supervised step."""
+    wanted, _, _ = one_step(SupervisedStep())
+    x = torch.rand(2, 3, 8, 8)
+    monkeypatch.setattr("clients.step.random_convolution.torch.rand", lambda *size, **options: torch.zeros(()))
+    assert RandomConvolution().view(x, torch.Generator()).equal(x)
+    loss, _, round = one_step(RandomConvolution())
+    assert loss.item() == pytest.approx(wanted.item(), rel=1e-6)
+    assert round.tallied()["js_loss"] == pytest.approx(0, abs=1e-7)
+
+
 @pytest.mark.parametrize(("part", "passes"), [(RandomConvolution(), 3), (ConsistentViews(), 1)])
 def test_a_step_moves_the_network(part, passes):
     """Loss and divergence are finite; kernels are neither in the state nor in the optimizer; passes are counted."""
