@@ -159,6 +159,7 @@ def test_kept_buffers_are_refused(tmp_path, train):
     kept = {"rounds": 2, "persist_optimizer": True}
     with pytest.raises(UserError, match="persist_optimizer = false"):
         build_recipe(small_experiment(tmp_path, "feddrop", train={**kept, **train}))
+    build_recipe(small_experiment(tmp_path, "feddrop", train={**kept, **train}), recorded=True)
     whole = {"name": "feddrop", "random_subnet": {"rate": 0.0}}
     build_recipe(small_experiment(tmp_path, whole, train={**kept, **train}))
     build_recipe(small_experiment(tmp_path, "feddrop", train={**kept, "momentum": 0.0}))  # SGD then has no buffers
