@@ -53,7 +53,7 @@ class FeatureAugmentation(Term):
             z = batch.features
             noisy = z * torch.normal(1.0, self.sigma1, z.shape, device=z.device) + self._shift(batch, roots)
             if self.variant == "a":
-                moments.add(z.detach().float(), batch.labels)
+                moments.add(z.detach().float().clone(), batch.labels)  # the next pass may write over z
             with round.autocast():
                 logits = round.net.head(noisy.to(z.dtype))
             return self.lam * F.cross_entropy(logits.float(), batch.labels)
