@@ -189,9 +189,7 @@ class LocalRound:
 
     def autocast(self) -> AbstractContextManager:
         """bf16 autocast when `train.precision` asks for it; otherwise a context that does nothing."""
-        if self.train.precision == "bf16":
-            return torch.autocast(self.device.type, dtype=torch.bfloat16)
-        return nullcontext()
+        return autocast_of(self.train, self.device)
 
     # --- randomness ---------------------------------------------------------------------------------------------
 
@@ -245,3 +243,10 @@ class LocalRound:
         if name not in self.warm or self.warm[name][0] != key:
             self.warm[name] = (key, make())
         return self.warm[name][1]
+
+
+def autocast_of(train: TrainSettings, device: torch.device) -> AbstractContextManager:
+    """bf16 autocast when `train.precision` asks for it; otherwise a context that does nothing."""
+    if train.precision == "bf16":
+        return torch.autocast(device.type, dtype=torch.bfloat16)
+    return nullcontext()

@@ -3,7 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from clients.base import DomainClient
 from clients.local_data import LocalData
 from clients.local_steps import Fitted, Job, LocalSteps, Training
 from clients.parts import Batch
-from clients.stacked_net import Pass, Rows, StackedNet
+from clients.stacked_net import Autocast, Pass, Rows, StackedNet
 from clients.stacked_optimizer import StackedOptimizer, rates_of
 from fedsim.models.tasks import TaskRules
 from fedsim.part import part_name
@@ -88,14 +88,14 @@ class SideBySide:
         self.stack = StackedNet(net, places, count, task)
         self.device = next(net.parameters()).device
 
-    def trial(self, data: LocalData) -> str:
+    def trial(self, data: LocalData, autocast: Autocast = nullcontext) -> str:
         """Why the network does not run as one program; empty: it does. What the trial changes, messages write over."""
         rows = self.stack.rows(range(2))
         positions = data.training_positions()[:TRIAL]
         batch = torch.stack([data.normalize(data.raw(positions))] * 2), torch.stack([data.labels[: len(positions)]] * 2)
         try:
             with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
-                self.stack.forward(rows, *batch).losses.sum().backward()
+                self.stack.forward(rows, *batch, autocast).losses.sum().backward()
         except (RuntimeError, NotImplementedError) as error:
             return f"the network does not run as one program ({str(error).strip().splitlines()[0][:200]})"
         return ""

@@ -6,11 +6,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from small_round import small_data
 from torch import nn
 
 from clients.base import DomainClient
 from clients.optimizers import make_optimizer
-from clients.side_by_side import reason_apart
+from clients.side_by_side import SideBySide, reason_apart
 from clients.stacked_net import Rows, StackedNet
 from clients.stacked_optimizer import StackedOptimizer
 from fedsim.arrays import record_to_arrays
@@ -131,6 +132,22 @@ def test_a_method_that_needs_its_own_steps_falls_back_by_name(tmp_path, caplog):
     ]
 
 
+def test_bf16_on_a_cpu_falls_back_by_name(tmp_path, caplog):
+    plan = small_plan("fedavg", tmp_path, [*SHORT, "train.precision=bf16"])
+    assert TogetherGrid(app, plan).reason.startswith("train.precision = bf16 does not reach the convolutions")
+    assert "clients train one after the other" in caplog.text
+
+
+def test_the_trial_is_in_the_precision_of_training():
+    def refused():
+        raise RuntimeError("bf16 is not for this network")
+
+    data = small_data(np.zeros((6, 1, 2, 2), np.uint8))
+    program = SideBySide(small_net(nn.BatchNorm1d(6)), {}, 2, CLASSIFIES)
+    assert program.trial(data) == ""
+    assert program.trial(data, refused) == "the network does not run as one program (bf16 is not for this network)"
+
+
 def test_a_network_that_branches_on_its_input_falls_back(tmp_path, caplog, monkeypatch):
     pooled = Net.pooled
     monkeypatch.setattr(Net, "pooled", lambda net, x: pooled(net, x if float(x.sum()) < 1e9 else -x))
@@ -209,7 +226,7 @@ def test_each_row_moves_as_by_its_own_optimizer(kind, options):
 
 
 def small_net(*layers):
-    net = Net(nn.Sequential(nn.Flatten(), nn.Linear(4, 6), *layers), 6, 2)
+    net = Net(nn.Sequential(nn.Flatten(), nn.Linear(4, 6), *layers), 6, 3)
     net.train()
     return net
 
