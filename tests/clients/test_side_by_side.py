@@ -176,6 +176,11 @@ def test_only_one_process_trains_side_by_side(tmp_path):
         small_plan("fedavg", tmp_path, [*SHORT, "run.runtime=ray"])
 
 
+def test_a_compiled_pass_is_refused_and_not_dropped(tmp_path):
+    with pytest.raises(UserError, match=r"^train\.compile .* train\.side_by_side; set one of them to its default$"):
+        small_plan("fedavg", tmp_path, [*SHORT, "train.compile=default"])
+
+
 # --- the stack ----------------------------------------------------------------------------------------------------
 
 
