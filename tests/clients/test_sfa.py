@@ -85,16 +85,6 @@ def test_moments_give_the_covariance_of_each_class():
     assert merged["count"].tolist() == [kept["count"][0], 4, 1]  # seen classes are replaced, the others stay
 
 
-def test_features_that_the_next_pass_writes_over_are_kept_as_they_were(net):
-    """A CUDA graph (train.compile = reduce-overhead) gives every step's features in the same memory."""
-    round, z = round_of(net), torch.ones(6, 4)
-    term = FeatureAugmentation("a").begin(round)
-    for value in (1.0, 3.0):
-        term(batch_of(net, z.fill_(value), torch.arange(6) % 3))
-    kept = round.scratch[MOMENTS].merged(None)
-    assert kept["sum"].tolist() == [[2 * 1.0 + 2 * 3.0] * 4] * 3
-
-
 def test_sfa_a_draws_from_the_class(net):
     """b ~ N(0, nu Sigma_y) after the warm-up, kept on the client; b = 0 in the warm-up round."""
     torch.manual_seed(0)
@@ -117,3 +107,13 @@ def test_sfa_a_draws_from_the_class(net):
     noise = seen[0] - z
     assert noise.std(0).tolist() == pytest.approx([2.0, 0.0, 4.0, 0.0], abs=0.3)
     assert round.store.get(MOMENTS)["count"].tolist() == [200, 200, 200]
+
+
+def test_features_that_the_next_pass_writes_over_are_kept_as_they_were(net):
+    """A CUDA graph (train.compile = reduce-overhead) gives every step's features in the same memory."""
+    round, z = round_of(net), torch.ones(6, 4)
+    term = FeatureAugmentation("a").begin(round)
+    for value in (1.0, 3.0):
+        term(batch_of(net, z.fill_(value), torch.arange(6) % 3))
+    kept = round.scratch[MOMENTS].merged(None)
+    assert kept["sum"].tolist() == [[2 * 1.0 + 2 * 3.0] * 4] * 3
