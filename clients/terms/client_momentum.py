@@ -45,7 +45,7 @@ class ClientMomentum(Term):
 
     def begin(self, round: LocalRound) -> None:
         """Registers the mixing before every step. It adds nothing to the loss."""
-        if self.alpha == 1 or round.phase != "train":
+        if self.alpha == 1:
             return
         direction = round.tensors("momentum", "client_momentum")
         if not direction and self.first_round == "plain":

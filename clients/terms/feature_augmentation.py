@@ -44,7 +44,7 @@ class FeatureAugmentation(Term):
 
     def begin(self, round: LocalRound) -> StepFunction | None:
         """The cross-entropy with noise, or None when lam is 0."""
-        if self.lam == 0 or round.phase != "train":
+        if self.lam == 0:
             return None
         roots = self._roots(round) if self.variant == "a" else None
         moments = round.scratch[MOMENTS] = ClassMoments(round.classes)

@@ -97,10 +97,8 @@ class PrototypeContrast(Term):
             "one client holds"
         )
 
-    def begin(self, round: LocalRound) -> StepFunction | None:
+    def begin(self, round: LocalRound) -> StepFunction:
         """The two losses. The features of the last epoch are summed while it runs."""
-        if round.phase != "train":
-            return None
         means = round.scratch[SEEN] = ClassMeans(round.classes, round.net.feature_dim, round.device)
         added: Batch | None = None
         epoch = round.train.model_copy(update={"epochs": 1, "iterations": 0})
@@ -124,9 +122,7 @@ class PrototypeContrast(Term):
 
     def end(self, round: LocalRound) -> None:
         """Sends the mean feature of each class."""
-        means = round.scratch.get(SEEN)
-        if means is None:
-            return
+        means = round.scratch[SEEN]
         if self.proto_source == "final_pass":
             self._pass(round, means)
         labels = round.data.labels[round.data.training_positions()]  # features are more where an image comes twice
