@@ -42,7 +42,10 @@ class GlobalDirection(Broadcast):
         return super().refuses(recipe)
 
     def make(self, server: ServerRound) -> dict[str, np.ndarray]:
-        """D of the round that ends. A round with the learning rate 0 has none."""
+        """D of the round that ends. A round with the learning rate 0 has none. A prelude has none either: it is no
+        round, so that D is 0 in round 1 with it too."""
+        if server.round == 0:
+            return {}
         lengths = {u.client: u.metrics["gradient_count"] * u.metrics["learning_rate"] for u in server.updates}
         length = math.fsum(server.weights[client] * value for client, value in lengths.items())
         if not length > 0:
