@@ -199,6 +199,14 @@ def test_dynamic_correction_needs_the_mean(pair):
         find_recipe(pair)
 
 
+@pytest.mark.parametrize("pair", ["fedig-a+feddyn", "feddyn+fedig-a"])
+def test_dynamic_correction_refuses_adapters(pair):
+    """A step of their own trains the adapters, in which no client pulls them back; FedIG without adapters is fine."""
+    with pytest.raises(UserError, match=r"dynamic_correction adds .* adapters of mix_ig"):
+        find_recipe(pair)
+    find_recipe("fedig+feddyn")
+
+
 @pytest.mark.parametrize(("pair", "words"), [
     ("feddyn+fedavgm", "dynamic_correction .* fed_avg_m would take for a new move"),
     ("fedadam+feddyn", "dynamic_correction .* fed_adam would take"),
