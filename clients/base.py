@@ -205,7 +205,7 @@ class DomainClient(NumPyClient):
             first_visit=first_visit,
             warm=self.warm,
             task=self.data.task,
-            pull=sum(term.pull for term in self.recipe.terms),
+            pull=sum(term.pull for term in self.recipe.terms if term.acts(config["phase"])),
             asked=config.get("bank", ""),
             delivered=tuple(config.get("delivered", ())),
             known_weights=self.recipe.weights.known,
@@ -261,11 +261,11 @@ class DomainClient(NumPyClient):
         round.steps = len(plan)
         round.lr = learning_rate(work, max(round.round, 1), round.rounds)
         round.optimizer = make_optimizer(net, work, round.lr)
-        kept = self.store.get("optimizer") if work.persist_optimizer else None
-        if kept:
+        if work.persist_optimizer and (kept := self.store.get("optimizer")):
             restore_optimizer(round.optimizer, kept)
         self.train_mode()
-        round.terms = [function for term in recipe.terms if (function := term.begin(round)) is not None]
+        begun = [term.begin(round) for term in recipe.terms if term.acts(round.phase)]
+        round.terms = [function for function in begun if function is not None]
         step = recipe.client.begin(round)
         transfer = recipe.augment.begin(round) if recipe.augment else None
         late = transfer is not None and recipe.augment.late
@@ -275,7 +275,7 @@ class DomainClient(NumPyClient):
     def end_steps(self, steps: LocalSteps) -> float:
         """What `_train` does after the last step; the mean loss."""
         steps.best.restore()
-        for part in self.recipe.client_parts():
+        for part in [part for part in self.recipe.client_parts() if part.acts(steps.round.phase)]:
             part.end(steps.round)
         if steps.work.persist_optimizer:
             self.store.put("optimizer", optimizer_tensors(steps.round.optimizer, self.net))

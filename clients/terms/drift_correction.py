@@ -64,8 +64,6 @@ class DriftCorrection(Term):
 
     def begin(self, round: LocalRound) -> None:
         """Registers c - c_k, which is added to the gradients before every step. It adds nothing to the loss."""
-        if round.phase != "train":
-            return
         parameters = round.shared_parameters()
         server, own = round.tensors(self.bank, "drift_correction"), round.store.get(OWN) or {}
         zero = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
@@ -83,8 +81,6 @@ class DriftCorrection(Term):
 
     def end(self, round: LocalRound) -> None:
         """Stores c_k+ and sends delta c_k. Without a step, or with a learning rate of 0, the variate stays as it is."""
-        if round.phase != "train":
-            return
         start, own, correction = round.scratch[OWN]
         scales = self._scales(round)
         change: dict[str, Tensor] = {}

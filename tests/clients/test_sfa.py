@@ -6,6 +6,7 @@ from small_round import colour_images, small_data, small_round
 from torch import nn
 
 from clients.parts import Batch
+from clients.step.sharpness_aware import SharpnessAware
 from clients.terms.feature_augmentation import MOMENTS, ClassMoments, FeatureAugmentation, covariance_roots
 
 
@@ -83,6 +84,19 @@ def test_moments_give_the_covariance_of_each_class():
     later.add(torch.ones(4, 3), torch.ones(4, dtype=torch.int64))
     merged = later.merged(kept)
     assert merged["count"].tolist() == [kept["count"][0], 4, 1]  # seen classes are replaced, the others stay
+
+
+def test_a_batch_that_passes_twice_in_a_step_counts_once(net):
+    """The second pass of a sharpness-aware step has features by weights that are nobody's."""
+    part, round = FeatureAugmentation("a"), round_of(net)
+    round.optimizer, round.loss_of = torch.optim.SGD(net.parameters(), 0.1), part.begin(round)
+    step, batch = SharpnessAware().begin(round), batch_of(net, torch.ones(6, 4), torch.arange(6) % 3)
+    for _ in range(2):
+        step(batch)
+    part.end(round)
+    round.store.commit()
+    round.store.open_round(2)
+    assert round.store.get(MOMENTS)["count"].tolist() == [4, 4, 4]
 
 
 def test_sfa_a_draws_from_the_class(net):

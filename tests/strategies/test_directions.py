@@ -199,22 +199,36 @@ def test_dynamic_correction_needs_the_mean(pair):
         find_recipe(pair)
 
 
+@pytest.mark.parametrize("pair", ["fedig-a+feddyn", "feddyn+fedig-a"])
+def test_dynamic_correction_refuses_adapters(pair):
+    """A step of their own trains the adapters, in which no client pulls them back; FedIG without adapters is fine."""
+    with pytest.raises(UserError, match=r"dynamic_correction adds .* adapters of mix_ig"):
+        find_recipe(pair)
+    find_recipe("fedig+feddyn")
+
+
 @pytest.mark.parametrize(("pair", "words"), [
     ("feddyn+fedavgm", "dynamic_correction .* fed_avg_m would take for a new move"),
     ("fedadam+feddyn", "dynamic_correction .* fed_adam would take"),
     ("fedlesam-d+fedyogi", "dynamic_correction .* fed_yogi would take"),
     ("fedavgm+fedadam", "fed_adam and fed_avg_m are server optimizers"),
-    ("fedcm+fedadam", "client_momentum .* fed_adam makes longer"),
-    ("fedavgm+mofedsam", "client_momentum .* fed_avg_m makes longer"),
+    ("fedcm+fedadam", "client_momentum .* fed_adam can make longer"),
+    ("fedavgm+mofedsam", "client_momentum .* fed_avg_m can make longer"),
+    ("fedcm+feddyn", "client_momentum .* dynamic_correction can make longer"),
+    ("fedlesam-d+fedcm", "client_momentum .* dynamic_correction can make longer"),
+    ("feddyn+mofedsam", "client_momentum .* dynamic_correction can make longer"),
+    ("fedomg+fedcm", "client_momentum .* gradient_matching can make longer"),
+    ("mofedsam+fedomg", "client_momentum .* gradient_matching can make longer"),
 ])  # fmt: skip
-def test_server_optimizers_stand_alone(pair, words):
+def test_what_makes_moves_longer_stands_alone(pair, words):
     """FedDyn's H, FedCM's D and the moments of a second optimizer would grow without bound."""
     with pytest.raises(UserError, match=words):
         find_recipe(pair)
 
 
 @pytest.mark.parametrize("method", [
-    {"name": "feddyn", "add": ["server_step", "server_average"]}, {"name": "fedcm", "add": ["server_step"]},
+    {"name": "feddyn", "add": ["server_step", "server_average"]},
+    {"name": "fedcm", "add": ["server_step", "server_average"]},
     {"name": "scaffold+fedadam", "add": ["server_average"]},
 ])  # fmt: skip
 def test_server_steps_and_averages_stay(method):
