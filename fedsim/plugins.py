@@ -23,7 +23,7 @@ from typing import Any
 from fedsim.errors import UserError, nearest
 
 GROUPS = ("methods", "parts", "datasets", "backbones", "augmentations")  # entry points fedsim.methods, ...
-FOLDERS = "FEDSIM_PLUGINS"
+FOLDERS_VARIABLE = "FEDSIM_PLUGINS"
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def load(reference: str, where: str) -> Any:
 
 def search_folders() -> list[str]:
     """The folders, in addition to Python's own, in which the module of a plugin is searched."""
-    named = [folder for folder in os.environ.get(FOLDERS, "").split(os.pathsep) if folder]
+    named = [folder for folder in os.environ.get(FOLDERS_VARIABLE, "").split(os.pathsep) if folder]
     return list(dict.fromkeys([*(str(Path(folder).resolve()) for folder in named), str(Path.cwd())]))
 
 

@@ -22,9 +22,9 @@ from fedsim.results.notes import GROUPS, comparison_notes, damaged_notes, part_n
 from fedsim.results.provenance import (
     environments,
     provenance_notes,
-    refuse_other_data,
-    refuse_other_frozen,
-    refuse_other_recipes,
+    refuse_unlike_data,
+    refuse_unlike_frozen,
+    refuse_unlike_recipes,
 )
 from fedsim.results.published import COLUMNS, only_theirs, published_rows, setting
 from fedsim.results.reading import Runs
@@ -121,11 +121,11 @@ def compare(
     experiments = {run: runs.experiments[run] for run in runs.summary["run"]}
     require_alike(list(experiments.values()), by, runs.unused_parts)
     recorded = environments(runs)
-    refuse_other_data(runs, recorded)
+    refuse_unlike_data(runs, recorded)
     table = _rows(runs, experiments, by, f"{select}_target_{own}")
     row_of = dict(zip(table["run"], table["label"]))
-    refuse_other_recipes(recorded, row_of)
-    refuse_other_frozen(runs, recorded, row_of)
+    refuse_unlike_recipes(recorded, row_of)
+    refuse_unlike_frozen(runs, recorded, row_of)
     reasons_without: list[str] = []
     if metric != own:
         values, reasons_without = metric_values(runs, metric, select)

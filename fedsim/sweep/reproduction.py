@@ -24,9 +24,9 @@ from fedsim.results.notes import (
 from fedsim.results.provenance import (
     environments,
     provenance_notes,
-    refuse_other_data,
-    refuse_other_frozen,
-    refuse_other_recipes,
+    refuse_unlike_data,
+    refuse_unlike_frozen,
+    refuse_unlike_recipes,
 )
 from fedsim.results.published import domain_key, printed_numbers, protocol_differences, shortened
 from fedsim.results.reading import Runs, of_experiment
@@ -104,10 +104,10 @@ def _block(table: PaperTable, block: Block, runs: Runs, select: str) -> Reproduc
     printed = printed_numbers(block.published, base)
     cells = _cells(block, runs, labels, targets, select)
     recorded = {run: own for run, own in environments(runs).items() if run in set(cells["run"])}
-    refuse_other_data(runs, recorded)
+    refuse_unlike_data(runs, recorded)
     labels = dict(zip(cells["run"], cells["label"]))
-    refuse_other_recipes(recorded, labels)
-    refuse_other_frozen(runs, recorded, labels)
+    refuse_unlike_recipes(recorded, labels)
+    refuse_unlike_frozen(runs, recorded, labels)
     refuse_twice(cells)
     lines = [_line(block, row, runs, cells, printed, targets) for row in block.rows]
     lines = [line for line in lines if line.ours]
