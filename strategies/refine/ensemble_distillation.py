@@ -89,7 +89,7 @@ class EnsembleDistillation(Refine):
         if not self.data or len(server.updates) < 2 or (self.rounds and server.round > self.rounds):
             return dict(fused)
         prepared, count = self._images(server)
-        order = visits(count, min(self.batch_size, count), self.steps, server.rng("distillation"))
+        order = batch_positions(count, min(self.batch_size, count), self.steps, server.rng("distillation"))
         used = np.unique(np.concatenate(order))
         parts = np.array_split(used, -(-len(used) // EVALUATED))
         net = server.build_net()
@@ -146,7 +146,7 @@ def keep_statistics(net: nn.Module, trained: Collection[str], all_of_them: bool)
                 module.eval()
 
 
-def visits(count: int, size: int, steps: int, rng: np.random.Generator) -> list[np.ndarray]:
+def batch_positions(count: int, size: int, steps: int, rng: np.random.Generator) -> list[np.ndarray]:
     """Index arrays of `steps` batches: passes over all images, each in a new order, without short batches."""
     batches: list[np.ndarray] = []
     while len(batches) < steps:

@@ -17,7 +17,12 @@ from fedsim.errors import UserError
 from fedsim.experiment import Experiment
 from fedsim.run.conflicts import refuse_other_settings
 from fedsim.settings import DataSettings
-from strategies.refine.ensemble_distillation import EnsembleDistillation, distillation_loss, mean_logits, visits
+from strategies.refine.ensemble_distillation import (
+    EnsembleDistillation,
+    batch_positions,
+    distillation_loss,
+    mean_logits,
+)
 from strategies.server_round import ServerRound, Update
 
 
@@ -46,9 +51,9 @@ def test_teacher_is_the_mean_of_logits():
     assert teacher.softmax(1)[0].tolist() == pytest.approx([0.8808, 0.1192], abs=1e-4)
 
 
-def test_batches_visit_everything_in_turn():
+def test_batches_take_everything_in_turn():
     """No batch is smaller than the others; each pass has its own order."""
-    batches = visits(10, 4, 5, np.random.default_rng(0))
+    batches = batch_positions(10, 4, 5, np.random.default_rng(0))
     assert [len(batch) for batch in batches] == [4] * 5
     assert len(set(np.concatenate(batches[:2]))) == 8
 
