@@ -9,9 +9,8 @@ import numpy as np
 from pydantic import Field
 
 from clients.parts import LocalRound, Report
+from fedsim.models.tasks import EVALUATION_BATCH
 from fedsim.tasks import ANY_TASK
-
-EVALUATION_BATCH = 256
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pandas as pd
 
 from fedsim.data import benchmark
+from fedsim.data.benchmarks import AVERAGE
 from fedsim.errors import UserError, nearest
 from fedsim.results.differences import refuse_twice
 from fedsim.results.from_rounds import again_notes, failed_notes, thin_notes
@@ -34,8 +35,6 @@ from fedsim.results.selection import RULE_TITLES, RULES
 from fedsim.results.statistics import grid_of, mean_and_std, per_seed_average
 from fedsim.sweep.tables import COPY, Block, PaperRow, PaperTable, read_table, row_experiment
 from fedsim.variants import method_label
-
-AVERAGE = "average"
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,10 @@ from fedsim.data.benchmarks import benchmark
 from fedsim.errors import UserError
 from fedsim.experiment import Experiment
 from fedsim.models import weight_statistics
+from fedsim.models.tasks import EVALUATION_BATCH
 from strategies.parts import Arrays, Refine, ServerRound
 
 Prepared = Callable[[np.ndarray], Tensor]
-
-EVALUATED = 256  # images in one forward pass of the teachers
 
 
 def distillation_loss(teacher: Tensor, student: Tensor, tau: float = 1.0) -> Tensor:
@@ -91,7 +90,7 @@ class EnsembleDistillation(Refine):
         prepared, count = self._images(server)
         order = batch_positions(count, min(self.batch_size, count), self.steps, server.rng("distillation"))
         used = np.unique(np.concatenate(order))
-        parts = np.array_split(used, -(-len(used) // EVALUATED))
+        parts = np.array_split(used, -(-len(used) // EVALUATION_BATCH))
         net = server.build_net()
         states = [{**server.previous, **update.arrays} for update in server.updates]
         teacher = mean_logits(net, states, parts, prepared)
