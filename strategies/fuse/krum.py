@@ -9,7 +9,7 @@ from pydantic import Field
 
 from fedsim.experiment import Experiment
 from strategies.aggregate import weighted_mean
-from strategies.fuse.trimmed_mean import refuse_too_few
+from strategies.fuse_rules import refuse_too_few
 from strategies.moves import moves
 from strategies.parts import Fuse, ServerRound, Update
 from strategies.wire.flower_strategies import selected_by_krum
