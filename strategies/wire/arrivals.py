@@ -10,10 +10,10 @@ from strategies.banks.checks import layout_of
 from strategies.cuts import put_back, taken
 from strategies.parts import Bank, Update
 from strategies.server_parts import ServerParts
-from strategies.stored import Storage
+from strategies.stored import Storage, heads_of
 from strategies.wire.exchange import Exchange
 from strategies.wire.guard import Guard
-from strategies.wire.reply_checks import check_update, manifest
+from strategies.wire.reply_checks import check_update
 from strategies.wire.reply_limits import metrics_over_limit, records_over_limit
 from strategies.wire.round_log import RoundLog
 from strategies.wire.update_limit import model_norm, update_size
@@ -39,7 +39,7 @@ class Arrivals:
 
         def own(client: str) -> dict[str, Any]:
             cut = parts.cut(client)
-            return {"shapes": fuse.form(manifest(taken(model, cut)))} if cut else {}
+            return {"shapes": fuse.form(heads_of(taken(model, cut)))} if cut else {}
 
         def keep(update: Update) -> Update:
             cut = parts.cut(update.client)
@@ -59,7 +59,7 @@ class Arrivals:
             "reply refused",
             own,
             keep,
-            shapes=fuse.form(manifest(model)),
+            shapes=fuse.form(heads_of(model)),
             nonnegative=open_names(parts.model.nonnegative, model) if fuse.masked else parts.model.nonnegative,
             banks=banks,
             views=parts.views(banks),

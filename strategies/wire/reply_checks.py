@@ -66,11 +66,6 @@ class Expected:
     metric: str = CLASSIFICATION.metric
 
 
-def manifest(arrays: Arrays) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
-    """The shape and dtype of every tensor, by name."""
-    return {name: (array.shape, array.dtype) for name, array in arrays.items()}
-
-
 def one_line(text: str, most: int = REASON_CHARACTERS) -> str:
     """Text from outside, made safe for logs and CSV files: one printable line of at most `most` characters."""
     line = "".join(letter if letter.isprintable() else " " for letter in text[: 4 * most])
