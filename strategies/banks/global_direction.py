@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from fedsim.part import part_name
 from strategies.parts import Broadcast, ServerRound
-from strategies.refine.flower_optimizer import FlowerOptimizer
+from strategies.refine.flower_optimizer import server_optimizers
 
 if TYPE_CHECKING:
     from fedsim.recipe import Recipe
@@ -30,7 +29,7 @@ class GlobalDirection(Broadcast):
 
     def refuses(self, recipe: "Recipe") -> str:
         """The move must be about as long as the clients' moves."""
-        optimizers = [part_name(part) for part in recipe.refine if isinstance(part, FlowerOptimizer)]
+        optimizers = server_optimizers(recipe)
         if optimizers:
             return (
                 f"client_momentum repeats the global model's last move, which {optimizers[0]} makes longer than the "
