@@ -120,7 +120,7 @@ class Storage:
         places = {}
         try:
             if self.file is None:
-                self.file = tempfile.TemporaryFile(dir=self.folder, buffering=0)  # noqa: SIM115 - until `clear`
+                self.file = tempfile.TemporaryFile(dir=self.folder, buffering=0)  # noqa: SIM115 - until `close`
             for name in sorted(arrays):  # the order in which averages read them
                 places[name] = self._end
                 view = memoryview(np.ascontiguousarray(arrays[name]).reshape(-1).view(np.uint8))
