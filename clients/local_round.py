@@ -23,7 +23,6 @@ class Batch:
     labels: classes [B], or masks [B, Q, H, W]
     loss: the loss of the task alone, before any term
     raw: the images in [0, 1] before augmentation
-    positions: their positions in the training split
     prepare: gives other images of that shape (a transformed `raw`) the same augmentation and normalisation as `images`
     augmented: the images in [0, 1] after augmentation; `normalize` completes other versions of them (views, tiles)
     """
@@ -31,7 +30,6 @@ class Batch:
     images: Tensor
     labels: Tensor
     raw: Tensor | None = None
-    positions: np.ndarray | None = None
     prepare: Callable[[Tensor], Tensor] | None = None
     augmented: Tensor | None = None
     normalize: Callable[[Tensor], Tensor] | None = None
