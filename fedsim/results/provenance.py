@@ -24,6 +24,13 @@ def environments(runs: Runs) -> dict[str, dict[str, Any]]:
     return {run: table for run, table in found.items() if table}
 
 
+def refuse_unlike(runs: Runs, recorded: Environments, labels: Mapping[str, str]) -> None:
+    """UserError when runs with one label ({run: label}) differ in images, recipe or frozen weights."""
+    refuse_unlike_data(runs, recorded)
+    refuse_unlike_recipes(recorded, labels)
+    refuse_unlike_frozen(runs, recorded, labels)
+
+
 def refuse_unlike_data(runs: Runs, recorded: Environments) -> None:
     """UserError when runs with the same data settings used different images under one name, with any seeds.
 

@@ -22,13 +22,7 @@ from fedsim.results.notes import (
     test_size_notes,
     unfinished_notes,
 )
-from fedsim.results.provenance import (
-    environments,
-    provenance_notes,
-    refuse_unlike_data,
-    refuse_unlike_frozen,
-    refuse_unlike_recipes,
-)
+from fedsim.results.provenance import environments, provenance_notes, refuse_unlike
 from fedsim.results.published import domain_key, printed_numbers, protocol_differences, shortened
 from fedsim.results.reading import Runs, of_experiment
 from fedsim.results.selection import RULE_TITLES, RULES
@@ -103,10 +97,7 @@ def _block(table: PaperTable, block: Block, runs: Runs, select: str) -> Reproduc
     printed = printed_numbers(block.published, base)
     cells = _cells(block, runs, labels, targets, select)
     recorded = {run: own for run, own in environments(runs).items() if run in set(cells["run"])}
-    refuse_unlike_data(runs, recorded)
-    labels = dict(zip(cells["run"], cells["label"]))
-    refuse_unlike_recipes(recorded, labels)
-    refuse_unlike_frozen(runs, recorded, labels)
+    refuse_unlike(runs, recorded, dict(zip(cells["run"], cells["label"])))
     refuse_twice(cells)
     lines = [_line(block, row, runs, cells, printed, targets) for row in block.rows]
     lines = [line for line in lines if line.ours]
