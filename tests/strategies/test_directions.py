@@ -222,7 +222,9 @@ def test_server_optimizers_stand_alone(pair, words):
     {"name": "scaffold+fedadam", "add": ["server_average"]},
 ])  # fmt: skip
 def test_server_steps_and_averages_stay(method):
-    build_recipe(Experiment(method=method))
+    names = [part_name(part) for part in build_recipe(Experiment(method=method)).refine]
+    assert set(method["add"]) <= set(names)
+    assert names == sorted(names, key=["dynamic_correction", "fed_adam", "server_step", "server_average"].index)
 
 
 def test_terms_and_refining_parts_have_an_order():
