@@ -130,8 +130,8 @@ class Storage:
         except OSError as error:
             where = self.folder or tempfile.gettempdir()
             raise UserError(
-                f"{where}: the replies of a round cannot be put aside ({error.strerror}); "
-                f"{self._end / 1e9:.1f} GB are there already, free some space or choose another --output"
+                f"{where}: the replies of a round cannot be written to a temporary file ({error.strerror}); "
+                f"it already holds {self._end / 1e9:.1f} GB. Free some space, or choose another --output"
             ) from None
         return StoredArrays(self, heads, places)
 

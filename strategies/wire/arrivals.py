@@ -1,4 +1,4 @@
-"""What happens to a reply to a train message when it arrives: checked, measured, put aside."""
+"""What happens to a reply to a train message when it arrives: it is checked, measured and stored."""
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -51,7 +51,7 @@ class Arrivals:
                 norms[bank.name][update.client] = model_norm(bank.compared(record))
             if not fuse.masked:
                 sizes[update.client] = update_size(update.arrays, start)
-            return self._put_aside(update, banks)
+            return self._stored(update, banks)
 
         updates = self.exchange.judge(
             check_update,
@@ -87,7 +87,7 @@ class Arrivals:
         reported = {client: update.metrics for client, update in updates.items()}
         self._refuse(updates, metrics_over_limit(reported, parts.needs(), settings.run, settings.train.momentum))
 
-    def _put_aside(self, update: Update, banks: Iterable[Bank]) -> Update:
+    def _stored(self, update: Update, banks: Iterable[Bank]) -> Update:
         update.arrays = self.storage.put(update.arrays)
         for bank in banks:
             update.records[bank.name] = self.storage.put(update.records[bank.name])
