@@ -182,9 +182,9 @@ class DomainClient(NumPyClient):
         seed_library(run.seed, "library", config["client"], config["phase"], config["round"])
         training = config["phase"] == "train"
         self.cut = self.recipe.share.cut(self.net, config["client"], config["round"], run.seed) if training else {}
-        first_visit = self.store.get("personal") is None
+        first_round_of_client = self.store.get("personal") is None
         self._restore_personal()
-        if first_visit:
+        if first_round_of_client:
             for bank in [bank for bank in self.recipe.banks if bank.initial and bank.name in self.records]:
                 load_arrays(self.state, self.records[bank.name], list(self.records[bank.name]))
         return LocalRound(
@@ -202,7 +202,6 @@ class DomainClient(NumPyClient):
             clients=self.clients,
             places=self.places,
             records=self.records,
-            first_visit=first_visit,
             warm=self.warm,
             task=self.data.task,
             pull=sum(term.pull for term in self.recipe.terms if term.acts(config["phase"])),

@@ -38,9 +38,11 @@ class Training:
 class LocalSteps:
     """The steps of one client in one round.
 
-    plan: positions of the training items of each step. step: takes one step on a batch and returns its loss. transfer,
-    late: what the recipe's augmentation does to images, and when. after: functions to be called after every step.
-    total: sum of the losses, which stays on the device until the end.
+    plan: positions of the training items of each step
+    step: takes one step on a batch and returns its loss
+    transfer, late: what the recipe's augmentation does to images, and when
+    after: functions to be called after every step
+    total: sum of the losses, which stays on the device until the end
     """
 
     round: LocalRound

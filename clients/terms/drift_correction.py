@@ -7,9 +7,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from clients.optimizers import gradient_count
+from clients.optimizers import gradient_count, require_fresh_sgd
 from clients.parts import LocalRound, Term
-from fedsim.errors import UserError
 from fedsim.experiment import Experiment
 from fedsim.tasks import ANY_TASK
 
@@ -54,13 +53,7 @@ class DriftCorrection(Term):
     def check(self, experiment: Experiment) -> None:
         """The formula of c_k+ holds for SGD that starts anew each round and keeps its last model. Others are
         refused."""
-        train = experiment.train
-        if train.optimizer != "sgd":
-            raise UserError(f"drift_correction needs train.optimizer = 'sgd', not {train.optimizer!r}")
-        if train.momentum and train.persist_optimizer:
-            raise UserError("drift_correction needs a fresh momentum each round; set train.persist_optimizer = false")
-        if train.local_checks:
-            raise UserError("drift_correction needs the last iterate of each round; set train.local_checks = 0")
+        require_fresh_sgd("drift_correction", experiment.train)
 
     def begin(self, round: LocalRound) -> None:
         """Registers c - c_k, which is added to the gradients before every step. It adds nothing to the loss."""

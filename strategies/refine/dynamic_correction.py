@@ -10,7 +10,7 @@ from fedsim.part import part_name
 from strategies.fuse.weighted_mean import WeightedMean
 from strategies.moves import mean_move, moves
 from strategies.parts import Arrays, Refine, ServerRound
-from strategies.refine.flower_optimizer import FlowerOptimizer
+from strategies.refine.flower_optimizer import server_optimizers
 
 if TYPE_CHECKING:
     from fedsim.recipe import Recipe
@@ -32,7 +32,7 @@ class DynamicCorrection(Refine):
 
     def refuses(self, recipe: "Recipe") -> str:
         """H fits the mean of the models alone."""
-        optimizers = [part_name(part) for part in recipe.refine if isinstance(part, FlowerOptimizer)]
+        optimizers = server_optimizers(recipe)
         if optimizers:
             return (
                 f"dynamic_correction adds all past moves to the model, which {optimizers[0]} would take for a new move "

@@ -122,6 +122,7 @@ def standard(tmp_path_factory):
         {"attention": "channel"},
         {"attention": "uniform"},
         {"distance": "mse"},
+        {"statistic": "v"},
         {"proj": "pool1x1"},
         {"qk_conv": True},
         {"freeze_proj": True},
