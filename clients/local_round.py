@@ -23,7 +23,6 @@ class Batch:
     labels: classes [B], or masks [B, Q, H, W]
     loss: the loss of the task alone, before any term
     raw: the images in [0, 1] before augmentation
-    positions: their positions in the training split
     prepare: gives other images of that shape (a transformed `raw`) the same augmentation and normalisation as `images`
     augmented: the images in [0, 1] after augmentation; `normalize` completes other versions of them (views, tiles)
     """
@@ -31,7 +30,6 @@ class Batch:
     images: Tensor
     labels: Tensor
     raw: Tensor | None = None
-    positions: np.ndarray | None = None
     prepare: Callable[[Tensor], Tensor] | None = None
     augmented: Tensor | None = None
     normalize: Callable[[Tensor], Tensor] | None = None
@@ -63,7 +61,6 @@ class LocalRound:
     data: its examples (`clients.local_data.LocalData`)
     optimizer, lr: the optimizer of the network's trainable parameters, made anew for the round, and its learning rate
     records: the records that the server sent with the model, by name
-    first_visit: whether this client has never trained before
     terms: the functions of the recipe's terms
     scratch: values that live exactly as long as the round
     before_step: functions that change the gradients between the backward pass and the optimizer's step, in this order
@@ -96,7 +93,6 @@ class LocalRound:
     optimizer: torch.optim.Optimizer | None = None
     lr: float = 0.0
     records: Mapping[str, Mapping[str, np.ndarray]] = field(default_factory=dict)
-    first_visit: bool = False
     terms: list[StepFunction] = field(default_factory=list)
     scratch: dict[str, Any] = field(default_factory=dict)
     before_step: list[Hook] = field(default_factory=list)
@@ -203,9 +199,7 @@ class LocalRound:
 
     def autocast(self) -> AbstractContextManager:
         """bf16 autocast when `train.precision` asks for it; otherwise a context that does nothing."""
-        if self.train.precision == "bf16":
-            return torch.autocast(self.device.type, dtype=torch.bfloat16)
-        return nullcontext()
+        return autocast_of(self.train, self.device)
 
     # --- randomness ---------------------------------------------------------------------------------------------
 
@@ -259,3 +253,10 @@ class LocalRound:
         if name not in self.warm or self.warm[name][0] != key:
             self.warm[name] = (key, make())
         return self.warm[name][1]
+
+
+def autocast_of(train: TrainSettings, device: torch.device) -> AbstractContextManager:
+    """bf16 autocast when `train.precision` asks for it; otherwise a context that does nothing."""
+    if train.precision == "bf16":
+        return torch.autocast(device.type, dtype=torch.bfloat16)
+    return nullcontext()

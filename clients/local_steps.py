@@ -38,9 +38,11 @@ class Training:
 class LocalSteps:
     """The steps of one client in one round.
 
-    plan: positions of the training items of each step. step: takes one step on a batch and returns its loss. transfer,
-    late: what the recipe's augmentation does to images, and when. after: functions to be called after every step.
-    total: sum of the losses, which stays on the device until the end.
+    plan: positions of the training items of each step
+    step: takes one step on a batch and returns its loss
+    transfer, late: what the recipe's augmentation does to images, and when
+    after: functions to be called after every step
+    total: sum of the losses, which stays on the device until the end
     """
 
     round: LocalRound
@@ -68,7 +70,7 @@ class LocalSteps:
         self.best.after_step(self.taken)
 
     def end(self, parts: Sequence[ClientPart]) -> None:
-        """What follows the last step: the best iterate is restored, and all parts end, some of them before that."""
+        """What follows the last step: the best iterate is restored, and the parts end, some of them before that."""
         for part in [part for part in parts if part.keeps_last_iterate]:
             part.end(self.round)
         self.round.best_step = self.best.restore()

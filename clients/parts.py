@@ -84,6 +84,10 @@ class ClientPart(Part):
         """
         raise NotImplementedError
 
+    def acts(self, phase: str) -> bool:
+        """Whether `begin` and `end` are called in this phase, which is "train" or the prelude of a step."""
+        return True
+
     def leave(self, round: LocalRound, trained: Arrays, received: Arrays) -> Arrays:
         """The trained tensors as they leave the client, given those that came; as they are.
 
@@ -132,14 +136,20 @@ class Step(ClientPart):
 class Term(ClientPart):
     """Adds a summand to the local loss, or changes its gradients.
 
+    in_prelude: it acts in the prelude of a step too; all other terms begin with the rounds
     side_by_side: it looks at the batch's images, labels, features, logits and loss and at the network's parameters, but
     takes no gradient of the batch's loss itself; a function in `round.before_step` changes gradients in place.
     order: which term comes first, however the rows are named: 0 adds to the loss, 1 adds to the gradients, 2 multiplies
     them, 3 drops some of them; equal numbers in the order of the settings' names
     """
 
+    in_prelude: ClassVar[bool] = False
     side_by_side: ClassVar[bool] = False
     order: ClassVar[int] = 0
+
+    def acts(self, phase: str) -> bool:
+        """In the rounds, and in a prelude if the term says so."""
+        return phase == "train" or self.in_prelude
 
     @property
     def pull(self) -> float:

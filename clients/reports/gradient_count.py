@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from clients.optimizers import gradient_count
+from clients.optimizers import gradient_count, require_fresh_sgd
 from clients.parts import LocalRound, Report
-from fedsim.errors import UserError
 from fedsim.experiment import Experiment
 from fedsim.tasks import ANY_TASK
 
@@ -31,11 +30,7 @@ class GradientCount(Report):
 
     def check(self, experiment: Experiment) -> None:
         """Raises UserError where the sum of the gradients cannot be computed from the move of the parameters."""
-        train = experiment.train
-        if train.optimizer != "sgd":
-            raise UserError(f"gradient_count needs train.optimizer = 'sgd', not {train.optimizer!r}")
-        if train.momentum and train.persist_optimizer:
-            raise UserError("gradient_count needs a fresh momentum each round; set train.persist_optimizer = false")
+        require_fresh_sgd("gradient_count", experiment.train)
 
     def after(self, round: LocalRound) -> dict[str, float]:
         """a_k and eta."""

@@ -7,9 +7,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from clients.optimizers import gradient_count
+from clients.optimizers import gradient_count, require_fresh_sgd
 from clients.parts import LocalRound, Term
-from fedsim.errors import UserError
 from fedsim.experiment import Experiment
 from fedsim.tasks import ANY_TASK
 
@@ -53,16 +52,10 @@ class DriftCorrection(Term):
 
     def check(self, experiment: Experiment) -> None:
         """The formula of c_k+ holds for SGD that starts anew each round. Others are refused."""
-        train = experiment.train
-        if train.optimizer != "sgd":
-            raise UserError(f"drift_correction needs train.optimizer = 'sgd', not {train.optimizer!r}")
-        if train.momentum and train.persist_optimizer:
-            raise UserError("drift_correction needs a fresh momentum each round; set train.persist_optimizer = false")
+        require_fresh_sgd("drift_correction", experiment.train)
 
     def begin(self, round: LocalRound) -> None:
         """Registers c - c_k, which is added to the gradients before every step. It adds nothing to the loss."""
-        if round.phase != "train":
-            return
         parameters = round.shared_parameters()
         server, own = round.tensors(self.bank, "drift_correction"), round.store.get(OWN) or {}
         zero = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
@@ -80,8 +73,6 @@ class DriftCorrection(Term):
 
     def end(self, round: LocalRound) -> None:
         """Stores c_k+ and sends delta c_k. Without a step, or with a learning rate of 0, the variate stays as it is."""
-        if round.phase != "train":
-            return
         start, own, correction = round.scratch[OWN]
         scales = self._scales(round)
         change: dict[str, Tensor] = {}

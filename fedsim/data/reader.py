@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedsim.data.benchmarks import Benchmark
+from fedsim.data.row import Benchmark
 from fedsim.errors import UserError
 from fedsim.plugins import load
 from fedsim.settings import DataSettings

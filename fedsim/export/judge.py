@@ -9,9 +9,8 @@ import pandas as pd
 import torch
 from sklearn.metrics import f1_score, recall_score
 
-from fedsim.data.benchmarks import subfolders
 from fedsim.data.folders import IMAGE_SUFFIXES
-from fedsim.data.names import matching
+from fedsim.data.names import matching, subfolders
 from fedsim.errors import UserError
 from fedsim.export.trained import TrainedModel
 from fedsim.seeding import numpy_rng

@@ -75,6 +75,9 @@ def resolve(experiment: Experiment, recorded: bool = False) -> Plan:
     if experiment.train.side_by_side > 1 and experiment.run.runtime != "inline":
         raise UserError("train.side_by_side is for run.runtime = 'inline', where one process has all clients; "
                         "set it to 1")  # fmt: skip
+    if experiment.train.side_by_side > 1 and experiment.train.compile != "off" and not recorded:
+        raise UserError("train.compile compiles the pass of one client and not that of train.side_by_side; "
+                        "set one of them to its default")  # fmt: skip
     recipe = build_recipe(experiment, recorded)
     if recipe.uses_target_unlabelled and not experiment.data.adapt_share:
         experiment = experiment.replace(data={"adapt_share": ADAPT_SHARE})

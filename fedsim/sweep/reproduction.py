@@ -11,6 +11,7 @@ from pathlib import Path
 import pandas as pd
 
 from fedsim.data import benchmark
+from fedsim.data.benchmarks import AVERAGE
 from fedsim.errors import UserError, nearest
 from fedsim.results.differences import refuse_twice
 from fedsim.results.from_rounds import again_notes, failed_notes, thin_notes
@@ -22,21 +23,13 @@ from fedsim.results.notes import (
     test_size_notes,
     unfinished_notes,
 )
-from fedsim.results.provenance import (
-    environments,
-    provenance_notes,
-    refuse_other_data,
-    refuse_other_frozen,
-    refuse_other_recipes,
-)
+from fedsim.results.provenance import environments, provenance_notes, refuse_unlike
 from fedsim.results.published import domain_key, printed_numbers, protocol_differences, shortened
 from fedsim.results.reading import Runs, of_experiment
 from fedsim.results.selection import RULE_TITLES, RULES
 from fedsim.results.statistics import grid_of, mean_and_std, per_seed_average
 from fedsim.sweep.tables import COPY, Block, PaperRow, PaperTable, read_table, row_experiment
 from fedsim.variants import method_label
-
-AVERAGE = "average"
 
 
 @dataclass(frozen=True)
@@ -105,10 +98,7 @@ def _block(table: PaperTable, block: Block, runs: Runs, select: str) -> Reproduc
     printed = printed_numbers(block.published, base)
     cells = _cells(block, runs, labels, targets, select)
     recorded = {run: own for run, own in environments(runs).items() if run in set(cells["run"])}
-    refuse_other_data(runs, recorded)
-    labels = dict(zip(cells["run"], cells["label"]))
-    refuse_other_recipes(recorded, labels)
-    refuse_other_frozen(runs, recorded, labels)
+    refuse_unlike(runs, recorded, dict(zip(cells["run"], cells["label"])))
     refuse_twice(cells)
     lines = [_line(block, row, runs, cells, printed, targets) for row in block.rows]
     lines = [line for line in lines if line.ours]

@@ -8,6 +8,7 @@ from support import run_small, small_experiment
 from torch import nn
 
 from clients.optimizers import gradient_count
+from clients.reports.generalization_gap import GeneralizationGap
 from clients.reports.gradient_count import GradientCount
 from clients.reports.received_loss import ReceivedLoss
 from fedsim.errors import UserError
@@ -56,6 +57,15 @@ def test_fednova_with_a_proximal_term_counts_it(tmp_path):
     for train, words in (({"optimizer": "adam"}, "sgd"), ({"persist_optimizer": True}, "fresh")):
         with pytest.raises(UserError, match=words):
             run_small(small_experiment(tmp_path / "x", "fednova", train=train))
+
+
+def test_each_client_draws_its_own_subset_for_the_gap():
+    """The same one in every round; clients with equally many images do not take the same positions."""
+    report, images = GeneralizationGap(max_samples=10), colour_images(40)
+    rounds = [small_round(small_data(images, client=client), round=t) for client, t in (("a", 1), ("a", 2), ("b", 1))]
+    one, again, other = (report._training_subset(round).tolist() for round in rounds)
+    assert one == again != other
+    assert len(set(one)) == len(set(other)) == 10
 
 
 class Constant(nn.Module):

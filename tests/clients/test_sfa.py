@@ -7,6 +7,7 @@ from support import run_small, small_experiment
 from torch import nn
 
 from clients.parts import Batch
+from clients.step.sharpness_aware import SharpnessAware
 from clients.terms.feature_augmentation import MOMENTS, ClassMoments, FeatureAugmentation, covariance_roots
 
 
@@ -110,6 +111,19 @@ def test_moments_give_the_covariance_of_each_class():
     assert merged["count"].tolist() == [kept["count"][0], 4, 1]  # seen classes are replaced, the others stay
 
 
+def test_a_batch_that_passes_twice_in_a_step_counts_once(net):
+    """The second pass of a sharpness-aware step has features by weights that are nobody's."""
+    part, round = FeatureAugmentation("a"), round_of(net)
+    round.optimizer, round.loss_of = torch.optim.SGD(net.parameters(), 0.1), part.begin(round)
+    step, batch = SharpnessAware().begin(round), batch_of(net, torch.ones(6, 4), torch.arange(6) % 3)
+    for _ in range(2):
+        step(batch)
+    part.end(round)
+    round.store.commit()
+    round.store.open_round(2)
+    assert round.store.get(MOMENTS)["count"].tolist() == [4, 4, 4]
+
+
 def test_sfa_a_draws_from_the_class(net):
     """b ~ N(0, nu Sigma_y) after the warm-up, kept on the client; b = 0 in the warm-up round."""
     torch.manual_seed(0)
@@ -132,3 +146,13 @@ def test_sfa_a_draws_from_the_class(net):
     noise = seen[0] - z
     assert noise.std(0).tolist() == pytest.approx([2.0, 0.0, 4.0, 0.0], abs=0.3)
     assert round.store.get(MOMENTS)["count"].tolist() == [200, 200, 200]
+
+
+def test_features_that_the_next_pass_writes_over_are_kept_as_they_were(net):
+    """A CUDA graph (train.compile = reduce-overhead) gives every step's features in the same memory."""
+    round, z = round_of(net), torch.ones(6, 4)
+    term = FeatureAugmentation("a").begin(round)
+    for value in (1.0, 3.0):
+        term(batch_of(net, z.fill_(value), torch.arange(6) % 3))
+    kept = round.scratch[MOMENTS].merged(None)
+    assert kept["sum"].tolist() == [[2 * 1.0 + 2 * 3.0] * 4] * 3

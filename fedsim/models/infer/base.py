@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor, nn
 
+from fedsim.models.tasks import Predict
 from fedsim.part import Part
 from fedsim.tasks import ANY_TASK, CLASSIFICATION
 
 if TYPE_CHECKING:
     from fedsim.recipe import Recipe
 
-Predict = Callable[[Tensor], Tensor]
 Batches = Callable[[], Iterable[Tensor]]
 Uploads = Sequence[Mapping[str, Tensor]]
 
