@@ -6,47 +6,21 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
-from small_round import colour_images, small_data, small_round
-from support import small_experiment
+from small_round import CONFIG, client_of, colour_images, fit, small_data, small_round
 from torch import nn
 
 from clients.batches.shuffled import Shuffled
 from clients.networks import apart, descend, statistics_frozen
-from clients.optimizers import gradient_count
 from clients.parts import Report, Term
-from clients.reports.gradient_count import GradientCount
 from clients.step.ditto import Ditto
 from clients.step.supervised import SupervisedStep
-from clients.terms.drift_correction import DriftCorrection
 from clients.terms.moon import ModelContrast
 from fedsim.errors import UserError
 from fedsim.models import build_model
 from fedsim.models.norms import BIN, DSON, IBN, XAN, BatchNorm, MixIG
 from fedsim.recipe import Recipe
-from fedsim.run.plan import resolve
-from fedsim.run.workspace import Workspace
-from fedsim.settings import ModelSettings, TrainSettings
+from fedsim.settings import ModelSettings
 from strategies.parts import Share
-
-CONFIG = {"round": 1, "phase": "train", "client": "rot15"}
-
-
-def client_of(tmp_path, recipe, name="rot15", **sections):
-    """A client of the small experiment with another recipe."""
-    space = Workspace(resolve(small_experiment(tmp_path, **sections)))
-    space.recipe = recipe
-    space.places = recipe.share.place(space.net)
-    state = space.net.state_dict()
-    space.initial = {key: state[key].clone() for key, place in space.places.items() if place in ("upload", "local")}
-    return space.client(name, "")
-
-
-def fit(client, config=CONFIG):
-    """One round from the client's present tensors; names, arrays and metrics of its reply."""
-    arrays = [client.state[name].numpy().copy() for name in client.names("train")]
-    sent, examples, metrics = client.fit(arrays, config)
-    return dict(zip(client.upload_names(), sent, strict=True)), examples, metrics
-
 
 EVENTS: list[tuple] = []
 
@@ -202,44 +176,6 @@ def test_draws_apart():
             inside.append(torch.rand(2))
     assert inside[0].equal(inside[1])
     assert torch.rand(2).equal(expected)
-
-
-@pytest.mark.parametrize("pooled", [False, True])
-def test_epochs_of_a_round_by_iterations(tmp_path, pooled):
-    """Planned images (in batches of two sizes) over the client's own; a pooled client takes the steps of all."""
-    client = client_of(tmp_path, Recipe(pooled=pooled), train={"iterations": 7, "batch_size": 32})
-    client.source_clients = 3
-    steps = client.begin_steps(client._open(CONFIG))
-    sizes = [len(batch) for batch in steps.plan]
-    assert (len(sizes), len(set(sizes))) == (21 if pooled else 7, 2)
-    assert steps.round.epochs == sum(sizes) / client.data.examples
-    assert small_round(client.data, steps=7, images=99, train=TrainSettings(epochs=3)).epochs == 3
-
-
-def test_what_parts_keep_when_an_earlier_iterate_is_sent(tmp_path, monkeypatch):
-    """The second of three local checks is the best: MOON keeps the last iterate, FedNova and SCAFFOLD count the steps
-    up to the model that is sent."""
-    recipe = Recipe(terms=(ModelContrast(), DriftCorrection()), reports=(GradientCount(),))
-    client = client_of(tmp_path, recipe, train={"iterations": 6, "local_checks": 3, "momentum": 0.5})
-    client.records = {"control": {}}
-    before = {name: value.clone() for name, value in client.state.items()}
-    scores, states = iter([0.2, 0.6, 0.5]), []
-
-    def validate(predict=None):
-        states.append({name: value.clone() for name, value in client.state.items()})
-        return next(scores), 0.0
-
-    monkeypatch.setattr(client, "validate", validate)
-    sent, _, metrics = fit(client)
-    assert all(states[1][name].equal(torch.from_numpy(array)) for name, array in sent.items())
-    client.store.open_round(2)
-    kept = client.store.get("previous-model")
-    assert all(kept[name].equal(value) for name, value in states[2].items())
-    assert not kept["head.weight"].equal(states[1]["head.weight"])
-    assert metrics["steps"] == 6
-    assert metrics["gradient_count"] == gradient_count(4, 0.5)
-    moved = (before["head.weight"] - states[1]["head.weight"]) / (gradient_count(4, 0.5) * metrics["learning_rate"])
-    assert np.allclose(client.outbox["control"]["head.weight"], moved, atol=1e-6)
 
 
 @dataclass(frozen=True)
