@@ -16,7 +16,7 @@ def card(model: TrainedModel) -> str:
     """Markdown text with data, method, domains, results, licence of the weights, limits and versions."""
     experiment, plan = model.experiment, model.plan
     method = plan.recipe.label(experiment.method_name)
-    sources = source_domains(experiment.data, experiment.run.target)
+    sources = source_domains(experiment.data, experiment.run.target, plan.data)
     sections = {
         f"{plan.data.title}: {method}": _summary(model, method),
         "Data": [

@@ -1,7 +1,8 @@
 """A finished run's model as one module that contains the transforms and the inference rule."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ from safetensors.numpy import load_file
 from torch import Tensor, nn
 
 from fedsim.arrays import load_arrays
+from fedsim.data import Benchmark, benchmark, find_dataset
 from fedsim.data.augment import make_transforms, to_float
+from fedsim.data.client_data import domain_of
 from fedsim.data.fingerprint import difference, fingerprint
 from fedsim.data.pixels import decode, decode_picture
 from fedsim.errors import UserError, nearest
@@ -151,6 +154,15 @@ def load_trained(run: str | Path, which: str = "best") -> TrainedModel:
     return TrainedModel(plan, net, file, own)
 
 
+def refuse_other_classes(model: TrainedModel) -> None:
+    """UserError when the data set on this machine has other classes than the run's, so that its labels mean others."""
+    now = benchmark(model.experiment.data).outputs
+    if now != model.classes:
+        apart = ", ".join(sorted(set(now) ^ set(model.classes))[:5]) or "their order"
+        raise UserError(f"the data set {model.experiment.data.dataset!r} on this machine has other classes than in the "
+                        f"run ({apart}); name images in folders of the run's classes with --data")  # fmt: skip
+
+
 def other_images(model: TrainedModel) -> str:
     """A text when the images of the run's target on this machine are not those of the run; else empty."""
     data, target = model.experiment.data, model.experiment.run.target
@@ -165,16 +177,24 @@ def _recorded(folder: Path) -> dict[str, Any]:
 
 
 def _plan(folder: Path) -> Plan:
-    """The run's plan. If its images are not on this machine, domains and classes are those that the run recorded."""
+    """The run's plan. The names of domains and classes are those that the run recorded, not those on disk now."""
     experiment = read_settings(folder)
-    try:
-        return resolve(experiment, recorded=True)
-    except UserError:
-        recorded = _recorded(folder)
-        if not {"data", "classes"} <= recorded.keys():
-            raise
-        names = {"domains": list(recorded["data"]), "classes": recorded["classes"]}
-        return resolve(experiment.replace(data=names), recorded=True)
+    return resolve(experiment, recorded=True, found=_facts(experiment, _recorded(folder)))
+
+
+def _facts(experiment: Experiment, recorded: Mapping[str, Any]) -> Benchmark | None:
+    """The facts of the run's data set; None where nothing of them is on disk, or where the run is too old to have any.
+
+    The images may have been changed, moved or removed since the run.
+    """
+    data, run = experiment.data, experiment.run
+    row = find_dataset(data.dataset)
+    if not (row.discover or row.name == "folder") or not {"data", "classes"} <= recorded.keys():
+        return None
+    domains = {run.target, run.validation_domain, *map(domain_of, recorded["data"])} - {""}
+    structures = tuple(data.structures) or row.structures
+    row = replace(row, **row.variants.get(data.variant, {}), structures=structures)
+    return replace(row, domains=tuple(sorted(domains)), classes=tuple(recorded["classes"]))
 
 
 def describe(model: TrainedModel) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from fedsim.data import load_target
 from fedsim.export.card import card
 from fedsim.export.files import export
 from fedsim.export.judge import evaluate, evaluate_arrays, labelled_images, predict
-from fedsim.export.trained import TrainedModel, load_trained, other_images
+from fedsim.export.trained import TrainedModel, load_trained, other_images, refuse_other_classes
 
 SUFFIXES = {"onnx": ".onnx", "torch": ".pt2"}
 SHOWN = 200  # so many predictions are printed at most
@@ -21,6 +21,7 @@ def show_evaluation(run: Path, data: Path | None, which: str, output: Path | Non
     model = _model(run, which)
     if data is None:
         target = model.experiment.run.target
+        refuse_other_classes(model)
         images, labels, indices = load_target(model.experiment.data, target)
         if other := other_images(model):
             errors.print(f"note: {other}", soft_wrap=True, markup=False, highlight=False)
