@@ -21,7 +21,7 @@ from fedsim.data.pixels import decode, decode_picture
 from fedsim.errors import UserError, nearest
 from fedsim.experiment import Experiment
 from fedsim.models import weight_statistics
-from fedsim.models.infer.base import Uploads
+from fedsim.models.infer.base import Predict, Uploads
 from fedsim.results.kept_model import other_round
 from fedsim.results.reading import read_settings
 from fedsim.run.frozen import refuse_other_frozen
@@ -60,18 +60,25 @@ class TrainedModel(nn.Module):
         rule = plan.recipe.infer
         self.own = own  # the clients' tensors that the rule needs
         self.remark = other_round(file.parent) if file.stem == "best" else ""
-        self._predict = None if rule.transductive else rule.begin(self.net, tuple, own)
+        self._predict = self._begun()
         self.batch_size = rule.pass_size(self.experiment.run.evaluate_batch_size)
         self.eval()
 
     def _apply(self, *arguments: Any, **more: Any) -> "TrainedModel":
-        """Moves the clients' tensors too (`to`, `cuda`, `double`)."""
+        """Moves the clients' tensors too (`to`, `cuda`, `double`), and begins the rule again, which may hold copies.
+
+        A transductive rule then needs `adapt` again.
+        """
         moved = super()._apply(*arguments, **more)
         if self.own:
             self.own = [{name: arguments[0](tensor) for name, tensor in own.items()} for own in self.own]
-            if not self.plan.recipe.infer.transductive:
-                self._predict = self.plan.recipe.infer.begin(self.net, tuple, self.own)
+        self._predict = self._begun()
         return moved
+
+    def _begun(self) -> Predict | None:
+        """The function of the inference rule; None for a rule that needs images first."""
+        rule = self.plan.recipe.infer
+        return None if rule.transductive else rule.begin(self.net, tuple, self.own)
 
     def normalize(self, images: Tensor) -> Tensor:
         """The network's input for images that are uint8, or float in [0, 1]."""
@@ -86,7 +93,7 @@ class TrainedModel(nn.Module):
         return self._predict(self.normalize(images))
 
     def adapt(self, batches: Iterable[Tensor]) -> "TrainedModel":
-        """Show a transductive rule unlabelled batches of the domain on which it will predict.
+        """Show a transductive rule unlabelled batches of the domain on which it will predict, after the last `to`.
 
         They should come in a random order: a batch of one class has the statistics of that class. Other rules ignore
         them.
