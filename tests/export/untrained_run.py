@@ -19,7 +19,7 @@ def untrained_run(folder: Path, method: dict | str = "fedavg", **sections: Any) 
         "run": {"threads": 1},
     }
     for section, values in sections.items():
-        table[section] = {**table.get(section, {}), **values}
+        table[section] = {**table.get(section, {}), **values} if isinstance(values, dict) else values
     plan = resolve(from_table(table))
     folder.mkdir(parents=True)
     (folder / "experiment.toml").write_text(plan.experiment.toml())
