@@ -106,6 +106,20 @@ def test_classes_are_those_of_the_run(tmp_path, make):
     assert "on this machine has other classes than in the run (cat" in str(shown.exception)
 
 
+@pytest.mark.parametrize("name", ["photo [copy].png", "[/x].png"])
+def test_brackets_in_names_are_shown(tmp_path, name):
+    run, picture = run_on(tmp_path, folder)
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    picture = picture.rename(tmp_path / name)
+    table = tmp_path / "[red]" / "table.csv"
+    shown = CliRunner().invoke(app, ["predict", str(run), str(picture), "--output", str(table)], env={"COLUMNS": "300"})
+    assert shown.exit_code == 0
+    assert name in shown.output
+    assert str(table) in shown.output
+    root = (tmp_path / "data" / "art").rename(tmp_path / "[bold]")
+    assert "[bold]" in CliRunner().invoke(app, ["evaluate", str(run), "--data", str(root)]).output
+
+
 def test_masks_keep_the_structures_of_the_settings(tmp_path):
     data = {"dataset": "masks", "root": str(tmp_path / "data"), "structures": {"disc": [0, 128], "cup": [0]}}
     for domain in DOMAINS:
