@@ -6,6 +6,7 @@ from untrained_run import untrained_run
 
 import fedsim
 from fedsim.errors import UserError
+from fedsim.export.files import export
 
 INDUCTIVE = ("eval_mode", "fixed_alpha", "iabn", "mix_norm", "random_alpha")
 METHODS = {rule: {"name": "fedavg", "infer": rule} for rule in INDUCTIVE} | {"fedig-a": "fedig-a", "fedsr": "fedsr"}
@@ -18,6 +19,18 @@ def test_an_inductive_rule_moves_with_the_model(tmp_path, method):
     before = model(images)
     moved = model.double()(images.double())
     torch.testing.assert_close(moved.float(), before.float(), atol=1e-4, rtol=0)
+
+
+def test_a_rule_with_fixed_views_is_exported(tmp_path):
+    model = fedsim.load(untrained_run(tmp_path / "seed0", METHODS["mix_norm"]))
+    assert export(model, "torch", tmp_path / "model.pt2")[0] < 1e-4
+
+
+def test_a_rule_that_draws_is_not_exported(tmp_path, capfd):
+    model = fedsim.load(untrained_run(tmp_path / "seed0", METHODS["random_alpha"]))
+    with pytest.raises(UserError, match="RandomAlpha draws numbers at every prediction, which no file holds"):
+        export(model, "torch", tmp_path / "model.pt2")
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize("rule", ["tsmo_bn", "recompute"])
