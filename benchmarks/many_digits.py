@@ -11,7 +11,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from fedsim.data.benchmarks import BENCHMARKS
+from fedsim.data.catalog import BENCHMARKS
 from fedsim.data.digits import Digits, digits_domain
 
 

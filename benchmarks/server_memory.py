@@ -122,7 +122,7 @@ def main() -> None:
         command += ["--backbone", wanted.backbone]
         found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
         table.add_row(
-            {"stored": "put aside as they arrive", "held": "all in memory (reference)"}[way],
+            {"stored": "stored as they arrive", "held": "all in memory (reference)"}[way],
             f"{found['models']:.2f}",
             f"{PROMISED}" if way == "stored" else "",
             f"{found['seconds']:.2f}",

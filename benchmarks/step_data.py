@@ -42,10 +42,8 @@ class RandomData:
 
     def batch(self) -> Batch:
         """The batch, as prepared for a step."""
-        images, positions = self.transfer(self.images), self.training_positions()
-        return Batch(
-            self.normalize(images), self.labels, self.images, positions, self.normalize, images, self.normalize
-        )
+        images = self.transfer(self.images)
+        return Batch(self.normalize(images), self.labels, self.images, self.normalize, images, self.normalize)
 
     def transfer(self, images: torch.Tensor) -> torch.Tensor:
         """The images after the recipe's augmentation."""

@@ -8,8 +8,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from fedsim.data.benchmarks import Benchmark
 from fedsim.data.reader import Reader, content_hash
+from fedsim.data.row import Benchmark
 
 IMAGES, CLASSES = 10_000, 10
 

@@ -182,9 +182,9 @@ class DomainClient(NumPyClient):
         seed_library(run.seed, "library", config["client"], config["phase"], config["round"])
         training = config["phase"] == "train"
         self.cut = self.recipe.share.cut(self.net, config["client"], config["round"], run.seed) if training else {}
-        first_visit = self.store.get("personal") is None
+        first_round_of_client = self.store.get("personal") is None
         self._restore_personal()
-        if first_visit:
+        if first_round_of_client:
             for bank in [bank for bank in self.recipe.banks if bank.initial and bank.name in self.records]:
                 load_arrays(self.state, self.records[bank.name], list(self.records[bank.name]))
         return LocalRound(
@@ -202,10 +202,9 @@ class DomainClient(NumPyClient):
             clients=self.clients,
             places=self.places,
             records=self.records,
-            first_visit=first_visit,
             warm=self.warm,
             task=self.data.task,
-            pull=sum(term.pull for term in self.recipe.terms),
+            pull=sum(term.pull for term in self.recipe.terms if term.acts(config["phase"])),
             asked=config.get("bank", ""),
             delivered=tuple(config.get("delivered", ())),
             known_weights=self.recipe.weights.known,
@@ -258,14 +257,14 @@ class DomainClient(NumPyClient):
         recipe, net = self.recipe, self.net
         work, plan = local_plan(recipe, round, self.counts, self.source_clients)
         self.spent.append(Amount.of(plan))
-        round.steps = len(plan)
+        round.steps, round.images = len(plan), self.spent[-1].images
         round.lr = learning_rate(work, max(round.round, 1), round.rounds)
         round.optimizer = make_optimizer(net, work, round.lr)
-        kept = self.store.get("optimizer") if work.persist_optimizer else None
-        if kept:
+        if work.persist_optimizer and (kept := self.store.get("optimizer")):
             restore_optimizer(round.optimizer, kept)
         self.train_mode()
-        round.terms = [function for term in recipe.terms if (function := term.begin(round)) is not None]
+        begun = [term.begin(round) for term in recipe.terms if term.acts(round.phase)]
+        round.terms = [function for function in begun if function is not None]
         step = recipe.client.begin(round)
         transfer = recipe.augment.begin(round) if recipe.augment else None
         late = transfer is not None and recipe.augment.late
@@ -274,9 +273,7 @@ class DomainClient(NumPyClient):
 
     def end_steps(self, steps: LocalSteps) -> float:
         """What `_train` does after the last step; the mean loss."""
-        steps.best.restore()
-        for part in self.recipe.client_parts():
-            part.end(steps.round)
+        steps.end([part for part in self.recipe.client_parts() if part.acts(steps.round.phase)])
         if steps.work.persist_optimizer:
             self.store.put("optimizer", optimizer_tensors(steps.round.optimizer, self.net))
         return float(steps.total) / max(steps.round.steps, 1)

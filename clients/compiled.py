@@ -37,7 +37,7 @@ class Compiled:
         self.seconds = 0.0
 
     def fits(self, net: nn.Module, images: Tensor) -> bool:
-        """Is this a pass that the program was compiled for?"""
+        """Whether the compiled program can take this pass."""
         return net is self.net and net.training and len(images) == self.size and torch.is_grad_enabled()
 
     def __call__(self, images: Tensor) -> tuple[Tensor, Tensor]:

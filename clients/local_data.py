@@ -83,7 +83,7 @@ class LocalData:
             augmented = after(augmented)
         else:
             augmented = augment(raw)
-        return Batch(self.normalize(augmented), labels, raw, positions, prepare, augmented, self.normalize)
+        return Batch(self.normalize(augmented), labels, raw, prepare, augmented, self.normalize)
 
     def normalize(self, images: Tensor) -> Tensor:
         """The network's input for images in [0, 1]."""

@@ -23,7 +23,6 @@ class Batch:
     labels: classes [B], or masks [B, Q, H, W]
     loss: the loss of the task alone, before any term
     raw: the images in [0, 1] before augmentation
-    positions: their positions in the training split
     prepare: gives other images of that shape (a transformed `raw`) the same augmentation and normalisation as `images`
     augmented: the images in [0, 1] after augmentation; `normalize` completes other versions of them (views, tiles)
     """
@@ -31,7 +30,6 @@ class Batch:
     images: Tensor
     labels: Tensor
     raw: Tensor | None = None
-    positions: np.ndarray | None = None
     prepare: Callable[[Tensor], Tensor] | None = None
     augmented: Tensor | None = None
     normalize: Callable[[Tensor], Tensor] | None = None
@@ -57,12 +55,12 @@ class LocalRound:
     `strategies.parts.Share`)
     round, rounds: the number of this round (0 before the first one), and the number of rounds
     phase: "train", or the prelude of a step
-    steps: the number of steps of this round, which is known when the parts begin
+    steps, images: the numbers of steps and of training images of this round, which are known when the parts begin
+    best_step: the step after which the model that is sent was reached, which is known when the parts end; 0: the last
     store: keeps what this client needs in later rounds
     data: its examples (`clients.local_data.LocalData`)
     optimizer, lr: the optimizer of the network's trainable parameters, made anew for the round, and its learning rate
     records: the records that the server sent with the model, by name
-    first_visit: whether this client has never trained before
     terms: the functions of the recipe's terms
     scratch: values that live exactly as long as the round
     before_step: functions that change the gradients between the backward pass and the optimizer's step, in this order
@@ -90,10 +88,11 @@ class LocalRound:
     clients: tuple[str, ...] = ()
     places: Mapping[str, str] = field(default_factory=dict)
     steps: int = 0
+    images: float = 0
+    best_step: int = 0
     optimizer: torch.optim.Optimizer | None = None
     lr: float = 0.0
     records: Mapping[str, Mapping[str, np.ndarray]] = field(default_factory=dict)
-    first_visit: bool = False
     terms: list[StepFunction] = field(default_factory=list)
     scratch: dict[str, Any] = field(default_factory=dict)
     before_step: list[Hook] = field(default_factory=list)
@@ -111,13 +110,24 @@ class LocalRound:
 
     def for_phase(self, phase: str) -> "LocalRound":
         """The same round for another phase, without the scratch, terms, hooks and tallies of the first."""
-        return replace(self, phase=phase, steps=0, terms=[], scratch={}, before_step=[], sums={}, means=set())
+        return replace(self, phase=phase, steps=0, images=0, best_step=0, terms=[], scratch={}, before_step=[],
+                       sums={}, means=set())  # fmt: skip
 
     @property
     def index(self) -> int:
         """The number of this client in the order of the domains, from 0; it is equal in every round and at every
         site."""
         return self.clients.index(self.client)
+
+    @property
+    def epochs(self) -> float:
+        """How often this client trains on its own images in this round, also where the experiment plans iterations."""
+        return self.images / max(self.data.examples, 1) if self.train.iterations else float(self.train.epochs)
+
+    @property
+    def sent_steps(self) -> int:
+        """The number of steps that the model which is sent has taken: `steps`, or fewer with `train.local_checks`."""
+        return self.best_step or self.steps
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """The trainable parameters of the network by name, in the network's order."""
@@ -189,9 +199,7 @@ class LocalRound:
 
     def autocast(self) -> AbstractContextManager:
         """bf16 autocast when `train.precision` asks for it; otherwise a context that does nothing."""
-        if self.train.precision == "bf16":
-            return torch.autocast(self.device.type, dtype=torch.bfloat16)
-        return nullcontext()
+        return autocast_of(self.train, self.device)
 
     # --- randomness ---------------------------------------------------------------------------------------------
 
@@ -245,3 +253,10 @@ class LocalRound:
         if name not in self.warm or self.warm[name][0] != key:
             self.warm[name] = (key, make())
         return self.warm[name][1]
+
+
+def autocast_of(train: TrainSettings, device: torch.device) -> AbstractContextManager:
+    """bf16 autocast when `train.precision` asks for it; otherwise a context that does nothing."""
+    if train.precision == "bf16":
+        return torch.autocast(device.type, dtype=torch.bfloat16)
+    return nullcontext()

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clients.parts import LocalRound, StepFunction
+from clients.parts import ClientPart, LocalRound, StepFunction
 from fedsim.settings import TrainSettings
 
 Fitted = tuple[list[np.ndarray], int, dict[str, float]]  # tensors to send, number of training examples, metrics
@@ -38,9 +38,11 @@ class Training:
 class LocalSteps:
     """The steps of one client in one round.
 
-    plan: positions of the training items of each step. step: takes one step on a batch and returns its loss. transfer,
-    late: what the recipe's augmentation does to images, and when. after: functions to be called after every step.
-    total: sum of the losses, which stays on the device until the end.
+    plan: positions of the training items of each step
+    step: takes one step on a batch and returns its loss
+    transfer, late: what the recipe's augmentation does to images, and when
+    after: functions to be called after every step
+    total: sum of the losses, which stays on the device until the end
     """
 
     round: LocalRound
@@ -67,6 +69,14 @@ class LocalSteps:
             function()
         self.best.after_step(self.taken)
 
+    def end(self, parts: Sequence[ClientPart]) -> None:
+        """What follows the last step: the best iterate is restored, and the parts end, some of them before that."""
+        for part in [part for part in parts if part.keeps_last_iterate]:
+            part.end(self.round)
+        self.round.best_step = self.best.restore()
+        for part in [part for part in parts if not part.keeps_last_iterate]:
+            part.end(self.round)
+
 
 class BestIterate:
     """Keeps the model of the step with the best local validation by the primary metric.
@@ -74,8 +84,9 @@ class BestIterate:
     There are `checks` evenly spaced validations per round (every 20 of 200 steps: 10), the last one
     after the last step. Only a strict improvement counts, so that the first of equal models is kept.
     The whole state is restored to the best check: weights, running statistics, adapters. The
-    optimizer's buffers remain those of the last step. A client's personal layers take part in its
-    validation. 0 checks keep the last model and cost nothing.
+    optimizer's buffers remain those of the last step, and so do the models that a part keeps beside
+    the network. FedNova and SCAFFOLD count the steps up to that check. A client's personal layers
+    take part in its validation. 0 checks keep the last model and cost nothing.
 
     Source: the client-level selection of FedIG-A.
     """
@@ -83,7 +94,7 @@ class BestIterate:
     def __init__(self, client: Any, steps: int, checks: int) -> None:
         self.client = client
         self.due = {steps * check // checks for check in range(1, checks + 1)}
-        self.score = -1.0
+        self.score, self.step = -1.0, 0
         self.state: dict[str, Tensor] = {}
 
     def after_step(self, number: int) -> None:
@@ -93,10 +104,11 @@ class BestIterate:
         score, _ = self.client.validate()
         self.client.train_mode()
         if score > self.score:
-            self.score = score
+            self.score, self.step = score, number
             self.state = {name: value.clone() for name, value in self.client.state.items()}
 
-    def restore(self) -> None:
-        """Restores the best model."""
+    def restore(self) -> int:
+        """Restores the best model; returns its step, or 0 where there were no checks."""
         if self.state:
             self.client.net.load_state_dict(self.state)
+        return self.step

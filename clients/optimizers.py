@@ -7,6 +7,7 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
+from fedsim.errors import UserError
 from fedsim.settings import TrainSettings
 
 STEP_FROM = 0.8  # FedDG-GA: the rate is multiplied by 0.1 after this share of the rounds
@@ -50,6 +51,15 @@ def gradient_count(steps: int, momentum: float, pull: float = 0.0) -> float:
         buffer = momentum * buffer + 1 - pull * count
         count += buffer
     return count
+
+
+def require_fresh_sgd(part: str, train: TrainSettings) -> None:
+    """Raises UserError for a part that computes the sum of the gradients from the move of the parameters, where the
+    local optimizer is not SGD, or keeps its momentum between rounds."""
+    if train.optimizer != "sgd":
+        raise UserError(f"{part} needs train.optimizer = 'sgd', not {train.optimizer!r}")
+    if train.momentum and train.persist_optimizer:
+        raise UserError(f"{part} needs a fresh momentum each round; set train.persist_optimizer = false")
 
 
 def make_optimizer(net: nn.Module, train: TrainSettings, lr: float) -> torch.optim.Optimizer:

@@ -54,6 +54,7 @@ class ClientPart(Part):
     the run with `run.keep_personal`. Empty: there is none
     whole: the part compares the received model with others, and so cannot act where clients get only a part of the
     model (`Share.cut`)
+    keeps_last_iterate: `end` sees the model of the last step, also where an earlier one is sent (`train.local_checks`)
     """
 
     tasks: ClassVar[tuple[str, ...]] = (CLASSIFICATION.name,)  # a part for maps and masks names them too
@@ -61,6 +62,7 @@ class ClientPart(Part):
     banks: ClassVar[tuple[str, ...]] = ()
     personal: ClassVar[str] = ""
     whole: ClassVar[bool] = False
+    keeps_last_iterate: ClassVar[bool] = False
 
     def refuses(self, recipe: "Recipe") -> str:
         """A contribution needs a bank that takes it; some parts need the whole model."""
@@ -81,6 +83,10 @@ class ClientPart(Part):
         `round.net`.
         """
         raise NotImplementedError
+
+    def acts(self, phase: str) -> bool:
+        """Whether `begin` and `end` are called in this phase, which is "train" or the prelude of a step."""
+        return True
 
     def leave(self, round: LocalRound, trained: Arrays, received: Arrays) -> Arrays:
         """The trained tensors as they leave the client, given those that came; as they are.
@@ -130,14 +136,20 @@ class Step(ClientPart):
 class Term(ClientPart):
     """Adds a summand to the local loss, or changes its gradients.
 
+    in_prelude: it acts in the prelude of a step too; all other terms begin with the rounds
     side_by_side: it looks at the batch's images, labels, features, logits and loss and at the network's parameters, but
     takes no gradient of the batch's loss itself; a function in `round.before_step` changes gradients in place.
     order: which term comes first, however the rows are named: 0 adds to the loss, 1 adds to the gradients, 2 multiplies
     them, 3 drops some of them; equal numbers in the order of the settings' names
     """
 
+    in_prelude: ClassVar[bool] = False
     side_by_side: ClassVar[bool] = False
     order: ClassVar[int] = 0
+
+    def acts(self, phase: str) -> bool:
+        """In the rounds, and in a prelude if the term says so."""
+        return phase == "train" or self.in_prelude
 
     @property
     def pull(self) -> float:

@@ -3,7 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from clients.base import DomainClient
 from clients.local_data import LocalData
 from clients.local_steps import Fitted, Job, LocalSteps, Training
 from clients.parts import Batch
-from clients.stacked_net import Pass, Rows, StackedNet
+from clients.stacked_net import Autocast, Pass, Rows, StackedNet
 from clients.stacked_optimizer import StackedOptimizer, rates_of
 from fedsim.models.tasks import TaskRules
 from fedsim.part import part_name
@@ -56,12 +56,22 @@ class Member:
     draws: Draws
     parameters: dict[str, nn.Parameter]
     opening: float = 0.0
+    error: Exception | None = None  # what ended its round
 
     @property
     def next(self) -> np.ndarray | None:
-        """Positions of its next step; None after the last one."""
+        """Positions of its next step; None after the last one, and after an error."""
         plan, taken = self.steps.plan, self.steps.taken
-        return plan[taken] if taken < len(plan) else None
+        return plan[taken] if taken < len(plan) and self.error is None else None
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Work of this client alone: its own draws go on, and an error ends its round and no other."""
+        try:
+            with self.draws.going_on():
+                yield
+        except Exception as error:
+            self.error = self.error or error
 
 
 def reason_apart(recipe: Any) -> str:
@@ -88,15 +98,15 @@ class SideBySide:
         self.stack = StackedNet(net, places, count, task)
         self.device = next(net.parameters()).device
 
-    def trial(self, data: LocalData) -> str:
+    def trial(self, data: LocalData, autocast: Autocast = nullcontext) -> str:
         """Why the network does not run as one program; empty: it does. What the trial changes, messages write over."""
         rows = self.stack.rows(range(2))
         positions = data.training_positions()[:TRIAL]
         batch = torch.stack([data.normalize(data.raw(positions))] * 2), torch.stack([data.labels[: len(positions)]] * 2)
         try:
             with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
-                self.stack.forward(rows, *batch).losses.sum().backward()
-        except (RuntimeError, NotImplementedError) as error:
+                self.stack.forward(rows, *batch, autocast).losses.sum().backward()
+        except (RuntimeError, ValueError) as error:
             return f"the network does not run as one program ({str(error).strip().splitlines()[0][:200]})"
         return ""
 
@@ -108,11 +118,21 @@ class SideBySide:
             started = time.perf_counter()
             first = members[0].training.round
             seed_library(first.seed, "side by side", first.client, first.round)
-            losses = GroupTraining(self.stack, members, Draws(self.device)).run()
+            losses = self._train(members)
             each = (time.perf_counter() - started) / len(members)
             for member, loss in zip(members, losses):
                 found[member.row] = self._leave(member, loss, each, len(members))
         return found
+
+    def _train(self, members: Sequence[Member]) -> list[float]:
+        """All steps; the sum of each one's losses. An error of what they have in common is the error of each."""
+        try:
+            return GroupTraining(self.stack, members, Draws(self.device)).run()
+        except Exception as error:
+            for member in members:
+                member.error = member.error or error
+                member.client.net.zero_grad()  # a pass that broke off may have left gradients of terms
+            return [0.0] * len(members)
 
     def _join(self, row: int, job: Job) -> Member | Exception:
         client = job.client.on(self.stack.nets[row])
@@ -128,6 +148,8 @@ class SideBySide:
 
     def _leave(self, member: Member, loss: float, seconds: float, size: int) -> tuple[DomainClient, Fitted] | Exception:
         """The end of a client's round; its training took its own time and an equal share of the group's."""
+        if member.error is not None:
+            return member.error
         member.training.started = time.perf_counter() - member.opening - seconds
         member.training.metrics["side_by_side"] = size
         member.steps.total = torch.tensor(loss)
@@ -164,8 +186,11 @@ class GroupTraining:
 
     def _step(self, members: Sequence[Member]) -> None:
         """One step of members whose next batches have the same size."""
+        batches = [batch for member in members if (batch := self._batch(member)) is not None]
+        members = [member for member in members if member.error is None]
+        if not members:
+            return
         rows = self.stack.rows([member.row for member in members])
-        batches = [self._batch(member) for member in members]
         images, labels = (torch.stack([getattr(batch, key) for batch in batches]) for key in ("images", "labels"))
         with self.draws.going_on():
             passed = self.stack.forward(rows, images, labels, members[0].training.round.autocast)
@@ -176,7 +201,7 @@ class GroupTraining:
         self.stack.keep(rows, passed.leaves)
         self._count(rows, losses.detach())
         for member in members:
-            with member.draws.going_on():
+            with member.alone():
                 member.steps.took()
 
     def _count(self, rows: Rows, losses: Tensor) -> None:
@@ -185,10 +210,11 @@ class GroupTraining:
         rows.put(self.losses, sums)
 
     @staticmethod
-    def _batch(member: Member) -> Batch:
+    def _batch(member: Member) -> Batch | None:
         steps = member.steps
-        with member.draws.going_on():
+        with member.alone():
             return member.client.data.batch(member.next, steps.transfer, steps.late)
+        return None
 
     @staticmethod
     def _with_terms(members: Sequence[Member], batches: Sequence[Batch], passed: Pass) -> Tensor:
@@ -198,8 +224,10 @@ class GroupTraining:
         totals = []
         of_each = zip(members, batches, passed.features.unbind(), passed.logits.unbind(), passed.losses.unbind())
         for member, batch, batch.features, batch.logits, batch.loss in of_each:
-            with member.draws.going_on():
-                totals.append(member.training.round.with_terms(batch, batch.loss))
+            total = batch.loss
+            with member.alone():
+                total = member.training.round.with_terms(batch, batch.loss)
+            totals.append(total)
         return torch.stack(totals)
 
     def _change_gradients(self, members: Sequence[Member], leaves: Mapping[str, Tensor]) -> None:
@@ -217,7 +245,7 @@ class GroupTraining:
                 if parameter.grad is not None:
                     gradient += parameter.grad
                 parameter.grad = gradient
-            with member.draws.going_on():
+            with member.alone():
                 for function in member.training.round.before_step:
                     function()
             for parameter in member.parameters.values():

@@ -36,7 +36,8 @@ class StackedOptimizer:
         used = () if self.kind == "sgd" and not self.momentum else BUFFERS[self.kind]
         self.buffers = {key: {name: torch.zeros_like(stack) for name, stack in stacks.items()} for key in used}
         first = next(iter(stacks.values()))
-        self.steps = torch.zeros(len(first), device=first.device)
+        # In double precision, as in torch.optim: 1 - b2^t loses four digits in single precision.
+        self.steps = torch.zeros(len(first), dtype=torch.float64, device=first.device)
 
     def load(self, row: int, state: Mapping[Tensor, Mapping[str, Any]], parameters: Mapping[str, Tensor]) -> None:
         """Start a client's row from its own optimizer's state."""
@@ -53,7 +54,7 @@ class StackedOptimizer:
         for name in self.names:
             entry = {key: stacks[name][row].clone() for key, stacks in self.buffers.items()}
             if self.kind != "sgd":
-                entry["step"] = self.steps[row].clone()
+                entry["step"] = self.steps[row].float()
             if entry:
                 state[parameters[name]] = entry
 
@@ -101,7 +102,8 @@ class StackedOptimizer:
         torch._foreach_lerp_(exp_avg, gradients, 1 - beta1)
         torch._foreach_mul_(exp_avg_sq, beta2)
         torch._foreach_addcmul_(exp_avg_sq, gradients, gradients, 1 - beta2)
-        first, second = rate / (1 - beta1**count), (1 - beta2**count).sqrt()
+        corrections = rate / (1 - beta1**count), (1 - beta2**count).sqrt()
+        first, second = (correction.to(values[0].dtype) for correction in corrections)
         for value, mean, square in zip(values, exp_avg, exp_avg_sq):
             denominator = square.sqrt().div_(per_row(second, value)).add_(eps)
             value.sub_(per_row(first, value) * mean / denominator)

@@ -21,8 +21,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fedsim.errors import UserError
+from fedsim.models.weights import StateDict
 
-StateDict = dict[str, Tensor]
 OWNER = "owner.json"
 
 

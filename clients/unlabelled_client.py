@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from clients.base import freeze
 from clients.local_data import LocalData
 from clients.local_round import LocalRound
+from clients.networks import freeze
 from clients.optimizers import learning_rate
 from clients.store import ClientStore
 from fedsim.arrays import load_arrays

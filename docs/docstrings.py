@@ -3,17 +3,13 @@
 import inspect
 import re
 
-# Sections of the specifications that the code was written from; they are not part of the repository.
-SPECIFICATION = re.compile(
-    r"[;,]? ?\(?\b(?:core|baselines|banks|frontier)(?:\.md)? [A-Z]?\.?\d+(?:\.\d+)*(?: item \d+)?\)?", re.I
-)
 FIELD = re.compile(r"[\w`][\w`, ]{0,40}: ")  # a line that documents a field or setting
 
 
 def blocks(text: str) -> list[tuple[str, str]]:
     """("text", paragraph on one line) and ("lines", block whose line breaks and indentation count), in order."""
     found: list[tuple[str, str]] = []
-    for block in re.split(r"\n\s*\n", SPECIFICATION.sub("", inspect.cleandoc(text))):
+    for block in re.split(r"\n\s*\n", inspect.cleandoc(text)):
         lines = block.split("\n")
         if any(line.startswith(("    ", "- ")) for line in lines):
             found.append(("lines", block))

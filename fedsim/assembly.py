@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from fedsim.combinations import check_recipe, combine
-from fedsim.data import benchmark, find_dataset
+from fedsim.data import Benchmark, benchmark, find_dataset
 from fedsim.errors import PresetConflictError, UserError
 from fedsim.experiment import Experiment
 from fedsim.kinds import nonnegative_names
@@ -24,7 +24,8 @@ from fedsim.seeding import stream_seed
 def build_recipe(experiment: Experiment, recorded: bool = False) -> Recipe:
     """The recipe of `[method]`, with its overrides; UserError for unknown names and for parts that do not fit.
 
-    `recorded`: it is the recipe of an existing run, which may combine parts that are refused for a new one.
+    `recorded`: it is the recipe of an existing run, which may combine parts and settings that are refused for a new
+    one. It is built where files that only training needs, such as images, may be missing.
     """
     recipe = assemble(experiment.method, experiment.parts)
     if not recorded:
@@ -36,7 +37,8 @@ def build_recipe(experiment: Experiment, recorded: bool = False) -> Recipe:
             raise UserError(f"{experiment.method_name}: {part_name(part)} is made for {', '.join(part.tasks)}, and "
                             f"{experiment.data.dataset} is a data set for {task}; use a method without it")  # fmt: skip
         validated(part, {}, f"method.{part_name(part)}")  # checks the values that the row sets too
-        part.check(experiment)
+        if not recorded:
+            part.check(experiment)
     return recipe
 
 
@@ -82,9 +84,12 @@ def _agree(recipe: Recipe, given: dict[str, dict], name: str) -> Recipe:
     return recipe
 
 
-def build_net(experiment: Experiment, recipe: Recipe) -> nn.Module:
-    """The experiment's network with the recipe's normalisation, from the run's seed."""
-    bench = benchmark(experiment.data)
+def build_net(experiment: Experiment, recipe: Recipe, bench: Benchmark | None = None) -> nn.Module:
+    """The experiment's network with the recipe's normalisation, from the run's seed.
+
+    `bench`: the facts of the data set, where they are known already.
+    """
+    bench = bench or benchmark(experiment.data)
     net = build_model(
         experiment.model,
         len(bench.outputs),

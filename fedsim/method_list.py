@@ -15,12 +15,12 @@ from fedsim.registry import find_row
 
 COSTS = Path(__file__).with_name("step_costs.csv")  # written by benchmarks/steps.py --write
 
+# Without banks and reports: parts in these slots send what a part of another slot needs.
 SIDES = {
     "server": ("share", "weights", "fuse", "refine", "visits"),
     "clients": ("client", "terms", "batches", "augment", "unlabelled"),
     "model": ("norm", "inserts", "infer"),
 }
-CARRIERS = ("banks", "reports")  # slots whose parts send what a part of another slot needs
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from typing import Any
 from fedsim.errors import UserError, nearest
 
 GROUPS = ("methods", "parts", "datasets", "backbones", "augmentations")  # entry points fedsim.methods, ...
-FOLDERS = "FEDSIM_PLUGINS"
+FOLDERS_VARIABLE = "FEDSIM_PLUGINS"
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,6 @@ class Package:
     distribution and version are empty when no installed package contains the module, such as for a file in a folder.
     """
 
-    reference: str
     module: str
     distribution: str
     version: str
@@ -101,7 +100,7 @@ def load(reference: str, where: str) -> Any:
 
 def search_folders() -> list[str]:
     """The folders, in addition to Python's own, in which the module of a plugin is searched."""
-    named = [folder for folder in os.environ.get(FOLDERS, "").split(os.pathsep) if folder]
+    named = [folder for folder in os.environ.get(FOLDERS_VARIABLE, "").split(os.pathsep) if folder]
     return list(dict.fromkeys([*(str(Path(folder).resolve()) for folder in named), str(Path.cwd())]))
 
 
@@ -116,8 +115,8 @@ def package_of(reference: str) -> Package:
     module = reference.partition(":")[0]
     holders = metadata.packages_distributions().get(module.partition(".")[0], [])
     if not holders:
-        return Package(reference, module, "", "")
-    return Package(reference, module, holders[0], metadata.version(holders[0]))
+        return Package(module, "", "")
+    return Package(module, holders[0], metadata.version(holders[0]))
 
 
 def origin(group: str, name: str) -> str:
@@ -126,7 +125,7 @@ def origin(group: str, name: str) -> str:
     return package_of(points[0]).requirement if points else "fedsim"
 
 
-def instance(found: Any, kind: type, where: str, hint: str = "") -> Any:
+def instance(found: Any, kind: type, where: str) -> Any:
     """`found`, or the result of calling it without arguments, if this is an instance of `kind`; UserError otherwise."""
     try:
         made = found() if isinstance(found, Callable) and not isinstance(found, kind) else found
@@ -134,7 +133,7 @@ def instance(found: Any, kind: type, where: str, hint: str = "") -> Any:
         raise
     except Exception as error:  # the user's own code may raise any error
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]
-        raise UserError(f"{where} cannot be called without arguments ({reason}){hint}") from error
+        raise UserError(f"{where} cannot be called without arguments ({reason})") from error
     if not isinstance(made, kind):
-        raise UserError(f"{where} is {type(made).__name__}, not a {kind.__name__}{hint}")
+        raise UserError(f"{where} is {type(made).__name__}, not a {kind.__name__}")
     return made

@@ -214,7 +214,7 @@ class LogLines:
         logger.info("round %d: %s", row["round"], "  ".join(f"{name} {100 * value:.1f} %" for name, value in shown))
 
     def on_end(self, summary: dict) -> None:
-        """The headline."""
+        """Logs the result of the run."""
         metric = task_in(summary, "best_validation_target_").metric
         logger.info(
             "done: %.1f %% on %s (round %d, best source validation)",

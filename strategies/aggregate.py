@@ -100,6 +100,8 @@ def project_simplex(v: Sequence[float] | np.ndarray) -> np.ndarray:
 
         u = v sorted downwards ; ρ = max{j : u_j · j > Σ_{i≤j} u_i − 1} ; θ = (Σ_{i≤ρ} u_i − 1) / ρ ; λ = max(v − θ, 0)
 
+    Raises ValueError for an empty or non-finite vector.
+
     Source: Duchi et al., ICML 2008, Figure 1; the λ step of agnostic federated learning (Mohri et al., ICML 2019).
     """
     v = np.asarray(v, dtype=np.float64)

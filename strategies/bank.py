@@ -35,7 +35,7 @@ class Bank(Part):
     may differ
     reads: the banks whose records are sent with the question of a bank `before` or `after` training
     with_model: the question of a bank `before` training carries the model of the start of the round
-    initial: on a client's first visit its personal tensors (places `upload` and `local`) of the same names start from
+    initial: in a client's first round its personal tensors (places `upload` and `local`) of the same names start from
     the bank
     """
 

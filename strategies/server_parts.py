@@ -216,11 +216,11 @@ class ServerParts:
 
     def _refining(self) -> list[tuple[str, Refine]]:
         parts = self.recipe.refine if self.training else ()
-        return [(f"refine.{place}.{type(part).__name__}", part) for place, part in enumerate(parts)]
+        return [(refine_key(index, part), part) for index, part in enumerate(parts)]
 
     def require_places(self, state: ServerState) -> None:
         """UserError when a saved state belongs to refining parts in another order, which would begin without it."""
-        known = {f"refine.{place}.{type(part).__name__}" for place, part in enumerate(self.recipe.refine)}
+        known = {refine_key(index, part) for index, part in enumerate(self.recipe.refine)}
         lost = sorted(
             key for key in state.parts.keys() | state.tensors.keys() if key[:7] == "refine." and key not in known
         )
@@ -235,6 +235,11 @@ class ServerParts:
         for key, part in reversed(self._refining()):
             model = part.start(model, self._view(self.server(), key))
         return model
+
+
+def refine_key(index: int, part: Refine) -> str:
+    """The name under which the state of a refining part is saved; `index` is its place in the recipe."""
+    return f"refine.{index}.{type(part).__name__}"
 
 
 def same_layout(part: Part, arrays: Arrays, like: Arrays) -> dict[str, np.ndarray]:

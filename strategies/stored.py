@@ -120,7 +120,7 @@ class Storage:
         places = {}
         try:
             if self.file is None:
-                self.file = tempfile.TemporaryFile(dir=self.folder, buffering=0)  # noqa: SIM115 - until `clear`
+                self.file = tempfile.TemporaryFile(dir=self.folder, buffering=0)  # noqa: SIM115 - until `close`
             for name in sorted(arrays):  # the order in which averages read them
                 places[name] = self._end
                 view = memoryview(np.ascontiguousarray(arrays[name]).reshape(-1).view(np.uint8))
@@ -130,8 +130,8 @@ class Storage:
         except OSError as error:
             where = self.folder or tempfile.gettempdir()
             raise UserError(
-                f"{where}: the replies of a round cannot be put aside ({error.strerror}); "
-                f"{self._end / 1e9:.1f} GB are there already, free some space or choose another --output"
+                f"{where}: the replies of a round cannot be written to a temporary file ({error.strerror}); "
+                f"it already holds {self._end / 1e9:.1f} GB. Free some space, or choose another --output"
             ) from None
         return StoredArrays(self, heads, places)
 

@@ -1,5 +1,6 @@
 """Helpers of several test folders: a small experiment on real digits, an observed inline run, reading of records."""
 
+import json
 import socket
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
@@ -83,6 +84,11 @@ def numbers(file: Path) -> pd.DataFrame:
     """A record file without its columns of times."""
     table = pd.read_csv(file)
     return table[[column for column in table if "seconds" not in column]]
+
+
+def read_audit(file: Path) -> list[dict]:
+    """The lines of a server's audit log; none without a file."""
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
 
 
 def free_ports(count: int) -> list[int]:

@@ -23,7 +23,7 @@ class Space(Protocol):
     slow: bool  # True: images are transferred once and kept, in place of batch by batch
 
     def encode(self, images: Tensor) -> Bands:
-        """Phi."""
+        """The feature maps in which styles are measured."""
 
     def decode(self, bands: Bands, images: Tensor) -> Tensor:
         """Psi, in the size of `images`."""

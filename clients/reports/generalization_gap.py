@@ -9,9 +9,9 @@ import numpy as np
 from pydantic import Field
 
 from clients.parts import LocalRound, Report
+from fedsim.models.tasks import EVALUATION_BATCH
+from fedsim.seeding import numpy_rng
 from fedsim.tasks import ANY_TASK
-
-EVALUATION_BATCH = 256
 
 
 @dataclass(frozen=True)
@@ -59,5 +59,5 @@ class GeneralizationGap(Report):
         if not self.max_samples or len(positions) <= self.max_samples:
             return positions
         # The same subset in every round: the stored risk and the new one must be of the same examples.
-        rng = np.random.default_rng(round.seed)
+        rng = numpy_rng(round.seed, "gap-sample", round.client)
         return np.sort(rng.choice(positions, self.max_samples, replace=False))

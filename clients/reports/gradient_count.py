@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from clients.optimizers import gradient_count
+from clients.optimizers import gradient_count, require_fresh_sgd
 from clients.parts import LocalRound, Report
-from fedsim.errors import UserError
 from fedsim.experiment import Experiment
 from fedsim.tasks import ANY_TASK
 
@@ -18,8 +17,8 @@ class GradientCount(Report):
 
     Source: FedNova (Wang et al., NeurIPS 2020). Every reply has the number of steps already. The momentum is
     `train.momentum`, and the proximal mu is that of the recipe's terms, times the alpha of `client_momentum` where it
-    multiplies gradients. Layers that ask for a multiple of the learning rate count like the others. The report needs
-    SGD that starts anew each round and keeps its last model.
+    multiplies gradients. Layers that ask for a multiple of the learning rate count like the others. Steps count up to
+    the model that is sent (`train.local_checks`). The report needs SGD that starts anew each round.
     """
 
     tasks: ClassVar[tuple[str, ...]] = ANY_TASK
@@ -31,15 +30,9 @@ class GradientCount(Report):
 
     def check(self, experiment: Experiment) -> None:
         """Raises UserError where the sum of the gradients cannot be computed from the move of the parameters."""
-        train = experiment.train
-        if train.optimizer != "sgd":
-            raise UserError(f"gradient_count needs train.optimizer = 'sgd', not {train.optimizer!r}")
-        if train.momentum and train.persist_optimizer:
-            raise UserError("gradient_count needs a fresh momentum each round; set train.persist_optimizer = false")
-        if train.local_checks:
-            raise UserError("gradient_count needs the last iterate of each round; set train.local_checks = 0")
+        require_fresh_sgd("gradient_count", experiment.train)
 
     def after(self, round: LocalRound) -> dict[str, float]:
         """a_k and eta."""
-        count = gradient_count(round.steps, round.train.momentum, round.lr * round.pull)
+        count = gradient_count(round.sent_steps, round.train.momentum, round.lr * round.pull)
         return {"gradient_count": count, "learning_rate": round.lr}

@@ -4,9 +4,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from clients.parts import LocalRound, Report
+from fedsim.models.tasks import EVALUATION_BATCH
 from fedsim.tasks import ANY_TASK
-
-EVALUATION_BATCH = 256
 
 
 @dataclass(frozen=True)

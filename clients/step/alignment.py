@@ -127,6 +127,7 @@ def alignment_loss(
     alpha: Tensor | None,
     distance: str = "mmd",
     pairs: str = "cross",
+    statistic: str = "u",
 ) -> Tensor:
     """The weighted discrepancy between the projected features of the fused and of the local model.
 
@@ -135,8 +136,8 @@ def alignment_loss(
 
     proj_m, proj_l: L features [B, c, g, w] each
     alpha: [L, L]; "same_layer" does not use it
-    distance: D is "mmd", the U-statistic of `clients.losses.mk_mmd` on flattened features, or "mse", the mean squared
-    difference
+    distance: D is "mmd", `clients.losses.mk_mmd` on flattened features, or "mse", the mean squared difference
+    statistic: "u" or "v", of MMD
 
     Gradients reach proj_m and proj_l, but not alpha. MMD needs B ≥ 2; with fewer it is 0.0.
 
@@ -147,7 +148,7 @@ def alignment_loss(
     x, y = _samples(proj_m), _samples(proj_l)
     with torch.autocast(x.device.type, enabled=False):
         if distance == "mmd":
-            discrepancy = _pairwise_mmd(x, y)
+            discrepancy = _pairwise_mmd(x, y, statistic)
         elif distance == "mse":
             discrepancy = (x[:, None] - y[None, :]).square().mean((2, 3))
         else:
@@ -162,7 +163,7 @@ def _samples(features: Sequence[Tensor]) -> Tensor:
     return torch.stack([at_least_float32(feature).flatten(1) for feature in features])
 
 
-def _pairwise_mmd(x: Tensor, y: Tensor) -> Tensor:
+def _pairwise_mmd(x: Tensor, y: Tensor, statistic: str) -> Tensor:
     """MMD of every set x_l [B, D] against every set y_m: [L, B, D] and [M, B, D] to [L, M].
 
     One Gram matrix of all (L + M)·B rows holds every distance; each pair (l, m) has a bandwidth of its own.
@@ -178,8 +179,8 @@ def _pairwise_mmd(x: Tensor, y: Tensor) -> Tensor:
     s = (mean.diagonal()[:L, None] + mean.diagonal()[None, L:] + 2 * mean[:L, L:]) / 4
     s = bandwidth(s, z)[:, :, None, None]
     mmd = (
-        kernel_mean(kernel_sum(within_x, s), "u")
-        + kernel_mean(kernel_sum(within_y, s), "u")
+        kernel_mean(kernel_sum(within_x, s), statistic)
+        + kernel_mean(kernel_sum(within_y, s), statistic)
         - 2 * kernel_mean(kernel_sum(between, s), "v")
     )
     return torch.where(s[:, :, 0, 0] > 0, mmd, 0.0 * x.sum())

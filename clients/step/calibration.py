@@ -57,6 +57,7 @@ class SemanticCalibration(Step):
     align: cross (the paper), same_layer, logits (released code) or none
     attention: both, position, channel or uniform
     distance: mmd or mse
+    statistic: of MMD: u, the unbiased estimate (the paper), or v, which is never negative (`clients.losses.mk_mmd`)
     proj: conv (the paper) or pool1x1 (needs less time and memory)
     qk_conv: use the released code's query and key convolutions, which are never trained; one pair per level
     freeze_proj: do not train the projections
@@ -70,6 +71,7 @@ class SemanticCalibration(Step):
     align: Literal["cross", "same_layer", "logits", "none"] = "cross"
     attention: Literal["both", "position", "channel", "uniform"] = "both"
     distance: Literal["mmd", "mse"] = "mmd"
+    statistic: Literal["u", "v"] = "u"
     proj: Literal["conv", "pool1x1"] = "conv"
     qk_conv: bool = False
     freeze_proj: bool = False
@@ -123,7 +125,7 @@ class SemanticCalibration(Step):
         def align(batch: Batch, levels: list[Tensor]) -> Tensor:
             with torch.no_grad(), round.autocast():
                 target = local(batch.images)
-            return mk_mmd(batch.logits.float(), target.float())
+            return mk_mmd(batch.logits.float(), target.float(), statistic=self.statistic)
 
         return align
 
@@ -147,8 +149,7 @@ class SemanticCalibration(Step):
                     local.features(batch.images)
                 fused, frozen = of_fused(levels), of_local(local_levels)
             alpha = attention(fused, frozen, qk, position, channel)
-            return alignment_loss(
-                fused, frozen, alpha, self.distance, "same_layer" if self.align == "same_layer" else "cross"
-            )
+            pairs = "same_layer" if self.align == "same_layer" else "cross"
+            return alignment_loss(fused, frozen, alpha, self.distance, pairs, self.statistic)
 
         return align

@@ -128,7 +128,7 @@ class DisentanglingAdversary(Step):
         return aux.requires_grad_(True).train()
 
     def _task(self, round: LocalRound, batch: Batch, aux: nn.ModuleDict, own: torch.optim.Optimizer) -> Tensor:
-        """Step 1."""
+        """Trains the task: backbone, bottleneck, head and the client's own classifier take one step."""
         net = round.net
         own.zero_grad(set_to_none=True)
         with round.autocast():

@@ -76,7 +76,7 @@ class SelfChallenging(Step):
         taken = [0]
 
         def step(batch: Batch) -> Tensor:
-            share = batch_share(epochs_done(round, taken[0], len(batch.labels)))
+            share = batch_share(epochs_done(round, taken[0]))
             taken[0] += 1
             batch.images = torch.cat([batch.images, batch.images.flip(-1)])
             batch.labels = batch.labels.repeat(2)
@@ -167,9 +167,7 @@ def batch_share(epochs: float) -> float:
     return min(START + GROWTH * math.floor(epochs / INTERVAL), 1.0)
 
 
-def epochs_done(round: LocalRound, steps: int, batch: int) -> float:
+def epochs_done(round: LocalRound, steps: int) -> float:
     """Local epochs since the run began, with the first `steps` steps of this round. Every round counts as equally
     long."""
-    train = round.train
-    each = train.iterations * batch / max(round.data.examples, 1) if train.iterations else float(train.epochs)
-    return each * (max(round.round, 1) - 1 + steps / max(round.steps, 1))
+    return round.epochs * (max(round.round, 1) - 1 + steps / max(round.steps, 1))

@@ -84,7 +84,7 @@ class ClassifierAlignment(Term):
 
     def begin(self, round: LocalRound) -> StepFunction | None:
         """The term with the g of this round, or None when gamma is 0."""
-        if self.gamma == 0 or round.phase != "train":
+        if self.gamma == 0:
             return None
         parameters = dict(round.net.head.named_parameters(prefix="head"))
         mean = round.tensors(self.bank, "classifier_alignment")

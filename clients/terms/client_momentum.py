@@ -22,8 +22,9 @@ class ClientMomentum(Term):
     too; `gradient_count` counts that.
 
     D contains the server's learning rate: beside `server_step` with eta, D is eta times as long, and with eta (1 -
-    alpha) >= 1, which is eta > 1.11 for the default alpha, it grows from round to round without bound. Flower's server
-    optimizers are refused for this reason (`global_direction`).
+    alpha) >= 1, which is eta > 1.11 for the default alpha, it grows from round to round without bound. For this reason
+    `global_direction` refuses Flower's server optimizers, `dynamic_correction`, which adds all past moves, and
+    `gradient_matching`, which makes equal moves 1.2 times as long (1.5 times without `rescale`).
 
     alpha: the weight of the client's own gradient, 0.1 in the released scripts
     variant: `official` is the released code of MoFedSAM, which leaves alpha out of the first summand: u = g + (1 -
@@ -44,7 +45,7 @@ class ClientMomentum(Term):
 
     def begin(self, round: LocalRound) -> None:
         """Registers the mixing before every step. It adds nothing to the loss."""
-        if self.alpha == 1 or round.phase != "train":
+        if self.alpha == 1:
             return
         direction = round.tensors("momentum", "client_momentum")
         if not direction and self.first_round == "plain":

@@ -118,8 +118,6 @@ class ConditionalInformation(Term):
 
     def begin(self, round: LocalRound) -> StepFunction | None:
         """Adds the reference to the optimizer of the round and returns the term, or None when alpha_cmi is 0."""
-        if round.phase != "train":
-            return None
         reference = round.scratch[ENTRY] = self._reference(round)
         if self.alpha_cmi == 0:
             return None
@@ -138,9 +136,7 @@ class ConditionalInformation(Term):
 
     def end(self, round: LocalRound) -> None:
         """Sends the rows of the classes that this client has; in the official variant everything is stored instead."""
-        reference = round.scratch.get(ENTRY)
-        if reference is None:
-            return
+        reference = round.scratch[ENTRY]
         if not self.bank:
             round.store.put(ENTRY, reference.state_dict())
             if round.train.persist_optimizer:

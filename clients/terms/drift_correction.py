@@ -7,9 +7,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from clients.optimizers import gradient_count
+from clients.optimizers import gradient_count, require_fresh_sgd
 from clients.parts import LocalRound, Term
-from fedsim.errors import UserError
 from fedsim.experiment import Experiment
 from fedsim.tasks import ANY_TASK
 
@@ -24,11 +23,11 @@ class DriftCorrection(Term):
 
     Source: SCAFFOLD (Karimireddy et al., ICML 2020), Option II. c is the server's variate and c_k this client's, which
     is kept between rounds; both start at 0. What a client kept with a reply that the server refused is dropped at its
-    next message, as the reply was (`clients.store`). w^t is the received model, y the trained model, eta the
-    parameter's learning rate, and a the number of steps. With momentum, a is `gradient_count`; this is our choice,
-    because the paper has plain SGD. Adaptive optimizers are refused. Buffers and a client's own layers are not
-    corrected. The server's learning rate is the part `server_step`, and the paper's uniform weights are `method.weights
-    = "uniform"`. Clients with equal data give FedAvg.
+    next message, as the reply was (`clients.store`). w^t is the received model, y the model that is sent, eta the
+    parameter's learning rate, and a the number of steps to y (fewer than all with `train.local_checks`). With momentum,
+    a is `gradient_count`; this is our choice, because the paper has plain SGD. Adaptive optimizers are refused. Buffers
+    and a client's own layers are not corrected. The server's learning rate is the part `server_step`, and the paper's
+    uniform weights are `method.weights = "uniform"`. Clients with equal data give FedAvg.
 
     variant: what divides w^t - y. "option_ii" is the formula above. "epochs_only" (FedDG_Benchmark) takes the number of
     local epochs for a. "without_rate" (the code of FedDG-GA) leaves eta out, so that its variates are too small by that
@@ -52,20 +51,11 @@ class DriftCorrection(Term):
         return "each round the mean local gradient (easier to invert than a difference of weights)"
 
     def check(self, experiment: Experiment) -> None:
-        """The formula of c_k+ holds for SGD that starts anew each round and keeps its last model. Others are
-        refused."""
-        train = experiment.train
-        if train.optimizer != "sgd":
-            raise UserError(f"drift_correction needs train.optimizer = 'sgd', not {train.optimizer!r}")
-        if train.momentum and train.persist_optimizer:
-            raise UserError("drift_correction needs a fresh momentum each round; set train.persist_optimizer = false")
-        if train.local_checks:
-            raise UserError("drift_correction needs the last iterate of each round; set train.local_checks = 0")
+        """The formula of c_k+ holds for SGD that starts anew each round. Others are refused."""
+        require_fresh_sgd("drift_correction", experiment.train)
 
     def begin(self, round: LocalRound) -> None:
         """Registers c - c_k, which is added to the gradients before every step. It adds nothing to the loss."""
-        if round.phase != "train":
-            return
         parameters = round.shared_parameters()
         server, own = round.tensors(self.bank, "drift_correction"), round.store.get(OWN) or {}
         zero = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
@@ -83,8 +73,6 @@ class DriftCorrection(Term):
 
     def end(self, round: LocalRound) -> None:
         """Stores c_k+ and sends delta c_k. Without a step, or with a learning rate of 0, the variate stays as it is."""
-        if round.phase != "train":
-            return
         start, own, correction = round.scratch[OWN]
         scales = self._scales(round)
         change: dict[str, Tensor] = {}
@@ -98,9 +86,9 @@ class DriftCorrection(Term):
 
     def _scales(self, round: LocalRound) -> dict[Tensor, float]:
         """The divisor of w^t - y for each parameter."""
-        count = gradient_count(round.steps, round.train.momentum)
+        count = gradient_count(round.sent_steps, round.train.momentum)
         if self.variant == "epochs_only":
-            count = float(round.train.epochs)
+            count = round.epochs * round.sent_steps / max(round.steps, 1)
         groups = round.optimizer.param_groups
         rate = {parameter: group["lr"] for group in groups for parameter in group["params"]}
         return {parameter: count * (1.0 if self.variant == "without_rate" else lr) for parameter, lr in rate.items()}

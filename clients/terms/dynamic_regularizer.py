@@ -38,8 +38,6 @@ class DynamicRegularizer(Term):
 
     def begin(self, round: LocalRound) -> None:
         """Registers the pull, which is added to the gradients before every step. It adds nothing to the loss."""
-        if round.phase != "train":
-            return
         parameters, kept = round.shared_parameters(), round.store.get(OWN) or {}
         start = {name: parameter.detach().clone() for name, parameter in parameters.items()}
         past = {name: kept.get(name, torch.zeros_like(value)).to(round.device) for name, value in start.items()}
@@ -58,7 +56,6 @@ class DynamicRegularizer(Term):
 
     def end(self, round: LocalRound) -> None:
         """Stores h_k with the move of this round."""
-        if round.phase == "train":
-            start, past = round.scratch[OWN]
-            moved = {name: parameter.detach() - start[name] for name, parameter in round.shared_parameters().items()}
-            round.store.put(OWN, {name: past[name] + move for name, move in moved.items()})
+        start, past = round.scratch[OWN]
+        moved = {name: parameter.detach() - start[name] for name, parameter in round.shared_parameters().items()}
+        round.store.put(OWN, {name: past[name] + move for name, move in moved.items()})

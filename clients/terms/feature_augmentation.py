@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
+from clients.first_pass import first_pass
 from clients.parts import Batch, LocalRound, StepFunction, Term
 
 MOMENTS = "class-moments"  # the store's entry: count, sum and sum of outer products of each class's features
@@ -44,16 +45,17 @@ class FeatureAugmentation(Term):
 
     def begin(self, round: LocalRound) -> StepFunction | None:
         """The cross-entropy with noise, or None when lam is 0."""
-        if self.lam == 0 or round.phase != "train":
+        if self.lam == 0:
             return None
         roots = self._roots(round) if self.variant == "a" else None
         moments = round.scratch[MOMENTS] = ClassMoments(round.classes)
+        first = first_pass(round)
 
         def term(batch: Batch) -> Tensor:
             z = batch.features
             noisy = z * torch.normal(1.0, self.sigma1, z.shape, device=z.device) + self._shift(batch, roots)
-            if self.variant == "a":
-                moments.add(z.detach().float(), batch.labels)
+            if self.variant == "a" and first(batch):
+                moments.add(z.detach().float().clone(), batch.labels)  # the next pass may write over z
             with round.autocast():
                 logits = round.net.head(noisy.to(z.dtype))
             return self.lam * F.cross_entropy(logits.float(), batch.labels)

@@ -47,7 +47,7 @@ class GradientAlignment(Term):
 
     def begin(self, round: LocalRound) -> None:
         """Registers the rule, which drops gradients before every step. It adds nothing to the loss."""
-        if self.tau == -1 or round.phase != "train":
+        if self.tau == -1:
             return
         move = last_move(round)
         if move is None:

@@ -18,6 +18,7 @@ class LabelSmoothing(Term):
     has 0.01, and its loss class 0.1. `eps = 0` gives FedAvg.
     """
 
+    in_prelude: ClassVar[bool] = True
     side_by_side: ClassVar[bool] = True
 
     eps: Annotated[float, Field(ge=0, le=1)] = 0.01

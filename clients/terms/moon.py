@@ -29,7 +29,8 @@ class ModelContrast(Term):
     """mu * contrast(z, z_g, z_p; T), where z are the batch's features by the model in training.
 
     z_g are the features by the model received this round, and z_p those by the model that this client trained last (in
-    its first round the received model).
+    its first round the received model). With `train.local_checks` that is the model of its last step, even if an
+    earlier one was sent (our choice).
 
     Source: MOON (Li et al., CVPR 2021). The features are the input of the head: the output of the bottleneck, or of the
     insert `projection_head` on a network without a bottleneck. Both reference models are frozen and in eval mode. The
@@ -41,6 +42,7 @@ class ModelContrast(Term):
 
     side_by_side: ClassVar[bool] = True
     whole: ClassVar[bool] = True
+    keeps_last_iterate: ClassVar[bool] = True
 
     mu: Annotated[float, Field(ge=0)] = 1.0
     T: Annotated[float, Field(gt=0)] = 0.5

@@ -10,6 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from clients.budget import fedavg_amount
+from clients.first_pass import first_pass
 from clients.networks import evaluating
 from clients.parts import Batch, LocalRound, StepFunction, Term
 
@@ -97,36 +98,30 @@ class PrototypeContrast(Term):
             "one client holds"
         )
 
-    def begin(self, round: LocalRound) -> StepFunction | None:
+    def begin(self, round: LocalRound) -> StepFunction:
         """The two losses. The features of the last epoch are summed while it runs."""
-        if round.phase != "train":
-            return None
         means = round.scratch[SEEN] = ClassMeans(round.classes, round.net.feature_dim, round.device)
-        added: Batch | None = None
+        first = first_pass(round)
         epoch = round.train.model_copy(update={"epochs": 1, "iterations": 0})
         left = round.steps - fedavg_amount(round.data.examples, epoch).steps  # steps before the last epoch
 
         def count() -> None:
-            nonlocal left, added
-            left, added = left - 1, None
+            nonlocal left
+            left -= 1
 
         round.before_step.append(count)
         contrast = self._contrast(round)
 
         def term(batch: Batch) -> Tensor:
-            nonlocal added
-            if self.proto_source == "last_epoch" and left <= 0 and batch is not added:
+            if first(batch) and left <= 0 and self.proto_source == "last_epoch":
                 means.add(batch.features, batch.labels)
-                added = batch
             return contrast(batch)
 
         return term
 
     def end(self, round: LocalRound) -> None:
         """Sends the mean feature of each class."""
-        means = round.scratch.get(SEEN)
-        if means is None:
-            return
+        means = round.scratch[SEEN]
         if self.proto_source == "final_pass":
             self._pass(round, means)
         labels = round.data.labels[round.data.training_positions()]  # features are more where an image comes twice

@@ -25,7 +25,7 @@ class Proximal(Term):
 
     @property
     def pull(self) -> float:
-        """mu."""
+        """mu, because the gradient of the term is mu (w - w^t)."""
         return self.mu
 
     def begin(self, round: LocalRound) -> StepFunction | None:

@@ -22,10 +22,10 @@ from clients.parts import LocalRound, Unlabelled
 from fedsim.arrays import load_arrays
 from fedsim.errors import UserError
 from fedsim.experiment import Experiment
+from fedsim.models.tasks import EVALUATION_BATCH
 from fedsim.seeding import numpy_rng, stream_seed
 
 CANDIDATE, IDENTIFIER = "candidate:", "identifier:"  # prefixes of the records that the server sends
-EVALUATED = 256
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class AdversarialTarget(Unlabelled):
         positions = np.sort(numpy_rng(round.seed, "adaptation-sample").permutation(data.examples)[:count])
         modes = {module: module.training for module in net.modules()}
         net.eval()
-        parts = [positions[start : start + EVALUATED] for start in range(0, count, EVALUATED)]
+        parts = [positions[start : start + EVALUATION_BATCH] for start in range(0, count, EVALUATION_BATCH)]
         found = torch.cat([net.pooled(data.transforms.normalize(data.raw(part))).float() for part in parts])
         for module, training in modes.items():
             module.training = training

@@ -63,7 +63,7 @@ def show_method(name: str, data: str = "", preset: str = "", overrides: Sequence
     console.print(table)
     say(f"discloses: {recipe.disclosure()}")
     if data:
-        from fedsim.traffic_table import show_traffic
+        from fedsim.commands.traffic import show_traffic
 
         show_traffic(name, data, preset, overrides)
 

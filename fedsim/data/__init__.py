@@ -7,7 +7,8 @@
 Batched augmentation lives in `fedsim.data.augment` (it needs torch).
 """
 
-from fedsim.data.benchmarks import BENCHMARKS, Benchmark, benchmark, find_dataset, resolve_domain
+from fedsim.data.benchmarks import benchmark, find_dataset, resolve_domain
+from fedsim.data.catalog import BENCHMARKS
 from fedsim.data.client_data import ClientData, domain_of
 from fedsim.data.loading import (
     check_partitions,
@@ -20,6 +21,7 @@ from fedsim.data.loading import (
     load_unlabelled,
     source_domains,
 )
+from fedsim.data.row import Benchmark
 
 __all__ = [
     "BENCHMARKS",

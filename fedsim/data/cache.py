@@ -30,7 +30,7 @@ from rich.progress import Progress
 
 from fedsim.data.folders import Listing
 from fedsim.data.pixels import decode_sized, read_bytes, unreadable
-from fedsim.data.reader import content_hash
+from fedsim.data.reader import content_hash, nameless_hash
 from fedsim.errors import UserError
 
 FORMAT = 4
@@ -91,10 +91,14 @@ def cached_domain(
     return opened
 
 
-def stored_content(listing: Listing, dataset: str, domain: str, image_size: int, cache: Path) -> str:
-    """The fingerprint of a domain's files as the cache has it; empty where they were not decoded yet."""
+def stored_hashes(listing: Listing, dataset: str, domain: str, image_size: int, cache: Path) -> dict[str, str]:
+    """The hashes of a domain's files as the cache has them, see `hashes_of`; empty where they were not decoded yet.
+
+    Entries of earlier versions have no hash without names.
+    """
     manifest = _manifest(listing, dataset, domain, image_size)
-    return _stored(cache / dataset / f"{domain}-{manifest['hash']}").get("content", "")
+    stored = _stored(cache / dataset / f"{domain}-{manifest['hash']}")
+    return {key: stored[key] for key in ("content", "nameless") if key in stored}
 
 
 def digest(content: bytes) -> bytes:
@@ -106,6 +110,11 @@ def content_of(listing: Listing, digests: list[bytes]) -> str:
     """Fingerprint of a domain: its files' names, labels and the digests of their bytes, in order."""
     names = "\0".join(listing.files).encode(errors="surrogateescape")
     return content_hash(names, listing.labels.tobytes(), b"".join(digests))
+
+
+def hashes_of(listing: Listing, digests: list[bytes]) -> dict[str, str]:
+    """`content`: the fingerprint of a domain; `nameless`: the hash of the same images and labels without the names."""
+    return {"content": content_of(listing, digests), "nameless": nameless_hash(listing.labels, digests)}
 
 
 def _manifest(listing: Listing, dataset: str, domain: str, image_size: int, planes: Planes = COLOURS) -> dict:
@@ -164,10 +173,10 @@ def _build(listing: Listing, manifest: dict, entry: Path, report: Report | None,
         raise _unwritable(entry.parent, error) from None
     try:
         temporary.chmod(0o755)  # mkdtemp makes it private; the cache may be shared between users
-        content, sizes = _write_images(listing, manifest, temporary / "images.npy", report, planes)
+        hashes, sizes = _write_images(listing, manifest, temporary / "images.npy", report, planes)
         np.save(temporary / "sizes.npy", sizes, allow_pickle=False)
         np.save(temporary / "labels.npy", listing.labels, allow_pickle=False)
-        (temporary / "manifest.json").write_text(json.dumps({**manifest, "content": content}))
+        (temporary / "manifest.json").write_text(json.dumps({**manifest, **hashes}))
         _publish(temporary, entry, manifest)
     except OSError as error:
         raise _unwritable(entry, error) from None
@@ -197,10 +206,10 @@ def _publish(temporary: Path, entry: Path, manifest: dict) -> None:
 
 def _write_images(
     listing: Listing, manifest: dict, path: Path, report: Report | None, planes: Planes
-) -> tuple[str, np.ndarray]:
+) -> tuple[dict[str, str], np.ndarray]:
     """Decodes all files with a few threads (PIL releases the GIL) directly into the memory-mapped file.
 
-    Returns the fingerprint of the files, and the heights and widths of the images.
+    Returns the hashes of the files, and the heights and widths of the images.
     """
     shape = tuple(manifest["shape"])
     images = np.lib.format.open_memmap(path, mode="w+", dtype=np.uint8, shape=shape)
@@ -222,7 +231,7 @@ def _write_images(
             digests.append(one)
             show(len(digests), len(listing.files))
     images.flush()
-    return content_of(listing, digests), sizes
+    return hashes_of(listing, digests), sizes
 
 
 def _remove_leftovers(folder: Path) -> None:

@@ -1,10 +1,33 @@
-"""More data sets by name: rows of facts with their sources. The classical benchmarks are in benchmarks.py."""
+"""The data sets by name: rows of facts with their sources (domains, classes, image counts)."""
 
 from fedsim.data.row import Benchmark
 
+DIGITS = ("0", "1", "2", "3", "4", "5", "6", "7", "8", "9")
+ANGLES = (0, 15, 30, 45, 60, 75)
+
+PACS_COUNTS = {
+    "art_painting": (379, 255, 285, 184, 201, 295, 449),
+    "cartoon": (389, 457, 346, 135, 324, 288, 405),
+    "photo": (189, 202, 182, 186, 199, 280, 432),
+    "sketch": (772, 740, 753, 608, 816, 80, 160),
+}
+VLCS_COUNTS = {
+    "Caltech101": (237, 123, 118, 67, 870),
+    "LabelMe": (80, 1209, 88, 42, 1237),
+    "SUN09": (20, 932, 1036, 30, 1264),
+    "VOC2007": (330, 699, 428, 420, 1499),
+}
+OFFICE_HOME_CLASSES = (
+    "Alarm_Clock", "Backpack", "Batteries", "Bed", "Bike", "Bottle", "Bucket", "Calculator", "Calendar", "Candles",
+    "Chair", "Clipboards", "Computer", "Couch", "Curtains", "Desk_Lamp", "Drill", "Eraser", "Exit_Sign", "Fan",
+    "File_Cabinet", "Flipflops", "Flowers", "Folder", "Fork", "Glasses", "Hammer", "Helmet", "Kettle", "Keyboard",
+    "Knives", "Lamp_Shade", "Laptop", "Marker", "Monitor", "Mop", "Mouse", "Mug", "Notebook", "Oven", "Pan",
+    "Paper_Clip", "Pen", "Pencil", "Postit_Notes", "Printer", "Push_Pin", "Radio", "Refrigerator", "Ruler",
+    "Scissors", "Screwdriver", "Shelf", "Sink", "Sneakers", "Soda", "Speaker", "Spoon", "TV", "Table", "Telephone",
+    "ToothBrush", "Toys", "Trash_Can", "Webcam",
+)  # fmt: skip
 _DOMAINNET = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
 _GROUNDS = ("inverted", "noise", "shaded", "textured")
-_DIGITS = ("0", "1", "2", "3", "4", "5", "6", "7", "8", "9")
 _OFFICE_CALTECH = (
     "back_pack", "bike", "calculator", "headphones", "keyboard", "laptop_computer", "monitor", "mouse", "mug",
     "projector",
@@ -17,7 +40,89 @@ def _unnamed(count: int) -> tuple[str, ...]:
     return tuple(f"class_{index:03d}" for index in range(count))
 
 
-CATALOG: dict[str, Benchmark] = {
+BENCHMARKS: dict[str, Benchmark] = {
+    "digits": Benchmark(
+        "digits",
+        "Rotated Digits (embedded)",
+        tuple(f"rot{angle}" for angle in ANGLES),
+        DIGITS,
+        1,
+        counts={f"rot{angle}": 1000 for angle in ANGLES},
+        source="scikit-learn load_digits (UCI Optical Recognition of Handwritten Digits, 8x8)",
+        note="needs no files; every client domain shows the SAME 1,000 images (100 a class, drawn by the split seed), "
+        "rotated clockwise; the unseen domain shows the 797 others",
+        same_images=True,
+        test_apart=True,
+        reader="fedsim.data.digits:Digits",
+    ),
+    "rotated-mnist": Benchmark(
+        "rotated-mnist",
+        "Rotated MNIST",
+        tuple(f"M{angle}" for angle in ANGLES),
+        DIGITS,
+        1,
+        counts={f"M{angle}": 1000 for angle in ANGLES},
+        folder=("mnist",),
+        source="LeCun et al. 1998; rotations as in CSAC (default) or DomainBed (data.variant)",
+        note="csac: the same 1,000 images in every domain, the unseen one included; domainbed: all 70,000 images dealt "
+        "to disjoint domains",
+        same_images=True,
+        variants={"domainbed": {"counts": None, "same_images": False}},
+        reader="fedsim.data.rotated_mnist:RotatedMNIST",
+    ),
+    "pacs": Benchmark(
+        "pacs",
+        "PACS",
+        tuple(PACS_COUNTS),
+        ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person"),
+        3,
+        counts={domain: sum(row) for domain, row in PACS_COUNTS.items()},
+        class_counts=PACS_COUNTS,
+        folder=("pacs", "kfold"),
+        source="Li et al., Deeper, Broader and Artier Domain Generalization, ICCV 2017",
+    ),
+    "vlcs": Benchmark(
+        "vlcs",
+        "VLCS",
+        tuple(VLCS_COUNTS),
+        ("bird", "car", "chair", "dog", "person"),
+        3,
+        counts={domain: sum(row) for domain, row in VLCS_COUNTS.items()},
+        class_counts=VLCS_COUNTS,
+        folder=("vlcs",),
+        source="Fang et al., Unbiased Metric Learning, ICCV 2013; folders of DomainBed",
+        note="SUN09 has 20 birds and 30 dogs: a class can be absent from a small validation split",
+    ),
+    "office-home": Benchmark(
+        "office-home",
+        "Office-Home",
+        ("Art", "Clipart", "Product", "Real_World"),
+        OFFICE_HOME_CLASSES,
+        3,
+        counts={"Art": 2427, "Clipart": 4365, "Product": 4439, "Real_World": 4357},
+        folder=("officehome", "officehomedataset10072016"),
+        source="Venkateswara et al., Deep Hashing Network for Unsupervised Domain Adaptation, CVPR 2017",
+        note="folders may be spelled with blanks, underscores or neither (Real World, Real_World, RealWorld)",
+    ),
+    "terra-incognita": Benchmark(
+        "terra-incognita",
+        "Terra Incognita",
+        ("location_100", "location_38", "location_43", "location_46"),
+        ("bird", "bobcat", "cat", "coyote", "dog", "empty", "opossum", "rabbit", "raccoon", "squirrel"),
+        3,
+        folder=("terraincognita",),
+        source="Beery et al., Recognition in Terra Incognita, ECCV 2018; DomainBed's locations",
+        note="no reference counts: downloads differ (24,788 images in FedSB, about 24,330 later)",
+    ),
+    "folder": Benchmark(
+        "folder",
+        "Any folder domain/class/image",
+        (),
+        (),
+        3,
+        source="your own images",
+        note="domains and classes are read from disk; a site that holds one domain only must set data.domains",
+    ),
     "domainnet": Benchmark(
         "domainnet", "DomainNet", _DOMAINNET, _unnamed(345), 3,
         folder=("domainnet",),
@@ -34,7 +139,7 @@ CATALOG: dict[str, Benchmark] = {
         discover="fedsim.data.layouts:classes_on_disk",
     ),
     "digits-dg": Benchmark(
-        "digits-dg", "Digits-DG", ("mnist", "mnist_m", "svhn", "syn"), _DIGITS, 3,
+        "digits-dg", "Digits-DG", ("mnist", "mnist_m", "svhn", "syn"), DIGITS, 3,
         counts=dict.fromkeys(("mnist", "mnist_m", "svhn", "syn"), 6000),
         folder=("digitsdg",),
         source="Zhou et al., Deep Domain-Adversarial Image Generation for Domain Generalisation, AAAI 2020",
@@ -92,7 +197,7 @@ CATALOG: dict[str, Benchmark] = {
         discover="fedsim.data.hugging_face:discover",
     ),
     "digit-masks": Benchmark(
-        "digit-masks", "Digit masks (embedded)", _GROUNDS, _DIGITS, 1,
+        "digit-masks", "Digit masks (embedded)", _GROUNDS, DIGITS, 1,
         counts=dict.fromkeys(_GROUNDS, 400),
         source="scikit-learn load_digits (UCI Optical Recognition of Handwritten Digits, 8x8) on made grounds",
         note="needs no files; masks mark the digit (figure) and its darkest strokes (core), which lie within it; every "

@@ -1,6 +1,7 @@
 """Fingerprints, which show whether two runs had the same data, wherever the files are."""
 
 from collections.abc import Mapping
+from itertools import product
 
 from fedsim.data.benchmarks import benchmark, resolve_domain
 from fedsim.data.client_data import domain_of
@@ -16,11 +17,13 @@ Fingerprints = dict[str, dict[str, int | str]]
 def fingerprints(data: DataSettings) -> Fingerprints:
     """{domain: {"images": count, "content": hash of files and labels, "environment": number that seeds its split}}.
 
+    `nameless`, where it is known, is the hash of the images with their labels in any order and without names.
+
     It has every domain that the settings use. The number counts all domains of the data set, also those that the
     settings leave out, so that a folder that comes to the data root later can change it.
     The hash covers the names below the domain's folder, the labels and the bytes of all files, but neither the path of
     the folder nor any time. It is read from the cache when that exists. Raises UserError when the data cannot be read,
-    or when two domains have the same files.
+    or when two domains have the same images.
     """
     found = benchmark(data)
     prints = {domain: fingerprint(data, domain) for domain in found.domains}
@@ -29,17 +32,16 @@ def fingerprints(data: DataSettings) -> Fingerprints:
 
 
 def refuse_equal_domains(found: Benchmark, prints: Mapping[str, Mapping]) -> None:
-    """UserError when two domains have the same files with the same labels, so that training images would be tested.
+    """UserError when two domains have the same images with the same labels, so that training images would be tested.
 
-    `prints`: fingerprints by domain, or by client ("photo/0"). Only files are compared: other readers hash what all of
-    their domains are made of.
+    `prints`: fingerprints by domain, or by client ("photo/0"). The contents are compared only where they are of files:
+    other readers hash what all of their domains are made of.
     """
-    if not load(found.reader, "reader").own_files:
-        return
+    compared = ("content", "nameless") if load(found.reader, "reader").own_files else ("nameless",)
     owners: dict[int | str, str] = {}
-    for name, own in prints.items():
-        domain = domain_of(name)
-        first = owners.setdefault(own["content"], domain)
+    for name, key in product(prints, compared):
+        own, domain = prints[name], domain_of(name)
+        first = owners.setdefault(own[key], domain) if key in own else domain
         if first != domain:
             raise UserError(
                 f"the domains {first!r} and {domain!r} of {found.title} have the same {own['images']:,} images with "
@@ -52,7 +54,9 @@ def fingerprint(data: DataSettings, domain: str) -> dict[str, int | str]:
     found = benchmark(data)
     read, name = reader(data, found), resolve_domain(found, domain)
     seeded = found.environment(name)
-    return {"images": len(read.labels(name)), "content": read.fingerprint(name), "environment": seeded}
+    known = {"images": len(read.labels(name)), "content": read.fingerprint(name), "environment": seeded}
+    nameless = read.nameless(name)
+    return known | ({"nameless": nameless} if nameless else {})
 
 
 def difference(then: Mapping[str, Mapping], now: Mapping[str, Mapping]) -> str:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedsim.data.benchmarks import Benchmark
 from fedsim.data.names import matching, plain, read_from, same, subfolders
+from fedsim.data.row import Benchmark
 from fedsim.errors import UserError
 from fedsim.settings import DataSettings, data_root
 

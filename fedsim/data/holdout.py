@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from fedsim.data.benchmarks import Benchmark
 from fedsim.data.reader import reader
+from fedsim.data.row import Benchmark
 from fedsim.data.splits import random_split, stratified_split
 from fedsim.errors import UserError
 from fedsim.settings import DataSettings

@@ -3,6 +3,7 @@
 import functools
 import os
 import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,10 @@ from fedsim.about import extra
 from fedsim.data.cache import digest
 from fedsim.data.names import composed, refuse_alike
 from fedsim.data.pixels import decode_sized, read_bytes, unreadable
-from fedsim.data.reader import Reader, content_hash
+from fedsim.data.reader import Reader, content_hash, nameless_hash
 from fedsim.data.row import Benchmark
 from fedsim.errors import UserError, nearest
+from fedsim.files import atomic_write
 from fedsim.settings import DataSettings, cache_root, data_root
 
 COLUMNS = {
@@ -85,34 +87,55 @@ class HuggingFaceReader(Reader):
         cells = rows.select(self._of(domain)).select_columns([column])[column]
         return [Path(cell) for cell in cells if cell]
 
+    def nameless(self, domain: str) -> str:
+        """Hash of the labels and the images' bytes. They are read once; the cache keeps the hash."""
+        name = content_hash(b"nameless", domain.encode(), self.fingerprint(domain).encode())
+        file = cache_root(self.data) / "huggingface" / f"{name}.txt"
+        if file.is_file():
+            return file.read_text()
+        digests = [digest(content or read_bytes(name)) for name, content in self._cells(domain)]
+        found = nameless_hash(self.labels(domain), digests)
+        try:
+            atomic_write(file, found)
+        except OSError as error:
+            raise _unwritable(file, error) from None
+        return found
+
+    def _cells(self, domain: str) -> Iterator[tuple[Path, bytes | None]]:
+        """Name and bytes of every image of a domain; None where the data set only names the file."""
+        import datasets
+
+        column, places = _column(self.data, "path"), self._of(domain)
+        rows = _rows(self.data).select(places).select_columns([column])
+        for place, row in zip(places, rows.cast_column(column, datasets.Image(decode=False)), strict=True):
+            cell = row[column] or {"path": None, "bytes": None}
+            if not cell["path"] and not cell["bytes"]:
+                raise _row_error(data_root(self.data), place, f"there is no image in the column {column!r}")
+            yield Path(cell["path"] or f"{data_root(self.data)}, row {place}"), cell["bytes"]
+
     def _of(self, domain: str) -> np.ndarray:
         return np.flatnonzero(np.array(_texts(self.data, "domain"), dtype=object) == domain)
 
     def _decode(self, domain: str, file: Path) -> None:
         """Writes the domain's images under a temporary name, then renames the file."""
-        import datasets
-
-        column, size = _column(self.data, "path"), self.data.image_size
-        places = self._of(domain)
-        rows = _rows(self.data).select(places).select_columns([column])
-        rows = rows.cast_column(column, datasets.Image(decode=False))
+        count, size = len(self._of(domain)), self.data.image_size
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             number, temporary = tempfile.mkstemp(dir=file.parent, prefix=".tmp-", suffix=".npy")
             os.close(number)
-            images = np.lib.format.open_memmap(temporary, mode="w+", dtype=np.uint8, shape=(len(rows), 3, size, size))
-            sizes = np.empty((len(rows), 2), np.int32)
-            for index, row in enumerate(rows):
-                cell = row[column] or {"path": None, "bytes": None}
-                if not cell["path"] and not cell["bytes"]:
-                    raise _row_error(data_root(self.data), places[index], f"there is no image in the column {column!r}")
-                name = Path(cell["path"] or f"{data_root(self.data)}, row {places[index]}")
-                images[index], sizes[index] = decode_sized(name, size, cell["bytes"])
+            images = np.lib.format.open_memmap(temporary, mode="w+", dtype=np.uint8, shape=(count, 3, size, size))
+            sizes = np.empty((count, 2), np.int32)
+            for index, (name, content) in enumerate(self._cells(domain)):
+                images[index], sizes[index] = decode_sized(name, size, content)
             images.flush()
             np.save(file.with_suffix(".sizes.npy"), sizes, allow_pickle=False)
             Path(temporary).replace(file)
         except OSError as error:
-            raise UserError(f"cannot write the image cache {file} ({error.strerror}); set data.cache") from None
+            raise _unwritable(file, error) from None
+
+
+def _unwritable(file: Path, error: OSError) -> UserError:
+    return UserError(f"cannot write the image cache {file} ({error.strerror}); set data.cache")
 
 
 def _column(data: DataSettings, name: str) -> str:

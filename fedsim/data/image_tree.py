@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fedsim.data.cache import Arrays, cached_domain, content_of, digest, stored_content
+from fedsim.data.cache import Arrays, cached_domain, digest, hashes_of, stored_hashes
 from fedsim.data.folders import Listing, list_domain
 from fedsim.data.lists import WORDS, list_file, listed, reads_lists
 from fedsim.data.pixels import read_bytes
@@ -19,6 +19,7 @@ class ImageTree(Reader):
     def __init__(self, data: DataSettings, found: Benchmark) -> None:
         super().__init__(data, found)
         self._open: dict[str, Arrays] = {}
+        self._known: dict[str, dict[str, str]] = {}
 
     def listing(self, domain: str) -> Listing:
         """Files and labels of a domain."""
@@ -45,11 +46,23 @@ class ImageTree(Reader):
 
     def fingerprint(self, domain: str) -> str:
         """Hash of the files' names, labels and bytes: from the cache, else by reading the files."""
-        listing = self.listing(domain)
-        stored = stored_content(listing, self.found.name, domain, self.data.image_size, cache_root(self.data))
-        content = stored or content_of(listing, [digest(read_bytes(listing.folder / name)) for name in listing.files])
+        content = self._hashes(domain)["content"]
         lists = self._lists(domain) if reads_lists(self.data) else []
         return content_hash(content.encode(), *lists) if lists else content
+
+    def nameless(self, domain: str) -> str:
+        """Hash of the files' labels and bytes; empty for what an earlier version has decoded."""
+        return self._hashes(domain).get("nameless", "")
+
+    def _hashes(self, domain: str) -> dict[str, str]:
+        """The hashes of a domain's files, looked up or computed once."""
+        if domain not in self._known:
+            listing = self.listing(domain)
+            stored = stored_hashes(listing, self.found.name, domain, self.data.image_size, cache_root(self.data))
+            self._known[domain] = stored or hashes_of(
+                listing, [digest(read_bytes(listing.folder / name)) for name in listing.files]
+            )
+        return self._known[domain]
 
     def _lists(self, domain: str) -> list[bytes]:
         """What says which images train, validate and are tested, where that is no part of the listing."""

@@ -10,6 +10,7 @@ from fedsim.data.client_data import ClientData, domain_of, joined_sizes, unless_
 from fedsim.data.holdout import listed_split, required, split_pool
 from fedsim.data.mixing import check_mix, load_mixed
 from fedsim.data.reader import reader
+from fedsim.data.row import Benchmark
 from fedsim.data.splits import (
     dirichlet_partition,
     fraction_subset,
@@ -22,20 +23,21 @@ from fedsim.errors import UserError
 from fedsim.settings import DataSettings
 
 
-def client_names(data: DataSettings, target: str) -> list[str]:
+def client_names(data: DataSettings, target: str, found: Benchmark | None = None) -> list[str]:
     """Source clients in sorted-domain order: "photo", or "photo/0", "photo/1", ...; see `source_domains`."""
-    sources = source_domains(data, target)
+    sources = source_domains(data, target, found)
     if data.clients_per_domain == 1:
         return sources
     return [f"{domain}/{index}" for domain in sources for index in range(data.clients_per_domain)]
 
 
-def source_domains(data: DataSettings, target: str) -> list[str]:
+def source_domains(data: DataSettings, target: str, found: Benchmark | None = None) -> list[str]:
     """The domains that are trained on, sorted: all except `target` and the one that `run.validation_domain` holds out.
 
-    Reads no images. Raises UserError when `target` is not a domain, or when no domain is left.
+    Reads no images. `found`: the facts of the data set, where they are known already. Raises UserError when `target` is
+    not a domain, or when no domain is left.
     """
-    found = benchmark(data)
+    found = found or benchmark(data)
     unseen = resolve_domain(found, target)
     held_out = resolve_domain(found, data.validation_domain) if data.validation_domain else ""
     sources = [domain for domain in found.domains if domain not in (unseen, held_out)]

@@ -79,6 +79,10 @@ class MaskFolders(ImageTree):
         meaning = repr(list(self.data.structures.items())).encode()
         return content_hash(super().fingerprint(domain).encode(), b"".join(masks), meaning)
 
+    def nameless(self, domain: str) -> str:
+        """None: the same images may have other masks in another domain."""
+        return ""
+
     def _folder(self, domain: str) -> Path:
         root = data_root(self.data)
         found = subfolders(root) if root.is_dir() else []

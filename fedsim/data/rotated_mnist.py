@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from torchvision.datasets import MNIST
 
-from fedsim.data.benchmarks import ANGLES
+from fedsim.data.catalog import ANGLES
 from fedsim.data.digits import hundred_a_class, resize, rotate
 from fedsim.data.reader import Reader, content_hash
 from fedsim.data.splits import seed_hash, shuffled

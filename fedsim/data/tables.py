@@ -216,9 +216,13 @@ def _read(file: Path, columns: list[str]) -> Iterator[pd.DataFrame]:
             for batch in _parquet().ParquetFile(file).iter_batches(PIECE, columns=columns):
                 yield batch.to_pandas()
             return
-        options = {"usecols": columns, "dtype": str, "chunksize": PIECE, "keep_default_na": False}
+        # All columns are read, because pandas does not count a row's fields when it is asked for some of them.
+        options = {"dtype": str, "chunksize": PIECE, "keep_default_na": False}
         with pd.read_csv(file, sep=_separator(file), encoding="utf-8-sig", **options) as reader:
-            yield from reader
+            for piece in reader:
+                if not isinstance(piece.index, pd.RangeIndex):  # pandas takes the first field as a name of the row
+                    raise ValueError(f"row 2 has more fields than the header, which has {piece.shape[1]}")
+                yield piece
     except (OSError, ValueError, UnicodeDecodeError) as error:
         raise _unreadable(file, error) from None
 

@@ -11,7 +11,6 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -68,15 +67,3 @@ class Audit:
             self._minute, self._written = minute, 0
         self._written += 1
         return self._written <= MOST_REFUSALS
-
-
-def read_audit(file: Path, last: int = 0) -> Iterator[dict[str, Any]]:
-    """Lines of an audit log (the last ones of a long file); lines that are not whole are left out."""
-    if not file.is_file():
-        return
-    lines = file.read_text(errors="replace").splitlines()
-    for line in lines[-last:] if last else lines:
-        try:
-            yield json.loads(line)
-        except json.JSONDecodeError:
-            continue

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
 
-from fedsim.data.benchmarks import matching
+from fedsim.data.names import matching
 from fedsim.deploy.federation import Federation, Site, read_federation
 from fedsim.errors import UserError
 

@@ -31,6 +31,7 @@ class BoundedGrid(QuickGrid):
 
     @largest_reply.setter
     def largest_reply(self, size: int) -> None:
+        """Keeps the size and writes it to the file that the gate reads."""
         self._largest = size
         atomic_write(self._file, f"{size}\n")
 

@@ -6,22 +6,27 @@ from pathlib import Path
 import pandas as pd
 
 from fedsim.data import source_domains
-from fedsim.export.trained import TrainedModel
+from fedsim.export.trained import SELECTED, TrainedModel
 from fedsim.models.backbones import find_backbone
+from fedsim.models.infer import EvalMode
 from fedsim.results.environment import all_environments
+from fedsim.results.selection import validation_column
 from fedsim.tasks import task_in
+
+OWN = "your own images"  # the source of rows that read a user's data
 
 
 def card(model: TrainedModel) -> str:
     """Markdown text with data, method, domains, results, licence of the weights, limits and versions."""
     experiment, plan = model.experiment, model.plan
     method = plan.recipe.label(experiment.method_name)
-    sources = source_domains(experiment.data, experiment.run.target)
+    own = plan.data.source.startswith(OWN)
+    rounds = experiment.train.rounds
     sections = {
-        f"{plan.data.title}: {method}": _summary(model, method),
+        f"{experiment.name if own else plan.data.title}: {method}": _summary(model, method),
         "Data": [
-            f"Data set: {plan.data.title} ({plan.data.source or 'own images'}).",
-            f"Trained on {', '.join(sources)}. No image of {experiment.run.target} was trained on.",
+            f"Data set: {plan.data.title} ({plan.data.source or OWN}).",
+            *_domains(model),
             f"Outputs: {', '.join(model.classes)}.",
         ],
         "Images": [
@@ -29,15 +34,15 @@ def card(model: TrainedModel) -> str:
             "(bilinear, antialiased), values in [0, 1]; the model normalizes them itself.",
         ],
         "Method": [
-            f"{method} ({plan.recipe.paper or 'no paper named'}), {experiment.train.rounds} rounds, seed "
-            f"{experiment.run.seed}; inference rule {type(plan.recipe.infer).__name__}.",
+            f"{method} ({plan.recipe.paper or 'no paper named'}), {rounds} round{'s' if rounds > 1 else ''}, seed "
+            f"{experiment.run.seed}; inference rule {_rule(model)}.",
             f"In addition to the model, clients disclosed: {plan.recipe.disclosure()}.",
         ],
-        "Results": [*_results(model.file.parent), *([f"\n{model.remark}."] if model.remark else [])],
+        "Results": [*_results(model), *([f"\n{model.remark}."] if model.remark else [])],
         "Weights": _weights(model),
         "Limits": [
-            "The numbers were measured on one unseen domain with one seed. They may be different on another domain or "
-            "with other cameras; measure them with `fedsim evaluate` before you rely on the model.",
+            "Numbers of a run are of one unseen domain with one seed. They may be different on another domain or with "
+            "other cameras; measure them with `fedsim evaluate` before you rely on the model.",
         ],
         "Versions": _versions(model.file.parent),
     }
@@ -52,19 +57,46 @@ def _summary(model: TrainedModel, method: str) -> list[str]:
             f"({method}). File: {model.file.name} of {'/'.join(model.file.parent.parts[-4:])}."]  # fmt: skip
 
 
-def _results(folder: Path) -> list[str]:
-    file = folder / "summary.csv"
-    if not file.is_file():
-        return ["The run has not finished; there is no summary."]
-    row = pd.read_csv(file).iloc[0]
+def _domains(model: TrainedModel) -> list[str]:
+    """Which domains trained, which one selected the round, and what was used of the unseen one."""
+    data, run, plan = model.experiment.data, model.experiment.run, model.plan
+    unseen = f"No image of {run.target} was trained on."
+    if plan.recipe.uses_target_unlabelled:
+        unseen = (f"{100 * data.adapt_share:.0f} % of the images of {run.target}, the unseen domain, were trained on "
+                  "without their labels; the results are of its other images.")  # fmt: skip
+    sources = ", ".join(source_domains(data, run.target, plan.data))
+    chosen = [f"No one trained on {run.validation_domain}, which selected the round."] if run.validation_domain else []
+    return [f"Trained on {sources}. {unseen}", *chosen]
+
+
+def _rule(model: TrainedModel) -> str:
+    """The inference rule of this file: a personal model has no tensors of other clients and predicts by itself."""
+    rule = model.plan.recipe.infer
+    return EvalMode.__name__ if rule.bank and model.own is None else type(rule).__name__
+
+
+def _results(model: TrainedModel) -> list[str]:
+    folder, run = model.file.parent, model.experiment.run
+    if model.file.stem not in SELECTED:
+        return [f"The run did not measure {model.file.name}; its numbers are of the global model."]
+    if missing := [name for name in ("summary.csv", "rounds.csv") if not (folder / name).is_file()]:
+        return [f"The run has not finished, or its records are elsewhere: there is no {missing[0]}."]
+    row = pd.read_csv(folder / "summary.csv").iloc[0]
+    rounds = pd.read_csv(folder / "rounds.csv").set_index("round")
     task = task_in(row.index, "last_target_")
+    column = validation_column(model.experiment, task.metric)
+    selected = {"aggregated": "best source validation", "local": "best validation of the local models"}[run.select_on]
+    validation = {"aggregated": "on the sources", "local": "of the local models"}[run.select_on]
+    if run.validation_domain:
+        selected, validation = f"best on {run.validation_domain}", f"on {run.validation_domain}"
+    mean = "" if run.validation_domain else "mean "
     return [
-        f"| selection | round | {task.title} on the unseen domain | mean validation {task.title} on the sources |",
+        f"| selection | round | {task.title} on the unseen domain | {mean}validation {task.title} {validation} |",
         "|---|---|---|---|",
         *(
             f"| {label} | {row[f'{key}_round']:.0f} | {100 * row[f'{key}_target_{task.metric}']:.1f} % | "
-            f"{100 * row[f'{key}_mean_validation_{task.metric}']:.1f} % |"
-            for key, label in (("best_validation", "best source validation (`best`)"), ("last", "last round (`last`)"))
+            f"{100 * rounds.loc[row[f'{key}_round'], column]:.1f} % |"
+            for key, label in (("best_validation", f"{selected} (`best`)"), ("last", "last round (`last`)"))
         ),
     ]
 

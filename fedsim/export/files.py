@@ -43,6 +43,9 @@ def export(model: TrainedModel, format: str, output: Path) -> tuple[float, str]:
         name = type(model.plan.recipe.infer).__name__
         raise UserError(f"the rule {name} uses images of the unseen domain before it predicts, so that no single "
                         "file holds the model; use fedsim.load")  # fmt: skip
+    if model.plan.recipe.infer.random:
+        name = type(model.plan.recipe.infer).__name__
+        raise UserError(f"the rule {name} draws numbers at every prediction, which no file holds; use fedsim.load")
     images, source = comparison_images(model)
     expected = _reference(model, images)
     output.parent.mkdir(parents=True, exist_ok=True)

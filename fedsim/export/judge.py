@@ -9,9 +9,8 @@ import pandas as pd
 import torch
 from sklearn.metrics import f1_score, recall_score
 
-from fedsim.data.benchmarks import subfolders
-from fedsim.data.folders import IMAGE_SUFFIXES
-from fedsim.data.names import matching
+from fedsim.data.folders import images_of
+from fedsim.data.names import matching, subfolders
 from fedsim.errors import UserError
 from fedsim.export.trained import TrainedModel
 from fedsim.seeding import numpy_rng
@@ -29,8 +28,9 @@ class Labelled:
 def labelled_images(folder: Path, classes: Sequence[str]) -> list[Labelled]:
     """The images below FOLDER/CLASS or FOLDER/DOMAIN/CLASS, for the classes that the model knows.
 
-    A class without images is allowed. Raises UserError when no folder has the name of a class, when another folder lies
-    beside class folders, and when there are no images.
+    Hidden files and folders are left out and links are followed, as in training. A class without images is allowed.
+    Raises UserError when no folder has the name of a class, when another folder lies beside class folders, for a file
+    of another kind, and when there are no images.
     """
     if not folder.is_dir():
         raise UserError(f"no folder {folder}; name one that has a folder of images per class, or per domain and class")
@@ -56,8 +56,8 @@ def _domain(folder: Path, name: str, classes: Sequence[str]) -> Labelled | None:
     files: list[Path] = []
     labels: list[int] = []
     for sub, found in named.items():
-        inside = sorted(path for path in (folder / sub).rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
-        files += inside
+        inside = images_of(folder, sub)
+        files += [folder / name for name in inside]
         labels += [list(classes).index(found)] * len(inside)
     return Labelled(name, files, np.array(labels, dtype=np.int64))
 

@@ -1,7 +1,8 @@
 """A finished run's model as one module that contains the transforms and the inference rule."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,15 @@ from safetensors.numpy import load_file
 from torch import Tensor, nn
 
 from fedsim.arrays import load_arrays
+from fedsim.data import Benchmark, benchmark, find_dataset
 from fedsim.data.augment import make_transforms, to_float
+from fedsim.data.client_data import domain_of
 from fedsim.data.fingerprint import difference, fingerprint
 from fedsim.data.pixels import decode, decode_picture
 from fedsim.errors import UserError, nearest
 from fedsim.experiment import Experiment
 from fedsim.models import weight_statistics
-from fedsim.models.infer.base import Uploads
+from fedsim.models.infer.base import Predict, Uploads
 from fedsim.results.kept_model import other_round
 from fedsim.results.reading import read_settings
 from fedsim.run.frozen import refuse_other_frozen
@@ -57,18 +60,25 @@ class TrainedModel(nn.Module):
         rule = plan.recipe.infer
         self.own = own  # the clients' tensors that the rule needs
         self.remark = other_round(file.parent) if file.stem == "best" else ""
-        self._predict = None if rule.transductive else rule.begin(self.net, tuple, own)
+        self._predict = self._begun()
         self.batch_size = rule.pass_size(self.experiment.run.evaluate_batch_size)
         self.eval()
 
     def _apply(self, *arguments: Any, **more: Any) -> "TrainedModel":
-        """Moves the clients' tensors too (`to`, `cuda`, `double`)."""
+        """Moves the clients' tensors too (`to`, `cuda`, `double`), and begins the rule again, which may hold copies.
+
+        A transductive rule then needs `adapt` again.
+        """
         moved = super()._apply(*arguments, **more)
         if self.own:
             self.own = [{name: arguments[0](tensor) for name, tensor in own.items()} for own in self.own]
-            if not self.plan.recipe.infer.transductive:
-                self._predict = self.plan.recipe.infer.begin(self.net, tuple, self.own)
+        self._predict = self._begun()
         return moved
+
+    def _begun(self) -> Predict | None:
+        """The function of the inference rule; None for a rule that needs images first."""
+        rule = self.plan.recipe.infer
+        return None if rule.transductive else rule.begin(self.net, tuple, self.own)
 
     def normalize(self, images: Tensor) -> Tensor:
         """The network's input for images that are uint8, or float in [0, 1]."""
@@ -83,7 +93,7 @@ class TrainedModel(nn.Module):
         return self._predict(self.normalize(images))
 
     def adapt(self, batches: Iterable[Tensor]) -> "TrainedModel":
-        """Show a transductive rule unlabelled batches of the domain on which it will predict.
+        """Show a transductive rule unlabelled batches of the domain on which it will predict, after the last `to`.
 
         They should come in a random order: a batch of one class has the statistics of that class. Other rules ignore
         them.
@@ -151,6 +161,15 @@ def load_trained(run: str | Path, which: str = "best") -> TrainedModel:
     return TrainedModel(plan, net, file, own)
 
 
+def refuse_other_classes(model: TrainedModel) -> None:
+    """UserError when the data set on this machine has other classes than the run's, so that its labels mean others."""
+    now = benchmark(model.experiment.data).outputs
+    if now != model.classes:
+        apart = ", ".join(sorted(set(now) ^ set(model.classes))[:5]) or "their order"
+        raise UserError(f"the data set {model.experiment.data.dataset!r} on this machine has other classes than in the "
+                        f"run ({apart}); name images in folders of the run's classes with --data")  # fmt: skip
+
+
 def other_images(model: TrainedModel) -> str:
     """A text when the images of the run's target on this machine are not those of the run; else empty."""
     data, target = model.experiment.data, model.experiment.run.target
@@ -165,16 +184,24 @@ def _recorded(folder: Path) -> dict[str, Any]:
 
 
 def _plan(folder: Path) -> Plan:
-    """The run's plan. If its images are not on this machine, domains and classes are those that the run recorded."""
+    """The run's plan. The names of domains and classes are those that the run recorded, not those on disk now."""
     experiment = read_settings(folder)
-    try:
-        return resolve(experiment, recorded=True)
-    except UserError:
-        recorded = _recorded(folder)
-        if not {"data", "classes"} <= recorded.keys():
-            raise
-        names = {"domains": list(recorded["data"]), "classes": recorded["classes"]}
-        return resolve(experiment.replace(data=names), recorded=True)
+    return resolve(experiment, recorded=True, found=_facts(experiment, _recorded(folder)))
+
+
+def _facts(experiment: Experiment, recorded: Mapping[str, Any]) -> Benchmark | None:
+    """The facts of the run's data set; None where nothing of them is on disk, or where the run is too old to have any.
+
+    The images may have been changed, moved or removed since the run.
+    """
+    data, run = experiment.data, experiment.run
+    row = find_dataset(data.dataset)
+    if not (row.discover or row.name == "folder") or not {"data", "classes"} <= recorded.keys():
+        return None
+    domains = {run.target, run.validation_domain, *map(domain_of, recorded["data"])} - {""}
+    structures = tuple(data.structures) or row.structures
+    row = replace(row, **row.variants.get(data.variant, {}), structures=structures)
+    return replace(row, domains=tuple(sorted(domains)), classes=tuple(recorded["classes"]))
 
 
 def describe(model: TrainedModel) -> dict[str, Any]:

@@ -3,14 +3,15 @@
 from pathlib import Path
 
 import pandas as pd
+from rich.markup import escape
 from rich.table import Table
 
-from fedsim.console import console, errors
+from fedsim.console import console, errors, say
 from fedsim.data import load_target
 from fedsim.export.card import card
 from fedsim.export.files import export
 from fedsim.export.judge import evaluate, evaluate_arrays, labelled_images, predict
-from fedsim.export.trained import TrainedModel, load_trained, other_images
+from fedsim.export.trained import TrainedModel, load_trained, other_images, refuse_other_classes
 
 SUFFIXES = {"onnx": ".onnx", "torch": ".pt2"}
 SHOWN = 200  # so many predictions are printed at most
@@ -21,15 +22,16 @@ def show_evaluation(run: Path, data: Path | None, which: str, output: Path | Non
     model = _model(run, which)
     if data is None:
         target = model.experiment.run.target
+        refuse_other_classes(model)
         images, labels, indices = load_target(model.experiment.data, target)
         if other := other_images(model):
             errors.print(f"note: {other}", soft_wrap=True, markup=False, highlight=False)
         measures, predictions = evaluate_arrays(model, target, images, labels, indices)
     else:
         measures, predictions = evaluate(model, labelled_images(data, model.classes))
-    table = Table(*[column.replace("_", " ") for column in measures.columns], title=f"{run} ({which})")
+    table = Table(*[column.replace("_", " ") for column in measures.columns], title=escape(f"{run} ({which})"))
     for row in measures.itertuples(index=False):
-        table.add_row(str(row[0]), str(row[1]), *(f"{100 * value:.1f} %" for value in row[2:]))
+        table.add_row(escape(str(row[0])), str(row[1]), *(f"{100 * value:.1f} %" for value in row[2:]))
     console.print(table)
     _write(predictions, output)
 
@@ -39,7 +41,7 @@ def show_predictions(run: Path, images: list[Path], which: str, output: Path | N
     predictions = predict(_model(run, which), images)
     table = Table("image", "class", "probability")
     for row in predictions.head(SHOWN).itertuples(index=False):
-        table.add_row(row.image, row.predicted, f"{100 * row.probability:.1f} %")
+        table.add_row(escape(row.image), escape(row.predicted), f"{100 * row.probability:.1f} %")
     console.print(table)
     if len(predictions) > SHOWN:
         console.print(f"and {len(predictions) - SHOWN} more; --output writes them all")
@@ -53,8 +55,8 @@ def write_export(run: Path, format: str, which: str, output: Path | None) -> Non
     worst, source = export(model, format, file)
     beside = file.with_name(f"{file.stem}-card.md")
     beside.write_text(card(model), encoding="utf-8")
-    console.print(f"{file}: logits differ from the original's by at most {worst:.1e} on {source}", soft_wrap=True)
-    console.print(f"card: {beside}", soft_wrap=True)
+    say(f"{file}: logits differ from the original's by at most {worst:.1e} on {source}")
+    say(f"card: {beside}")
 
 
 def _model(run: Path, which: str) -> TrainedModel:
@@ -69,4 +71,4 @@ def _write(table: pd.DataFrame, output: Path | None) -> None:
     if output is not None:
         output.parent.mkdir(parents=True, exist_ok=True)
         table.to_csv(output, index=False)
-        console.print(f"predictions: {output}", soft_wrap=True)
+        say(f"predictions: {output}")

@@ -1,7 +1,7 @@
 """CLIP models of open_clip as backbones, `model.backbone = "open_clip:NAME"`, and the head that reads class names.
 
 With `model.head = "text"` the classifier is not learned: class c is the text t_c that CLIP's text encoder makes of
-`model.prompt` with the class's name (frontier.md section 7: Radford et al., ICML 2021). Without any training this is
+`model.prompt` with the class's name (Radford et al., ICML 2021). Without any training this is
 zero-shot CLIP, which round 0 of every run records.
 """
 

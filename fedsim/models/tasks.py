@@ -14,6 +14,7 @@ from fedsim.plugins import load
 from fedsim.settings import DataSettings
 from fedsim.tasks import CLASSIFICATION, SEGMENTATION, TASKS
 
+EVALUATION_BATCH = 256  # images in one forward pass that trains nothing, where no setting says how many
 EPSILON = 1e-5  # eps of the soft Dice coefficient
 Predict = Callable[[Tensor], Tensor]
 Labelled = Iterable[tuple[Tensor, Tensor]]

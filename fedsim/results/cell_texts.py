@@ -136,6 +136,7 @@ def by_group(comparison: "Comparison") -> list[tuple[str, pd.DataFrame]]:
 
 
 def plain(cell: CellText) -> str:
+    """The mean, and the deviation if there is one: `87.5 ± 1.2`."""
     return f"{cell.mean} ± {cell.std}" if cell.std else cell.mean
 
 

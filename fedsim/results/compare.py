@@ -19,13 +19,7 @@ from fedsim.results.differences import refuse_twice, require_alike, variant, var
 from fedsim.results.from_rounds import again_notes, failed_notes, thin_notes
 from fedsim.results.metrics import METRICS, find_metric, metric_values
 from fedsim.results.notes import GROUPS, comparison_notes, damaged_notes, part_notes, without_notes
-from fedsim.results.provenance import (
-    environments,
-    provenance_notes,
-    refuse_other_data,
-    refuse_other_frozen,
-    refuse_other_recipes,
-)
+from fedsim.results.provenance import environments, provenance_notes, refuse_unlike
 from fedsim.results.published import COLUMNS, beside
 from fedsim.results.reading import Runs
 from fedsim.results.selection import BUDGETS, RULES, rule_title
@@ -127,11 +121,9 @@ def compare(
     experiments = {run: runs.experiments[run] for run in runs.summary["run"]}
     require_alike(list(experiments.values()), by, runs.unused_parts)
     recorded = environments(runs)
-    refuse_other_data(runs, recorded)
     table = _rows(runs, experiments, by, f"{select}_target_{own}")
     row_of = dict(zip(table["run"], table["label"]))
-    refuse_other_recipes(recorded, row_of)
-    refuse_other_frozen(runs, recorded, row_of)
+    refuse_unlike(runs, recorded, row_of)
     reasons_without: list[str] = []
     if metric != own:
         values, reasons_without = metric_values(runs, metric, select)

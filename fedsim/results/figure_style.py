@@ -91,10 +91,10 @@ def styles(names: Iterable[str]) -> dict[str, Style]:
     return {name: Style(*(cycle[i % len(cycle)] for cycle in cycles)) for i, name in enumerate(names)}
 
 
-def panels(rows: int, columns: int, title: str, sharey: str | bool = "row") -> tuple[Figure, np.ndarray]:
+def panels(rows: int, columns: int, title: str) -> tuple[Figure, np.ndarray]:
     """(a figure of rows × columns panels with room for all labels, the array of its axes)."""
     figure = Figure(figsize=(max(2.5 * columns + 0.6, 5.2), 2.3 * rows + 0.9), layout="constrained")
-    axes = figure.subplots(rows, columns, sharex=True, sharey=sharey, squeeze=False)
+    axes = figure.subplots(rows, columns, sharex=True, sharey="row", squeeze=False)
     set_title(figure, title)
     return figure, axes
 

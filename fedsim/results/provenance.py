@@ -24,7 +24,14 @@ def environments(runs: Runs) -> dict[str, dict[str, Any]]:
     return {run: table for run, table in found.items() if table}
 
 
-def refuse_other_data(runs: Runs, recorded: Environments) -> None:
+def refuse_unlike(runs: Runs, recorded: Environments, labels: Mapping[str, str]) -> None:
+    """UserError when runs with one label ({run: label}) differ in images, recipe or frozen weights."""
+    refuse_unlike_data(runs, recorded)
+    refuse_unlike_recipes(recorded, labels)
+    refuse_unlike_frozen(runs, recorded, labels)
+
+
+def refuse_unlike_data(runs: Runs, recorded: Environments) -> None:
     """UserError when runs with the same data settings used different images under one name, with any seeds.
 
     Fingerprints are of all images of a domain, before a seed draws some of them. Only a reader from outside of fedsim
@@ -47,7 +54,7 @@ def refuse_other_data(runs: Runs, recorded: Environments) -> None:
                 )
 
 
-def refuse_other_recipes(recorded: Environments, labels: Mapping[str, str]) -> None:
+def refuse_unlike_recipes(recorded: Environments, labels: Mapping[str, str]) -> None:
     """UserError when runs of one row of the table had different recipes, because a default changed between versions."""
     first: dict[str, tuple[str, Mapping[str, Any]]] = {}
     for run, table in recorded.items():
@@ -60,7 +67,7 @@ def refuse_other_recipes(recorded: Environments, labels: Mapping[str, str]) -> N
                 )
 
 
-def refuse_other_frozen(runs: Runs, recorded: Environments, labels: Mapping[str, str]) -> None:
+def refuse_unlike_frozen(runs: Runs, recorded: Environments, labels: Mapping[str, str]) -> None:
     """UserError when runs of one row with one seed rest on other frozen weights: another file stood behind one name.
 
     Weights that a seed draws (`model.weights = "none"`) change with the version of PyTorch only, which a note names.

@@ -86,26 +86,11 @@ def last_is_best(scores: Sequence[float]) -> bool:
     return not np.isnan(values).all() and first_best(values) == len(values) - 1
 
 
-def mean_validation_accuracy(clients: pd.DataFrame, weighted: bool = False) -> pd.Series:
-    """Mean validation accuracy over the source clients per round, from the rows of clients.csv.
-
-    Unweighted (DomainBed, the default): each domain counts the same; clients of one domain are pooled by their
-    number of validation examples. Weighted (gPerXAN's code): every client counts by its number of validation examples.
-    """
-    rows = clients.dropna(subset=["validation_accuracy"])
-    correct = rows["validation_accuracy"] * rows["validation_examples"]
-    keys = ["round"] if weighted else ["round", "domain"]
-    sums = rows.assign(correct=correct).groupby(keys)[["correct", "validation_examples"]].sum()
-    pooled = sums["correct"] / sums["validation_examples"]
-    return pooled if weighted else pooled.groupby("round").mean()
-
-
 def summary_row(
     experiment: Experiment,
     rounds: pd.DataFrame,
     label: str = "",
     transductive: bool = False,
-    target: str = "",
     uses_target_unlabelled: bool = False,
     target_images: int | None = None,
 ) -> dict[str, Any]:
@@ -116,7 +101,7 @@ def summary_row(
         "backbone": experiment.model.backbone,
         "method": experiment.method_name,
         "label": label or experiment.method_name,
-        "target": target or experiment.run.target,
+        "target": experiment.run.target,
         "seed": experiment.run.seed,
         "split_seed": experiment.data.seed_of_splits,
         "rounds": int(rounds["round"].max()),

@@ -49,21 +49,21 @@ class Plan:
     @property
     def sources(self) -> int:
         """The number of clients that hold source data; for a pooled run, the clients that were pooled."""
-        names = client_names(self.experiment.data, self.experiment.run.target) if self.pooled else self.clients
-        return len(names)
+        run = self.experiment.run
+        return len(client_names(self.experiment.data, run.target, self.data) if self.pooled else self.clients)
 
     def build_net(self) -> nn.Module:
         """A new network of this run with its initial weights, which the run's seed determines."""
-        return build_net(self.experiment, self.recipe)
+        return build_net(self.experiment, self.recipe, self.data)
 
 
-def resolve(experiment: Experiment, recorded: bool = False) -> Plan:
+def resolve(experiment: Experiment, recorded: bool = False, found: Benchmark | None = None) -> Plan:
     """The plan of an experiment; UserError for an unknown target, data set or method, and for parts that do not fit.
 
     `recorded`: the experiment is that of an existing run, which is only read. Such a run may have settings that are
-    refused for a new one.
+    refused for a new one. `found`: the facts of its data set, which are then not read from disk.
     """
-    found = benchmark(experiment.data)
+    found = found or benchmark(experiment.data)
     if not recorded:
         refuse_no_effect(experiment, found)
     if found.structures:
@@ -75,10 +75,13 @@ def resolve(experiment: Experiment, recorded: bool = False) -> Plan:
     if experiment.train.side_by_side > 1 and experiment.run.runtime != "inline":
         raise UserError("train.side_by_side is for run.runtime = 'inline', where one process has all clients; "
                         "set it to 1")  # fmt: skip
+    if experiment.train.side_by_side > 1 and experiment.train.compile != "off" and not recorded:
+        raise UserError("train.compile compiles the pass of one client and not that of train.side_by_side; "
+                        "set one of them to its default")  # fmt: skip
     recipe = build_recipe(experiment, recorded)
     if recipe.uses_target_unlabelled and not experiment.data.adapt_share:
         experiment = experiment.replace(data={"adapt_share": ADAPT_SHARE})
-    clients = (POOLED,) if recipe.pooled else tuple(client_names(experiment.data, experiment.run.target))
+    clients = (POOLED,) if recipe.pooled else tuple(client_names(experiment.data, experiment.run.target, found))
     return Plan(experiment, recipe, found, clients)
 
 

@@ -27,7 +27,7 @@ import tomli_w
 from fedsim.about import extra
 from fedsim.errors import ClientFailedError, UserError
 from fedsim.experiment import Experiment
-from fedsim.plugins import FOLDERS, search_folders
+from fedsim.plugins import FOLDERS_VARIABLE, search_folders
 from fedsim.settings import cache_root, data_root
 
 START_SECONDS = 180.0
@@ -98,7 +98,7 @@ def folders(experiment: Experiment) -> dict[str, str]:
     return {
         "FEDSIM_DATA": str(data_root(experiment.data).resolve()),
         "FEDSIM_CACHE": str(cache_root(experiment.data).resolve()),
-        FOLDERS: os.pathsep.join(search_folders()),
+        FOLDERS_VARIABLE: os.pathsep.join(search_folders()),
     }
 
 

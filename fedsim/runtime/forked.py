@@ -11,10 +11,12 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from multiprocessing import current_process
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
+import torch
 from flwr.app import Message
 from flwr.clientapp import ClientApp
 
@@ -38,7 +40,7 @@ class ForkedGrid(InlineGrid):
 
     As a callback of its run it sees how long the clients of the first round trained: by default it forks as many
     processes as cores are free when that saves at least LEAST_SAVED seconds, and says so in the log. `run.processes`
-    sets the number. Several processes need run.threads = 1, the CPU and Linux.
+    sets the number. Several processes need run.threads = 1, Linux, and a machine on which PyTorch sees no accelerator.
     """
 
     def __init__(self, app: ClientApp, plan: Plan, nodes: int, say: Callable[[str], None] = logger.info) -> None:
@@ -64,13 +66,16 @@ class ForkedGrid(InlineGrid):
         count = min(free_cores(), len(self.node_ids))
         rounds = self._plan.experiment.train.rounds - row["round"]
         saved = rounds * row["train_seconds"] * (1 - 1 / count)
-        if count > 1 and saved >= LEAST_SAVED and not reason_against(self._plan.experiment):
-            self._say(
-                f"clients train in {count} processes from now on, with a core for each: training took "
-                f"{row['train_seconds']:.1f} s of round {row['round']}, and {rounds} rounds remain "
-                "(run.processes = 1: one process)"
-            )
-            self._divide(count)
+        if count == 1 or saved < LEAST_SAVED or reason_of_settings(self._plan.experiment):
+            return
+        if reason := reason_of_machine() or self._fork(count):
+            self._say(f"clients go on in one process: {reason} (run.processes = 1: do not try)")
+            return
+        self._say(
+            f"clients train in {count} processes from now on, with a core for each: training took "
+            f"{row['train_seconds']:.1f} s of round {row['round']}, and {rounds} rounds remain "
+            "(run.processes = 1: one process)"
+        )
 
     def on_end(self, summary: dict[str, Any]) -> None:
         """Nothing."""
@@ -78,6 +83,18 @@ class ForkedGrid(InlineGrid):
     def pids(self) -> list[int]:
         """Ids of the processes; 0 for one that was not needed yet."""
         return [process.pid for process in self._processes]
+
+    def _fork(self, count: int) -> str:
+        """Divide the clients and fork all processes; why this failed, which leaves the clients with this process."""
+        self._divide(count)
+        try:
+            for process in self._processes:
+                process.start()
+        except OSError as error:
+            self.close()
+            self._processes, self._process_of = [], {}
+            return f"another could not be forked ({error})"
+        return ""
 
     def _divide(self, count: int) -> None:
         cores = sorted(os.sched_getaffinity(0))
@@ -147,6 +164,23 @@ def check_processes(experiment: Experiment) -> None:
 
 def reason_against(experiment: Experiment) -> str:
     """Why clients of this run cannot train in forked processes; "" when they can."""
+    return reason_of_settings(experiment) or reason_of_machine()
+
+
+def reason_of_machine() -> str:
+    """What this process or its machine has against forks, whatever is set."""
+    if current_process().daemon:
+        return "this process is a daemon of Python's multiprocessing, which may have no processes of its own"
+    if torch.accelerator.device_count():  # autograd has started a thread for each, also for a run on the CPU
+        return (
+            "this machine has an accelerator, and PyTorch then computes no gradients in forked processes; "
+            "to have them, hide it (NVIDIA's: CUDA_VISIBLE_DEVICES='')"
+        )
+    return ""
+
+
+def reason_of_settings(experiment: Experiment) -> str:
+    """What the run's own settings, the system and the thread have against forks."""
     if experiment.run.runtime != "inline":
         return f"run.runtime = {experiment.run.runtime} has processes of its own; it is a setting of the inline runtime"
     if experiment.train.side_by_side > 1:

@@ -44,13 +44,14 @@ class ForkedProcess:
         self._kept: list[ArrayRecord] = []  # what both sides keep of the latest messages
 
     def start(self) -> None:
-        """Fork the process."""
+        """Fork the process; OSError when the machine has no more of them, or no memory."""
         self.pipe, theirs = multiprocessing.Pipe()
         context = multiprocessing.get_context("fork")
         arguments = (theirs, self.pipe, self._app, self._contexts, self._cores, os.getpid())
-        self._process = context.Process(target=answer_messages, args=arguments, daemon=True)
-        self._process.start()
-        theirs.close()
+        process = context.Process(target=answer_messages, args=arguments, daemon=True)
+        with theirs:
+            process.start()
+        self._process = process
 
     @property
     def pid(self) -> int:
@@ -62,6 +63,7 @@ class ForkedProcess:
         if self._process is not None:
             self._process.kill()
             self._process.join()
+        if self.pipe is not None:
             self.pipe.close()
         self._process = self.pipe = None
         self._sent = self._attempts = 0

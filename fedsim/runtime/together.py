@@ -2,17 +2,19 @@
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from clients.base import DomainClient
+from clients.local_round import autocast_of
 from clients.local_steps import Fitted, Job
 from clients.side_by_side import SideBySide, reason_apart
 from fedsim.client_app import guarded, job_of, trained
 from fedsim.message_records import config_of, configs_of
 from fedsim.run.plan import Plan
-from fedsim.run.workspace import workspace
+from fedsim.run.workspace import pick_device, workspace
 from fedsim.runtime.inline import InlineGrid
 
 logger = logging.getLogger("fedsim")
@@ -28,7 +30,7 @@ class TogetherGrid(InlineGrid):
     def __init__(self, app: ClientApp, plan: Plan, nodes: int = 0) -> None:
         super().__init__(app, nodes or len(plan.clients))
         self.size = self.at_once = min(plan.experiment.train.side_by_side, len(plan.clients))
-        self.reason = reason_apart(plan.recipe) if self.size > 1 else "there is one client"
+        self.reason = reason_of(plan) if self.size > 1 else "there is one client"
         self.program: SideBySide | None = None
         if self.reason:
             self._say()
@@ -66,7 +68,7 @@ class TogetherGrid(InlineGrid):
         """Stack the network and try it on a few images."""
         space = workspace(str(config_of(message.content)["experiment"]))
         program = SideBySide(space.net, space.places, self.size, space.task)
-        self.reason = program.trial(job.client.data)
+        self.reason = program.trial(job.client.data, partial(autocast_of, space.experiment.train, space.device))
         if self.reason:
             self._say()
         else:
@@ -88,6 +90,14 @@ class TogetherGrid(InlineGrid):
             return trained(*fitted, message, context)
 
         return guarded(content)(message, self._context(message))
+
+
+def reason_of(plan: Plan) -> str:
+    """Why several clients of this run train one after the other; empty: they may train as one program."""
+    if plan.experiment.train.precision == "bf16" and pick_device(plan.experiment.run.device).type == "cpu":
+        # A CPU's autocast knows conv2d, but not the operation that torch.func.vmap makes of it.
+        return "train.precision = bf16 does not reach the convolutions of one program on a CPU"
+    return reason_apart(plan.recipe)
 
 
 def trains(message: Message) -> bool:

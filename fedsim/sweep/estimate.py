@@ -1,11 +1,13 @@
 """The hours that cells will take. They always follow from measurements: of finished rounds or of local steps."""
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,15 +15,18 @@ import torch
 
 from clients.budget import local_plan
 from clients.parts import Augment, LocalRound
+from fedsim.assembly import assemble
 from fedsim.data import benchmark, source_domains
 from fedsim.experiment import Experiment, parse_experiment
 from fedsim.method_list import step_costs
+from fedsim.recipe import parts_of
 from fedsim.run.plan import Plan, resolve
 from fedsim.sweep.plan import Cell, measured_rates
 from fedsim.variants import method_label
 
 FILE = Path(__file__).with_name("step_times.csv")
 KEY = ("dataset", "backbone", "bottleneck", "image_size", "batch_size", "precision", "method")
+STEP_SLOTS = ("client", "terms", "augment", "norm", "inserts")
 Times = Mapping[tuple[str, ...], tuple[float, str]]
 COLUMNS = (*KEY, "milliseconds", "machine", "threads", "torch")
 
@@ -58,19 +63,36 @@ def step_time(experiment: Experiment, times: Times, costs: Mapping[str, float]) 
     """(seconds of a local step, the machine that measured it), or None.
 
     These are the seconds of the row itself when they were measured. Otherwise they are FedAvg's seconds in the same
-    setting times the cost of the method's step as a multiple of FedAvg's (`costs`). FedAvg may then have been measured
-    on another data set, because images of the same size take the same time.
+    setting times the cost of the method's step as a multiple of FedAvg's (`costs`), if the row has the method's step.
+    FedAvg may then have been measured on another data set, because images of the same size take the same time.
     """
     key = step_key(experiment)
     if key in times:
         return times[key]
-    ratio = costs.get(experiment.method_name)
+    ratio = costs.get(experiment.method_name) if _has_its_methods_step(experiment) else None
     plain = {(*other[1:-1],): time for other, time in times.items() if other[-1] == "fedavg"}
     plain |= {key[1:-1]: times[own]} if (own := (*key[:-1], "fedavg")) in times else {}
     if ratio is None or key[1:-1] not in plain:
         return None
     seconds, machine = plain[key[1:-1]]
     return seconds * ratio, f"{machine}: FedAvg's, times the cost of the method"
+
+
+def _has_its_methods_step(experiment: Experiment) -> bool:
+    """Whether no setting changes the work of a step; weights, rates and other decimal numbers do not."""
+    return _step_parts(experiment.method, experiment) == _step_parts({"name": experiment.method_name}, experiment)
+
+
+def _step_parts(method: Mapping[str, Any], experiment: Experiment) -> list[tuple[type, dict[str, Any]]]:
+    """The parts of a step, each with its fields except decimal numbers and tuples of them."""
+    parts = [part for slot, part in parts_of(assemble(method, experiment.parts)) if slot in STEP_SLOTS]
+    fields = [{field.name: getattr(part, field.name) for field in dataclasses.fields(part)} for part in parts]
+    plain = [{name: value for name, value in own.items() if not _decimal(value)} for own in fields]
+    return list(zip(map(type, parts), plain, strict=True))
+
+
+def _decimal(value: Any) -> bool:
+    return isinstance(value, float) or (isinstance(value, tuple) and all(isinstance(each, float) for each in value))
 
 
 def estimate(

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pandas as pd
 
 from fedsim.data import benchmark
+from fedsim.data.benchmarks import AVERAGE
 from fedsim.errors import UserError, nearest
 from fedsim.results.differences import refuse_twice
 from fedsim.results.from_rounds import again_notes, failed_notes, thin_notes
@@ -21,21 +23,13 @@ from fedsim.results.notes import (
     test_size_notes,
     unfinished_notes,
 )
-from fedsim.results.provenance import (
-    environments,
-    provenance_notes,
-    refuse_other_data,
-    refuse_other_frozen,
-    refuse_other_recipes,
-)
+from fedsim.results.provenance import environments, provenance_notes, refuse_unlike
 from fedsim.results.published import domain_key, printed_numbers, protocol_differences, shortened
 from fedsim.results.reading import Runs, of_experiment
 from fedsim.results.selection import RULE_TITLES, RULES
 from fedsim.results.statistics import grid_of, mean_and_std, per_seed_average
 from fedsim.sweep.tables import COPY, Block, PaperRow, PaperTable, read_table, row_experiment
 from fedsim.variants import method_label
-
-AVERAGE = "average"
 
 
 @dataclass(frozen=True)
@@ -104,10 +98,7 @@ def _block(table: PaperTable, block: Block, runs: Runs, select: str) -> Reproduc
     printed = printed_numbers(block.published, base)
     cells = _cells(block, runs, labels, targets, select)
     recorded = {run: own for run, own in environments(runs).items() if run in set(cells["run"])}
-    refuse_other_data(runs, recorded)
-    labels = dict(zip(cells["run"], cells["label"]))
-    refuse_other_recipes(recorded, labels)
-    refuse_other_frozen(runs, recorded, labels)
+    refuse_unlike(runs, recorded, dict(zip(cells["run"], cells["label"])))
     refuse_twice(cells)
     lines = [_line(block, row, runs, cells, printed, targets) for row in block.rows]
     lines = [line for line in lines if line.ours]
@@ -206,10 +197,19 @@ def _notes(table: PaperTable, block: Block, lines: Sequence[Line], select: str) 
     return notes
 
 
+def _other_notes(runs: Runs, shown: set[str]) -> list[str]:
+    """A note on the runs whose method, or settings of it, are those of no row."""
+    labels = runs.labels()
+    counts = Counter(labels[run] for run in runs.summary["run"] if run not in shown)
+    texts = [f"{label} ({count} {'run' if count == 1 else 'runs'})" for label, count in sorted(counts.items())]
+    return [f"Runs of no row of the table, which are left out: {shortened(texts)}."] if texts else []
+
+
 def _notes_on_runs(block: Block, runs: Runs, cells: pd.DataFrame, targets: list[str], select: str) -> list[str]:
     """The notes that a comparison of these runs has, too: missing and unfinished ones, splits, test images, rounds."""
     asked = [target for target in targets if target in set(cells["target"])] if runs.only else targets
-    notes = missing_notes(cells, asked, paired=False) + split_notes(cells) + test_size_notes(cells)
+    notes = _other_notes(runs, set(cells["run"])) + missing_notes(cells, asked, paired=False)
+    notes += split_notes(cells) + test_size_notes(cells)
     unfinished = [run for run in runs.unfinished if block.name in run.split("/")]
     notes += unfinished_notes(unfinished) + damaged_notes(runs.damaged)
     again = {run: text for run, text in runs.reselected.items() if run in set(cells["run"])}

@@ -8,12 +8,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from fedsim.data.benchmarks import AVERAGE
 from fedsim.results.cell_texts import MISSING, CellText, percent, plain
 from fedsim.results.latex import escape_latex, table_begin
 from fedsim.results.published import shortened
 from fedsim.results.recorder import csv_text
 from fedsim.results.tables import escape_markdown
-from fedsim.sweep.reproduction import AVERAGE, Line, Numbers, Reproduction
+from fedsim.sweep.reproduction import Line, Numbers, Reproduction
 
 
 def texts(result: Reproduction) -> list[tuple[str, list[str]]]:

@@ -32,5 +32,5 @@ class DomainIdentifiers(Bank):
         """Nothing."""
 
     def traffic(self, server: ServerRound) -> tuple[int, None]:
-        """Nothing down."""
+        """No bytes to the clients; the bytes from them depend on the model."""
         return 0, None

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class GlobalBatchNorm(Broadcast):
     """G = {name: theta[name]} for the tensors that clients keep but upload (place `upload`): their fused values.
 
-    Source: FedIG. Clients train with their own batch norm and read the global one beside it. On a client's first visit
+    Source: FedIG. Clients train with their own batch norm and read the global one beside it. In a client's first round
     its own batch norm starts from the global one. This needs a share rule that uploads the batch norm
     (`without_batch_norm`), and sends its bytes once more to the clients.
     """

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from fedsim.part import part_name
+from strategies.fuse.gradient_matching import GradientMatching
 from strategies.parts import Broadcast, ServerRound
+from strategies.refine.dynamic_correction import DynamicCorrection
 from strategies.refine.flower_optimizer import FlowerOptimizer
 
 if TYPE_CHECKING:
@@ -30,16 +32,20 @@ class GlobalDirection(Broadcast):
 
     def refuses(self, recipe: "Recipe") -> str:
         """The move must be about as long as the clients' moves."""
-        optimizers = [part_name(part) for part in recipe.refine if isinstance(part, FlowerOptimizer)]
-        if optimizers:
+        kinds = (FlowerOptimizer, DynamicCorrection, GradientMatching)
+        longer = [part_name(part) for part in (*recipe.refine, recipe.fuse) if isinstance(part, kinds)]
+        if longer:
             return (
-                f"client_momentum repeats the global model's last move, which {optimizers[0]} makes longer than the "
-                "clients' moves, so that it would grow in every round; use one of the two"
+                f"client_momentum repeats the global model's last move, which {longer[0]} can make longer than the "
+                "clients' moves, so that it would grow without bound; use one of the two"
             )
         return super().refuses(recipe)
 
     def make(self, server: ServerRound) -> dict[str, np.ndarray]:
-        """D of the round that ends. A round with the learning rate 0 has none."""
+        """D of the round that ends. A round with the learning rate 0 has none. A prelude has none either: it is no
+        round, so that D is 0 in round 1 with it too."""
+        if server.round == 0:
+            return {}
         lengths = {u.client: u.metrics["gradient_count"] * u.metrics["learning_rate"] for u in server.updates}
         length = math.fsum(server.weights[client] * value for client, value in lengths.items())
         if not length > 0:

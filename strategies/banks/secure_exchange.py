@@ -32,7 +32,7 @@ class OneRound(Bank):
 class SecureKeys(OneRound):
     """Public keys and the number of examples of every drawn client, which all of them get (AdvertiseKeys).
 
-    One message more to each drawn client in every round, without the model. See `strategies.masking`.
+    Every drawn client gets one more message in each round, without the model. See `strategies.masking`.
     """
 
     name: ClassVar[str] = KEYS
@@ -59,8 +59,8 @@ class SecureKeys(OneRound):
 class SecureShares(OneRound):
     """Of every client, shares of its two secrets for each other client, sealed for it; and b_u's hash (ShareKeys).
 
-    One message more to each drawn client in every round, without the model. Each gets those meant for it with the
-    model. See `strategies.masking`.
+    Every drawn client gets one more message in each round, without the model. It gets the shares that are meant for it
+    with the model. See `strategies.masking`.
     """
 
     name: ClassVar[str] = SHARES
@@ -89,7 +89,7 @@ class SecureShares(OneRound):
 class SecureUnmasking(OneRound):
     """Of every client that delivered, shares of the b_u of those that did, and of the s_u of the others (Unmasking).
 
-    One message more, without the model, to each client that delivered. See `strategies.masking`.
+    Every client that delivered gets one more message in each round, without the model. See `strategies.masking`.
     """
 
     name: ClassVar[str] = OPENED
@@ -108,7 +108,7 @@ class SecureUnmasking(OneRound):
 
 
 def is_bytes(array: np.ndarray, length: int) -> bool:
-    """Is it a row of so many bytes?"""
+    """Whether the array is one row of `length` bytes."""
     return array.dtype == np.uint8 and array.shape == (length,)
 
 

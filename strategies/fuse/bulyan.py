@@ -8,7 +8,8 @@ import numpy as np
 from pydantic import Field
 
 from fedsim.experiment import Experiment
-from strategies.fuse.trimmed_mean import equal_columns, refuse_too_few, trimmed_mean
+from strategies.fuse.trimmed_mean import trimmed_mean
+from strategies.fuse_rules import equal_columns, refuse_too_few
 from strategies.moves import moves
 from strategies.parts import Fuse, ServerRound, Update
 from strategies.wire import flower_strategies as flower

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from fedsim.experiment import Experiment
 from strategies.aggregate import weighted_mean
-from strategies.fuse.trimmed_mean import refuse_too_few
+from strategies.fuse_rules import refuse_too_few
 from strategies.moves import moves
 from strategies.parts import Fuse, ServerRound, Update
 from strategies.wire.flower_strategies import selected_by_krum
@@ -39,8 +39,8 @@ class Krum(Fuse):
         self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound
     ) -> dict[str, np.ndarray]:
         """The mean of the selected models. The others have 0 in their weight column."""
-        places = sorted(selected_by_krum(moves(updates, server), self.malicious, self.select))
-        chosen = [updates[place] for place in places]
+        indices = sorted(selected_by_krum(moves(updates, server), self.malicious, self.select))
+        chosen = [updates[index] for index in indices]
         shares = np.array([weights[update.client] for update in chosen])
         shares = shares / shares.sum() if shares.sum() > 0 else np.full(len(chosen), 1 / len(chosen))
         counted = dict(zip([update.client for update in chosen], shares))

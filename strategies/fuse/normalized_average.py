@@ -8,6 +8,8 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
+from fedsim.errors import UserError
+from fedsim.experiment import Experiment
 from strategies.aggregate import weighted_mean
 from strategies.moves import mean_move, moved, moves
 from strategies.parts import Fuse, RefusedUpdateError, ServerRound, Update
@@ -30,6 +32,12 @@ class NormalizedAverage(Fuse):
     requires: ClassVar[dict[str, str]] = {"reports": "gradient_count"}
     needs: ClassVar[tuple[str, ...]] = ("gradient_count", "steps")
     amplifies: ClassVar[bool] = True
+
+    def check(self, experiment: Experiment) -> None:
+        """Raises UserError where a reply's steps are not those of the model in it."""
+        if self.tau_eff == "steps" and experiment.train.local_checks:
+            raise UserError("tau_eff = 'steps' counts all steps of a round, and train.local_checks sends an earlier "
+                            "model; use tau_eff = 'gradients', or set train.local_checks = 0")  # fmt: skip
 
     def fuse(
         self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound

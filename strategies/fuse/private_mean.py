@@ -9,7 +9,7 @@ from pydantic import Field
 
 from fedsim.part import part_name
 from strategies.aggregate import Arrays, weighted_mean
-from strategies.fuse.trimmed_mean import equal_columns
+from strategies.fuse_rules import equal_columns
 from strategies.parts import Broadcast, Fuse, ServerRound, Update
 
 if TYPE_CHECKING:

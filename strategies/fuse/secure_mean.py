@@ -14,7 +14,7 @@ from fedsim.part import part_name
 from strategies import masking
 from strategies.aggregate import weighted_mean
 from strategies.banks.secure_exchange import COMMITMENT, KEY, KEYS, LINE, OPENED, SELF, SHARES
-from strategies.fuse.trimmed_mean import clients_in_a_round
+from strategies.fuse_rules import clients_in_a_round
 from strategies.parts import Broadcast, Fuse, LostRoundError, ServerRound, Update
 
 if TYPE_CHECKING:
@@ -42,12 +42,13 @@ class SecureMean(Fuse):
     are over those that delivered; when up to n - t of n fail after the shares, the sum is unmasked all the same. It
     differs from `weighted_mean` by at most n limit / (2^bits - 2^17) / sum_k w_k in a coordinate, plus the rounding of
     the tensor's own type. Tensors that only go up are summed as they are. Integer tensors (counters of steps, which the
-    metrics tell anyway) are not masked. Three small messages more in a round. The weights must follow from numbers of
+    metrics tell anyway) are not masked. A round has three more small messages. The weights must follow from numbers of
     examples; parts that look at single updates, further banks and local noise are refused, and `run.update_limit` must
     be 0: no one can compare updates. SECURITY.md says what a server that deviates from the protocol could do.
 
-    limit: the largest change of a coordinate; a client whose change is larger fails with its name. bits: 32 (as much
-    traffic as float32) or 64. threshold: t; 0 for more than half of a round's clients, which is also the least.
+    limit: the largest change of a coordinate; a client whose change is larger fails with its name
+    bits: 32 (as much traffic as float32) or 64
+    threshold: t; 0 for more than half of a round's clients, which is also the least
     """
 
     limit: Annotated[float, Field(gt=0)] = 16.0

@@ -8,10 +8,10 @@ from typing import Annotated, ClassVar
 import numpy as np
 from pydantic import Field
 
-from fedsim.data import client_names
 from fedsim.errors import UserError
 from fedsim.experiment import Experiment
 from strategies.aggregate import Arrays
+from strategies.fuse_rules import clients_in_a_round, equal_columns
 from strategies.parts import Fuse, ServerRound, Update
 
 
@@ -66,26 +66,3 @@ class TrimmedMean(Fuse):
         """The trimmed mean of the updates. Every client has 1/K in its weight column."""
         equal_columns(updates, server)
         return trimmed_mean([update.arrays for update in updates], int(self.beta * len(updates)))
-
-
-def clients_in_a_round(experiment: Experiment) -> int:
-    """The number of clients that train in a round when none fails; 0 for a recipe that is only shown."""
-    if not experiment.run.target:
-        return 0
-    count = len(client_names(experiment.data, experiment.run.target))
-    return min(count, experiment.train.clients_per_round or count)
-
-
-def refuse_too_few(experiment: Experiment, part: str, factor: int, malicious: int) -> None:
-    """Raises UserError when a round has fewer than `factor` f + 3 clients, which the rule needs against f of them."""
-    count, needed = clients_in_a_round(experiment), factor * malicious + 3
-    if count and count < needed:
-        raise UserError(
-            f"method.{part}.malicious = {malicious} needs {needed} clients in a round, at least ({factor} f + 3), and "
-            f"there are {count}; use several clients per domain (data.clients_per_domain)"
-        )
-
-
-def equal_columns(updates: Sequence[Update], server: ServerRound) -> None:
-    """Writes equal weights for all clients into clients.csv."""
-    server.client_columns |= {update.client: {"weight": 1.0 / len(updates)} for update in updates}

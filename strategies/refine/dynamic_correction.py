@@ -5,11 +5,12 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from fedsim.models.norms.mixig import MixIG
 from fedsim.part import part_name
 from strategies.fuse.weighted_mean import WeightedMean
 from strategies.moves import mean_move, moves
 from strategies.parts import Arrays, Refine, ServerRound
-from strategies.refine.flower_optimizer import FlowerOptimizer
+from strategies.refine.flower_optimizer import server_optimizers
 
 if TYPE_CHECKING:
     from fedsim.recipe import Recipe
@@ -22,7 +23,8 @@ class DynamicCorrection(Refine):
     Source: FedDyn (Acar et al., ICLR 2021). N counts all clients of the federation, drawn or not. All other tensors
     take their fused value, so that the running statistics of batch norm fit the clients' models, and not the model
     after H was added. The paper averages the clients uniformly. H is kept in the checkpoint. Fusions other than the
-    weighted mean are refused, and so are Flower's server optimizers, whose moments would add H up once more.
+    weighted mean are refused, and so are Flower's server optimizers, whose moments would add H up once more, and the
+    adapters of `mix_ig`: the client's term changes gradients of the main step, which does not train them.
     """
 
     needs_clients: ClassVar[bool] = True
@@ -30,11 +32,16 @@ class DynamicCorrection(Refine):
 
     def refuses(self, recipe: "Recipe") -> str:
         """H fits the mean of the models alone."""
-        optimizers = [part_name(part) for part in recipe.refine if isinstance(part, FlowerOptimizer)]
+        optimizers = server_optimizers(recipe)
         if optimizers:
             return (
                 f"dynamic_correction adds all past moves to the model, which {optimizers[0]} would take for a new move "
                 "in every round, so that the model diverges; use one of the two"
+            )
+        if isinstance(recipe.norm, MixIG) and recipe.norm.adapter:
+            return (
+                "dynamic_correction adds all past moves to the adapters of mix_ig too, which are trained in a step of "
+                "their own, so that no client pulls them back; use one of the two"
             )
         if isinstance(recipe.fuse, WeightedMean):
             return ""

@@ -17,11 +17,10 @@ from fedsim.data.benchmarks import benchmark
 from fedsim.errors import UserError
 from fedsim.experiment import Experiment
 from fedsim.models import weight_statistics
+from fedsim.models.tasks import EVALUATION_BATCH
 from strategies.parts import Arrays, Refine, ServerRound
 
 Prepared = Callable[[np.ndarray], Tensor]
-
-EVALUATED = 256  # images in one forward pass of the teachers
 
 
 def distillation_loss(teacher: Tensor, student: Tensor, tau: float = 1.0) -> Tensor:
@@ -89,9 +88,9 @@ class EnsembleDistillation(Refine):
         if not self.data or len(server.updates) < 2 or (self.rounds and server.round > self.rounds):
             return dict(fused)
         prepared, count = self._images(server)
-        order = visits(count, min(self.batch_size, count), self.steps, server.rng("distillation"))
+        order = batch_positions(count, min(self.batch_size, count), self.steps, server.rng("distillation"))
         used = np.unique(np.concatenate(order))
-        parts = np.array_split(used, -(-len(used) // EVALUATED))
+        parts = np.array_split(used, -(-len(used) // EVALUATION_BATCH))
         net = server.build_net()
         states = [{**server.previous, **update.arrays} for update in server.updates]
         teacher = mean_logits(net, states, parts, prepared)
@@ -146,7 +145,7 @@ def keep_statistics(net: nn.Module, trained: Collection[str], all_of_them: bool)
                 module.eval()
 
 
-def visits(count: int, size: int, steps: int, rng: np.random.Generator) -> list[np.ndarray]:
+def batch_positions(count: int, size: int, steps: int, rng: np.random.Generator) -> list[np.ndarray]:
     """Index arrays of `steps` batches: passes over all images, each in a new order, without short batches."""
     batches: list[np.ndarray] = []
     while len(batches) < steps:

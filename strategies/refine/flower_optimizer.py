@@ -34,7 +34,7 @@ class FlowerOptimizer(Refine):
 
     def refuses(self, recipe: "Recipe") -> str:
         """There is one server optimizer: the step of another would be taken for the clients' update."""
-        optimizers = [part_name(part) for part in recipe.refine if isinstance(part, FlowerOptimizer)]
+        optimizers = server_optimizers(recipe)
         return f"{' and '.join(optimizers)} are server optimizers; use one of them" if len(optimizers) > 1 else ""
 
     def strategy(self) -> flower.FedAvgM | flower.FedOpt:
@@ -48,6 +48,11 @@ class FlowerOptimizer(Refine):
         moved, memory = flower.optimizer_step(self.strategy(), server.round, start, target, server.arrays)
         server.arrays.update(memory)
         return {**fused, **{name: np.asarray(moved[name], dtype=fused[name].dtype) for name in names}}
+
+
+def server_optimizers(recipe: "Recipe") -> list[str]:
+    """The names of a recipe's server optimizers."""
+    return [part_name(part) for part in recipe.refine if isinstance(part, FlowerOptimizer)]
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,11 @@
 """An average of the global model over the rounds, for evaluation; the clients continue with the newest model."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
+from pydantic import Field
 
-from fedsim.errors import UserError
-from fedsim.experiment import Experiment
 from strategies.parts import Arrays, Refine, ServerRound
 
 
@@ -24,18 +23,11 @@ class ServerAverage(Refine):
     comes after all other refining parts.
     """
 
-    beta: float = 0.9
+    beta: Annotated[float, Field(ge=0, lt=1)] = 0.9
     running: bool = False
-    first_round: int = 1
+    first_round: Annotated[int, Field(ge=1)] = 1
     order: ClassVar[int] = 3
     sees_updates: ClassVar[bool] = False
-
-    def check(self, experiment: Experiment) -> None:
-        """Raises UserError for a decay or a first round that is out of range."""
-        if not 0 <= self.beta < 1:
-            raise UserError(f"method.server_average.beta is {self.beta:g}; it must be at least 0 and below 1")
-        if self.first_round < 1:
-            raise UserError(f"method.server_average.first_round is {self.first_round}; rounds count from 1")
 
     def refine(self, fused: Arrays, server: ServerRound) -> dict[str, np.ndarray]:
         """Keeps theta_t and returns the average; sums are kept in float64."""

@@ -1,12 +1,11 @@
 """A learning rate of the server: how far the global model moves towards the fused one."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
+from pydantic import Field
 
-from fedsim.errors import UserError
-from fedsim.experiment import Experiment
 from strategies.parts import Arrays, Refine, ServerRound
 
 
@@ -21,13 +20,8 @@ class ServerStep(Refine):
     eta: the server's learning rate, above 0; above 1 the step goes beyond the clients' average
     """
 
-    eta: float = 1.0
+    eta: Annotated[float, Field(gt=0)] = 1.0
     sees_updates: ClassVar[bool] = False
-
-    def check(self, experiment: Experiment) -> None:
-        """Raises UserError for a step of length 0 or backwards."""
-        if not self.eta > 0:
-            raise UserError(f"method.server_step.eta is {self.eta:g}; it must be above 0")
 
     def refine(self, fused: Arrays, server: ServerRound) -> dict[str, np.ndarray]:
         """The step in float64, cast back to each tensor's type."""

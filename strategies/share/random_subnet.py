@@ -7,6 +7,8 @@ import numpy as np
 from pydantic import Field
 from torch import nn
 
+from fedsim.errors import UserError
+from fedsim.experiment import Experiment
 from fedsim.models.hidden import hidden_layers
 from fedsim.seeding import numpy_rng
 from strategies.parts import Cut, Place, Share
@@ -23,7 +25,8 @@ class RandomSubnet(Share):
     layer. Convolutions and the outputs of the classifier are always sent whole. A unit that is not kept has only zero
     weights on the client, so that its output and its gradient are 0. Kept units are multiplied by 1 / (1 - rate) in
     training (part `kept_scale`). At least one unit of a layer is kept. Server and client draw equally from the run's
-    seed, so that no mask is sent. A network without such a layer is refused. `rate = 0` gives FedAvg bit for bit.
+    seed, so that no mask is sent. A network without such a layer is refused, and so are optimizer buffers that are kept
+    between rounds: they would move units that are not kept in this round. `rate = 0` gives FedAvg bit for bit.
 
     rate: the probability of leaving a unit out, equal for all clients (the paper fits it to a client's resources)
     """
@@ -36,6 +39,12 @@ class RandomSubnet(Share):
     def sets(self) -> dict[str, dict[str, object]]:
         """The scale of the kept units."""
         return {"kept_scale": {"rate": self.rate}}
+
+    def check(self, experiment: Experiment) -> None:
+        """Raises UserError when the optimizer's buffers of an earlier round would move units that are not kept."""
+        train = experiment.train
+        if self.rate and train.persist_optimizer and (train.momentum or train.optimizer != "sgd"):
+            raise UserError("random_subnet needs a fresh optimizer each round; set train.persist_optimizer = false")
 
     def place(self, net: nn.Module) -> dict[str, Place]:
         """Every entry is `shared`."""

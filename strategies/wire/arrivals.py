@@ -1,4 +1,4 @@
-"""What happens to a reply to a train message when it arrives: checked, measured, put aside."""
+"""What happens to a reply to a train message when it arrives: it is checked, measured and stored."""
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -10,10 +10,10 @@ from strategies.banks.checks import layout_of
 from strategies.cuts import put_back, taken
 from strategies.parts import Bank, Update
 from strategies.server_parts import ServerParts
-from strategies.stored import Storage
+from strategies.stored import Storage, heads_of
 from strategies.wire.exchange import Exchange
 from strategies.wire.guard import Guard
-from strategies.wire.reply_checks import check_update, manifest
+from strategies.wire.reply_checks import check_update
 from strategies.wire.reply_limits import metrics_over_limit, records_over_limit
 from strategies.wire.round_log import RoundLog
 from strategies.wire.update_limit import model_norm, update_size
@@ -39,7 +39,7 @@ class Arrivals:
 
         def own(client: str) -> dict[str, Any]:
             cut = parts.cut(client)
-            return {"shapes": fuse.form(manifest(taken(model, cut)))} if cut else {}
+            return {"shapes": fuse.form(heads_of(taken(model, cut)))} if cut else {}
 
         def keep(update: Update) -> Update:
             cut = parts.cut(update.client)
@@ -51,7 +51,7 @@ class Arrivals:
                 norms[bank.name][update.client] = model_norm(bank.compared(record))
             if not fuse.masked:
                 sizes[update.client] = update_size(update.arrays, start)
-            return self._put_aside(update, banks)
+            return self._stored(update, banks)
 
         updates = self.exchange.judge(
             check_update,
@@ -59,7 +59,7 @@ class Arrivals:
             "reply refused",
             own,
             keep,
-            shapes=fuse.form(manifest(model)),
+            shapes=fuse.form(heads_of(model)),
             nonnegative=open_names(parts.model.nonnegative, model) if fuse.masked else parts.model.nonnegative,
             banks=banks,
             views=parts.views(banks),
@@ -87,7 +87,7 @@ class Arrivals:
         reported = {client: update.metrics for client, update in updates.items()}
         self._refuse(updates, metrics_over_limit(reported, parts.needs(), settings.run, settings.train.momentum))
 
-    def _put_aside(self, update: Update, banks: Iterable[Bank]) -> Update:
+    def _stored(self, update: Update, banks: Iterable[Bank]) -> Update:
         update.arrays = self.storage.put(update.arrays)
         for bank in banks:
             update.records[bank.name] = self.storage.put(update.records[bank.name])

@@ -55,7 +55,7 @@ def selected_by_krum(states: Sequence[Arrays], malicious: int, count: int) -> li
     """Indices of the `count` states with the lowest Krum scores, best first."""
     contents = [answer(arrays, {}).content for arrays in states]
     chosen = select_multikrum(contents, malicious, count)
-    return [next(place for place, content in enumerate(contents) if content is one) for one in chosen]
+    return [next(index for index, content in enumerate(contents) if content is one) for one in chosen]
 
 
 def optimizer_step(

@@ -13,7 +13,7 @@ from strategies.wire.pulling import Puller, is_flowers_own
 from strategies.wire.wrapped_grid import WrappedGrid
 
 FIRST_SECONDS, LAST_SECONDS = 0.2, 3.0  # between two requests; each is a write to the SuperLink's database
-SHARE = 20  # a request is late by at most this fraction of the time waited so far
+SHARE = 1 / 20  # a request is late by at most this fraction of the time waited so far
 LARGEST_REPLY = 1 << 30  # bytes, where the expected size is not known
 KEPT_MESSAGES = 1000  # the largest number of unanswered messages that are remembered
 WINDOW = 100  # the largest number of messages of a phase that are sent and not answered
@@ -77,7 +77,7 @@ class QuickGrid(WrappedGrid):
             if (not waiting and not fresh) or (timeout is not None and waited >= timeout):
                 break
             if waiting:
-                pause = min(max(FIRST_SECONDS, (time.monotonic() - quiet_since) / SHARE), LAST_SECONDS)
+                pause = min(max(FIRST_SECONDS, SHARE * (time.monotonic() - quiet_since)), LAST_SECONDS)
                 time.sleep(pause if timeout is None else min(pause, timeout - waited))
         self._forget(waiting)
 

@@ -29,7 +29,7 @@ RESERVED = {"round", "client", "domain", "status", "examples", "weight", "update
 # Metrics that are fractions, and those that are never negative, as a reply names them.
 RATES = {f"{start}{task.metric}" for task in TASKS.values() for start in ("", "local_validation_", "personal_")}
 NONNEGATIVE = {"steps", "images", "gradient_count", "learning_rate", "received_loss"}
-LOSSES = {"loss", "personal_loss"}  # of a validation
+VALIDATION_LOSSES = {"loss", "personal_loss"}  # of a validation
 ROUNDING = 1e-6  # 1 - Dice may be that much below 0
 VALIDATION_METRICS = {"num-examples", "loss", "evaluation_seconds"}  # beside the task's primary metric
 ECHOED = ("token", "client", "round", "phase")
@@ -64,11 +64,6 @@ class Expected:
     views: Mapping[str, ServerRound] = field(default_factory=dict)
     metrics: Collection[str] = ()
     metric: str = CLASSIFICATION.metric
-
-
-def manifest(arrays: Arrays) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
-    """The shape and dtype of every tensor, by name."""
-    return {name: (array.shape, array.dtype) for name, array in arrays.items()}
 
 
 def one_line(text: str, most: int = REASON_CHARACTERS) -> str:
@@ -191,8 +186,8 @@ def check_ranges(metrics: Mapping[str, float]) -> None:
     for name, value in metrics.items():
         if name in RATES and not 0 <= value <= 1:
             raise RejectedReplyError(f"{name} is {value!r}, not between 0 and 1")
-        least = -ROUNDING if name in LOSSES else 0.0
-        if (name in NONNEGATIVE | LOSSES or name.endswith("_seconds")) and value < least:
+        least = -ROUNDING if name in VALIDATION_LOSSES else 0.0
+        if (name in NONNEGATIVE | VALIDATION_LOSSES or name.endswith("_seconds")) and value < least:
             raise RejectedReplyError(f"{name} is {value!r}, and may not be negative")
 
 

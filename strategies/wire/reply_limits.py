@@ -12,7 +12,7 @@ from strategies.parts import Arrays
 from strategies.wire.update_limit import either, model_norm, upper_median_of_others
 
 COUNTS = {"gradient_count", "steps", "learning_rate"}
-LOSSES = {"received_loss", "train_loss"}
+TRAINING_LOSSES = {"received_loss", "train_loss"}
 USUAL_LOSS = 1.0  # of clients whose models are good the losses differ by any factor, and none is too large for it
 
 
@@ -25,13 +25,13 @@ def metrics_over_limit(
     `run.examples_limit` / (1 - momentum), because with momentum a gradient counts up to 1 / (1 - momentum) times.
     """
     refused: dict[str, str] = {}
-    for name in sorted((COUNTS | LOSSES) & set(needed)) if len(metrics) > 1 else ():
-        setting = "update_limit" if name in LOSSES else "examples_limit"
-        limit = getattr(run, setting) / (1 if name in LOSSES else 1 - momentum)
+    for name in sorted((COUNTS | TRAINING_LOSSES) & set(needed)) if len(metrics) > 1 else ():
+        setting = "update_limit" if name in TRAINING_LOSSES else "examples_limit"
+        limit = getattr(run, setting) / (1 if name in TRAINING_LOSSES else 1 - momentum)
         ordered = sorted(own[name] for own in metrics.values())
         for client, own in metrics.items():
             median = upper_median_of_others(ordered, own[name])
-            bound = max(median, USUAL_LOSS) if name in LOSSES else median
+            bound = max(median, USUAL_LOSS) if name in TRAINING_LOSSES else median
             if limit and bound > 0 and own[name] > limit * bound:
                 found = f"its {name} is {own[name]:.3g}, the median of the others {median:.3g}"
                 refused.setdefault(client, f"{found}; run.{setting} is {getattr(run, setting):g}{either(len(metrics))}")

@@ -55,9 +55,11 @@ def read_site(node: int, said: dict) -> tuple[Site, str]:
     if not isinstance(counts, list) or any(type(count) is not int or count < 0 for count in [examples, *counts]):
         raise RejectedReplyError(f"client {client!r} reports numbers of examples that are not whole numbers")
     versions = _versions(tuple((key, str(said[key])) for key in list(said)[:20] if key.startswith("version-")))
-    data = {key: said[f"data-{key}"] for key in ("images", "content", "environment") if f"data-{key}" in said}
+    known = ("images", "content", "environment", "nameless")
+    data = {key: said[f"data-{key}"] for key in known if f"data-{key}" in said}
     numbers = type(data.get("images")) is type(data.get("environment", 0)) is int
-    if data and not (numbers and re.fullmatch("[0-9a-f]{20}", str(data.get("content")))):
+    hashes = (str(data.get("content")), str(data.get("nameless", "0" * 20)))
+    if data and not (numbers and all(re.fullmatch("[0-9a-f]{20}", each) for each in hashes)):
         raise RejectedReplyError(f"client {client!r} describes its data in a wrong form: {reprlib.repr(data)}")
     site = Site(client, node, examples, tuple(counts), versions, role, data, one_line(str(said.get("frozen", ""))))
     return site, one_line(str(said.get("holds") or client)) or "nameless"

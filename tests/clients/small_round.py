@@ -2,6 +2,7 @@
 
 import numpy as np
 import torch
+from support import small_experiment
 from torch import nn
 
 from clients.local_data import LocalData
@@ -9,7 +10,11 @@ from clients.parts import LocalRound
 from clients.store import ClientStore
 from fedsim.data import ClientData
 from fedsim.data.augment import Normalization, Transforms
+from fedsim.run.plan import resolve
+from fedsim.run.workspace import Workspace
 from fedsim.settings import TrainSettings
+
+CONFIG = {"round": 1, "phase": "train", "client": "rot15"}
 
 
 def colour_images(count: int, size: int = 16, seed: int = 0, offset: int = 60) -> np.ndarray:
@@ -51,3 +56,20 @@ def small_round(data: LocalData, records: dict | None = None, net: nn.Module | N
         "records": records or {},
     }
     return LocalRound(**{**values, **changes})
+
+
+def client_of(tmp_path, recipe, name="rot15", **sections):
+    """A client of the small experiment with another recipe."""
+    space = Workspace(resolve(small_experiment(tmp_path, **sections)))
+    space.recipe = recipe
+    space.places = recipe.share.place(space.net)
+    state = space.net.state_dict()
+    space.initial = {key: state[key].clone() for key, place in space.places.items() if place in ("upload", "local")}
+    return space.client(name, "")
+
+
+def fit(client, config=CONFIG):
+    """One round from the client's present tensors; names, arrays and metrics of its reply."""
+    arrays = [client.state[name].numpy().copy() for name in client.names("train")]
+    sent, examples, metrics = client.fit(arrays, config)
+    return dict(zip(client.upload_names(), sent, strict=True)), examples, metrics

@@ -1,4 +1,4 @@
-"""Boundary-oriented contrast on numbers worked out by hand (banks section 2.9: T9, T10), and ELCFS's step with it."""
+"""Boundary-oriented contrast on numbers worked out by hand, and ELCFS's step with it."""
 
 import pytest
 import torch
@@ -19,12 +19,12 @@ GROUND = torch.tensor([[0.0, 1.0], [0.0, 1.0]])
     ("contour", "tau", "expected"), [(SAME, 1.0, 0.551445), (APART, 1.0, 0.885449), (APART, 0.5, 0.758885)]
 )
 def test_contrast(contour, tau, expected):
-    """T9."""
+    """The contour is like the ground truth, and unlike it at two temperatures."""
     assert boundary_contrast(contour, GROUND, tau).item() == pytest.approx(expected, abs=1e-6)
 
 
 def test_contrast_at_a_low_temperature_and_with_negatives_only():
-    """T9: -log(1 / (1 + 2 e^-20)) = 4.12e-9, in double precision; negatives alone give -1 + log 2."""
+    """-log(1 / (1 + 2 e^-20)) = 4.12e-9, in double precision; negatives alone give -1 + log 2."""
     assert boundary_contrast(SAME.double(), GROUND.double(), 0.05).item() == pytest.approx(4.12e-9, rel=1e-2)
     assert boundary_contrast(SAME, GROUND, 1.0, negatives_only=True).item() == pytest.approx(-0.306853, abs=1e-6)
 
@@ -39,7 +39,7 @@ def test_contrast_needs_two_vectors_of_each_label():
 
 
 def test_masks_of_a_square():
-    """T10: 3x3 in 15x15 has a contour of 8 pixels and a ring of 100; an empty mask has neither."""
+    """3x3 in 15x15 has a contour of 8 pixels and a ring of 100; an empty mask has neither."""
     masks = torch.zeros(1, 2, 15, 15)
     masks[0, 0, 6:9, 6:9] = 1
     contour, ring = contour_and_ring(masks)
@@ -134,7 +134,7 @@ def gradient_of(part):
 
 
 def test_gradient_without_anything_foreign():
-    """T11: with gamma = 0, beta = 0 and no foreign amplitudes it is twice the gradient of the Dice loss."""
+    """With gamma = 0, beta = 0 and no foreign amplitudes it is twice the gradient of the Dice loss."""
     found, net, batch = gradient_of(EpisodicStep(gamma=0.0, beta=0.0))
     loss = Segmentation().loss(net(batch.images), batch.labels)
     expected = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(net.parameters()))])

@@ -3,6 +3,7 @@ import torch
 from small_round import colour_images, small_data, small_round
 from torch import nn
 
+from clients.losses import mk_mmd
 from clients.step.alignment import Projections, alignment_loss, attention, query_key_pairs
 from clients.step.calibration import ACQUIRED, SemanticCalibration
 from fedsim.models import build_model
@@ -160,6 +161,15 @@ def test_alignment_in_float32_is_close_to_float64():
     assert single.item() == pytest.approx(alignment_loss(M, L, alpha).item(), abs=1e-4)
     half = alignment_loss([m.bfloat16() for m in M], [b.bfloat16() for b in L], alpha)
     assert half.dtype == torch.float32
+
+
+def test_alignment_by_the_other_statistic():
+    """Both statistics are those of mk_mmd for every pair of levels."""
+    M, L = features(seed=1), features(seed=2, shift=0.5)
+    alpha = torch.rand(3, 3, dtype=torch.float64)
+    for statistic in ("u", "v"):
+        pairs = torch.stack([torch.stack([mk_mmd(m, b, statistic=statistic) for b in L]) for m in M])
+        torch.testing.assert_close(alignment_loss(M, L, alpha, statistic=statistic), (alpha * pairs).sum())
 
 
 def test_same_layer_and_mean_squared_error():

@@ -6,8 +6,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
-from small_round import colour_images, small_data, small_round
-from support import small_experiment
+from small_round import CONFIG, client_of, colour_images, fit, small_data, small_round
 from torch import nn
 
 from clients.batches.shuffled import Shuffled
@@ -20,30 +19,8 @@ from fedsim.errors import UserError
 from fedsim.models import build_model
 from fedsim.models.norms import BIN, DSON, IBN, XAN, BatchNorm, MixIG
 from fedsim.recipe import Recipe
-from fedsim.run.plan import resolve
-from fedsim.run.workspace import Workspace
 from fedsim.settings import ModelSettings
 from strategies.parts import Share
-
-CONFIG = {"round": 1, "phase": "train", "client": "rot15"}
-
-
-def client_of(tmp_path, recipe, name="rot15", **sections):
-    """A client of the small experiment with another recipe."""
-    space = Workspace(resolve(small_experiment(tmp_path, **sections)))
-    space.recipe = recipe
-    space.places = recipe.share.place(space.net)
-    state = space.net.state_dict()
-    space.initial = {key: state[key].clone() for key, place in space.places.items() if place in ("upload", "local")}
-    return space.client(name, "")
-
-
-def fit(client, config=CONFIG):
-    """One round from the client's present tensors; names, arrays and metrics of its reply."""
-    arrays = [client.state[name].numpy().copy() for name in client.names("train")]
-    sent, examples, metrics = client.fit(arrays, config)
-    return dict(zip(client.upload_names(), sent, strict=True)), examples, metrics
-
 
 EVENTS: list[tuple] = []
 

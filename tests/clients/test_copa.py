@@ -14,6 +14,8 @@ from clients.parts import Batch
 from clients.step.supervised import SupervisedStep
 from clients.terms.other_heads import OtherHeads
 from fedsim.arrays import record_to_arrays
+from fedsim.assembly import find_recipe
+from fedsim.errors import UserError
 from fedsim.models import build_model
 from fedsim.models.infer import EnsembleOfHeads
 from fedsim.settings import ModelSettings
@@ -96,6 +98,13 @@ def test_share_rule():
     places = WithoutHead().place(net)
     assert {name for name, place in places.items() if place == "upload"} == {"head.weight", "head.bias"}
     assert set(places.values()) == {"upload", "shared"}
+
+
+@pytest.mark.parametrize("pair", ["gfedavg+copa", "copa+gfedavg-ibn"])
+def test_a_guiding_head_needs_the_global_one(pair):
+    """Clients of COPA receive no head, so that each one's own would guide it."""
+    with pytest.raises(UserError, match=r"guiding_head .* without_head"):
+        find_recipe(pair)
 
 
 def test_heads_of_a_run_differ_and_are_never_averaged_for_clients(tmp_path):

@@ -10,6 +10,7 @@ from support import numbers, run_small, small_experiment
 
 from clients.parts import Batch
 from clients.step.calibration import ACQUIRED, SemanticCalibration
+from clients.terms.moon import PREVIOUS
 from fedsim.results import read_runs
 from fedsim.run.plan import resolve
 from fedsim.run.workspace import Workspace
@@ -76,6 +77,30 @@ def test_lambda_zero_is_local_cross_entropy(tmp_path):
     assert all(models[0][name].equal(models[1][name]) for name in start)
 
 
+def acquired(tmp_path, method, *add):
+    """(what the client has after stage A, the names of the entries that it keeps)."""
+    experiment = small_experiment(tmp_path, {"name": method, "add": list(add)}, model={"bottleneck": 8})
+    client = Workspace(resolve(experiment)).client("rot0", "")
+    client.store.open_round(0)
+    client._train(client._open({"round": 0, "phase": "acquire", "client": "rot0"}))
+    client.store.commit()
+    client.store.open_round(1)
+    model = {name: value.clone() for name, value in client.state.items() if not name.startswith("projector")}
+    kept = {entry for entry in (ACQUIRED, PREVIOUS) if client.store.get(entry) is not None}
+    return model, kept
+
+
+def test_terms_of_other_rows_wait_for_the_rounds(tmp_path):
+    """Stage A is label-smoothed CE; of the terms, smoothed labels alone act in it."""
+    plain, _ = acquired(tmp_path / "plain", "csac")
+    terms = "model_contrast", "proximal", "guiding_head", "representation_norm", "self_reg"
+    joined, kept = acquired(tmp_path / "joined", "csac", *terms)
+    assert all(joined[name].equal(value) for name, value in plain.items())
+    assert kept == {ACQUIRED}
+    smoothed, _ = acquired(tmp_path / "smoothed", "csac", "label_smoothing")
+    assert not all(smoothed[name].equal(value) for name, value in plain.items())
+
+
 SHORT = {"acquire_iterations": 4}
 
 
@@ -97,6 +122,7 @@ def standard(tmp_path_factory):
         {"attention": "channel"},
         {"attention": "uniform"},
         {"distance": "mse"},
+        {"statistic": "v"},
         {"proj": "pool1x1"},
         {"qk_conv": True},
         {"freeze_proj": True},

@@ -29,7 +29,7 @@ def logit(probability):
 
 
 def test_tightness_numbers():
-    """T1: 3 and 8; single points add nothing; a shift and another order change nothing."""
+    """3 and 8; single points add nothing; a shift and another order change nothing."""
     points = torch.tensor([[0.0], [2], [10], [10], [13], [99]])
     clusters = np.array([0, 0, 1, 1, 1, 2])
     assert tightness(points, clusters) == pytest.approx(3)
@@ -41,7 +41,7 @@ def test_tightness_numbers():
 
 
 def test_attention_numbers():
-    """T2: with I_0 = 1, raw gains and relative gains at two temperatures; uniform when there is nothing to compare."""
+    """With I_0 = 1, raw gains and relative gains at two temperatures; uniform when there is nothing to compare."""
     alpha = attention(1 - np.array([0, 0.5, 0, -0.5]), "raw")
     assert alpha == pytest.approx([0.506480, 0.307196, 0.186324], abs=1e-6)
     assert alpha @ [1, 2, 3] == pytest.approx(1.679844, abs=1e-6)
@@ -53,14 +53,14 @@ def test_attention_numbers():
 
 
 def test_adversarial_losses():
-    """T3: DI = .8 on the source, .3 on the target; both at .5."""
+    """DI = .8 on the source, .3 on the target; both at .5."""
     assert domain_loss(logit(0.8), logit(0.3)).item() == pytest.approx(0.579818, abs=1e-6)
     assert (source_loss(logit(0.8)) + source_loss(logit(0.3))).item() == pytest.approx(1.427116, abs=1e-6)
     assert domain_loss(logit(0.5), logit(0.5)).item() == pytest.approx(1.386294, abs=1e-6)
 
 
 def test_information_numbers():
-    """T4: the bound is below the mutual information log 2, and may be negative."""
+    """The bound is below the mutual information log 2, and may be negative."""
     pair = lambda *values: torch.tensor(values, dtype=torch.float64)  # noqa: E731
     assert information(pair(1, 2), pair(0, 0)).item() == pytest.approx(1.5)
     assert information(pair(7, 7), pair(7, 7)).item() == pytest.approx(0)
@@ -72,7 +72,7 @@ def test_information_numbers():
 
 
 def test_confusion_numbers():
-    """T5: the smallest value is log 4."""
+    """The smallest value is log 4."""
     rows = torch.tensor([[0.25] * 4, [0.7, 0.1, 0.1, 0.1]], dtype=torch.float64).log()
     assert confusion_loss(rows[:1]).item() == pytest.approx(1.386294, abs=1e-6)
     assert confusion_loss(rows[1:]).item() == pytest.approx(1.816108, abs=1e-6)
@@ -124,7 +124,7 @@ def watch(round, part, name):
 
 
 def test_what_each_step_moves(made):
-    """T6, for parameters and statistics: step 1, steps 2 and 3, only step 4, and steps 4 to 6."""
+    """Parameters and statistics: step 1, steps 2 and 3, only step 4, and steps 4 to 6."""
     part = DisentanglingAdversary()
     assert watch(made, part, "_task") == {"G", "D_di", "C", "D_ds", "CI"}
     assert watch(made, part, "_adversary") == {"DI", "G"}
@@ -189,7 +189,7 @@ def test_without_target_features_there_is_no_adversary(made):
 
 
 def test_a_batch_of_one_image(made):
-    """T9: all numbers are finite, and there is no mutual information."""
+    """All numbers are finite, and there is no mutual information."""
     step = DisentanglingAdversary().begin(made)
     assert torch.isfinite(step(made.data.batch(np.arange(1))))
     assert all(torch.isfinite(value).all() for value in made.net.state_dict().values())
@@ -261,7 +261,7 @@ def weigh(part, names, tight=None, state=None):
 
 
 def test_weights_without_the_target():
-    """3.2: the last alpha, restricted and renormalized, or uniform without one; a single source has all weight (T7)."""
+    """The last alpha, restricted and renormalized, or uniform without one; a single source has all weight."""
     part, state = TargetAttention(), {}
     assert weigh(part, ["a", "b", "c"]) == pytest.approx({"a": 1 / 3, "b": 1 / 3, "c": 1 / 3})
     first = weigh(part, ["a", "b", "c"], [10, 9, 10.5, 10], state)

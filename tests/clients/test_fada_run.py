@@ -79,7 +79,7 @@ def test_tested_images_are_never_adapted_to(run):
 
 
 def test_labels_of_the_target_change_nothing(run, tmp_path, monkeypatch):
-    """T8: with permuted labels of the target, every tensor and all numbers but those of the test stay the same."""
+    """With permuted labels of the target, every tensor and all numbers but those of the test stay the same."""
     folder, _, experiment = run
     original = Digits.images
 

@@ -37,7 +37,7 @@ def scores(*values):
 
 
 def test_losses():
-    """T1: D(h) = (.3, .4), D(h') = (.8, .6); T2: both weightings of the network's loss."""
+    """D(h) = (.3, .4), D(h') = (.8, .6); both weightings of the network's loss."""
     extracted, generated = scores(0.3, 0.4), scores(0.8, 0.6)
     assert discriminator_loss(extracted, generated).item() == pytest.approx(0.225)
     assert discriminator_loss(extracted, generated, "max").item() == pytest.approx(-0.925)
@@ -49,7 +49,7 @@ def test_losses():
 
 
 def test_directions():
-    """T3: `pull` lowers the score of a generated sample, the paper's form raises it; only squares teach a wrong D."""
+    """`pull` lowers the score of a generated sample, the paper's form raises it; only squares teach a wrong D."""
     for kind, slope in (("pull", 0.287470), ("paper", -0.105754)):
         u = scores(1.0).requires_grad_()
         generator_loss(torch.sigmoid(u), kind).backward()
@@ -61,7 +61,7 @@ def test_directions():
 
 
 def test_best_discriminator():
-    """T4: at densities .6 (generated) and .2 (extracted) the best score is .75."""
+    """At densities .6 (generated) and .2 (extracted) the best score is .75."""
     grid = torch.linspace(0, 1, 101, dtype=torch.float64)
     zero, one = scores(0.0), scores(1.0)
     risk = [0.2 * discriminator_loss(d[None], one) + 0.6 * discriminator_loss(zero, d[None]) for d in grid]
@@ -69,14 +69,14 @@ def test_best_discriminator():
 
 
 def test_label_smoothing():
-    """T6: each other class gets smooth / (C - 1); 0 gives the usual cross-entropy."""
+    """Each other class gets smooth / (C - 1); 0 gives the usual cross-entropy."""
     logits, label = torch.tensor([[2.0, 0, 0, 0, 0]]), torch.tensor([0])
     assert smoothed_cross_entropy(logits, label, 0.2).item() == pytest.approx(0.832653, abs=1e-6)
     assert smoothed_cross_entropy(logits, label, 0.0).item() == pytest.approx(0.432653, abs=1e-6)
 
 
 def test_players():
-    """T7 and T8: codes, shapes and signs, scores; the sizes of 4.4."""
+    """Codes, shapes and signs, scores, and sizes."""
     code = label_code(torch.tensor([2, 0]), 3, 0.7)
     assert code.tolist() == [pytest.approx([0, 0, 0.7]), pytest.approx([0.7, 0, 0])]
     generator = Generator(4, 3, 8, 6, nonnegative=True)
@@ -98,7 +98,7 @@ def test_players():
 
 
 def test_projection():
-    """T7: its norm is 1 and it is not a parameter; in the trained variants it is one; Kaiming's norm is not 1."""
+    """Its norm is 1 and it is not a parameter; in the trained variants it is one; Kaiming's norm is not 1."""
     torch.manual_seed(0)
     kinds = {kind: Discriminator(50, 3, 64, 4, kind) for kind in ("frozen", "trained", "kaiming")}
     norms = {kind: discriminator.projection.norm().item() for kind, discriminator in kinds.items()}
@@ -135,7 +135,7 @@ def same(module, state):
 
 @pytest.mark.parametrize("gen", ["pull", "paper", "frozen"])
 def test_who_moves_in_which_step(gen, monkeypatch):
-    """T5 and T7: step D changes D except its projection; step F, Cl the network; step G the generator if not frozen."""
+    """Step D changes D except its projection; step F, Cl the network; step G the generator if not frozen."""
     part, round, step = small(gen=gen)
     players, moved = round.scratch["generator"], {}
     watched = {"F": round.net, "G": players.generator, "D": players.discriminator}
@@ -247,7 +247,7 @@ def method(**fields):
 
 
 def test_neutral_settings_are_fedavg(tmp_path):
-    """T9 and 8.1: they are equal bit for bit, even with random layers, although D and G are trained too."""
+    """They are equal bit for bit, even with random layers, although D and G are trained too."""
     mix = {"add": ["mix_style"], "mix_style": {"stages": [1]}}
     off = {**method(lambda0=0.0, lambda1=1.0, smooth=0.0, E0=0), **mix}
     ours, _ = run_small(small_experiment(tmp_path / "a", off))
@@ -257,7 +257,7 @@ def test_neutral_settings_are_fedavg(tmp_path):
 
 
 def test_exchange(tmp_path):
-    """T10 and 4.4: F, Cl and G are sent, with (d_noise + C) w + w + w d + d floats, but no discriminator."""
+    """F, Cl and G are sent, with (d_noise + C) w + w + w d + d floats, but no discriminator."""
     folder, grid = run_small(small_experiment(tmp_path, method()))
     for message, reply in grid.seen:
         names = {f"{record}/{name}" for record, arrays in reply.content.array_records.items() for name in arrays}

@@ -38,9 +38,15 @@ def test_running_mean_of_the_specification():
 
 
 def test_penalty_of_the_specification():
-    """Batch gradient (1, 0) with g = (.025, .025): .95125."""
+    """Batch gradient (1, 0) with g = (.025, .025): .95125, which gamma = 1e-3 makes .00095125."""
     own, mean = [torch.tensor([1.0, 0.0])], [torch.tensor([0.025, 0.025])]
     assert squared_distance(own, mean).item() == pytest.approx(0.95125)
+    net = nn.Module()
+    net.head = nn.Linear(2, 1, bias=False)
+    record = {"head.weight": mean[0].numpy()[None]}
+    round = small_round(small_data(colour_images(3)), {"classifier_gradient": record}, net)
+    batch = Batch(torch.zeros(1), torch.zeros(1), loss=net.head(torch.tensor([1.0, 0.0])).sum())
+    assert ClassifierAlignment().begin(round)(batch).item() == pytest.approx(0.00095125)
 
 
 def test_what_is_no_classifier_gradient_is_refused():

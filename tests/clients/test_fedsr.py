@@ -66,7 +66,7 @@ def take_round(round, terms):
 
 
 def test_kl_numbers():
-    """T1: both orders, identical distributions, the initial reference, and the sum over dimensions."""
+    """Both orders, identical distributions, the initial reference, and the sum over dimensions."""
     one, zero, two = tensor(1), tensor(0), tensor(2)
     assert kl_normal(one, one, zero, two).item() == pytest.approx(0.443147, abs=1e-6)
     assert kl_normal(zero, two, one, one).item() == pytest.approx(1.306853, abs=1e-6)
@@ -79,7 +79,7 @@ def test_kl_numbers():
 
 
 def test_l2r_numbers():
-    """T2: squared and plain norm; the gradient at a zero row is 0, not NaN."""
+    """Squared and plain norm; the gradient at a zero row is 0, not NaN."""
     z = torch.tensor([[3.0, 4.0], [0.0, 0.0]], requires_grad=True)
     assert l2r(z, "squared").item() == 12.5
     assert l2r(z, "norm").item() == 2.5
@@ -88,7 +88,7 @@ def test_l2r_numbers():
 
 
 def test_moments_of_the_drawn_representation():
-    """T3: E||z||^2 = ||mu||^2 + ||sigma||^2, and the identities behind L2R."""
+    """E||z||^2 = ||mu||^2 + ||sigma||^2, and the identities behind L2R."""
     raw = torch.log(torch.expm1(torch.tensor(0.5)))  # softplus(raw) = .5
     layer = Gaussian().train()
     torch.manual_seed(0)
@@ -104,7 +104,7 @@ def test_moments_of_the_drawn_representation():
 
 
 def test_cmi_bounds_the_information():
-    """T4: one class with two inputs at +-1; the information is the mixture's entropy by numerical integration."""
+    """One class with two inputs at +-1; the information is the mixture's entropy by numerical integration."""
     grid = np.linspace(-12, 12, 200_001)
     density = 0.5 * sum(np.exp(-((grid - m) ** 2) / 2) / np.sqrt(2 * np.pi) for m in (-1, 1))
     information = -np.trapezoid(density * np.log(density), grid) - 0.5 * np.log(2 * np.pi * np.e)
@@ -159,7 +159,7 @@ def test_representation_layers():
 
 
 def test_probabilities_are_averaged():
-    """T5, and the rule itself: the mean of S softmax vectors, whatever the batch."""
+    """The mean of S softmax vectors, whatever the batch."""
     two = mean_probabilities([torch.tensor([[0.0, 0.0]]), torch.tensor([[2.0, 0.0]])])
     assert two.exp()[0].tolist() == pytest.approx([0.6904, 0.3096], abs=1e-4)
     net, images = net_of(4), torch.rand(5, 3, 16, 16)
@@ -196,7 +196,7 @@ def test_gradients_reach_what_they_should():
 
 
 def test_weight_zero_leaves_the_reference_alone():
-    """T6: nothing is added; r has no gradient and is returned unchanged."""
+    """Nothing is added; r has no gradient and is returned unchanged."""
     records = {"r_mu": np.full((3, 4), 2, np.float32), "r_rho": np.ones((3, 4), np.float32)}
     round = local_round([ConditionalInformation(alpha_cmi=0.0)], records=records)
     assert round.terms == []
@@ -206,7 +206,7 @@ def test_weight_zero_leaves_the_reference_alone():
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_absent_class_is_neither_moved_nor_sent(optimizer):
-    """T7: this holds even with momentum and weight decay."""
+    """This holds even with momentum and weight decay."""
     records = {"r_mu": np.full((3, 4), 2, np.float32), "r_rho": np.full((3, 4), 1.5, np.float32)}
     round = local_round([ConditionalInformation(alpha_cmi=1.0)], (0, 2), records, optimizer=optimizer)
     reference = round.scratch["class-reference"]
@@ -258,7 +258,7 @@ HEAD = {"representation": {"stochastic": False, "width": 8}}
 
 
 def test_fedl2r_with_weight_zero_is_fedavg(tmp_path):
-    """T9: they are equal bit for bit with the same head."""
+    """They are equal bit for bit with the same head."""
     off = {"name": "fedl2r", "representation_norm": {"alpha_l2r": 0.0}, **HEAD}
     ours, _ = run_small(small_experiment(tmp_path / "a", off))
     plain, _ = run_small(small_experiment(tmp_path / "b", {"name": "fedavg", "add": ["representation"], **HEAD}))
@@ -268,7 +268,7 @@ def test_fedl2r_with_weight_zero_is_fedavg(tmp_path):
 
 
 def test_exchange(tmp_path):
-    """T10 and 5.4: besides the model, only r_mu, r_rho and counts are sent, and nothing in the official variant."""
+    """Besides the model, only r_mu, r_rho and counts are sent, and nothing in the official variant."""
     shared, grid = run_small(small_experiment(tmp_path / "a", {"name": "fedsr", "representation": {"width": 8}}))
     names = {
         name: set(record_to_arrays(record))

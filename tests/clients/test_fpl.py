@@ -31,7 +31,7 @@ def only(features, protos, classes, tau, label=0):
 
 
 def test_cpcl_numbers():
-    """T5: two temperatures, lengths do not matter, and exponents of 50 stay finite."""
+    """Two temperatures, lengths do not matter, and exponents of 50 stay finite."""
     protos, classes = ((1, 0), (0, 1), (-1, 0)), (0, 0, 1)
     assert only((1, 0), protos, classes, 1) == pytest.approx(0.094344, abs=1e-6)
     assert only((1, 0), protos, classes, 0.5) == pytest.approx(0.016004, abs=1e-6)
@@ -42,7 +42,7 @@ def test_cpcl_numbers():
 
 
 def test_upcr_numbers():
-    """T6: mean .25, sum .5; nothing for a class without prototypes."""
+    """Mean .25, sum .5; nothing for a class without prototypes."""
     features, unbiased = matrix((1, 0), (1, 0)), matrix((0.5, 0.5), (0, 0))
     known, labels = torch.tensor([True, False]), torch.tensor([0, 1])
     assert upcr(features, labels, unbiased, known).tolist() == [0.25, 0]
@@ -50,7 +50,7 @@ def test_upcr_numbers():
 
 
 def test_samples_without_prototypes():
-    """T7: one matched sample of four adds a quarter of its loss; the others have no gradient, and none is NaN."""
+    """One matched sample of four adds a quarter of its loss; the others have no gradient, and none is NaN."""
     features = matrix((1, 0), (0, 1), (2, 1), (1, 1)).requires_grad_()
     labels = torch.tensor([0, 2, 2, 2])
     losses = cpcl(features, labels, matrix((1, 0), (-1, 0)), torch.tensor([0, 1]), 0.5)

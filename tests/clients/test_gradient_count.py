@@ -8,6 +8,7 @@ from support import run_small, small_experiment
 from torch import nn
 
 from clients.optimizers import gradient_count
+from clients.reports.generalization_gap import GeneralizationGap
 from clients.reports.gradient_count import GradientCount
 from clients.reports.received_loss import ReceivedLoss
 from fedsim.errors import UserError
@@ -50,10 +51,21 @@ def test_fednova_with_a_proximal_term_counts_it(tmp_path):
     metrics = [r.content.metric_records["metrics"] for m, r in grid.seen if m.metadata.message_type == "train"]
     for record in metrics:
         assert record["gradient_count"] == pytest.approx(gradient_count(record["steps"], 0.0, 0.05 * 0.1))
-    for train, words in (({"optimizer": "adam"}, "sgd"), ({"persist_optimizer": True}, "fresh"),
-                         ({"local_checks": 1}, "last iterate")):  # fmt: skip
+    by_steps = {"name": "fednova", "normalized_average": {"tau_eff": "steps"}}
+    with pytest.raises(UserError, match="local_checks = 0"):
+        run_small(small_experiment(tmp_path / "x", by_steps, train={"local_checks": 1}))
+    for train, words in (({"optimizer": "adam"}, "sgd"), ({"persist_optimizer": True}, "fresh")):
         with pytest.raises(UserError, match=words):
             run_small(small_experiment(tmp_path / "x", "fednova", train=train))
+
+
+def test_each_client_draws_its_own_subset_for_the_gap():
+    """The same one in every round; clients with equally many images do not take the same positions."""
+    report, images = GeneralizationGap(max_samples=10), colour_images(40)
+    rounds = [small_round(small_data(images, client=client), round=t) for client, t in (("a", 1), ("a", 2), ("b", 1))]
+    one, again, other = (report._training_subset(round).tolist() for round in rounds)
+    assert one == again != other
+    assert len(set(one)) == len(set(other)) == 10
 
 
 class Constant(nn.Module):

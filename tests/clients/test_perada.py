@@ -1,4 +1,4 @@
-"""Whole runs of PerAda: what is sent, what stays, and when it is FedAvg (7.9 and 8.1 of its specification)."""
+"""Whole runs of PerAda: what is sent, what stays, and when it is FedAvg."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from fedsim.run.workspace import Workspace
 
 
 def test_personal_step_numbers():
-    """T4: v = 1, w = 0, no gradient of the data, eta = .5, lambda = .1 -> .95; lambda eta = 1 gives v = w at once."""
+    """v = 1, w = 0, no gradient of the data, eta = .5, lambda = .1 -> .95; lambda eta = 1 gives v = w at once."""
     assert personal_step(1.0, 0.0, lambda v: 0 * v, 0.1, 0.5) == pytest.approx(0.95)
     assert personal_step(1.0, 0.25, lambda v: 0 * v, 2.0, 0.5) == pytest.approx(0.25)
 
@@ -27,7 +27,7 @@ def run(tmp_path_factory):
 
 
 def test_only_the_exchanged_set_travels(run):
-    """T6, 7.4: keys and bytes of every message in both directions; no frozen tensor and no personal model."""
+    """Keys and bytes of every message in both directions; no frozen tensor and no personal model."""
     folder, grid, experiment, _ = run
     space = Workspace(resolve(experiment))
     state = space.net.state_dict()
@@ -77,7 +77,7 @@ def personal_of(tmp_path, name, changes):
 
 
 def test_personal_models_follow_the_received_model(tmp_path):
-    """T7: other training of the local adapter (by a term of its loss) does not change v of that round."""
+    """Other training of the local adapter (by a term of its loss) does not change v of that round."""
     one, last = personal_of(tmp_path, "a", {})
     other, moved = personal_of(tmp_path, "b", {"add": ["label_smoothing"], "label_smoothing": {"eps": 0.5}})
     assert all((one[name] == other[name]).all() for name in one)
@@ -85,7 +85,7 @@ def test_personal_models_follow_the_received_model(tmp_path):
 
 
 def test_a_client_that_is_not_drawn_keeps_its_model(tmp_path):
-    """T10: its stored model is that of the last round in which it trained."""
+    """Its stored model is that of the last round in which it trained."""
     experiment = small_experiment(tmp_path, "perada", train={"rounds": 3, "clients_per_round": 1})
     stored = {}
 

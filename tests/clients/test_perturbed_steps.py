@@ -53,7 +53,7 @@ def square(w):
 
 
 def test_numbers_of_the_specification():
-    """T1: L = w^2, w = 1, rho = .5, eta = .1; D = 1, alpha = .1."""
+    """L = w^2, w = 1, rho = .5, eta = .1; D = 1, alpha = .1."""
     momentum = {"momentum": {"w": np.ones(1, np.float32)}}
     assert after_one_step(scalar_round(1, square), SharpnessAware(0.5)) == pytest.approx(0.7)
     assert after_one_step(scalar_round(1, square, records=momentum), None, ClientMomentum()) == pytest.approx(0.89)
@@ -102,7 +102,7 @@ def test_direction_of_a_parameter_with_a_rate_of_its_own():
 
 
 def test_perturbation_has_one_norm_over_all_tensors():
-    """T3: m = (-3, 0), (4), rho = .5 gives e = (.3, 0), (-.4); T6 and T7: the size of m has no effect, 0 gives 0."""
+    """m = (-3, 0), (4), rho = .5 gives e = (.3, 0), (-.4); the size of m has no effect, 0 gives 0."""
     move = [torch.tensor([-3.0, 0.0]), torch.tensor([4.0])]
     for factor in (1, 100):
         e = of_length([factor * part for part in move], -0.5)
@@ -111,13 +111,13 @@ def test_perturbation_has_one_norm_over_all_tensors():
 
 
 def test_weights_come_back_exactly():
-    """T9: a rate of 0 leaves the weights bit-identical; weight decay acts at w: 1 - .1 (3 + .5 * 1)."""
+    """A rate of 0 leaves the weights bit-identical; weight decay acts at w: 1 - .1 (3 + .5 * 1)."""
     assert after_one_step(scalar_round(0.1, square, lr=0.0), SharpnessAware(0.3)) == torch.tensor(0.1).item()
     assert after_one_step(scalar_round(1, square, decay=0.5), SharpnessAware(0.5)) == pytest.approx(0.65)
 
 
 def test_statistics_see_the_first_pass_alone():
-    """T8: they are those of one supervised step; `official` counts two batches. Tallies are of the first pass."""
+    """They are those of one supervised step; `official` counts two batches. Tallies are of the first pass."""
 
     def trained(step):
         torch.manual_seed(0)
@@ -173,7 +173,7 @@ def test_global_ascent_by_hand():
 
 
 def test_dynamic_regularizer_over_three_rounds():
-    """T5: L_k = (w - c_k)^2 / 2, c = (1, 3), lam = .1, eta = .5: theta 2, 2.9, 2.855 with the server's H."""
+    """L_k = (w - c_k)^2 / 2, c = (1, 3), lam = .1, eta = .5: theta 2, 2.9, 2.855 with the server's H."""
     stores, theta, total = {c: ClientStore(None) for c in (1.0, 3.0)}, 0.0, 0.0
     locals_, globals_, own = [], [], []
     for number in (1, 2, 3):
@@ -206,7 +206,7 @@ def aligned(move, part, w=1.0, momentum=0.0, decay=0.0):
 
 
 def test_gradients_that_disagree_wait():
-    """5.9 T5 and T7: a tensor that is left out is equal bit for bit, even with momentum and weight decay."""
+    """A tensor that is left out is equal bit for bit, even with momentum and weight decay."""
     assert aligned(0.5, GradientAlignment())[0] == pytest.approx(1.2)
     assert aligned(0.5, GradientAlignment(variant="official"))[0] == 1.0
     assert aligned(-0.5, GradientAlignment(variant="official"))[0] == pytest.approx(1.2)

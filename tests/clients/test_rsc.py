@@ -116,9 +116,9 @@ def test_batch_share_counts_the_epochs_of_the_run():
     """It is .3, and .2 more after every ten local epochs of the run; it does not start again in each round."""
     assert [rsc.batch_share(e) for e in (0, 9.9, 10, 25, 99)] == pytest.approx([0.3, 0.3, 0.5, 0.7, 1.0])
     round = small_round(small_data(colour_images(8)), round=4, steps=6, train=TrainSettings(epochs=3))
-    assert rsc.epochs_done(round, 4, 2) == 3 * 3 + 2
-    round.train = TrainSettings(iterations=6)  # of 2 of the 8 images: 1.5 epochs a round
-    assert rsc.epochs_done(round, 4, 2) == pytest.approx(4.5 + 1)
+    assert rsc.epochs_done(round, 4) == 3 * 3 + 2
+    round.train, round.images = TrainSettings(iterations=6), 12  # of the 8 images: 1.5 epochs a round
+    assert rsc.epochs_done(round, 4) == pytest.approx(4.5 + 1)
 
 
 @pytest.mark.parametrize(
@@ -158,6 +158,16 @@ def test_the_released_variant_takes_a_step():
     assert not net.head.weight.equal(before)
     counts = {int(b) for name, b in net.named_buffers() if name.endswith("num_batches_tracked")}
     assert counts == {1}
+
+
+@pytest.mark.parametrize("variant", ["domainbed", "official"])
+def test_eval_is_the_plain_network(variant):
+    """Test 3: nothing is muted after a step. A network without the part and with the same tensors predicts the same."""
+    settings, x = ModelSettings(backbone="digits-cnn-bn", bottleneck=8), torch.rand(6, 3, 28, 28)
+    net, plain = (build_model(settings, 3, 3, 28, None, seed) for seed in (0, 1))
+    SelfChallenging(variant).begin(trained_round(net.train()))(Batch(x, torch.arange(6) % 3))
+    plain.load_state_dict(net.state_dict())
+    assert net.eval()(x).equal(plain.eval()(x))
 
 
 def test_a_frozen_extractor_is_challenged_too():

@@ -23,14 +23,14 @@ from strategies.banks.control_variates import ControlVariates
 from strategies.parts import SERVER, ServerRound
 
 
-def scalar_round(c=0.0, own=0.0, variant="option_ii", momentum=0.0, steps=5, lr=0.1, strength=1.0):
+def scalar_round(c=0.0, own=0.0, variant="option_ii", momentum=0.0, steps=5, lr=0.1, strength=1.0, **changes):
     """(y, c_k+, delta c_k) after a round with w = 1 and the constant gradient 2."""
     net = nn.Module()
     net.w = nn.Parameter(torch.tensor([1.0]))
     part = DriftCorrection(variant, strength)
-    train = TrainSettings(momentum=momentum, epochs=1)
+    train = TrainSettings(**{"momentum": momentum, "epochs": 1, **changes.pop("train", {})})
     record = {"control": {"w": np.array([c], np.float32)} if c else {}}
-    round = small_round(small_data(colour_images(3)), record, net, train=train, steps=steps)
+    round = small_round(small_data(colour_images(3)), record, net, train=train, steps=steps, **changes)
     if own:
         round.store.put(OWN, {"w": torch.tensor([own])})
     round.optimizer = torch.optim.SGD(net.parameters(), lr, momentum=momentum)
@@ -48,8 +48,10 @@ def test_numbers_of_the_specification():
 
 
 def test_released_normalisations():
-    """Case 1 with the two wrong normalizations: 10 (one epoch) and 0.2."""
+    """Case 1 with the two wrong normalizations: 10 (one epoch), 5 (two epochs of iterations) and 0.2."""
     assert scalar_round(variant="epochs_only")[1] == pytest.approx(10.0, abs=1e-5)
+    by_iterations = {"train": {"iterations": 5}, "images": 6}  # of the 3 images of the client: two epochs
+    assert scalar_round(variant="epochs_only", **by_iterations)[1] == pytest.approx(5.0, abs=1e-5)
     assert scalar_round(variant="without_rate")[1] == pytest.approx(0.2, abs=1e-6)
 
 
@@ -164,7 +166,6 @@ def test_own_layers_are_not_corrected(tmp_path):
     [
         ({"optimizer": "adam", "momentum": 0.0}, "optimizer = 'sgd'"),
         ({"persist_optimizer": True}, "persist_optimizer"),
-        ({"local_checks": 2}, "local_checks"),
     ],
 )
 def test_what_breaks_the_identity_is_refused(tmp_path, train, words):

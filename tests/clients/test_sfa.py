@@ -3,9 +3,11 @@
 import pytest
 import torch
 from small_round import colour_images, small_data, small_round
+from support import run_small, small_experiment
 from torch import nn
 
 from clients.parts import Batch
+from clients.step.sharpness_aware import SharpnessAware
 from clients.terms.feature_augmentation import MOMENTS, ClassMoments, FeatureAugmentation, covariance_roots
 
 
@@ -42,6 +44,30 @@ def test_without_noise_the_loss_is_counted_twice(net):
     term = FeatureAugmentation("s", 0.0, 0.0, lam=0.7).begin(round_of(net))
     assert term(batch).item() == pytest.approx(0.7 * batch.loss.item(), rel=1e-6)
     assert FeatureAugmentation(lam=0.0).begin(round_of(net)) is None
+
+
+@pytest.mark.parametrize("variant", ["s", "a"])
+def test_no_noise_outside_the_term(net, variant):
+    """Test 3: after a round's steps the network predicts without noise, from its weights alone."""
+    round = round_of(net)
+    part, z = FeatureAugmentation(variant, warmup=1), torch.randn(6, 4)
+    part.begin(round)(batch_of(net, z, torch.arange(6) % 3))
+    part.end(round)
+    assert net.eval().head(z).equal(nn.functional.linear(z, net.head.weight, net.head.bias))
+
+
+def test_a_client_sends_as_much_as_with_fedavg(tmp_path):
+    """Test 4, with SFA-A and the round after its warm-up: the tensors that came go back, and nothing else."""
+    experiment = small_experiment(tmp_path, "sfa-a", train={"rounds": 2}, data={"fraction": 0.05})
+    _, grid = run_small(experiment)
+    trained = [pair for pair in grid.seen if pair[0].metadata.message_type == "train"]
+    received, sent = ([message.content.array_records for message in side] for side in zip(*trained))
+    assert len(sent) == 6
+    assert all(set(records) == {"arrays"} for records in sent)
+    for ours, plain in zip(sent, received):
+        assert [(name, array.shape) for name, array in ours["arrays"].items()] == [
+            (name, array.shape) for name, array in plain["arrays"].items()
+        ]
 
 
 def test_noise_has_the_right_moments(net):
@@ -85,6 +111,19 @@ def test_moments_give_the_covariance_of_each_class():
     assert merged["count"].tolist() == [kept["count"][0], 4, 1]  # seen classes are replaced, the others stay
 
 
+def test_a_batch_that_passes_twice_in_a_step_counts_once(net):
+    """The second pass of a sharpness-aware step has features by weights that are nobody's."""
+    part, round = FeatureAugmentation("a"), round_of(net)
+    round.optimizer, round.loss_of = torch.optim.SGD(net.parameters(), 0.1), part.begin(round)
+    step, batch = SharpnessAware().begin(round), batch_of(net, torch.ones(6, 4), torch.arange(6) % 3)
+    for _ in range(2):
+        step(batch)
+    part.end(round)
+    round.store.commit()
+    round.store.open_round(2)
+    assert round.store.get(MOMENTS)["count"].tolist() == [4, 4, 4]
+
+
 def test_sfa_a_draws_from_the_class(net):
     """b ~ N(0, nu Sigma_y) after the warm-up, kept on the client; b = 0 in the warm-up round."""
     torch.manual_seed(0)
@@ -107,3 +146,13 @@ def test_sfa_a_draws_from_the_class(net):
     noise = seen[0] - z
     assert noise.std(0).tolist() == pytest.approx([2.0, 0.0, 4.0, 0.0], abs=0.3)
     assert round.store.get(MOMENTS)["count"].tolist() == [200, 200, 200]
+
+
+def test_features_that_the_next_pass_writes_over_are_kept_as_they_were(net):
+    """A CUDA graph (train.compile = reduce-overhead) gives every step's features in the same memory."""
+    round, z = round_of(net), torch.ones(6, 4)
+    term = FeatureAugmentation("a").begin(round)
+    for value in (1.0, 3.0):
+        term(batch_of(net, z.fill_(value), torch.arange(6) % 3))
+    kept = round.scratch[MOMENTS].merged(None)
+    assert kept["sum"].tolist() == [[2 * 1.0 + 2 * 3.0] * 4] * 3

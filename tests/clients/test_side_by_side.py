@@ -6,11 +6,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from small_round import small_data
 from torch import nn
 
 from clients.base import DomainClient
 from clients.optimizers import make_optimizer
-from clients.side_by_side import reason_apart
+from clients.side_by_side import SideBySide, reason_apart
 from clients.stacked_net import Rows, StackedNet
 from clients.stacked_optimizer import StackedOptimizer
 from fedsim.arrays import record_to_arrays
@@ -131,6 +132,22 @@ def test_a_method_that_needs_its_own_steps_falls_back_by_name(tmp_path, caplog):
     ]
 
 
+def test_bf16_on_a_cpu_falls_back_by_name(tmp_path, caplog):
+    plan = small_plan("fedavg", tmp_path, [*SHORT, "train.precision=bf16"])
+    assert TogetherGrid(app, plan).reason.startswith("train.precision = bf16 does not reach the convolutions")
+    assert "clients train one after the other" in caplog.text
+
+
+def test_the_trial_is_in_the_precision_of_training():
+    def refused():
+        raise ValueError("bf16 is not for this network")
+
+    data = small_data(np.zeros((6, 1, 2, 2), np.uint8))
+    program = SideBySide(small_net(nn.BatchNorm1d(6)), {}, 2, CLASSIFIES)
+    assert program.trial(data) == ""
+    assert program.trial(data, refused) == "the network does not run as one program (bf16 is not for this network)"
+
+
 def test_a_network_that_branches_on_its_input_falls_back(tmp_path, caplog, monkeypatch):
     pooled = Net.pooled
     monkeypatch.setattr(Net, "pooled", lambda net, x: pooled(net, x if float(x.sum()) < 1e9 else -x))
@@ -159,6 +176,11 @@ def test_only_one_process_trains_side_by_side(tmp_path):
         small_plan("fedavg", tmp_path, [*SHORT, "run.runtime=ray"])
 
 
+def test_a_compiled_pass_is_refused_and_not_dropped(tmp_path):
+    with pytest.raises(UserError, match=r"^train\.compile .* train\.side_by_side; set one of them to its default$"):
+        small_plan("fedavg", tmp_path, [*SHORT, "train.compile=default"])
+
+
 # --- the stack ----------------------------------------------------------------------------------------------------
 
 
@@ -168,12 +190,15 @@ def test_only_one_process_trains_side_by_side(tmp_path):
      ("adamw", {"weight_decay": 0.1})],
 )  # fmt: skip
 def test_each_row_moves_as_by_its_own_optimizer(kind, options):
-    """Of three clients, the second takes every other step, and the third starts with buffers of earlier steps."""
+    """Of three clients, the second takes every other step, and the third starts with buffers of earlier steps.
+
+    In double precision, because 1 - 0.999^t has an error of 1e-5 where it is computed in single precision.
+    """
     torch.manual_seed(0)
     train = TrainSettings(optimizer=kind, lr=0.1, **options)
-    own = [nn.Linear(3, 2) for _ in range(3)]
+    own = [nn.Linear(3, 2).double() for _ in range(3)]
     optimizers = [make_optimizer(net, train, 0.1) for net in own]
-    own[2](torch.ones(1, 3)).sum().backward()
+    own[2](torch.ones(1, 3).double()).sum().backward()
     optimizers[2].step()
     optimizers[2].zero_grad()
     stacks = {name: torch.stack([net.get_parameter(name).detach() for net in own]) for name in ("weight", "bias")}
@@ -185,7 +210,7 @@ def test_each_row_moves_as_by_its_own_optimizer(kind, options):
         rows = Rows(chosen, torch.device("cpu"))
         leaves = {name: rows.of(stack).detach().requires_grad_() for name, stack in stacks.items()}
         for place, row in enumerate(chosen):
-            images = torch.randn(5, 3)
+            images = torch.randn(5, 3).double()
             own[row](images).square().sum().backward()
             for name, leaf in leaves.items():
                 leaf.grad = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
@@ -206,7 +231,7 @@ def test_each_row_moves_as_by_its_own_optimizer(kind, options):
 
 
 def small_net(*layers):
-    net = Net(nn.Sequential(nn.Flatten(), nn.Linear(4, 6), *layers), 6, 2)
+    net = Net(nn.Sequential(nn.Flatten(), nn.Linear(4, 6), *layers), 6, 3)
     net.train()
     return net
 

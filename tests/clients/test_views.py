@@ -16,7 +16,7 @@ from fedsim.settings import ModelSettings
 
 
 def test_divergence_numbers():
-    """B.5 test 2: (1,0), (0,1), (0,1) give .636514; equal predictions 0, disjoint ones log 3; frontier's T3."""
+    """(1,0), (0,1), (0,1) give .636514; equal predictions 0, disjoint ones log 3; three given ones .169901."""
     sure = 60.0
     one, two = torch.tensor([[sure, 0.0]]), torch.tensor([[0.0, sure]])
     assert js_divergence([one, two, two]).item() == pytest.approx(0.636514, abs=1e-6)
@@ -78,6 +78,17 @@ def test_neutral_settings_are_the_supervised_step(part):
 def test_no_change_has_no_divergence():
     """B.5 test 1: three equal views have JS = 0."""
     _, _, round = one_step(RandomConvolution("img_p", weight=3.0, p=1.0))
+    assert round.tallied()["js_loss"] == pytest.approx(0, abs=1e-7)
+
+
+def test_mix_with_alpha_0_is_the_image(monkeypatch):
+    """B.5 test 1 in the default variant: the loss is that of the supervised step."""
+    wanted, _, _ = one_step(SupervisedStep())
+    x = torch.rand(2, 3, 8, 8)
+    monkeypatch.setattr("clients.step.random_convolution.torch.rand", lambda *size, **options: torch.zeros(()))
+    assert RandomConvolution().view(x, torch.Generator()).equal(x)
+    loss, _, round = one_step(RandomConvolution())
+    assert loss.item() == pytest.approx(wanted.item(), rel=1e-6)
     assert round.tallied()["js_loss"] == pytest.approx(0, abs=1e-7)
 
 

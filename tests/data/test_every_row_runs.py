@@ -27,18 +27,18 @@ def image(path: Path, seed: int = 0, side: int = SIDE) -> None:
 def classes_tree(root: Path, name: str, each: int = 3) -> None:
     """domain/class/image."""
     row = BENCHMARKS[name]
-    for domain in TWO_DOMAINS.get(name, row.domains):
+    for place, domain in enumerate(TWO_DOMAINS.get(name, row.domains)):
         for label, class_ in enumerate(row.classes):
             for number in range(each):
-                image(root / domain / class_ / f"{number}.png", 7 * label + number)
+                image(root / domain / class_ / f"{number}.png", 10_000 * place + 7 * label + number)
 
 
 def digits_dg(root: Path) -> None:
-    for domain in BENCHMARKS["digits-dg"].domains:
+    for place, domain in enumerate(BENCHMARKS["digits-dg"].domains):
         for part, count in (("train", 2), ("val", 1)):
             for digit in range(10):
                 for number in range(count):
-                    image(root / domain / part / str(digit) / f"{number}.png", digit)
+                    image(root / domain / part / str(digit) / f"{number}.png", 10 * place + digit)
 
 
 def camelyon17(root: Path) -> None:

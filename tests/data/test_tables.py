@@ -56,6 +56,18 @@ def test_a_table_gives_domains_classes_and_images(table, suffix):
     assert len(indices) == 12
 
 
+@pytest.mark.parametrize("rows", [
+    "art/0.png,cat,art,\nart/1.png,dog,art,\n",
+    "art/0.png,cat,art\nart/1.png,dog,art,\n",
+    "photo,art/0.png,cat,art\n",  # a comma in the path
+])  # fmt: skip
+def test_a_row_with_more_fields_than_the_header_is_refused(tmp_path, rows):
+    """Its fields would be read as those of other columns."""
+    (tmp_path / "mine.csv").write_text("path,label,domain\n" + rows)
+    with pytest.raises(UserError, match=r"row 2 has more fields than the header, which has 3\)|line 3, saw 4"):
+        benchmark(DataSettings(dataset="table", root=str(tmp_path / "mine.csv")))
+
+
 def test_a_class_may_be_absent_in_a_domain(table):
     data = table()
     client = load_client(data, "7")

@@ -10,8 +10,9 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_private_key
 from flwr.proto.fleet_pb2 import PushMessagesRequest
+from support import read_audit
 
-from fedsim.deploy.audit import Audit, read_audit
+from fedsim.deploy.audit import Audit
 from fedsim.deploy.contacts import Contacts, read_contacts
 from fedsim.deploy.gate import Gate
 from fedsim.deploy.registry import Registry
@@ -92,7 +93,7 @@ class World:
         return said[0]["status"], said[-1]["body"]
 
     def audit(self, event="refused"):
-        lines = list(read_audit(self.kit / "state" / "audit.jsonl"))
+        lines = read_audit(self.kit / "state" / "audit.jsonl")
         return [line for line in lines if line["event"] == event]
 
 

@@ -6,9 +6,9 @@ from dataclasses import asdict
 
 import pytest
 from rich.console import Console
-from support import run_small, small_experiment
+from support import read_audit, run_small, small_experiment
 
-from fedsim.deploy.audit import AUDIT, Audit, read_audit
+from fedsim.deploy.audit import AUDIT, Audit
 from fedsim.deploy.certificates import write_site_key
 from fedsim.deploy.check import Finding, add_contact
 from fedsim.deploy.contacts import CONTACTS, Contact, Contacts
@@ -76,7 +76,7 @@ def test_a_run_leaves_a_line_per_reply(federation, tmp_path):
     kit = federation.kit("server")
     Audit(kit / AUDIT).write("admitted", site="alpha")
     run_small(small_experiment(tmp_path), Progress(str(kit / "federation.toml")))
-    lines = list(read_audit(kit / AUDIT))
+    lines = read_audit(kit / AUDIT)
     replies = [line for line in lines if line["event"] == "reply" and line["round"] == 1]
     assert [line["event"] for line in lines[:2]] == ["admitted", "run"]
     assert {line["client"] for line in replies} == {"rot0", "rot15", "rot30"}
@@ -90,7 +90,7 @@ def test_refusals_do_not_fill_the_disk(tmp_path):
     for number in range(500):
         audit.refuse("", f"10.0.{number // 250}.{number % 250}", "this key is not registered")
         audit.refuse("", "10.9.9.9", "this key is not registered")
-    assert len(list(read_audit(tmp_path / "audit.jsonl"))) == 60
+    assert len(read_audit(tmp_path / "audit.jsonl")) == 60
 
 
 def test_keys_are_identities(federation):

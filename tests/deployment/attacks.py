@@ -29,9 +29,10 @@ from fault_rows import (
 )
 from lanes import need
 from proxied import PORT, SITES, Federation, Watch
+from support import read_audit
 from test_namespaces import SERVER
 
-from fedsim.deploy.audit import AUDIT, read_audit
+from fedsim.deploy.audit import AUDIT
 from fedsim.deploy.control import registered_nodes
 
 FRESH_SECONDS = 25.0

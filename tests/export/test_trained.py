@@ -16,6 +16,8 @@ from typer.testing import CliRunner
 import fedsim
 from fedsim.cli import app
 from fedsim.commands.runs import headline
+from fedsim.data import benchmark
+from fedsim.data.reader import reader
 from fedsim.errors import UserError
 from fedsim.export.card import card
 from fedsim.export.files import WRITERS, export
@@ -23,6 +25,7 @@ from fedsim.export.judge import evaluate, evaluate_arrays, labelled_images, pred
 from fedsim.run.checkpoint import write_arrays
 from fedsim.run.plan import resolve
 from fedsim.run.workspace import close_workspaces
+from fedsim.settings import DataSettings
 
 METHODS = {
     "fedavg": {},
@@ -213,6 +216,25 @@ def test_bad_input_is_one_line(runs, make, message):
     with pytest.raises(UserError, match=message) as raised:
         make(runs("fedavg"))
     assert "\n" not in str(raised.value)
+
+
+def test_evaluation_lists_the_images_that_training_reads(tmp_path, runs, pictures):
+    """Thumbnails and hidden files are no images; a linked folder is a part of its class."""
+    own, root = pictures / "scan", tmp_path / "away"
+    model = fedsim.load(runs("fedavg"))
+    first = sorted(path.parent.name for path in own.rglob("*.png"))[0]
+    for place in ("@eaDir/0.png", "__MACOSX/1.png", "._a.png", ".hidden/2.png"):
+        (own / first / place).parent.mkdir(exist_ok=True)
+        (own / first / place).write_bytes(b"a thumbnail or a resource fork")
+    root.mkdir()
+    Image.new("L", (28, 28)).save(root / "linked.png")
+    (own / first / "more").symlink_to(root)
+    data = DataSettings(dataset="folder", root=str(pictures), domains=["scan"], classes=list(model.classes))
+    listing = reader(data, benchmark(data)).listing("scan")
+    [found] = labelled_images(pictures, model.classes)
+    assert [str(file.relative_to(own)) for file in found.files] == list(listing.files)
+    assert len(found.files) == 13
+    assert evaluate(model, [found])[0]["images"].tolist() == [13]
 
 
 def test_unknown_class_folder_is_named(tmp_path):

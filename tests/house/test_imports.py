@@ -1,4 +1,4 @@
-"""Modules import only modules of their own floor or of lower floors, without circles, even inside functions."""
+"""Modules import only modules of their own level or of lower levels, without cycles, even inside functions."""
 
 import ast
 import sys
@@ -8,11 +8,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 
-# The floors from the command line down; a module may import modules of its own floor (without circles) and of all
-# floors below it. The longest prefix of a module's name decides its floor.
-FLOORS = (
+# The levels from the command line down; a module may import modules of its own level (without cycles) and of all
+# levels below it. The longest prefix of a module's name decides its level.
+LEVELS = (
     ("fedsim.cli", "fedsim.__main__"),
-    ("fedsim.commands", "fedsim.deploy.cli", "fedsim.traffic_table"),
+    ("fedsim.commands", "fedsim.deploy.cli"),
     ("fedsim.sweep", "fedsim.contract"),
     ("fedsim.runtime", "fedsim.deploy"),
     ("fedsim.server_app", "fedsim.client_app", "fedsim.export", "fedsim.results.pictures", "fedsim.results.features"),
@@ -84,10 +84,10 @@ def under(name: str, prefix: str) -> bool:
     return name == prefix or name.startswith(f"{prefix}.")
 
 
-def floor(name: str) -> int:
-    """Number of a module's floor, counted from the command line."""
-    homes = [(len(prefix), number) for number, floor in enumerate(FLOORS) for prefix in floor if under(name, prefix)]
-    assert homes, f"{name} has no floor: say in FLOORS where it lives"
+def level(name: str) -> int:
+    """Number of a module's level, counted from the command line."""
+    homes = [(len(prefix), number) for number, level in enumerate(LEVELS) for prefix in level if under(name, prefix)]
+    assert homes, f"{name} is in no level; add it to LEVELS"
     return max(homes)[1]
 
 
@@ -98,12 +98,12 @@ def test_imports_run_from_the_command_line_down_to_the_settings():
         for name, file in known.items()
         if name not in ("fedsim", "clients", "strategies")
         for other in imported(file, known)
-        if other in known and other not in ("fedsim", "clients", "strategies") and floor(other) < floor(name)
+        if other in known and other not in ("fedsim", "clients", "strategies") and level(other) < level(name)
     ]
     assert upwards == []
 
 
-def test_no_imports_go_round_in_a_circle():
+def test_imports_have_no_cycle():
     known = modules(ROOT)
     graph = {name: {other for other in imported(file, known) if other in known} for name, file in known.items()}
     try:

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from fedsim.models import Net, build_model
+from fedsim.models.norms import MixIG
 from fedsim.settings import ModelSettings
 
 
@@ -39,3 +40,20 @@ def images():
     generator = torch.Generator().manual_seed(2)
     scale, shift = torch.rand(2, 6, 4, 1, 1, generator=generator)
     return torch.randn(6, 4, 5, 3, generator=generator) * (scale + 0.2) + 3 * shift
+
+
+@pytest.fixture(params=[None, MixIG()], ids=["bn", "mixig"])
+def net(build, request):
+    """A digits CNN whose statistics and affine parameters are not the initial ones."""
+    net = build("digits-cnn-bn", request.param, channels=1, size=28).train()
+    for module in net.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.weight.data.uniform_(0.5, 1.5)
+            module.bias.data.uniform_(-0.5, 0.5)
+    net(torch.rand(32, 1, 28, 28) * 2)
+    return net
+
+
+@pytest.fixture
+def digits():
+    return torch.rand(7, 1, 28, 28) * torch.rand(7, 1, 1, 1)

@@ -7,7 +7,7 @@ import torch
 from support import small_experiment
 from torch import nn
 
-from clients.base import freeze
+from clients.networks import freeze
 from fedsim.errors import UserError
 from fedsim.models import build_model
 from fedsim.models.inserts.adapters import Adapter, Adapters, MapDropout
@@ -24,7 +24,7 @@ def network(backbone="resnet18", classes=7, part=None, size=32):
 
 
 def test_adapter_with_zero_weights_is_the_identity():
-    """T5: this holds bit for bit; an initial adapter changes a normalized input by at most O(1e-3)."""
+    """This holds bit for bit; an initial adapter changes a normalized input by at most O(1e-3)."""
     torch.manual_seed(0)
     adapter, x = Adapter(64, 0.3, 1e-4), torch.randn(8, 64, 4, 4)
     moved = (adapter(x) - x).abs().max().item()
@@ -66,7 +66,7 @@ def test_trained_parameters_of_resnet18(classes, count):
 
 
 def test_frozen_backbone_does_not_move():
-    """T6: a training step does not change weights and statistics of the backbone, including its shortcuts."""
+    """A training step does not change weights and statistics of the backbone, including its shortcuts."""
     net = network()
     still = freeze(net, dict.fromkeys(net.frozen, "frozen") | dict.fromkeys(net.state_dict().keys() - net.frozen, ""))
     before = {name: value.clone() for name, value in net.state_dict().items()}

@@ -10,10 +10,8 @@ from torch import nn
 from fedsim.assembly import build_recipe
 from fedsim.errors import UserError
 from fedsim.experiment import Experiment
-from fedsim.kinds import tensor_kinds
 from fedsim.models.infer import (
     IABN,
-    EnsembleOfLocalBN,
     EvalMode,
     FixedAlpha,
     MixNorm,
@@ -24,13 +22,9 @@ from fedsim.models.infer import (
     accuracy_and_loss,
 )
 from fedsim.models.infer.alpha import mix_by
-from fedsim.models.infer.ensemble import mean_probabilities
 from fedsim.models.infer.iabn import instance_aware
 from fedsim.models.infer.statistics import RuledNorm
-from fedsim.models.norms import MixIG
 from fedsim.registry import parts_by_slot
-from strategies.banks.own_batch_norm import OwnBatchNorm
-from strategies.parts import ServerRound, Update
 
 RULES = tuple(parts_by_slot()["infer"].values())
 
@@ -38,23 +32,6 @@ RULES = tuple(parts_by_slot()["infer"].values())
 @pytest.fixture(autouse=True)
 def _one_thread():
     torch.set_num_threads(1)
-
-
-@pytest.fixture(params=[None, MixIG()], ids=["bn", "mixig"])
-def net(build, request):
-    """A digits CNN whose statistics and affine parameters are not the initial ones."""
-    net = build("digits-cnn-bn", request.param, channels=1, size=28).train()
-    for module in net.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            module.weight.data.uniform_(0.5, 1.5)
-            module.bias.data.uniform_(-0.5, 0.5)
-    net(torch.rand(32, 1, 28, 28) * 2)
-    return net
-
-
-@pytest.fixture
-def digits():
-    return torch.rand(7, 1, 28, 28) * torch.rand(7, 1, 1, 1)
 
 
 def predictions(rule, net, images, **more):
@@ -119,39 +96,7 @@ def test_only_rules_that_look_at_the_target_are_transductive():
     assert {rule.__name__ for rule in RULES if rule.on_sources} == {"ZeroShotAdapter", "SampledRepresentation"}
 
 
-# ---------------------------------------------------------------------------------------------------------- D.2, D.3
-
-
-def test_ensemble_averages_probabilities_not_logits():
-    sets = [torch.tensor([[0.9, 0.1]]).log(), torch.tensor([[0.3, 0.7]]).log()]
-    torch.testing.assert_close(mean_probabilities(sets).exp(), torch.tensor([[0.6, 0.4]]))
-    averaged_logits = torch.stack(sets).mean(0).softmax(1)
-    assert averaged_logits[0, 0].item() == pytest.approx(0.662614, abs=1e-6)
-
-
-def own_set(net, state, places):
-    """The tensors of one client that the server keeps under a share rule."""
-    server = ServerRound(1, 3, ["a"], {}, places=places, kinds=tensor_kinds(net))
-    return OwnBatchNorm().gather(Update("a", 1, state), server)
-
-
-def test_ensemble_of_sets(net, digits):
-    rule = EnsembleOfLocalBN()
-    state = {name: value.numpy() for name, value in net.state_dict().items()}
-    names = list(own_set(net, state, dict.fromkeys(state, "shared")))
-    assert len(names) == 4  # statistics of two layers
-    places = {name: "upload" if "norm" in name else "shared" for name in state}
-    assert len(own_set(net, state, places)) == 8  # affine and statistics, no counters
-    plain = predictions(EvalMode(), net, digits).log_softmax(1)
-    own = {name: net.state_dict()[name].clone() for name in names}
-    other = {name: value * 2 + 0.1 for name, value in own.items()}
-    torch.testing.assert_close(predictions(rule, net, digits, uploads=[own, own, own]), plain)
-    mixed = predictions(rule, net, digits, uploads=[own, other])
-    torch.testing.assert_close(predictions(rule, net, digits, uploads=[other, own]), mixed)
-    alone = predictions(rule, net, digits, uploads=[other])
-    torch.testing.assert_close(mixed.exp(), (plain.exp() + alone.exp()) / 2)
-    assert not torch.allclose(mixed, plain, atol=1e-3)
-    torch.testing.assert_close(predictions(rule, net, digits, uploads=[]).log_softmax(1), plain)
+# -------------------------------------------------------------------------------------------------------------- TsmoBN
 
 
 def tracked_means(rule, values, bn):
@@ -181,7 +126,7 @@ def test_tsmobn_starts_anew_in_every_evaluation(net):
         assert not torch.equal(predict(images), predict(images))  # within one evaluation it goes on tracking
 
 
-# ---------------------------------------------------------------------------------------------------------- D.4, D.5
+# ---------------------------------------------------------------------------------------------------- IABN and MixNorm
 
 
 def test_iabn_numbers():
@@ -235,7 +180,7 @@ def test_mixnorm_views():
     assert torch.equal(MixNorm(views=5).make_views(images[1:2]).view(5, 2, 20, 30), views[:, 1])
 
 
-# --------------------------------------------------------------------------------------------------------------- D.6
+# ------------------------------------------------------------------------------------------------------------ alpha
 
 
 def test_alpha_mixes_standard_deviations():

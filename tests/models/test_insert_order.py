@@ -1,8 +1,9 @@
 """Inserts of two rows are applied in one order, however the rows are named."""
 
+import numpy as np
 import pytest
 import torch
-from support import run_small, small_experiment
+from support import numbers, run_small, small_experiment
 
 from fedsim.assembly import build_recipe
 from fedsim.errors import UserError
@@ -41,7 +42,8 @@ def test_the_order_of_names_does_not_change_the_network(tmp_path, row):
 
 @pytest.mark.parametrize("pair", ["selfreg+moon", "jigen+moon"])
 def test_what_stands_beside_the_head_fits_the_features_of_the_other_row(tmp_path, pair):
-    run_small(small_experiment(tmp_path, pair, train={"rounds": 1}))
+    folder, _ = run_small(small_experiment(tmp_path, pair, train={"rounds": 1}))
+    assert np.isfinite(numbers(folder / "rounds.csv")["train_loss"].iloc[-1])
 
 
 @pytest.mark.parametrize("pair", ["feddrop+fada", "feddrop+jigen", "feddrop+selfreg"])

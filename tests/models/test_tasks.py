@@ -1,4 +1,4 @@
-"""Dice, surface distances and the U-Net on numbers worked out by hand (banks section 2.9, T8)."""
+"""Dice, surface distances and the U-Net on numbers worked out by hand."""
 
 import math
 
@@ -20,7 +20,7 @@ def maps(*values):
 
 
 def test_soft_dice_is_over_the_whole_batch():
-    """T8 of the specification."""
+    """All pixels of the batch are summed before the quotient; an empty mask and an empty prediction have loss 0."""
     assert soft_dice_loss(maps([0.8, 0.2]), maps([1, 0])).item() == pytest.approx(0.2, abs=1e-5)
     s, y = maps([0.8, 0.2], [0.6, 0.4]), maps([1, 0], [0, 1])
     assert soft_dice_loss(s, y).item() == pytest.approx(0.4, abs=1e-5)

@@ -9,8 +9,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from clients.parts import LocalRound, StepFunction, Term
-from fedsim.data.benchmarks import Benchmark
 from fedsim.data.reader import Reader, content_hash
+from fedsim.data.row import Benchmark
 from fedsim.models.backbones import Backbone
 from fedsim.models.layout import Layout
 from fedsim.recipe import Recipe

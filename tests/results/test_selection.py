@@ -8,7 +8,8 @@ import pytest
 
 from fedsim.errors import UserError
 from fedsim.results import select, summary_row
-from fedsim.results.selection import RULES, mean_validation_accuracy
+from fedsim.results.selection import RULES
+from fedsim.run.session import mean
 
 from .invented import pacs_experiment
 
@@ -63,39 +64,6 @@ def test_unknown_rule_and_missing_column():
         select(rounds_table([0.1]))
 
 
-def protocol_example():
-    accuracies = {1: (0.9, 0.8, 0.7), 2: (0.7, 0.7, 0.75)}
-    return pd.DataFrame(
-        [
-            {"round": round_, "domain": domain, "validation_accuracy": accuracy, "validation_examples": size}
-            for round_, row in accuracies.items()
-            for domain, accuracy, size in zip("abc", row, (100, 100, 800))
-        ]
-    )
-
-
-def test_weighted_and_unweighted_means_choose_different_rounds():
-    clients = protocol_example()
-    unweighted, weighted = mean_validation_accuracy(clients), mean_validation_accuracy(clients, weighted=True)
-    assert unweighted.to_list() == pytest.approx([0.80, 0.7166667])
-    assert weighted.to_list() == pytest.approx([0.73, 0.74])
-    for means, chosen in ((unweighted, 1), (weighted, 2)):
-        table = means.rename("mean_validation_accuracy").reset_index()
-        assert select(table)["round"] == chosen
-
-
-def test_clients_of_one_domain_are_pooled():
-    clients = pd.DataFrame(
-        {
-            "round": 1,
-            "domain": ["a", "a", "b"],
-            "validation_accuracy": [1.0, 0.0, 0.5],
-            "validation_examples": [30, 10, 5],
-        }
-    )
-    assert mean_validation_accuracy(clients)[1] == pytest.approx((0.75 + 0.5) / 2)
-
-
 def test_summary_of_a_diverged_run_has_empty_cells():
     row = summary_row(pacs_experiment(), rounds_table([0.1, math.nan], [0.1, math.nan]))
     assert row["best_validation_round"] is None
@@ -126,3 +94,10 @@ def test_a_tie_in_exact_arithmetic_is_a_tie():
     assert select(rounds_table([0.1, np.nextafter(half, 0), half, np.nextafter(half, 1)]))["round"] == 1
     assert select(rounds_table([0.1, 0.5, 0.5 + 1e-8]))["round"] == 2
     assert summary_row(pacs_experiment(), rounds_table([0.1, first, later]))["best_validation_round"] == 1
+
+
+def test_every_client_counts_the_same_in_the_mean_validation():
+    """Clients of one domain are not pooled, and their numbers of validation examples do not count."""
+    accuracies = {"photo/0": (1.0, 30), "photo/1": (0.0, 10), "sketch": (0.5, 5), "cartoon": (None, 5)}
+    rows = [{"client": name, "validation_accuracy": a, "examples": n} for name, (a, n) in accuracies.items()]
+    assert mean(rows, "validation_accuracy") == pytest.approx((1 + 0 + 0.5) / 3)

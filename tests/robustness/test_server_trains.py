@@ -9,10 +9,12 @@ import torch
 from support import Interrupt, numbers, run_small, small_experiment
 
 from clients.parts import Term
+from clients.reports.gradient_count import GradientCount
 from fedsim import methods
 from fedsim.arrays import load_arrays, record_to_arrays
 from fedsim.recipe import Recipe
 from fedsim.run.workspace import close_workspaces
+from strategies.banks.global_direction import GlobalDirection
 from strategies.parts import Broadcast, Refine
 
 
@@ -92,15 +94,20 @@ def test_a_server_that_trains_is_resumed_exactly_and_broadcasts_its_moves(traine
 
 
 def test_a_broadcast_is_there_in_the_prelude_and_made_again_after_it(tmp_path, monkeypatch):
-    """Before round 1 the model has not changed; round 1 receives the change that the prelude has made."""
-    row = replace(methods.METHODS["csac"], banks=(LastMove(),), terms=(Reading(),))
+    """Before round 1 the model has not changed; round 1 receives the change that the prelude has made.
+
+    FedCM's D is a mean gradient of a round, and a prelude is none.
+    """
+    banks = (LastMove(), GlobalDirection())
+    row = replace(methods.METHODS["csac"], banks=banks, terms=(Reading(),), reports=(GradientCount(),))
     monkeypatch.setitem(methods.METHODS, "prelude", row)
     noted.clear()
     _, grid = run_small(small_experiment(tmp_path, "prelude", train={"rounds": 1}))
     sent = {
-        message.content.config_records["config"]["phase"]: record_to_arrays(message.content.array_records["move"])
+        message.content.config_records["config"]["phase"]: message.content.array_records
         for message, _ in grid.seen
         if message.metadata.message_type == "train"
     }
-    assert not sent["acquire"]["bias"].any()
-    assert sent["train"]["bias"].any()
+    assert not record_to_arrays(sent["acquire"]["move"])["bias"].any()
+    assert record_to_arrays(sent["train"]["move"])["bias"].any()
+    assert len(sent["acquire"]["momentum"]) == len(sent["train"]["momentum"]) == 0

@@ -36,7 +36,9 @@ def test_a_setting_without_effect_is_refused(settings, said):
 
 @pytest.mark.parametrize("settings", WITH)
 def test_the_same_setting_with_an_effect_is_accepted(settings):
-    resolve(Experiment(**settings))
+    experiment = Experiment(**settings)
+    kept = resolve(experiment).experiment
+    assert (kept.data, kept.model) == (experiment.data, experiment.model)
 
 
 def test_what_a_sweep_over_the_other_setting_has_is_said():

@@ -6,7 +6,7 @@ import pytest
 from image_trees import write_tree
 from support import run_small, small_experiment
 
-from fedsim.data.benchmarks import BENCHMARKS
+from fedsim.data.catalog import BENCHMARKS
 from fedsim.run.remarks import data_remarks
 
 

@@ -24,7 +24,7 @@ def test_bytes_are_those_of_clients_csv(method, tmp_path):
 
 
 def test_perada_on_resnet18():
-    """7.4 of its specification: 1,411,719 parameters and 15,488 statistics, and a counter for each of 33 norms."""
+    """Adapters, norms and head: 1,411,719 parameters, 15,488 statistics, and a counter for each of 33 norms."""
     words = {"backbone": "resnet18"}
     changes = {"classes": [], "dataset": "pacs", "domains": [], "image_size": 64}
     experiment = small_experiment("unused", "perada", model=words, data=changes, run={"target": "sketch"})

@@ -1,5 +1,7 @@
 """The inline runtime in forked processes: the numbers of one process, also when one dies; forked to save time."""
 
+import errno
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -23,6 +25,8 @@ from fedsim.server_app import serve
 @pytest.fixture(autouse=True)
 def one_thread():
     """Processes are forked while this one computes with one thread, as in a run."""
+    if torch.accelerator.device_count():
+        pytest.skip("autograd does not survive a fork where there is an accelerator")
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -109,10 +113,13 @@ def decided(monkeypatch, tmp_path, row, cores=4, **run):
     plan = resolve(small_experiment(tmp_path, train={"rounds": 11}, run={"output": str(tmp_path), **run}))
     said = []
     grid = ForkedGrid(app, plan, len(plan.clients), said.append)
-    grid.on_round({"round": 0, "steps": 0, "train_seconds": 0}, [])
-    grid.on_round({"round": 1, "steps": 12, **row}, [])
-    grid.on_round({"round": 2, "steps": 12, "train_seconds": 1000.0}, [])
-    return said, len(grid.pids())
+    try:
+        grid.on_round({"round": 0, "steps": 0, "train_seconds": 0}, [])
+        grid.on_round({"round": 1, "steps": 12, **row}, [])
+        grid.on_round({"round": 2, "steps": 12, "train_seconds": 1000.0}, [])
+        return said, len(grid.pids())
+    finally:
+        grid.close()
 
 
 def test_processes_are_forked_when_that_saves_time(monkeypatch, tmp_path):
@@ -124,6 +131,39 @@ def test_processes_are_forked_when_that_saves_time(monkeypatch, tmp_path):
     assert decided(monkeypatch, tmp_path, {"train_seconds": 9.0}, cores=1) == ([], 0)
     assert decided(monkeypatch, tmp_path, {"train_seconds": 9.0}, processes=1) == ([], 0)
     assert decided(monkeypatch, tmp_path, {"train_seconds": 9.0}, threads=2) == ([], 0)
+
+
+ONE = "clients go on in one process: "
+
+
+def test_a_machine_that_does_not_let_them_fork_is_named(monkeypatch, tmp_path):
+    """With an accelerator, also for a run on the CPU: autograd's threads for it do not survive a fork."""
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.accelerator, "device_count", lambda: 1)
+        assert decided(patch, tmp_path, {"train_seconds": 0.29}) == ([], 0)
+        (said,), count = decided(patch, tmp_path, {"train_seconds": 9.0})
+        assert said.startswith(f"{ONE}this machine has an accelerator")
+        assert count == 0
+        with pytest.raises(UserError, match=r"run\.processes = 2: this machine has an accelerator"):
+            launch(run_in(2, tmp_path))
+    with monkeypatch.context() as patch:
+        patch.setattr(multiprocessing.current_process(), "_config", {"daemon": True})
+        (said,), count = decided(patch, tmp_path, {"train_seconds": 9.0})
+        assert said.startswith(f"{ONE}this process is a daemon")
+        assert count == 0
+
+
+def test_a_run_whose_processes_cannot_be_forked_goes_on_in_one(monkeypatch, tmp_path, caplog):
+    def refused():
+        raise BlockingIOError(errno.EAGAIN, "no more processes")
+
+    monkeypatch.setattr(fedsim.runtime.forked, "LEAST_SAVED", 0.0)
+    monkeypatch.setattr(fedsim.runtime.forked, "free_cores", lambda: 2)
+    monkeypatch.setattr(os, "fork", refused)
+    caplog.set_level("INFO")
+    one, tried = launch(run_in(1, tmp_path)), launch(run_in(0, tmp_path))
+    same_records(one, tried)
+    assert f"{ONE}another could not be forked ([Errno 11] no more processes)" in caplog.text
 
 
 def test_what_cannot_be_forked_is_refused(tmp_path):

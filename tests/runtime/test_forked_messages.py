@@ -1,5 +1,8 @@
 """What forked processes get and send: noise of their own, and the model as it is when a message is sent."""
 
+import errno
+import os
+
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
@@ -57,6 +60,18 @@ def test_processes_of_one_parent_have_noise_of_their_own(two_processes):
 def echo(message, context):
     """A client that sends back what it got."""
     return Message(RecordDict({"arrays": message.content["arrays"]}), reply_to=message)
+
+
+def test_a_fork_that_fails_is_reported_and_leaves_nothing_behind(two_processes, monkeypatch):
+    def refused():
+        raise BlockingIOError(errno.EAGAIN, "no more processes")
+
+    monkeypatch.setattr(os, "fork", refused)
+    process, _ = two_processes(echo)
+    with pytest.raises(BlockingIOError, match="no more processes"):
+        answer(process, state_to_record({"w": np.zeros(3, np.float32)}))
+    process.end()
+    assert (process.pid, process.pipe, len(process.waiting)) == (0, None, 0)
 
 
 def test_a_model_that_was_put_back_is_sent_again(two_processes):

@@ -19,7 +19,7 @@ def contribution(counts, *rows):
 
 
 def test_rows_are_averaged_by_counts():
-    """T7: {y0: 10}, {y0: 30, y1: 5} with rows 1 and 3 -> 2.5; y1 is the second client's; y2 stays."""
+    """{y0: 10}, {y0: 30, y1: 5} with rows 1 and 3 -> 2.5; y1 is the second client's; y2 stays."""
     entries = {"a": contribution([10, 0, 0], 1), "b": contribution([30, 5, 0], 3, 7)}
     old = {SERVER: {"r_mu": np.full((3, 1), 4, np.float32), "r_rho": np.full((3, 1), 5, np.float32)}}
     new = BANK.merge(old, entries, SERVER_ROUND)[SERVER]

@@ -19,8 +19,8 @@ from strategies.fuse.gradient_matching import GradientMatching, gram
 from strategies.fuse.weighted_mean import WeightedMean
 from strategies.refine.dynamic_correction import DynamicCorrection
 
-T1, T2 = ((1, 0), (0, 1)), ((2, 0), (-1, 1))
-T4 = ((1, 0, 0), (0, 1, 0), (-1, -1, 1))
+ORTHOGONAL, CONFLICTING = ((1, 0), (0, 1)), ((2, 0), (-1, 1))
+THREE = ((1, 0, 0), (0, 1, 0), (-1, -1, 1))
 
 
 def matched(deltas, **settings):
@@ -35,51 +35,54 @@ def close(found, expected, atol=1.5e-6):
 
 
 def test_matching_of_orthogonal_moves():
-    """T1 of the specification."""
-    gamma, _, g = matched(T1)
+    """Orthogonal moves count alike; the direction is 1.2 times as long as their mean, 1.5 times without rescaling."""
+    gamma, _, g = matched(ORTHOGONAL)
     close(gamma, (0.5, 0.5))
     close(g, (0.599972, 0.599972))
-    close(matched(T1, solver="exact")[2], (0.6, 0.6))
-    close(matched(T1, solver="exact", rescale=False)[2], (0.75, 0.75))
+    close(matched(ORTHOGONAL, solver="exact")[2], (0.6, 0.6))
+    close(matched(ORTHOGONAL, solver="exact", rescale=False)[2], (0.75, 0.75))
 
 
 def test_matching_of_conflicting_moves():
-    """T2: there is no conflict any more; T4: the smallest inner product rises from 0 to .085."""
-    gamma, a, g = matched(T2)
+    """Of two moves there is no conflict any more; of three the smallest inner product rises from 0 to .085."""
+    gamma, a, g = matched(CONFLICTING)
     close(gamma, (0.000064, 0.999936))
     close(a, (0.400013, 0.600032))
     close(g, (0.199993, 0.600032))
-    close([g @ delta for delta in np.array(T2)], (0.399987, 0.400039))
-    gamma, _, g = matched(T2, solver="exact")
+    close([g @ delta for delta in np.array(CONFLICTING)], (0.399987, 0.400039))
+    gamma, _, g = matched(CONFLICTING, solver="exact")
     close(gamma, (0, 1), 1e-5)
     close(g, (0.2, 0.6), 1e-5)
-    close(matched(T2, solver="exact", rescale=False)[2], (0.25, 0.75), 1e-5)
-    gamma, _, g = matched(T4)
+    close(matched(CONFLICTING, solver="exact", rescale=False)[2], (0.25, 0.75), 1e-5)
+    gamma, _, g = matched(THREE)
     close(gamma, (0.483622, 0.483622, 0.032757))
     close(g, (0.094186, 0.094186, 0.273510))
-    gamma, _, g = matched(T4, solver="exact")
+    gamma, _, g = matched(THREE, solver="exact")
     close(gamma, (0.468609, 0.468609, 0.062782), 2e-4)
     close(g, (0.093722, 0.093722, 0.281165), 2e-4)
-    assert min(np.array(T4) @ matched(T4)[2]) == pytest.approx(0.085, abs=5e-4)
+    assert min(np.array(THREE) @ matched(THREE)[2]) == pytest.approx(0.085, abs=5e-4)
 
 
 def test_matching_of_equal_moves_and_of_no_ball():
-    """T3 and T5: c = 0 gives the mean."""
+    """Equal moves have equal shares; c = 0 gives the mean."""
     gamma, _, g = matched([(1, 2)] * 3)
     close(gamma, (1 / 3,) * 3)
     close(g, (1.19996, 2.39992), 6e-6)
     close(matched([(1, 2)] * 3, solver="exact")[2], (1.2, 2.4), 1e-6)
-    close(matched(T2, c=0.0)[2], (0.5, 0.5))
+    close(matched(CONFLICTING, c=0.0)[2], (0.5, 0.5))
 
 
 def test_matching_keeps_order_and_scale():
-    """T6, T7 and T10 of the specification."""
-    gamma, _, _ = matched(T4)
-    turned, _, _ = matched([T4[2], T4[0], T4[1]])
+    """Moves in another order have their shares in that order, longer ones a longer direction; the exact solver's value
+    of the objective is the lowest."""
+    gamma, _, _ = matched(THREE)
+    turned, _, _ = matched([THREE[2], THREE[0], THREE[1]])
     close(turned, gamma[[2, 0, 1]], 1e-12)
-    g, scaled = (matched([np.multiply(factor, delta) for delta in T2], relative_eps=True)[2] for factor in (1, 7))
+    g, scaled = (
+        matched([np.multiply(factor, delta) for delta in CONFLICTING], relative_eps=True)[2] for factor in (1, 7)
+    )
     close(scaled, 7 * g, 1e-12)
-    gamma, a, _ = matched([np.multiply(0.01, delta) for delta in T2])
+    gamma, a, _ = matched([np.multiply(0.01, delta) for delta in CONFLICTING])
     close(gamma, (0.000788, 0.999212))
     close(a, (0.400158, 0.600189))
     for seed in range(20):
@@ -95,8 +98,8 @@ def test_matching_keeps_order_and_scale():
 
 
 def test_matching_moves_parameters_and_averages_buffers(caplog):
-    """T8, T9: buffers are FedAvg's, or unchanged with `official`; one client gives FedAvg; short moves warn once."""
-    updates, server = replies(*T2, start=1.0)
+    """Buffers are FedAvg's, or unchanged with `official`; one client gives FedAvg; short moves warn once."""
+    updates, server = replies(*CONFLICTING, start=1.0)
     weights = {"a": 0.25, "b": 0.75}
     fused = GradientMatching().fuse(updates, weights, server)
     close(fused["w"], (1.199993, 1.600032))
@@ -153,12 +156,13 @@ def test_matching_refuses_weights_that_would_not_act():
     ],
 )
 def test_alignment_weights_of_the_specification(vectors, settings, expected):
-    """5.9 T1 to T4 of the specification, and gamma = 1."""
+    """Softmax of the summed alignments: three moves, with gamma > 0, an opposite one, unequal lengths, no length;
+    gamma = 1 gives equal weights."""
     close(alignment_weights(np.array(vectors, float), *settings), expected, 1e-6)
 
 
 def test_alignment_weights_are_shares_of_whoever_comes():
-    """T8 of the specification."""
+    """Five weights are positive with sum 1; they follow the order of the moves and not their common length."""
     vectors = np.random.default_rng(0).normal(size=(5, 30))
     weights = alignment_weights(vectors, 3, 0.0)
     assert weights.sum() == pytest.approx(1.0)
@@ -168,7 +172,7 @@ def test_alignment_weights_are_shares_of_whoever_comes():
 
 
 def test_aligned_model_and_its_buffers():
-    """T2's vectors give w = (.5, .5, 0) for the models 11, 11 and 9; the buffer is weighted by p."""
+    """Equal moves and an opposite one give w = (.5, .5, 0) for the models 11, 11 and 9; the buffer is weighted by p."""
     updates, server = replies((1, 0), (1, 0), (-1, 0), start=10.0)
     fused = AlignedWeights().fuse(updates, {"a": 0.5, "b": 0.25, "c": 0.25}, server)
     close(fused["w"], (11, 10), 1e-5)
@@ -176,7 +180,7 @@ def test_aligned_model_and_its_buffers():
 
 
 def test_dynamic_correction_counts_all_clients():
-    """T5, the server in the first two rounds: theta is 2, then 2.9; with one of two replies H changes half as much."""
+    """The server in the first two rounds: theta is 2, then 2.9; with one of two replies H changes half as much."""
     updates, server = replies((0.5,), (1.5,))
     fused = WeightedMean().fuse(updates, uniform(updates), server)
     assert DynamicCorrection().refine(fused, server)["w"].item() == 2.0
@@ -199,26 +203,42 @@ def test_dynamic_correction_needs_the_mean(pair):
         find_recipe(pair)
 
 
+@pytest.mark.parametrize("pair", ["fedig-a+feddyn", "feddyn+fedig-a"])
+def test_dynamic_correction_refuses_adapters(pair):
+    """A step of their own trains the adapters, in which no client pulls them back; FedIG without adapters is fine."""
+    with pytest.raises(UserError, match=r"dynamic_correction adds .* adapters of mix_ig"):
+        find_recipe(pair)
+    find_recipe("fedig+feddyn")
+
+
 @pytest.mark.parametrize(("pair", "words"), [
     ("feddyn+fedavgm", "dynamic_correction .* fed_avg_m would take for a new move"),
     ("fedadam+feddyn", "dynamic_correction .* fed_adam would take"),
     ("fedlesam-d+fedyogi", "dynamic_correction .* fed_yogi would take"),
     ("fedavgm+fedadam", "fed_adam and fed_avg_m are server optimizers"),
-    ("fedcm+fedadam", "client_momentum .* fed_adam makes longer"),
-    ("fedavgm+mofedsam", "client_momentum .* fed_avg_m makes longer"),
+    ("fedcm+fedadam", "client_momentum .* fed_adam can make longer"),
+    ("fedavgm+mofedsam", "client_momentum .* fed_avg_m can make longer"),
+    ("fedcm+feddyn", "client_momentum .* dynamic_correction can make longer"),
+    ("fedlesam-d+fedcm", "client_momentum .* dynamic_correction can make longer"),
+    ("feddyn+mofedsam", "client_momentum .* dynamic_correction can make longer"),
+    ("fedomg+fedcm", "client_momentum .* gradient_matching can make longer"),
+    ("mofedsam+fedomg", "client_momentum .* gradient_matching can make longer"),
 ])  # fmt: skip
-def test_server_optimizers_stand_alone(pair, words):
+def test_what_makes_moves_longer_stands_alone(pair, words):
     """FedDyn's H, FedCM's D and the moments of a second optimizer would grow without bound."""
     with pytest.raises(UserError, match=words):
         find_recipe(pair)
 
 
 @pytest.mark.parametrize("method", [
-    {"name": "feddyn", "add": ["server_step", "server_average"]}, {"name": "fedcm", "add": ["server_step"]},
+    {"name": "feddyn", "add": ["server_step", "server_average"]},
+    {"name": "fedcm", "add": ["server_step", "server_average"]},
     {"name": "scaffold+fedadam", "add": ["server_average"]},
 ])  # fmt: skip
 def test_server_steps_and_averages_stay(method):
-    build_recipe(Experiment(method=method))
+    names = [part_name(part) for part in build_recipe(Experiment(method=method)).refine]
+    assert set(method["add"]) <= set(names)
+    assert names == sorted(names, key=["dynamic_correction", "fed_adam", "server_step", "server_average"].index)
 
 
 def test_terms_and_refining_parts_have_an_order():

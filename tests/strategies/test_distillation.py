@@ -17,7 +17,12 @@ from fedsim.errors import UserError
 from fedsim.experiment import Experiment
 from fedsim.run.conflicts import refuse_other_settings
 from fedsim.settings import DataSettings
-from strategies.refine.ensemble_distillation import EnsembleDistillation, distillation_loss, mean_logits, visits
+from strategies.refine.ensemble_distillation import (
+    EnsembleDistillation,
+    batch_positions,
+    distillation_loss,
+    mean_logits,
+)
 from strategies.server_round import ServerRound, Update
 
 
@@ -27,7 +32,7 @@ def logits(*rows):
 
 
 def test_loss_numbers():
-    """T3: the loss has no factor tau^2; equal logits give 0 and no gradient."""
+    """The loss has no factor tau^2; equal logits give 0 and no gradient."""
     assert distillation_loss(logits((0, 0)), logits((1, 0))).item() == pytest.approx(0.120114, abs=1e-6)
     assert distillation_loss(logits((2, 0)), logits((1, 0))).item() == pytest.approx(0.067131, abs=1e-6)
     assert distillation_loss(logits((2, 0)), logits((1, 0)), 2.0).item() == pytest.approx(0.026345, abs=1e-6)
@@ -39,16 +44,16 @@ def test_loss_numbers():
 
 
 def test_teacher_is_the_mean_of_logits():
-    """T2: (4, 0) and (0, 0) give softmax (.8808, .1192), not the mean of the probabilities."""
+    """(4, 0) and (0, 0) give softmax (.8808, .1192), not the mean of the probabilities."""
     net = nn.Linear(1, 2)
     states = [{"weight": np.zeros((2, 1), np.float32), "bias": np.array(bias, np.float32)} for bias in ((4, 0), (0, 0))]
     teacher = mean_logits(net, states, [np.arange(3)], lambda part: torch.ones(len(part), 1))
     assert teacher.softmax(1)[0].tolist() == pytest.approx([0.8808, 0.1192], abs=1e-4)
 
 
-def test_batches_visit_everything_in_turn():
+def test_batches_take_everything_in_turn():
     """No batch is smaller than the others; each pass has its own order."""
-    batches = visits(10, 4, 5, np.random.default_rng(0))
+    batches = batch_positions(10, 4, 5, np.random.default_rng(0))
     assert [len(batch) for batch in batches] == [4] * 5
     assert len(set(np.concatenate(batches[:2]))) == 8
 
@@ -100,7 +105,7 @@ def loss_on(server, part, arrays):
 
 
 def test_distillation_reduces_its_loss(server, tmp_path):
-    """T9: the loss on the auxiliary images falls; everything but the shared parameters stays as it was fused."""
+    """The loss on the auxiliary images falls; everything but the shared parameters stays as it was fused."""
     part = EnsembleDistillation(data=str(tmp_path / "aux"), steps=60, lr=0.05, batch_size=6)
     fused = {
         name: np.mean([update.arrays[name] for update in server.updates], axis=0, dtype=value.dtype)
@@ -120,7 +125,7 @@ def test_distillation_reduces_its_loss(server, tmp_path):
 
 
 def test_when_nothing_is_distilled(server, tmp_path):
-    """T8: nothing is distilled with the model of one client, without a folder, and after T_kd."""
+    """Nothing is distilled with the model of one client, without a folder, and after T_kd."""
     fused = dict(server.updates[0].arrays)
     part = EnsembleDistillation(data=str(tmp_path / "aux"), rounds=0)
     server.updates = server.updates[:1]

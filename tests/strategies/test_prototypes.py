@@ -35,7 +35,7 @@ def groups(labels):
 
 
 def test_finch_on_a_circle():
-    """T1: two clusters, their means, and U, which is not the plain mean."""
+    """Two clusters, their means, and U, which is not the plain mean."""
     points = circle(0, 10, 25, 90, 100)
     labels = finch(points)
     assert labels.tolist() == [0, 0, 0, 1, 1]
@@ -46,7 +46,7 @@ def test_finch_on_a_circle():
 
 
 def test_finch_looks_at_directions():
-    """T2: vectors of other lengths have the same clusters; means are of the vectors with their lengths."""
+    """Vectors of other lengths have the same clusters; means are of the vectors with their lengths."""
     points = np.array([(2, 0), (4, 1), (3, 0.5), (0, 1), (0.2, 2)])
     labels = finch(points)
     means = cluster_means(points, labels)
@@ -57,7 +57,7 @@ def test_finch_looks_at_directions():
 
 
 def test_finch_partitions():
-    """T3: there are at most half as many clusters as points; the coarsest partition with more than one is chosen."""
+    """There are at most half as many clusters as points; the coarsest partition with more than one is chosen."""
     rng = np.random.default_rng(0)
     for count in (1, 2, 3):
         for _ in range(20):
@@ -69,7 +69,7 @@ def test_finch_partitions():
 
 
 def test_finch_does_not_see_order_or_length():
-    """T4: a permutation permutes the labels, a factor changes nothing, and a zero vector is not an error."""
+    """A permutation permutes the labels, a factor changes nothing, and a zero vector is not an error."""
     rng = np.random.default_rng(1)
     points = rng.normal(size=(12, 4))
     found = groups(finch(points))
@@ -84,7 +84,7 @@ def test_finch_does_not_see_order_or_length():
 
 
 def test_merge():
-    """T9: the clusters of the bank and J_c in the records; prototypes of earlier rounds are removed."""
+    """The clusters of the bank and J_c in the records; prototypes of earlier rounds are removed."""
     server = round_of()
     points = circle(0, 10, 25, 90, 100)
     entries = {f"client{number}": contribution(c0=point) for number, point in enumerate(points)}

@@ -151,5 +151,6 @@ def test_a_small_round_stays_in_memory_as_a_whole(tmp_path, monkeypatch):
 
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):
     storage = Storage(tmp_path / "gone", memory=0)
-    with pytest.raises(UserError, match="cannot be put aside"):
+    said = r"cannot be written to a temporary file \(.*\); it already holds 0\.0 GB\. Free some space, or choose"
+    with pytest.raises(UserError, match=said):
         storage.put({"w": np.ones(3)})

@@ -7,6 +7,7 @@ from safetensors.numpy import load_file
 from support import numbers, run_small, small_experiment
 from torch import nn
 
+from fedsim.assembly import build_recipe
 from fedsim.errors import UserError
 from fedsim.models.digits_cnn import DigitsCNN
 from fedsim.models.hidden import hidden_layers
@@ -150,3 +151,15 @@ def test_fewer_bytes_and_a_rate_of_zero_is_fedavg(tmp_path):
 def test_parts_that_need_the_whole_model_are_refused(tmp_path, method):
     with pytest.raises(UserError, match="needs the whole model"):
         run_small(small_experiment(tmp_path, method))
+
+
+@pytest.mark.parametrize("train", [{"momentum": 0.9}, {"momentum": 0.0, "optimizer": "adam"}])
+def test_kept_buffers_are_refused(tmp_path, train):
+    """Momentum of the round before would move units that are left out in this one away from 0."""
+    kept = {"rounds": 2, "persist_optimizer": True}
+    with pytest.raises(UserError, match="persist_optimizer = false"):
+        build_recipe(small_experiment(tmp_path, "feddrop", train={**kept, **train}))
+    build_recipe(small_experiment(tmp_path, "feddrop", train={**kept, **train}), recorded=True)
+    whole = {"name": "feddrop", "random_subnet": {"rate": 0.0}}
+    build_recipe(small_experiment(tmp_path, whole, train={**kept, **train}))
+    build_recipe(small_experiment(tmp_path, "feddrop", train={**kept, "momentum": 0.0}))  # SGD then has no buffers

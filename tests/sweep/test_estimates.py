@@ -48,7 +48,8 @@ def test_hours_are_measured_or_said_to_be_not():
 def test_hours_without_a_time_of_the_row_are_fedavgs_times_its_cost():
     """0.5 s per step of FedAvg and a cost of 1.2 of FedProx give 14,400 s.
 
-    A row's own time is used first, then FedAvg's on the same data set.
+    A row's own time is used first, then FedAvg's on the same data set. Where a setting changes what a step does, the
+    cost of the method says nothing.
     """
     one, plain = cell("fedprox", "fedig"), cell("fedavg", "fedig")
     key = step_key(plain.experiment)
@@ -60,5 +61,11 @@ def test_hours_without_a_time_of_the_row_are_fedavgs_times_its_cost():
     assert estimate([one], {}, {elsewhere: (0.25, "another")}, {"fedprox": 1.2}).seconds == pytest.approx(7_200)
     assert estimate([one], {}, {**times, step_key(one.experiment): (1.0, "")}, {"fedprox": 1.2}).seconds == 24_000
     assert estimate([one], {}, times, {}).seconds is None
+    assert estimate([cell("fedprox", "fedig", **{"method.proximal.mu": 0.5})], {}, times, {"fedprox": 1.2}).seconds
+    views = {"method.client": "client_agnostic", "method.add": "mix_style"}
+    for change in (views, {"method.add": "mix_style"}, {"method.norm": "ibn"}, {"method.augment": "rand_augment"}):
+        assert estimate([cell("fedbn", "fedig", **change)], {}, times, {"fedbn": 1.1}).source == "not measured"
+    doubled = cell("rsc", "fedig", **{"method.self_challenging.variant": "official"})
+    assert estimate([doubled], {}, times, {"rsc": 1.4}).source == "not measured"
     other_size = (*key[:3], "96", *key[4:])
     assert estimate([one], {}, {other_size: (0.5, "")}, {"fedprox": 1.2}).seconds is None

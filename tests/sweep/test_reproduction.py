@@ -2,6 +2,7 @@
 
 import io
 import math
+import re
 from functools import cache
 
 import pandas as pd
@@ -10,6 +11,7 @@ from rich.console import Console
 from support import run_small
 from typer.testing import CliRunner
 
+from clients.terms.proximal import Proximal
 from fedsim.assembly import build_recipe
 from fedsim.cli import app
 from fedsim.data import benchmark
@@ -74,6 +76,13 @@ def test_tables_without_printed_numbers_say_so():
 def test_seeds_are_the_papers():
     counts = {"fedig": 4, "csac": 5, "gperxan": 3, "fedsb": 3}
     assert {name: len(table(name).seeds) for name in TABLES} == {name: counts[name.split("-")[0]] for name in TABLES}
+
+
+def test_fedprox_has_the_mu_that_its_file_states():
+    own = block_of("fedig-a-table-5", "pacs")
+    (stated,) = re.findall(r"FedProx's mu is ([\d.]+\d)", find_table("fedig-a-table-5").read_text())
+    (row,) = [row for row in own.rows if row.method == "fedprox"]
+    assert build_recipe(row_experiment(own, row)).terms == (Proximal(float(stated)),)
 
 
 def small_table(folder, **change):
@@ -183,6 +192,8 @@ def test_ours_stand_beside_theirs(tmp_path):
             theirs = printed.loc[("FedAvg", target.replace("_", "")), "mean"]
             finished(tmp_path, "fedig-a-table-5", "pacs", 0, target, seed, theirs + gap)
     finished(tmp_path, "fedig-a-table-5", "pacs", 1, "photo", 0, 0.5, ["data.holdout=0.1"])
+    for seed in (0, 1):  # FedProx with another mu, which is no row of the table
+        finished(tmp_path, "fedig-a-table-5", "pacs", 1, "photo", seed, 0.5, ["method.proximal.mu=0.5"])
     (tmp_path / "table.toml").write_text(find_table("fedig-a-table-5").read_text())
     (result,) = reproductions(tmp_path, read_runs(tmp_path))
     assert [line.row.printed for line in result.lines] == ["FedAvg", "FedProx"]
@@ -199,6 +210,7 @@ def test_ours_stand_beside_theirs(tmp_path):
     show([result], Console(file=buffer, width=200))
     assert "+0.2 inside" in buffer.getvalue()
     assert "FedProx: the settings are not the table's (data.holdout is 0.1, there 0.2)" in buffer.getvalue()
+    assert "Runs of no row of the table, which are left out: fedprox@proximal.mu=0.5 (2 runs)." in result.notes
     assert {row["verdict"] for row in csv_rows([result])} == {"inside", ""}
     for form in ("csv", "markdown", "latex"):
         shown = CliRunner().invoke(app, ["compare", str(tmp_path), "--format", form]).output

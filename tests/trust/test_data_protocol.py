@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from fedsim.assembly import build_recipe
 from fedsim.data import benchmark, client_names, load_client, load_pooled, load_target
 from fedsim.data.augment import make_transforms
-from fedsim.data.benchmarks import ANGLES
+from fedsim.data.catalog import ANGLES
 from fedsim.data.digits import digits_domain, rotate
 from fedsim.data.fingerprint import difference, fingerprints
 from fedsim.errors import UserError

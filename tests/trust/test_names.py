@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsim.data import benchmark, client_names, load_client, resolve_domain
-from fedsim.data.benchmarks import BENCHMARKS
+from fedsim.data.catalog import BENCHMARKS
 from fedsim.data.names import composed, matching, plain
 from fedsim.errors import UserError
 from fedsim.experiment import parse_override, read_experiment

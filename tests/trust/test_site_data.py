@@ -42,6 +42,7 @@ def test_what_a_site_says_about_its_data():
         {"data-images": 5, "data-content": "<script>"},
         {"data-images": True, "data-content": GOOD["data-content"]},
         {"data-images": 5, "data-content": "0" * 10_000},
+        {**GOOD, "data-nameless": "<script>"},
     ],
 )
 def test_nonsense_about_data_is_refused(wrong):

@@ -61,6 +61,7 @@ class RandomAlpha(Infer):
     seed: Annotated[int, Field(ge=0)] = 0
     batch: Annotated[int, Field(ge=1)] = 256
     swaps_batch_norm: ClassVar[bool] = True
+    random: ClassVar[bool] = True
 
     def begin(self, net: nn.Module, batches: Batches, uploads: Uploads | None = None) -> Predict:
         """A network that draws its alphas."""

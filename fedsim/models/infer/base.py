@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor, nn
 
+from fedsim.models.tasks import Predict
 from fedsim.part import Part
 from fedsim.tasks import ANY_TASK, CLASSIFICATION
 
 if TYPE_CHECKING:
     from fedsim.recipe import Recipe
 
-Predict = Callable[[Tensor], Tensor]
 Batches = Callable[[], Iterable[Tensor]]
 Uploads = Sequence[Mapping[str, Tensor]]
 
@@ -27,6 +27,7 @@ class Infer(Part):
     swaps_batch_norm: the rule acts on BatchNorm2d layers, which the network must call without a wrapper
     replaces_statistics: the rule uses no running statistics of the clients, in no layer
     bank: the name of the bank with one entry per client that the rule needs beside the model; empty: none
+    random: every prediction draws other numbers, which no file can hold
     """
 
     tasks: ClassVar[tuple[str, ...]] = (CLASSIFICATION.name,)
@@ -38,6 +39,7 @@ class Infer(Part):
     swaps_batch_norm: ClassVar[bool] = False
     replaces_statistics: ClassVar[bool] = False
     bank: ClassVar[str] = ""
+    random: ClassVar[bool] = False
 
     def refuses(self, recipe: "Recipe") -> str:
         """A rule that exchanges batch-norm statistics needs layers that normalise by them."""

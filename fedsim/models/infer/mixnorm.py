@@ -51,15 +51,19 @@ class MixNorm(Infer):
             return mu.repeat(self.views, 1), sigma.repeat(self.views, 1)
 
         ruled = with_rule(net, lambda: rule, pooled=self.views > 1)
-        return lambda images: ruled(self.make_views(images))[: len(images)]
+        draws = self.draws()
+        return lambda images: ruled(self.make_views(images, draws))[: images.shape[0]]
 
-    def make_views(self, images: Tensor) -> Tensor:
-        """[B, C, H, W] to [V * B, C, H, W], with the original images first."""
+    def draws(self) -> list[list[float]]:
+        """Five numbers in [0, 1) for each crop; drawn beforehand, because an exported program cannot draw."""
         generator = torch.Generator().manual_seed(self.seed)
+        return [torch.rand(5, generator=generator).tolist() for _ in range(self.views - 1)]
+
+    def make_views(self, images: Tensor, draws: list[list[float]] | None = None) -> Tensor:
+        """[B, C, H, W] to [V * B, C, H, W], with the original images first."""
         height, width = images.shape[2:]
         views = [images]
-        for _ in range(self.views - 1):
-            area, ratio, top, left, flip = torch.rand(5, generator=generator).tolist()
+        for area, ratio, top, left, flip in self.draws() if draws is None else draws:
             side = math.sqrt(self.scale + (1 - self.scale) * area)
             stretch = math.sqrt((3 / 4) ** (1 - 2 * ratio))
             h, w = (

@@ -42,10 +42,11 @@ class SampledRepresentation(Infer):
         """One pass of the backbone and S passes of the head."""
         net.eval()
         generator = torch.Generator().manual_seed(NOISE_SEED)
-        noise = torch.randn(self.S, net.feature_dim, generator=generator).to(next(net.parameters()).device)
+        weights = next(net.parameters())
+        noise = torch.randn(self.S, net.feature_dim, generator=generator).to(weights.device)
 
         def predict(images: Tensor) -> Tensor:
             mean, std = gaussian_of(net.features(images), "sampled_representation")
-            return mean_probabilities([net.head(mean + std * eps) for eps in noise])
+            return mean_probabilities([net.head((mean + std * eps).to(weights.dtype)) for eps in noise])
 
         return predict

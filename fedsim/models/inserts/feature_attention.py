@@ -30,8 +30,8 @@ class FeatureAttention(Insert):
     trained too. f is as the encoder gives it, not normalised. With W2 = 0 all entries count alike, and cosines with
     texts are those of zero-shot CLIP.
 
-    Source: Lu et al., FedCLIP, IEEE Data Engineering Bulletin 2023 (frontier.md section 7). Their trainer contrasts the
-    images of a batch with each other's texts; here the loss is the cross-entropy over the classes' texts.
+    Source: Lu et al., FedCLIP, IEEE Data Engineering Bulletin 2023. Their trainer contrasts the images of a batch with
+    each other's texts; here the loss is the cross-entropy over the classes' texts.
     """
 
     makes_features: ClassVar[bool] = True

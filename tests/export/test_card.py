@@ -1,0 +1,66 @@
+"""The card of a model says how this model was trained, selected and measured."""
+
+import pandas as pd
+import pytest
+from image_trees import write_tree
+from untrained_run import untrained_run
+
+import fedsim
+from fedsim.export.card import card
+
+
+def on_tree(tmp_path):
+    root = write_tree(tmp_path / "data", ("art", "photo", "sketch", "tv"), ("cat", "dog"), 1)
+    return {"dataset": "folder", "root": str(root), "image_size": 16}
+
+
+def records(folder, column):
+    """Records of two rounds, of which the first is selected by `column`."""
+    rows = {"round": [0, 1, 2], "target_accuracy": [0.1, 0.416, 0.3], "mean_validation_accuracy": [0.1, 0.2, 0.25]}
+    pd.DataFrame({**rows, column: [0.1, 0.875, 0.5]}).to_csv(folder / "rounds.csv", index=False)
+    summary = {"best_validation_round": 1, "best_validation_target_accuracy": 0.416, "last_round": 2,
+               "best_validation_mean_validation_accuracy": 0.2, "last_target_accuracy": 0.3,
+               "last_mean_validation_accuracy": 0.25}  # fmt: skip
+    pd.DataFrame([summary]).to_csv(folder / "summary.csv", index=False)
+    return card(fedsim.load(folder))
+
+
+@pytest.mark.filterwarnings("ignore:best.safetensors and summary.csv")
+def test_the_domain_that_selected_the_round(tmp_path):
+    """Its value stands in the table, and not that of the sources, which selected nothing."""
+    data = on_tree(tmp_path)
+    run = untrained_run(tmp_path / "seed0", data=data, run={"target": "tv", "validation_domain": "photo", "threads": 1})
+    text = records(run, "validation_domain_accuracy")
+    assert "| selection | round | accuracy on the unseen domain | validation accuracy on photo |" in text
+    assert "| best on photo (`best`) | 1 | 41.6 % | 87.5 % |\n| last round (`last`) | 2 | 30.0 % | 50.0 % |" in text
+    assert "Trained on art, sketch. No image of tv was trained on." in text
+    assert "No one trained on photo, which selected the round." in text
+
+
+def test_selection_by_the_local_models(tmp_path):
+    run = untrained_run(tmp_path / "seed0", run={"target": "rot75", "select_on": "local", "threads": 1})
+    text = records(run, "mean_local_validation_accuracy")
+    assert "| mean validation accuracy of the local models |" in text
+    assert "| best validation of the local models (`best`) | 1 | 41.6 % | 87.5 % |" in text
+
+
+def test_images_of_the_unseen_domain_without_labels(tmp_path):
+    text = card(fedsim.load(untrained_run(tmp_path / "seed0", "fada")))
+    assert "50 % of the images of rot75, the unseen domain, were trained on without their labels" in text
+    assert "No image of" not in text
+
+
+def test_a_personal_model_has_no_results_of_the_run(tmp_path):
+    """Nor the rule that needs the tensors of all clients."""
+    run = untrained_run(tmp_path / "seed0", {"name": "fedbn", "infer": "ensemble_of_local_bn"})
+    (run / "best.safetensors").rename(run / "personal-rot0.safetensors")
+    text = card(fedsim.load(run, "personal-rot0"))
+    assert "The run did not measure personal-rot0.safetensors" in text
+    assert "| selection |" not in text
+    assert "inference rule EvalMode" in text
+
+
+def test_own_images_have_the_name_of_the_experiment(tmp_path):
+    text = card(fedsim.load(untrained_run(tmp_path / "seed0", data=on_tree(tmp_path), name="lung")))
+    assert text.startswith("# lung: fedavg\n")
+    assert "Any folder domain/class/image (your own images)" in text

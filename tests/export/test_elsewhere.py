@@ -1,0 +1,131 @@
+"""A model is loaded where its run's images have been changed, moved or removed since."""
+
+import shutil
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner
+from untrained_run import untrained_run
+
+import fedsim
+from fedsim.cli import app
+from fedsim.export.card import card
+from fedsim.export.files import comparison_images
+from fedsim.export.judge import predict
+
+CLASSES = ("cat", "dog", "elk")
+DOMAINS = ("art", "photo", "sketch")
+
+
+def images(root):
+    """root/domain/class/<n>.png: two images of every class in every domain; returns their places."""
+    places = [f"{domain}/{label}/{number}.png" for domain in DOMAINS for label in CLASSES for number in range(2)]
+    for seed, place in enumerate(places):
+        (root / place).parent.mkdir(parents=True, exist_ok=True)
+        pixels = np.random.default_rng(seed).integers(0, 256, (9, 7, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(root / place)
+    return places
+
+
+def folder(root):
+    images(root)
+    return {"dataset": "folder", "root": str(root)}
+
+
+def table(root):
+    rows = [{"path": place, "domain": place.split("/")[0], "label": place.split("/")[1]} for place in images(root)]
+    pd.DataFrame(rows).to_csv(root / "mine.csv", index=False)
+    return {"dataset": "table", "root": str(root / "mine.csv")}
+
+
+def hugging_face(root):
+    datasets = pytest.importorskip("datasets")
+    places = images(root)
+    rows = {
+        "image": [str(root / place) for place in places],
+        "domain": [place.split("/")[0] for place in places],
+        "label": [place.split("/")[1] for place in places],
+    }
+    datasets.Dataset.from_dict(rows).save_to_disk(root / "saved")
+    return {"dataset": "hugging-face", "root": str(root / "saved")}
+
+
+def domainnet(root):
+    for place in ("clipart", "real", "sketch"):
+        for number in range(345):
+            (root / place / f"thing_{number:03d}").mkdir(parents=True)
+    return {"dataset": "domainnet", "root": str(root), "domains": ["clipart", "real", "sketch"]}
+
+
+def run_on(tmp_path, make, **sections):
+    """An untrained run on these data, and an image that is not among them."""
+    data = {**make(tmp_path / "data"), "image_size": 16, "cache": str(tmp_path / "cache")}
+    Image.new("RGB", (12, 12), (10, 90, 200)).save(tmp_path / "one.png")
+    return untrained_run(tmp_path / "seed0", data=data, **sections), tmp_path / "one.png"
+
+
+@pytest.mark.parametrize("make", [folder, table, hugging_face, domainnet])
+def test_the_data_set_is_not_needed(tmp_path, make):
+    run, picture = run_on(tmp_path, make)
+    before = predict(fedsim.load(run), [picture])
+    (tmp_path / "data").rename(tmp_path / "away")
+    model = fedsim.load(run)
+    pd.testing.assert_frame_equal(predict(model, [picture]), before)
+    assert model.plan.clients == ("clipart", "real") if make is domainnet else DOMAINS[:2]
+    assert ", ".join(model.plan.clients) in card(model)
+    assert "random images" in comparison_images(model)[1]  # with which an export is checked
+
+
+def test_a_check_before_training_reads_no_domains(tmp_path):
+    """The trimmed mean counts the clients when a run begins."""
+    run, _ = run_on(tmp_path, table, method={"name": "fedavg", "fuse": "trimmed_mean", "trimmed_mean": {"beta": 0}})
+    settings = (run / "experiment.toml").read_text()
+    (run / "experiment.toml").write_text(settings.replace("beta = 0", "beta = 0.4"))
+    shutil.rmtree(tmp_path / "data")
+    assert fedsim.load(run).plan.clients == DOMAINS[:2]
+
+
+@pytest.mark.parametrize("make", [folder, table])
+def test_classes_are_those_of_the_run(tmp_path, make):
+    """Another name now changes their order, and one class more their number."""
+    run, picture = run_on(tmp_path, make)
+    before, data = predict(fedsim.load(run), [picture]), tmp_path / "data"
+    if make is folder:
+        for domain in DOMAINS:
+            (data / domain / "cat").rename(data / domain / "zebra")
+    else:
+        rows = (data / "mine.csv").read_text().replace(",cat", ",zebra")
+        (data / "mine.csv").write_text(rows + "photo/cat/1.png,photo,yak\n")
+    model = fedsim.load(run)
+    assert model.classes == CLASSES
+    pd.testing.assert_frame_equal(predict(model, [picture]), before)
+    shown = CliRunner().invoke(app, ["evaluate", str(run)])
+    assert "on this machine has other classes than in the run (cat" in str(shown.exception)
+
+
+@pytest.mark.parametrize("name", ["photo [copy].png", "[/x].png"])
+def test_brackets_in_names_are_shown(tmp_path, name):
+    run, picture = run_on(tmp_path, folder)
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    picture = picture.rename(tmp_path / name)
+    table = tmp_path / "[red]" / "table.csv"
+    shown = CliRunner().invoke(app, ["predict", str(run), str(picture), "--output", str(table)], env={"COLUMNS": "300"})
+    assert shown.exit_code == 0
+    assert name in shown.output
+    assert str(table) in shown.output
+    root = (tmp_path / "data" / "art").rename(tmp_path / "[bold]")
+    assert "[bold]" in CliRunner().invoke(app, ["evaluate", str(run), "--data", str(root)]).output
+
+
+def test_masks_keep_the_structures_of_the_settings(tmp_path):
+    data = {"dataset": "masks", "root": str(tmp_path / "data"), "structures": {"disc": [0, 128], "cup": [0]}}
+    for domain in DOMAINS:
+        (tmp_path / "data" / domain / "image").mkdir(parents=True)
+    run = untrained_run(tmp_path / "seed0", "elcfs", data={**data, "image_size": 32}, model={"backbone": "unet-small"})
+    shutil.rmtree(tmp_path / "data")
+    model = fedsim.load(run)
+    assert model.classes == ("disc", "cup")
+    assert model(torch.rand(1, 3, 32, 32)).shape == (1, 2, 32, 32)
