@@ -54,13 +54,18 @@ class SweepView:
         """Update the bar from the cells."""
         for cell in [cell for cell in self._open if cell.state in ("finished", "failed")]:
             self._open.remove(cell)
-            accuracy = last_target(cell.folder) if cell.target_accuracy is None else cell.target_accuracy
-            shown = f"{100 * accuracy:.1f} % at the last round" if accuracy is not None else ""
-            self._live.console.print(f"{cell.state}: {cell.title} {shown}", highlight=False, markup=False)
+            text = f"failed: {cell.title}: {cell.reason}" if cell.state == "failed" else self._finished(cell)
+            self._live.console.print(text, highlight=False, markup=False, soft_wrap=True)
         self._rates |= observed_rates(self._todo)
         seconds = time_left(self._todo, self._rates, self._width)
         done = sum(cell.experiment.train.rounds - cell.rounds_left for cell in self._todo)
         self._progress.update(self._task, completed=done, left="" if seconds is None else f"{duration(seconds)} left")
+
+    @staticmethod
+    def _finished(cell: Cell) -> str:
+        accuracy = last_target(cell.folder) if cell.target_accuracy is None else cell.target_accuracy
+        shown = "" if accuracy is None else f" {100 * accuracy:.1f} % at the last round"
+        return f"finished: {cell.title}{shown}"
 
     def render(self) -> Group:
         """The bar, the number of cells in each state, and a line for each running cell."""

@@ -163,6 +163,15 @@ def test_a_cell_that_was_complete_already_shows_its_number(tmp_path, capsys):
     assert "62.5 % at the last round" in capsys.readouterr().err
 
 
+def test_a_failed_cell_says_why_at_once(capsys):
+    """The summary at the end is not reached when the user interrupts the sweep."""
+    failed = cell()
+    view = SweepView([failed], 1)
+    failed.hear("failed", "norm IBN needs a backbone with [batch norm]", None)
+    view.update()
+    assert "(seed 0): norm IBN needs a backbone with [batch norm]" in " ".join(capsys.readouterr().err.split())
+
+
 def test_a_resumed_cell_does_not_count_old_rounds_into_the_pace():
     """Rounds of an earlier sweep took no time in this one."""
     one = cell()
