@@ -128,7 +128,8 @@ BENCHMARKS: dict[str, Benchmark] = {
         folder=("domainnet",),
         source=_PENG,
         note="names of the 345 classes are read from the folders; the published lists DOMAIN_train.txt and "
-        "DOMAIN_test.txt are read with data.split = 'lists', data.test_split = 'list' and data.lists = '.'",
+        "DOMAIN_test.txt are read with data.split = 'lists', data.test_split = 'list' and data.lists = '.'; "
+        "data.root is then the DomainNet folder itself, in which they are",
         discover="fedsim.data.layouts:classes_on_disk",
     ),
     "domainnet-mini": Benchmark(
