@@ -208,8 +208,8 @@ def describe(model: TrainedModel) -> dict[str, Any]:
     """What another program needs to know about the model, as plain values."""
     output = "logits [N, classes]"
     if model.plan.data.structures:
-        above = f"{model.experiment.data.mask_threshold:g}"
-        output = f"logits [N, classes, H, W]; a pixel belongs to a class where the sigmoid of its logit is above {above}"
+        threshold = model.experiment.data.mask_threshold
+        output = f"logits [N, classes, H, W]; a pixel is of a class where its logit's sigmoid is above {threshold:g}"
     return {
         "classes": list(model.classes),
         "image_size": model.image_size,

@@ -89,7 +89,7 @@ def test_a_renamed_copy_with_its_masks_is_refused(tmp_path):
             copy = tmp_path / "site3" / part / f"{name}.png"
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(tmp_path / "site1" / part / f"{number}.png", copy)
-    with pytest.raises(UserError, match="the domains 'site1' and 'site3' of .* have the same 4 images"):
+    with pytest.raises(UserError, match=r"the domains 'site1' and 'site3' of .* have the same 4 images"):
         fingerprints(data)
     Image.new("L", (12, 12), 40).save(copy)  # another mask
     assert len(fingerprints(data)) == 3

@@ -132,6 +132,6 @@ def test_masks_keep_the_structures_of_the_settings(tmp_path):
     model = fedsim.load(run)
     assert model.classes == ("disc", "cup")
     assert model(torch.rand(1, 3, 32, 32)).shape == (1, 2, 32, 32)
-    output = "logits [N, classes, H, W]; a pixel belongs to a class where the sigmoid of its logit is above 0.5"
+    output = "logits [N, classes, H, W]; a pixel is of a class where its logit's sigmoid is above 0.5"
     assert describe(model)["output"] == output
     assert describe(fedsim.load(untrained_run(tmp_path / "classes")))["output"] == "logits [N, classes]"
