@@ -129,7 +129,7 @@ def sweep(
     callback: Callbacks = None,
     set_: Override = None,
 ) -> None:
-    """Run methods x targets x seeds; finished runs are skipped, and a failing run is reported at the end.
+    """Run methods x targets x seeds; finished runs are skipped; a failing run is reported at once and again at the end.
 
     CONFIG may be the table of a paper, e.g. tables/fedig-a-table-5, which names methods, targets and seeds itself.
     """

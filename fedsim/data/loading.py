@@ -47,6 +47,11 @@ def source_domains(data: DataSettings, target: str, found: Benchmark | None = No
     return sources
 
 
+def find_data(data: DataSettings) -> None:
+    """Raise UserError when the data set's files are not on this machine; opens no image."""
+    reader(data, benchmark(data)).find()
+
+
 def load_client(data: DataSettings, client: str, target: str = "") -> ClientData:
     """The data of one client ("photo" or "photo/1"), split into training and validation by the seed of splits.
 

@@ -54,6 +54,11 @@ def discover(data: DataSettings, row: Benchmark) -> Benchmark:
 class MaskFolders(ImageTree):
     """Reads images and their masks through the cache."""
 
+    def find(self) -> None:
+        """Every domain must have its folder."""
+        for domain in self.found.domains:
+            self._folder(domain)
+
     def listing(self, domain: str) -> Listing:
         """Image files of a domain, all of one stratum."""
         pairs = self._pairs(domain)
