@@ -96,6 +96,4 @@ class RunSettings(Settings):
     cpus_per_worker: float = Field(1.0, gt=0)
     gpus_per_worker: float = Field(0.0, ge=0, description="GPUs of a Ray worker, e.g. 0.5; 0: workers share all GPUs")
     tensorboard: bool = Field(False, description="also write TensorBoard scalars into the run's folder")
-    callbacks: list[str] = Field(
-        [], description="your own trackers, package.module:Class (fedsim.results.callbacks)"
-    )
+    callbacks: list[str] = Field([], description="your own trackers, package.module:Class (fedsim.results.callbacks)")
