@@ -23,7 +23,7 @@ API = {
     "fedsim.recipe": "What a recipe is",
     "fedsim.models.backbones": "Backbones",
     "fedsim.models.layout": "Stages and levels of a backbone",
-    "fedsim.models.norms.base": "The contract of a normalisation",
+    "fedsim.models.norms.base": "The contract of a normalization",
     "fedsim.models.inserts.base": "The contract of an insert into the network",
     "fedsim.models.infer.base": "The contract of an inference rule",
     "fedsim.data.row": "What a data set is",

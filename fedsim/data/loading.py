@@ -182,7 +182,7 @@ def count_classes(data: DataSettings, client: str) -> tuple[tuple[str, ...], tup
 
 
 def load_pooled(data: DataSettings, target: str) -> ClientData:
-    """The data of all source clients as one client named "pooled" (DeepAll, the centralised reference).
+    """The data of all source clients as one client named "pooled" (DeepAll, the centralized reference).
 
     The images are copied into memory. Splits are those of the single clients, and `domain_index` gives the domain. For
     every value of data.mix the same images train and validate.
