@@ -66,7 +66,9 @@ class RunSettings(Settings):
         "more than 200 clients take part",
     )
     personalised: bool = Field(
-        False, description="source clients also validate with their own batch norm (recorded in clients.csv)"
+        False,
+        description="source clients also validate the model with the tensors that they keep to themselves "
+        "(personal_accuracy in clients.csv)",
     )
     keep_personal: bool = Field(
         False, description="write every client's own model to personal-<client>.safetensors; a site's model stays there"
