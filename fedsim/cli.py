@@ -129,7 +129,7 @@ def sweep(
     callback: Callbacks = None,
     set_: Override = None,
 ) -> None:
-    """Run methods x targets x seeds; finished runs are skipped, and a failing run is reported at the end.
+    """Run methods x targets x seeds; finished runs are skipped; a failing run is reported at once and again at the end.
 
     CONFIG may be the table of a paper, e.g. tables/fedig-a-table-5, which names methods, targets and seeds itself.
     """
@@ -238,23 +238,25 @@ def pictures(
 @app.command()
 def methods(
     name: Annotated[str, typer.Argument(help="a method, to see its parts and settings")] = "",
-    changes: Annotated[
-        str, typer.Option(help="only methods that change these slots (fuse,terms) or sides (server)")
-    ] = "",
+    changes: Annotated[str, typer.Option(help="only methods that change these slots or sides (fuse,server)")] = "",
+    parts: Annotated[bool, typer.Option("--parts", help="list every part by slot, with one line each")] = False,
     data: Annotated[
         str, typer.Option(help="an experiment: also show the method's bytes per round on its data and network")
     ] = "",
     preset: Preset = "",
     set_: Override = None,
 ) -> None:
-    """List the methods by what they change, or show one recipe with all its settings."""
-    from fedsim.commands.methods import show_method, show_methods
+    """List the methods by what they change, or all parts by slot, or show one recipe with all its settings."""
+    from fedsim.commands.methods import show_method, show_methods, show_parts
 
-    if name and changes:
-        raise UserError("fedsim methods takes a method or --changes, not both")
+    if bool(name) + bool(changes) + parts > 1:
+        raise UserError("fedsim methods takes a method, --changes or --parts, only one of them")
     if (data or preset or set_) and not (name and data):
         raise UserError("bytes are shown for one method on one experiment: fedsim methods NAME --data CONFIG")
-    show_method(name, data, preset, set_ or []) if name else show_methods(changes)
+    if parts:
+        show_parts()
+    else:
+        show_method(name, data, preset, set_ or []) if name else show_methods(changes)
 
 
 @app.command("check-method")

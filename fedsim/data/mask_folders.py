@@ -58,6 +58,11 @@ class MaskFolders(ImageTree):
         super().__init__(data, found)
         self._masks: dict[str, list[bytes]] = {}  # hashes of the mask files by domain
 
+    def find(self) -> None:
+        """Every domain must have its folder."""
+        for domain in self.found.domains:
+            self._folder(domain)
+
     def listing(self, domain: str) -> Listing:
         """Image files of a domain, all of one stratum."""
         pairs = self._pairs(domain)

@@ -10,7 +10,7 @@ from rich.table import Table
 from fedsim.console import console, errors
 from fedsim.sweep.axes import Axes
 from fedsim.sweep.budget import Budget, Reservation, local_reservations
-from fedsim.sweep.plan import Cell, dry_table, plan_cells
+from fedsim.sweep.plan import Cell, dry_table, look_for_data, plan_cells
 from fedsim.sweep.view import SweepView
 
 __all__ = ["Axes", "Budget", "Cell", "run_sweep"]
@@ -27,9 +27,12 @@ def run_sweep(
 ) -> list[Cell]:
     """Run all cells that are not finished; returns the failed cells.
 
-    Raises UserError for wrong input before any cell starts.
+    Raises UserError for wrong input, also for a data set that is not there, before any cell starts. On a Ray cluster
+    only the cells themselves look for their data.
     """
     cells = plan_cells(config, axes, overrides, preset)
+    if not dry_run and not budget.ray:
+        look_for_data(cells)
     return carry_out(cells, budget, dry_run, lambda reservations: dry_table(cells, len(reservations) or budget.jobs))
 
 
@@ -47,7 +50,8 @@ def carry_out(
     done = len(cells) - len(waiting) - len(refused)
     impossible = f"{len(refused)} cannot run, " if refused else ""
     how = manner(budget, reservations)
-    console.print(f"{len(cells)} cells, {done} finished, {impossible}{len(waiting)} to run, {how}")
+    total = f"{len(cells)} {'cell' if len(cells) == 1 else 'cells'}"
+    console.print(f"{total}, {done} finished, {impossible}{len(waiting)} to run, {how}")
     if dry_run:
         console.print(dry(reservations))
         return report_failed(cells)

@@ -13,7 +13,7 @@ import pandas as pd
 from rich.table import Table
 from rich.text import Text
 
-from fedsim.data import benchmark, resolve_domain
+from fedsim.data import benchmark, find_data, resolve_domain
 from fedsim.errors import PresetConflictError, UserError
 from fedsim.experiment import Experiment, read_experiment
 from fedsim.sweep.axes import Axes, check_axes, grid_points, label_of
@@ -157,6 +157,32 @@ def misfit_reader() -> Callable[["Plan"], str]:
         return seen[key]
 
     return misfit_of
+
+
+def look_for_data(cells: Sequence[Cell]) -> None:
+    """Mark the waiting cells failed whose data set is not on this machine; UserError when these are all of them.
+
+    Cells of a deployment are not looked at, because its sites hold the data.
+    """
+    waiting = [cell for cell in cells if cell.state == "waiting" and cell.experiment.run.runtime != "deployment"]
+    reasons: dict[str, str] = {}
+    for cell in waiting:
+        key = cell.experiment.data.model_dump_json()
+        if key not in reasons:
+            reasons[key] = _missing(cell.experiment)
+        if reasons[key]:
+            cell.state, cell.reason = "failed", reasons[key]
+    if waiting and all(reasons.values()):
+        raise UserError("; ".join(dict.fromkeys(reasons.values())))
+
+
+def _missing(experiment: Experiment) -> str:
+    """Why an experiment's data set cannot be read here; empty when it is there."""
+    try:
+        find_data(experiment.data)
+    except UserError as error:
+        return str(error)
+    return ""
 
 
 def fingerprint_reader() -> Callable[[Experiment], dict]:

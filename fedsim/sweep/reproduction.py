@@ -183,7 +183,7 @@ def _notes(table: PaperTable, block: Block, lines: Sequence[Line], select: str) 
         f"The paper's ±: {table.deviation}. inside: the difference is at most that ±; without a ± there is no verdict.",
     ]
     if select == "oracle":
-        notes.append("ORACLE: the round was chosen on the target's labels. An upper bound, not a result.")
+        notes.append("ORACLE: the round was chosen on the unseen domain's labels. An upper bound, not a result.")
     notes += [
         f"{line.row.title}: the settings are not the table's ({shortened(line.unlike)}), so no difference is given."
         for line in lines

@@ -24,7 +24,7 @@ def personal_step(v, w, gradient, lam, lr):
 
 
 def test_personal_step_numbers():
-    """One step gives 1.94; the minimiser of (v-3)^2/2 with w = 1, lambda = 1 is 2; lambda = 0 is local training."""
+    """One step gives 1.94; the minimizer of (v-3)^2/2 with w = 1, lambda = 1 is 2; lambda = 0 is local training."""
     assert personal_step(2.0, 1.0, lambda v: 0.5 * v, 0.1, 0.1) == pytest.approx(1.94)
     v = 0.0
     for _ in range(200):

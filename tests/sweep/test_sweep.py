@@ -17,7 +17,7 @@ from fedsim.experiment import read_experiment
 from fedsim.run.plan import resolve
 from fedsim.sweep import Axes, budget
 from fedsim.sweep.axes import grid_points, split_values
-from fedsim.sweep.plan import Cell, duration, observed_rates, plan_cells, time_left
+from fedsim.sweep.plan import Cell, duration, look_for_data, observed_rates, plan_cells, time_left
 from fedsim.sweep.pool import STOP_SECONDS, LocalPool, WorkerProcess, cause, stop
 from fedsim.sweep.view import SweepView
 
@@ -211,6 +211,8 @@ def test_dry_run_estimates_from_finished_rounds(tmp_path):
     run_small(plan_cells("digits", axes, [*SMALL, f"run.output={tmp_path}"], "")[0].experiment)
     shown = CliRunner().invoke(app, [*words, "--dry-run"]).output
     assert "2 cells, 1 finished, 1 to run, 1 at a time" in shown
+    alone = CliRunner().invoke(app, [*words, "--targets", "rot0", "--dry-run"]).output
+    assert "1 cell, 1 finished" in alone
     assert " s from finished rounds" in " ".join(shown.split())
 
 
@@ -231,6 +233,27 @@ def test_bad_input_is_refused_before_anything_starts(words, said, tmp_path):
     assert isinstance(result.exception, UserError)
     assert said in str(result.exception)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("config", "target"), [("pacs", "photo"), ("tables/csac-table-3", "M0")])
+def test_a_missing_data_set_is_refused_before_any_cell_starts(config, target, tmp_path, monkeypatch):
+    """It is a UserError (one line, exit code 2), and no process is started that would fail for every cell."""
+    monkeypatch.setattr("fedsim.sweep.pool.give", lambda worker, cell: pytest.fail("a cell was started"))
+    words = ["sweep", config, "--set", f"data.root={tmp_path / 'nowhere'}", "--targets", target]
+    result = CliRunner().invoke(app, [*words, "--output", str(tmp_path / "out")])
+    assert isinstance(result.exception, UserError)
+    assert str(tmp_path / "nowhere") in str(result.exception)
+    assert (result.output, "\n" in str(result.exception)) == ("", False)
+    assert not (tmp_path / "out").exists()
+
+
+def test_only_cells_without_data_fail_where_others_have_theirs(tmp_path):
+    """A sweep over several data sets, as a paper's table has, runs those that are there."""
+    there, missing = cell(), cell()
+    missing.experiment = read_experiment("pacs", [f"data.root={tmp_path / 'nowhere'}"])
+    look_for_data([there, missing])
+    assert (there.state, missing.state) == ("waiting", "failed")
+    assert "no folder" in missing.reason
 
 
 class Witness:
