@@ -2,6 +2,7 @@
 
 import csv
 import shlex
+from collections.abc import Sequence
 from typing import Any
 
 import tomli_w
@@ -27,17 +28,22 @@ RESULTS = ("rank", "score", "scored_by", "outcome", "cells", "finished", "failed
 def trial_table(plan: PlannedSearch) -> Table:
     """The trials, the best first and those without a score last; nothing of the unseen domain is in it."""
     task = TASKS[find_dataset(plan.runs[0].data.dataset).task]
-    keys = [knob.key for knob in plan.knobs]
-    table = Table("rank", "trial", *map(escape, keys), f"validation {task.title}", "cells finished")
-    ranked = plan.ranked
-    others = [trial for trial in plan.trials if trial.first == trial.number and trial not in ranked]
-    for trial in [*ranked, *others]:
-        rank = str(plan.ranks.get(trial.number, ""))
+    ranks, names = plan.ranks, short_names([knob.key for knob in plan.knobs])
+    table = Table("rank", "trial", *map(escape, names), f"validation {task.title}", "cells finished")
+    others = [trial for trial in plan.trials if trial.first == trial.number and trial.number not in ranks]
+    for trial in [*plan.ranked, *others]:
         scored = trial.outcome if trial.score is None else percent(trial.score)
         values = map(escape, values_of(plan, trial).values())
         name = str(trial.number) if trial.number else "0 (file)"
-        table.add_row(rank, name, *values, scored, f"{trial.count('finished')}/{len(trial.cells)}")
+        finished = f"{trial.count('finished')}/{len(trial.cells)}"
+        table.add_row(str(ranks.get(trial.number, "")), name, *values, scored, finished)
     return table
+
+
+def short_names(keys: Sequence[str]) -> list[str]:
+    """`method.proximal.mu` -> `mu`, unless another key ends alike."""
+    last = [key.rpartition(".")[2] for key in keys]
+    return [key if last.count(name) > 1 else name for key, name in zip(keys, last)]
 
 
 def values_of(plan: PlannedSearch, trial: Trial) -> dict[str, str]:
@@ -94,6 +100,7 @@ def caveats(plan: PlannedSearch) -> list[str]:
 
 def trial_rows(plan: PlannedSearch) -> list[dict[str, Any]]:
     """The rows of search.csv, one per trial."""
+    ranks = plan.ranks
     targets, seeds = ",".join(plan.targets), ",".join(str(seed) for seed in dict.fromkeys(plan.search.seeds))
     space = "; ".join(knob.text for knob in plan.knobs)
     name = f"{space}; targets {targets}; seeds {seeds}; search seed {plan.search.seed}"
@@ -102,7 +109,7 @@ def trial_rows(plan: PlannedSearch) -> list[dict[str, Any]]:
         {"method": plan.search.method, "search": name, "trial": trial.number}
         | values_of(plan, trial)
         | {
-            "rank": plan.ranks.get(trial.first),
+            "rank": ranks.get(trial.first),
             "score": trial.score,
             "scored_by": validation_column(plan.runs[0], metric),
             "outcome": trial.outcome or "scored",
