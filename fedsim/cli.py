@@ -279,12 +279,13 @@ def new_method(
 def datasets(
     name: Annotated[str, typer.Argument(help="a data set, to see its facts; or a folder or table, to inspect it")] = "",
     grid: Annotated[Path | None, typer.Option(help="PNG file for an image per domain and class")] = None,
+    set_: Override = None,
 ) -> None:
     """List the data sets, show one of them, or inspect a folder DOMAIN/CLASS/IMAGE or a table of your own."""
     from fedsim.commands.data import show_datasets, show_inspection
 
-    if name and Path(name).exists():
-        show_inspection(Path(name), grid)
+    if name and (grid or set_ or Path(name).exists()):
+        show_inspection(Path(name), grid, set_ or [])
     else:
         show_datasets(name)
 

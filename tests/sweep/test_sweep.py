@@ -14,10 +14,11 @@ from typer.testing import CliRunner
 from fedsim.cli import app
 from fedsim.errors import UserError
 from fedsim.experiment import read_experiment
+from fedsim.run.plan import resolve
 from fedsim.sweep import Axes, budget
 from fedsim.sweep.axes import grid_points, split_values
 from fedsim.sweep.plan import Cell, duration, observed_rates, plan_cells, time_left
-from fedsim.sweep.pool import LocalPool, cause
+from fedsim.sweep.pool import STOP_SECONDS, LocalPool, WorkerProcess, cause, stop
 from fedsim.sweep.view import SweepView
 
 SMALL = ("data.fraction=0.1", 'data.domains=["rot0", "rot15", "rot30"]', "train.rounds=2")
@@ -77,6 +78,22 @@ def test_a_refused_combination_does_not_stop_a_sweep(tmp_path):
     assert cells[1].title.startswith("csac+feddg-ga")
     with pytest.raises(UserError, match="fedaavg"):
         plan_cells("digits", Axes(["fedavg", "fedaavg"], ["rot0"], [0]), words, "")
+
+
+def test_parts_that_the_network_cannot_have_are_named_before_anything_starts(tmp_path):
+    """`--dry-run` says of the cell what its run would say."""
+    words = [*SMALL, f"run.output={tmp_path}", "model.backbone=digits-cnn"]
+    cells = plan_cells("digits", Axes(["fedavg", "copa"], ["rot0", "rot15"], [0]), words, "")
+    assert [cell.state for cell in cells] == ["waiting"] * 2 + ["failed"] * 2
+    with pytest.raises(UserError) as refusal:
+        resolve(cells[2].experiment).build_net()
+    assert {cell.reason for cell in cells[2:]} == {str(refusal.value)}
+    options = [part for word in (*SMALL, "model.backbone=digits-cnn") for part in ("--set", word)]
+    options += ["--methods", "fedavg,copa", "--targets", "rot0", "--output", str(tmp_path)]
+    result = CliRunner().invoke(app, ["sweep", "digits", "--dry-run", *options])
+    assert result.exit_code == 1
+    assert f"failed: copa → rot0 (seed 0): {refusal.value}" in result.output
+    assert "2 cells, 0 finished, 1 cannot run, 1 to run" in result.output
 
 
 @pytest.mark.parametrize(
@@ -244,6 +261,35 @@ def test_local_cells_have_their_device_and_callbacks(tmp_path):
     assert json.loads((cells[0].folder / "witness.json").read_text()) == ["7", 0, 1, 2]
     assert (cells[0].state, cells[1].state) == ("finished", "failed")
     assert "File exists" in cells[1].reason
+
+
+class Deaf:
+    """A process that ends only when it is killed, and the clock that runs while it is waited for."""
+
+    seconds = 0.0
+
+    def __init__(self):
+        self.living = True
+
+    def is_alive(self):
+        return self.living
+
+    def join(self, timeout=None):
+        assert timeout is not None or not self.living
+        Deaf.seconds += timeout or 0.0
+
+    def kill(self):
+        self.living = False
+
+
+def test_workers_that_do_not_end_are_waited_for_once(monkeypatch):
+    """All have been told to end at the same time, so that ten seconds are enough for all of them together."""
+    monkeypatch.setattr("fedsim.sweep.pool.time", SimpleNamespace(monotonic=lambda: Deaf.seconds), raising=False)
+    pipe = SimpleNamespace(send=lambda message: None, close=lambda: None)
+    workers = [WorkerProcess(budget.Reservation(1, ()), Deaf(), pipe) for _ in range(3)]
+    stop(workers)
+    assert Deaf.seconds == STOP_SECONDS
+    assert not any(worker.process.is_alive() for worker in workers)
 
 
 def test_causes_of_death():
