@@ -8,6 +8,19 @@ from typing import Annotated
 
 import typer
 
+from fedsim.commands.options import (
+    Callbacks,
+    Config,
+    CoresPerCell,
+    DryRun,
+    GpusPerCell,
+    Jobs,
+    Output,
+    Override,
+    Preset,
+    RayCluster,
+)
+from fedsim.commands.search import search
 from fedsim.deploy.cli import app as deploy
 from fedsim.edge import guarded
 from fedsim.errors import UserError
@@ -22,20 +35,9 @@ app = typer.Typer(
 )
 app.add_typer(deploy, name="deploy")
 
-Config = Annotated[
-    str, typer.Argument(help="experiment file, or the name of one that comes with fedsim (see `fedsim datasets`)")
-]
-Override = Annotated[
-    list[str] | None, typer.Option("--set", help="override, e.g. train.rounds=5 or method.guiding_head.weight=0.25")
-]
-Preset = Annotated[str, typer.Option(help="named settings of the file, e.g. a paper's protocol")]
-Callbacks = Annotated[
-    list[str] | None, typer.Option("--callback", help="your own tracker, package.module:Class (repeatable)")
-]
 OnlyMethods = Annotated[str, typer.Option("--methods", help="only these methods, comma-separated (default: all)")]
 OnlyTargets = Annotated[str, typer.Option("--targets", help="only these unseen domains (default: all)")]
 OnlySeeds = Annotated[str, typer.Option("--seeds", help="only these seeds (default: all)")]
-Output = Annotated[str, typer.Option(help="folder of all results (default: outputs)")]
 
 
 def main() -> None:
@@ -113,19 +115,13 @@ def sweep(
     targets: Annotated[str, typer.Option(help="comma-separated unseen domains")] = "all",
     seeds: Annotated[str, typer.Option(help="comma-separated seeds (default: 0, or the table's)")] = "",
     grid: Annotated[list[str] | None, typer.Option(help="key=v1,v2: one more axis (repeatable)")] = None,
-    jobs: Annotated[int, typer.Option(min=0, help="runs at the same time; 0: as many as the cores and GPUs allow")] = 0,
-    cores_per_cell: Annotated[
-        int, typer.Option(min=0, help="cores for one run, also set as its run.threads; 0: those of run.threads")
-    ] = 0,
-    gpus_per_cell: Annotated[float, typer.Option(min=0, help="GPUs for one run, e.g. 0.25; 0: shared evenly")] = 0,
-    ray: Annotated[
-        str, typer.Option(help="run as Ray tasks: local, auto, or a cluster's address (shared --output)")
-    ] = "",
+    jobs: Jobs = 0,
+    cores_per_cell: CoresPerCell = 0,
+    gpus_per_cell: GpusPerCell = 0,
+    ray: RayCluster = "",
     output: Output = "",
     preset: Preset = "",
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="print the runs and an estimate of their time, and run nothing")
-    ] = False,
+    dry_run: DryRun = False,
     callback: Callbacks = None,
     set_: Override = None,
 ) -> None:
@@ -296,5 +292,5 @@ def datasets(
         show_datasets(name)
 
 
-for command in (evaluate, predict, export, features):
+for command in (search, evaluate, predict, export, features):
     app.command()(command)

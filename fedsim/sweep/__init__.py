@@ -37,9 +37,16 @@ def run_sweep(
 
 
 def carry_out(
-    cells: list[Cell], budget: Budget, dry_run: bool, dry: Callable[[Sequence[Reservation]], Table]
+    cells: list[Cell],
+    budget: Budget,
+    dry_run: bool,
+    dry: Callable[[Sequence[Reservation]], Table],
+    blind: bool = False,
 ) -> list[Cell]:
-    """Run the cells that are not finished, or only print the table that `dry` makes; returns the failed cells."""
+    """Run the cells that are not finished, or only print the table that `dry` makes; returns the failed cells.
+
+    blind: the live view shows nothing that was measured on the unseen domain
+    """
     from fedsim.run.session import complete_finish, is_finished
 
     waiting = [cell for cell in cells if cell.state == "waiting"]
@@ -57,7 +64,7 @@ def carry_out(
         return report_failed(cells)
     try:
         if waiting:
-            run_cells(cells, waiting, reservations, budget)
+            run_cells(cells, waiting, reservations, budget, blind)
     finally:
         ours = [cell.experiment for cell in cells if cell not in refused and is_finished(cell.folder)]
         for name in dict.fromkeys(experiment.name for experiment in ours):
@@ -74,17 +81,19 @@ def report_failed(cells: Sequence[Cell]) -> list[Cell]:
     return failed
 
 
-def run_cells(cells: list[Cell], waiting: list[Cell], reservations: list[Reservation], budget: Budget) -> None:
+def run_cells(
+    cells: list[Cell], waiting: list[Cell], reservations: list[Reservation], budget: Budget, blind: bool
+) -> None:
     """Run the waiting cells on this machine or on a Ray cluster, and show the live view."""
     if budget.ray:
         from fedsim.sweep.on_ray import RayPool
 
-        with RayPool(waiting, budget) as pool, SweepView(cells, pool.width) as view:
+        with RayPool(waiting, budget) as pool, SweepView(cells, pool.width, blind) as view:
             pool.run(view)
         return
     from fedsim.sweep.pool import LocalPool
 
-    with SweepView(cells, len(reservations)) as view:
+    with SweepView(cells, len(reservations), blind) as view:
         LocalPool(waiting, reservations).run(view)
 
 
