@@ -11,7 +11,7 @@ from fedsim.console import say
 from fedsim.results.selection import DEFAULT_RULE, rule_title
 from fedsim.sweep import carry_out
 from fedsim.sweep.budget import Budget, Reservation
-from fedsim.sweep.plan import Cell, dry_table
+from fedsim.sweep.plan import Cell, dry_table, look_for_data
 from fedsim.sweep.search_plan import PlannedSearch, Search, plan_search
 from fedsim.sweep.search_texts import show_result, trial_table, write_trials
 
@@ -35,6 +35,8 @@ def run_search(
     keys, rule = ", ".join(knob.key for knob in plan.knobs), rule_title(DEFAULT_RULE, plan.runs)
     what = f"{len(plan.trials)} trials of {plan.search.method} on {', '.join(plan.targets)} with {words}"
     say(f"search over {keys}: {what}, scored by {rule}")
+    if not dry_run and not budget.ray:
+        look_for_data(plan.cells)
     failed = carry_out(
         plan.cells, budget, dry_run, lambda reservations: dry_trials(plan, reservations, budget), blind=True
     )
