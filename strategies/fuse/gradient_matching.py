@@ -37,9 +37,9 @@ class GradientMatching(Fuse):
 
     Source: FedOMG (Nguyen et al., ICLR 2025): CAGrad's direction for the clients' moves delta_k = theta_k - theta over
     the shared parameters, flattened together. Only the inner products of the delta_k are needed. All other tensors take
-    their weighted mean; the weights of the clients act nowhere else. The server's learning rate is the part
-    `server_step`. One client alone, or moves that are all 0, give FedAvg. `c = 0` gives FedAvg with uniform weights for
-    the parameters.
+    their weighted mean, also parameters that clients upload and keep; the weights of the clients act nowhere else. The
+    server's learning rate is the part `server_step`. One client alone, or moves that are all 0, give FedAvg. `c = 0`
+    gives FedAvg with uniform weights for the parameters.
 
     c: the radius of the ball around the mean direction, in units of its length
     solver: `descent` as released (gradient descent on a softmax, moves scaled to a mean length of about 1, 1e-4 added
@@ -48,8 +48,8 @@ class GradientMatching(Fuse):
     relative_eps: leaves the 1e-4 out of the scaling, so that the result does not depend on the length of the moves
     rescale: divides by 1 + c^2 as released; the paper's formula does not
     scale: `weights` multiplies delta_k by the client's weight p_k, so that the weights of another part act
-    variant: `official` scales by p_k, moves half as far, and with two or more replies does not average buffers, so that
-    running statistics keep their initial values
+    variant: `official` scales by p_k, moves half as far, and with two or more replies does not average shared buffers,
+    so that their running statistics keep the initial values
     """
 
     c: Annotated[float, Field(ge=0)] = 0.5
@@ -88,7 +88,10 @@ class GradientMatching(Fuse):
         gamma, a = self.solve(g)
         if self.variant == "official":
             a = 0.5 * a
-            fused = {name: np.array(server.previous[name]) for name in fused}
+            buffers = [
+                name for name in fused.keys() - server.parameters if server.places.get(name, "shared") == "shared"
+            ]
+            fused |= {name: np.array(server.previous[name]) for name in buffers}
         for name in deltas[0]:
             fused[name] = moved(name, mean_move(deltas, list(a * scales), name), server)
         self._note(updates, server, g, np.sqrt(products.diagonal()), gamma, a)
