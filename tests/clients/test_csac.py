@@ -139,6 +139,18 @@ def test_ablations_change_the_result(fields, standard, tmp_path):
     assert any(not np.array_equal(standard[name], ablated[name]) for name in standard)
 
 
+@pytest.mark.parametrize("budget", ["images", "steps"])
+def test_csac_without_its_parts_is_fedavg_under_every_budget(budget, tmp_path):
+    """No acquisition, no alignment and an average of the models are FedAvg with uniform weights, bit for bit."""
+    off = {"acquire_iterations": 0, "acquire_epochs": 0, "weight": 0.0}
+    parts = {"semantic_calibration": off, "semantic_divergence": {"strategy": "average"}}
+    models = []
+    for method in ({"name": "csac", **parts}, {"name": "fedavg", "weights": "uniform"}):
+        experiment = small_experiment(tmp_path / method["name"], method, train={"rounds": 2, "budget": budget})
+        models.append(load_file(run_small(experiment)[0] / "last.safetensors"))
+    assert all(np.array_equal(models[0][name], models[1][name]) for name in models[1])
+
+
 def test_late_client_acquires_first(tmp_path):
     """A client that holds no L^h and is asked to calibrate runs stage A first, then calibrates the received model."""
     experiment = small_experiment(tmp_path, {"name": "csac", "semantic_calibration": {"acquire_iterations": 3}})
