@@ -201,6 +201,24 @@ def test_gap_of_generalization_adjustment(tmp_path, monkeypatch):
     assert clients.loc[2, "weight"].nunique() == 3
 
 
+def test_gap_on_validation_loss(tmp_path, monkeypatch):
+    """The risks are losses on the validation split: that of the received model is what the clients had recorded."""
+    from clients.reports.generalization_gap import GeneralizationGap
+
+    risks = []
+    original = GeneralizationGap._risk
+    monkeypatch.setattr(
+        GeneralizationGap, "_risk", lambda self, round: risks.append(original(self, round)) or risks[-1]
+    )
+    method = {"name": "feddg-ga", "generalization_gap": {"metric": "validation_loss"}}
+    folder, _ = run_small(small_experiment(tmp_path, method, train={"rounds": 2}))
+    clients = numbers(folder / "clients.csv").set_index(["round", "client"])
+    received = [risks[3 + 2 * index] for index in range(3)]
+    np.testing.assert_allclose(clients.loc[1, "validation_loss"], received, rtol=1e-6)
+    np.testing.assert_allclose(clients.loc[2, "gap"], np.subtract(received, risks[:3]), rtol=1e-12)
+    assert clients.loc[2, "weight"].nunique() == 3
+
+
 def test_gap_on_validation_accuracy_and_subset(tmp_path):
     """The other metric, and a fixed subset of the training examples, give other weights that still sum to one."""
     for index, fields in enumerate(({"metric": "validation_accuracy"}, {"max_samples": 20})):
