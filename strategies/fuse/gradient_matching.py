@@ -16,6 +16,10 @@ from strategies.parts import Fuse, ServerRound, Update
 
 EPS = 1e-4
 SHORT_MOVE = 0.05  # below this mean length of the moves, EPS changes the result visibly
+ALONE = (
+    "gradient_matching: one client, or no move, has no direction to find; the model of such a round is the clients' "
+    "weighted mean, as with FedAvg"
+)
 logger = logging.getLogger("fedsim")
 
 
@@ -76,7 +80,11 @@ class GradientMatching(Fuse):
     def fuse(
         self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound
     ) -> dict[str, np.ndarray]:
-        """The fused model. details.csv gets Gamma and the cosine of the direction with each move."""
+        """The fused model.
+
+        details.csv gets for each client its Gamma, the cosine of its move with the direction, and the length of its
+        move; for the round the least inner product of a move with the direction, and that of a move with the mean g_0.
+        """
         shares = [weights[update.client] for update in updates]
         fused = weighted_mean([update.arrays for update in updates], shares)
         deltas = moves(updates, server)
@@ -84,6 +92,9 @@ class GradientMatching(Fuse):
         products = gram(deltas)
         g = products * np.outer(scales, scales)
         if len(updates) == 1 or not g.diagonal().any():
+            if not server.state.get("told"):
+                server.state["told"] = True
+                server.note(ALONE)
             return fused
         gamma, a = self.solve(g)
         if self.variant == "official":
@@ -94,7 +105,7 @@ class GradientMatching(Fuse):
             fused |= {name: np.array(server.previous[name]) for name in buffers}
         for name in deltas[0]:
             fused[name] = moved(name, mean_move(deltas, list(a * scales), name), server)
-        self._note(updates, server, g, np.sqrt(products.diagonal()), gamma, a)
+        self._record(updates, server, products, np.array(scales), gamma, a)
         return fused
 
     def solve(self, g: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -145,17 +156,18 @@ class GradientMatching(Fuse):
         gamma = gamma / gamma.sum()
         return gamma if value(gamma) <= value(start) else start
 
-    def _note(
+    def _record(
         self,
         updates: Sequence[Update],
         server: ServerRound,
-        g: np.ndarray,
-        moves: np.ndarray,
+        products: np.ndarray,
+        scales: np.ndarray,
         gamma: np.ndarray,
         a: np.ndarray,
     ) -> None:
-        """Records Gamma, the cosines, the coefficients and the lengths of the moves; warns where g has short ones."""
-        lengths = np.sqrt(g.diagonal())
+        """Writes the details and the coefficients; warns where moves are short."""
+        g = products * np.outer(scales, scales)
+        moves, lengths = np.sqrt(products.diagonal()), np.sqrt(g.diagonal())
         direction = np.sqrt(max(a @ g @ a, 0.0))
         cosines = (g @ a) / np.maximum(lengths * direction, 1e-30)
         for index, update in enumerate(updates):
@@ -163,9 +175,20 @@ class GradientMatching(Fuse):
             server.detail(update.client, "matching_cosine", "model", cosines[index])
             server.detail(update.client, "move_length", "model", moves[index])
             server.client_columns[update.client] = {"weight": float(a[index])}
-        if lengths.mean() < SHORT_MOVE and not self.relative_eps and self.solver == "descent" and not server.state:
+        server.detail("", "least_inner_product", "direction", min(products @ (a * scales)))
+        server.detail("", "least_inner_product", "mean", min(products @ scales) / len(scales))
+        self._warn(server, moves.mean(), lengths.mean())
+
+    def _warn(self, server: ServerRound, move: float, length: float) -> None:
+        """Says once that moves are short, by their mean length, with which g was made."""
+        if (
+            length < SHORT_MOVE
+            and not self.relative_eps
+            and self.solver == "descent"
+            and not server.state.get("warned")
+        ):
             server.state["warned"] = True
             scaled = ", and are multiplied by the clients' weights" if self.uses_weights else ""
             text = ("the clients' moves are %.3g long on average%s, so that the 1e-4 in gradient_matching's scaling "
                     "changes the result; relative_eps = true leaves it out")  # fmt: skip
-            logger.warning(text, moves.mean(), scaled)
+            logger.warning(text, move, scaled)

@@ -153,6 +153,33 @@ def test_lengths_of_moves_are_their_own(caplog):
     assert "moves are 0.06 long on average, and are multiplied" in caplog.text
 
 
+@pytest.mark.parametrize(("settings", "products"), [
+    ({}, (0.399987, 0.0)),  # of the direction (.199993, .600032) and of the mean (.5, .5) with the moves
+    ({"variant": "official"}, (0.0, 0.0)),
+])  # fmt: skip
+def test_least_inner_products_are_recorded(settings, products):
+    """How far the direction agrees with the move that suits it least, and how far the mean does."""
+    updates, server = replies(*CONFLICTING)
+    weights = uniform(updates)
+    fused = GradientMatching(**settings).fuse(updates, weights, server)
+    found = {row["name"]: row["value"] for row in server.details if row["quantity"] == "least_inner_product"}
+    expected = min(np.array(CONFLICTING) @ fused["w"])
+    assert found == pytest.approx({"direction": expected, "mean": products[1]}, abs=1e-6)
+    assert settings or found["direction"] == pytest.approx(products[0], abs=1.5e-6)
+    assert server.notes == []
+
+
+def test_rounds_without_a_direction_say_so_once():
+    """One client, and moves that are all 0, give FedAvg, which the notes of the first such round say."""
+    updates, server = replies((1, 0), (0, 1))
+    still, other = replies((0, 0), (0, 0))
+    for round, clients in ((server, updates[:1]), (other, still)):
+        for _ in range(2):
+            GradientMatching().fuse(clients, uniform(clients), round)
+        assert [note.count("no direction") for note in round.notes] == [1]
+        assert not round.details
+
+
 def test_matching_refuses_weights_that_would_not_act():
     from fedsim.assembly import find_recipe
 
