@@ -98,7 +98,7 @@ def _limit(recipe: Any, round: LocalRound, counts: Sequence[int], clients: int, 
         drawn = min(train.clients_per_round or clients, clients) / clients
         share = drawn * round.rounds * each / (prelude + drawn * round.rounds * each)
     if recipe.client.prelude and round.phase == recipe.client.prelude:
-        return max(_floor(share * prelude), 1)
+        return max(_floor(share * prelude), 1) if prelude else 0
     return max(_floor(share * each * round.round) - _floor(share * each * (round.round - 1)), 1)
 
 
@@ -111,6 +111,8 @@ def _fitted(
     plan: Iterable[np.ndarray], limit: int, work: TrainSettings, rng: np.random.Generator
 ) -> Iterator[np.ndarray]:
     """The beginning of the plan, or the plan and more passes over its items, up to `limit` images or steps."""
+    if limit == 0:  # a prelude without work: its plan has no items that could be passed over
+        return
     left = limit
     for batch in _endless(plan, work.batch_size, rng):
         batch = batch[:left] if work.budget == "images" else batch

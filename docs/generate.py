@@ -38,6 +38,15 @@ API = {
     "fedsim.results.callbacks": "Callbacks of a run",
 }
 
+NOT_BUILT = {  # by the name that their rows would have
+    "stablefdg": "StableFDG (Park et al., NeurIPS 2023)",
+    "fedccrl": "FedCCRL (Wang et al., 2024)",
+    "fisc": "FISC or PARDON (Nguyen et al., ICDCS 2025)",
+    "promptfl": "PromptFL (Guo et al., 2023)",
+    "fedapt": "FedAPT (Su et al., AAAI 2024)",
+    "plan": "PLAN (Gong et al., 2024)",
+}
+
 
 def write_pages(folder: Path) -> None:
     """Fill `methods/`, `parts/` and `api/` below `folder` anew."""
@@ -63,7 +72,14 @@ def own_parts(recipe: Recipe) -> list[tuple[str, object]]:
 
 def methods_index() -> str:
     """The page that lists all methods with what they change."""
-    lines = ["# Methods", "", "| method | what it changes | paper |", "|---|---|---|"]
+    missing = ", ".join(title for name, title in NOT_BUILT.items() if name not in METHODS)
+    lines = [
+        "# Methods",
+        "",
+        f"Published methods for federated domain generalization that are not built: {missing}.",
+        "",
+    ]
+    lines += ["| method | what it changes | paper |", "|---|---|---|"]
     for name, recipe in METHODS.items():
         changes = ", ".join(f"{slot}: `{part_name(part)}`" for slot, part in own_parts(recipe))
         changes = changes or ("pools all source data" if recipe.pooled else "nothing: it is the reference")

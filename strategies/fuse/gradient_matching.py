@@ -16,6 +16,10 @@ from strategies.parts import Fuse, ServerRound, Update
 
 EPS = 1e-4
 SHORT_MOVE = 0.05  # below this mean length of the moves, EPS changes the result visibly
+ALONE = (
+    "gradient_matching: one client, or no move, has no direction to find; the model of such a round is the clients' "
+    "weighted mean, as with FedAvg"
+)
 logger = logging.getLogger("fedsim")
 
 
@@ -37,9 +41,9 @@ class GradientMatching(Fuse):
 
     Source: FedOMG (Nguyen et al., ICLR 2025): CAGrad's direction for the clients' moves delta_k = theta_k - theta over
     the shared parameters, flattened together. Only the inner products of the delta_k are needed. All other tensors take
-    their weighted mean; the weights of the clients act nowhere else. The server's learning rate is the part
-    `server_step`. One client alone, or moves that are all 0, give FedAvg. `c = 0` gives FedAvg with uniform weights for
-    the parameters.
+    their weighted mean, also parameters that clients upload and keep; the weights of the clients act nowhere else. The
+    server's learning rate is the part `server_step`. One client alone, or moves that are all 0, give FedAvg. `c = 0`
+    gives FedAvg with uniform weights for the parameters.
 
     c: the radius of the ball around the mean direction, in units of its length
     solver: `descent` as released (gradient descent on a softmax, moves scaled to a mean length of about 1, 1e-4 added
@@ -48,8 +52,8 @@ class GradientMatching(Fuse):
     relative_eps: leaves the 1e-4 out of the scaling, so that the result does not depend on the length of the moves
     rescale: divides by 1 + c^2 as released; the paper's formula does not
     scale: `weights` multiplies delta_k by the client's weight p_k, so that the weights of another part act
-    variant: `official` scales by p_k, moves half as far, and with two or more replies does not average buffers, so that
-    running statistics keep their initial values
+    variant: `official` scales by p_k, moves half as far, and with two or more replies does not average shared buffers,
+    so that their running statistics keep the initial values
     """
 
     c: Annotated[float, Field(ge=0)] = 0.5
@@ -76,7 +80,11 @@ class GradientMatching(Fuse):
     def fuse(
         self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound
     ) -> dict[str, np.ndarray]:
-        """The fused model. details.csv gets Gamma and the cosine of the direction with each move."""
+        """The fused model.
+
+        details.csv gets for each client its Gamma, the cosine of its move with the direction, and the length of its
+        move; for the round the least inner product of a move with the direction, and that of a move with the mean g_0.
+        """
         shares = [weights[update.client] for update in updates]
         fused = weighted_mean([update.arrays for update in updates], shares)
         deltas = moves(updates, server)
@@ -84,14 +92,20 @@ class GradientMatching(Fuse):
         products = gram(deltas)
         g = products * np.outer(scales, scales)
         if len(updates) == 1 or not g.diagonal().any():
+            if not server.state.get("told"):
+                server.state["told"] = True
+                server.note(ALONE)
             return fused
         gamma, a = self.solve(g)
         if self.variant == "official":
             a = 0.5 * a
-            fused = {name: np.array(server.previous[name]) for name in fused}
+            buffers = [
+                name for name in fused.keys() - server.parameters if server.places.get(name, "shared") == "shared"
+            ]
+            fused |= {name: np.array(server.previous[name]) for name in buffers}
         for name in deltas[0]:
             fused[name] = moved(name, mean_move(deltas, list(a * scales), name), server)
-        self._note(updates, server, g, np.sqrt(products.diagonal()), gamma, a)
+        self._record(updates, server, products, np.array(scales), gamma, a)
         return fused
 
     def solve(self, g: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -142,17 +156,18 @@ class GradientMatching(Fuse):
         gamma = gamma / gamma.sum()
         return gamma if value(gamma) <= value(start) else start
 
-    def _note(
+    def _record(
         self,
         updates: Sequence[Update],
         server: ServerRound,
-        g: np.ndarray,
-        moves: np.ndarray,
+        products: np.ndarray,
+        scales: np.ndarray,
         gamma: np.ndarray,
         a: np.ndarray,
     ) -> None:
-        """Records Gamma, the cosines, the coefficients and the lengths of the moves; warns where g has short ones."""
-        lengths = np.sqrt(g.diagonal())
+        """Writes the details and the coefficients; warns where moves are short."""
+        g = products * np.outer(scales, scales)
+        moves, lengths = np.sqrt(products.diagonal()), np.sqrt(g.diagonal())
         direction = np.sqrt(max(a @ g @ a, 0.0))
         cosines = (g @ a) / np.maximum(lengths * direction, 1e-30)
         for index, update in enumerate(updates):
@@ -160,9 +175,20 @@ class GradientMatching(Fuse):
             server.detail(update.client, "matching_cosine", "model", cosines[index])
             server.detail(update.client, "move_length", "model", moves[index])
             server.client_columns[update.client] = {"weight": float(a[index])}
-        if lengths.mean() < SHORT_MOVE and not self.relative_eps and self.solver == "descent" and not server.state:
+        server.detail("", "least_inner_product", "direction", min(products @ (a * scales)))
+        server.detail("", "least_inner_product", "mean", min(products @ scales) / len(scales))
+        self._warn(server, moves.mean(), lengths.mean())
+
+    def _warn(self, server: ServerRound, move: float, length: float) -> None:
+        """Says once that moves are short, by their mean length, with which g was made."""
+        if (
+            length < SHORT_MOVE
+            and not self.relative_eps
+            and self.solver == "descent"
+            and not server.state.get("warned")
+        ):
             server.state["warned"] = True
             scaled = ", and are multiplied by the clients' weights" if self.uses_weights else ""
             text = ("the clients' moves are %.3g long on average%s, so that the 1e-4 in gradient_matching's scaling "
                     "changes the result; relative_eps = true leaves it out")  # fmt: skip
-            logger.warning(text, moves.mean(), scaled)
+            logger.warning(text, move, scaled)
