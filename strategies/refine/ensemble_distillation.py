@@ -40,10 +40,11 @@ class EnsembleDistillation(Refine):
         a(x) = 1/K sum_k f(theta_k; x)   the mean of the logits of this round's client models, b(x) = f(w; x)
 
     Source: PerAda (Xie et al., CVPR 2024), its server. The images have no labels. Only parameters that clients share
-    are trained. In every round the learning rate falls to 0 along a cosine. The teachers are in eval mode; the student
-    is in training mode except for its batch norm; both see each image without augmentation. A round with the model of
-    only one client is not changed, because teacher and student are equal, and neither are rounds after `rounds`.
-    Without `data` nothing happens (the paper's ablation without distillation).
+    and that the prediction uses are trained (neither a projector beside the head nor FedIG-A's adapters). In every
+    round the learning rate falls to 0 along a cosine. The teachers are in eval mode; the student is in training mode
+    except for its batch norm; both see each image without augmentation. A round with the model of only one client is
+    not changed, because teacher and student are equal, and neither are rounds after `rounds`. Without `data` nothing
+    happens (the paper's ablation without distillation).
 
     The released code stops early by labelled validation images of the server, and drops a distilled model that is not
     better than the average; here there are no labels. Images of a client or of the target are refused, by their path
@@ -118,7 +119,8 @@ class EnsembleDistillation(Refine):
         """Trains the student; returns its loss in the first and in the last step."""
         net.train()
         keep_statistics(net, server.parameters, all_of_them=self.bn == "freeze")
-        parameters = [value for name, value in net.named_parameters() if name in server.parameters]
+        shared = [value for name, value in net.named_parameters() if name in server.parameters]
+        parameters = [value for value in shared if value.requires_grad]
         optimizer = torch.optim.Adam(parameters, self.lr)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.steps)
         losses = []
@@ -127,8 +129,9 @@ class EnsembleDistillation(Refine):
             torch.manual_seed(seed)
             for images, teacher in batches:
                 loss = distillation_loss(teacher, net(images).float(), self.tau)
-                for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
-                    parameter.grad = gradient
+                gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+                for parameter, gradient in zip(parameters, gradients, strict=True):
+                    parameter.grad = gradient  # None, which Adam skips, where the prediction does not use it
                 optimizer.step()
                 schedule.step()
                 losses.append(loss.detach())
