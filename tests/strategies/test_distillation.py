@@ -135,7 +135,7 @@ def test_distillation_reduces_its_loss(server, tmp_path):
     ids=lambda value: value["name"] if isinstance(value, dict) else value,
 )
 def test_layers_that_the_prediction_does_not_use_keep_their_fused_values(server, tmp_path, method, untrained):
-    """A module beside the head has no gradient, and adapters that are trained apart take none; the rest is distilled."""
+    """A module beside the head and adapters that are trained apart have no gradient; the rest is distilled."""
     experiment = small_experiment(tmp_path, method)
     net = build_net(experiment, build_recipe(experiment))
     state = {name: value.numpy().copy() for name, value in net.state_dict().items()}
