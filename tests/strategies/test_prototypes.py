@@ -102,7 +102,8 @@ def test_the_first_of_equally_near_points_is_taken():
     longer = [*points[:6], (7, -7)]
     found = groups(first_neighbour_clusters(np.array(points, float)))
     assert groups(first_neighbour_clusters(np.array(longer, float))) == found == exact_groups(points)
-    assert groups(finch(np.array([(2, 1), (-2, 0), (1, -2), (-2, -1)], float))) == {frozenset({0, 2}), frozenset({1, 3})}
+    pairs = {frozenset({0, 2}), frozenset({1, 3})}
+    assert groups(finch(np.array([(2, 1), (-2, 0), (1, -2), (-2, -1)], float))) == pairs
     rng = np.random.default_rng(0)
     for _ in range(150):
         points = rng.integers(-2, 3, (rng.integers(2, 9), 2)).tolist()
