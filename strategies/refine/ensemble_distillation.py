@@ -41,8 +41,8 @@ class EnsembleDistillation(Refine):
 
     Source: PerAda (Xie et al., CVPR 2024), its server. The images have no labels. Only parameters that clients share
     and that the prediction uses are trained (neither a projector beside the head nor FedIG-A's adapters). In every
-    round the learning rate falls to 0 along a cosine. The teachers are in eval mode; the student is in training mode
-    except for its batch norm; both see each image without augmentation. A round with the model of only one client is
+    round the learning rate falls to 0 along a cosine. The student is in training mode except for its batch norm; both
+    see each image without augmentation. A round with the model of only one client is
     not changed, because teacher and student are equal, and neither are rounds after `rounds`. Without `data` nothing
     happens (the paper's ablation without distillation).
 
@@ -58,6 +58,7 @@ class EnsembleDistillation(Refine):
     tau: the temperature
     bn: with `freeze` the student's batch norm normalizes by the averaged statistics, which do not change; with `train`
     by those of the images, and the running statistics are updated by them (released code)
+    teachers: in `eval` mode, or in `train` mode (released code), with dropout and the statistics of each mini-batch
     """
 
     order: ClassVar[int] = 2
@@ -69,6 +70,7 @@ class EnsembleDistillation(Refine):
     lr: Annotated[float, Field(gt=0)] = 1e-4
     tau: Annotated[float, Field(gt=0)] = 1.0
     bn: Literal["freeze", "train"] = "freeze"
+    teachers: Literal["eval", "train"] = "eval"
 
     @property
     def tag(self) -> str:
@@ -90,14 +92,10 @@ class EnsembleDistillation(Refine):
             return dict(fused)
         prepared, count = self._images(server)
         order = batch_positions(count, min(self.batch_size, count), self.steps, server.rng("distillation"))
-        used = np.unique(np.concatenate(order))
-        parts = np.array_split(used, -(-len(used) // EVALUATION_BATCH))
         net = server.build_net()
-        states = [{**server.previous, **update.arrays} for update in server.updates]
-        teacher = mean_logits(net, states, parts, prepared)
+        teacher = self._teacher(net, order, prepared, server)
         load_arrays(net, {**server.previous, **fused}, list(server.previous))
-        batches = ((prepared(part), teacher[np.searchsorted(used, part)]) for part in order)
-        first, last = self._train(net, batches, server)
+        first, last = self._train(net, ((prepared(part), teacher(part)) for part in order), server)
         server.detail("", "distillation_loss", "first", first)
         server.detail("", "distillation_loss", "last", last)
         state = net.state_dict()
@@ -112,6 +110,18 @@ class EnsembleDistillation(Refine):
             raise UserError(f"{self.data} holds one image; distillation needs at least two")
         normalize = make_transforms(data, channels, weight_statistics(server.experiment.model)).normalize
         return lambda part: normalize(to_float(torch.from_numpy(images[part]).to(server.device))), len(images)
+
+    def _teacher(
+        self, net: nn.Module, order: Sequence[np.ndarray], prepared: Prepared, server: ServerRound
+    ) -> Callable[[np.ndarray], Tensor]:
+        """A function from a batch's positions to the mean of the clients' logits; `net` may be used afterwards."""
+        states = [{**server.previous, **update.arrays} for update in server.updates]
+        if self.teachers == "train":  # what a model says of an image depends on the batch and on the step
+            other = server.build_net()
+            return lambda part: mean_logits(other, states, [part], prepared, train=True)
+        used = np.unique(np.concatenate(order))
+        logits = mean_logits(net, states, np.array_split(used, -(-len(used) // EVALUATION_BATCH)), prepared)
+        return lambda part: logits[np.searchsorted(used, part)]
 
     def _train(
         self, net: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], server: ServerRound
@@ -158,10 +168,12 @@ def batch_positions(count: int, size: int, steps: int, rng: np.random.Generator)
 
 
 @torch.no_grad()
-def mean_logits(net: nn.Module, states: Sequence[Arrays], parts: Sequence[np.ndarray], prepared: Prepared) -> Tensor:
-    """The mean over the models of their logits, [images, classes]; each model is in eval mode with its own tensors in
-    `net`."""
-    net.eval()
+def mean_logits(
+    net: nn.Module, states: Sequence[Arrays], parts: Sequence[np.ndarray], prepared: Prepared, train: bool = False
+) -> Tensor:
+    """The mean over the models of their logits, [images, classes]; each model is in eval mode (or in training mode)
+    with its own tensors in `net`."""
+    net.train(train)
     total: Tensor | None = None
     for state in states:
         load_arrays(net, state, list(state))

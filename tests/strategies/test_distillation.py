@@ -58,6 +58,16 @@ def test_batches_take_everything_in_turn():
     assert len(set(np.concatenate(batches[:2]))) == 8
 
 
+def test_teachers_in_training_mode_depend_on_their_batch():
+    """They normalize by the statistics of the batch (-1 and 1), which eval mode replaces by the running ones."""
+    net = nn.BatchNorm1d(2)
+    state = {name: value.numpy().copy() for name, value in net.state_dict().items()}
+    images = torch.tensor([[1.0, 10.0], [3.0, 30.0]])
+    trained = mean_logits(net, [state, state], [np.arange(2)], lambda part: images[part], train=True)
+    assert trained.numpy() == pytest.approx(np.array([[-1, -1], [1, 1]]), abs=1e-4)
+    assert mean_logits(net, [state], [np.arange(2)], lambda part: images[part]).allclose(images, rtol=1e-4)
+
+
 class Small(nn.Module):
     """A frozen convolution, batch norm, and a head."""
 
@@ -122,6 +132,10 @@ def test_distillation_reduces_its_loss(server, tmp_path):
     assert all(np.array_equal(again[name], refined[name]) for name in fused)
     moved = EnsembleDistillation(data=part.data, steps=4, bn="train").refine(fused, server)
     assert not np.array_equal(moved["norm.running_mean"], fused["norm.running_mean"])
+    other = EnsembleDistillation(data=part.data, steps=60, lr=0.05, batch_size=6, teachers="train")
+    found = [other.refine(fused, server) for _ in range(2)]
+    assert not np.array_equal(found[0]["head.weight"], refined["head.weight"])
+    assert all(np.array_equal(found[0][name], found[1][name]) for name in fused)
 
 
 @pytest.mark.parametrize(
