@@ -174,8 +174,8 @@ def test_aggregation_counts_the_original_examples(tmp_path: Path) -> None:
 def test_the_papers_level_is_the_number_of_clients(data):
     """L = K on the data sets of the paper, of which one domain is the target."""
     experiment = read_experiment(data, ["method.name=ccst"])
-    part = build_recipe(experiment, recorded=True).augment
-    assert part.L == len(benchmark(experiment.data).domains) - 1
+    level = build_recipe(experiment, recorded=True).augment.L
+    assert level == len(benchmark(experiment.data).domains) - 1
 
 
 def test_settings_that_cannot_work_are_refused(tmp_path: Path) -> None:
