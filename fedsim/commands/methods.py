@@ -68,7 +68,8 @@ def show_method(name: str, data: str = "", preset: str = "", overrides: Sequence
     from fedsim.recipe import parts_of
 
     recipe = find_recipe(name)
-    table = Table("slot", "part", "settings", title=escape(f"{name}: {recipe.paper}"))
+    columns = (Column(title, overflow="fold") for title in ("slot", "part", "settings"))  # no name is cut
+    table = Table(*columns, title=escape(f"{name}: {recipe.paper}"))
     for slot, part in parts_of(recipe):
         values = {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
         fields = [f"method.{part_name(part)}.{key} = {value!r}" for key, value in values.items()]

@@ -88,6 +88,14 @@ def test_projector():
     assert isinstance(net.projector[-1], nn.BatchNorm1d)
     assert net.eval()(images).equal(logits)
     assert any(name.startswith("projector.") for name in net.state_dict())
-    net.feature_dim = 2048
-    Projector().apply(net)
-    assert net.projector[0].weight.shape == (2048, 2048)
+
+
+@pytest.mark.parametrize(("width", "hidden"), [(50, 100), (512, 1024), (1280, 2560), (2048, 2048), (4096, 8192)])
+def test_the_projector_is_twice_as_wide_except_for_2048_features(width, hidden):
+    """ResNet-50's projector is not widened (the authors' code); MobileNet's and AlexNet's features are doubled too."""
+    net = nn.Module()
+    net.feature_dim = width
+    with torch.device("meta"):
+        Projector().apply(net)
+    linear = [module for module in net.projector if isinstance(module, nn.Linear)]
+    assert [tuple(module.weight.shape) for module in linear] == [(hidden, width), (hidden, hidden), (width, hidden)]
