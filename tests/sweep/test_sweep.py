@@ -17,8 +17,8 @@ from fedsim.experiment import read_experiment
 from fedsim.run.plan import resolve
 from fedsim.sweep import Axes, budget
 from fedsim.sweep.axes import grid_points, split_values
-from fedsim.sweep.plan import Cell, duration, look_for_data, observed_rates, plan_cells, time_left
-from fedsim.sweep.pool import STOP_SECONDS, LocalPool, WorkerProcess, cause, stop
+from fedsim.sweep.plan import Cell, duration, observed_rates, plan_cells, time_left
+from fedsim.sweep.pool import LocalPool, cause
 from fedsim.sweep.view import SweepView
 
 SMALL = ("data.fraction=0.1", 'data.domains=["rot0", "rot15", "rot30"]', "train.rounds=2")
@@ -235,27 +235,6 @@ def test_bad_input_is_refused_before_anything_starts(words, said, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(("config", "target"), [("pacs", "photo"), ("tables/csac-table-3", "M0")])
-def test_a_missing_data_set_is_refused_before_any_cell_starts(config, target, tmp_path, monkeypatch):
-    """It is a UserError (one line, exit code 2), and no process is started that would fail for every cell."""
-    monkeypatch.setattr("fedsim.sweep.pool.give", lambda worker, cell: pytest.fail("a cell was started"))
-    words = ["sweep", config, "--set", f"data.root={tmp_path / 'nowhere'}", "--targets", target]
-    result = CliRunner().invoke(app, [*words, "--output", str(tmp_path / "out")])
-    assert isinstance(result.exception, UserError)
-    assert str(tmp_path / "nowhere") in str(result.exception)
-    assert (result.output, "\n" in str(result.exception)) == ("", False)
-    assert not (tmp_path / "out").exists()
-
-
-def test_only_cells_without_data_fail_where_others_have_theirs(tmp_path):
-    """A sweep over several data sets, as a paper's table has, runs those that are there."""
-    there, missing = cell(), cell()
-    missing.experiment = read_experiment("pacs", [f"data.root={tmp_path / 'nowhere'}"])
-    look_for_data([there, missing])
-    assert (there.state, missing.state) == ("waiting", "failed")
-    assert "no folder" in missing.reason
-
-
 class Witness:
     """Callback that writes what its process sees into the run's folder."""
 
@@ -284,35 +263,6 @@ def test_local_cells_have_their_device_and_callbacks(tmp_path):
     assert json.loads((cells[0].folder / "witness.json").read_text()) == ["7", 0, 1, 2]
     assert (cells[0].state, cells[1].state) == ("finished", "failed")
     assert "File exists" in cells[1].reason
-
-
-class Deaf:
-    """A process that ends only when it is killed, and the clock that runs while it is waited for."""
-
-    seconds = 0.0
-
-    def __init__(self):
-        self.living = True
-
-    def is_alive(self):
-        return self.living
-
-    def join(self, timeout=None):
-        assert timeout is not None or not self.living
-        Deaf.seconds += timeout or 0.0
-
-    def kill(self):
-        self.living = False
-
-
-def test_workers_that_do_not_end_are_waited_for_once(monkeypatch):
-    """All have been told to end at the same time, so that ten seconds are enough for all of them together."""
-    monkeypatch.setattr("fedsim.sweep.pool.time", SimpleNamespace(monotonic=lambda: Deaf.seconds), raising=False)
-    pipe = SimpleNamespace(send=lambda message: None, close=lambda: None)
-    workers = [WorkerProcess(budget.Reservation(1, ()), Deaf(), pipe) for _ in range(3)]
-    stop(workers)
-    assert Deaf.seconds == STOP_SECONDS
-    assert not any(worker.process.is_alive() for worker in workers)
 
 
 def test_causes_of_death():
