@@ -22,7 +22,7 @@ from fedsim.experiment import Experiment
 from fedsim.models import weight_statistics
 from fedsim.models.infer.base import Predict, Uploads
 from fedsim.results.environment import read_environment
-from fedsim.results.kept_model import other_round
+from fedsim.results.kept_model import other_round, unfinished
 from fedsim.results.reading import read_settings
 from fedsim.run.frozen import refuse_other_frozen
 from fedsim.run.inference_bank import kept_entries
@@ -59,7 +59,7 @@ class TrainedModel(nn.Module):
         self.register_buffer("std", torch.tensor(normalize.std).view(1, -1, 1, 1) if normalize.std else None)
         rule = plan.recipe.infer
         self.own = own  # the clients' tensors that the rule needs
-        self.remark = other_round(file.parent) if file.stem == "best" else ""
+        self.remark = (unfinished(file.parent) or other_round(file.parent)) if file.stem == "best" else ""
         self._predict = self._begun()
         self.batch_size = rule.pass_size(self.experiment.run.evaluate_batch_size)
         self.eval()

@@ -1,4 +1,4 @@
-"""Says when the kept model of a finished run is not of the round that tables report (see `from_rounds`)."""
+"""Says when the kept best model of a run is not final, or not of the round that tables report (see `from_rounds`)."""
 
 from pathlib import Path
 
@@ -9,6 +9,15 @@ from fedsim.results.reading import read_settings
 from fedsim.results.record_files import read_record
 from fedsim.results.selection import select, validation_column
 from fedsim.tasks import task_in
+
+
+def unfinished(run: Path) -> str:
+    """A text when the run has not finished, so that a later round may still replace its best model; else empty."""
+    rounds = read_record(run / "rounds.csv")
+    if (run / "summary.csv").is_file() or rounds.empty:
+        return ""
+    planned = read_settings(run).train.rounds
+    return f"the run has not finished: this is the best of {rounds['round'].max()} of {planned} rounds"
 
 
 def other_round(run: Path) -> str:
