@@ -65,7 +65,7 @@ def without_notes(reasons: list[str]) -> list[str]:
 def damaged_notes(damaged: list[str]) -> list[str]:
     """A note on the runs whose summary cannot be read."""
     return [
-        f"Left out, because its summary.csv is empty or cut off: {run}; copy it again, or remove the run and repeat it."
+        f"Left out, because its summary.csv is empty, cut off or changed: {run}; copy it again, or repeat the run."
         for run in damaged
     ]
 

@@ -21,9 +21,10 @@ def records(folder, column):
     """Records of two rounds, of which the first is selected by `column`."""
     rows = {"round": [0, 1, 2], "target_accuracy": [0.1, 0.416, 0.3], "mean_validation_accuracy": [0.1, 0.2, 0.25]}
     pd.DataFrame({**rows, column: [0.1, 0.875, 0.5]}).to_csv(folder / "rounds.csv", index=False)
-    summary = {"best_validation_round": 1, "best_validation_target_accuracy": 0.416, "last_round": 2,
-               "best_validation_mean_validation_accuracy": 0.2, "last_target_accuracy": 0.3,
-               "last_mean_validation_accuracy": 0.25}  # fmt: skip
+    summary = {"method": "fedavg", "target": "photo", "seed": 0}
+    summary |= {"best_validation_round": 1, "best_validation_target_accuracy": 0.416, "last_round": 2,
+                "best_validation_mean_validation_accuracy": 0.2, "last_target_accuracy": 0.3,
+                "last_mean_validation_accuracy": 0.25}  # fmt: skip
     pd.DataFrame([summary]).to_csv(folder / "summary.csv", index=False)
     return card(fedsim.load(folder))
 
