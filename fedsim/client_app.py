@@ -108,7 +108,7 @@ def handshake(message: Message, context: Context) -> RecordDict:
     common |= {"frozen": space.frozen_content} if space.frozen_content else {}
     sites = []
     if is_target(context, space.plan):
-        sites = [(space.experiment.run.target, "target", target_of(space).class_counts())]
+        sites = [(space.experiment.run.target, "target", target_of(space, str(config["token"])).class_counts())]
     for name in [] if sites else node_clients(context, space.plan):
         counts = space.class_counts(name, str(config["state-dir"]), str(config["token"]))
         sites.append((name, "source", [int(count) for count in counts]))
@@ -157,19 +157,20 @@ def holds(context: Context) -> str:
 @guarded
 def evaluate_target(message: Message, context: Context) -> RecordDict:
     """Evaluate the global model on the unseen domain, on the site that holds it."""
-    space, _ = space_of(message, context)
+    space, config = space_of(message, context)
     if not is_target(context, space.plan):
         raise UserError(f"this site is {holds(context)}, not the target site of {space.experiment.run.target!r}")
     records = {name: record_to_arrays(record) for name, record in arrays_of(message.content).items()}
     arrays = records.pop("arrays")
     uploads = {name.removeprefix(UPLOADS): own for name, own in records.items()}
-    evaluator = target_of(space)
+    evaluator = target_of(space, str(config["token"]))
     return score_records(evaluator(arrays, uploads), len(evaluator.labels), evaluator.task.metric)
 
 
 @functools.lru_cache(maxsize=1)
-def target_of(space: Workspace) -> TargetEvaluator:
-    """The evaluator of the unseen domain, whose images are read on first use and then kept."""
+def target_of(space: Workspace, run: str) -> TargetEvaluator:
+    """The evaluator of the unseen domain in the run with that token, whose images are read on first use and then
+    kept; another run with the same settings may find other images."""
     return TargetEvaluator(space)
 
 
@@ -181,7 +182,7 @@ def visit(message: Message, context: Context) -> RecordDict:
     if is_site(context) and not is_target(context, space.plan):
         raise UserError(f"this site is {holds(context)}, not the target site of {space.experiment.run.target!r}")
     records = {name: record_to_arrays(record) for name, record in arrays_of(message.content).items()}
-    answer = space.unlabelled().answer(records, config)
+    answer = space.unlabelled(str(config["token"])).answer(records, config)
     return RecordDict({name: state_to_record(arrays) for name, arrays in answer.items()})
 
 

@@ -77,7 +77,7 @@ class Workspace:
         self.travelling = [name for name, place in self.places.items() if place != "frozen"]
         self.frozen_content = frozen_content(state, self.places)
         self.clients: dict[tuple[str, str, str], DomainClient] = {}
-        self._unlabelled: UnlabelledClient | None = None
+        self._unlabelled: dict[str, UnlabelledClient] = {}  # by the run's token, of the newest run alone
         self.compiled: Any = None
         if plan.experiment.train.compile != "off":
             from clients.compiled import Compiled  # brings PyTorch's compiler, a second of imports
@@ -121,16 +121,18 @@ class Workspace:
             return self.client(name, state_folder, run).data.class_counts
         return load_client(self.experiment.data, name, self.experiment.run.target).class_counts()
 
-    def unlabelled(self) -> UnlabelledClient:
-        """The unseen domain's client, whose images come without labels; warm after its first visit."""
-        if self._unlabelled is None:
+    def unlabelled(self, run: str) -> UnlabelledClient:
+        """The unseen domain's client in the run with that token; its images come without labels, and stay in memory
+        after its first visit."""
+        if run not in self._unlabelled:
             data = load_unlabelled(self.experiment.data, self.experiment.run.target)
             statistics = weight_statistics(self.experiment.model)
             local = LocalData(
                 data, make_transforms(self.experiment.data, self.plan.data.channels, statistics), self.device
             )
-            self._unlabelled = UnlabelledClient(self.experiment, self.recipe, self.net, self.places, local, self.device)
-        return self._unlabelled
+            client = UnlabelledClient(self.experiment, self.recipe, self.net, self.places, local, self.device)
+            self._unlabelled = {run: client}
+        return self._unlabelled[run]
 
 
 _open: dict[tuple[str, str | None], Workspace] = {}
