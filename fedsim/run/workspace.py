@@ -12,8 +12,9 @@ from clients.local_data import LocalData
 from clients.store import ClientStore, client_folder
 from clients.unlabelled_client import UnlabelledClient
 from fedsim.cores import free_cores
-from fedsim.data import load_client, load_pooled, load_unlabelled
+from fedsim.data import domain_of, load_client, load_pooled, load_unlabelled
 from fedsim.data.augment import make_transforms
+from fedsim.data.fingerprint import Fingerprints, fingerprint
 from fedsim.errors import UserError
 from fedsim.experiment import parse_experiment
 from fedsim.models import weight_statistics
@@ -78,6 +79,7 @@ class Workspace:
         self.frozen_content = frozen_content(state, self.places)
         self.clients: dict[tuple[str, str, str], DomainClient] = {}
         self._unlabelled: dict[str, UnlabelledClient] = {}  # by the run's token, of the newest run alone
+        self._fingerprints: dict[str, Fingerprints] = {}  # by the token of the newest run
         self.compiled: Any = None
         if plan.experiment.train.compile != "off":
             from clients.compiled import Compiled  # brings PyTorch's compiler, a second of imports
@@ -114,6 +116,15 @@ class Workspace:
                 self.compiled,
             )
         return self.clients[key]
+
+    def fingerprint(self, client: str, run: str) -> dict[str, int | str]:
+        """Fingerprint of the data of a site's client as they were when this process first used them in that run."""
+        if run not in self._fingerprints:
+            self._fingerprints = {run: {}}
+        known = self._fingerprints[run]
+        if client not in known:
+            known[client] = fingerprint(self.experiment.data, domain_of(client))
+        return known[client]
 
     def class_counts(self, name: str, state_folder: str, run: str = "") -> np.ndarray:
         """Training images of a client by class. Where not all clients stay warm, it is not opened for this."""

@@ -50,7 +50,8 @@ class Expected:
 
     `shapes` are the tensors of the record `arrays`, and `nonnegative` those of them that count or are variances.
     `banks` are the banks with records in the reply, and `views` the round as each of these banks sees it. `metrics` are
-    those that a server part needs in addition to `train_loss`. `metric` is the task's primary metric.
+    those that a server part needs in addition to `train_loss`. `metric` is the task's primary metric. `data` is the
+    hash of the data that the client's site had in the handshake; empty in a simulation.
     """
 
     client: str
@@ -64,6 +65,7 @@ class Expected:
     views: Mapping[str, ServerRound] = field(default_factory=dict)
     metrics: Collection[str] = ()
     metric: str = CLASSIFICATION.metric
+    data: str = ""
 
 
 def one_line(text: str, most: int = REASON_CHARACTERS) -> str:
@@ -140,12 +142,15 @@ def check_records(content: RecordDict, arrays: set[str], metrics: set[str], conf
 
 
 def check_echo(content: RecordDict, expected: Expected) -> None:
-    """Raises unless the reply repeats what it answers: the run's token, client, round and phase."""
+    """Raises unless the reply repeats what it answers (the run's token, client, round and phase), and the site's data
+    are those of the handshake."""
     echo = config_of(content, "echo")
     for key in ECHOED:
         said, want = echo.get(key), getattr(expected, key)
         if type(said) is not type(want) or said != want:
             raise RejectedReplyError(f"it answers another message: {key} is {reprlib.repr(said)}, expected {want!r}")
+    if expected.data and echo.get("data", expected.data) != expected.data:
+        raise RejectedReplyError("the images or labels of its site have changed since the run began")
 
 
 def stored_entries(content: RecordDict) -> int:

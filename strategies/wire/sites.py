@@ -34,6 +34,11 @@ class Site:
     data: dict[str, int | str] = field(default_factory=dict)  # fingerprint of a site's data
     frozen: str = ""  # hash of the frozen weights; "" without any
 
+    @property
+    def content(self) -> str:
+        """Hash of the site's images and labels; "" in a simulation."""
+        return str(self.data.get("content", ""))
+
 
 def read_sites(node: int, content: RecordDict, expected: Expected) -> list[tuple[Site, str]]:
     """The clients of a node: one, or several in a simulation. RejectedReplyError for an invalid answer."""
