@@ -30,6 +30,7 @@ from fedsim.run.frozen import frozen_record, refuse_other_frozen
 from fedsim.run.inference_bank import keep_entries, take_over_best
 from fedsim.run.personal import check_personal, personal_entries, write_personal
 from fedsim.run.plan import run_folder
+from fedsim.run.privacy_account import begin_round, repeated_rounds
 from fedsim.run.workspace import Workspace
 from fedsim.variants import variant_words
 from strategies.base import FedDG
@@ -65,6 +66,8 @@ class Session:
         self.recorder = Recorder(self.folder, space.task.metric)
         self.validation = validation_column(experiment, space.task.metric)
         done = self.checkpoint.round if self.checkpoint else -1
+        self.counts_rounds = False  # of a private run, whose guarantee is weaker with every round that is repeated
+        self.repeated = repeated_rounds(self.checkpoint_folder, space.recipe, done)
         self.recorder.truncate(done)
         forget_after(self.folder, done)
         take_over_best(self.folder, self.checkpoint_folder, done)
@@ -121,6 +124,7 @@ class Session:
         """Flower's evaluate_fn: called with 0 before the first round and after each round."""
         strategy = self.strategy
         if server_round == 0 and self.checkpoint:
+            self.begin(self.checkpoint.round + 1)
             return
         round = strategy.log.round
         score = self.evaluate_target(arrays)
@@ -147,6 +151,12 @@ class Session:
         self._keep(round, row, arrays)
         for callback in self.callbacks:
             callback.on_round(row, clients)
+        self.begin(round + 1)
+
+    def begin(self, round: int) -> None:
+        """Count a round that begins now, if this run counts them; 0: the prelude, if there is one."""
+        if self.counts_rounds and (round or self.space.recipe.client.prelude) and round <= self.experiment.train.rounds:
+            begin_round(self.checkpoint_folder)
 
     def finish(self) -> Path:
         """Writes the last model and the summary (which marks the run as finished); removes files that only resuming
