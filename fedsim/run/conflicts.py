@@ -1,4 +1,4 @@
-"""Refuses to go on in a folder that holds a run with other settings or on other data."""
+"""Refuses to go on in a folder that holds a run with other settings, on other data or from other weights."""
 
 import json
 from collections.abc import Callable
@@ -10,6 +10,7 @@ from fedsim.errors import UserError
 from fedsim.experiment import Experiment, parse_experiment
 from fedsim.recipe import Recipe, parts_of, values_of
 from fedsim.results.differences import MACHINE_KEYS, RUN_KEYS, differing_parts
+from fedsim.run.frozen import WEIGHTS_KEY, weights_record
 from fedsim.variants import same_method
 
 NUMBERS = (*(f"run.{key}" for key in RUN_KEYS), "run.threads")  # settings of [run] that no call of a run may change
@@ -40,7 +41,7 @@ def refuse_other_settings(
     recipe: Recipe,
     data_of: Callable[[Experiment], Fingerprints] = local_fingerprints,
 ) -> None:
-    """UserError when the folder holds a run with other settings or other data."""
+    """UserError when the folder holds a run with other settings, other data or another file of initial weights."""
     file = folder / "experiment.toml"
     if not file.is_file():
         return
@@ -61,6 +62,12 @@ def refuse_other_settings(
         raise UserError(
             f"{folder} holds a run of another recipe, by another version of fedsim: {', '.join(other[:5])}; "
             "choose another --output or name, or remove the folder"
+        )
+    now = weights_record(experiment.model.weights)
+    if now and recorded.get(WEIGHTS_KEY, now[WEIGHTS_KEY]) != now[WEIGHTS_KEY]:  # earlier versions did not record it
+        raise UserError(
+            f"{folder} holds a run that began with another file {experiment.model.weights!r} (model.weights); put that "
+            "back, choose another --output or name, or remove the folder"
         )
     seen = recorded.get("data", {}) | recorded.get("server_data", {})
     if seen:

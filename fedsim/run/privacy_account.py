@@ -72,9 +72,7 @@ def total_epsilon(noise: float, rounds: int, delta: float) -> float:
     return float(brentq(lambda epsilon: delta_of(epsilon, mu) - delta, 0.0, most + 1.0, xtol=1e-9))
 
 
-def sampled_epsilon(
-    noise: float, rounds: int, delta: float, drawn: int, clients: int, whole: int = 0
-) -> float | None:
+def sampled_epsilon(noise: float, rounds: int, delta: float, drawn: int, clients: int, whole: int = 0) -> float | None:
     """The same when `drawn` of `clients` take part in each round, and all of them in `whole` further ones.
 
     None without dp-accounting, or when all take part in all rounds.

@@ -26,7 +26,7 @@ from fedsim.results.recorder import Recorder
 from fedsim.results.selection import VALIDATED, last_is_best, summary_row, validation_column
 from fedsim.run.checkpoint import Checkpoint, arrays_file, link_file, load_checkpoint, save_checkpoint, write_arrays
 from fedsim.run.conflicts import local_fingerprints, refuse_other_data, refuse_other_settings, server_fingerprints
-from fedsim.run.frozen import frozen_record, refuse_other_frozen
+from fedsim.run.frozen import frozen_record, refuse_other_frozen, weights_record
 from fedsim.run.inference_bank import keep_entries, take_over_best
 from fedsim.run.personal import check_personal, personal_entries, write_personal
 from fedsim.run.plan import run_folder
@@ -77,7 +77,7 @@ class Session:
         self.environment |= earlier_environments(self.recorder.environment(), self.environment, done)
         self.environment |= {"classes": list(space.plan.data.classes), "recipe": values_of(space.recipe)}
         self.environment |= {"server_data": self.server_data} if self.server_data else {}
-        self.environment |= frozen_record(space.net)
+        self.environment |= frozen_record(space.net) | weights_record(experiment.model.weights)
         self.recorder.write_environment(self.environment | {"data": self.data})
         self.evaluate_target: EvaluateTarget | None = None
         self.evaluate_held_out: EvaluateTarget | None = None

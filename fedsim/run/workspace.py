@@ -76,7 +76,7 @@ class Workspace:
         }
         # Everything that a run can change, and so everything that must be reset: what is sent, stored and saved.
         self.travelling = [name for name, place in self.places.items() if place != "frozen"]
-        self.frozen_content = frozen_content(state, self.places)
+        self.frozen_content = frozen_content(state, self.places, plan.experiment.model.weights)
         self.clients: dict[tuple[str, str, str], DomainClient] = {}
         self._unlabelled: dict[str, UnlabelledClient] = {}  # by the run's token, of the newest run alone
         self._fingerprints: dict[str, Fingerprints] = {}  # by the token of the newest run
