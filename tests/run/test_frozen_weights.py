@@ -49,7 +49,7 @@ def stopped(tmp_path):
 def test_a_run_is_not_resumed_or_loaded_with_other_frozen_weights(stopped, tmp_path):
     """The refusals are one line that names the setting; with the old file everything goes on."""
     words = r"with other frozen weights: model.weights = '.*own.pth' gives others now; put back"
-    with pytest.raises(UserError, match="began with another file '.*own.pth'") as refused:
+    with pytest.raises(UserError, match=r"began with another file '.*own.pth'") as refused:
         run_small(stopped)
     assert "\n" not in str(refused.value)
     close_workspaces()
@@ -113,7 +113,7 @@ def test_another_file_of_initial_weights_is_another_run(tmp_path):
         with pytest.raises(UserError, match=words):
             refused()
     run_small(trained_whole(tmp_path, "fedsr"))
-    with pytest.raises(UserError, match="'.*own.pth' in .* and in .*, but the file was another one"):
+    with pytest.raises(UserError, match=r"'.*own.pth' in .* and in .*, but the file was another one"):
         compare(read_runs(tmp_path / "outputs" / "small"))
     file = folder / "environment.json"
     record = json.loads(file.read_text())
