@@ -1,5 +1,6 @@
 """Checks of the clients' replies. Only a reply that passes them can change the global model."""
 
+import math
 import re
 import reprlib
 from collections.abc import Callable, Collection, Mapping
@@ -171,7 +172,9 @@ def read_metrics(content: RecordDict) -> dict[str, float]:
     for name, value in metrics.items():
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not number or not abs(value) <= LARGEST_METRIC:  # every comparison with NaN is false
-            raise RejectedReplyError(f"metric {name!r} is not a finite number: {reprlib.repr(value)}")
+            large = number and (isinstance(value, int) or math.isfinite(value))
+            what = f"is larger than {LARGEST_METRIC:g} in size" if large else "is not a finite number"
+            raise RejectedReplyError(f"metric {name!r} {what}: {reprlib.repr(value)}")
     return metrics
 
 
