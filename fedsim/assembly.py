@@ -155,7 +155,8 @@ def _refuse_norms(experiment: Experiment, net: nn.Module) -> None:
         where = f"{names[0].rpartition('.')[0]}, a layer of {experiment.method_name},"
         advice = "use another method"
     raise UserError(
-        f"differential privacy perturbs every tensor, which makes the batch-norm statistics of {where} useless; {advice}"
+        "differential privacy perturbs every tensor, which makes the batch-norm statistics of "
+        f"{where} useless; {advice}"
     )
 
 
