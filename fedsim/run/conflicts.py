@@ -47,6 +47,9 @@ def refuse_other_settings(
         return
     then = parse_experiment(file.read_text())
     changed = differing_keys(then.model_dump(), experiment.model_dump())
+    files = [Path(each.model.weights).expanduser().resolve() for each in (then, experiment)]
+    if files[0] == files[1]:  # the runtime flower names the file by its whole path
+        changed = [key for key in changed if key != "model.weights"]
     if same_method(then, experiment):  # asked for in other words
         changed = [key for key in changed if not key.startswith("method.")]
     changed = [key for key in changed if key not in MACHINE_KEYS and (not key.startswith("run.") or key in NUMBERS)]

@@ -10,8 +10,8 @@ from torch import nn
 
 from fedsim.data.reader import content_hash
 from fedsim.errors import UserError
-from fedsim.models.build import WEIGHT_WORDS
 from fedsim.models.clip_family import TextHead
+from fedsim.settings.model import weights_file
 
 KEY = "frozen"  # in environment.json
 WEIGHTS_KEY = "weights"  # likewise
@@ -60,6 +60,5 @@ def refuse_other_frozen(folder: Path, net: nn.Module, weights: str) -> None:
 
 def weights_record(weights: str) -> dict[str, str]:
     """What environment.json says about the file of `model.weights`; empty where it names no file on this machine."""
-    file = Path(weights).expanduser()
-    named = weights != "none" and weights not in WEIGHT_WORDS
-    return {WEIGHTS_KEY: content_hash(file.read_bytes())} if named and file.is_file() else {}
+    file = weights_file(weights)
+    return {WEIGHTS_KEY: content_hash(file.read_bytes())} if file else {}

@@ -229,10 +229,16 @@ def test_a_broken_site_says_what_is_broken(monkeypatch):
         ({"run": {"target": "rot45"}, "method": {"name": "deepall"}}, "pools all source data on one machine"),
         ({"data": {"domains": [*DOMAINS, "rot75"]}}, "would take 'rot75', .* set run.target to 'rot45'"),
         ({"data": {"dataset": "folder", "domains": []}}, "the run would be refused: "),
+        (
+            {"run": {"target": "rot45"}, "model": {"weights": "own.pt"}},
+            "every machine of a deployment reads its own file",
+        ),
     ],
 )
-def test_what_the_run_would_refuse_is_said_by_the_check(table, said, federation):
+def test_what_the_run_would_refuse_is_said_by_the_check(table, said, federation, tmp_path, monkeypatch):
     """Also that it would leave out another domain than the one of the target's site."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.pt").touch()
     settings = {"dataset": "digits", "domains": DOMAINS}
     found = refusal(from_table({**table, "data": {**settings, **table.get("data", {})}}), federation)
     assert re.search(said, found) if said else not found

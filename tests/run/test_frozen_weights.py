@@ -16,6 +16,7 @@ from fedsim.run.conflicts import refuse_other_settings
 from fedsim.run.frozen import frozen_record
 from fedsim.run.plan import resolve
 from fedsim.run.workspace import Workspace, close_workspaces
+from fedsim.runtime.flower import with_absolute_weights
 from fedsim.settings import ModelSettings
 
 
@@ -134,3 +135,17 @@ def test_a_site_begins_with_the_personal_tensors_of_the_server(tmp_path):
     assert len(contents["fedbn", 1]) == 20
     assert contents["fedbn", 1] != contents["fedbn", 2]
     assert Workspace(resolve(small_experiment(tmp_path, "fedbn"))).frozen_content == ""
+
+
+def test_the_runtime_flower_names_the_file_by_its_whole_path(tmp_path, monkeypatch):
+    """Its processes have another working folder. The run is still the same one."""
+    monkeypatch.chdir(tmp_path)
+    write_weights(tmp_path / "own.pth", 1)
+    given = small_experiment("outputs", model={"weights": "own.pth"})
+    sent = with_absolute_weights(given)
+    assert sent.model.weights == str(tmp_path / "own.pth")
+    assert with_absolute_weights(small_experiment("outputs")).model.weights == "none"
+    plan = resolve(sent)
+    plan.folder.mkdir(parents=True)
+    (plan.folder / "experiment.toml").write_text(plan.experiment.toml())
+    refuse_other_settings(plan.folder, resolve(given).experiment, plan.recipe)
