@@ -1,4 +1,4 @@
-"""A client's examples as tensors on its device: selected, augmented and normalised batch by batch."""
+"""A client's examples as tensors on its device: selected, augmented and normalized batch by batch."""
 
 from collections.abc import Callable, Iterator
 
@@ -53,7 +53,7 @@ class LocalData:
     def batch(
         self, items: np.ndarray, transfer: Callable[[Tensor, np.ndarray], Tensor] | None = None, late: bool = False
     ) -> Batch:
-        """A training batch after transfer (style, frequency), augmentation and normalisation, in this order.
+        """A training batch after transfer (style, frequency), augmentation and normalization, in this order.
 
         `late` transfers act between the last two. Item `copy * n + position` is version `copy` of a training example,
         for a transfer that makes several versions of each.

@@ -186,7 +186,7 @@ class Batches(ClientPart):
 class Augment(ClientPart):
     """Changes a batch of raw images in [0, 1] before the data set's own augmentation, or after it.
 
-    late: it acts after crop, flip and jitter of the data set, and before the normalisation. Its draws come from torch's
+    late: it acts after crop, flip and jitter of the data set, and before the normalization. Its draws come from torch's
     generator, so that `Batch.prepare` can repeat them
     """
 

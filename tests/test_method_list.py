@@ -1,14 +1,17 @@
 """`fedsim methods`: every row once, grouped and filtered by what it changes, and only with measured costs."""
 
 import pytest
+from typer.testing import CliRunner
 
 from fedsim import method_list
+from fedsim.cli import app
 from fedsim.commands.methods import show_methods
 from fedsim.console import console
 from fedsim.errors import UserError
 from fedsim.method_list import listed, step_costs
 from fedsim.methods import METHODS
 from fedsim.recipe import Recipe
+from fedsim.registry import parts_by_slot
 
 
 def names(groups):
@@ -48,6 +51,17 @@ def test_costs_are_those_of_the_table_and_no_others(tmp_path, monkeypatch, capsy
     assert next(line for line in lines if line.split()[:1] == ["rsc"]).split()[1] == "client:"
     assert any("a small machine" in line for line in lines)
     assert step_costs(tmp_path / "none.csv") == ({}, "")
+
+
+def test_all_parts_are_printed_by_slot(monkeypatch):
+    """A user need not type a wrong name to learn the right ones."""
+    monkeypatch.setattr(console, "width", 120)
+    lines = [line.split() for line in CliRunner().invoke(app, ["methods", "--parts"]).output.splitlines()]
+    for slot, kinds in parts_by_slot().items():
+        place = lines.index([slot])
+        assert [line[0] for line in lines[place:] if line and line[0] in kinds][: len(kinds)] == sorted(kinds)
+    refused = CliRunner().invoke(app, ["methods", "gperxan", "--parts"])
+    assert "only one of them" in str(refused.exception)
 
 
 def test_shipped_costs_name_rows():

@@ -79,7 +79,7 @@ class CrossClientStyle(Augment):
     content_variance: Literal["population", "unbiased"] = "population"
     """The variance in sigma(F) of the content; the variance of styles is always that of the population."""
     encoder_weights: str = ""
-    """Local file of the normalised VGG-19."""
+    """Local file of the normalized VGG-19."""
     decoder_weights: str = ""
     """Local file of the AdaIN decoder."""
 

@@ -53,7 +53,10 @@ def card(model: TrainedModel) -> str:
 
 def _summary(model: TrainedModel, method: str) -> list[str]:
     task, backbone = model.plan.data.task, model.experiment.model.backbone
-    return [f"Model of images for {task}, {backbone}, trained by federated domain generalization "
+    how = "by federated domain generalization"
+    if model.plan.pooled:
+        how = "on the pooled data of all source domains, not federated"
+    return [f"Model of images for {task}, {backbone}, trained {how} "
             f"({method}). File: {model.file.name} of {'/'.join(model.file.parent.parts[-4:])}."]  # fmt: skip
 
 
@@ -108,8 +111,10 @@ def _weights(model: TrainedModel) -> list[str]:
     row = find_backbone(settings)
     licence = row.licence if settings.weights in row.sources else ""
     stated = f"licence: {licence}" if licence else "licence: not known to fedsim, see where they come from"
-    return [f"Started from the weights `{settings.weights}` of {settings.backbone} ({stated}). ImageNet's images have "
-            "terms of their own."]  # fmt: skip
+    images = "ImageNet's images have terms of their own."
+    if settings.weights not in ("imagenet", "package"):  # `hub` and files may be of any training
+        images = "The images on which they were trained may have terms of their own."
+    return [f"Started from the weights `{settings.weights}` of {settings.backbone} ({stated}). {images}"]
 
 
 def _versions(folder: Path) -> list[str]:

@@ -86,7 +86,7 @@ class TrainedModel(nn.Module):
         return images if self.mean is None else (images - self.mean) / self.std
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits [B, classes] of images [B, C, s, s]; UserError when the rule needs `adapt` first."""
+        """Logits of images [B, C, s, s]; UserError when the rule needs `adapt` first."""
         if self._predict is None:
             name = type(self.plan.recipe.infer).__name__
             raise UserError(f"the rule {name} uses images of the unseen domain first; call adapt(batches)")
@@ -206,11 +206,15 @@ def _facts(experiment: Experiment, recorded: Mapping[str, Any]) -> Benchmark | N
 
 def describe(model: TrainedModel) -> dict[str, Any]:
     """What another program needs to know about the model, as plain values."""
+    output = "logits [N, classes]"
+    if model.plan.data.structures:
+        threshold = model.experiment.data.mask_threshold
+        output = f"logits [N, classes, H, W]; a pixel is of a class where its logit's sigmoid is above {threshold:g}"
     return {
         "classes": list(model.classes),
         "image_size": model.image_size,
         "channels": model.channels,
         "input": "float32 images [N, C, H, W] in [0, 1]; the model normalizes them itself",
         "resize": "both sides to image_size, bilinear with antialiasing",
-        "output": "logits [N, classes]",
+        "output": output,
     }

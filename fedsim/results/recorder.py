@@ -1,7 +1,7 @@
 """Writes the records of a run: rows are appended as they are produced, whole files are replaced atomically.
 
 Every row is one physical line, and floats are written by `repr` (the shortest text that is read as the same number).
-Equal numbers therefore give equal bytes, and a line that was not written completely is recognised by its missing end.
+Equal numbers therefore give equal bytes, and a line that was not written completely is recognized by its missing end.
 """
 
 import csv

@@ -32,7 +32,7 @@ def gram(deltas: Sequence[Mapping[str, np.ndarray]]) -> np.ndarray:
 class GradientMatching(Fuse):
     """theta <- theta + sum_k a_k delta_k, with a_k = (1/K + Gamma_k c ||g_0|| / ||g_Gamma||) / (1 + c^2).
 
-        Gamma = the minimiser over the simplex of  g_Gamma . g_0 + c ||g_0|| ||g_Gamma||
+        Gamma = the minimizer over the simplex of  g_Gamma . g_0 + c ||g_0|| ||g_Gamma||
         g_0 = the mean of all delta_k,  g_Gamma = sum_k Gamma_k delta_k
 
     Source: FedOMG (Nguyen et al., ICLR 2025): CAGrad's direction for the clients' moves delta_k = theta_k - theta over
@@ -43,7 +43,7 @@ class GradientMatching(Fuse):
 
     c: the radius of the ball around the mean direction, in units of its length
     solver: `descent` as released (gradient descent on a softmax, moves scaled to a mean length of about 1, 1e-4 added
-    under every root), or `exact`, the minimiser without these, for c below 1
+    under every root), or `exact`, the minimizer without these, for c below 1
     lr, momentum, steps: the settings of the descent; the best of all its points is taken
     relative_eps: leaves the 1e-4 out of the scaling, so that the result does not depend on the length of the moves
     rescale: divides by 1 + c^2 as released; the paper's formula does not
@@ -63,7 +63,7 @@ class GradientMatching(Fuse):
     variant: Literal["default", "official"] = "default"
 
     def check(self, experiment: Experiment) -> None:
-        """Raises UserError where the minimiser is not one point."""
+        """Raises UserError where the minimizer is not one point."""
         if self.solver == "exact" and self.c >= 1:
             raise UserError(f"method.gradient_matching.c is {self.c:g}; solver = 'exact' needs less than 1, because "
                             "the minimum may be a direction of length 0; use solver = 'descent'")  # fmt: skip
@@ -127,7 +127,7 @@ class GradientMatching(Fuse):
         return best
 
     def _exact(self, g: np.ndarray) -> np.ndarray:
-        """The minimiser over the simplex. The moves are scaled to a mean length of 1, which helps the solver."""
+        """The minimizer over the simplex. The moves are scaled to a mean length of 1, which helps the solver."""
         from scipy.optimize import minimize  # this import is slow, and no other method needs it
 
         g = g / np.sqrt(g.diagonal()).mean() ** 2

@@ -27,7 +27,7 @@ def sums(weight, count):
     return {"head.weight": first, "head.bias": np.zeros(2, np.float32), "batches": np.array([count], np.float32)}
 
 
-def test_running_mean_of_the_specification():
+def test_running_mean_by_hand():
     """Batch gradients (1, 0) and (0, 1), g = 0, ema .95: (.025, .025). Then one client with three batches: by hand."""
     bank, server = ClassifierGradients(), ServerRound(1, 3, ["a", "b"], HEAD)
     first = bank.merge({}, {"a": sums((1, 0), 1), "b": sums((0, 1), 1)}, server)
@@ -37,7 +37,7 @@ def test_running_mean_of_the_specification():
     np.testing.assert_allclose(second[SERVER]["head.weight"][0], (0.06125, 0.03625), rtol=1e-6)
 
 
-def test_penalty_of_the_specification():
+def test_penalty_by_hand():
     """Batch gradient (1, 0) with g = (.025, .025): .95125, which gamma = 1e-3 makes .00095125."""
     own, mean = [torch.tensor([1.0, 0.0])], [torch.tensor([0.025, 0.025])]
     assert squared_distance(own, mean).item() == pytest.approx(0.95125)

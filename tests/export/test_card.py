@@ -1,12 +1,15 @@
 """The card of a model says how this model was trained, selected and measured."""
 
+from types import SimpleNamespace
+
 import pandas as pd
 import pytest
 from image_trees import write_tree
 from untrained_run import untrained_run
 
 import fedsim
-from fedsim.export.card import card
+from fedsim.experiment import read_experiment
+from fedsim.export.card import _weights, card
 
 
 def on_tree(tmp_path):
@@ -58,6 +61,22 @@ def test_a_personal_model_has_no_results_of_the_run(tmp_path):
     assert "The run did not measure personal-rot0.safetensors" in text
     assert "| selection |" not in text
     assert "inference rule EvalMode" in text
+
+
+def test_a_pooled_model_is_not_called_federated(tmp_path):
+    text = card(fedsim.load(untrained_run(tmp_path / "pooled", "deepall")))
+    assert "trained on the pooled data of all source domains, not federated (deepall)" in text
+    assert "by federated" not in text
+    assert "by federated domain generalization (fedavg)" in card(fedsim.load(untrained_run(tmp_path / "seed0")))
+
+
+def test_the_terms_of_the_images_that_weights_come_from():
+    """Those of a local file or of CLIP are not ImageNet's."""
+    for words, said in (("imagenet", "ImageNet's images have terms"), ("mine.pth", "may have terms of their own")):
+        model = SimpleNamespace(experiment=read_experiment("pacs", [f"model.weights={words}"]))
+        (line,) = _weights(model)
+        assert said in line
+        assert ("ImageNet" in line) == (words == "imagenet")
 
 
 def test_own_images_have_the_name_of_the_experiment(tmp_path):

@@ -155,7 +155,7 @@ def test_matching_refuses_weights_that_would_not_act():
         (((1, 0), (0, 1), (1, 1)), (3, 1.0), (1 / 3, 1 / 3, 1 / 3)),
     ],
 )
-def test_alignment_weights_of_the_specification(vectors, settings, expected):
+def test_alignment_weights_by_hand(vectors, settings, expected):
     """Softmax of the summed alignments: three moves, with gamma > 0, an opposite one, unequal lengths, no length;
     gamma = 1 gives equal weights."""
     close(alignment_weights(np.array(vectors, float), *settings), expected, 1e-6)

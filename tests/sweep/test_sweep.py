@@ -14,10 +14,11 @@ from typer.testing import CliRunner
 from fedsim.cli import app
 from fedsim.errors import UserError
 from fedsim.experiment import read_experiment
+from fedsim.run.plan import resolve
 from fedsim.sweep import Axes, budget
 from fedsim.sweep.axes import grid_points, split_values
-from fedsim.sweep.plan import Cell, duration, observed_rates, plan_cells, time_left
-from fedsim.sweep.pool import LocalPool, cause
+from fedsim.sweep.plan import Cell, duration, look_for_data, observed_rates, plan_cells, time_left
+from fedsim.sweep.pool import STOP_SECONDS, LocalPool, WorkerProcess, cause, stop
 from fedsim.sweep.view import SweepView
 
 SMALL = ("data.fraction=0.1", 'data.domains=["rot0", "rot15", "rot30"]', "train.rounds=2")
@@ -77,6 +78,22 @@ def test_a_refused_combination_does_not_stop_a_sweep(tmp_path):
     assert cells[1].title.startswith("csac+feddg-ga")
     with pytest.raises(UserError, match="fedaavg"):
         plan_cells("digits", Axes(["fedavg", "fedaavg"], ["rot0"], [0]), words, "")
+
+
+def test_parts_that_the_network_cannot_have_are_named_before_anything_starts(tmp_path):
+    """`--dry-run` says of the cell what its run would say."""
+    words = [*SMALL, f"run.output={tmp_path}", "model.backbone=digits-cnn"]
+    cells = plan_cells("digits", Axes(["fedavg", "copa"], ["rot0", "rot15"], [0]), words, "")
+    assert [cell.state for cell in cells] == ["waiting"] * 2 + ["failed"] * 2
+    with pytest.raises(UserError) as refusal:
+        resolve(cells[2].experiment).build_net()
+    assert {cell.reason for cell in cells[2:]} == {str(refusal.value)}
+    options = [part for word in (*SMALL, "model.backbone=digits-cnn") for part in ("--set", word)]
+    options += ["--methods", "fedavg,copa", "--targets", "rot0", "--output", str(tmp_path)]
+    result = CliRunner().invoke(app, ["sweep", "digits", "--dry-run", *options])
+    assert result.exit_code == 1
+    assert f"failed: copa → rot0 (seed 0): {refusal.value}" in result.output
+    assert "2 cells, 0 finished, 1 cannot run, 1 to run" in result.output
 
 
 @pytest.mark.parametrize(
@@ -194,6 +211,8 @@ def test_dry_run_estimates_from_finished_rounds(tmp_path):
     run_small(plan_cells("digits", axes, [*SMALL, f"run.output={tmp_path}"], "")[0].experiment)
     shown = CliRunner().invoke(app, [*words, "--dry-run"]).output
     assert "2 cells, 1 finished, 1 to run, 1 at a time" in shown
+    alone = CliRunner().invoke(app, [*words, "--targets", "rot0", "--dry-run"]).output
+    assert "1 cell, 1 finished" in alone
     assert " s from finished rounds" in " ".join(shown.split())
 
 
@@ -214,6 +233,27 @@ def test_bad_input_is_refused_before_anything_starts(words, said, tmp_path):
     assert isinstance(result.exception, UserError)
     assert said in str(result.exception)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("config", "target"), [("pacs", "photo"), ("tables/csac-table-3", "M0")])
+def test_a_missing_data_set_is_refused_before_any_cell_starts(config, target, tmp_path, monkeypatch):
+    """It is a UserError (one line, exit code 2), and no process is started that would fail for every cell."""
+    monkeypatch.setattr("fedsim.sweep.pool.give", lambda worker, cell: pytest.fail("a cell was started"))
+    words = ["sweep", config, "--set", f"data.root={tmp_path / 'nowhere'}", "--targets", target]
+    result = CliRunner().invoke(app, [*words, "--output", str(tmp_path / "out")])
+    assert isinstance(result.exception, UserError)
+    assert str(tmp_path / "nowhere") in str(result.exception)
+    assert (result.output, "\n" in str(result.exception)) == ("", False)
+    assert not (tmp_path / "out").exists()
+
+
+def test_only_cells_without_data_fail_where_others_have_theirs(tmp_path):
+    """A sweep over several data sets, as a paper's table has, runs those that are there."""
+    there, missing = cell(), cell()
+    missing.experiment = read_experiment("pacs", [f"data.root={tmp_path / 'nowhere'}"])
+    look_for_data([there, missing])
+    assert (there.state, missing.state) == ("waiting", "failed")
+    assert "no folder" in missing.reason
 
 
 class Witness:
@@ -244,6 +284,35 @@ def test_local_cells_have_their_device_and_callbacks(tmp_path):
     assert json.loads((cells[0].folder / "witness.json").read_text()) == ["7", 0, 1, 2]
     assert (cells[0].state, cells[1].state) == ("finished", "failed")
     assert "File exists" in cells[1].reason
+
+
+class Deaf:
+    """A process that ends only when it is killed, and the clock that runs while it is waited for."""
+
+    seconds = 0.0
+
+    def __init__(self):
+        self.living = True
+
+    def is_alive(self):
+        return self.living
+
+    def join(self, timeout=None):
+        assert timeout is not None or not self.living
+        Deaf.seconds += timeout or 0.0
+
+    def kill(self):
+        self.living = False
+
+
+def test_workers_that_do_not_end_are_waited_for_once(monkeypatch):
+    """All have been told to end at the same time, so that ten seconds are enough for all of them together."""
+    monkeypatch.setattr("fedsim.sweep.pool.time", SimpleNamespace(monotonic=lambda: Deaf.seconds), raising=False)
+    pipe = SimpleNamespace(send=lambda message: None, close=lambda: None)
+    workers = [WorkerProcess(budget.Reservation(1, ()), Deaf(), pipe) for _ in range(3)]
+    stop(workers)
+    assert Deaf.seconds == STOP_SECONDS
+    assert not any(worker.process.is_alive() for worker in workers)
 
 
 def test_causes_of_death():
