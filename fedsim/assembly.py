@@ -146,11 +146,18 @@ def check_local_privacy(experiment: Experiment, recipe: Recipe, net: nn.Module, 
 
 
 def _refuse_norms(experiment: Experiment, net: nn.Module) -> None:
-    if nonnegative_names(net):
-        raise UserError(
-            f"differential privacy perturbs every tensor, which makes the batch-norm statistics of "
-            f"{experiment.model.backbone} useless; use a backbone without batch norm (digits-cnn, alexnet, vit-b-16)"
-        )
+    names = nonnegative_names(net)
+    if not names:
+        return
+    advice = "use a backbone without batch norm (digits-cnn, alexnet, vit-b-16)"
+    where = experiment.model.backbone
+    if not any(name.startswith("backbone.") for name in names):
+        where = f"{names[0].rpartition('.')[0]}, a layer of {experiment.method_name},"
+        advice = "use another method"
+    raise UserError(
+        "differential privacy perturbs every tensor, which makes the batch-norm statistics of "
+        f"{where} useless; {advice}"
+    )
 
 
 def find_recipe(name: str) -> Recipe:

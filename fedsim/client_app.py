@@ -14,8 +14,6 @@ from clients.local_steps import Fitted, Job
 from fedsim.about import VERSION, installed_version
 from fedsim.arrays import record_to_arrays, state_to_record
 from fedsim.assembly import check_local_privacy
-from fedsim.data import domain_of
-from fedsim.data.fingerprint import fingerprint
 from fedsim.data.names import matching
 from fedsim.errors import CLIENT_APP_RAISED, USER_ERROR, UserError
 from fedsim.message_records import arrays_of, config_of
@@ -26,6 +24,7 @@ from fedsim.run.site import state_folder, time_limit
 from fedsim.run.target import TargetEvaluator
 from fedsim.run.workspace import Workspace, set_threads, workspace
 from strategies.wire.packing import answer, unpack
+from strategies.wire.reply_checks import ECHOED
 from strategies.wire.target_site import UPLOADS, score_records
 
 PACKAGES = ("torch", "flwr", "numpy")
@@ -46,15 +45,25 @@ def guarded(handler: Callable[[Message, Context], RecordDict]) -> Callable[[Mess
             with time_limit(limit) if limit and is_site(context) else contextlib.nullcontext():
                 message.content = unpack(message.content)
                 content = handler(message, context)
+                content["echo"] = echo_of(message, context)
         except UserError as error:
             return Message(Error(CLIENT_APP_RAISED, f"{USER_ERROR}{error}"), reply_to=message)
         except Exception:
             return Message(Error(CLIENT_APP_RAISED, traceback.format_exc()), reply_to=message)
-        config = config_of(message.content)
-        content["echo"] = ConfigRecord({key: config[key] for key in ("token", "client", "round", "phase")})
         return Message(answer(message.content, content), reply_to=message)
 
     return handle
+
+
+def echo_of(message: Message, context: Context) -> ConfigRecord:
+    """What a reply repeats of its message; that of a site also says which data it used, which may have changed since
+    the handshake in a process that has started anew."""
+    config = config_of(message.content)
+    echo = {key: config[key] for key in ECHOED}
+    if is_site(context) and config["client"]:
+        space = workspace(str(config["experiment"]), str(context.node_config.get("data-dir", "")))  # which is open
+        echo["data"] = space.fingerprint(config["client"], config["token"])["content"]
+    return ConfigRecord(echo)
 
 
 def space_of(message: Message, context: Context) -> tuple[Workspace, dict]:
@@ -108,12 +117,12 @@ def handshake(message: Message, context: Context) -> RecordDict:
     common |= {"frozen": space.frozen_content} if space.frozen_content else {}
     sites = []
     if is_target(context, space.plan):
-        sites = [(space.experiment.run.target, "target", target_of(space).class_counts())]
+        sites = [(space.experiment.run.target, "target", target_of(space, str(config["token"])).class_counts())]
     for name in [] if sites else node_clients(context, space.plan):
         counts = space.class_counts(name, str(config["state-dir"]), str(config["token"]))
         sites.append((name, "source", [int(count) for count in counts]))
     if sites and is_site(context):  # not in a simulation, where the server reads the same data itself
-        own = fingerprint(space.experiment.data, domain_of(sites[0][0]))
+        own = space.fingerprint(sites[0][0], str(config["token"]))
         common |= {f"data-{key}": value for key, value in own.items()}
     records = {}
     for number, (name, role, counts) in enumerate(sites or [("", "source", [])]):
@@ -157,19 +166,20 @@ def holds(context: Context) -> str:
 @guarded
 def evaluate_target(message: Message, context: Context) -> RecordDict:
     """Evaluate the global model on the unseen domain, on the site that holds it."""
-    space, _ = space_of(message, context)
+    space, config = space_of(message, context)
     if not is_target(context, space.plan):
         raise UserError(f"this site is {holds(context)}, not the target site of {space.experiment.run.target!r}")
     records = {name: record_to_arrays(record) for name, record in arrays_of(message.content).items()}
     arrays = records.pop("arrays")
     uploads = {name.removeprefix(UPLOADS): own for name, own in records.items()}
-    evaluator = target_of(space)
+    evaluator = target_of(space, str(config["token"]))
     return score_records(evaluator(arrays, uploads), len(evaluator.labels), evaluator.task.metric)
 
 
 @functools.lru_cache(maxsize=1)
-def target_of(space: Workspace) -> TargetEvaluator:
-    """The evaluator of the unseen domain, whose images are read on first use and then kept."""
+def target_of(space: Workspace, run: str) -> TargetEvaluator:
+    """The evaluator of the unseen domain in the run with that token, whose images are read on first use and then
+    kept; another run with the same settings may find other images."""
     return TargetEvaluator(space)
 
 
@@ -181,7 +191,7 @@ def visit(message: Message, context: Context) -> RecordDict:
     if is_site(context) and not is_target(context, space.plan):
         raise UserError(f"this site is {holds(context)}, not the target site of {space.experiment.run.target!r}")
     records = {name: record_to_arrays(record) for name, record in arrays_of(message.content).items()}
-    answer = space.unlabelled().answer(records, config)
+    answer = space.unlabelled(str(config["token"])).answer(records, config)
     return RecordDict({name: state_to_record(arrays) for name, arrays in answer.items()})
 
 

@@ -118,8 +118,9 @@ def _serve(grid: Grid, space: Workspace, callbacks: Sequence[RunCallback], ident
 
     strategy.storage.folder = session.folder
     session.attach(strategy, evaluate, evaluate_held_out if held_out else None)
-    if said := statement(experiment, space.recipe, len(plan.clients)):
+    if said := statement(experiment, space.recipe, len(plan.clients), session.repeated):
         logger.info(said)
+        session.counts_rounds = True
     session.note("privacy", said)
     target = experiment.run.target if on_site else ""
     if isinstance(grid, QuickGrid):
@@ -133,6 +134,7 @@ def _serve(grid: Grid, space: Workspace, callbacks: Sequence[RunCallback], ident
     grid = PatientGrid(grid, strategy.exchange, experiment.run.patience)
     arrays = session.initial_arrays()
     if not session.checkpoint:
+        session.begin(0)
         arrays = strategy.before_rounds(grid, arrays)
     logging.getLogger("flwr").setLevel(logging.WARNING)
     rounds = experiment.train.rounds - strategy.finished_rounds

@@ -25,6 +25,8 @@ COLUMNS = {
     "label": "label",
     "domain": "domain",
 }  # our name -> theirs, where data.columns says none
+Version = tuple[int, int, int]
+Saved = tuple[Path, tuple[Version, ...]]
 
 
 def discover(data: DataSettings, row: Benchmark) -> Benchmark:
@@ -37,7 +39,7 @@ def discover(data: DataSettings, row: Benchmark) -> Benchmark:
     names = rows.features[_column(data, "label")]
     classes = set(getattr(names, "names", None) or _texts(data, "label"))
     classes = tuple(sorted({*map(composed, classes), *map(composed, data.classes)}))
-    _refuse_alike(data_root(data).resolve(), tuple(_column(data, each) for each in COLUMNS), classes)
+    _refuse_alike(_saved(data_root(data).resolve()), tuple(_column(data, each) for each in COLUMNS), classes)
     if len(classes) < 2:
         raise UserError(f"{data_root(data)}: {len(classes)} class(es) in the column of labels; at least 2 are needed")
     domains = tuple(sorted(set(_texts(data, "domain"))))
@@ -147,11 +149,18 @@ def _rows(data: DataSettings) -> Any:
     if not folder.is_dir():
         raise UserError(f"data.root: no folder {folder}; name what `save_to_disk` wrote")
     wanted = tuple(_column(data, name) for name in COLUMNS)
-    return _open(folder, wanted)
+    return _open(_saved(folder), wanted)
+
+
+def _saved(folder: Path) -> Saved:
+    """The folder of a data set, and the versions of the files that `save_to_disk` writes anew."""
+    files = sorted(file for name in ("*.json", "*/state.json") for file in folder.glob(name))
+    return folder, tuple(_version(file) for file in files)
 
 
 @functools.lru_cache(maxsize=4)
-def _open(folder: Path, wanted: tuple[str, ...]) -> Any:
+def _open(saved: Saved, wanted: tuple[str, ...]) -> Any:
+    folder, _ = saved
     try:
         import datasets
     except ImportError:
@@ -172,12 +181,14 @@ def _open(folder: Path, wanted: tuple[str, ...]) -> Any:
 
 def _texts(data: DataSettings, name: str) -> tuple[str, ...]:
     """A column of names as text, in the order of the rows."""
-    return _text_column(data_root(data).resolve(), tuple(_column(data, each) for each in COLUMNS), _column(data, name))
+    return _text_column(
+        _saved(data_root(data).resolve()), tuple(_column(data, each) for each in COLUMNS), _column(data, name)
+    )
 
 
 @functools.lru_cache(maxsize=8)
-def _text_column(folder: Path, wanted: tuple[str, ...], column: str) -> tuple[str, ...]:
-    rows = _open(folder, wanted)
+def _text_column(saved: Saved, wanted: tuple[str, ...], column: str) -> tuple[str, ...]:
+    folder, rows = saved[0], _open(saved, wanted)
     names = getattr(rows.features[column], "names", None)
     values = rows.data.column(column).to_pylist() if rows._indices is None else rows[column]
     texts: dict[Any, str] = {}  # of every value, because a large data set has few different ones
@@ -194,13 +205,13 @@ def _text_column(folder: Path, wanted: tuple[str, ...], column: str) -> tuple[st
 
 
 @functools.lru_cache(maxsize=4)
-def _refuse_alike(folder: Path, wanted: tuple[str, ...], classes: tuple[str, ...]) -> None:
+def _refuse_alike(saved: Saved, wanted: tuple[str, ...], classes: tuple[str, ...]) -> None:
     """UserError for a label that is spelled in two ways."""
-    labels, domains = (_text_column(folder, wanted, wanted[number]) for number in (1, 2))
+    labels, domains = (_text_column(saved, wanted, wanted[number]) for number in (1, 2))
     own: dict[str, set[str]] = {}
     for domain, label in set(zip(domains, labels)):
         own.setdefault(domain, set()).add(label)
-    refuse_alike([*own.values(), *([name] for name in classes)], "labels", folder)
+    refuse_alike([*own.values(), *([name] for name in classes)], "labels", saved[0])
 
 
 def _row_error(folder: Path, row: int, reason: str) -> UserError:
@@ -208,7 +219,7 @@ def _row_error(folder: Path, row: int, reason: str) -> UserError:
     return UserError(f"{folder}, row {row}: {reason}; correct or remove the row")
 
 
-def _version(file: Path) -> tuple[int, int, int]:
+def _version(file: Path) -> Version:
     """What changes when a file's content does."""
     try:
         status = file.stat()
@@ -218,5 +229,5 @@ def _version(file: Path) -> tuple[int, int, int]:
 
 
 @functools.lru_cache(maxsize=1_000_000)  # a fingerprint is asked for at every start of a client
-def _digest_of(file: Path, version: tuple[int, int, int]) -> bytes:
+def _digest_of(file: Path, version: Version) -> bytes:
     return digest(read_bytes(file))

@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedsim.data import benchmark, client_names, domain_of, resolve_domain
+from fedsim.data.names import matching
 from fedsim.deploy.apps import CHECK
 from fedsim.deploy.check_app import installed_versions
 from fedsim.deploy.contacts import Contact, read_contacts
@@ -23,6 +24,8 @@ from fedsim.deploy.status import clock_problem
 from fedsim.errors import UserError, printable
 from fedsim.experiment import Experiment
 from fedsim.registry import packages_of
+from fedsim.run.plan import resolve
+from fedsim.runtime.deployment import settle
 from fedsim.runtime.flower import write_app
 from fedsim.settings import Settings
 
@@ -68,6 +71,7 @@ def check(federation: Federation, experiment: Experiment | None, wait: float) ->
     """One finding per site, and the problems that belong to no site. It takes at most `wait` and a few minutes."""
     control = Control(federation)
     online = control.online()
+    refused = refusal(experiment, federation) if experiment else ""
     if experiment:
         experiment = with_names(experiment, federation)
     answers = ask_sites(control, experiment, wait) if any(online.values()) else []
@@ -75,7 +79,21 @@ def check(federation: Federation, experiment: Experiment | None, wait: float) ->
     contacts = read_contacts(federation.kit("server") / "run" / "contacts.json")
     for finding in findings:
         add_contact(finding, contacts.get(finding.site.name, Contact()), time.time())
-    return findings, missing
+    return findings, missing or ([refused] if refused else [])
+
+
+def refusal(experiment: Experiment, federation: Federation) -> str:
+    """Why `fedsim run` would not run this experiment on the federation, or would leave out another domain than
+    `with_names` says; "" if it would run as checked."""
+    deployed = experiment.replace(run={"runtime": "deployment", "federation": federation.name})
+    try:
+        plan, wanted = resolve(deployed), with_names(experiment, federation).run.target
+        if (taken := plan.experiment.run.target) != wanted:
+            return f"the run would take {taken!r}, the last domain, as the unseen one; set run.target to {wanted!r}"
+        settle(plan, federation)
+    except UserError as error:
+        return f"the run would be refused: {error}"
+    return ""
 
 
 def add_contact(finding: Finding, contact: Contact, now: float) -> None:
@@ -215,7 +233,8 @@ def _compare_with(experiment: Experiment, findings: list[Finding]) -> list[str]:
     expected = client_names(experiment.data, target) if named else _folder_clients(experiment)
     classes = benchmark(experiment.data).classes if named else ()
     for finding in findings:
-        takes_part = finding.site.domain == target if finding.site.role == "target" else finding.site.domain in expected
+        wanted = [target] if finding.site.role == "target" else expected
+        takes_part = matching(finding.site.domain, wanted) is not None
         if not takes_part:
             finding.notes.append(f"takes no part: the unseen domain is {target!r}")
             finding.notes += finding.problems  # they do not keep this experiment from running
@@ -230,10 +249,9 @@ def _compare_with(experiment: Experiment, findings: list[Finding]) -> list[str]:
         absent = [name for name, count in zip(found, counts) if not count]
         if absent:
             finding.notes.append(f"holds no image of {', '.join(absent[:5])}{' ...' if len(absent) > 5 else ''}")
-    provided = {finding.site.domain for finding in findings if finding.site.role == "source"}
-    return [
-        f"no site holds {client!r}, which the experiment trains on" for client in expected if client not in provided
-    ]
+    provided = [finding.site.domain for finding in findings if finding.site.role == "source"]
+    lacking = [client for client in expected if matching(client, provided) is None]
+    return [f"no site holds {client!r}, which the experiment trains on" for client in lacking]
 
 
 def _folder_clients(experiment: Experiment) -> list[str]:

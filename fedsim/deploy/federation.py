@@ -145,8 +145,10 @@ class Federation(Settings):
 
     @model_validator(mode="after")
     def _distinct(self) -> "Federation":
-        domains = [domain.casefold() for domain in self.clients("source")]  # upper and lower case are one domain
-        for what, values in (("name", [site.name for site in self.sites]), ("domain", domains)):
+        # Upper and lower case are one domain. One site may hold it as a source, and another as the unseen one.
+        domains, unseen = ([name.casefold() for name in self.clients(role)] for role in ("source", "target"))
+        names = [site.name for site in self.sites]
+        for what, values in (("name", names), ("domain", domains), ("target domain", unseen)):
             twice = sorted({value for value in values if values.count(value) > 1})
             if twice:
                 hint = "; several clients of one domain are called name/0, name/1, ..." if what == "domain" else ""

@@ -90,18 +90,19 @@ def _add(federation: Federation, missing: Sequence[str]) -> list[Path]:
     server = federation.kit("server")
     _refuse_changes(read_federation(server / "federation.toml"), federation)
     with _new_folder(federation) as folder:
-        (folder / "sites").mkdir()
+        keys, renewed = folder / ".sites", folder / ".federation.toml"  # no site's name begins with a dot
+        keys.mkdir()
         for name in missing:
-            _site_kit(federation, federation.site(name), folder / name, folder / "sites", federation.ca_certificate)
+            _site_kit(federation, federation.site(name), folder / name, keys, federation.ca_certificate)
         for name in missing:
-            if (folder / "sites" / f"{name}.pub").exists():
-                (folder / "sites" / f"{name}.pub").rename(server / "sites" / f"{name}.pub")
+            if (keys / f"{name}.pub").exists():
+                (keys / f"{name}.pub").rename(server / "sites" / f"{name}.pub")
             (folder / name).rename(federation.kits / name)
         for public in (server / "sites").glob("*.pub"):
             if public.stem not in {site.name for site in federation.sites}:
                 public.unlink()  # `register` then unregisters that site
-        _write_federation(federation, folder / "federation.toml")
-        (folder / "federation.toml").rename(server / "federation.toml")
+        _write_federation(federation, renewed)
+        renewed.rename(server / "federation.toml")
     return [federation.kit(name) for name in missing]
 
 

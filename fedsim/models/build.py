@@ -16,8 +16,7 @@ from fedsim.models.training import frozen_tensors, names_of
 from fedsim.models.weights import StateDict, load_backbone, read_weight_file
 from fedsim.seeding import stream_seed
 from fedsim.settings import ModelSettings
-
-WEIGHT_WORDS = ("imagenet", "hub", "package")  # values of `model.weights` other than "none" and a file
+from fedsim.settings.model import WEIGHT_WORDS
 
 
 def initial_state(model: ModelSettings, row: Backbone, backbone: nn.Module, image_size: int) -> StateDict | None:

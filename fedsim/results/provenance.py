@@ -25,9 +25,11 @@ def environments(runs: Runs) -> dict[str, dict[str, Any]]:
 
 
 def refuse_unlike(runs: Runs, recorded: Environments, labels: Mapping[str, str]) -> None:
-    """UserError when runs with one label ({run: label}) differ in images, recipe or frozen weights."""
+    """UserError when runs differ in images or weights under one name, or those of one label ({run: label}) in their
+    recipe."""
     refuse_unlike_data(runs, recorded)
     refuse_unlike_recipes(recorded, labels)
+    refuse_unlike_files(runs, recorded)
     refuse_unlike_frozen(runs, recorded, labels)
 
 
@@ -81,6 +83,20 @@ def refuse_unlike_frozen(runs: Runs, recorded: Environments, labels: Mapping[str
                 raise UserError(
                     f"{labels[run]} had other frozen weights in {other} than in {run}, although model.weights is "
                     f"{experiment.model.weights!r} in both; compare them apart"
+                )
+
+
+def refuse_unlike_files(runs: Runs, recorded: Environments) -> None:
+    """UserError when runs began with different files under one name in `model.weights`."""
+    first: dict[str, tuple[str, str]] = {}
+    for run, table in recorded.items():
+        weights = runs.experiments[run].model.weights
+        if "weights" in table:
+            other, seen = first.setdefault(weights, (run, table["weights"]))
+            if seen != table["weights"]:
+                raise UserError(
+                    f"model.weights is {weights!r} in {other} and in {run}, but the file was another one; compare the "
+                    "runs of each file by themselves"
                 )
 
 

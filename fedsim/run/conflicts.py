@@ -1,4 +1,4 @@
-"""Refuses to go on in a folder that holds a run with other settings or on other data."""
+"""Refuses to go on in a folder that holds a run with other settings, on other data or from other weights."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +11,7 @@ from fedsim.recipe import Recipe, parts_of, values_of
 from fedsim.results.differences import MACHINE_KEYS, RUN_KEYS, differing_parts
 from fedsim.results.environment import read_environment
 from fedsim.results.reading import read_settings
+from fedsim.run.frozen import WEIGHTS_KEY, weights_record
 from fedsim.variants import same_method
 
 NUMBERS = (*(f"run.{key}" for key in RUN_KEYS), "run.threads")  # settings of [run] that no call of a run may change
@@ -41,11 +42,14 @@ def refuse_other_settings(
     recipe: Recipe,
     data_of: Callable[[Experiment], Fingerprints] = local_fingerprints,
 ) -> None:
-    """UserError when the folder holds a run with other settings or other data."""
+    """UserError when the folder holds a run with other settings, other data or another file of initial weights."""
     if not (folder / "experiment.toml").is_file():
         return
     then = read_settings(folder)
     changed = differing_keys(then.model_dump(), experiment.model_dump())
+    files = [Path(each.model.weights).expanduser().resolve() for each in (then, experiment)]
+    if files[0] == files[1]:  # the runtime flower names the file by its whole path
+        changed = [key for key in changed if key != "model.weights"]
     if same_method(then, experiment):  # asked for in other words
         changed = [key for key in changed if not key.startswith("method.")]
     changed = [key for key in changed if key not in MACHINE_KEYS and (not key.startswith("run.") or key in NUMBERS)]
@@ -60,6 +64,12 @@ def refuse_other_settings(
         raise UserError(
             f"{folder} holds a run of another recipe, by another version of fedsim: {', '.join(other[:5])}; "
             "choose another --output or name, or remove the folder"
+        )
+    now = weights_record(experiment.model.weights)
+    if now and recorded.get(WEIGHTS_KEY, now[WEIGHTS_KEY]) != now[WEIGHTS_KEY]:  # earlier versions did not record it
+        raise UserError(
+            f"{folder} holds a run that began with another file {experiment.model.weights!r} (model.weights); put that "
+            "back, choose another --output or name, or remove the folder"
         )
     seen = recorded.get("data", {}) | recorded.get("server_data", {})
     if seen:

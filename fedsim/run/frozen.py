@@ -1,4 +1,5 @@
-"""Frozen weights: every machine builds them itself, so that a run records their hash and compares it later."""
+"""Weights that every machine builds or reads itself, so that a run records their hash and compares it later: frozen
+tensors, personal tensors before the first round, and the file of `model.weights`."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,16 +11,21 @@ from fedsim.data.reader import content_hash
 from fedsim.errors import UserError
 from fedsim.models.clip_family import TextHead
 from fedsim.results.environment import read_environment
+from fedsim.settings.model import weights_file
 
 KEY = "frozen"  # in environment.json
+WEIGHTS_KEY = "weights"  # likewise
 
 
-def frozen_content(state: Mapping[str, torch.Tensor], places: Mapping[str, str]) -> str:
-    """Hash of the names and values of the entries that are frozen, which every machine builds itself; "" without any.
+def frozen_content(state: Mapping[str, torch.Tensor], places: Mapping[str, str], weights: str = "none") -> str:
+    """Hash of the names and values of the entries that every machine builds itself; "" without any.
 
-    Machines whose hashes differ compute different features, although all tensors that travel fit.
+    They are the frozen ones and, with weights of a file or a publisher, the personal ones, which begin with them on
+    each client. Machines whose hashes differ compute different features, although all tensors that travel fit.
+    weights: the setting model.weights
     """
-    names = sorted(name for name, place in places.items() if place == "frozen")
+    own = ("frozen",) if weights == "none" else ("frozen", "local", "upload")
+    names = sorted(name for name, place in places.items() if place in own)
     parts = [(name.encode(), state[name].detach().cpu().contiguous().numpy().tobytes()) for name in names]
     return content_hash(*(part for pair in parts for part in pair)) if names else ""
 
@@ -49,3 +55,9 @@ def refuse_other_frozen(folder: Path, net: nn.Module, weights: str) -> None:
             else f"model.weights = {weights!r} gives others now; put back the weights with which it began"
         )
         raise UserError(f"{folder} holds a run with other frozen weights: {reason}")
+
+
+def weights_record(weights: str) -> dict[str, str]:
+    """What environment.json says about the file of `model.weights`; empty where it names no file on this machine."""
+    file = weights_file(weights)
+    return {WEIGHTS_KEY: content_hash(file.read_bytes())} if file else {}

@@ -74,7 +74,10 @@ def perturbed(content: RecordDict, message: Message, context: Context, train: Tr
     # clients would add the same noise, and the difference of two updates would have none.
     np.random.seed(np.frombuffer(os.urandom(64), np.uint32))
     mod = LocalDpMod(clip, 2 * clip, epsilon, delta)
-    reply = mod(message, context, lambda asked, _: Message(content, reply_to=asked))
+    # The server's own records beside the model (FedCM's direction) follow from perturbed models.
+    received = RecordDict({"arrays": arrays_of(message.content)["arrays"]})
+    alone = Message(received, metadata=message.metadata)
+    reply = mod(alone, context, lambda asked, _: Message(content, reply_to=asked))
     if reply.has_error():
         raise UserError(f"local differential privacy covers one record of shared tensors: {reply.error.reason}")
     return reply.content

@@ -9,16 +9,42 @@ together one Gaussian mechanism with mu = sqrt(T) / z, and for every epsilon exa
 are drawn at random in each round are protected better. The optional package dp-accounting (`pip install
 "feddg-sim[privacy]"`) computes this (sampling without replacement). Without it the result is that of a client that
 takes part in every round, which is an upper bound.
+
+A run that was killed repeats the rounds after its checkpoint, with new noise: these are further releases. The run
+therefore counts the rounds that it has begun in a file beside its token.
 """
 
 import math
+from pathlib import Path
 from typing import Any
 
 from fedsim.errors import UserError
 from fedsim.experiment import Experiment
+from fedsim.files import atomic_write
 
 HUGE = 1e4
 DELTA = 1e-5  # of the central mechanism, where no setting says it
+BEGUN = "begun"  # file in a run's checkpoint folder
+
+
+def begun_rounds(folder: Path) -> int:
+    """How often a round has begun in the run with this checkpoint folder, the prelude and repeated rounds included."""
+    file = folder / BEGUN
+    return int(file.read_text()) if file.is_file() else 0
+
+
+def begin_round(folder: Path) -> None:
+    """Count a round, before anything is asked of the clients."""
+    atomic_write(folder / BEGUN, str(begun_rounds(folder) + 1), durable=True)
+
+
+def repeated_rounds(folder: Path, recipe: Any, done: int) -> int:
+    """The begun rounds that no checkpoint holds, and that the run therefore repeats.
+
+    done: the round of the checkpoint; -1 without any
+    """
+    kept = done + bool(recipe.client.prelude) if done >= 0 else 0
+    return max(begun_rounds(folder) - kept, 0)
 
 
 def delta_of(epsilon: float, mu: float) -> float:
@@ -46,8 +72,11 @@ def total_epsilon(noise: float, rounds: int, delta: float) -> float:
     return float(brentq(lambda epsilon: delta_of(epsilon, mu) - delta, 0.0, most + 1.0, xtol=1e-9))
 
 
-def sampled_epsilon(noise: float, rounds: int, delta: float, drawn: int, clients: int) -> float | None:
-    """The same when `drawn` of `clients` take part in each round; None without dp-accounting, or when all do."""
+def sampled_epsilon(noise: float, rounds: int, delta: float, drawn: int, clients: int, whole: int = 0) -> float | None:
+    """The same when `drawn` of `clients` take part in each round, and all of them in `whole` further ones.
+
+    None without dp-accounting, or when all take part in all rounds.
+    """
     if drawn >= clients or noise <= 0:
         return None
     try:
@@ -59,26 +88,31 @@ def sampled_epsilon(noise: float, rounds: int, delta: float, drawn: int, clients
     accountant = RdpAccountant(neighboring_relation=NeighboringRelation.REPLACE_ONE)
     event = dp_event.SampledWithoutReplacementDpEvent(clients, drawn, dp_event.GaussianDpEvent(noise / 2))
     accountant.compose(event, rounds)  # two clients differ by 2C, one from nothing by C
-    return float(min(accountant.get_epsilon(delta), total_epsilon(noise / 2, rounds, delta)))
+    if whole:
+        accountant.compose(dp_event.GaussianDpEvent(noise / 2), whole)
+    return float(min(accountant.get_epsilon(delta), total_epsilon(noise / 2, rounds + whole, delta)))
 
 
-def statement(experiment: Experiment, recipe: Any, clients: int) -> str:
+def statement(experiment: Experiment, recipe: Any, clients: int, repeated: int = 0) -> str:
     """The guarantee of a run in one line, by the server's settings; empty without differential privacy.
 
-    A step's prelude is one more release of every client's model.
+    A step's prelude is one more release of every client's model, and so is each of the `repeated` rounds. A round that
+    is repeated draws the same clients, so that it counts as one with all of them, as the prelude is.
     """
     train, fuse = experiment.train, recipe.fuse
-    rounds = train.rounds + bool(recipe.client.prelude)
+    whole = bool(recipe.client.prelude) + repeated
+    rounds = train.rounds + whole
+    all_rounds = f"{rounds} rounds" + (f", of which {repeated} were repeated after an interruption" if repeated else "")
     if train.dp_clip:
         noise = math.sqrt(2 * math.log(1.25 / train.dp_delta)) / train.dp_epsilon
         epsilon, delta = total_epsilon(noise, rounds, train.dp_delta), train.dp_delta
-        what = f"for a client's models of all {rounds} rounds (metrics and counts are not covered)"
+        what = f"for a client's models of all {all_rounds} (metrics and counts are not covered)"
         return f"local differential privacy: epsilon {epsilon:.4g} at delta {delta:g} {what}"
     if not getattr(fuse, "perturbs", False):
         return ""
-    sampled = sampled_epsilon(fuse.noise, rounds, DELTA, train.clients_per_round or clients, clients)
-    what = f"one client in another's place, after {rounds} rounds"
+    sampled = sampled_epsilon(fuse.noise, train.rounds, DELTA, train.clients_per_round or clients, clients, whole)
+    what = f"one client in another's place, after {all_rounds}"
     if sampled is None:
-        sampled, what = total_epsilon(fuse.noise, rounds, DELTA), f"a client's presence in all {rounds} rounds"
+        sampled, what = total_epsilon(fuse.noise, rounds, DELTA), f"a client's presence in all {all_rounds}"
     rest = "(metrics and counts are not covered)"
     return f"central differential privacy: epsilon {sampled:.4g} at delta {DELTA:g} for {what} {rest}"

@@ -26,10 +26,11 @@ from fedsim.results.recorder import Recorder
 from fedsim.results.selection import VALIDATED, last_is_best, summary_row, validation_column
 from fedsim.run.checkpoint import Checkpoint, arrays_file, link_file, load_checkpoint, save_checkpoint, write_arrays
 from fedsim.run.conflicts import local_fingerprints, refuse_other_data, refuse_other_settings, server_fingerprints
-from fedsim.run.frozen import frozen_record, refuse_other_frozen
+from fedsim.run.frozen import frozen_record, refuse_other_frozen, weights_record
 from fedsim.run.inference_bank import keep_entries, take_over_best
 from fedsim.run.personal import check_personal, personal_entries, write_personal
 from fedsim.run.plan import run_folder
+from fedsim.run.privacy_account import begin_round, repeated_rounds
 from fedsim.run.workspace import Workspace
 from fedsim.variants import variant_words
 from strategies.base import FedDG
@@ -66,6 +67,8 @@ class Session:
         self.validation = validation_column(experiment, space.task.metric)
         done = self.checkpoint.round if self.checkpoint else -1
         self.recorder.require(done)
+        self.counts_rounds = False  # of a private run, whose guarantee is weaker with every round that is repeated
+        self.repeated = repeated_rounds(self.checkpoint_folder, space.recipe, done)
         self.recorder.truncate(done)
         forget_after(self.folder, done)
         take_over_best(self.folder, self.checkpoint_folder, done)
@@ -75,7 +78,7 @@ class Session:
         self.environment |= earlier_environments(self.recorder.environment(), self.environment, done)
         self.environment |= {"classes": list(space.plan.data.classes), "recipe": values_of(space.recipe)}
         self.environment |= {"server_data": self.server_data} if self.server_data else {}
-        self.environment |= frozen_record(space.net)
+        self.environment |= frozen_record(space.net) | weights_record(experiment.model.weights)
         self.recorder.write_environment(self.environment | {"data": self.data})
         self.evaluate_target: EvaluateTarget | None = None
         self.evaluate_held_out: EvaluateTarget | None = None
@@ -122,6 +125,7 @@ class Session:
         """Flower's evaluate_fn: called with 0 before the first round and after each round."""
         strategy = self.strategy
         if server_round == 0 and self.checkpoint:
+            self.begin(self.checkpoint.round + 1)
             return
         round = strategy.log.round
         score = self.evaluate_target(arrays)
@@ -148,6 +152,12 @@ class Session:
         self._keep(round, row, arrays)
         for callback in self.callbacks:
             callback.on_round(row, clients)
+        self.begin(round + 1)
+
+    def begin(self, round: int) -> None:
+        """Count a round that begins now, if this run counts them; 0: the prelude, if there is one."""
+        if self.counts_rounds and (round or self.space.recipe.client.prelude) and round <= self.experiment.train.rounds:
+            begin_round(self.checkpoint_folder)
 
     def finish(self) -> Path:
         """Writes the last model and the summary (which marks the run as finished); removes files that only resuming

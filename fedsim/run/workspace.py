@@ -12,8 +12,9 @@ from clients.local_data import LocalData
 from clients.store import ClientStore, client_folder
 from clients.unlabelled_client import UnlabelledClient
 from fedsim.cores import free_cores
-from fedsim.data import load_client, load_pooled, load_unlabelled
+from fedsim.data import domain_of, load_client, load_pooled, load_unlabelled
 from fedsim.data.augment import make_transforms
+from fedsim.data.fingerprint import Fingerprints, fingerprint
 from fedsim.errors import UserError
 from fedsim.experiment import parse_experiment
 from fedsim.models import weight_statistics
@@ -75,9 +76,10 @@ class Workspace:
         }
         # Everything that a run can change, and so everything that must be reset: what is sent, stored and saved.
         self.travelling = [name for name, place in self.places.items() if place != "frozen"]
-        self.frozen_content = frozen_content(state, self.places)
+        self.frozen_content = frozen_content(state, self.places, plan.experiment.model.weights)
         self.clients: dict[tuple[str, str, str], DomainClient] = {}
-        self._unlabelled: UnlabelledClient | None = None
+        self._unlabelled: dict[str, UnlabelledClient] = {}  # by the run's token, of the newest run alone
+        self._fingerprints: dict[str, Fingerprints] = {}  # by the token of the newest run
         self.compiled: Any = None
         if plan.experiment.train.compile != "off":
             from clients.compiled import Compiled  # brings PyTorch's compiler, a second of imports
@@ -115,22 +117,33 @@ class Workspace:
             )
         return self.clients[key]
 
+    def fingerprint(self, client: str, run: str) -> dict[str, int | str]:
+        """Fingerprint of the data of a site's client as they were when this process first used them in that run."""
+        if run not in self._fingerprints:
+            self._fingerprints = {run: {}}
+        known = self._fingerprints[run]
+        if client not in known:
+            known[client] = fingerprint(self.experiment.data, domain_of(client))
+        return known[client]
+
     def class_counts(self, name: str, state_folder: str, run: str = "") -> np.ndarray:
         """Training images of a client by class. Where not all clients stay warm, it is not opened for this."""
         if len(self.plan.clients) <= KEPT_CLIENTS:
             return self.client(name, state_folder, run).data.class_counts
         return load_client(self.experiment.data, name, self.experiment.run.target).class_counts()
 
-    def unlabelled(self) -> UnlabelledClient:
-        """The unseen domain's client, whose images come without labels; warm after its first visit."""
-        if self._unlabelled is None:
+    def unlabelled(self, run: str) -> UnlabelledClient:
+        """The unseen domain's client in the run with that token; its images come without labels, and stay in memory
+        after its first visit."""
+        if run not in self._unlabelled:
             data = load_unlabelled(self.experiment.data, self.experiment.run.target)
             statistics = weight_statistics(self.experiment.model)
             local = LocalData(
                 data, make_transforms(self.experiment.data, self.plan.data.channels, statistics), self.device
             )
-            self._unlabelled = UnlabelledClient(self.experiment, self.recipe, self.net, self.places, local, self.device)
-        return self._unlabelled
+            client = UnlabelledClient(self.experiment, self.recipe, self.net, self.places, local, self.device)
+            self._unlabelled = {run: client}
+        return self._unlabelled[run]
 
 
 _open: dict[tuple[str, str | None], Workspace] = {}

@@ -30,6 +30,7 @@ from fedsim.run.plan import Plan
 from fedsim.run.session import is_finished
 from fedsim.runtime.flower import with_absolute_paths, write_app
 from fedsim.server_app import LOG
+from fedsim.settings.model import weights_file
 
 RUN = "deployment.json"
 POLL_SECONDS = 0.5
@@ -72,6 +73,12 @@ def settle(plan: Plan, federation: Federation) -> Plan:
     run = experiment.run
     if plan.pooled:
         raise UserError(f"{experiment.method_name} pools all source data on one machine; it cannot be deployed")
+    weights = weights_file(experiment.model.weights)
+    if weights and not weights.is_absolute():
+        raise UserError(
+            f"model.weights = {experiment.model.weights!r}: every machine of a deployment reads its own file, from "
+            "another working folder than this; name it by an absolute path that exists on the server and on every site"
+        )
     missing = [client for client in clients if matching(client, federation.clients("source")) is None]
     if missing:
         raise UserError(

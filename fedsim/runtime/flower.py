@@ -29,6 +29,7 @@ from fedsim.errors import ClientFailedError, UserError
 from fedsim.experiment import Experiment
 from fedsim.plugins import FOLDERS_VARIABLE, search_folders
 from fedsim.settings import cache_root, data_root
+from fedsim.settings.model import weights_file
 
 START_SECONDS = 180.0
 STOP_SECONDS = 15.0
@@ -58,7 +59,7 @@ APP = {  # an app without files of its own: its components come from the install
 
 def run_with_flower(experiment: Experiment, clients: int) -> None:
     """Run one complete experiment in Flower's engine, and print its log; ClientFailedError when it did not complete."""
-    experiment = with_absolute_paths(experiment)
+    experiment = with_absolute_weights(with_absolute_paths(experiment))
     run = experiment.run
     federation = (
         f"num-supernodes={clients} client-resources-num-cpus={max(round(run.cpus_per_worker), 1)} "
@@ -91,6 +92,13 @@ def with_absolute_paths(experiment: Experiment) -> Experiment:
         if getattr(experiment.data, key)
     }
     return experiment.replace(data=data, run={"output": str(Path(experiment.run.output).resolve())})
+
+
+def with_absolute_weights(experiment: Experiment) -> Experiment:
+    """The experiment with an absolute path where `model.weights` names a file that is here. Not for a deployment, in
+    which every machine reads its own file."""
+    file = weights_file(experiment.model.weights)
+    return experiment.replace(model={"weights": str(file.resolve())}) if file else experiment
 
 
 def folders(experiment: Experiment) -> dict[str, str]:

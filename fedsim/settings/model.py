@@ -1,10 +1,19 @@
 """Settings of the network."""
 
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
 from fedsim.sections import Settings
+
+WEIGHT_WORDS = ("imagenet", "hub", "package")  # values of `model.weights` other than "none" and a file
+
+
+def weights_file(weights: str) -> Path | None:
+    """The file that `model.weights` names; None where it names none, or one that is not on this machine."""
+    file = Path(weights).expanduser()
+    return file if weights not in ("none", *WEIGHT_WORDS) and file.is_file() else None
 
 
 class ModelSettings(Settings):

@@ -200,6 +200,7 @@ class Exchange:
             phase=config["phase"],
             examples=self.sites[client].examples,
             metric=self.metric,
+            data=self.sites[client].content,
             **more,
         )
 

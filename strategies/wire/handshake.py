@@ -13,6 +13,7 @@ from functools import partial
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
+from fedsim.data.fingerprint import difference
 from fedsim.errors import CLIENT_APP_RAISED, USER_ERROR, ClientFailedError, UserError
 from fedsim.settings import RunSettings
 from strategies.wire.membership import Identify, implausible, impostor, name_of
@@ -142,10 +143,15 @@ class Roster:
             self.sites[client] = Site(client)
 
     def _check_return(self, site: Site) -> None:
-        """Raises UserError when a site comes back during the run with another number of examples, and with it no longer
-        fits the others. It may come back within a phase, long before `gather` compares all sites again."""
-        known = self.sites.get(site.client)
-        if site.role != "source" or known is None or known.examples == site.examples:
+        """Raises UserError when a site comes back during the run with other data, or with another number of examples
+        with which it no longer fits the others. It may come back within a phase, long before `gather` compares all
+        sites again."""
+        known = self.target if site.role == "target" else self.sites.get(site.client)
+        if known is None:
+            return
+        if known.data and (differs := difference({site.client: known.data}, {site.client: site.data})):
+            raise UserError(f"client {site.client!r} came back with other data than the run began with ({differs})")
+        if site.role != "source" or known.examples == site.examples:
             return
         counts = {other.client: other.examples for other in self.sites.values() if other.node_id != UNANSWERED}
         reasons = implausible({**counts, site.client: site.examples}, self._examples_limit)
@@ -231,6 +237,9 @@ class Roster:
             raise UserError(f"two nodes say that they are {site.client!r}; every client needs one node")
         check_site(site, self.classes, self.frozen)
         self._check_return(site)
+        self._keep(site)
+
+    def _keep(self, site: Site) -> None:
         if site.role == "target":
             self.target = site
         else:
@@ -246,11 +255,12 @@ class Roster:
 
     def _refuse(self, node: int, reason: str) -> None:
         """Handles a node that answers with an error: ends the run, or gives up this client when others may continue."""
-        known = [client for client, site in self.sites.items() if site.node_id == node]
+        known = [site for site in (*self.sites.values(), self.target) if site and site.node_id == node]
         if self.tolerant and known:
-            names = ", ".join(repr(client) for client in known)
+            names = ", ".join(repr(site.client) for site in known)
             logger.warning("client %s came back and fails: %s", names, one_line(reason[-MOST_REASON:]))
-            self.sites |= {client: Site(client) for client in known}
+            for site in known:  # its data are compared again when it is back
+                self._keep(Site(site.client, role=site.role, data=site.data))
         elif self.tolerant:
             logger.warning(
                 "%s fails in the handshake: %s", name_of(node, self.identify), one_line(reason[-MOST_REASON:])

@@ -1,5 +1,6 @@
 """Checks of the clients' replies. Only a reply that passes them can change the global model."""
 
+import math
 import re
 import reprlib
 from collections.abc import Callable, Collection, Mapping
@@ -50,7 +51,8 @@ class Expected:
 
     `shapes` are the tensors of the record `arrays`, and `nonnegative` those of them that count or are variances.
     `banks` are the banks with records in the reply, and `views` the round as each of these banks sees it. `metrics` are
-    those that a server part needs in addition to `train_loss`. `metric` is the task's primary metric.
+    those that a server part needs in addition to `train_loss`. `metric` is the task's primary metric. `data` is the
+    hash of the data that the client's site had in the handshake; empty in a simulation.
     """
 
     client: str
@@ -64,6 +66,7 @@ class Expected:
     views: Mapping[str, ServerRound] = field(default_factory=dict)
     metrics: Collection[str] = ()
     metric: str = CLASSIFICATION.metric
+    data: str = ""
 
 
 def one_line(text: str, most: int = REASON_CHARACTERS) -> str:
@@ -140,12 +143,15 @@ def check_records(content: RecordDict, arrays: set[str], metrics: set[str], conf
 
 
 def check_echo(content: RecordDict, expected: Expected) -> None:
-    """Raises unless the reply repeats what it answers: the run's token, client, round and phase."""
+    """Raises unless the reply repeats what it answers (the run's token, client, round and phase), and the site's data
+    are those of the handshake."""
     echo = config_of(content, "echo")
     for key in ECHOED:
         said, want = echo.get(key), getattr(expected, key)
         if type(said) is not type(want) or said != want:
             raise RejectedReplyError(f"it answers another message: {key} is {reprlib.repr(said)}, expected {want!r}")
+    if expected.data and echo.get("data", expected.data) != expected.data:
+        raise RejectedReplyError("the images or labels of its site have changed since the run began")
 
 
 def stored_entries(content: RecordDict) -> int:
@@ -166,7 +172,9 @@ def read_metrics(content: RecordDict) -> dict[str, float]:
     for name, value in metrics.items():
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not number or not abs(value) <= LARGEST_METRIC:  # every comparison with NaN is false
-            raise RejectedReplyError(f"metric {name!r} is not a finite number: {reprlib.repr(value)}")
+            large = number and (isinstance(value, int) or math.isfinite(value))
+            what = f"is larger than {LARGEST_METRIC:g} in size" if large else "is not a finite number"
+            raise RejectedReplyError(f"metric {name!r} {what}: {reprlib.repr(value)}")
     return metrics
 
 

@@ -32,7 +32,12 @@ class Site:
     versions: dict[str, str] = field(default_factory=dict)
     role: str = "source"
     data: dict[str, int | str] = field(default_factory=dict)  # fingerprint of a site's data
-    frozen: str = ""  # hash of the frozen weights; "" without any
+    frozen: str = ""  # hash of the weights that every machine builds itself; "" without any
+
+    @property
+    def content(self) -> str:
+        """Hash of the site's images and labels; "" in a simulation."""
+        return str(self.data.get("content", ""))
 
 
 def read_sites(node: int, content: RecordDict, expected: Expected) -> list[tuple[Site, str]]:
@@ -75,8 +80,9 @@ def check_site(site: Site, classes: int, frozen: str) -> None:
     """Raises UserError when a site does not fit the experiment: its classes, its numbers, or its frozen weights."""
     if site.frozen != frozen:
         raise UserError(
-            f"client {site.client!r} has other frozen weights than the server, so that its features would differ "
-            "(with this model.train they are never sent); give it the same weights file and versions of packages"
+            f"client {site.client!r} has other frozen weights than the server, or begins with other personal ones, so "
+            "that its features would differ (the server never sends them); give it the same weights file and versions "
+            "of packages"
         )
     if len(site.class_counts) != classes:
         raise UserError(f"client {site.client!r} has {len(site.class_counts)} classes, the experiment {classes}")

@@ -106,9 +106,8 @@ class TargetSite:
             exchange.fail(client, failure_reason(reply), str(reply.error.reason))
         else:
             config = config_of(self._sent.content)
-            expected = Expected(
-                *(client, config["token"], config["round"], PHASE, self.site.examples), metric=exchange.metric
-            )
+            wanted = client, config["token"], config["round"], PHASE, self.site.examples
+            expected = Expected(*wanted, metric=exchange.metric, data=self.site.content)
             try:
                 self.score, seconds = judged(read_score, reply.content, expected)
                 exchange.log.row(client)["evaluation_seconds"] = seconds

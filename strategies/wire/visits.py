@@ -67,7 +67,9 @@ class Visits:
             exchange.fail(client, failure_reason(reply), str(reply.error.reason))
         else:
             exchange.log.count(client, "up", arrays_of(reply.content), set(visit.records))
-            expected = Expected(client, exchange.run_config["token"], server.round, visit.phase)
+            target = exchange.roster.target if exchange.roster is not None else None
+            known = target.content if target else ""
+            expected = Expected(client, exchange.run_config["token"], server.round, visit.phase, data=known)
             try:
                 return judged(
                     lambda content, wanted: read_answer(visit, server, content, wanted), reply.content, expected

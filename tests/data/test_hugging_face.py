@@ -1,5 +1,7 @@
 """Hugging Face data sets on disk."""
 
+import shutil
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -108,3 +110,16 @@ def test_files_that_a_column_of_paths_names_belong_to_the_content(tmp_path):
     Image.new("RGB", (8, 8), (3, 2, 1)).save(files[3])
     assert read.fingerprint("b") != before
     assert read.images("b")[0][:, 0, 0, 0].tolist() == [1, 3] != images[:, 0, 0, 0].tolist()
+
+
+def test_a_set_that_is_saved_anew_is_read_anew(tmp_path):
+    """A process that has opened it before sees the new images, labels and domains."""
+    before = save(tmp_path, ["cat", "dog"] * 2, list("aabb"))
+    first = reader(before, benchmark(before)).fingerprint("b")
+    shutil.rmtree(before.root)
+    images = [Image.new("RGB", (8, 8), (9, 9, 9))] * 6
+    data = save(tmp_path, ["ant", "dog", "cat"] * 2, list("aaabbb"), images)
+    assert (data.root, benchmark(data).classes) == (before.root, ("ant", "cat", "dog"))
+    read = reader(data, benchmark(data))
+    assert read.fingerprint("b") != first
+    assert read.images("b")[0][:, 0, 0, 0].tolist() == [9, 9, 9]

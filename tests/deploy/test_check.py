@@ -2,13 +2,14 @@
 
 import json
 import platform
+import re
 from io import StringIO
 
 import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from fedsim.deploy import check_app
-from fedsim.deploy.check import judge, table, with_names
+from fedsim.deploy.check import judge, refusal, table, with_names
 from fedsim.deploy.check_app import answer, installed_versions, lacking
 from fedsim.deploy.federation import read_federation
 from fedsim.experiment import from_table, read_experiment
@@ -219,3 +220,38 @@ def test_a_broken_site_says_what_is_broken(monkeypatch):
     said = ask("", site="a", domain="rot0", role="source")
     assert said["problem"] == "ImportError: libcudart.so.12: cannot open shared object file"
     assert said["python"] == platform.python_version()
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ({"run": {"target": "rot45"}}, ""),
+        ({"run": {"target": "rot45"}, "method": {"name": "deepall"}}, "pools all source data on one machine"),
+        ({"data": {"domains": [*DOMAINS, "rot75"]}}, "would take 'rot75', .* set run.target to 'rot45'"),
+        ({"data": {"dataset": "folder", "domains": []}}, "the run would be refused: "),
+        (
+            {"run": {"target": "rot45"}, "model": {"weights": "own.pt"}},
+            "every machine of a deployment reads its own file",
+        ),
+    ],
+)
+def test_what_the_run_would_refuse_is_said_by_the_check(table, said, federation, tmp_path, monkeypatch):
+    """Also that it would leave out another domain than the one of the target's site."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.pt").touch()
+    settings = {"dataset": "digits", "domains": DOMAINS}
+    found = refusal(from_table({**table, "data": {**settings, **table.get("data", {})}}), federation)
+    assert re.search(said, found) if said else not found
+
+
+def test_domains_are_compared_as_in_a_run(federation):
+    """Apart from upper and lower case and separators."""
+    domains = {"alpha": "Art_Painting", "beta": "CARTOON", "gamma": "photo", "delta": "Sketch"}
+    sites = [site.model_copy(update={"domain": domains[site.name]}) for site in federation.sites]
+    spelled = federation.model_copy(update={"sites": tuple(sites)})
+    pacs = from_table({"data": {"dataset": "pacs"}, "run": {"target": "sketch"}})
+    classes = ["dog", "elephant", "giraffe", "guitar", "horse", "house", "person"]
+    said = [says(site, NODES[site.name], classes=classes, counts=[9] * 7) for site in sites]
+    findings, missing = judge(spelled, pacs, NODES, ONLINE, said)
+    assert not missing
+    assert [finding.notes + finding.problems for finding in findings] == [[]] * 4

@@ -46,6 +46,7 @@ def test_an_ipv6_address_has_brackets_before_its_port(federation_file):
         ('"127.0.0.1"', '"https://fl.example.org:9092"', "address: a host is a name or an IP address, without scheme"),
         ('domain = "rot15"', 'domain = "rot0"', "two sites have the domain 'rot0'; several clients of one domain"),
         ('name = "beta"', 'name = "alpha"', "two sites have the name 'alpha'"),
+        ('domain = "rot30"', 'role = "target"\ndomain = "ROT45"', "two sites have the target domain 'rot45'"),
         ('name = "beta"', 'name = "server"', "site 'server': name: a site's name is letters"),
         ('name = "beta"', 'name = "../x"', "site '../x': name: a site's name is letters"),
         ('role = "target"', 'role = "judge"', "site 'delta': role: Input should be 'source' or 'target' (got 'judge')"),

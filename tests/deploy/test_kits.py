@@ -205,6 +205,16 @@ def test_add_writes_new_sites_with_the_same_authority(federation, federation_fil
     assert init(larger, add=True) == []
 
 
+@pytest.mark.parametrize("name", ["sites", "federation.toml"])
+def test_a_new_site_may_have_any_name(name, federation, federation_file):
+    """The new kits are written beside the files that the server's kit gets."""
+    federation_file.write_text(federation_file.read_text() + NEW_SITE.replace("epsilon", name))
+    larger = read_federation(federation_file)
+    assert init(larger, add=True) == [larger.kit(name)]
+    assert (larger.kit("server") / "sites" / f"{name}.pub").is_file()
+    assert read_federation(larger.kit("server") / "federation.toml").sites[-1].name == name
+
+
 def test_a_site_that_left_the_file_loses_its_registration(federation, federation_file):
     """Its public key goes; its kit stays for whoever owns it."""
     federation_file.write_text(federation_file.read_text().partition('[[sites]]\nname = "delta"')[0])

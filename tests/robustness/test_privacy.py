@@ -176,6 +176,7 @@ def test_a_run_with_local_privacy(tmp_path):
     [
         ("fedavg", {}, "batch-norm statistics of digits-cnn-bn"),
         ("ccst", NO_NORM, "style_bank asks for would leave the client"),
+        ("selfreg", NO_NORM, r"batch-norm statistics of \S+, a layer of selfreg, useless; use another method"),
     ],
 )
 def test_what_noise_cannot_protect_is_refused(method, model, said, tmp_path):
@@ -195,6 +196,13 @@ def test_the_records_and_the_end_of_the_run_say_epsilon(tmp_path):
     file = folder / "environment.json"
     file.write_text(json.dumps({key: value for key, value in json.loads(file.read_text()).items() if key != "privacy"}))
     assert "privacy" not in headline(folder)
+
+
+def test_the_servers_own_records_come_with_noisy_models(tmp_path):
+    """FedCM's direction is made of models that are perturbed already, and a client sends its model alone."""
+    private = {"rounds": 1, "dp_clip": 0.001, "dp_epsilon": 1.0}
+    folder, _ = run_small(small_experiment(tmp_path, "fedcm", model=NO_NORM, train=private, run={"update_limit": 0}))
+    assert (folder / "summary.csv").is_file()
 
 
 @pytest.mark.parametrize(

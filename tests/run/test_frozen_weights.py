@@ -1,4 +1,4 @@
-"""Frozen weights are in no file of a run: it records their hash, and later ones are compared with it."""
+"""Frozen and initial weights are in no file of a run: it records their hash, and later ones are compared with it."""
 
 import json
 
@@ -10,16 +10,22 @@ import fedsim
 from fedsim.errors import UserError
 from fedsim.models import build_model
 from fedsim.models.clip_family import TextHead
+from fedsim.results import compare, read_runs
 from fedsim.results.features import domain_features
+from fedsim.run.conflicts import refuse_other_settings
 from fedsim.run.frozen import frozen_record
 from fedsim.run.plan import resolve
-from fedsim.run.workspace import close_workspaces
+from fedsim.run.workspace import Workspace, close_workspaces
+from fedsim.runtime.flower import with_absolute_weights
 from fedsim.settings import ModelSettings
 
 
 def write_weights(file, seed):
     """A weights file of the digits CNN; every seed gives another one."""
     net = build_model(ModelSettings(backbone="digits-cnn-bn"), 10, 1, 28, seed=seed)
+    for module in net.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.running_mean += seed / 10
     torch.save(net.backbone.state_dict(), file)
 
 
@@ -44,7 +50,7 @@ def stopped(tmp_path):
 def test_a_run_is_not_resumed_or_loaded_with_other_frozen_weights(stopped, tmp_path):
     """The refusals are one line that names the setting; with the old file everything goes on."""
     words = r"with other frozen weights: model.weights = '.*own.pth' gives others now; put back"
-    with pytest.raises(UserError, match=words) as refused:
+    with pytest.raises(UserError, match=r"began with another file '.*own.pth'") as refused:
         run_small(stopped)
     assert "\n" not in str(refused.value)
     close_workspaces()
@@ -63,7 +69,7 @@ def test_a_run_of_an_earlier_version_goes_on(stopped):
     """It did not record its frozen weights, so that they cannot be compared."""
     file = resolve(stopped).folder / "environment.json"
     record = json.loads(file.read_text())
-    assert len(record.pop("frozen")) == 20
+    assert len(record.pop("frozen")) == len(record.pop("weights")) == 20
     file.write_text(json.dumps(record))
     folder, _ = run_small(stopped)
     fedsim.load(folder, "last")
@@ -83,3 +89,63 @@ def test_computed_texts_are_not_compared():
     assert frozen_record(net) == before
     net.backbone.conv1.weight.data[0] += 1e-6
     assert frozen_record(net) != before
+
+
+def trained_whole(folder, method="fedavg"):
+    """An experiment that begins with that file, of which no tensor is frozen."""
+    model = {"weights": str(folder / "own.pth")}
+    return small_experiment(folder / "outputs", method, model=model, train={"rounds": 1})
+
+
+def test_another_file_of_initial_weights_is_another_run(tmp_path):
+    """A stopped run does not go on, a finished one does not count as done, and runs are not compared."""
+    write_weights(tmp_path / "own.pth", 1)
+    folder, _ = run_small(trained_whole(tmp_path))
+    with pytest.raises(KeyboardInterrupt):
+        run_small(trained_whole(tmp_path, "fedprox"), Interrupt(0))
+    write_weights(tmp_path / "own.pth", 2)
+    close_workspaces()
+    words = "holds a run that began with another file '.*own.pth'"
+    plan = resolve(trained_whole(tmp_path))
+    for refused in (
+        lambda: refuse_other_settings(plan.folder, plan.experiment, plan.recipe),
+        lambda: run_small(trained_whole(tmp_path, "fedprox")),
+    ):
+        with pytest.raises(UserError, match=words):
+            refused()
+    run_small(trained_whole(tmp_path, "fedsr"))
+    with pytest.raises(UserError, match=r"'.*own.pth' in .* and in .*, but the file was another one"):
+        compare(read_runs(tmp_path / "outputs" / "small"))
+    file = folder / "environment.json"
+    record = json.loads(file.read_text())
+    assert len(record.pop("weights")) == 20
+    file.write_text(json.dumps(record))  # as an earlier version wrote it
+    refuse_other_settings(plan.folder, plan.experiment, plan.recipe)
+    compare(read_runs(tmp_path / "outputs" / "small"))
+
+
+def test_a_site_begins_with_the_personal_tensors_of_the_server(tmp_path):
+    """FedBN's never travel, so that they are compared in the handshake when they come from a file."""
+    contents = {}
+    for seed in (1, 2):
+        write_weights(tmp_path / "own.pth", seed)
+        for method in ("fedavg", "fedbn"):
+            contents[method, seed] = Workspace(resolve(trained_whole(tmp_path, method))).frozen_content
+    assert contents["fedavg", 1] == contents["fedavg", 2] == ""
+    assert len(contents["fedbn", 1]) == 20
+    assert contents["fedbn", 1] != contents["fedbn", 2]
+    assert Workspace(resolve(small_experiment(tmp_path, "fedbn"))).frozen_content == ""
+
+
+def test_the_runtime_flower_names_the_file_by_its_whole_path(tmp_path, monkeypatch):
+    """Its processes have another working folder. The run is still the same one."""
+    monkeypatch.chdir(tmp_path)
+    write_weights(tmp_path / "own.pth", 1)
+    given = small_experiment("outputs", model={"weights": "own.pth"})
+    sent = with_absolute_weights(given)
+    assert sent.model.weights == str(tmp_path / "own.pth")
+    assert with_absolute_weights(small_experiment("outputs")).model.weights == "none"
+    plan = resolve(sent)
+    plan.folder.mkdir(parents=True)
+    (plan.folder / "experiment.toml").write_text(plan.experiment.toml())
+    refuse_other_settings(plan.folder, resolve(given).experiment, plan.recipe)

@@ -1,15 +1,17 @@
 """Epsilon over all rounds, compared with integrals and with published numbers of single rounds."""
 
+import json
 import math
 
 import numpy as np
 import pytest
 from scipy.integrate import quad
 from scipy.stats import norm
-from support import small_experiment
+from support import Interrupt, run_small, small_experiment
 
 from clients.step.calibration import SemanticCalibration
 from fedsim.recipe import Recipe
+from fedsim.run import privacy_account
 from fedsim.run.privacy_account import delta_of, sampled_epsilon, statement, total_epsilon
 from strategies.fuse.private_mean import PrivateMean
 
@@ -87,3 +89,41 @@ def test_the_statement_names_all_rounds(tmp_path):
     numbers = [float(statement(each, Recipe(), 3).split("epsilon ")[1].split()[0]) for each in (one, local)]
     assert 0.5 < numbers[0] < 1.0  # the classical calibration is not tight
     assert numbers[1] > 3 * numbers[0]
+
+
+def test_a_prelude_and_repeated_rounds_are_not_counted_as_drawn(tmp_path, monkeypatch):
+    """All clients take part in the prelude, and a repeated round draws the same clients as before."""
+    counted = []
+    monkeypatch.setattr(privacy_account, "sampled_epsilon", lambda *numbers: counted.append(numbers))
+    experiment = small_experiment(tmp_path, train={"rounds": 20, "clients_per_round": 2})
+    recipe = Recipe(client=SemanticCalibration(), fuse=PrivateMean(1.0, 2.0))
+    said = statement(experiment, recipe, 30, repeated=3)
+    assert counted == [(2.0, 20, 1e-5, 2, 30, 4)]
+    assert f"epsilon {total_epsilon(2.0, 24, 1e-5):.4g} " in said
+    assert "24 rounds, of which 3 were repeated" in said
+
+
+def test_rounds_with_all_clients_compose_with_drawn_ones():
+    """Ten further rounds with all clients cost at least what they cost alone."""
+    pytest.importorskip("dp_accounting")
+    drawn, both = (sampled_epsilon(8.0, 50, 1e-5, 10, 100, whole) for whole in (0, 10))
+    assert max(drawn, total_epsilon(4.0, 10, 1e-5)) < both < total_epsilon(4.0, 60, 1e-5)
+
+
+def test_a_resumed_run_states_the_repeated_rounds(tmp_path):
+    """Interrupted twice before its first checkpoint: 2 + 2 + 3 noisy models of every client have left it."""
+    private = {"rounds": 3, "dp_clip": 0.001, "dp_epsilon": 1.0}
+    model, run = {"backbone": "digits-cnn"}, {"checkpoint_every": 3, "update_limit": 0}
+    experiment = small_experiment(tmp_path, model=model, train=private, data={"fraction": 0.05}, run=run)
+    models = 0
+    for stop in (2, 2, 99):
+        try:
+            folder, grid = run_small(experiment, interrupt := Interrupt(stop))
+        except KeyboardInterrupt:
+            models += interrupt.after_round
+    models += sum(message.metadata.message_type == "train" for message, _ in grid.seen) // 3
+    said = json.loads((folder / "environment.json").read_text())["privacy"]
+    epsilon = total_epsilon(math.sqrt(2 * math.log(1.25 / 1e-5)), models, 1e-5)
+    assert models == 7
+    assert f"epsilon {epsilon:.4g} " in said
+    assert "7 rounds, of which 4 were repeated after an interruption" in said

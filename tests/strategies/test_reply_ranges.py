@@ -86,6 +86,8 @@ def target_reply(metrics=None, details=None, extra=None):
         ({"extra": {"more": ConfigRecord({"a": 1})}}, "unexpected config records"),
         ({"metrics": {"target_accuracy": 1.0}}, "unexpected metrics"),
         ({"metrics": {"loss": -1e30}}, "loss is"),
+        ({"metrics": {"loss": 1.2e36}}, "metric 'loss' is larger than 1e\\+30 in size: 1.2e"),
+        ({"metrics": {"loss": float("nan")}}, "metric 'loss' is not a finite number: nan"),
         ({"metrics": {"evaluation_seconds": -1e30}}, "evaluation_seconds is"),
         ({"metrics": {"accuracy": 2.0}}, "accuracy is"),
         ({"details": {"names": ["=cmd\nround,9"]}}, "not one printable line"),
