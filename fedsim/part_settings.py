@@ -5,7 +5,7 @@ import functools
 import json
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pydantic
@@ -93,11 +93,35 @@ def set_fields(recipe: Recipe, key: str, fields: Any, method: str) -> Recipe:
     return replace_parts(recipe, lambda member: changed if type(member) is type(part) else member)
 
 
-def check_values(key: str, present: Part | None, fields: Any) -> None:
-    """Raise UserError for wrong values in `[parts.KEY]`, even when the recipe does not have that part."""
-    part = present or make(find_part(key))
-    check_field_names(f"parts.{key}", type(part), fields)
-    validated(part, fields, f"parts.{key}")
+def values_for(recipe: Recipe, values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The values of `[parts]` for the parts that the recipe has, by settings name; UserError for any that are wrong.
+
+    They belong to a data set and are used by every method that has the part. A part from outside may be named by its
+    settings name where the recipe has it, and everywhere as `module:Class` or by the name of its entry point.
+    """
+    present = {part_name(part): part for _, part in parts_of(recipe)}
+    spelled: dict[type, str] = {}
+    found: dict[str, dict[str, Any]] = {}
+    for key, fields in values.items():
+        kind = type(present[key]) if key in present else _kind_of_values(key)
+        if other := spelled.get(kind):
+            raise UserError(f"parts.{other} and parts.{key} are one part; write all its values under one name")
+        spelled[kind] = key
+        part = next((part for part in present.values() if type(part) is kind), None)
+        check_field_names(f"parts.{key}", kind, fields)
+        validated(part or make(kind), fields, f"parts.{key}")
+        if part is not None:
+            found[part_name(part)] = fields
+    return found
+
+
+def _kind_of_values(key: str) -> type:
+    """The class that a key of `[parts]` names."""
+    try:
+        return find_part(key)
+    except UserError as error:
+        hint = "" if ":" in key else f'; where a part is from your own module, write [parts."module:Class"] for {key}'
+        raise UserError(f"parts.{key}: {error}{hint}") from None
 
 
 def check_field_names(where: str, kind: type, fields: Any) -> None:

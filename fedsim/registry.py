@@ -96,7 +96,7 @@ def outside_names(experiment: Experiment) -> list[tuple[str, str]]:
     words = [word for value in parts for word in (value if isinstance(value, list) else [value])]
     return [
         *(("methods", word) for word in experiment.method_name.split("+")),
-        *(("parts", word) for word in words if isinstance(word, str)),
+        *(("parts", word) for word in [*words, *experiment.parts] if isinstance(word, str)),
         ("datasets", experiment.data.dataset),
         ("backbones", experiment.model.backbone),
         ("augmentations", experiment.data.augment),
