@@ -1,4 +1,4 @@
-"""What a run says about its data and the sites' code before the first round, where it neither changes a number nor needs to be refused."""
+"""What a run says before the first round about its data and the sites' code, where nothing needs to be refused."""
 
 from collections.abc import Mapping, Sequence
 
