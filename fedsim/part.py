@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 class Part:
     """A part fills one slot of a recipe, or several. Its fields are a paper's hyper-parameters. It also declares:
 
-    requires: parts that must be in the recipe too, as {slot: settings name}; they are added when they are missing
+    requires: parts that must be in the recipe too, as {slot: name}, by settings name or `module:Class`; they are added
+    when they are missing
     needs: metrics that every reply must have; a reply without them is refused
     needs_clients: the part compares or exchanges something between clients, so that it has no effect when the data of
     all clients are pooled

@@ -64,10 +64,14 @@ def complete(recipe: Recipe) -> Recipe:
     """
     for _, part in parts_of(recipe):
         for slot, name in part.requires.items():
-            if not any(part_name(present) == name for present in parts_in(recipe, slot)):
-                new = make(_beside(part, name) or find_part(name, slot))
+            present = parts_in(recipe, slot)
+            if any(part_name(other) == name for other in present):
+                continue
+            kind = _beside(part, name) or find_part(name, slot)  # a name with a colon, or of an entry point, is no
+            if not any(type(other) is kind for other in present):  # settings name
+                new = make(kind)
                 return complete(
-                    dataclasses.replace(recipe, **{slot: (*parts_in(recipe, slot), new) if slot in LIST_SLOTS else new})
+                    dataclasses.replace(recipe, **{slot: (*present, new) if slot in LIST_SLOTS else new})
                 )
     return recipe
 

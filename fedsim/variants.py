@@ -58,7 +58,7 @@ def variant_words(experiment: Experiment) -> str:
 
 def _required(recipe: Recipe, slot: str) -> list[str]:
     """The names of parts that another part adds."""
-    return [part.requires[slot] for _, part in parts_of(recipe) if slot in part.requires]
+    return [part.requires[slot].replace(":", ".") for _, part in parts_of(recipe) if slot in part.requires]
 
 
 def _full_name(part: Part) -> str:

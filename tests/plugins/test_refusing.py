@@ -53,5 +53,5 @@ def test_the_client_fails_and_the_rest_is_used(tmp_path, row, victim):
 
 def test_the_run_ends_where_it_should(tmp_path):
     """With "stop" the client is named."""
-    with pytest.raises(ClientFailedError, match="'rot15'.*its sum is negative"):
+    with pytest.raises(ClientFailedError, match=r"'rot15'.*its sum is negative"):
         run_small(experiment_of(tmp_path, "before", "stop"))
