@@ -1,5 +1,6 @@
 """The base class of all parts of a recipe, with what a part declares about itself."""
 
+import dataclasses
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -68,6 +69,20 @@ class Part:
         They are recorded and compared like those of the domains, so that other files in the same folder are noticed.
         """
         return {}
+
+
+def unfit(part: Part) -> str:
+    """Why an object of that class cannot be in a recipe, whatever its slot; empty: it can."""
+    kind = type(part)
+    if not dataclasses.is_dataclass(kind) or not kind.__dataclass_params__.frozen:
+        return f"{kind.__name__} is not a frozen dataclass; write @dataclass(frozen=True) above the class"
+    for field in dataclasses.fields(part):
+        try:
+            hash(getattr(part, field.name))
+        except TypeError:
+            value = type(getattr(part, field.name)).__name__
+            return f"{kind.__name__}.{field.name} is a {value}, which can be changed; make it a tuple, number or text"
+    return ""
 
 
 def part_name(part: Any) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import pydantic
 
 from fedsim.errors import UserError, nearest
-from fedsim.part import Part, part_name
+from fedsim.part import Part, part_name, unfit
 from fedsim.recipe import LIST_SLOTS, SLOTS, Recipe, parts_of, slots_of
 from fedsim.registry import find_part
 
@@ -70,9 +70,7 @@ def complete(recipe: Recipe) -> Recipe:
             kind = _beside(part, name) or find_part(name, slot)  # a name with a colon, or of an entry point, is no
             if not any(type(other) is kind for other in present):  # settings name
                 new = make(kind)
-                return complete(
-                    dataclasses.replace(recipe, **{slot: (*present, new) if slot in LIST_SLOTS else new})
-                )
+                return complete(dataclasses.replace(recipe, **{slot: (*present, new) if slot in LIST_SLOTS else new}))
     return recipe
 
 
@@ -165,9 +163,12 @@ def _adapter(kind: type) -> pydantic.TypeAdapter:
 def make(kind: type) -> Part:
     """A part with its default fields; UserError when a field has no default."""
     try:
-        return kind()
+        part = kind()
     except TypeError as error:
         raise UserError(f"{part_name(kind)} cannot be added by name: {error}; give its fields default values") from None
+    if reason := unfit(part):
+        raise UserError(reason)
+    return part
 
 
 def parts_in(recipe: Recipe, slot: str) -> tuple[Part, ...]:

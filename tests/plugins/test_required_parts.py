@@ -35,7 +35,10 @@ def test_it_is_added_once(name, tmp_path, monkeypatch):
     plugins.entry_points.cache_clear()
     try:
         assert [type(part).__name__ for part in find_recipe(f"{module}:row").terms] == ["Needs", "Shrink"]
-        assert [type(part).__name__ for part in find_recipe(f"{module}:row+outside:shrunk").terms] == ["Needs", "Shrink"]
+        assert [type(part).__name__ for part in find_recipe(f"{module}:row+outside:shrunk").terms] == [
+            "Needs",
+            "Shrink",
+        ]
         assert method_label(Experiment(method={"name": f"{module}:row"})) == f"{module}:row"
     finally:
         plugins.entry_points.cache_clear()
