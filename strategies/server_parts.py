@@ -79,8 +79,7 @@ class ServerParts:
 
     def needs(self) -> set[str]:
         """The metrics without which a reply cannot be used."""
-        parts = [self.recipe.weights, self.recipe.fuse, *self.recipe.banks, *self.recipe.refine]
-        return {name for part in parts for name in part.needs} if self.training else set()
+        return self.recipe.needs() if self.training else set()
 
     # --- banks ------------------------------------------------------------------------------------------------------
 

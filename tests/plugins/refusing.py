@@ -128,3 +128,16 @@ after = Recipe(banks=(After(),), terms=(Sum(),))
 compared = Recipe(banks=(Compared(),), terms=(SentSum(),))
 compared_before = Recipe(banks=(ComparedBefore(),), terms=(Sum(),))
 visit = Recipe(visits=(Look(),), unlabelled=Answer())
+
+
+@dataclass(frozen=True)
+class Needing(Term):
+    """Declares a metric that no client reports."""
+
+    needs: ClassVar[tuple[str, ...]] = ("no_such_number",)
+
+    def begin(self, round):
+        """Nothing in the steps."""
+
+
+needing = Recipe(terms=(Needing(),))

@@ -55,3 +55,9 @@ def test_the_run_ends_where_it_should(tmp_path):
     """With "stop" the client is named."""
     with pytest.raises(ClientFailedError, match=r"'rot15'.*its sum is negative"):
         run_small(experiment_of(tmp_path, "before", "stop"))
+
+
+def test_a_client_s_part_may_need_a_metric_too(tmp_path):
+    """`needs` is documented for every part; earlier that of a term or a visit was not looked at."""
+    with pytest.raises(ClientFailedError, match=r"missing metrics \['no_such_number'\]"):
+        run_small(experiment_of(tmp_path, "needing", "stop"))
