@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from fedsim.plugins import entry_points
 from fedsim.tasks import ANY_TASK
 
 if TYPE_CHECKING:
@@ -87,5 +88,15 @@ def unfit(part: Part) -> str:
 
 def part_name(part: Any) -> str:
     """Settings name of a part (or its class): `GuidingHead` -> `guiding_head`, `XAN` -> `xan`."""
-    name = (part if isinstance(part, type) else type(part)).__name__
+    return settings_name((part if isinstance(part, type) else type(part)).__name__)
+
+
+def settings_name(name: str) -> str:
+    """Settings name of a part whose class has this name."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
+
+
+def named_part(key: str) -> str:
+    """The settings name of the part that a key of `[parts]` names; its module is not imported."""
+    reference = entry_points("parts").get(key, [key])[0]
+    return settings_name(reference.rpartition(":")[2]) if ":" in reference else key

@@ -1,16 +1,20 @@
 """`[parts]` sets a part from outside under each of its names, in every method that has it, and never silently not."""
 
+import json
 import sys
 from importlib import metadata
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from fedsim import plugins
 from fedsim.assembly import build_recipe
 from fedsim.errors import UserError
-from fedsim.experiment import read_experiment
+from fedsim.experiment import parse_experiment, read_experiment
+from fedsim.part import named_part
 from fedsim.registry import packages_of
+from fedsim.results.reading import Runs
 from fedsim.variants import method_label
 
 HERE = Path(__file__).parent
@@ -65,6 +69,22 @@ def test_what_is_wrong_is_one_line(read):
     ]:
         with pytest.raises(UserError, match=said):
             build_recipe(read(*overrides))
+
+
+def test_two_runs_with_other_values_are_told_apart(read, tmp_path):
+    """A table leaves out [parts] that a method does not have; the part is known under each of its names."""
+    for seed, value in enumerate((0.1, 0.7)):
+        folder = tmp_path / "out" / f"seed{seed}"
+        folder.mkdir(parents=True)
+        experiment = read("method.name=outside:shrunk", f"parts.outside:Shrink.weight={value}", f"run.seed={seed}")
+        (folder / "experiment.toml").write_text(experiment.toml())
+        (folder / "environment.json").write_text(json.dumps({"recipe": {"terms.shrink": {"weight": value}}}))
+    files = sorted((tmp_path / "out").glob("*/experiment.toml"))
+    experiments = {file.parent.name: parse_experiment(file.read_text()) for file in files}
+    empty = pd.DataFrame()
+    runs = Runs(empty, empty, empty, empty, experiments=experiments, folder=tmp_path / "out")
+    assert runs.unused_parts == set()
+    assert [named_part(key.strip('"')) for key in (*SPELLINGS, "proximal")] == ["shrink"] * 4 + ["proximal"]
 
 
 def test_a_module_in_a_package_is_named_with_its_dots(read, tmp_path):
