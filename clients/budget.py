@@ -11,7 +11,8 @@ included. Validation, reports and further passes over the same batch within one 
 - `paper`: the amount that the method's parts ask for: FedSB has its S examples (also where I is set), CCST trains on
   its copies, and CSAC has its acquisition in addition. Methods then differ in their budgets.
 - `images`, `steps`: client k trains on N_k images, or takes N_k steps, per round, as with FedAvg. A longer plan is cut
-  (of CCST's copies each round uses others). A shorter plan continues with its own images in a new order. Where the
+  (of CCST's copies each round uses others). A shorter plan continues with its own images in a new order. Batches that
+  must stay whole (`equal_domains`) are taken while they fit, at least one, and are repeated in a new order. Where the
   method gives every client the same amount (FedSB), each gets the mean of all N_k. A prelude (CSAC's acquisition, with
   the amount A_k) is part of the budget: the whole run has T N_k, and prelude and rounds are both multiplied by
 
@@ -68,7 +69,7 @@ def local_plan(
     if work.budget == "paper":
         return work, list(plan)
     limit = _limit(recipe, round, counts, clients, work.budget)
-    return work, list(_fitted(plan, limit, work, round.rng("budget")))
+    return work, list(_fitted(plan, limit, work, round.rng("budget"), recipe.batches.whole))
 
 
 def _work_of(recipe: Any, round: LocalRound, clients: int) -> TrainSettings:
@@ -98,7 +99,7 @@ def _limit(recipe: Any, round: LocalRound, counts: Sequence[int], clients: int, 
         drawn = min(train.clients_per_round or clients, clients) / clients
         share = drawn * round.rounds * each / (prelude + drawn * round.rounds * each)
     if recipe.client.prelude and round.phase == recipe.client.prelude:
-        return max(_floor(share * prelude), 1)
+        return max(_floor(share * prelude), 1) if prelude else 0
     return max(_floor(share * each * round.round) - _floor(share * each * (round.round - 1)), 1)
 
 
@@ -108,12 +109,17 @@ def _floor(value: float) -> int:
 
 
 def _fitted(
-    plan: Iterable[np.ndarray], limit: int, work: TrainSettings, rng: np.random.Generator
+    plan: Iterable[np.ndarray], limit: int, work: TrainSettings, rng: np.random.Generator, whole: bool
 ) -> Iterator[np.ndarray]:
     """The beginning of the plan, or the plan and more passes over its items, up to `limit` images or steps."""
+    if limit == 0:  # a prelude without work: its plan has no items that could be passed over
+        return
     left = limit
-    for batch in _endless(plan, work.batch_size, rng):
-        batch = batch[:left] if work.budget == "images" else batch
+    for batch in _endless(plan, work.batch_size, rng, whole):
+        if work.budget == "images":
+            if whole and len(batch) > left < limit:
+                return
+            batch = batch if whole else batch[:left]
         if len(batch) > 1:  # batch norm needs two images
             yield batch
         left -= len(batch) if work.budget == "images" else 1
@@ -121,11 +127,14 @@ def _fitted(
             return
 
 
-def _endless(plan: Iterable[np.ndarray], size: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
+def _endless(plan: Iterable[np.ndarray], size: int, rng: np.random.Generator, whole: bool) -> Iterator[np.ndarray]:
     passed = []
     for batch in plan:
         passed.append(batch)
         yield batch
     items = np.concatenate(passed)
     while True:
-        yield from chunks(rng.permutation(items), size)
+        if whole:
+            yield from (passed[place] for place in rng.permutation(len(passed)))
+        else:
+            yield from chunks(rng.permutation(items), size)

@@ -1,4 +1,4 @@
-"""A client's examples as tensors on its device: selected, augmented and normalised batch by batch."""
+"""A client's examples as tensors on its device: selected, augmented and normalized batch by batch."""
 
 from collections.abc import Callable, Iterator
 
@@ -18,6 +18,7 @@ class LocalData:
     """The training and validation examples of one client; positions count from 0 within each split.
 
     task: the kind of labels, and how they are learned
+    domains: the domain of every training example, int64 [n]; all are 0 where the data are not pooled
     labels: the labels of a batch: classes int64 [N], or masks uint8 [N,Q,H,W] where the data set has masks
     """
 
@@ -34,7 +35,8 @@ class LocalData:
         own = np.concatenate([data.train, data.validation])
         self.examples = len(data.train)
         self.validation = np.arange(len(data.train), len(own))
-        domains = data.domain_index[data.validation] if data.pooled else np.zeros(len(self.validation), np.int64)
+        index = data.domain_index if data.pooled else np.zeros_like(data.domain_index)
+        self.domains, domains = index[data.train], index[data.validation]
         self.validation_by_domain = [self.validation[domains == domain] for domain in np.unique(domains)]
         images = torch.from_numpy(np.ascontiguousarray(data.images[own]))
         self.images = images.to(device) if images.nbytes <= DEVICE_BYTES else images
@@ -53,7 +55,7 @@ class LocalData:
     def batch(
         self, items: np.ndarray, transfer: Callable[[Tensor, np.ndarray], Tensor] | None = None, late: bool = False
     ) -> Batch:
-        """A training batch after transfer (style, frequency), augmentation and normalisation, in this order.
+        """A training batch after transfer (style, frequency), augmentation and normalization, in this order.
 
         `late` transfers act between the last two. Item `copy * n + position` is version `copy` of a training example,
         for a transfer that makes several versions of each.

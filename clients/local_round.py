@@ -23,7 +23,7 @@ class Batch:
     labels: classes [B], or masks [B, Q, H, W]
     loss: the loss of the task alone, before any term
     raw: the images in [0, 1] before augmentation
-    prepare: gives other images of that shape (a transformed `raw`) the same augmentation and normalisation as `images`
+    prepare: gives other images of that shape (a transformed `raw`) the same augmentation and normalization as `images`
     augmented: the images in [0, 1] after augmentation; `normalize` completes other versions of them (views, tiles)
     """
 

@@ -68,7 +68,7 @@ def js_divergence(logits: Sequence[Tensor]) -> Tensor:
 
 
 def supervised_contrast(z: Tensor, labels: Tensor, temperature: float) -> Tensor:
-    """The supervised contrastive loss of normalised vectors, each of which is an anchor:
+    """The supervised contrastive loss of normalized vectors, each of which is an anchor:
 
         mean_i [ log Σ_{j≠i} e^{s_ij} − mean_{j∈P_i} s_ij ] ,  s_ij = z_i·z_j / T ,  P_i = {j ≠ i, y_j = y_i}
 

@@ -171,9 +171,11 @@ class Batches(ClientPart):
     """Chooses the examples of the round's batches.
 
     balanced: every client trains on the same number of examples, however many it holds (see `clients.budget`)
+    whole: no batch is cut or made anew to meet a budget, because its examples belong together
     """
 
     balanced: ClassVar[bool] = False
+    whole: ClassVar[bool] = False
 
     def indices(self, examples: int, round: LocalRound, train: TrainSettings) -> Iterator[np.ndarray]:
         """Index arrays into the client's training examples, one per step.
@@ -186,7 +188,7 @@ class Batches(ClientPart):
 class Augment(ClientPart):
     """Changes a batch of raw images in [0, 1] before the data set's own augmentation, or after it.
 
-    late: it acts after crop, flip and jitter of the data set, and before the normalisation. Its draws come from torch's
+    late: it acts after crop, flip and jitter of the data set, and before the normalization. Its draws come from torch's
     generator, so that `Batch.prepare` can repeat them
     """
 

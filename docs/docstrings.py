@@ -2,8 +2,10 @@
 
 import inspect
 import re
+from collections.abc import Collection
 
-FIELD = re.compile(r"[\w`][\w`, ]{0,40}: ")  # a line that documents a field or setting
+# A line that documents fields or settings: their names and a colon. Any other words before a colon are a sentence.
+FIELD = re.compile(r"`?\w+`?(?:, `?\w+`?)*: ")
 
 
 def blocks(text: str) -> list[tuple[str, str]]:
@@ -25,12 +27,26 @@ def blocks(text: str) -> list[tuple[str, str]]:
     return found
 
 
-def to_markdown(text: str) -> str:
-    """The docstring as Markdown; what is in `backticks` stays code, all else is shown as it is written."""
-    special = "\\`*_{}[]<>#|~$"
-    return "\n\n".join(
-        f"```text\n{body}\n```" if kind == "lines" else _escaped(body, special) for kind, body in blocks(text)
-    )
+def field_of(paragraph: str) -> tuple[list[str], str]:
+    """(names, meaning) of a paragraph that documents fields; no names for any other paragraph."""
+    if not FIELD.match(paragraph):
+        return [], ""
+    names, _, meaning = paragraph.partition(": ")
+    return [name.strip("` ") for name in names.split(",")], meaning
+
+
+def to_markdown(text: str, without: Collection[str] = ()) -> str:
+    """The docstring as Markdown; what is in `backticks` stays code, all else is shown as it is written.
+
+    without: fields whose paragraphs are left out, because they are shown elsewhere
+    """
+    special, found = "\\`*_{}[]<>#|~$", []
+    for kind, body in blocks(text):
+        if kind == "lines":
+            found.append(f"```text\n{body}\n```")
+        elif not set(field_of(body)[0]) & set(without):
+            found.append(_escaped(body, special))
+    return "\n\n".join(found)
 
 
 def to_rest(lines: list[str]) -> list[str]:

@@ -1,11 +1,9 @@
-"""Writes the pages that come from the code: one per method (from its recipe and docstrings), and the API's index."""
+"""Writes the pages that come from the code: one per method and per slot of parts, and the API's index."""
 
-import dataclasses
-import inspect
 import shutil
 from pathlib import Path
 
-from docstrings import to_markdown
+from part_pages import part_section, write_part_pages
 
 from fedsim.methods import METHODS
 from fedsim.part import part_name
@@ -25,7 +23,7 @@ API = {
     "fedsim.recipe": "What a recipe is",
     "fedsim.models.backbones": "Backbones",
     "fedsim.models.layout": "Stages and levels of a backbone",
-    "fedsim.models.norms.base": "The contract of a normalisation",
+    "fedsim.models.norms.base": "The contract of a normalization",
     "fedsim.models.inserts.base": "The contract of an insert into the network",
     "fedsim.models.infer.base": "The contract of an inference rule",
     "fedsim.data.row": "What a data set is",
@@ -37,17 +35,28 @@ API = {
     "fedsim.experiment": "Reading an experiment from a file",
     "fedsim.results": "Reading results",
     "fedsim.results.selection": "Selection rules",
+    "fedsim.results.callbacks": "Callbacks of a run",
+}
+
+NOT_BUILT = {  # by the name that their rows would have
+    "stablefdg": "StableFDG (Park et al., NeurIPS 2023)",
+    "fedccrl": "FedCCRL (Wang et al., 2024)",
+    "fisc": "FISC or PARDON (Nguyen et al., ICDCS 2025)",
+    "promptfl": "PromptFL (Guo et al., 2023)",
+    "fedapt": "FedAPT (Su et al., AAAI 2024)",
+    "plan": "PLAN (Gong et al., 2024)",
 }
 
 
 def write_pages(folder: Path) -> None:
-    """Fill `methods/` and `api/` below `folder` anew."""
-    for name in ("methods", "api"):
+    """Fill `methods/`, `parts/` and `api/` below `folder` anew."""
+    for name in ("methods", "parts", "api"):
         shutil.rmtree(folder / name, ignore_errors=True)
         (folder / name).mkdir()
     for name, recipe in METHODS.items():
         (folder / "methods" / f"{name}.md").write_text(method_page(name, recipe))
     (folder / "methods" / "index.md").write_text(methods_index())
+    write_part_pages(folder / "parts")
     for module, title in API.items():
         text = f"# {title}\n\n```{{eval-rst}}\n.. automodule:: {module}\n   :members:\n```\n"
         (folder / "api" / f"{module}.md").write_text(text)
@@ -63,7 +72,14 @@ def own_parts(recipe: Recipe) -> list[tuple[str, object]]:
 
 def methods_index() -> str:
     """The page that lists all methods with what they change."""
-    lines = ["# Methods", "", "| method | what it changes | paper |", "|---|---|---|"]
+    missing = ", ".join(title for name, title in NOT_BUILT.items() if name not in METHODS)
+    lines = [
+        "# Methods",
+        "",
+        f"Published methods for federated domain generalization that are not built: {missing}.",
+        "",
+    ]
+    lines += ["| method | what it changes | paper |", "|---|---|---|"]
     for name, recipe in METHODS.items():
         changes = ", ".join(f"{slot}: `{part_name(part)}`" for slot, part in own_parts(recipe))
         changes = changes or ("pools all source data" if recipe.pooled else "nothing: it is the reference")
@@ -81,19 +97,5 @@ def method_page(name: str, recipe: Recipe) -> str:
     if not parts:
         lines += ["Every part of this recipe is the standard one.", ""]
     for slot, part in sorted(parts, key=lambda pair: list(SLOTS).index(pair[0])):
-        lines += part_section(slot, part)
+        lines += part_section(type(part), part, f"{slot}: {part_name(part)}")
     return "\n".join(lines)
-
-
-def part_section(slot: str, part: object) -> list[str]:
-    """A part's heading, its docstring as it is written, and a table of its settings."""
-    kind = type(part)
-    file = kind.__module__.replace(".", "/") + ".py"
-    text = inspect.getdoc(kind) or ""
-    lines = [f"## {slot}: {part_name(part)}", "", f"`{file}`", "", to_markdown(text), ""]
-    fields = dataclasses.fields(part)
-    if fields:
-        lines += ["| setting | value in this row |", "|---|---|"]
-        lines += [f"| `method.{part_name(part)}.{field.name}` | `{getattr(part, field.name)!r}` |" for field in fields]
-        lines.append("")
-    return lines

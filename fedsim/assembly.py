@@ -82,7 +82,7 @@ def _agree(recipe: Recipe, given: dict[str, dict], name: str) -> Recipe:
 
 
 def build_net(experiment: Experiment, recipe: Recipe, bench: Benchmark | None = None) -> nn.Module:
-    """The experiment's network with the recipe's normalisation, from the run's seed.
+    """The experiment's network with the recipe's normalization, from the run's seed.
 
     `bench`: the facts of the data set, where they are known already.
     """

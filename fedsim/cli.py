@@ -8,6 +8,19 @@ from typing import Annotated
 
 import typer
 
+from fedsim.commands.options import (
+    Callbacks,
+    Config,
+    CoresPerCell,
+    DryRun,
+    GpusPerCell,
+    Jobs,
+    Output,
+    Override,
+    Preset,
+    RayCluster,
+)
+from fedsim.commands.search import search
 from fedsim.deploy.cli import app as deploy
 from fedsim.edge import guarded
 from fedsim.errors import UserError
@@ -22,20 +35,9 @@ app = typer.Typer(
 )
 app.add_typer(deploy, name="deploy")
 
-Config = Annotated[
-    str, typer.Argument(help="experiment file, or the name of one that comes with fedsim (see `fedsim datasets`)")
-]
-Override = Annotated[
-    list[str] | None, typer.Option("--set", help="override, e.g. train.rounds=5 or method.guiding_head.weight=0.25")
-]
-Preset = Annotated[str, typer.Option(help="named settings of the file, e.g. a paper's protocol")]
-Callbacks = Annotated[
-    list[str] | None, typer.Option("--callback", help="your own tracker, package.module:Class (repeatable)")
-]
 OnlyMethods = Annotated[str, typer.Option("--methods", help="only these methods, comma-separated (default: all)")]
 OnlyTargets = Annotated[str, typer.Option("--targets", help="only these unseen domains (default: all)")]
 OnlySeeds = Annotated[str, typer.Option("--seeds", help="only these seeds (default: all)")]
-Output = Annotated[str, typer.Option(help="folder of all results (default: outputs)")]
 
 
 def main() -> None:
@@ -113,23 +115,17 @@ def sweep(
     targets: Annotated[str, typer.Option(help="comma-separated unseen domains")] = "all",
     seeds: Annotated[str, typer.Option(help="comma-separated seeds (default: 0, or the table's)")] = "",
     grid: Annotated[list[str] | None, typer.Option(help="key=v1,v2: one more axis (repeatable)")] = None,
-    jobs: Annotated[int, typer.Option(min=0, help="runs at the same time; 0: as many as the cores and GPUs allow")] = 0,
-    cores_per_cell: Annotated[
-        int, typer.Option(min=0, help="cores for one run, also set as its run.threads; 0: those of run.threads")
-    ] = 0,
-    gpus_per_cell: Annotated[float, typer.Option(min=0, help="GPUs for one run, e.g. 0.25; 0: shared evenly")] = 0,
-    ray: Annotated[
-        str, typer.Option(help="run as Ray tasks: local, auto, or a cluster's address (shared --output)")
-    ] = "",
+    jobs: Jobs = 0,
+    cores_per_cell: CoresPerCell = 0,
+    gpus_per_cell: GpusPerCell = 0,
+    ray: RayCluster = "",
     output: Output = "",
     preset: Preset = "",
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="print the runs and an estimate of their time, and run nothing")
-    ] = False,
+    dry_run: DryRun = False,
     callback: Callbacks = None,
     set_: Override = None,
 ) -> None:
-    """Run methods x targets x seeds; finished runs are skipped, and a failing run is reported at the end.
+    """Run methods x targets x seeds; finished runs are skipped; a failing run is reported at once and again at the end.
 
     CONFIG may be the table of a paper, e.g. tables/fedig-a-table-5, which names methods, targets and seeds itself.
     """
@@ -238,23 +234,25 @@ def pictures(
 @app.command()
 def methods(
     name: Annotated[str, typer.Argument(help="a method, to see its parts and settings")] = "",
-    changes: Annotated[
-        str, typer.Option(help="only methods that change these slots (fuse,terms) or sides (server)")
-    ] = "",
+    changes: Annotated[str, typer.Option(help="only methods that change these slots or sides (fuse,server)")] = "",
+    parts: Annotated[bool, typer.Option("--parts", help="list every part by slot, with one line each")] = False,
     data: Annotated[
         str, typer.Option(help="an experiment: also show the method's bytes per round on its data and network")
     ] = "",
     preset: Preset = "",
     set_: Override = None,
 ) -> None:
-    """List the methods by what they change, or show one recipe with all its settings."""
-    from fedsim.commands.methods import show_method, show_methods
+    """List the methods by what they change, or all parts by slot, or show one recipe with all its settings."""
+    from fedsim.commands.methods import show_method, show_methods, show_parts
 
-    if name and changes:
-        raise UserError("fedsim methods takes a method or --changes, not both")
+    if bool(name) + bool(changes) + parts > 1:
+        raise UserError("fedsim methods takes a method, --changes or --parts, only one of them")
     if (data or preset or set_) and not (name and data):
         raise UserError("bytes are shown for one method on one experiment: fedsim methods NAME --data CONFIG")
-    show_method(name, data, preset, set_ or []) if name else show_methods(changes)
+    if parts:
+        show_parts()
+    else:
+        show_method(name, data, preset, set_ or []) if name else show_methods(changes)
 
 
 @app.command("check-method")
@@ -283,15 +281,16 @@ def new_method(
 def datasets(
     name: Annotated[str, typer.Argument(help="a data set, to see its facts; or a folder or table, to inspect it")] = "",
     grid: Annotated[Path | None, typer.Option(help="PNG file for an image per domain and class")] = None,
+    set_: Override = None,
 ) -> None:
     """List the data sets, show one of them, or inspect a folder DOMAIN/CLASS/IMAGE or a table of your own."""
     from fedsim.commands.data import show_datasets, show_inspection
 
-    if name and Path(name).exists():
-        show_inspection(Path(name), grid)
+    if name and (grid or set_ or Path(name).exists()):
+        show_inspection(Path(name), grid, set_ or [])
     else:
         show_datasets(name)
 
 
-for command in (evaluate, predict, export, features):
+for command in (search, evaluate, predict, export, features):
     app.command()(command)

@@ -91,12 +91,16 @@ def config_folders() -> list[Path]:
 
 
 def find_config(config: str) -> Path:
-    """Path of a config given as a path or by name (`pacs`, `configs/pacs.toml`)."""
+    """Path of a config given as a path or by name (`pacs`, `configs/pacs.toml`).
+
+    Another folder is the user's own: a missing file there is not replaced by a shipped one of the same name.
+    """
     path = Path(config)
     if path.is_file():
         return path
-    name = path.name if path.suffix == ".toml" else path.name + ".toml"
-    for folder in config_folders():
+    parent, _, last = config.rpartition("/")
+    name = last if path.suffix == ".toml" else last + ".toml"
+    for folder in config_folders() if parent in ("", "configs") else ():
         if (folder / name).is_file():
             return folder / name
     known = sorted({file.stem for folder in config_folders() for file in folder.glob("*.toml")})

@@ -199,7 +199,7 @@ METHODS: dict[str, Recipe] = {
     "fedadagrad": Recipe(refine=(FedAdagrad(),), paper="Reddi et al., ICLR 2021: FedAdagrad"),
     "krum": Recipe(fuse=Krum(), paper="Blanchard et al., NeurIPS 2017"),
     "qfedavg": Recipe(fuse=QFedAvg(), weights=Uniform(), paper="Li et al., ICLR 2020: q-FedAvg"),
-    # federated optimisation
+    # federated optimization
     "fednova": Recipe(fuse=NormalizedAverage(), reports=(GradientCount(),), paper="Wang et al., NeurIPS 2020: FedNova"),
     "fediir": Recipe(
         terms=(ClassifierAlignment(),),

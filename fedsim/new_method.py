@@ -17,9 +17,9 @@ from torch import Tensor
 from clients.parts import Batch, LocalRound, StepFunction, Term
 from fedsim.recipe import Recipe
 
-# A method is a row of exchangeable parts (`fedsim methods` lists the slots): the row below has FedAvg's part in every
-# slot that it does not name. A part derives from its slot's contract: clients/parts.py has those of the clients,
-# strategies/parts.py those of the server, fedsim/models/*/base.py those of the network.
+# A method is a row of exchangeable parts (`fedsim methods --parts` lists them by slot): the row below has FedAvg's part
+# in every slot that it does not name. A part derives from its slot's contract: clients/parts.py has those of the
+# clients, strategies/parts.py those of the server, fedsim/models/*/base.py those of the network.
 
 
 @dataclass(frozen=True)

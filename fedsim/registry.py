@@ -6,6 +6,7 @@ A new part is known as soon as its file is in the folder of its slot; there is n
 import dataclasses
 import functools
 import importlib
+import inspect
 import pkgutil
 
 from fedsim.errors import UserError
@@ -64,6 +65,11 @@ def parts_by_slot() -> dict[str, dict[str, type]]:
 def _by_slot(kinds: tuple[type, ...]) -> dict[str, dict[str, type]]:
     """`parts_by_slot` for these classes; cached, because a run resolves settings several times."""
     return {slot: {part_name(kind): kind for kind in kinds if slot in slots_of(kind)} for slot in SLOTS}
+
+
+def one_line(kind: type) -> str:
+    """What a part does, or its formula: the first paragraph of its docstring on one line."""
+    return " ".join((inspect.getdoc(kind) or "").partition("\n\n")[0].split())
 
 
 def find_part(name: object, slot: str = "") -> type:

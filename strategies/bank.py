@@ -82,7 +82,8 @@ class Bank(Part):
 
         A record that is equal for all clients (a sum, a mean, clusters) may be kept under the owner SERVER or in
         `server.arrays`. The method is called after `fuse` (for a bank `before` training: when its contributions have
-        come), and only in rounds in which a client replied.
+        come), and only in rounds in which a client replied. A round whose model is dropped leaves bank and arrays as
+        they were.
         """
         return {**bank, **entries}
 

@@ -193,6 +193,7 @@ class FedDG(FedAvg):
         self._saved = record_to_arrays(arrays)
         self.parts.class_counts = {name: site.class_counts for name, site in self.exchange.sites.items()}
         self.parts.open(round, self._saved, self.exchange.clients, drawn, training=self._phase == "train")
+        self.computation.begin()
         if self.parts.start is not self._saved:
             arrays = state_to_record(self.parts.start)
         return self._placed(arrays, ("shared",))

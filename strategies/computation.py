@@ -20,7 +20,7 @@ class Computation:
 
     def __init__(self, experiment: Experiment, parts: ServerParts, exchange: Exchange, guard: Guard) -> None:
         self.experiment, self.parts, self.exchange, self.guard = experiment, parts, exchange, guard
-        self._before = self.state.saved_parts(), self.state.banks, self.state.known_kept()
+        self.begin()
 
     @property
     def state(self) -> ServerState:
@@ -32,11 +32,13 @@ class Computation:
         """The record of the current round."""
         return self.exchange.log
 
+    def begin(self) -> None:
+        """Remembers the state with which a round begins, because banks `before` and `after` training change it."""
+        self._before = self.state.saved_parts(), dict(self.state.banks), self.state.known_kept()
+
     def undo(self, client: str, reason: str) -> None:
-        """Restores the state from before the last computation; the client, if there is one, has failed."""
-        parts, self.state.banks, kept = self._before
-        self.state.stored, self.state.handed = kept
-        self.state.restore_parts(parts)
+        """Restores the state with which the round began; the client, if there is one, has failed."""
+        self._restore()
         if client:
             self.exchange.fail(client, f"reply refused: {reason}; the model of the round before is kept")
             self.log.drop(f"the model was taken back because of {client!r}")
@@ -46,22 +48,21 @@ class Computation:
     def fused(self, updates: list[Update]) -> dict[str, np.ndarray]:
         """The new tensors, or none. A client that a part refuses is left out, and the round is then computed again.
 
-        A model that is not finite is dropped with all changes of its round.
+        A model that is not finite is dropped with all changes of its round, those of banks `before` training too.
         """
         saved = self.state.saved_parts()
-        self._before = saved, dict(self.state.banks), self.state.known_kept()
         while updates:
             try:
                 server, fused = self.parts.compute(updates)
             except LostRoundError as error:
-                self._lose(saved, str(error))
+                self._lose(str(error))
                 return {}
             except RefusedUpdateError as error:
                 if error.client not in [update.client for update in updates]:
                     raise
                 self.exchange.fail(error.client, f"reply refused: {one_line(error.reason)}")
                 if self.parts.recipe.fuse.masked:
-                    self._lose(saved, f"the sum of the updates cannot be taken apart, and {error.client!r} is in it")
+                    self._lose(f"the sum of the updates cannot be taken apart, and {error.client!r} is in it")
                     return {}
                 updates = [update for update in updates if update.client != error.client]
                 self.state.restore_parts(saved)
@@ -73,12 +74,14 @@ class Computation:
                     self.exchange.fail(client, f"reply refused: with it, {reason}; without it the model is usable")
                     updates = [update for update in updates if update.client != client]
                     continue
+                self._restore()
                 self._note_down(updates, server, kept=False)
                 self.drop(reason)
                 return {}
             self._note_down(updates, server)
             self.state.banks = dict(server.banks)
             return fused
+        self._restore()
         self.log.note("no client replied; the model stays as it was")
         return {}
 
@@ -86,10 +89,16 @@ class Computation:
         """The client without which the model is finite; empty when there is none."""
         return self.guard.culprit(updates, lambda rest: self._usable(rest, saved))
 
-    def _lose(self, saved: tuple[dict, dict], reason: str) -> None:
-        """Drop the round with all that its computation has changed."""
-        self.state.restore_parts(saved)
+    def _lose(self, reason: str) -> None:
+        """Drop the round with all that it has changed."""
+        self._restore()
         self.drop(reason)
+
+    def _restore(self) -> None:
+        """The state with which the round began. Without a model of the round, nothing of it is kept."""
+        parts, banks, (stored, handed) = self._before
+        self.state.restore_parts(parts)
+        self.state.banks, self.state.stored, self.state.handed = dict(banks), dict(stored), dict(handed)
 
     def _usable(self, updates: list[Update], saved: tuple[dict, dict]) -> bool:
         """Whether the model would be finite with only these updates."""

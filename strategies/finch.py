@@ -6,6 +6,8 @@ commercial use, and because our task is small: some tens of vectors with exact n
 
 import numpy as np
 
+TIE = 1e-12  # cosines that differ by less are equal: their products are rounded
+
 
 def first_neighbour_clusters(points: np.ndarray) -> np.ndarray:
     """Cluster numbers [n] of the rows of points [n, d]. Every point is in the cluster of its nearest other point.
@@ -25,7 +27,8 @@ def first_neighbour_clusters(points: np.ndarray) -> np.ndarray:
     directions = np.divide(points, norms, out=np.zeros_like(points), where=norms > 0)
     similarity = directions @ directions.T
     np.fill_diagonal(similarity, -np.inf)
-    links = coo_array((np.ones(count), (np.arange(count), similarity.argmax(axis=1))), shape=(count, count))
+    nearest = (similarity >= similarity.max(axis=1, keepdims=True) - TIE).argmax(axis=1)
+    links = coo_array((np.ones(count), (np.arange(count), nearest)), shape=(count, count))
     return connected_components(links, directed=False)[1].astype(np.int64)
 
 

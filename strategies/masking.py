@@ -177,7 +177,7 @@ def restored_as(
 
 
 def commitment(secret: bytes) -> bytes:
-    """A hash by which b_u can be recognised. It discloses nothing, because b_u is random and as long as the hash."""
+    """A hash by which b_u can be recognized. It discloses nothing, because b_u is random and as long as the hash."""
     return hashlib.sha256(b"fedsim self mask" + secret).digest()
 
 

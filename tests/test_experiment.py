@@ -4,7 +4,7 @@ import pytest
 
 from fedsim.assembly import build_recipe, find_recipe
 from fedsim.errors import UserError
-from fedsim.experiment import config_folders, parse_experiment, parse_override, read_experiment
+from fedsim.experiment import config_folders, find_config, parse_experiment, parse_override, read_experiment
 from fedsim.run.plan import complete
 from fedsim.server_app import experiment_of
 
@@ -173,3 +173,12 @@ def test_settings_hash_ignores_method_target_and_seed():
     same = read_experiment("digits", ["method.name=fedbn", "run.target=rot0", "run.seed=4", "run.output=x"])
     assert base.settings_hash() == same.settings_hash()
     assert base.settings_hash() != read_experiment("digits", ["train.lr=0.2"]).settings_hash()
+
+
+@pytest.mark.parametrize("config", ["/no/such/digits.toml", "mine/pacs.toml", "./digits", "configs/tables/pacs"])
+def test_a_missing_file_of_ones_own_is_not_replaced_by_a_shipped_one(config, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("pacs", "pacs.toml", "configs/pacs.toml", "configs/pacs"):
+        assert find_config(name) == config_folders()[0] / "pacs.toml"
+    with pytest.raises(UserError, match="no experiment file"):
+        find_config(config)

@@ -1,14 +1,20 @@
 """`fedsim methods`: every row once, grouped and filtered by what it changes, and only with measured costs."""
 
+import dataclasses
+
 import pytest
+from typer.testing import CliRunner
 
 from fedsim import method_list
-from fedsim.commands.methods import show_methods
+from fedsim.cli import app
+from fedsim.commands.methods import show_method, show_methods
 from fedsim.console import console
 from fedsim.errors import UserError
 from fedsim.method_list import listed, step_costs
 from fedsim.methods import METHODS
-from fedsim.recipe import Recipe
+from fedsim.part import part_name
+from fedsim.recipe import Recipe, parts_of
+from fedsim.registry import parts_by_slot
 
 
 def names(groups):
@@ -50,8 +56,32 @@ def test_costs_are_those_of_the_table_and_no_others(tmp_path, monkeypatch, capsy
     assert step_costs(tmp_path / "none.csv") == ({}, "")
 
 
+def test_all_parts_are_printed_by_slot(monkeypatch):
+    """A user need not type a wrong name to learn the right ones."""
+    monkeypatch.setattr(console, "width", 120)
+    lines = [line.split() for line in CliRunner().invoke(app, ["methods", "--parts"]).output.splitlines()]
+    for slot, kinds in parts_by_slot().items():
+        place = lines.index([slot])
+        assert [line[0] for line in lines[place:] if line and line[0] in kinds][: len(kinds)] == sorted(kinds)
+    refused = CliRunner().invoke(app, ["methods", "gperxan", "--parts"])
+    assert "only one of them" in str(refused.exception)
+
+
 def test_shipped_costs_name_rows():
     costs, measured = step_costs()
     assert costs.keys() <= METHODS.keys()
     assert not costs or (measured and costs["fedavg"] == 1.0)
     assert all(ratio > 0 for ratio in costs.values())
+
+
+@pytest.mark.parametrize("name", ["fada", "fedadg", "perada", "fedig-a"])
+def test_no_setting_is_cut_at_80_columns(monkeypatch, capsys, name):
+    """A name that is too long continues on the next line: without the line breaks every name is there."""
+    monkeypatch.setattr(console, "width", 80)
+    show_method(name)
+    rows = [line.split("│") for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
+    shown = ["".join(row[column].strip() for row in rows) for column in (2, 3)]
+    for _, part in parts_of(METHODS[name]):
+        assert part_name(part) in shown[0]
+        for field in dataclasses.fields(part):
+            assert f"method.{part_name(part)}.{field.name}" in shown[1]

@@ -68,8 +68,9 @@ class CrossClientStyle(Augment):
     """The largest number of single-image styles that a client publishes."""
     L: Annotated[int, Field(ge=1)] = 3
     """Augmentation level: the number of versions of each image; the original counts when it is drawn. The paper has
-    L = K, the number of clients, which is 3 on PACS and Office-Home. 3 is the default for every K, because an epoch
-    takes L times the steps; with L < K an image is not always among its own versions."""
+    L = K, the number of clients, which is 3 on PACS and Office-Home and 4 on Camelyon17 (configs/camelyon17.toml). 3 is
+    the default for every K, because an epoch takes L times the steps; with L < K an image is not always among its own
+    versions. A larger L than K is K, so that `method.cross_client_style.L=1000` is the paper's for every K."""
     alpha: Annotated[float, Field(ge=0, le=1)] = 1.0
     """Strength of the transfer in feature space."""
     resample_each_round: bool = False
@@ -79,7 +80,7 @@ class CrossClientStyle(Augment):
     content_variance: Literal["population", "unbiased"] = "population"
     """The variance in sigma(F) of the content; the variance of styles is always that of the population."""
     encoder_weights: str = ""
-    """Local file of the normalised VGG-19."""
+    """Local file of the normalized VGG-19."""
     decoder_weights: str = ""
     """Local file of the AdaIN decoder."""
 

@@ -1,6 +1,6 @@
 """VGG-19 up to relu4_1 and its mirrored decoder: the learned space of AdaIN style transfer, from local weight files.
 
-The files are those of Huang and Belongie's AdaIN in PyTorch (naoto0804/pytorch-AdaIN): the normalised VGG-19, whole or
+The files are those of Huang and Belongie's AdaIN in PyTorch (naoto0804/pytorch-AdaIN): the normalized VGG-19, whole or
 cut after relu4_1, and the decoder, as .pth or .safetensors with the keys `<position in the sequence>.weight`.
 """
 
@@ -75,7 +75,7 @@ def load_vgg(encoder_weights: str, decoder_weights: str, device: torch.device) -
     for name, file in (("encoder_weights", encoder_weights), ("decoder_weights", decoder_weights)):
         if not file:
             raise UserError(
-                f"{SETTING}.{name} is not set: encoder 'vgg' needs the files of the normalised VGG-19 and "
+                f"{SETTING}.{name} is not set: encoder 'vgg' needs the files of the normalized VGG-19 and "
                 "the AdaIN decoder (naoto0804/pytorch-AdaIN); 'pixel' and 'haar' need none"
             )
     phi = _fill(encoder(), encoder_weights, "encoder_weights")

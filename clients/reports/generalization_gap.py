@@ -21,14 +21,14 @@ class GeneralizationGap(Report):
     Source: FedDG-GA (CVPR 2023). The client keeps one scalar between rounds. In its first round, and when a risk is not
     finite, `gap_valid` and the gap are 0. Both evaluations use the same examples without augmentation.
 
-    metric: `train_loss` (the paper; default) or `validation_accuracy` (the released code; there gap = local - global
-    accuracy, so that a large gap raises the weight as well)
+    metric: `train_loss` (the paper; default), `validation_accuracy` (the released code; there gap = local - global
+    accuracy, so that a large gap raises the weight as well), or `validation_loss`
     max_samples: the size of a fixed random subset of the training examples; 0 takes all
     """
 
     tasks: ClassVar[tuple[str, ...]] = ANY_TASK
 
-    metric: Literal["train_loss", "validation_accuracy"] = "train_loss"
+    metric: Literal["train_loss", "validation_loss", "validation_accuracy"] = "train_loss"
     max_samples: Annotated[int, Field(ge=0)] = 0
     whole: ClassVar[bool] = True
 
@@ -46,13 +46,12 @@ class GeneralizationGap(Report):
         return {}
 
     def _risk(self, round: LocalRound) -> float:
-        """The mean training loss, or 1 - validation accuracy, of the present network."""
+        """The mean loss on training or validation examples, or 1 - validation accuracy, of the present network."""
         data = round.data
-        on_validation = self.metric == "validation_accuracy"
-        positions = data.validation if on_validation else self._training_subset(round)
+        positions = self._training_subset(round) if self.metric == "train_loss" else data.validation
         round.net.eval()
         score, loss, _ = round.task.measure(round.net, data.evaluation(positions, EVALUATION_BATCH))
-        return 1.0 - score if on_validation else loss
+        return 1.0 - score if self.metric == "validation_accuracy" else loss
 
     def _training_subset(self, round: LocalRound) -> np.ndarray:
         positions = round.data.training_positions()

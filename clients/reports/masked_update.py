@@ -31,7 +31,9 @@ class MaskedUpdate(Report):
     Bonawitz et al., CCS 2017. Of one round's secrets this client uses each for one purpose and once: it masks one
     update, and it tells its shares for one list of clients that delivered, which is then the list of the round. They
     are made anew in every round, kept in the client's folder from message to message (a file that its owner alone can
-    read), and removed when the sum is unmasked. Its fields are those of `secure_mean`, to which it belongs.
+    read), and removed when the sum is unmasked.
+
+    limit, bits, threshold: as in `secure_mean`, to which this part belongs
     """
 
     tasks: ClassVar[tuple[str, ...]] = ANY_TASK

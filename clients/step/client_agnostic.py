@@ -24,10 +24,11 @@ GLOBAL_BN = "global_bn"  # the record with the averaged batch norm
 ADAPTER_OPTIMIZER = "adapter-optimizer"  # the store's entry, used with train.persist_optimizer
 
 
-def cafl(features: Tensor, mixed: Tensor, reduction: str = "mean") -> Tensor:
-    """The mean squared difference of features [B, D] over batch and dimensions.
+def cafl(features: Tensor, mixed: Tensor, reduction: str = "sum") -> Tensor:
+    """mean_i ||f_i - f_D,i||^2 of features [B, D], the paper's equation.
 
-    With "sum" the D dimensions are added: mean_i ||f_i - f_D,i||^2. Gradients reach both arguments.
+    With "mean" it is divided by D: the mean squared difference over batch and dimensions. Gradients reach both
+    arguments.
     """
     squares = (features.float() - mixed.float()).square()
     return squares.sum(dim=1).mean() if reduction == "sum" else squares.mean()

@@ -52,6 +52,8 @@ class DisentanglingAdversary(Step):
 
     lambda_adv: the weight of step 3 (DAL's code; the paper's formula has none, which is 1)
     lambda_mi, lambda_rec: the weights of steps 5 and 6; 0 leaves a step out
+    mine: `alternate` is step 5 as above. With `joint` (DAL's code) M descends the weighted bound too, in one step with
+    D_di and D_ds, so that the bound is driven down instead of being estimated
     lr, weight_decay: the settings of Adam
     di_input: the input of DI: `feature` (G(x), the paper) or `invariant` (f_di, DAL's code)
     source_half: step 3 as in the paper, or `confuse`: -E log(1 - DI(f))
@@ -61,6 +63,7 @@ class DisentanglingAdversary(Step):
     lambda_adv: Annotated[float, Field(ge=0)] = 0.01
     lambda_mi: Annotated[float, Field(ge=0)] = 1e-4
     lambda_rec: Annotated[float, Field(ge=0)] = 0.01
+    mine: Literal["alternate", "joint"] = "alternate"
     lr: Annotated[float, Field(gt=0)] = 2e-4
     weight_decay: Annotated[float, Field(ge=0)] = 5e-4
     di_input: Literal["feature", "invariant"] = "feature"
@@ -180,15 +183,27 @@ class DisentanglingAdversary(Step):
             advance(own, loss, [specific])
         features = features.detach()
         if self.lambda_mi and not small:
-            order = torch.randperm(len(features), device="cpu").to(features.device)
-            with torch.no_grad():
-                p, q = net.bottleneck(features), specific(features)
-            bound = -information(aux["statistic"](p, q), aux["statistic"](p, q[order]))
-            round.tally("mutual_information", -advance(own, bound, [aux["statistic"]]))
-            p, q = net.bottleneck(features), specific(features)
-            bound = information(aux["statistic"](p, q), aux["statistic"](p, q[order]))
-            both_advance((own, [specific]), (round.optimizer, [net.bottleneck]), self.lambda_mi * bound)
+            self._inform(round, features, aux, own)
         if self.lambda_rec:
             rebuilt = aux["rebuild"](torch.cat([net.bottleneck(features), specific(features)], dim=1))
             loss = self.lambda_rec * F.mse_loss(rebuilt, features)
             both_advance((own, [specific, aux["rebuild"]]), (round.optimizer, [net.bottleneck]), loss)
+
+    def _inform(self, round: LocalRound, features: Tensor, aux: nn.ModuleDict, own: torch.optim.Optimizer) -> None:
+        """Step 5."""
+        net, specific, statistic = round.net, aux["specific"], aux["statistic"]
+        order = torch.randperm(len(features), device="cpu").to(features.device)
+
+        def bound(p: Tensor, q: Tensor) -> Tensor:
+            return information(statistic(p, q), statistic(p, q[order]))
+
+        if self.mine == "alternate":
+            with torch.no_grad():
+                p, q = net.bottleneck(features), specific(features)
+            round.tally("mutual_information", -advance(own, -bound(p, q), [statistic]))
+        found = bound(net.bottleneck(features), specific(features))
+        trained = [specific]
+        if self.mine == "joint":
+            trained.append(statistic)
+            round.tally("mutual_information", found.detach())
+        both_advance((own, trained), (round.optimizer, [net.bottleneck]), self.lambda_mi * found)

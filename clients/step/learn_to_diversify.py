@@ -26,7 +26,7 @@ SHARE = 0.6  # share of the augmented image in the view; the rest is the image i
 
 @dataclass(frozen=True)
 class LearnToDiversify(Step):
-    """Every batch is used twice, with the view x+ = .6 normalise(sigmoid(G(x))) + .4 x of the augmenter G. Stage 1
+    """Every batch is used twice, with the view x+ = .6 normalize(sigmoid(G(x))) + .4 x of the augmenter G. Stage 1
     trains the network, with newly drawn convolutions of G:
 
         L = CE(h(e+), y; h(e), y) + alpha1 SupCon(e+, e; temperature) + alpha2 mean((mu - e+)^2 / var + logvar) + terms
@@ -104,7 +104,7 @@ class LearnToDiversify(Step):
 
 
 def view(augmenter: StyleAugmenter, batch: Batch, fresh: bool) -> Tensor:
-    """x+ of the normalised images."""
+    """x+ of the normalized images."""
     styled = batch.normalize(augmenter(batch.images, fresh).sigmoid())
     return SHARE * styled + (1 - SHARE) * batch.images
 

@@ -22,7 +22,7 @@ class RandomConvolution(Step):
         "img_p":  view = x with probability p, else RC(x)
         JS = mean_v KL(p_v || M), where M is the mean of the three, clipped at 1e-7; mean over the batch
 
-    Source: RandConv (Xu et al., ICLR 2021). x are normalised images with C channels. The kernels map C channels
+    Source: RandConv (Xu et al., ICLR 2021). x are normalized images with C channels. The kernels map C channels
     to C without bias, and the images keep their size. Each step has three kernels and three forward passes;
     terms see the first view. In the released trainer, the second and third views are convolutions of the first.
     The authors did not publish their script for PACS: our default is `mix` with the weight of the settings for

@@ -37,6 +37,7 @@ class SelfChallenging(Step):
     the number of local epochs since the run began. Mirrored copies double the batch, and with it the cost. f and b have
     no effect there.
 
+    variant: "domainbed" (the vector form) or "official" (the released code)
     f: the share of the features that is masked
     b: the share of the batch in which they are masked
     """

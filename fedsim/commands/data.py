@@ -1,6 +1,6 @@
 """The commands about data: they show the known data sets, and inspect a user's own."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich.markup import escape
@@ -45,11 +45,13 @@ def own_data(name: str, bench: Benchmark) -> str:
     )
 
 
-def show_inspection(path: Path, grid: Path | None) -> None:
+def show_inspection(path: Path, grid: Path | None, overrides: Sequence[str] = ()) -> None:
     """Print counts, sizes and modes of the images of a folder or table, and the problems found in it."""
     from fedsim.data.inspect import draw_grid, inspect
 
-    found = inspect(path)
+    if not path.exists():
+        raise UserError(f"--grid and --set are for a folder or table, and there is none at {str(path)!r}")
+    found = inspect(path, overrides)
     for title, frame in (("images", found.counts.reset_index()), ("files", found.domains)):
         table = Table(*(escape(str(name)) for name in frame.columns), title=escape(f"{path}: {title}"))
         for row in frame.itertuples(index=False):

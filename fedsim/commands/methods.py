@@ -43,6 +43,19 @@ def show_methods(changes: str = "") -> None:
         say(f"cost: time of one local step divided by FedAvg's, empty if it was not measured ({measured})")
     say(f"disclosure: {plain}, unless the last line of a method says something else")
     say("combine rows with +, e.g. gperxan+fedprox; details: fedsim methods NAME; filter: --changes fuse,terms")
+    say("all parts by slot: fedsim methods --parts")
+
+
+def show_parts() -> None:
+    """Print every part that a recipe can have, by slot, in one line each."""
+    from fedsim.registry import one_line, parts_by_slot
+
+    for slot, kinds in parts_by_slot().items():
+        table = Table(Column("part", no_wrap=True), "what it does", title=slot, title_justify="left", box=SIMPLE_HEAD)
+        for name, kind in sorted(kinds.items()):
+            table.add_row(name, escape(one_line(kind)))
+        console.print(table)
+    say("exchange a part with --set method.SLOT=PART, add one with --set 'method.add=[\"PART\"]'")
 
 
 def show_method(name: str, data: str = "", preset: str = "", overrides: Sequence[str] = ()) -> None:
@@ -55,7 +68,8 @@ def show_method(name: str, data: str = "", preset: str = "", overrides: Sequence
     from fedsim.recipe import parts_of
 
     recipe = find_recipe(name)
-    table = Table("slot", "part", "settings", title=escape(f"{name}: {recipe.paper}"))
+    columns = (Column(title, overflow="fold") for title in ("slot", "part", "settings"))  # no name is cut
+    table = Table(*columns, title=escape(f"{name}: {recipe.paper}"))
     for slot, part in parts_of(recipe):
         values = {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
         fields = [f"method.{part_name(part)}.{key} = {value!r}" for key, value in values.items()]

@@ -1,9 +1,6 @@
 """The commands that compute: one run, and the pictures that a method makes."""
 
-import json
 from pathlib import Path
-
-import pandas as pd
 
 from fedsim.console import ProgressBar, say
 from fedsim.errors import UserError
@@ -22,15 +19,16 @@ def run_one(experiment: Experiment) -> None:
     folder, experiment = plan.folder, plan.experiment
     if is_finished(folder):
         refuse_other_settings(folder, experiment, plan.recipe)
+        result = headline(folder)  # a damaged record is said before anything else
         complete_finish(experiment)
-        say(f"already finished: {folder}")
+        say(f"already finished: {folder}\n{result}")
     else:
         bar = ProgressBar()
         try:
             carry_out(plan, [bar])
         finally:
             bar.close()
-    say(headline(folder))
+        say(headline(folder))
 
 
 def make_pictures(experiment: Experiment, output: Path, rows: int) -> None:
@@ -47,16 +45,19 @@ def headline(folder: Path) -> str:
 
     With differential privacy, a third line has its guarantee; another line says when tables report another round.
     """
+    from fedsim.results.environment import read_environment
     from fedsim.results.kept_model import other_round
+    from fedsim.results.record_files import AGAIN, read_record
 
     file = folder / "summary.csv"
-    if not file.read_text(encoding="utf-8").endswith("\n"):
-        raise UserError(f"{file} is empty or cut off; copy it again, or remove the run's folder and repeat it")
-    row = pd.read_csv(file, dtype={"validation_domain": str}).iloc[0]
+    summary = read_record(file)
+    if summary.empty:
+        raise UserError(f"{file} is empty or cut off; {AGAIN}")
+    row = summary.iloc[0]
     task = task_in(row.index, "last_target_")
     basis = f"best on {row['validation_domain']}" if "validation_domain" in row else "best source validation"
     other = other_round(folder)
-    privacy = json.loads((folder / "environment.json").read_text()).get("privacy", "")
+    privacy = read_environment(folder).get("privacy", "")
     return (
         f"{row['method']} on unseen {row['target']!s} (seed {row['seed']}): "
         f"{100 * row[f'best_validation_target_{task.metric}']:.1f} % {task.title} "

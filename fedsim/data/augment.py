@@ -170,7 +170,7 @@ def _statistics(
     mean: tuple[float, ...], std: tuple[float, ...], device: torch.device, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """Mean and std [1,C,1,1], kept on each device; normal tensors also when an evaluation is the first to ask, because
-    autograd refuses those of its inference mode and some methods differentiate through the normalisation (L2D)."""
+    autograd refuses those of its inference mode and some methods differentiate through the normalization (L2D)."""
     with torch.inference_mode(False):
         both = torch.tensor([mean, std], dtype=dtype)[:, None, :, None, None].to(device)
         return both[0], both[1]

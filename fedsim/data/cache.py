@@ -8,7 +8,7 @@ be drawn with the aspect ratio of the original.
 The hash covers data set, size, channels, format, the folder of the files and every file's relative path, size and times
 of modification and of change, so that a changed source gets a new folder. The time of change cannot be set by programs
 that unpack archives. It and the folder tell apart two data sets whose files have the same names, sizes and times of
-modification, such as bitmaps of one size from archives with normalised times. Old folders are never read again and may
+modification, such as bitmaps of one size from archives with normalized times. Old folders are never read again and may
 be deleted at any time.
 """
 

@@ -4,6 +4,7 @@ from fedsim.data.row import Benchmark
 
 DIGITS = ("0", "1", "2", "3", "4", "5", "6", "7", "8", "9")
 ANGLES = (0, 15, 30, 45, 60, 75)
+_ROT, _M = (tuple(f"{word}{angle}" for angle in ANGLES) for word in ("rot", "M"))
 
 PACS_COUNTS = {
     "art_painting": (379, 255, 285, 184, 201, 295, 449),
@@ -42,12 +43,8 @@ def _unnamed(count: int) -> tuple[str, ...]:
 
 BENCHMARKS: dict[str, Benchmark] = {
     "digits": Benchmark(
-        "digits",
-        "Rotated Digits (embedded)",
-        tuple(f"rot{angle}" for angle in ANGLES),
-        DIGITS,
-        1,
-        counts={f"rot{angle}": 1000 for angle in ANGLES},
+        "digits", "Rotated Digits (embedded)", _ROT, DIGITS, 1,
+        counts=dict.fromkeys(_ROT, 1000),
         source="scikit-learn load_digits (UCI Optical Recognition of Handwritten Digits, 8x8)",
         note="needs no files; every client domain shows the SAME 1,000 images (100 a class, drawn by the split seed), "
         "rotated clockwise; the unseen domain shows the 797 others",
@@ -56,12 +53,8 @@ BENCHMARKS: dict[str, Benchmark] = {
         reader="fedsim.data.digits:Digits",
     ),
     "rotated-mnist": Benchmark(
-        "rotated-mnist",
-        "Rotated MNIST",
-        tuple(f"M{angle}" for angle in ANGLES),
-        DIGITS,
-        1,
-        counts={f"M{angle}": 1000 for angle in ANGLES},
+        "rotated-mnist", "Rotated MNIST", _M, DIGITS, 1,
+        counts=dict.fromkeys(_M, 1000),
         folder=("mnist",),
         source="LeCun et al. 1998; rotations as in CSAC (default) or DomainBed (data.variant)",
         note="csac: the same 1,000 images in every domain, the unseen one included; domainbed: all 70,000 images dealt "
@@ -128,7 +121,8 @@ BENCHMARKS: dict[str, Benchmark] = {
         folder=("domainnet",),
         source=_PENG,
         note="names of the 345 classes are read from the folders; the published lists DOMAIN_train.txt and "
-        "DOMAIN_test.txt are read with data.split = 'lists', data.test_split = 'list' and data.lists = '.'",
+        "DOMAIN_test.txt are read with data.split = 'lists', data.test_split = 'list' and data.lists = '.'; "
+        "data.root is then the DomainNet folder itself, in which they are",
         discover="fedsim.data.layouts:classes_on_disk",
     ),
     "domainnet-mini": Benchmark(

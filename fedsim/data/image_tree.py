@@ -3,7 +3,7 @@
 import numpy as np
 
 from fedsim.data.cache import Arrays, cached_domain, digest, hashes_of, stored_hashes
-from fedsim.data.folders import Listing, list_domain
+from fedsim.data.folders import Listing, dataset_folder, list_domain
 from fedsim.data.lists import WORDS, list_file, listed, reads_lists
 from fedsim.data.pixels import read_bytes
 from fedsim.data.reader import Reader, content_hash
@@ -20,6 +20,10 @@ class ImageTree(Reader):
         super().__init__(data, found)
         self._open: dict[str, Arrays] = {}
         self._known: dict[str, dict[str, str]] = {}
+
+    def find(self) -> None:
+        """The folder with the domains must be there."""
+        dataset_folder(self.data, self.found)
 
     def listing(self, domain: str) -> Listing:
         """Files and labels of a domain."""

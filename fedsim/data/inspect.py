@@ -4,6 +4,7 @@ import hashlib
 import io
 import warnings
 from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,7 @@ from fedsim.data.names import names_in, subfolders
 from fedsim.data.pixels import decode, read_bytes
 from fedsim.data.reader import reader
 from fedsim.errors import UserError
+from fedsim.experiment import Experiment, parse_experiment, parse_override
 from fedsim.settings import DataSettings
 
 MOST = 20_000  # images opened of one domain; of a larger one, evenly spaced ones
@@ -25,6 +27,7 @@ SMALL = 16  # pixels to which images are decoded, which reads them to the end
 SHOWN = 20  # problems of one kind that are listed
 ORIENTATION = 0x0112  # EXIF tag; 1 is upright
 CELL = 96  # pixels of a picture in the grid
+SETTINGS = ("data.classes", "data.columns", "data.domains")
 
 
 class Found(NamedTuple):
@@ -50,14 +53,14 @@ class Inspection:
     examples: dict[tuple[str, str], Path] = field(default_factory=dict)
 
 
-def inspect(path: Path) -> Inspection:
-    """Inspects a folder DOMAIN/CLASS/IMAGE or a table.
+def inspect(path: Path, overrides: Sequence[str] = ()) -> Inspection:
+    """Inspects a folder DOMAIN/CLASS/IMAGE or a table; `overrides`: key=value of SETTINGS, as for a run.
 
     Every image is read to its end (at most 20,000 per domain). The result names files that cannot be read, classes
     without images, files with equal bytes in two classes or two domains, and the number of other duplicates. Raises
-    UserError when no domains and classes can be found.
+    UserError when no domains and classes can be found, and for an override that has no effect here.
     """
-    data = _settings(path)
+    data = _with(overrides, path, _settings(path))
     found = benchmark(data)
     read = reader(data, found)
     counts, rows, files, problems, examples = [], [], [], [], {}
@@ -93,6 +96,17 @@ def _settings(path: Path) -> DataSettings:
         raise UserError(f"{path} looks like data for data.dataset = {form!r}; {inspected}")
     classes = sorted({name for domain in subfolders(path) for name in names_in(path / domain)})
     return DataSettings(dataset="folder", root=str(path), classes=classes if len(classes) > 1 else [])
+
+
+def _with(overrides: Sequence[str], path: Path, data: DataSettings) -> DataSettings:
+    """The settings with the user's own; UserError for one that the inspection does not read."""
+    for text in overrides:
+        key = ".".join(parse_override(text)[0].split(".")[:2])
+        if key not in SETTINGS:
+            raise UserError(f"--set {text}: an inspection reads only {', '.join(SETTINGS[:-1])} and {SETTINGS[-1]}")
+        if key == "data.columns" and path.is_dir():
+            raise UserError(f"--set {text}: {path} is a folder, which has no columns")
+    return parse_experiment(Experiment(data=data).toml(), overrides).data if overrides else data
 
 
 def _other_form(path: Path) -> str:

@@ -70,6 +70,10 @@ class PublishedRows(ImageTree):
         """Where the data set lies."""
         return folder_of(self.data, self.found, self.root)
 
+    def find(self) -> None:
+        """The data set's folder must be there."""
+        self.folder()
+
     def rows(self, domain: str) -> Iterator[ImageRow]:
         """All images of a domain."""
         raise NotImplementedError

@@ -47,6 +47,11 @@ def source_domains(data: DataSettings, target: str, found: Benchmark | None = No
     return sources
 
 
+def find_data(data: DataSettings) -> None:
+    """Raise UserError when the data set's files are not on this machine; opens no image."""
+    reader(data, benchmark(data)).find()
+
+
 def load_client(data: DataSettings, client: str, target: str = "") -> ClientData:
     """The data of one client ("photo" or "photo/1"), split into training and validation by the seed of splits.
 
@@ -177,7 +182,7 @@ def count_classes(data: DataSettings, client: str) -> tuple[tuple[str, ...], tup
 
 
 def load_pooled(data: DataSettings, target: str) -> ClientData:
-    """The data of all source clients as one client named "pooled" (DeepAll, the centralised reference).
+    """The data of all source clients as one client named "pooled" (DeepAll, the centralized reference).
 
     The images are copied into memory. Splits are those of the single clients, and `domain_index` gives the domain. For
     every value of data.mix the same images train and validate.

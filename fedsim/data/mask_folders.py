@@ -54,6 +54,15 @@ def discover(data: DataSettings, row: Benchmark) -> Benchmark:
 class MaskFolders(ImageTree):
     """Reads images and their masks through the cache."""
 
+    def __init__(self, data: DataSettings, found: Benchmark) -> None:
+        super().__init__(data, found)
+        self._masks: dict[str, list[bytes]] = {}  # hashes of the mask files by domain
+
+    def find(self) -> None:
+        """Every domain must have its folder."""
+        for domain in self.found.domains:
+            self._folder(domain)
+
     def listing(self, domain: str) -> Listing:
         """Image files of a domain, all of one stratum."""
         pairs = self._pairs(domain)
@@ -74,14 +83,19 @@ class MaskFolders(ImageTree):
 
     def fingerprint(self, domain: str) -> str:
         """Hash of the images, the masks and what their values mean."""
-        listing = self._mask_listing(domain)
-        masks = [hashlib.sha256(read_bytes(listing.folder / name)).digest() for name in listing.files]
         meaning = repr(list(self.data.structures.items())).encode()
-        return content_hash(super().fingerprint(domain).encode(), b"".join(masks), meaning)
+        return content_hash(super().fingerprint(domain).encode(), b"".join(self._mask_hashes(domain)), meaning)
 
     def nameless(self, domain: str) -> str:
-        """None: the same images may have other masks in another domain."""
-        return ""
+        """Hash of the images and of the masks; the same images may have other masks in another domain."""
+        images = super().nameless(domain)
+        return content_hash(images.encode(), *sorted(self._mask_hashes(domain))) if images else ""
+
+    def _mask_hashes(self, domain: str) -> list[bytes]:
+        if domain not in self._masks:
+            listing = self._mask_listing(domain)
+            self._masks[domain] = [hashlib.sha256(read_bytes(listing.folder / name)).digest() for name in listing.files]
+        return self._masks[domain]
 
     def _folder(self, domain: str) -> Path:
         root = data_root(self.data)

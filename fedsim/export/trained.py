@@ -1,6 +1,5 @@
 """A finished run's model as one module that contains the transforms and the inference rule."""
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +21,8 @@ from fedsim.errors import UserError, nearest
 from fedsim.experiment import Experiment
 from fedsim.models import weight_statistics
 from fedsim.models.infer.base import Predict, Uploads
-from fedsim.results.kept_model import other_round
+from fedsim.results.environment import read_environment
+from fedsim.results.kept_model import other_round, unfinished
 from fedsim.results.reading import read_settings
 from fedsim.run.frozen import refuse_other_frozen
 from fedsim.run.inference_bank import kept_entries
@@ -59,7 +59,7 @@ class TrainedModel(nn.Module):
         self.register_buffer("std", torch.tensor(normalize.std).view(1, -1, 1, 1) if normalize.std else None)
         rule = plan.recipe.infer
         self.own = own  # the clients' tensors that the rule needs
-        self.remark = other_round(file.parent) if file.stem == "best" else ""
+        self.remark = (unfinished(file.parent) or other_round(file.parent)) if file.stem == "best" else ""
         self._predict = self._begun()
         self.batch_size = rule.pass_size(self.experiment.run.evaluate_batch_size)
         self.eval()
@@ -86,7 +86,7 @@ class TrainedModel(nn.Module):
         return images if self.mean is None else (images - self.mean) / self.std
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits [B, classes] of images [B, C, s, s]; UserError when the rule needs `adapt` first."""
+        """Logits of images [B, C, s, s]; UserError when the rule needs `adapt` first."""
         if self._predict is None:
             name = type(self.plan.recipe.infer).__name__
             raise UserError(f"the rule {name} uses images of the unseen domain first; call adapt(batches)")
@@ -173,20 +173,15 @@ def refuse_other_classes(model: TrainedModel) -> None:
 def other_images(model: TrainedModel) -> str:
     """A text when the images of the run's target on this machine are not those of the run; else empty."""
     data, target = model.experiment.data, model.experiment.run.target
-    then = {name: own for name, own in _recorded(model.file.parent).get("data", {}).items() if name == target}
+    then = {name: own for name, own in read_environment(model.file.parent).get("data", {}).items() if name == target}
     found = difference(then, {target: fingerprint(data, target)}) if then else ""
     return f"these are not the images of the run ({found}); its recorded numbers do not compare" if found else ""
-
-
-def _recorded(folder: Path) -> dict[str, Any]:
-    file = folder / "environment.json"
-    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
 
 
 def _plan(folder: Path) -> Plan:
     """The run's plan. The names of domains and classes are those that the run recorded, not those on disk now."""
     experiment = read_settings(folder)
-    return resolve(experiment, recorded=True, found=_facts(experiment, _recorded(folder)))
+    return resolve(experiment, recorded=True, found=_facts(experiment, read_environment(folder)))
 
 
 def _facts(experiment: Experiment, recorded: Mapping[str, Any]) -> Benchmark | None:
@@ -206,11 +201,15 @@ def _facts(experiment: Experiment, recorded: Mapping[str, Any]) -> Benchmark | N
 
 def describe(model: TrainedModel) -> dict[str, Any]:
     """What another program needs to know about the model, as plain values."""
+    output = "logits [N, classes]"
+    if model.plan.data.structures:
+        threshold = model.experiment.data.mask_threshold
+        output = f"logits [N, classes, H, W]; a pixel is of a class where its logit's sigmoid is above {threshold:g}"
     return {
         "classes": list(model.classes),
         "image_size": model.image_size,
         "channels": model.channels,
         "input": "float32 images [N, C, H, W] in [0, 1]; the model normalizes them itself",
         "resize": "both sides to image_size, bilinear with antialiasing",
-        "output": "logits [N, classes]",
+        "output": output,
     }

@@ -42,7 +42,7 @@ class TextHead(nn.Module):
 
 
 class ClipEncoder(nn.Module):
-    """Images [B, 3, s, s] -> features [B, e] of CLIP's image encoder, as they are before they are normalised.
+    """Images [B, 3, s, s] -> features [B, e] of CLIP's image encoder, as they are before they are normalized.
 
     `clip` is the whole model as long as its weights are loaded and its text encoder is needed; afterwards
     (`keep_images_only`) only the image encoder `visual` is left.

@@ -5,7 +5,7 @@ from matplotlib.figure import Figure
 
 from fedsim.results.cell_texts import shown_label
 from fedsim.results.compare import Comparison
-from fedsim.results.figure_style import legend_below, set_title, styles
+from fedsim.results.figure_style import Looks, legend_below, set_title
 from fedsim.results.metrics import METRICS
 from fedsim.results.statistics import over_seeds
 
@@ -13,7 +13,7 @@ FRONT = "cost-quality front"
 COSTS = {"gigabytes": "exchanged in one run, up and down", "minutes": "wall time of one run"}
 
 
-def cost_front(comparison: Comparison, costs: pd.DataFrame, name: str) -> Figure | None:
+def cost_front(comparison: Comparison, costs: pd.DataFrame, name: str, looks: Looks) -> Figure | None:
     """Average accuracy against the cost of a whole run, with a line through the methods that are on the front.
 
     A method is on the front when no cheaper method has an accuracy at least as high. Methods that use images of the
@@ -32,7 +32,6 @@ def cost_front(comparison: Comparison, costs: pd.DataFrame, name: str) -> Figure
         f"{name}: cost and {METRICS[comparison.metric].title}\n"
         f"({comparison.rule}; {over_seeds(methods['seeds'].max())})",
     )
-    looks = styles(comparison.methods["label"])
     for one, (column, title) in zip(axes, shown):
         factor, unit = readable(float(costs[column].max()), column)
         points = methods.assign(cost=factor * costs[column]).dropna(subset=["cost"])

@@ -1,5 +1,6 @@
 """The environment of a run: Python, platform, package versions and the commit. It imports none of the packages."""
 
+import json
 import os
 import platform
 import subprocess
@@ -10,6 +11,7 @@ from typing import Any
 
 from fedsim.about import VERSION, installed_version
 from fedsim.cores import free_cores
+from fedsim.errors import UserError
 
 PACKAGES = (
     "torch",
@@ -54,6 +56,15 @@ def environment() -> dict[str, Any]:
         "packages": {"fedsim": VERSION} | {name: found for name in PACKAGES if (found := installed_version(name))},
     }
     return table | _git(Path(__file__).resolve())
+
+
+def read_environment(run: Path) -> dict[str, Any]:
+    """What environment.json of a run's folder holds; empty when there is none. UserError when it cannot be read."""
+    file = run / "environment.json"
+    try:
+        return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    except ValueError as error:  # also what is not UTF-8
+        raise UserError(f"{file}: {error}") from None
 
 
 def earlier_environments(recorded: Mapping[str, Any], now: Mapping[str, Any], done: int) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import logging
 import textwrap
 import unicodedata
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -83,6 +83,9 @@ class Style:
     line: Any
     marker: str
     hatch: str
+
+
+Looks = Mapping[str, Style]  # by label: a method looks the same in all figures of an experiment
 
 
 def styles(names: Iterable[str]) -> dict[str, Style]:

@@ -10,7 +10,7 @@ from matplotlib.ticker import MaxNLocator
 from fedsim.results.cases import STRUCTURE_QUANTITIES
 from fedsim.results.cell_texts import shown_label
 from fedsim.results.compare import Comparison
-from fedsim.results.figure_style import Style, band, legend_below, legend_beside, panels, set_title, styles, written
+from fedsim.results.figure_style import Looks, band, legend_below, legend_beside, panels, set_title, styles, written
 from fedsim.results.metrics import METRICS
 from fedsim.results.recorder import CLIENT_COLUMNS, columns_for
 from fedsim.results.statistics import most_seeds, over_seeds
@@ -21,7 +21,7 @@ MOST_LINES = 12  # of methods, clients or domains in one panel
 CURVES = (("target", "target"), ("mean_validation", "validation"))  # (start of the column's name, start of the title)
 
 
-def learning_curves(rounds: pd.DataFrame, name: str, best: Sequence[str] = ()) -> Figure | None:
+def learning_curves(rounds: pd.DataFrame, name: str, looks: Looks, best: Sequence[str] = ()) -> Figure | None:
     """The primary metric per round on the target and in source validation, one column of panels per target.
 
     best: the labels in the order of a comparison, best first. Of more than MOST_LINES only the first ones are drawn,
@@ -37,7 +37,6 @@ def learning_curves(rounds: pd.DataFrame, name: str, best: Sequence[str] = ()) -
     rounds = rounds[rounds["label"].isin(labels)]
     heading = f"{name}: learning curves, all rounds ({over_seeds(most_seeds(rounds))}{few})"
     figure, axes = panels(len(curves), len(targets), heading)
-    looks = styles(labels)
     for row, (column, title) in zip(axes, curves):
         row[0].set_ylabel(title)
         for one, target in zip(row, targets):
@@ -62,7 +61,7 @@ def few_enough(labels: list[str], best: Sequence[str], baseline: str = "fedavg")
     return [label for label in labels if label in kept], f"; {MOST_LINES} of {len(labels)} methods: {which}"
 
 
-def target_bars(comparison: Comparison, runs_table: pd.DataFrame, name: str) -> Figure | None:
+def target_bars(comparison: Comparison, runs_table: pd.DataFrame, name: str, looks: Looks) -> Figure | None:
     """Accuracy per target and average, with the seeds as points; runs_table: label, target, seed, accuracy."""
     cells = comparison.cells
     if cells["mean"].isna().all():
@@ -75,7 +74,6 @@ def target_bars(comparison: Comparison, runs_table: pd.DataFrame, name: str) -> 
     words = "bars mean ± std over seeds, points seeds" if comparison.most_seeds > 1 else "one seed"
     set_title(figure, f"{name}: {comparison.measured}\n({comparison.rule}; {words})")
     start = max(0, 10 * int(10 * runs_table["accuracy"].min()) - 10)
-    looks = styles(labels)
     for one, group in zip(axes.ravel(), groups):
         own = cells[cells["target"] == group].set_index("label").reindex(labels)
         seeds = runs_table[runs_table["target"] == group]
@@ -93,7 +91,7 @@ def target_bars(comparison: Comparison, runs_table: pd.DataFrame, name: str) -> 
     return figure
 
 
-def _bars(axes: Axes, own: pd.DataFrame, seeds: pd.DataFrame, looks: dict[str, Style]) -> None:
+def _bars(axes: Axes, own: pd.DataFrame, seeds: pd.DataFrame, looks: Looks) -> None:
     places = range(len(own))
     axes.barh(
         places,

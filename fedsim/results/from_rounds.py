@@ -25,7 +25,7 @@ NAMED_RUNS = 3
 def trained_rounds(run: Path) -> Rows:
     """The rows of rounds.csv from round 1 on, as text; an incomplete last line and an unreadable file are left out."""
     file = run / "rounds.csv"
-    text = file.read_text(encoding="utf-8") if file.is_file() else ""
+    text = file.read_text(encoding="utf-8-sig") if file.is_file() else ""
     rows = csv.DictReader(text[: text.rfind("\n") + 1].splitlines())
     rows = [row for row in rows if (row.get("round") or "").isdecimal() and int(row["round"]) >= 1]
     return sorted(rows, key=lambda row: int(row["round"]))

@@ -1,22 +1,31 @@
-"""Says when the kept model of a finished run is not of the round that tables report (see `from_rounds`)."""
+"""Says when the kept best model of a run is not final, or not of the round that tables report (see `from_rounds`)."""
 
 from pathlib import Path
 
-import pandas as pd
 from safetensors import SafetensorError, safe_open
 
 from fedsim.errors import UserError
 from fedsim.results.reading import read_settings
+from fedsim.results.record_files import read_record
 from fedsim.results.selection import select, validation_column
 from fedsim.tasks import task_in
+
+
+def unfinished(run: Path) -> str:
+    """A text when the run has not finished, so that a later round may still replace its best model; else empty."""
+    rounds = read_record(run / "rounds.csv")
+    if (run / "summary.csv").is_file() or rounds.empty:
+        return ""
+    planned = read_settings(run).train.rounds
+    return f"the run has not finished: this is the best of {rounds['round'].max()} of {planned} rounds"
 
 
 def other_round(run: Path) -> str:
     """A text when best.safetensors of a finished run is not of the round that tables report; else empty."""
     kept = _round_of(run / "best.safetensors")
-    if kept is None or not (run / "summary.csv").is_file() or not (run / "rounds.csv").is_file():
+    rounds = read_record(run / "rounds.csv")
+    if kept is None or not (run / "summary.csv").is_file() or rounds.empty:
         return ""
-    rounds = pd.read_csv(run / "rounds.csv")
     try:
         chosen = int(
             select(rounds, "best_validation", validation_column(read_settings(run), task_in(rounds).metric))["round"]

@@ -40,7 +40,7 @@ def accuracy(predictions: Predictions) -> float:
 
 
 def balanced_accuracy(predictions: Predictions) -> float:
-    """Mean over the classes of the share of their images that is recognised (recall)."""
+    """Mean over the classes of the share of their images that is recognized (recall)."""
     return float(np.nanmean(per_class_accuracy(predictions)))
 
 
@@ -78,7 +78,7 @@ def expected_calibration_error(predictions: Predictions, bins: int = BINS) -> fl
 
 
 def per_class_accuracy(predictions: Predictions) -> np.ndarray:
-    """[M] Share of each class's images that is recognised; NaN for a class without images."""
+    """[M] Share of each class's images that is recognized; NaN for a class without images."""
     matrix = confusion_matrix(predictions)
     total = matrix.sum(axis=1)
     with np.errstate(invalid="ignore"):

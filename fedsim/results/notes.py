@@ -16,8 +16,8 @@ BUDGET_TOLERANCE = 0.05
 MARKS = {"": "", "transductive": "†", "uses_target_unlabelled": "‡"}
 GROUPS = tuple(MARKS)
 GROUP_TEXTS = {
-    "transductive": "transductive: uses unlabelled images of the target at test time",
-    "uses_target_unlabelled": "uses unlabelled images of the target during training",
+    "transductive": "transductive: uses unlabelled images of the unseen domain at test time",
+    "uses_target_unlabelled": "uses unlabelled images of the unseen domain during training",
 }
 
 
@@ -33,9 +33,9 @@ def comparison_notes(
     if comparison.less_is_better:
         notes.append("Less is better: the least value is the best, and a negative Δ is a gain.")
     if not comparison.primary:
-        notes.append("Computed from the kept predictions; classes without an image in the target are left out.")
+        notes.append("Computed from the kept predictions; classes without an image in the unseen domain are left out.")
     if comparison.select == "oracle":
-        notes.append("ORACLE: the round was chosen on the target's labels. An upper bound, not a result.")
+        notes.append("ORACLE: the round was chosen on the unseen domain's labels. An upper bound, not a result.")
     notes += missing_notes(table, comparison.targets)
     notes += split_notes(table)
     notes += _rank_notes(comparison)
@@ -65,7 +65,7 @@ def without_notes(reasons: list[str]) -> list[str]:
 def damaged_notes(damaged: list[str]) -> list[str]:
     """A note on the runs whose summary cannot be read."""
     return [
-        f"Left out, because its summary.csv is empty or cut off: {run}; copy it again, or remove the run and repeat it."
+        f"Left out, because its summary.csv is empty, cut off or changed: {run}; copy it again, or repeat the run."
         for run in damaged
     ]
 

@@ -15,7 +15,7 @@ from fedsim.results.compare import Comparison, compare
 from fedsim.results.confusion import confusion_figure, kept_predictions
 from fedsim.results.cost_figure import cost_front
 from fedsim.results.differences import row_settings, variant, variant_text
-from fedsim.results.figure_style import look
+from fedsim.results.figure_style import look, styles
 from fedsim.results.reading import Runs, of_experiment
 from fedsim.results.report_cases import kept_cases
 
@@ -48,13 +48,14 @@ def draw(runs: Runs, name: str, select: str = "best_validation") -> Iterator[tup
 def _drawn(runs: Runs, name: str, select: str) -> Iterator[tuple[str, Figure | None]]:
     label = run_labels(runs)
     rounds, clients, details = (_labelled(frame, label) for frame in (runs.rounds, runs.clients, runs.details))
+    looks = styles(dict.fromkeys(label.values()))  # in the order of the records, not of a figure's ranks
     found = compare(runs, select, by=rows_by(runs), published=False) if len(runs.summary) else None
     if len(rounds):
         best = list(found.methods["label"]) if found else []
-        yield "learning-curves", figures.learning_curves(rounds, name, best)
+        yield "learning-curves", figures.learning_curves(rounds, name, looks, best)
     if found:
-        yield "target-accuracy", figures.target_bars(found, _per_run(runs, found, label), name)
-        yield "cost", cost_front(found, _costs(rounds), name)
+        yield "target-accuracy", figures.target_bars(found, _per_run(runs, found, label), name, looks)
+        yield "cost", cost_front(found, _costs(rounds), name, looks)
         for key, by_target in kept_predictions(runs, label, select).items():
             yield f"confusion-{key}", confusion_figure(by_target, name, key, found.rule)
         for key, by_target in kept_cases(runs, label, select).items():

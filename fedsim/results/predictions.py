@@ -18,6 +18,7 @@ from safetensors.numpy import save
 
 from fedsim.errors import UserError
 from fedsim.files import atomic_write
+from fedsim.results.record_files import AGAIN, read_record
 from fedsim.results.selection import RULES, select
 
 if TYPE_CHECKING:
@@ -133,7 +134,10 @@ def chosen_file(run: Path, select: str) -> Path:
         raise UserError(f"unknown selection rule {select!r}; known: {', '.join(RULES)}")
     if not (run / "summary.csv").is_file():
         raise UserError(f"{run}: no finished run")
-    chosen = pd.read_csv(run / "summary.csv")[f"{select}_round"].iloc[0]
+    summary = read_record(run / "summary.csv")
+    if summary.empty:
+        raise UserError(f"{run / 'summary.csv'} is empty or cut off; {AGAIN}")
+    chosen = summary[f"{select}_round"].iloc[0]
     file = predictions_file(run, -1 if pd.isna(chosen) else int(chosen))
     if pd.isna(chosen) or not file.is_file():
         raise UserError(

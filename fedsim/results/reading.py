@@ -1,8 +1,5 @@
 """Reads runs from disk into pandas: one call returns all records below a folder."""
 
-import csv
-import io
-import json
 import os
 import tomllib
 from collections.abc import Sequence
@@ -20,16 +17,13 @@ from fedsim.files import atomic_write
 from fedsim.options import with_commas
 from fedsim.part import named_part
 from fedsim.results.differences import method_words, words_apart
+from fedsim.results.environment import read_environment
 from fedsim.results.from_rounds import failed_rounds, select_again, thin_rounds, trained_rounds
+from fedsim.results.record_files import parse_csv, read_record, text_rows
 from fedsim.results.recorder import csv_text
 
 TABLES = ("summary", "rounds", "clients", "details")
 KEYS = ["run", "experiment", "method", "target", "seed"]
-# Names stay text even where they look like numbers: the domains of Rotated MNIST may be called 0, 15, 30.
-TEXT_COLUMNS = (
-    "experiment", "dataset", "backbone", "method", "label", "target", "validation_domain", "settings", "client",
-    "domain", "status", "quantity", "name",
-)  # fmt: skip
 
 
 @dataclass
@@ -39,7 +33,7 @@ class Runs:
     reselected: {run: `17 instead of 19`} where the summary is of another round than the files (`from_rounds`).
     failed: {run: the number of its rounds in which a client failed}, where there are any.
     thin: {run: `2 of 3`} where fewer clients validated in the selected round than in others.
-    damaged: runs whose summary.csv is empty or cut off, so that they are in no table.
+    damaged: runs whose summary.csv is empty, cut off or changed, so that they are in no table.
     only: `methods fedavg; targets rot0` where these are a part of the folder's runs; else empty.
     """
 
@@ -224,11 +218,7 @@ def run_folder(runs: Runs, run: str) -> Path:
 
 def run_environment(runs: Runs, run: str) -> dict[str, Any]:
     """What environment.json of a run holds; empty when there is none. UserError when it cannot be read."""
-    file = run_folder(runs, run) / "environment.json"
-    try:
-        return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    except ValueError as error:  # also what is not UTF-8
-        raise UserError(f"{file}: {error}") from None
+    return read_environment(run_folder(runs, run))
 
 
 def read_settings(run: Path) -> Experiment:
@@ -242,10 +232,10 @@ def read_settings(run: Path) -> Experiment:
 def rebuild_results(experiment_folder: Path | str) -> pd.DataFrame:
     """Write results.csv with one row per finished run, sorted by method, target and seed; returns the rows.
 
-    The cells are copied as text, so that the file depends only on the summaries.
+    The cells are copied as text, so that the file depends only on the summaries. A damaged summary is left out.
     """
     folder = Path(experiment_folder)
-    rows = [row for path in find_runs(folder) for row in _text_rows(path / "summary.csv")]
+    rows = [row for path in find_runs(folder) for row in text_rows(path / "summary.csv")]
     if not rows:
         raise UserError(f"{folder}: no finished run yet, nothing to collect in results.csv")
     rows.sort(key=lambda row: (row["method"], row["target"], int(row["seed"])))
@@ -253,21 +243,6 @@ def rebuild_results(experiment_folder: Path | str) -> pd.DataFrame:
     text = csv_text(header, rows)
     atomic_write(folder / "results.csv", text)
     return parse_csv(text, str(folder / "results.csv"))
-
-
-def parse_csv(text: str, where: str) -> pd.DataFrame:
-    """A record file's text as a frame with typed columns; an incomplete last line is left out."""
-    whole = text[: text.rfind("\n") + 1]
-    if not whole:
-        return pd.DataFrame()
-    header = next(csv.reader([whole.splitlines()[0]]))
-    kinds = {column: str for column in header if column in TEXT_COLUMNS}
-    try:
-        return pd.read_csv(
-            io.StringIO(whole), dtype=kinds, keep_default_na=False, na_values=["", "nan"], float_precision="round_trip"
-        )
-    except ValueError as error:
-        raise UserError(f"{where}: not a readable record: {' '.join(str(error).split())}") from None
 
 
 def _key(path: Path, folder: Path) -> str:
@@ -279,8 +254,12 @@ def _joined(paths: list[tuple[Path, str]], name: str, experiments: dict[str, Exp
     """The rows of one record file of all runs, with the run's keys as first columns."""
     frames, keys = [], []
     for path, key in paths:
-        file = path / f"{name}.csv"
-        frame = parse_csv(file.read_text(encoding="utf-8"), str(file)) if file.is_file() else pd.DataFrame()
+        try:
+            frame = read_record(path / f"{name}.csv")
+        except UserError:
+            if name != "summary":
+                raise
+            continue  # the run is listed as damaged, and the others are read
         if len(frame):
             own = experiments[key]
             frames.append(frame.drop(columns=KEYS, errors="ignore"))
@@ -289,10 +268,3 @@ def _joined(paths: list[tuple[Path, str]], name: str, experiments: dict[str, Exp
         return pd.DataFrame(columns=KEYS)
     repeated = pd.DataFrame(keys, columns=KEYS).loc[np.repeat(np.arange(len(keys)), list(map(len, frames)))]
     return pd.concat([repeated.reset_index(drop=True), pd.concat(frames, ignore_index=True)], axis=1)
-
-
-def _text_rows(file: Path) -> list[dict[str, str]]:
-    if not file.is_file():
-        return []
-    text = file.read_text(encoding="utf-8")
-    return list(csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1])))

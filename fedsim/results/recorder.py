@@ -1,7 +1,7 @@
 """Writes the records of a run: rows are appended as they are produced, whole files are replaced atomically.
 
 Every row is one physical line, and floats are written by `repr` (the shortest text that is read as the same number).
-Equal numbers therefore give equal bytes, and a line that was not written completely is recognised by its missing end.
+Equal numbers therefore give equal bytes, and a line that was not written completely is recognized by its missing end.
 """
 
 import csv
@@ -13,7 +13,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from fedsim.errors import UserError
 from fedsim.files import atomic_write
+from fedsim.results.environment import read_environment
 
 ROUND_COLUMNS = (
     "round",
@@ -52,6 +54,7 @@ CLIENT_COLUMNS = (
     "evaluation_seconds",
 )
 DETAIL_COLUMNS = ("round", "client", "quantity", "name", "value")
+CHANGED = "; the run cannot go on with it: copy the file again, or remove the run's folder and repeat the run"
 
 
 def format_cell(value: Any) -> str:
@@ -108,13 +111,30 @@ class Table:
             self.path.unlink(missing_ok=True)
             self.header = []
             return
-        lines = self._complete_lines()
-        if not lines:
-            return
-        # The round is always the first column, so rows need not be parsed, and those that are kept stay unchanged.
-        kept = [line for line in lines[1:] if int(line.split(",", 1)[0]) <= after_round]
-        if len(kept) + 1 < len(lines):
+        rounds, lines = self.rounds(), self._complete_lines()
+        # Rows are not parsed, so that those that are kept stay unchanged.
+        kept = [line for round, line in zip(rounds, lines[1:]) if round <= after_round]
+        if len(kept) < len(rounds):
             atomic_write(self.path, "".join([lines[0], *kept]))
+
+    def rounds(self) -> list[int]:
+        """The round of every complete row, which is always the first column; UserError when that is not so."""
+        first = [line.rstrip("\r\n").split(",", 1)[0] for line in self._complete_lines()]
+        if first and first[0] != "round":
+            raise UserError(f"{self.path}: its first column is not called round{CHANGED}")
+        if strange := [cell for cell in first[1:] if not (cell.isascii() and cell.isdecimal())]:
+            raise UserError(f"{self.path}: {strange[0]!r} is not the number of a round{CHANGED}")
+        return [int(cell) for cell in first[1:]]
+
+    def numbers(self) -> list[dict[str, float]]:
+        """The complete rows without their empty cells; UserError when a cell is not a number."""
+        rows = []
+        for row in csv.DictReader(self._complete_lines()):
+            try:
+                rows.append({column: float(cell) for column, cell in row.items() if cell != ""})
+            except (TypeError, ValueError):  # TypeError: more or fewer cells than columns
+                raise UserError(f"{self.path}: round {row['round']} has cells that are not numbers{CHANGED}") from None
+        return rows
 
     def _extend(self, new: list[str]) -> None:
         head, *lines = self._complete_lines()
@@ -128,9 +148,13 @@ class Table:
             return []
         data = self.path.read_bytes()
         whole = data[: data.rfind(b"\n") + 1]
+        try:
+            lines = whole.decode("utf-8").splitlines(keepends=True)
+        except UnicodeDecodeError:
+            raise UserError(f"{self.path}: it is not text in UTF-8{CHANGED}") from None
         if repair and len(whole) < len(data):
             atomic_write(self.path, whole)
-        return whole.decode("utf-8").splitlines(keepends=True)
+        return lines
 
 
 def columns_for(columns: Iterable[str], metric: str) -> list[str]:
@@ -141,8 +165,9 @@ def columns_for(columns: Iterable[str], metric: str) -> list[str]:
 class Recorder:
     """The record files of one run's folder; columns are named after its task's primary metric.
 
-    A run that resumes from the checkpoint of round r first calls `truncate(r)`. The rows of a round must be appended
-    before its checkpoint is written; otherwise a resumed run would lack rows that an uninterrupted run has.
+    A run that resumes from the checkpoint of round r first calls `require(r)` and `truncate(r)`. The rows of a round
+    must be appended before its checkpoint is written; otherwise a resumed run would lack rows that an uninterrupted run
+    has.
     """
 
     def __init__(self, folder: Path | str, metric: str = "accuracy") -> None:
@@ -164,6 +189,23 @@ class Recorder:
         """Add rows (round, client, quantity, name, value) of layer-wise quantities to details.csv."""
         self.details.append(list(rows))
 
+    def require(self, done: int) -> None:
+        """UserError when rows of the rounds up to `done` are missing, which a resumed run does not compute again.
+
+        clients.csv has rows of the rounds in which anything was exchanged.
+        """
+        if done < 0:
+            return
+        known = self.rounds.rounds()
+        busy = {row["round"] for row in self.rounds.numbers() if row.get("bytes_down") or row.get("bytes_up")}
+        for table, found, wanted in (
+            (self.rounds, known, range(done + 1)),
+            (self.clients, self.clients.rounds(), [round for round in range(done + 1) if round in busy]),
+        ):
+            if missing := sorted(set(wanted) - set(found)):
+                raise UserError(f"{table.path}: there is no row of round {missing[0]}, but the run has a checkpoint of "
+                                f"round {done}{CHANGED}")  # fmt: skip
+
     def truncate(self, after_round: int) -> None:
         """Remove the records of later rounds, for a resumed run; -1 removes everything."""
         for table in (self.rounds, self.clients, self.details):
@@ -179,8 +221,7 @@ class Recorder:
 
     def environment(self) -> dict[str, Any]:
         """What environment.json holds so far; empty when there is none."""
-        file = self.folder / "environment.json"
-        return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        return read_environment(self.folder)
 
     def write_environment(self, table: Mapping[str, Any]) -> None:
         """Write environment.json: the result of `environment()`, and what the caller adds, such as the device."""

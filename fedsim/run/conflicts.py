@@ -1,15 +1,16 @@
 """Refuses to go on in a folder that holds a run with other settings or on other data."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from fedsim.data.fingerprint import Fingerprints, difference, fingerprints
 from fedsim.errors import UserError
-from fedsim.experiment import Experiment, parse_experiment
+from fedsim.experiment import Experiment
 from fedsim.recipe import Recipe, parts_of, values_of
 from fedsim.results.differences import MACHINE_KEYS, RUN_KEYS, differing_parts
+from fedsim.results.environment import read_environment
+from fedsim.results.reading import read_settings
 from fedsim.variants import same_method
 
 NUMBERS = (*(f"run.{key}" for key in RUN_KEYS), "run.threads")  # settings of [run] that no call of a run may change
@@ -41,10 +42,9 @@ def refuse_other_settings(
     data_of: Callable[[Experiment], Fingerprints] = local_fingerprints,
 ) -> None:
     """UserError when the folder holds a run with other settings or other data."""
-    file = folder / "experiment.toml"
-    if not file.is_file():
+    if not (folder / "experiment.toml").is_file():
         return
-    then = parse_experiment(file.read_text())
+    then = read_settings(folder)
     changed = differing_keys(then.model_dump(), experiment.model_dump())
     if same_method(then, experiment):  # asked for in other words
         changed = [key for key in changed if not key.startswith("method.")]
@@ -54,8 +54,7 @@ def refuse_other_settings(
             f"{folder} holds a run with other settings ({', '.join(changed[:5])}); "
             "choose another --output or name, or remove the folder"
         )
-    record = folder / "environment.json"
-    recorded = json.loads(record.read_text()) if record.is_file() else {}
+    recorded = read_environment(folder)
     other = differing_parts(recorded["recipe"], values_of(recipe)) if recorded.get("recipe") else []
     if other:
         raise UserError(

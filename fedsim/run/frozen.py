@@ -1,6 +1,5 @@
 """Frozen weights: every machine builds them itself, so that a run records their hash and compares it later."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from torch import nn
 from fedsim.data.reader import content_hash
 from fedsim.errors import UserError
 from fedsim.models.clip_family import TextHead
+from fedsim.results.environment import read_environment
 
 KEY = "frozen"  # in environment.json
 
@@ -41,8 +41,7 @@ def refuse_other_frozen(folder: Path, net: nn.Module, weights: str) -> None:
 
     A run of an earlier version did not record them, and passes. weights: the setting model.weights
     """
-    file = folder / "environment.json"
-    recorded = json.loads(file.read_text(encoding="utf-8")).get(KEY) if file.is_file() else None
+    recorded = read_environment(folder).get(KEY)
     if recorded is not None and {KEY: recorded} != frozen_record(net):
         reason = (
             "this version of PyTorch makes others of the seed; take the versions in its environment.json"

@@ -1,9 +1,10 @@
 """The resolved settings of a run, made once per process and passed on: experiment, recipe, data set, clients,
 folder."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
 from torch import nn
 
 from fedsim.assembly import build_net, build_recipe
@@ -55,6 +56,17 @@ class Plan:
     def build_net(self) -> nn.Module:
         """A new network of this run with its initial weights, which the run's seed determines."""
         return build_net(self.experiment, self.recipe, self.data)
+
+    def refuse_misfits(self) -> None:
+        """Raise the UserError of `build_net` for parts that the network cannot have; weights are not read or made."""
+        bare = replace(self, experiment=self.experiment.replace(model={"weights": "none"}))
+        try:
+            with torch.device("meta"):  # tensors with a shape and without numbers
+                bare.build_net()
+        except UserError:
+            bare.build_net()  # the backbone's library may only have missed the numbers
+        except Exception:  # a backbone that cannot be built without numbers: its run says whether the parts fit
+            return
 
 
 def resolve(experiment: Experiment, recorded: bool = False, found: Benchmark | None = None) -> Plan:

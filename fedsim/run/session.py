@@ -67,6 +67,7 @@ class Session:
         self.recorder = Recorder(self.folder, space.task.metric)
         self.validation = validation_column(experiment, space.task.metric)
         done = self.checkpoint.round if self.checkpoint else -1
+        self.recorder.require(done)
         self.recorder.truncate(done)
         forget_after(self.folder, done)
         take_over_best(self.folder, self.checkpoint_folder, done)
@@ -247,7 +248,7 @@ class Session:
 
         If the checkpoint's model is the best, it is kept again: the run may have been killed before the link.
         """
-        if not self.checkpoint or not (self.folder / "rounds.csv").is_file():
+        if not self.checkpoint:
             return []
         rounds = pd.read_csv(self.folder / "rounds.csv").query("round >= 1").sort_values("round")
         scores = [_score(value) for value in rounds[self.validation]] if self.validation in rounds else []

@@ -66,7 +66,9 @@ class RunSettings(Settings):
         "more than 200 clients take part",
     )
     personalised: bool = Field(
-        False, description="source clients also validate with their own batch norm (recorded in clients.csv)"
+        False,
+        description="source clients also validate the model with the tensors that they keep to themselves "
+        "(personal_accuracy in clients.csv)",
     )
     keep_personal: bool = Field(
         False, description="write every client's own model to personal-<client>.safetensors; a site's model stays there"
@@ -96,4 +98,4 @@ class RunSettings(Settings):
     cpus_per_worker: float = Field(1.0, gt=0)
     gpus_per_worker: float = Field(0.0, ge=0, description="GPUs of a Ray worker, e.g. 0.5; 0: workers share all GPUs")
     tensorboard: bool = Field(False, description="also write TensorBoard scalars into the run's folder")
-    callbacks: list[str] = Field([], description="your own trackers, package.module:Class (see RunCallback)")
+    callbacks: list[str] = Field([], description="your own trackers, package.module:Class (fedsim.results.callbacks)")

@@ -10,7 +10,7 @@ from rich.table import Table
 from fedsim.console import console, errors
 from fedsim.sweep.axes import Axes
 from fedsim.sweep.budget import Budget, Reservation, local_reservations
-from fedsim.sweep.plan import Cell, dry_table, plan_cells
+from fedsim.sweep.plan import Cell, dry_table, look_for_data, plan_cells
 from fedsim.sweep.view import SweepView
 
 __all__ = ["Axes", "Budget", "Cell", "run_sweep"]
@@ -27,16 +27,26 @@ def run_sweep(
 ) -> list[Cell]:
     """Run all cells that are not finished; returns the failed cells.
 
-    Raises UserError for wrong input before any cell starts.
+    Raises UserError for wrong input, also for a data set that is not there, before any cell starts. On a Ray cluster
+    only the cells themselves look for their data.
     """
     cells = plan_cells(config, axes, overrides, preset)
+    if not dry_run and not budget.ray:
+        look_for_data(cells)
     return carry_out(cells, budget, dry_run, lambda reservations: dry_table(cells, len(reservations) or budget.jobs))
 
 
 def carry_out(
-    cells: list[Cell], budget: Budget, dry_run: bool, dry: Callable[[Sequence[Reservation]], Table]
+    cells: list[Cell],
+    budget: Budget,
+    dry_run: bool,
+    dry: Callable[[Sequence[Reservation]], Table],
+    blind: bool = False,
 ) -> list[Cell]:
-    """Run the cells that are not finished, or only print the table that `dry` makes; returns the failed cells."""
+    """Run the cells that are not finished, or only print the table that `dry` makes; returns the failed cells.
+
+    blind: the live view shows nothing that was measured on the unseen domain
+    """
     from fedsim.run.session import complete_finish, is_finished
 
     waiting = [cell for cell in cells if cell.state == "waiting"]
@@ -47,13 +57,14 @@ def carry_out(
     done = len(cells) - len(waiting) - len(refused)
     impossible = f"{len(refused)} cannot run, " if refused else ""
     how = manner(budget, reservations)
-    console.print(f"{len(cells)} cells, {done} finished, {impossible}{len(waiting)} to run, {how}")
+    total = f"{len(cells)} {'cell' if len(cells) == 1 else 'cells'}"
+    console.print(f"{total}, {done} finished, {impossible}{len(waiting)} to run, {how}")
     if dry_run:
         console.print(dry(reservations))
         return report_failed(cells)
     try:
         if waiting:
-            run_cells(cells, waiting, reservations, budget)
+            run_cells(cells, waiting, reservations, budget, blind)
     finally:
         ours = [cell.experiment for cell in cells if cell not in refused and is_finished(cell.folder)]
         for name in dict.fromkeys(experiment.name for experiment in ours):
@@ -70,17 +81,19 @@ def report_failed(cells: Sequence[Cell]) -> list[Cell]:
     return failed
 
 
-def run_cells(cells: list[Cell], waiting: list[Cell], reservations: list[Reservation], budget: Budget) -> None:
+def run_cells(
+    cells: list[Cell], waiting: list[Cell], reservations: list[Reservation], budget: Budget, blind: bool
+) -> None:
     """Run the waiting cells on this machine or on a Ray cluster, and show the live view."""
     if budget.ray:
         from fedsim.sweep.on_ray import RayPool
 
-        with RayPool(waiting, budget) as pool, SweepView(cells, pool.width) as view:
+        with RayPool(waiting, budget) as pool, SweepView(cells, pool.width, blind) as view:
             pool.run(view)
         return
     from fedsim.sweep.pool import LocalPool
 
-    with SweepView(cells, len(reservations)) as view:
+    with SweepView(cells, len(reservations), blind) as view:
         LocalPool(waiting, reservations).run(view)
 
 

@@ -145,6 +145,8 @@ def _steps(settings: str) -> tuple[float, float] | None:
     # Some methods train on copies of images, whose number depends on the styles that other clients send.
     if counts is None or (augment and type(augment).copies is not Augment.copies):
         return None
+    if plan.recipe.batches.whole:  # of another number of images than the steps that were measured
+        return None
     train, recipe = plan.experiment.train, plan.recipe
     drawn = min(train.clients_per_round or len(counts), len(counts)) / len(counts)
     every_round = sum(_planned(plan, counts, client, "train") for client in range(len(counts))) * drawn

@@ -7,16 +7,19 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 from rich.table import Table
 from rich.text import Text
 
-from fedsim.data import benchmark, resolve_domain
+from fedsim.data import benchmark, find_data, resolve_domain
 from fedsim.errors import PresetConflictError, UserError
 from fedsim.experiment import Experiment, read_experiment
 from fedsim.sweep.axes import Axes, check_axes, grid_points, label_of
+
+if TYPE_CHECKING:
+    from fedsim.run.plan import Plan
 
 
 @dataclass
@@ -76,9 +79,9 @@ def plan_cells(
 
     data_of: the result of `fingerprint_reader`, for several plans that share their data
 
-    A cell is marked failed, with the reason, when its parts do not fit together (`a+b`), when the preset replaces a
-    part of its method, or when its folder holds a run with other settings or data; the other cells are run. Raises
-    UserError for settings with which no cell could run.
+    A cell is marked failed, with the reason, when its parts do not fit together (`a+b`) or do not fit its network, when
+    the preset replaces a part of its method, or when its folder holds a run with other settings or data; the other
+    cells are run. Raises UserError for settings with which no cell could run.
     """
     from fedsim.results.callbacks import find_callback
 
@@ -88,7 +91,7 @@ def plan_cells(
     label = check_axes(axes, overrides, preset)
     targets = _unseen(base) if list(axes.targets) == ["all"] else axes.targets
     cells: dict[Path, Cell] = {}
-    data_of = data_of or fingerprint_reader()
+    data_of, misfit_of = data_of or fingerprint_reader(), misfit_reader()
     for method, values, target, seed in itertools.product(axes.methods, grid_points(axes.grid), targets, axes.seeds):
         words = [
             *overrides,
@@ -98,7 +101,7 @@ def plan_cells(
             f"run.seed={seed}",
             f"run.label={json.dumps(label_of(values, label), ensure_ascii=False)}",
         ]
-        cell = _plan_cell(read_experiment(config, words, preset), data_of)
+        cell = _plan_cell(read_experiment(config, words, preset), data_of, misfit_of)
         other = cells.setdefault(cell.folder, cell).experiment
         # Cells with the same folder have the same recipe; all their other settings must be equal too.
         if other.model_copy(update={"method": cell.experiment.method}) != cell.experiment:
@@ -113,7 +116,9 @@ def _unseen(base: Experiment) -> list[str]:
     return [domain for domain in found.domains if domain != held_out]
 
 
-def _plan_cell(experiment: Experiment, data_of: Callable[[Experiment], dict]) -> Cell:
+def _plan_cell(
+    experiment: Experiment, data_of: Callable[[Experiment], dict], misfit_of: Callable[["Plan"], str]
+) -> Cell:
     """The cell of an experiment: waiting, finished, or failed with the reason."""
     from fedsim.run.conflicts import refuse_other_settings
     from fedsim.run.plan import complete, folder_of, resolve
@@ -131,7 +136,53 @@ def _plan_cell(experiment: Experiment, data_of: Callable[[Experiment], dict]) ->
         refuse_other_settings(plan.folder, experiment, plan.recipe, data_of)
     except UserError as error:
         return Cell(experiment, plan.folder, "failed", reason=str(error))
-    return Cell(experiment, plan.folder, "finished" if is_finished(plan.folder) else "waiting")
+    if is_finished(plan.folder):
+        return Cell(experiment, plan.folder, "finished")
+    misfit = misfit_of(plan)
+    return Cell(experiment, plan.folder, "failed" if misfit else "waiting", reason=misfit)
+
+
+def misfit_reader() -> Callable[["Plan"], str]:
+    """A function plan -> why its network cannot have its parts, or an empty text; once for all targets and seeds."""
+    seen: dict[str, str] = {}
+
+    def misfit_of(plan: "Plan") -> str:
+        key = plan.experiment.model_dump_json(exclude={"run"})
+        if key not in seen:
+            seen[key] = ""
+            try:
+                plan.refuse_misfits()
+            except UserError as error:
+                seen[key] = str(error)
+        return seen[key]
+
+    return misfit_of
+
+
+def look_for_data(cells: Sequence[Cell]) -> None:
+    """Mark the waiting cells failed whose data set is not on this machine; UserError when these are all of them.
+
+    Cells of a deployment are not looked at, because its sites hold the data.
+    """
+    waiting = [cell for cell in cells if cell.state == "waiting" and cell.experiment.run.runtime != "deployment"]
+    reasons: dict[str, str] = {}
+    for cell in waiting:
+        key = cell.experiment.data.model_dump_json()
+        if key not in reasons:
+            reasons[key] = _missing(cell.experiment)
+        if reasons[key]:
+            cell.state, cell.reason = "failed", reasons[key]
+    if waiting and all(reasons.values()):
+        raise UserError("; ".join(dict.fromkeys(reasons.values())))
+
+
+def _missing(experiment: Experiment) -> str:
+    """Why an experiment's data set cannot be read here; empty when it is there."""
+    try:
+        find_data(experiment.data)
+    except UserError as error:
+        return str(error)
+    return ""
 
 
 def fingerprint_reader() -> Callable[[Experiment], dict]:

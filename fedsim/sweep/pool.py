@@ -4,6 +4,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -97,7 +98,8 @@ def cause(code: int | None) -> str:
 def stop(workers: Sequence[WorkerProcess]) -> None:
     """End the workers: an idle one gets the message None, a busy one the signal END.
 
-    The signal may come at any moment, because a run replaces its files atomically.
+    The signal may come at any moment, because a run replaces its files atomically. Workers that have not ended after
+    STOP_SECONDS, which are for all of them together, are killed.
     """
     running = [worker for worker in workers if worker.process is not None]
     for worker in running:
@@ -107,9 +109,12 @@ def stop(workers: Sequence[WorkerProcess]) -> None:
         else:
             with contextlib.suppress(OSError):
                 worker.connection.send(None)
+    deadline = time.monotonic() + STOP_SECONDS
     for worker in running:
-        worker.process.join(STOP_SECONDS)
+        worker.process.join(max(deadline - time.monotonic(), 0.0))
+    for worker in running:
         if worker.process.is_alive():
             worker.process.kill()
-            worker.process.join()
+    for worker in running:
+        worker.process.join()
         worker.connection.close()

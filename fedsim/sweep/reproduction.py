@@ -26,7 +26,7 @@ from fedsim.results.notes import (
 from fedsim.results.provenance import environments, provenance_notes, refuse_unlike
 from fedsim.results.published import domain_key, printed_numbers, protocol_differences, shortened
 from fedsim.results.reading import Runs, of_experiment
-from fedsim.results.selection import RULE_TITLES, RULES
+from fedsim.results.selection import RULES, rule_title
 from fedsim.results.statistics import grid_of, mean_and_std, per_seed_average
 from fedsim.sweep.tables import COPY, Block, PaperRow, PaperTable, read_table, row_experiment
 from fedsim.variants import method_label
@@ -102,7 +102,8 @@ def _block(table: PaperTable, block: Block, runs: Runs, select: str) -> Reproduc
     refuse_twice(cells)
     lines = [_line(block, row, runs, cells, printed, targets) for row in block.rows]
     lines = [line for line in lines if line.ours]
-    title = f"{table.title} - {block.name}: {RULE_TITLES[select]}"
+    rule = rule_title(select, [runs.experiments[run] for run in cells["run"]])
+    title = f"{table.title} - {block.name}: {rule}"
     notes = _notes(table, block, lines, select) + _notes_on_runs(block, runs, cells, targets, select)
     notes = part_notes(runs.only) + notes + provenance_notes(recorded)
     return Reproduction(block, title, targets, lines, notes, select)
@@ -182,7 +183,7 @@ def _notes(table: PaperTable, block: Block, lines: Sequence[Line], select: str) 
         f"The paper's ±: {table.deviation}. inside: the difference is at most that ±; without a ± there is no verdict.",
     ]
     if select == "oracle":
-        notes.append("ORACLE: the round was chosen on the target's labels. An upper bound, not a result.")
+        notes.append("ORACLE: the round was chosen on the unseen domain's labels. An upper bound, not a result.")
     notes += [
         f"{line.row.title}: the settings are not the table's ({shortened(line.unlike)}), so no difference is given."
         for line in lines

@@ -11,7 +11,7 @@ from fedsim.console import console
 from fedsim.sweep import carry_out
 from fedsim.sweep.budget import Budget, Reservation
 from fedsim.sweep.estimate import Estimate, row_estimate
-from fedsim.sweep.plan import Cell, rounds_on_disk
+from fedsim.sweep.plan import Cell, look_for_data, rounds_on_disk
 from fedsim.sweep.tables import COPY, Choice, PlannedRow, plan_table, read_table
 
 
@@ -20,12 +20,16 @@ def run_table(
 ) -> list[Cell]:
     """Run all cells of a table that are not finished, below OUTPUT/<table>; returns the failed ones.
 
+    Raises UserError when no data set of the table is there, before any cell starts.
+
     The table's file is copied into that folder, so that `fedsim compare` knows which printed numbers to show.
     """
     folder = Path(output or "outputs") / file.stem
     rows = plan_table(file, choice, overrides, str(folder))
     cells = unique(rows)
     if not dry_run:
+        if not budget.ray:
+            look_for_data(cells)
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / COPY).is_file() or not file.samefile(folder / COPY):
             shutil.copyfile(file, folder / COPY)

@@ -89,8 +89,9 @@ def find_table(config: str) -> Path | None:
     path = Path(config)
     if path.is_file():
         return path if "blocks" in _read(path) else None
-    for folder in config_folders():
-        found = folder / "tables" / f"{path.name.removesuffix('.toml')}.toml"
+    parent, _, last = config.rpartition("/")
+    for folder in config_folders() if parent in ("", "tables", "configs/tables") else ():
+        found = folder / "tables" / f"{last.removesuffix('.toml')}.toml"
         if found.is_file():
             return found
     if path.parent.name == "tables":

@@ -22,10 +22,13 @@ def last_target(folder: Path) -> float | None:
 
 
 class SweepView:
-    """Live table of the running cells; one line for each cell that has ended."""
+    """Live table of the running cells; one line for each cell that has ended.
 
-    def __init__(self, cells: list[Cell], width: int) -> None:
-        self._cells, self._width = cells, width
+    blind: nothing that was measured on the unseen domain is shown, for a search, which must not choose by it
+    """
+
+    def __init__(self, cells: list[Cell], width: int, blind: bool = False) -> None:
+        self._cells, self._width, self._blind = cells, width, blind
         self._open = [cell for cell in cells if cell.state == "waiting"]
         self._rates = measured_rates(self._open)
         self._progress = Progress(
@@ -61,18 +64,20 @@ class SweepView:
         done = sum(cell.experiment.train.rounds - cell.rounds_left for cell in self._todo)
         self._progress.update(self._task, completed=done, left="" if seconds is None else f"{duration(seconds)} left")
 
-    @staticmethod
-    def _finished(cell: Cell) -> str:
+    def _finished(self, cell: Cell) -> str:
+        if self._blind:
+            return f"finished: {cell.title}"
         accuracy = last_target(cell.folder) if cell.target_accuracy is None else cell.target_accuracy
         shown = "" if accuracy is None else f" {100 * accuracy:.1f} % at the last round"
         return f"finished: {cell.title}{shown}"
 
     def render(self) -> Group:
         """The bar, the number of cells in each state, and a line for each running cell."""
-        table = Table("cell", "round", "target", "left", "", box=None)
+        table = Table("cell", "round", "" if self._blind else "target", "left", "", box=None)
         for cell in self._cells:
             if cell.state == "running":
-                accuracy = "" if cell.target_accuracy is None else f"{100 * cell.target_accuracy:.1f} %"
+                hidden = self._blind or cell.target_accuracy is None
+                accuracy = "" if hidden else f"{100 * cell.target_accuracy:.1f} %"
                 seconds = time_left([cell], observed_rates([cell]), 1)
                 left = "" if seconds is None else duration(seconds)
                 table.add_row(

@@ -9,7 +9,10 @@ from strategies.parts import SERVER, Arrays, Bank, Entries, ServerRound, Update
 
 @dataclass(frozen=True)
 class TargetFeatures(Bank):
-    """F_t [m, d] from the last visit to the target's client; none before the first visit (FADA)."""
+    """F_t [m, d], features of target images from the last visit to the target's client; none before the first visit.
+
+    Source: FADA (Peng et al., ICLR 2020).
+    """
 
     name: ClassVar[str] = "target_features"
     when: ClassVar[str] = "round"

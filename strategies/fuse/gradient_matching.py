@@ -16,6 +16,10 @@ from strategies.parts import Fuse, ServerRound, Update
 
 EPS = 1e-4
 SHORT_MOVE = 0.05  # below this mean length of the moves, EPS changes the result visibly
+ALONE = (
+    "gradient_matching: one client, or no move, has no direction to find; the model of such a round is the clients' "
+    "weighted mean, as with FedAvg"
+)
 logger = logging.getLogger("fedsim")
 
 
@@ -32,24 +36,24 @@ def gram(deltas: Sequence[Mapping[str, np.ndarray]]) -> np.ndarray:
 class GradientMatching(Fuse):
     """theta <- theta + sum_k a_k delta_k, with a_k = (1/K + Gamma_k c ||g_0|| / ||g_Gamma||) / (1 + c^2).
 
-        Gamma = the minimiser over the simplex of  g_Gamma . g_0 + c ||g_0|| ||g_Gamma||
+        Gamma = the minimizer over the simplex of  g_Gamma . g_0 + c ||g_0|| ||g_Gamma||
         g_0 = the mean of all delta_k,  g_Gamma = sum_k Gamma_k delta_k
 
     Source: FedOMG (Nguyen et al., ICLR 2025): CAGrad's direction for the clients' moves delta_k = theta_k - theta over
     the shared parameters, flattened together. Only the inner products of the delta_k are needed. All other tensors take
-    their weighted mean; the weights of the clients act nowhere else. The server's learning rate is the part
-    `server_step`. One client alone, or moves that are all 0, give FedAvg. `c = 0` gives FedAvg with uniform weights for
-    the parameters.
+    their weighted mean, also parameters that clients upload and keep; the weights of the clients act nowhere else. The
+    server's learning rate is the part `server_step`. One client alone, or moves that are all 0, give FedAvg. `c = 0`
+    gives FedAvg with uniform weights for the parameters.
 
     c: the radius of the ball around the mean direction, in units of its length
     solver: `descent` as released (gradient descent on a softmax, moves scaled to a mean length of about 1, 1e-4 added
-    under every root), or `exact`, the minimiser without these, for c below 1
+    under every root), or `exact`, the minimizer without these, for c below 1
     lr, momentum, steps: the settings of the descent; the best of all its points is taken
     relative_eps: leaves the 1e-4 out of the scaling, so that the result does not depend on the length of the moves
     rescale: divides by 1 + c^2 as released; the paper's formula does not
     scale: `weights` multiplies delta_k by the client's weight p_k, so that the weights of another part act
-    variant: `official` scales by p_k, moves half as far, and with two or more replies does not average buffers, so that
-    running statistics keep their initial values
+    variant: `official` scales by p_k, moves half as far, and with two or more replies does not average shared buffers,
+    so that their running statistics keep the initial values
     """
 
     c: Annotated[float, Field(ge=0)] = 0.5
@@ -63,7 +67,7 @@ class GradientMatching(Fuse):
     variant: Literal["default", "official"] = "default"
 
     def check(self, experiment: Experiment) -> None:
-        """Raises UserError where the minimiser is not one point."""
+        """Raises UserError where the minimizer is not one point."""
         if self.solver == "exact" and self.c >= 1:
             raise UserError(f"method.gradient_matching.c is {self.c:g}; solver = 'exact' needs less than 1, because "
                             "the minimum may be a direction of length 0; use solver = 'descent'")  # fmt: skip
@@ -76,7 +80,11 @@ class GradientMatching(Fuse):
     def fuse(
         self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound
     ) -> dict[str, np.ndarray]:
-        """The fused model. details.csv gets Gamma and the cosine of the direction with each move."""
+        """The fused model.
+
+        details.csv gets for each client its Gamma, the cosine of its move with the direction, and the length of its
+        move; for the round the least inner product of a move with the direction, and that of a move with the mean g_0.
+        """
         shares = [weights[update.client] for update in updates]
         fused = weighted_mean([update.arrays for update in updates], shares)
         deltas = moves(updates, server)
@@ -84,14 +92,20 @@ class GradientMatching(Fuse):
         products = gram(deltas)
         g = products * np.outer(scales, scales)
         if len(updates) == 1 or not g.diagonal().any():
+            if not server.state.get("told"):
+                server.state["told"] = True
+                server.note(ALONE)
             return fused
         gamma, a = self.solve(g)
         if self.variant == "official":
             a = 0.5 * a
-            fused = {name: np.array(server.previous[name]) for name in fused}
+            buffers = [
+                name for name in fused.keys() - server.parameters if server.places.get(name, "shared") == "shared"
+            ]
+            fused |= {name: np.array(server.previous[name]) for name in buffers}
         for name in deltas[0]:
             fused[name] = moved(name, mean_move(deltas, list(a * scales), name), server)
-        self._note(updates, server, g, np.sqrt(products.diagonal()), gamma, a)
+        self._record(updates, server, products, np.array(scales), gamma, a)
         return fused
 
     def solve(self, g: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -127,7 +141,7 @@ class GradientMatching(Fuse):
         return best
 
     def _exact(self, g: np.ndarray) -> np.ndarray:
-        """The minimiser over the simplex. The moves are scaled to a mean length of 1, which helps the solver."""
+        """The minimizer over the simplex. The moves are scaled to a mean length of 1, which helps the solver."""
         from scipy.optimize import minimize  # this import is slow, and no other method needs it
 
         g = g / np.sqrt(g.diagonal()).mean() ** 2
@@ -142,17 +156,18 @@ class GradientMatching(Fuse):
         gamma = gamma / gamma.sum()
         return gamma if value(gamma) <= value(start) else start
 
-    def _note(
+    def _record(
         self,
         updates: Sequence[Update],
         server: ServerRound,
-        g: np.ndarray,
-        moves: np.ndarray,
+        products: np.ndarray,
+        scales: np.ndarray,
         gamma: np.ndarray,
         a: np.ndarray,
     ) -> None:
-        """Records Gamma, the cosines, the coefficients and the lengths of the moves; warns where g has short ones."""
-        lengths = np.sqrt(g.diagonal())
+        """Writes the details and the coefficients; warns where moves are short."""
+        g = products * np.outer(scales, scales)
+        moves, lengths = np.sqrt(products.diagonal()), np.sqrt(g.diagonal())
         direction = np.sqrt(max(a @ g @ a, 0.0))
         cosines = (g @ a) / np.maximum(lengths * direction, 1e-30)
         for index, update in enumerate(updates):
@@ -160,9 +175,20 @@ class GradientMatching(Fuse):
             server.detail(update.client, "matching_cosine", "model", cosines[index])
             server.detail(update.client, "move_length", "model", moves[index])
             server.client_columns[update.client] = {"weight": float(a[index])}
-        if lengths.mean() < SHORT_MOVE and not self.relative_eps and self.solver == "descent" and not server.state:
+        server.detail("", "least_inner_product", "direction", min(products @ (a * scales)))
+        server.detail("", "least_inner_product", "mean", min(products @ scales) / len(scales))
+        self._warn(server, moves.mean(), lengths.mean())
+
+    def _warn(self, server: ServerRound, move: float, length: float) -> None:
+        """Says once that moves are short, by their mean length, with which g was made."""
+        if (
+            length < SHORT_MOVE
+            and not self.relative_eps
+            and self.solver == "descent"
+            and not server.state.get("warned")
+        ):
             server.state["warned"] = True
             scaled = ", and are multiplied by the clients' weights" if self.uses_weights else ""
             text = ("the clients' moves are %.3g long on average%s, so that the 1e-4 in gradient_matching's scaling "
                     "changes the result; relative_eps = true leaves it out")  # fmt: skip
-            logger.warning(text, moves.mean(), scaled)
+            logger.warning(text, move, scaled)

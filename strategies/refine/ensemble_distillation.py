@@ -40,10 +40,11 @@ class EnsembleDistillation(Refine):
         a(x) = 1/K sum_k f(theta_k; x)   the mean of the logits of this round's client models, b(x) = f(w; x)
 
     Source: PerAda (Xie et al., CVPR 2024), its server. The images have no labels. Only parameters that clients share
-    are trained. In every round the learning rate falls to 0 along a cosine. The teachers are in eval mode; the student
-    is in training mode except for its batch norm; both see each image without augmentation. A round with the model of
-    only one client is not changed, because teacher and student are equal, and neither are rounds after `rounds`.
-    Without `data` nothing happens (the paper's ablation without distillation).
+    and that the prediction uses are trained (neither a projector beside the head nor FedIG-A's adapters). In every
+    round the learning rate falls to 0 along a cosine. The student is in training mode except for its batch norm; both
+    see each image without augmentation. A round with the model of only one client is
+    not changed, because teacher and student are equal, and neither are rounds after `rounds`. Without `data` nothing
+    happens (the paper's ablation without distillation).
 
     The released code stops early by labelled validation images of the server, and drops a distilled model that is not
     better than the average; here there are no labels. Images of a client or of the target are refused, by their path
@@ -57,6 +58,7 @@ class EnsembleDistillation(Refine):
     tau: the temperature
     bn: with `freeze` the student's batch norm normalizes by the averaged statistics, which do not change; with `train`
     by those of the images, and the running statistics are updated by them (released code)
+    teachers: in `eval` mode, or in `train` mode (released code), with dropout and the statistics of each mini-batch
     """
 
     order: ClassVar[int] = 2
@@ -68,6 +70,7 @@ class EnsembleDistillation(Refine):
     lr: Annotated[float, Field(gt=0)] = 1e-4
     tau: Annotated[float, Field(gt=0)] = 1.0
     bn: Literal["freeze", "train"] = "freeze"
+    teachers: Literal["eval", "train"] = "eval"
 
     @property
     def tag(self) -> str:
@@ -89,14 +92,10 @@ class EnsembleDistillation(Refine):
             return dict(fused)
         prepared, count = self._images(server)
         order = batch_positions(count, min(self.batch_size, count), self.steps, server.rng("distillation"))
-        used = np.unique(np.concatenate(order))
-        parts = np.array_split(used, -(-len(used) // EVALUATION_BATCH))
         net = server.build_net()
-        states = [{**server.previous, **update.arrays} for update in server.updates]
-        teacher = mean_logits(net, states, parts, prepared)
+        teacher = self._teacher(net, order, prepared, server)
         load_arrays(net, {**server.previous, **fused}, list(server.previous))
-        batches = ((prepared(part), teacher[np.searchsorted(used, part)]) for part in order)
-        first, last = self._train(net, batches, server)
+        first, last = self._train(net, ((prepared(part), teacher(part)) for part in order), server)
         server.detail("", "distillation_loss", "first", first)
         server.detail("", "distillation_loss", "last", last)
         state = net.state_dict()
@@ -112,13 +111,26 @@ class EnsembleDistillation(Refine):
         normalize = make_transforms(data, channels, weight_statistics(server.experiment.model)).normalize
         return lambda part: normalize(to_float(torch.from_numpy(images[part]).to(server.device))), len(images)
 
+    def _teacher(
+        self, net: nn.Module, order: Sequence[np.ndarray], prepared: Prepared, server: ServerRound
+    ) -> Callable[[np.ndarray], Tensor]:
+        """A function from a batch's positions to the mean of the clients' logits; `net` may be used afterwards."""
+        states = [{**server.previous, **update.arrays} for update in server.updates]
+        if self.teachers == "train":  # what a model says of an image depends on the batch and on the step
+            other = server.build_net()
+            return lambda part: mean_logits(other, states, [part], prepared, train=True)
+        used = np.unique(np.concatenate(order))
+        logits = mean_logits(net, states, np.array_split(used, -(-len(used) // EVALUATION_BATCH)), prepared)
+        return lambda part: logits[np.searchsorted(used, part)]
+
     def _train(
         self, net: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], server: ServerRound
     ) -> tuple[float, float]:
         """Trains the student; returns its loss in the first and in the last step."""
         net.train()
         keep_statistics(net, server.parameters, all_of_them=self.bn == "freeze")
-        parameters = [value for name, value in net.named_parameters() if name in server.parameters]
+        shared = [value for name, value in net.named_parameters() if name in server.parameters]
+        parameters = [value for value in shared if value.requires_grad]
         optimizer = torch.optim.Adam(parameters, self.lr)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.steps)
         losses = []
@@ -127,8 +139,9 @@ class EnsembleDistillation(Refine):
             torch.manual_seed(seed)
             for images, teacher in batches:
                 loss = distillation_loss(teacher, net(images).float(), self.tau)
-                for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
-                    parameter.grad = gradient
+                gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+                for parameter, gradient in zip(parameters, gradients, strict=True):
+                    parameter.grad = gradient  # None, which Adam skips, where the prediction does not use it
                 optimizer.step()
                 schedule.step()
                 losses.append(loss.detach())
@@ -155,10 +168,12 @@ def batch_positions(count: int, size: int, steps: int, rng: np.random.Generator)
 
 
 @torch.no_grad()
-def mean_logits(net: nn.Module, states: Sequence[Arrays], parts: Sequence[np.ndarray], prepared: Prepared) -> Tensor:
-    """The mean over the models of their logits, [images, classes]; each model is in eval mode with its own tensors in
-    `net`."""
-    net.eval()
+def mean_logits(
+    net: nn.Module, states: Sequence[Arrays], parts: Sequence[np.ndarray], prepared: Prepared, train: bool = False
+) -> Tensor:
+    """The mean over the models of their logits, [images, classes]; each model is in eval mode (or in training mode)
+    with its own tensors in `net`."""
+    net.train(train)
     total: Tensor | None = None
     for state in states:
         load_arrays(net, state, list(state))

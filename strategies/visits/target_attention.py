@@ -33,7 +33,7 @@ class TargetAttention(Visit, Weights):
     the target's client measures it before the weights are needed.
 
     Source: FADA (Peng et al., ICLR 2020). Numbers of examples do not count. When the target's client does not answer,
-    the last alpha is used again, restricted to these sources and renormalised. A single source has alpha = 1, and the
+    the last alpha is used again, restricted to these sources and renormalized. A single source has alpha = 1, and the
     target's client is not asked.
 
     att: `relative` (our default, because raw gains grow with the sample and saturate), or `raw`: g_i = I_0 - I_i (the

@@ -20,7 +20,7 @@ class AgnosticWeights(Weights):
     uniform, and these weights are used in the first round. F_k is the mean training loss of the global model in eval
     mode (part `received_loss`). A client measures it on the model that it receives, so that the loss of the model after
     round t arrives with the replies of round t + 1, and lambda is moved before those are averaged. This is the paper's
-    order without an extra message. A client that did not reply adds no loss; p_k are renormalised over those that
+    order without an extra message. A client that did not reply adds no loss; p_k are renormalized over those that
     replied. `gamma = 0` gives FedAvg with uniform weights.
 
     gamma: the step size of lambda, which must suit the size of the loss; 0.01 in MarsFL and FedDG_Benchmark
@@ -31,7 +31,7 @@ class AgnosticWeights(Weights):
     needs: ClassVar[tuple[str, ...]] = ("received_loss",)
 
     def weigh(self, updates: Sequence[Update], server: ServerRound) -> dict[str, float]:
-        """Moves lambda by the losses of the model at the start of this round, then renormalises over the updates."""
+        """Moves lambda by the losses of the model at the start of this round, then renormalizes over the updates."""
         lam = server.state.setdefault("lambda", {client: 1 / len(server.clients) for client in server.clients})
         if self.gamma > 0 and server.round > 1:
             losses = {update.client: update.metrics["received_loss"] for update in updates}

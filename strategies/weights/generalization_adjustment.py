@@ -51,8 +51,8 @@ def adjust_weights(
 
     Only the weights of clients with a finite gap move, and together these clients keep their previous mass; failed or
     absent clients keep a_k. A client seen for the first time starts with 1/(number of clients known before), and then
-    all are renormalised. a does not change with fewer than two finite gaps, with N = 0, or when clipping leaves
-    nothing. The floor a_min acts before the renormalisation.
+    all are renormalized. a does not change with fewer than two finite gaps, with N = 0, or when clipping leaves
+    nothing. The floor a_min acts before the renormalization.
 
     Source: FedDG-GA (Zhang et al., CVPR 2023). Clipping, |·| in N and the branches above are ours where the paper says
     nothing. "official" is the released code, with K in place of its fixed 3, and no change in place of its 0/0.
@@ -127,7 +127,7 @@ class GeneralizationAdjustment(Weights):
         return official if self.variant == "official" else {}
 
     def weigh(self, updates: Sequence[Update], server: ServerRound) -> dict[str, float]:
-        """Adjusts a by this round's gaps (invalid ones do not count), then renormalises over the updates."""
+        """Adjusts a by this round's gaps (invalid ones do not count), then renormalizes over the updates."""
         known = server.state.setdefault("a", {client: 1.0 / len(server.clients) for client in server.clients})
         gaps = {update.client: update.metrics["gap"] for update in updates if update.metrics["gap_valid"]}
         if self.d > 0 and gaps:

@@ -64,9 +64,12 @@ def useless_at(reply: Message) -> bool:
 
 
 def finite_loss(records: Mapping[str, Any]) -> bool:
-    """Whether the loss of a validation is a finite number (or missing, which other checks refuse)."""
+    """Whether the loss of a validation is a finite number (or missing, which other checks refuse).
+
+    It is compared and not converted, because `math.isfinite` raises for an integer that no float can hold.
+    """
     losses = [record.get("loss", 0.0) for record in records.values()]
-    return all(isinstance(loss, int | float) and math.isfinite(loss) for loss in losses)
+    return all(isinstance(loss, int | float) and -math.inf < loss < math.inf for loss in losses)
 
 
 def suspect(sizes: Mapping[str, float]) -> tuple[str, float]:

@@ -207,7 +207,7 @@ def read_arrays(name: str, record: Mapping) -> dict[str, np.ndarray]:
     """The arrays of one record, which are never unpickled."""
     try:
         return record_to_arrays(record)
-    except Exception as error:  # truncated bytes, another serialisation, object dtype: all are failures of the client
+    except Exception as error:  # truncated bytes, another serialization, object dtype: all are failures of the client
         raise RejectedReplyError(f"record {name!r} cannot be read: {error}") from None
 
 

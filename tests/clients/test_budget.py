@@ -99,6 +99,14 @@ def test_a_prelude_is_paid_from_the_same_budget(budget, run, epochs):
     assert Amount.of(paper) == (20 * epochs, 3 * epochs)
 
 
+@pytest.mark.parametrize("budget", ["paper", "images", "steps"])
+def test_a_prelude_without_work_leaves_the_budget_to_the_rounds(budget):
+    step = SemanticCalibration(acquire_iterations=0, acquire_epochs=0)
+    assert plan_of({"budget": budget}, round=0, phase="acquire", client=step) == []
+    plan, plain = (plan_of({"budget": budget}, round=2, client=client) for client in (step, SupervisedStep()))
+    assert [batch.tolist() for batch in plan] == [batch.tolist() for batch in plain]
+
+
 @given(st.integers(3, 60), st.integers(1, 100), st.sampled_from(["images", "steps"]), st.integers(1, 6))
 def test_no_plan_exceeds_its_budget(budget, iterations, unit, round):
     plan = plan_of({"budget": unit, "iterations": iterations}, round=round, batches=BalancedBudget(budget))

@@ -86,7 +86,7 @@ def test_projections_refuse_what_they_cannot_do():
         Projections([(8, 2, 2), (8, 2, 2)])([torch.zeros(1, 8, 2, 2)])
 
 
-def test_attention_of_the_specification():
+def test_attention_by_hand():
     A = [torch.tensor([[1.0, 2.0], [3.0, 4.0]]).view(1, 2, 2, 1)]
     B = [torch.tensor(b).view(1, 2, 2, 1) for b in ([[1.0, 0.0], [0.0, 1.0]], [[1.0, 1.0], [-1.0, -1.0]])]
     torch.testing.assert_close(explicit_scores(A, B, channel=False), torch.tensor([[2.5, -2.0]]))

@@ -13,8 +13,10 @@ from support import run_small, small_experiment
 from clients.augment.cross_client_style import CrossClientStyle
 from clients.augment.vgg_style import decoder, encoder
 from fedsim.assembly import build_recipe, find_recipe
+from fedsim.data import benchmark
 from fedsim.data.augment import to_float
 from fedsim.errors import UserError
+from fedsim.experiment import read_experiment
 from strategies.banks.style import StyleBank
 from strategies.parts import ServerRound
 
@@ -166,6 +168,14 @@ def test_aggregation_counts_the_original_examples(tmp_path: Path) -> None:
     replies = [reply.content for message, reply in grid.seen if message.metadata.message_type == "train"]
     assert [reply.metric_records["metrics"]["num-examples"] for reply in replies] == [80, 80, 80]
     assert "ccst(pixel)" in (folder / "summary.csv").read_text()
+
+
+@pytest.mark.parametrize("data", ["pacs", "office-home", "camelyon17"])
+def test_the_papers_level_is_the_number_of_clients(data):
+    """L = K on the data sets of the paper, of which one domain is the target."""
+    experiment = read_experiment(data, ["method.name=ccst"])
+    level = build_recipe(experiment, recorded=True).augment.L
+    assert level == len(benchmark(experiment.data).domains) - 1
 
 
 def test_settings_that_cannot_work_are_refused(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def head_of(probabilities):
 
 
 def test_loss_of_all_heads():
-    """Test 1: own .6, others .2 and .1: -log .6 - log .2 - log .1; test 3: the others' heads stay, f moves."""
+    """Own head .6, others .2 and .1: -log .6 - log .2 - log .1; the others' heads stay, f moves."""
     net = Features([0.6, 0.4])
     record = {
         "a:head.weight": head_of([0.5, 0.5]),  # this client's own entry is not used
@@ -69,7 +69,7 @@ def test_loss_of_all_heads():
 
 
 def test_ensemble_of_heads():
-    """Test 2: the mean of (.6, .4), (.2, .8), (.1, .9) is (.3, .7); without heads the network's own."""
+    """The mean of (.6, .4), (.2, .8), (.1, .9) is (.3, .7); without heads the network's own."""
     net = Features([0.5, 0.5])
     uploads = [{"head.weight": torch.tensor(head_of(p))} for p in ((0.6, 0.4), (0.2, 0.8), (0.1, 0.9))]
     predict = EnsembleOfHeads().begin(net, tuple, uploads)
@@ -79,7 +79,7 @@ def test_ensemble_of_heads():
 
 
 def test_bank_hands_out_all_heads():
-    """Test 4: 3 (512 * 7 + 7) = 10,773 scalars; the global model's head replaces that of a client without a reply."""
+    """3 (512 * 7 + 7) = 10,773 scalars; the global model's head replaces that of a client without a reply."""
     initial = {"head.weight": np.zeros((7, 512), np.float32), "head.bias": np.zeros(7, np.float32)}
     server = ServerRound(1, 2, ["a", "b", "c"], {"backbone.x": np.ones(3, np.float32), **initial})
     own = {name: array + 1 for name, array in server.previous.items()}

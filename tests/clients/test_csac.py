@@ -139,6 +139,18 @@ def test_ablations_change_the_result(fields, standard, tmp_path):
     assert any(not np.array_equal(standard[name], ablated[name]) for name in standard)
 
 
+@pytest.mark.parametrize("budget", ["images", "steps"])
+def test_csac_without_its_parts_is_fedavg_under_every_budget(budget, tmp_path):
+    """No acquisition, no alignment and an average of the models are FedAvg with uniform weights, bit for bit."""
+    off = {"acquire_iterations": 0, "acquire_epochs": 0, "weight": 0.0}
+    parts = {"semantic_calibration": off, "semantic_divergence": {"strategy": "average"}}
+    models = []
+    for method in ({"name": "csac", **parts}, {"name": "fedavg", "weights": "uniform"}):
+        experiment = small_experiment(tmp_path / method["name"], method, train={"rounds": 2, "budget": budget})
+        models.append(load_file(run_small(experiment)[0] / "last.safetensors"))
+    assert all(np.array_equal(models[0][name], models[1][name]) for name in models[1])
+
+
 def test_late_client_acquires_first(tmp_path):
     """A client that holds no L^h and is asked to calibrate runs stage A first, then calibrates the received model."""
     experiment = small_experiment(tmp_path, {"name": "csac", "semantic_calibration": {"acquire_iterations": 3}})
@@ -186,6 +198,24 @@ def test_gap_of_generalization_adjustment(tmp_path, monkeypatch):
     expected = [second[2 * index] - first_after[index] for index in range(3)]
     np.testing.assert_allclose(clients.loc[2, "gap"], expected, rtol=1e-12)
     np.testing.assert_allclose(clients.loc[1, "weight"], 1 / 3)
+    assert clients.loc[2, "weight"].nunique() == 3
+
+
+def test_gap_on_validation_loss(tmp_path, monkeypatch):
+    """The risks are losses on the validation split: that of the received model is what the clients had recorded."""
+    from clients.reports.generalization_gap import GeneralizationGap
+
+    risks = []
+    original = GeneralizationGap._risk
+    monkeypatch.setattr(
+        GeneralizationGap, "_risk", lambda self, round: risks.append(original(self, round)) or risks[-1]
+    )
+    method = {"name": "feddg-ga", "generalization_gap": {"metric": "validation_loss"}}
+    folder, _ = run_small(small_experiment(tmp_path, method, train={"rounds": 2}))
+    clients = numbers(folder / "clients.csv").set_index(["round", "client"])
+    received = [risks[3 + 2 * index] for index in range(3)]
+    np.testing.assert_allclose(clients.loc[1, "validation_loss"], received, rtol=1e-6)
+    np.testing.assert_allclose(clients.loc[2, "gap"], np.subtract(received, risks[:3]), rtol=1e-12)
     assert clients.loc[2, "weight"].nunique() == 3
 
 

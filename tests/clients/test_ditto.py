@@ -24,7 +24,7 @@ def personal_step(v, w, gradient, lam, lr):
 
 
 def test_personal_step_numbers():
-    """A.7 test 1: 1.94; test 2: the minimiser of (v-3)^2/2 with w = 1, lambda = 1 is 2; test 3: lambda = 0 is local."""
+    """One step gives 1.94; the minimizer of (v-3)^2/2 with w = 1, lambda = 1 is 2; lambda = 0 is local training."""
     assert personal_step(2.0, 1.0, lambda v: 0.5 * v, 0.1, 0.1) == pytest.approx(1.94)
     v = 0.0
     for _ in range(200):
@@ -44,7 +44,7 @@ def runs(tmp_path_factory):
 
 
 def test_shared_model_is_fedavgs(runs):
-    """A.7 test 4: they are equal bit for bit after three rounds, even with random layers; nothing more is sent."""
+    """They are equal bit for bit after three rounds, even with random layers; nothing more is sent."""
     ours, plain, _ = runs
     a, b = (load_file(folder / "last.safetensors") for folder in (ours, plain))
     assert all((a[name] == b[name]).all() for name in b)

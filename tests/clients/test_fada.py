@@ -179,6 +179,24 @@ def test_coefficients_are_those_of_the_shared_network(made, field, others, metho
     assert moves[1].numpy() == pytest.approx(0.1 * moves[0].numpy(), rel=2e-2, abs=1e-7)
 
 
+def test_the_statistic_descends_with_the_branches_where_its_step_is_joint(made):
+    """Its first step of Adam is the opposite of the one by which it ascends the same bound (DAL's code)."""
+    start, moves = copy.deepcopy(made.net.state_dict()), {}
+    for mine in ("alternate", "joint"):
+        made.net.load_state_dict(start)
+        made.store = ClientStore(None)
+        part = DisentanglingAdversary(mine=mine, lambda_mi=1.0, lambda_rec=0.0, weight_decay=0.0)
+        step = part.begin(made)
+        statistic = nn.utils.parameters_to_vector(made.scratch[NETWORKS]["statistic"].parameters())
+        torch.manual_seed(0)
+        step(made.data.batch(np.arange(6)))
+        moves[mine] = nn.utils.parameters_to_vector(made.scratch[NETWORKS]["statistic"].parameters()) - statistic
+        assert made.sums.pop("mutual_information") != 0
+    assert moves["joint"].abs().max() > 0
+    assert moves["joint"].detach().numpy() == pytest.approx(-moves["alternate"].detach().numpy(), abs=2e-5)
+    assert watch(made, DisentanglingAdversary(mine="joint", lambda_rec=0), "_disentangle") == {"D_ds", "M", "D_di"}
+
+
 def test_without_target_features_there_is_no_adversary(made):
     """In round 1 the identifier does not change."""
     made.records = {}

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from flwr.app import Error, Message, MetricRecord, RecordDict
 from safetensors.numpy import load_file
 from small_round import colour_images, small_data, small_round
 from support import numbers, run_small, small_experiment
@@ -11,6 +12,7 @@ from torch import nn
 
 from clients.parts import Batch
 from clients.terms.classifier_alignment import ClassifierAlignment, squared_distance
+from fedsim.arrays import record_to_arrays
 from fedsim.assembly import find_recipe
 from fedsim.errors import UserError
 from fedsim.models.net import Net
@@ -27,7 +29,7 @@ def sums(weight, count):
     return {"head.weight": first, "head.bias": np.zeros(2, np.float32), "batches": np.array([count], np.float32)}
 
 
-def test_running_mean_of_the_specification():
+def test_running_mean_by_hand():
     """Batch gradients (1, 0) and (0, 1), g = 0, ema .95: (.025, .025). Then one client with three batches: by hand."""
     bank, server = ClassifierGradients(), ServerRound(1, 3, ["a", "b"], HEAD)
     first = bank.merge({}, {"a": sums((1, 0), 1), "b": sums((0, 1), 1)}, server)
@@ -37,7 +39,7 @@ def test_running_mean_of_the_specification():
     np.testing.assert_allclose(second[SERVER]["head.weight"][0], (0.06125, 0.03625), rtol=1e-6)
 
 
-def test_penalty_of_the_specification():
+def test_penalty_by_hand():
     """Batch gradient (1, 0) with g = (.025, .025): .95125, which gamma = 1e-3 makes .00095125."""
     own, mean = [torch.tensor([1.0, 0.0])], [torch.tensor([0.025, 0.025])]
     assert squared_distance(own, mean).item() == pytest.approx(0.95125)
@@ -141,6 +143,42 @@ def test_neutral_gamma_is_uniform_fedavg_and_the_trip_is_counted(tmp_path):
     assert set((own["bytes_up"] - other["bytes_up"])[trained]) == {head + 4}
 
 
+def useless_round(message, reply):
+    """Nobody can use the model of round 2."""
+    metrics = {**dict(reply.content.metric_records["metrics"]), "loss": float("nan")}
+    return Message(RecordDict({**reply.content, "metrics": MetricRecord(metrics)}), reply_to=message)
+
+
+def lost(message, reply):
+    """The reply is an error."""
+    return Message(Error(2, "gone"), reply_to=message)
+
+
+@pytest.mark.parametrize(("kind", "change"), [("train", lost), ("evaluate", useless_round)])
+def test_a_round_without_a_model_leaves_the_running_mean_as_it_was(tmp_path, kind, change):
+    """The gradients that came before its training are forgotten: g_3 = ema g_1 + (1 - ema) new."""
+
+    def tamper(message, reply):
+        config = message.content.config_records["config"]
+        return change(message, reply) if (message.metadata.message_type, config["round"]) == (kind, 2) else reply
+
+    experiment = small_experiment(tmp_path, "fediir", run={"on_client_failure": "continue"})
+    _, grid = run_small(experiment, tamper=tamper)
+    mean, entries = {}, {}
+    for message, reply in grid.seen:
+        config = message.content.config_records["config"]
+        if config["phase"] == "collect":
+            own = record_to_arrays(reply.content.array_records["classifier_gradient"])
+            entries.setdefault(config["round"], {})[config["client"]] = own
+        elif config["phase"] == "train":
+            mean[config["round"]] = record_to_arrays(message.content.array_records["classifier_gradient"])
+    bank, server = ClassifierGradients(), ServerRound(3, 3, [], HEAD)
+    for number in (2, 3):
+        wanted = bank.merge({SERVER: mean[1]}, entries[number], server)[SERVER]
+        for name, array in wanted.items():
+            np.testing.assert_allclose(mean[number][name], array, rtol=1e-6, err_msg=f"{name} of round {number}")
+
+
 @pytest.mark.parametrize("pair", ["fediir+randaugment", "ccst+fediir"])
 def test_images_that_phase_1_does_not_see_are_refused(pair):
     """A mean gradient of other images than those of training would pull the classifier's gradient away from its own."""
@@ -150,7 +188,6 @@ def test_images_that_phase_1_does_not_see_are_refused(pair):
 
 def test_a_client_that_did_not_contribute_does_not_train(tmp_path):
     """Its reply to the collection is an error: the round continues with the others, and the client is in the next."""
-    from flwr.app import Error, Message
 
     def tamper(message, reply):
         config = message.content.config_records["config"]

@@ -15,7 +15,7 @@ from fedsim.errors import UserError
 from fedsim.settings import TrainSettings
 
 
-def test_counts_of_the_specification():
+def test_counts_by_hand():
     """a(.9, 2) = 2.9, a(.9, 3) = 5.61; eta mu = .1 and three steps: 2.71."""
     assert gradient_count(4, 0.0) == 4.0
     assert gradient_count(2, 0.9) == pytest.approx(2.9)

@@ -27,7 +27,7 @@ def test_permutations_are_those_of_their_code():
 
 
 def test_ordered_tiles_are_the_image():
-    """Test 1: they are equal bit for bit, and tiles are counted row by row."""
+    """They are equal bit for bit, and tiles are counted row by row."""
     x = torch.rand(2, 3, 12, 15)
     assert joined(cut(x)).equal(x)
     assert cut(x)[:, 5].equal(x[:, :, 4:8, 10:15])
@@ -35,7 +35,7 @@ def test_ordered_tiles_are_the_image():
 
 
 def test_output_tile_shows_the_permutations_tile():
-    """Test 2: tiles 0..8 under P show P[t]; the inverse restores them."""
+    """Tiles 0..8 under P show P[t]; the inverse restores them."""
     x = joined(torch.arange(9.0).reshape(1, 9, 1, 1, 1).expand(1, 9, 1, 2, 2))
     for permutation in PERMUTATIONS[:5]:
         moved = shuffled(cut(x), torch.tensor([permutation]))
@@ -45,7 +45,7 @@ def test_output_tile_shows_the_permutations_tile():
 
 
 def test_label_frequencies():
-    """Test 3: label 0 has probability .9 + .1 / 31, the others .1 / 31 each."""
+    """Label 0 has probability .9 + .1 / 31, the others .1 / 31 each."""
     orders = draw_orders(200_000, 0.9, 31, torch.Generator().manual_seed(0))
     share = torch.bincount(orders, minlength=31) / 200_000
     assert share[0].item() == pytest.approx(0.90323, abs=0.002)
@@ -97,7 +97,7 @@ def test_a_network_of_one_image_size_is_refused():
 
 
 def test_neutral_settings_are_the_supervised_step():
-    """Test 4: alpha = 0, beta = 1 and no grey tiles give the same numbers bit for bit, if there is no border."""
+    """alpha = 0, beta = 1 and no grey tiles give the same numbers bit for bit, if there is no border."""
     loss, net, _ = one_step(Jigsaw(alpha=0.0, beta=1.0, grey=0.0), 30)
     wanted, plain, _ = one_step(SupervisedStep(), 30)
     assert loss.equal(wanted)

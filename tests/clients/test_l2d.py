@@ -18,7 +18,7 @@ from fedsim.settings import ModelSettings, TrainSettings
 
 
 def test_contrast_numbers():
-    """Test 1: two orthogonal classes, both views equal, temperature 1; and the formula, anchor by anchor."""
+    """Two orthogonal classes, both views equal, temperature 1; and the formula, anchor by anchor."""
     z = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0], [0.0, 1.0]])
     assert supervised_contrast(z, torch.tensor([0, 1, 0, 1]), 1.0).item() == pytest.approx(0.551445, abs=1e-6)
     torch.manual_seed(0)
@@ -32,7 +32,7 @@ def test_contrast_numbers():
 
 
 def test_club_numbers():
-    """Test 2: e = mu = (0, 2), logvar 0: 2 for swapped partners, 0 for the same; and with a variance."""
+    """e = mu = (0, 2), logvar 0: 2 for swapped partners, 0 for the same; and with a variance."""
     mean, zero = torch.tensor([[0.0], [2.0]]), torch.zeros(2, 1)
     swap, same = torch.tensor([1, 0]), torch.tensor([0, 1])
     assert club(mean, zero, mean, swap).item() == pytest.approx(2)
@@ -51,7 +51,7 @@ def by_hand(a, b):
 
 
 def test_mmd_of_classes():
-    """Test 3: equal embeddings give 0; the mean is over the classes that have images."""
+    """Equal embeddings give 0; the mean is over the classes that have images."""
     torch.manual_seed(0)
     a, b = torch.randn(5, 4), torch.randn(5, 4) + 1
     labels = torch.tensor([3, 0, 3, 0, 3])
@@ -111,7 +111,7 @@ def network():
 
 
 def test_embedding():
-    """Test 4: eval mode gives mu without a draw; training draws with the deviation .2 exp(logvar / 2)."""
+    """Eval mode gives mu without a draw; training draws with the deviation .2 exp(logvar / 2)."""
     net = network()
     images = torch.rand(4, 3, 28, 28)
     assert net.eval()(images).equal(net(images))

@@ -137,7 +137,7 @@ def test_proximal_refuses_lists_that_do_not_match():
     ("scales", "statistic", "expected"),
     [(MMD_SCALES, "u", 2.043262), (MMD_SCALES, "v", 4.570397), ((1.0,), "v", 0.877387), ((1.0,), "u", 0.696118)],
 )
-def test_mmd_of_the_specification(scales, statistic, expected, factor):
+def test_mmd_by_hand(scales, statistic, expected, factor):
     assert mk_mmd(factor * X, factor * Y, scales, statistic).item() == pytest.approx(expected, abs=2e-6)
 
 

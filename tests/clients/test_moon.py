@@ -16,7 +16,7 @@ from fedsim.settings import ModelSettings
 
 
 def test_contrast_numbers():
-    """A.6 test 1: log(1 + e^-2); test 2: log 2 and no gradient; test 3: the length of z does not matter."""
+    """log(1 + e^-2); log 2 and no gradient for equal similarities; the length of z does not matter."""
     z = torch.tensor([[1.0, 0.0]], requires_grad=True)
     previous = torch.tensor([[0.0, 1.0]])
     assert contrast(z, z.detach(), previous, 0.5).item() == pytest.approx(0.126928, abs=1e-6)
@@ -68,7 +68,7 @@ def test_reference_models_are_frozen():
 
 
 def test_mu_zero_is_fedavg(tmp_path):
-    """A.6 test 4, on the whole row without its head: there is no term and no stored model, and numbers are FedAvg's."""
+    """The whole row without its head: there is no term and no stored model, and numbers are FedAvg's."""
     off = {"name": "moon", "model_contrast": {"mu": 0.0}, "inserts": "none"}
     moon, _ = run_small(small_experiment(tmp_path / "a", off))
     plain, _ = run_small(small_experiment(tmp_path / "b"))

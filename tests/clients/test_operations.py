@@ -57,7 +57,7 @@ def test_a_mixed_batch_is_each_image_alone():
 
 
 def test_magnitudes_of_randaugment():
-    """The specification's numbers at M = 9 and 224 pixels; and torchvision's whole table."""
+    """RandAugment's numbers at M = 9 and 224 pixels; and torchvision's whole table."""
     from torchvision.transforms import v2
 
     table = magnitude_table(9, 31, 224, 224)

@@ -1,4 +1,4 @@
-"""Batches, terms, schedules and the store: the specifications' numbers and properties."""
+"""Batches, terms, schedules and the store: the papers' numbers and properties."""
 
 import dataclasses
 from types import SimpleNamespace

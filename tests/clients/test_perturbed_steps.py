@@ -52,7 +52,7 @@ def square(w):
     return w**2
 
 
-def test_numbers_of_the_specification():
+def test_numbers_by_hand():
     """L = w^2, w = 1, rho = .5, eta = .1; D = 1, alpha = .1."""
     momentum = {"momentum": {"w": np.ones(1, np.float32)}}
     assert after_one_step(scalar_round(1, square), SharpnessAware(0.5)) == pytest.approx(0.7)

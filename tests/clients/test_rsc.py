@@ -42,7 +42,7 @@ def trained_round(net, **changes):
 
 
 def test_feature_mask():
-    """Test 1: percentile 2.33333 of (3, 1, 2); test 4: even with f = 0 the largest entry is muted."""
+    """The percentile of (3, 1, 2) is 2.33333; even with f = 0 the largest entry is muted."""
     g = torch.tensor([[3.0, 1.0, 2.0]])
     assert g.quantile(2 / 3).item() == pytest.approx(7 / 3)
     assert rsc.feature_mask(g, 1 / 3).tolist() == [[0, 1, 1]]
@@ -62,7 +62,7 @@ def test_a_percentile_that_is_an_entry_is_muted(size, muted):
 
 
 def test_loss_of_one_sample():
-    """Test 2: full logit 6, muted 3, loss log(1 + e^-3); a single sample is always muted."""
+    """Full logit 6, muted 3, loss log(1 + e^-3); a single sample is always muted."""
     net = Given(torch.tensor([[3.0, 1.0, 2.0], [0.0, 0.0, 0.0]]))
     step = SelfChallenging().begin(trained_round(net))
     batch = Batch(torch.ones(1, 3), torch.tensor([0]))
@@ -162,7 +162,7 @@ def test_the_released_variant_takes_a_step():
 
 @pytest.mark.parametrize("variant", ["domainbed", "official"])
 def test_eval_is_the_plain_network(variant):
-    """Test 3: nothing is muted after a step. A network without the part and with the same tensors predicts the same."""
+    """Nothing is muted after a step. A network without the part and with the same tensors predicts the same."""
     settings, x = ModelSettings(backbone="digits-cnn-bn", bottleneck=8), torch.rand(6, 3, 28, 28)
     net, plain = (build_model(settings, 3, 3, 28, None, seed) for seed in (0, 1))
     SelfChallenging(variant).begin(trained_round(net.train()))(Batch(x, torch.arange(6) % 3))

@@ -41,7 +41,7 @@ def scalar_round(c=0.0, own=0.0, variant="option_ii", momentum=0.0, steps=5, lr=
     return net.w.item(), round.store.get(OWN)["w"].item(), round.outbox["control"]["w"].item()
 
 
-def test_numbers_of_the_specification():
+def test_numbers_by_hand():
     """Case 1: y = 0, c_k+ = 2; case 2 (c = .5, c_k = 2): y = .75, c_k+ = 2."""
     assert scalar_round() == pytest.approx((0.0, 2.0, 2.0), abs=1e-6)
     assert scalar_round(c=0.5, own=2.0) == pytest.approx((0.75, 2.0, 0.0), abs=1e-6)
@@ -62,7 +62,7 @@ def test_half_of_the_correction():
 
 @pytest.mark.parametrize("steps", [1, 2, 5])
 def test_momentum_divides_by_the_gradients_that_acted(steps):
-    """A.5: a(.9, 2) = 2.9, a(.9, 3) = 5.61; a constant gradient is recovered whatever the momentum."""
+    """FedNova: a(.9, 2) = 2.9, a(.9, 3) = 5.61; a constant gradient is recovered whatever the momentum."""
     assert gradient_count(2, 0.9) == pytest.approx(2.9)
     assert gradient_count(3, 0.9) == pytest.approx(5.61)
     assert gradient_count(7, 0.0) == 7.0
@@ -93,7 +93,7 @@ def test_server_counts_all_clients():
 
 
 def test_one_client_is_fedavg(tmp_path):
-    """A.8 test 4 with one client: c = c_k, and therefore FedAvg's rounds with plain SGD."""
+    """With one client c = c_k, and therefore FedAvg's rounds with plain SGD."""
     one_client = {"domains": ["rot0", "rot45"]}
     train = {"momentum": 0.0}
     ours, _ = run_small(small_experiment(tmp_path / "a", "scaffold", data=one_client, train=train))
@@ -104,7 +104,7 @@ def test_one_client_is_fedavg(tmp_path):
 
 
 def test_variates_of_identical_clients_are_equal(tmp_path, monkeypatch):
-    """A.8 test 4 with three clients: after every round c = c_k for all k, and the model is FedAvg's with plain SGD."""
+    """After every round of three clients c = c_k for all k, and the model is FedAvg's with plain SGD."""
 
     def same_data(settings, name, target):
         return dataclasses.replace(load_client(settings, "rot0", target), client=name)

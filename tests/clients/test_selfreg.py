@@ -26,7 +26,7 @@ def term_of(**fields):
 
 
 def test_regulariser_numbers():
-    """Test 2: p1 swaps, p2 is the identity, lam = .25: the MSE are 4 and .25, and the loss is 1.1875."""
+    """p1 swaps, p2 is the identity, lam = .25: the MSE are 4 and .25, and the loss is 1.1875."""
     logits = torch.tensor([[2.0, 0.0], [0.0, 2.0]])
     swapped, same = torch.tensor([1, 0]), torch.tensor([0, 1])
     assert regulariser(logits, logits, [swapped, same], 0.25).item() == pytest.approx(1.1875)
@@ -34,7 +34,7 @@ def test_regulariser_numbers():
 
 
 def test_permutations_stay_within_classes():
-    """This holds for labels that do not start at 0 too (test 4); both are permutations, and they differ."""
+    """This holds for labels that do not start at 0 too; both are permutations, and they differ."""
     labels = torch.tensor([7, 3, 7, 7, 3, 9, 3, 7, 7, 3])
     generator = torch.Generator().manual_seed(0)
     order, first, second = class_permutations(labels, generator)
@@ -47,7 +47,7 @@ def test_permutations_stay_within_classes():
 
 
 def test_single_classes_have_no_logit_term():
-    """Test 1: with all classes singletons (and q the identity) everything is 0."""
+    """With all classes singletons (and q the identity) everything is 0."""
     torch.manual_seed(0)
     z = torch.randn(4, 5)
     batch = Batch(z, torch.arange(4), features=z, logits=torch.randn(4, 4), loss=torch.tensor(3.0))
@@ -57,7 +57,7 @@ def test_single_classes_have_no_logit_term():
 
 @pytest.mark.parametrize(("loss", "scale"), [(3.0, 1.0), (0.2, 0.2)])
 def test_scale_is_the_cross_entropy_up_to_one(loss, scale):
-    """Test 3: the loss equals the formula with the same draws, and the scale has no gradient."""
+    """The loss equals the formula with the same draws, and the scale has no gradient."""
     torch.manual_seed(0)
     z, o = torch.randn(6, 5), torch.randn(6, 3, requires_grad=True)
     labels = torch.tensor([0, 0, 0, 1, 1, 1])
@@ -88,6 +88,14 @@ def test_projector():
     assert isinstance(net.projector[-1], nn.BatchNorm1d)
     assert net.eval()(images).equal(logits)
     assert any(name.startswith("projector.") for name in net.state_dict())
-    net.feature_dim = 2048
-    Projector().apply(net)
-    assert net.projector[0].weight.shape == (2048, 2048)
+
+
+@pytest.mark.parametrize(("width", "hidden"), [(50, 100), (512, 1024), (1280, 2560), (2048, 2048), (4096, 8192)])
+def test_the_projector_is_twice_as_wide_except_for_2048_features(width, hidden):
+    """ResNet-50's projector is not widened (the authors' code); MobileNet's and AlexNet's features are doubled too."""
+    net = nn.Module()
+    net.feature_dim = width
+    with torch.device("meta"):
+        Projector().apply(net)
+    linear = [module for module in net.projector if isinstance(module, nn.Linear)]
+    assert [tuple(module.weight.shape) for module in linear] == [(hidden, width), (hidden, hidden), (width, hidden)]

@@ -39,7 +39,7 @@ def round_of(net, **changes):
 
 
 def test_without_noise_the_loss_is_counted_twice(net):
-    """Test 1: sigma = 0 gives exactly (1 + lam) CE; lam = 0 adds nothing."""
+    """sigma = 0 gives exactly (1 + lam) CE; lam = 0 adds nothing."""
     batch = batch_of(net, torch.randn(6, 4), torch.arange(6) % 3)
     term = FeatureAugmentation("s", 0.0, 0.0, lam=0.7).begin(round_of(net))
     assert term(batch).item() == pytest.approx(0.7 * batch.loss.item(), rel=1e-6)
@@ -48,7 +48,7 @@ def test_without_noise_the_loss_is_counted_twice(net):
 
 @pytest.mark.parametrize("variant", ["s", "a"])
 def test_no_noise_outside_the_term(net, variant):
-    """Test 3: after a round's steps the network predicts without noise, from its weights alone."""
+    """After a round's steps the network predicts without noise, from its weights alone."""
     round = round_of(net)
     part, z = FeatureAugmentation(variant, warmup=1), torch.randn(6, 4)
     part.begin(round)(batch_of(net, z, torch.arange(6) % 3))
@@ -57,7 +57,7 @@ def test_no_noise_outside_the_term(net, variant):
 
 
 def test_a_client_sends_as_much_as_with_fedavg(tmp_path):
-    """Test 4, with SFA-A and the round after its warm-up: the tensors that came go back, and nothing else."""
+    """With SFA-A and the round after its warm-up: the tensors that came go back, and nothing else."""
     experiment = small_experiment(tmp_path, "sfa-a", train={"rounds": 2}, data={"fraction": 0.05})
     _, grid = run_small(experiment)
     trained = [pair for pair in grid.seen if pair[0].metadata.message_type == "train"]
@@ -71,7 +71,7 @@ def test_a_client_sends_as_much_as_with_fedavg(tmp_path):
 
 
 def test_noise_has_the_right_moments(net):
-    """Test 2: z = 2 and both deviations .5 give mean 2 and variance .25 * 4 + .25 = 1.25."""
+    """z = 2 and both deviations .5 give mean 2 and variance .25 * 4 + .25 = 1.25."""
     net.head = nn.Identity()
     seen = []
     net.head.register_forward_hook(lambda module, inputs, output: seen.append(output))

@@ -159,14 +159,14 @@ def test_vgg_says_in_one_line_what_is_wrong(weight_files: tuple[Path, Path], tmp
     torch.save({"conv.weight": torch.zeros(1)}, swapped)
     torch.save({**encoder().state_dict(), "2.weight": torch.zeros(64, 3, 5, 5)}, misshapen)
     garbage = tmp_path / "garbage.pth"
-    garbage.write_bytes(b"not a file of tensors")
+    garbage.write_bytes(b"no tensors")
     cases = {
         ("", good[1]): "encoder_weights is not set",
         (good[0], ""): "decoder_weights is not set",
         ("nowhere.pth", good[1]): "no file 'nowhere.pth'",
         (str(swapped), good[1]): "has no tensor '0.weight'",
         (str(misshapen), good[1]): "'2.weight' has shape [64, 3, 5, 5], not [64, 3, 3, 3]",
-        (str(garbage), good[1]): "not a file of tensors",
+        (str(garbage), good[1]): "not a readable weights file",
     }
     for files, message in cases.items():
         with pytest.raises(UserError) as caught:

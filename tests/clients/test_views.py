@@ -76,13 +76,13 @@ def test_neutral_settings_are_the_supervised_step(part):
 
 
 def test_no_change_has_no_divergence():
-    """B.5 test 1: three equal views have JS = 0."""
+    """Three equal views have JS = 0."""
     _, _, round = one_step(RandomConvolution("img_p", weight=3.0, p=1.0))
     assert round.tallied()["js_loss"] == pytest.approx(0, abs=1e-7)
 
 
 def test_mix_with_alpha_0_is_the_image(monkeypatch):
-    """B.5 test 1 in the default variant: the loss is that of the supervised step."""
+    """The default variant: the loss is that of the supervised step."""
     wanted, _, _ = one_step(SupervisedStep())
     x = torch.rand(2, 3, 8, 8)
     monkeypatch.setattr("clients.step.random_convolution.torch.rand", lambda *size, **options: torch.zeros(()))

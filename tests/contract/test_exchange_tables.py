@@ -1,4 +1,4 @@
-"""Messages contain exactly what the exchange tables of the specifications list: records, tensors, shapes, bytes.
+"""Messages contain exactly what the tables below list: records, tensors, shapes, bytes.
 
 Three clients, images of 16 pixels with one channel, ten classes, the small CNN: 50 features, 20 embedded ones.
 """
@@ -65,35 +65,35 @@ ADAPTER = 20 * 20 + 4 * 20  # this network gets one, after its last norm: a 1x1 
 
 TABLES = {
     "fedavg": Exchange(),
-    "ccst": Exchange(once=(  # 1.4: 2 C_s floats a client, C_s = 1 channel; the whole bank comes down
+    "ccst": Exchange(once=(  # 2 C_s floats a client, C_s = 1 channel; the whole bank comes down
         {"style": {"mean": (1, 1), "std": (1, 1)}},
         {"style": {f"{name}:{key}": (1, 1) for name in CLIENTS for key in ("mean", "std")}},
     )),
-    "elcfs": Exchange(once=(  # 2.4: an eighth of 68 images, b = 0: one bin; the others' come down
+    "elcfs": Exchange(once=(  # an eighth of 68 images, b = 0: one bin; the others' come down
         {"amplitude": {"amplitude": (9, 1, 1, 1)}},
         {"amplitude": dict.fromkeys(OTHERS, (9, 1, 1, 1))},
     )),
-    "fedadg": Exchange(  # 4.4: G both ways, neither D nor P
+    "fedadg": Exchange(  # G both ways, neither D nor P
         down={"generator": GENERATOR},
         up={"generator": GENERATOR},
         metrics=frozenset({"ce_loss", "discriminator_loss", "feature_loss", "generator_loss"}),
     ),
-    "fedsr": Exchange(  # 5.4: d_in d_z + d_z floats for the doubled head, r both ways, counts up
+    "fedsr": Exchange(  # d_in d_z + d_z floats for the doubled head, r both ways, counts up
         plus(D * 2 * D + 2 * D),
         down={"class_reference": REFERENCE},
         up={"class_reference": {**REFERENCE, "counts": (C,)}},
         metrics=frozenset({"cmi_loss", "l2r_loss"}),
     ),
     "fedl2r": Exchange(plus(D * D + D), metrics=frozenset({"l2r_loss"})),
-    "fpl": Exchange(  # 6.4: at most C d floats up, one cluster a class down, with the classes
+    "fpl": Exchange(  # at most C d floats up, one cluster a class down, with the classes
         down={"prototypes": {"cluster_protos": (C, D), "classes": (C,)}},
         up={"prototypes": {"protos": (9, D), "classes": (9,)}},  # a batch of 16 images has 9 of the classes
         metrics=frozenset({"cpcl_loss", "upcr_loss"}),
     ),
-    "perada": Exchange(  # 7.4: adapters, norm and head alone; never the personal ones
+    "perada": Exchange(  # adapters, norm and head alone; never the personal ones
         (4 * (ADAPTER + 2 * NORMS) + HEAD + 3 * 8,) * 3, **PERSONAL
     ),
-    "ditto": Exchange(**PERSONAL),  # baselines A.7, and the table of its section H from here on
+    "ditto": Exchange(**PERSONAL),
     "scaffold": Exchange(down=CONTROL, up=CONTROL),
     "fediir": Exchange(
         down={"classifier_gradient": GRADIENT},

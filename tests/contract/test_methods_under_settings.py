@@ -33,7 +33,7 @@ PHOTOGRAPHS = [
     "data.dataset=folder", "data.domains=[]", "data.image_size=32", "data.augment=domainbed", "data.normalize=imagenet",
     "data.fraction=1.0", "model.backbone=resnet18", "train.iterations=2", "train.batch_size=4",
 ]  # fmt: skip
-# `l2d` differentiates through the normalisation, `rsc` with respect to the features.
+# `l2d` differentiates through the normalization, `rsc` with respect to the features.
 FAST = [("l2d", "photographs"), ("rsc", "head")]
 
 

@@ -13,7 +13,7 @@ TABLES = {"fedig-a-table-3": 1, "gperxan-regulariser": 1, "gperxan-table-2": 3} 
 
 @pytest.mark.parametrize("name", TABLES)
 def test_rows_of_a_table_train_and_differ(name, tmp_path):
-    """FedIG-A's Table 3; the guiding regulariser on FedAvg, ELCFS and CCST; gPerXAN's Table 2 with MixStyle and RSC.
+    """FedIG-A's Table 3; the guiding regularizer on FedAvg, ELCFS and CCST; gPerXAN's Table 2 with MixStyle and RSC.
 
     A short run of each row's recipe: its losses are finite, and models or predictions of any two rows differ.
     """
@@ -44,7 +44,7 @@ PAIRS = {"elcfs+gfedavg": 1, "ccst+gfedavg": 1, "randaugment+gperxan": 1, "selfr
 
 @pytest.mark.parametrize("pair", PAIRS)
 def test_pairs_train_and_differ_from_both_halves(pair, tmp_path):
-    """The regulariser as a pair of rows, and methods of this kind on other servers and norms."""
+    """The regularizer as a pair of rows, and methods of this kind on other servers and norms."""
     names, changes = [pair, *pair.split("+")], [f"train.rounds={PAIRS[pair]}"]
     models = [run_watched(small_plan(name, tmp_path / str(i), changes)).last for i, name in enumerate(names)]
     for half in models[1:]:

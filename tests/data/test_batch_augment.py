@@ -210,7 +210,7 @@ def test_ccst_crops_and_mirrors_and_leaves_colours():
 
 
 def test_a_normalisation_that_an_evaluation_made_first_can_be_differentiated():
-    """L2D failed in its first step on every data set with a normalisation, because round 0 is evaluated before it."""
+    """L2D failed in its first step on every data set with a normalization, because round 0 is evaluated before it."""
     normalize = make_transforms(DataSettings(normalize="mnist"), 1).normalize
     _statistics.cache_clear()
     with torch.inference_mode():

@@ -5,6 +5,7 @@ import shutil
 
 import pandas as pd
 import pytest
+from PIL import Image
 
 from fedsim.data import benchmark, load_target
 from fedsim.data.fingerprint import fingerprints, refuse_equal_domains
@@ -72,6 +73,26 @@ def test_a_renamed_copy_is_refused(tree_settings, tmp_path):
         fingerprints(data)
     (copy / "cat" / "other.png").rename(copy / "dog" / "other.png")  # another label
     assert len(fingerprints(data)) == 4
+
+
+def test_a_renamed_copy_with_its_masks_is_refused(tmp_path):
+    for index, name in enumerate(("0", "1", "2", "3", "b", "a")):
+        for part, mode in (("image", "RGB"), ("mask", "L")):
+            file = tmp_path / ("site2" if index > 3 else "site1") / part / f"{name}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.new(mode, (12, 12), 10 * index).save(file)
+    data = DataSettings(dataset="masks", root=str(tmp_path), cache=str(tmp_path / "cache"), image_size=12)
+    data = data.model_copy(update={"structures": {"disc": [0, 10, 20, 30, 40, 50]}})
+    assert len(fingerprints(data)) == 2
+    for number, name in enumerate(("c", "b", "d", "a")):  # in another order, too
+        for part in ("image", "mask"):
+            copy = tmp_path / "site3" / part / f"{name}.png"
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(tmp_path / "site1" / part / f"{number}.png", copy)
+    with pytest.raises(UserError, match=r"the domains 'site1' and 'site3' of .* have the same 4 images"):
+        fingerprints(data)
+    Image.new("L", (12, 12), 40).save(copy)  # another mask
+    assert len(fingerprints(data)) == 3
 
 
 def test_what_an_earlier_version_has_decoded_is_compared_by_its_files(tree_settings, tmp_path):

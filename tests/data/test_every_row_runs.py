@@ -1,5 +1,6 @@
 """Every data set by name: a run of one round finishes on a tiny tree in the published layout."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,8 @@ import pytest
 from PIL import Image
 from support import numbers
 
-from fedsim.data import BENCHMARKS
+from fedsim.data import BENCHMARKS, find_data
+from fedsim.errors import UserError
 from fedsim.experiment import Experiment, from_table, read_experiment
 from fedsim.runtime.launch import launch
 
@@ -114,7 +116,9 @@ def test_a_round_on_the_published_layout(name, tmp_path, monkeypatch):
     root = tmp_path / "data" / folder
     root.mkdir(parents=True)
     make(root) if make else classes_tree(root, name)
-    run = launch(tiny(name, tmp_path))
+    experiment = tiny(name, tmp_path)
+    find_data(experiment.data)
+    run = launch(experiment)
     domains = TWO_DOMAINS.get(name, list(BENCHMARKS[name].domains))
     assert run == tmp_path / "out" / name / "fedavg" / domains[-1] / "seed0"
     clients, rounds = numbers(run / "clients.csv"), numbers(run / "rounds.csv")
@@ -122,6 +126,12 @@ def test_a_round_on_the_published_layout(name, tmp_path, monkeypatch):
     assert rounds["target_accuracy"].between(0, 1).all()
     assert np.isfinite(rounds["train_loss"].dropna()).all()
     assert len(rounds["train_loss"].dropna()) == 1
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_files_that_are_not_there_are_missed_before_anything_is_read(name, tmp_path):
+    with pytest.raises(UserError, match=re.escape(str(tmp_path / "data"))):
+        find_data(tiny(name, tmp_path).data)
 
 
 def test_every_row_of_files_is_tried_here():

@@ -79,6 +79,36 @@ def test_a_table_is_inspected_too(tree):
     assert found.problems == []
 
 
+def test_columns_with_other_names_are_named_as_for_a_run(tree):
+    rows = [(f"Zürich/{name}/{index}.png", name, "one") for name in ("cat", "dog") for index in range(2)]
+    pd.DataFrame(rows, columns=["file", "label", "site"]).to_csv(tree / "t.csv", index=False)
+    words = ["datasets", str(tree / "t.csv")]
+    refused = CliRunner().invoke(app, words).exception
+    assert "name it with data.columns." in str(refused)
+    words += ["--set", "data.columns.path=file", "--set", "data.columns.domain=site"]
+    shown = CliRunner().invoke(app, words)
+    assert shown.exit_code == 0, shown.output
+    assert "no problem was found" in shown.output
+
+
+@pytest.mark.parametrize(
+    ("path", "override", "said"),
+    [
+        ("t.csv", "data.image_size=64", "an inspection reads only data.classes, data.columns and data.domains"),
+        ("t.csv", "train.lr=1", "an inspection reads only"),
+        ("t.csv", "data.columns.paht=file", "no column 'paht'; did you mean 'path'"),
+        (".", "data.columns.path=file", "is a folder, which has no columns"),
+        ("nowhere", "data.domains=['one']", "are for a folder or table, and there is none at 'nowhere'"),
+    ],
+)
+def test_settings_without_effect_on_the_inspection_are_refused(tree, path, override, said):
+    (tree / "t.csv").write_text("path,label,domain\n")
+    place = "nowhere" if path == "nowhere" else str(tree / path)
+    result = CliRunner().invoke(app, ["datasets", place, "--set", override])
+    assert isinstance(result.exception, UserError)
+    assert said in str(result.exception)
+
+
 def test_nothing_to_inspect_is_one_line(tmp_path):
     with pytest.raises(UserError, match="no domain folders"):
         inspect(tmp_path)

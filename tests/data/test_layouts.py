@@ -46,6 +46,13 @@ def test_domainnet(tmp_path, settings):
     data = settings("domainnet", domains=["clipart", "real"])
     assert benchmark(data).classes[344] == "thing_344"
     assert labels(data, "real") == [1] * 345
+    assert "data.root is then the DomainNet folder itself" in BENCHMARKS["domainnet"].note
+    split = data.model_copy(update={"split": "lists", "test_split": "list", "lists": "."})
+    with pytest.raises(UserError, match=r"no list clipart_test\*\.txt"):
+        load_target(split, "clipart")
+    split = split.model_copy(update={"root": str(root)})
+    assert load_target(split, "clipart")[2].tolist() == list(range(300, 345))
+    assert sorted([*load_client(split, "clipart").train, *load_client(split, "clipart").validation]) == [*range(300)]
     (root / "clipart" / "one_more").mkdir()
     with pytest.raises(UserError, match=r"346 class folders in .*, and the data set has 345"):
         benchmark(data)

@@ -107,7 +107,7 @@ def test_fedbn_and_silobn_part_after_round_one(tmp_path):
 
 
 def test_deepall_on_one_domain_is_fedavg_with_one_client(tmp_path, monkeypatch):
-    """A.11 test 1: the same model, bit for bit, once both draw the same batches. Their streams have other names."""
+    """The same model, bit for bit, once both draw the same batches. Their streams have other names."""
 
     def without_the_client(seed, purpose, client, *rest):
         return numpy_rng(seed, purpose, *rest)

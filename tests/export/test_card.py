@@ -1,12 +1,15 @@
 """The card of a model says how this model was trained, selected and measured."""
 
+from types import SimpleNamespace
+
 import pandas as pd
 import pytest
 from image_trees import write_tree
 from untrained_run import untrained_run
 
 import fedsim
-from fedsim.export.card import card
+from fedsim.experiment import read_experiment
+from fedsim.export.card import _weights, card
 
 
 def on_tree(tmp_path):
@@ -18,9 +21,10 @@ def records(folder, column):
     """Records of two rounds, of which the first is selected by `column`."""
     rows = {"round": [0, 1, 2], "target_accuracy": [0.1, 0.416, 0.3], "mean_validation_accuracy": [0.1, 0.2, 0.25]}
     pd.DataFrame({**rows, column: [0.1, 0.875, 0.5]}).to_csv(folder / "rounds.csv", index=False)
-    summary = {"best_validation_round": 1, "best_validation_target_accuracy": 0.416, "last_round": 2,
-               "best_validation_mean_validation_accuracy": 0.2, "last_target_accuracy": 0.3,
-               "last_mean_validation_accuracy": 0.25}  # fmt: skip
+    summary = {"method": "fedavg", "target": "photo", "seed": 0}
+    summary |= {"best_validation_round": 1, "best_validation_target_accuracy": 0.416, "last_round": 2,
+                "best_validation_mean_validation_accuracy": 0.2, "last_target_accuracy": 0.3,
+                "last_mean_validation_accuracy": 0.25}  # fmt: skip
     pd.DataFrame([summary]).to_csv(folder / "summary.csv", index=False)
     return card(fedsim.load(folder))
 
@@ -58,6 +62,22 @@ def test_a_personal_model_has_no_results_of_the_run(tmp_path):
     assert "The run did not measure personal-rot0.safetensors" in text
     assert "| selection |" not in text
     assert "inference rule EvalMode" in text
+
+
+def test_a_pooled_model_is_not_called_federated(tmp_path):
+    text = card(fedsim.load(untrained_run(tmp_path / "pooled", "deepall")))
+    assert "trained on the pooled data of all source domains, not federated (deepall)" in text
+    assert "by federated" not in text
+    assert "by federated domain generalization (fedavg)" in card(fedsim.load(untrained_run(tmp_path / "seed0")))
+
+
+def test_the_terms_of_the_images_that_weights_come_from():
+    """Those of a local file or of CLIP are not ImageNet's."""
+    for words, said in (("imagenet", "ImageNet's images have terms"), ("mine.pth", "may have terms of their own")):
+        model = SimpleNamespace(experiment=read_experiment("pacs", [f"model.weights={words}"]))
+        (line,) = _weights(model)
+        assert said in line
+        assert ("ImageNet" in line) == (words == "imagenet")
 
 
 def test_own_images_have_the_name_of_the_experiment(tmp_path):

@@ -16,6 +16,7 @@ from fedsim.cli import app
 from fedsim.export.card import card
 from fedsim.export.files import comparison_images
 from fedsim.export.judge import predict
+from fedsim.export.trained import describe
 
 CLASSES = ("cat", "dog", "elk")
 DOMAINS = ("art", "photo", "sketch")
@@ -131,3 +132,6 @@ def test_masks_keep_the_structures_of_the_settings(tmp_path):
     model = fedsim.load(run)
     assert model.classes == ("disc", "cup")
     assert model(torch.rand(1, 3, 32, 32)).shape == (1, 2, 32, 32)
+    output = "logits [N, classes, H, W]; a pixel is of a class where its logit's sigmoid is above 0.5"
+    assert describe(model)["output"] == output
+    assert describe(fedsim.load(untrained_run(tmp_path / "classes")))["output"] == "logits [N, classes]"

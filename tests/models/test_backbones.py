@@ -174,10 +174,13 @@ def test_weights_that_do_not_fit(build, tmp_path, change, message):
         build("digits-cnn", weights=str(file))
 
 
-@pytest.mark.parametrize("name", ["bad.safetensors", "bad.pth", "pickled.pth", "list.pth"])
+@pytest.mark.parametrize(
+    "name", ["bad.safetensors", "bad.pth", "pickled.pth", "list.pth", "table.csv", "a.csv", "empty.pth"]
+)
 def test_unreadable_weight_files(build, tmp_path, name):
     file = tmp_path / name
-    file.write_bytes(b"no weights here")
+    others = {"table.csv": b"round,train_loss\n0,1\n", "a.csv": b"a,b\n", "empty.pth": b""}
+    file.write_bytes(others.get(name, b"no weights here"))
     if name == "pickled.pth":
         torch.save(nn.Linear(1, 1), file)
     if name == "list.pth":

@@ -213,7 +213,7 @@ def test_one_pixel_maps_stay_plain():
 
 
 def test_statistics_over_several_images_or_views_exist_on_one_pixel_maps():
-    """D.3 test 3 on a 1 x 1 map, where tau = 0 is the batch norm of the current batch; MixNorm's are over its views.
+    """On a 1 x 1 map tau = 0 is the batch norm of the current batch; MixNorm's are over its views.
 
     Values -1, 5 of one channel: mean 2, biased variance 9. A single value changes no statistics.
     """

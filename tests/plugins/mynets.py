@@ -21,7 +21,7 @@ def make(image_size: int, channels: int) -> nn.Module:
     )
 
 
-# Stages say which layers belong together: methods that replace normalisation layers or mix feature maps name them by
+# Stages say which layers belong together: methods that replace normalization layers or mix feature maps name them by
 # number. Levels are the feature maps that CSAC compares, from shallow to deep.
 layout = Layout(feature_dim=32, levels=("2", "6"), stages={1: ("0", "1", "2"), 2: ("4", "5", "6")})
 small = Backbone(make, layout, own_channels=True)

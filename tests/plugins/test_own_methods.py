@@ -95,7 +95,7 @@ class Steps:
     ("c", "own", "w", "after"), [(None, None, 0.0, 2.0), (0.5, 2.0, 0.75, 2.0), (2.0, 2.0, 0.0, 2.0)]
 )
 def test_scaffold_on_numbers(c, own, w, after):
-    """w = 1, gradient 2, five steps of 0.1: both cases of the specification, and c = c_k."""
+    """w = 1, gradient 2, five steps of 0.1: a client without and with variates, and c = c_k."""
     sys.path.insert(0, str(HERE))
     from scaffold import ControlledGradient
 

@@ -7,6 +7,7 @@ import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.colors import to_hex
 from matplotlib.image import imread
 
 from fedsim.errors import UserError
@@ -25,11 +26,12 @@ from fedsim.results.plots import draw
 
 from .invented import pacs_experiment, write_grid, write_run
 
+METHODS = {"fedavg": 0, "feddg-ga": 0.02, "csac": 0.03}
+
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    methods = {"fedavg": 0, "feddg-ga": 0.02, "csac": 0.03}
-    return read_runs(write_grid(tmp_path_factory.mktemp("outputs"), methods, rounds=4, targets=("photo", "sketch")))
+    return read_runs(write_grid(tmp_path_factory.mktemp("outputs"), METHODS, rounds=4, targets=("photo", "sketch")))
 
 
 @pytest.fixture(scope="module")
@@ -225,10 +227,10 @@ def test_methods_that_see_the_target_are_marked_and_have_no_place_on_the_front(r
     """Beside the others they would make these look worse than they are."""
     own = replace(runs, summary=runs.summary.assign(transductive=runs.summary["method"] == "csac"))
     table, found = own.summary.assign(label=own.summary["method"]), compare(own)
-    bars = target_bars(found, table.assign(accuracy=table["best_validation_target_accuracy"]), "pacs")
+    bars = target_bars(found, table.assign(accuracy=table["best_validation_target_accuracy"]), "pacs", styles(METHODS))
     assert {text.get_text() for text in bars.axes[0].get_yticklabels()} == {"fedavg", "feddg-ga", "csac †"}
     costs = pd.DataFrame({"gigabytes": 1.0, "minutes": [3.0, 2.0, 1.0]}, index=["fedavg", "feddg-ga", "csac"])
-    drawn = cost_front(found, costs, "pacs")
+    drawn = cost_front(found, costs, "pacs", styles(METHODS))
     assert "csac †" in {text.get_text() for text in drawn.legends[0].get_texts()}
     (front,) = [line for line in drawn.axes[1].get_lines() if line.get_label() == FRONT]
     assert 1.0 not in front.get_xdata()
@@ -238,3 +240,22 @@ def test_structures_are_no_layers(runs):
     """The Dice of each structure is recorded where other quantities name a layer."""
     alpha = runs.details[runs.details["quantity"] == "alpha"].replace({"name": {"conv1.weight": "cup"}})
     assert detail_over_rounds(alpha, "fundus", "fedavg", "dice").axes[2].get_ylabel() == "dice\nper structure"
+
+
+def test_a_method_looks_the_same_in_all_figures(runs):
+    """The bars are in the order of ranks, the curves in that of the records."""
+    figures = dict(draw(runs, "pacs"))
+    bars = figures["target-accuracy"].axes[0]
+    names = [text.get_text() for text in bars.get_yticklabels()]
+    drawn = [{name: to_hex(bar.get_facecolor()) for name, bar in zip(names, bars.patches)}]
+    assert names != list(METHODS)
+    markers = []
+    for key in ("learning-curves", "cost"):
+        axes = figures[key].axes[0]
+        lines = [line[0] if isinstance(line, tuple) else line for line in axes.get_legend_handles_labels()[0]]
+        own = {name: line for name, line in zip(axes.get_legend_handles_labels()[1], lines) if name in METHODS}
+        drawn.append({name: to_hex(line.get_color()) for name, line in own.items()})
+        markers.append({name: line.get_marker() for name, line in own.items()})
+    assert drawn[0] == drawn[1] == drawn[2]
+    assert markers[0] == markers[1]
+    assert len(set(drawn[0].values())) == len(markers[0]) == len(METHODS)

@@ -174,7 +174,7 @@ def test_a_summary_that_was_cut_off_is_said(tmp_path, kept):
     (note,) = [note for note in compare(runs).notes if "cut off" in note]
     assert "csac/photo/seed1" in note
     assert len(rebuild_results(folder)) == 3
-    with pytest.raises(UserError, match="empty or cut off"):
+    with pytest.raises(UserError, match="empty, cut off or changed"):
         compare(read_runs(file.parent))
     with pytest.raises(UserError, match="empty or cut off"):
         headline(file.parent)

@@ -168,7 +168,7 @@ def test_tensorwise_mean_weighs_every_tensor_by_itself():
         tensorwise_mean(states, {"a": [1, 1, 1]})
 
 
-def test_divergence_coefficients_of_the_specification():
+def test_divergence_coefficients_by_hand():
     states = vectors([0, 0], [0, 0], [3, 4])
     np.testing.assert_allclose(divergence_coefficients(states)["w"], [0.25, 0.25, 0.5])
     np.testing.assert_allclose(fuse(states), [1.5, 2.0])

@@ -10,7 +10,7 @@ from support import numbers, run_small, small_experiment
 from torch import nn
 
 from fedsim.arrays import load_arrays
-from fedsim.assembly import build_recipe
+from fedsim.assembly import build_net, build_recipe
 from fedsim.data.auxiliary import auxiliary_images, refuse_own_images
 from fedsim.data.fingerprint import fingerprint
 from fedsim.errors import UserError
@@ -56,6 +56,16 @@ def test_batches_take_everything_in_turn():
     batches = batch_positions(10, 4, 5, np.random.default_rng(0))
     assert [len(batch) for batch in batches] == [4] * 5
     assert len(set(np.concatenate(batches[:2]))) == 8
+
+
+def test_teachers_in_training_mode_depend_on_their_batch():
+    """They normalize by the statistics of the batch (-1 and 1), which eval mode replaces by the running ones."""
+    net = nn.BatchNorm1d(2)
+    state = {name: value.numpy().copy() for name, value in net.state_dict().items()}
+    images = torch.tensor([[1.0, 10.0], [3.0, 30.0]])
+    trained = mean_logits(net, [state, state], [np.arange(2)], lambda part: images[part], train=True)
+    assert trained.numpy() == pytest.approx(np.array([[-1, -1], [1, 1]]), abs=1e-4)
+    assert mean_logits(net, [state], [np.arange(2)], lambda part: images[part]).allclose(images, rtol=1e-4)
 
 
 class Small(nn.Module):
@@ -122,6 +132,38 @@ def test_distillation_reduces_its_loss(server, tmp_path):
     assert all(np.array_equal(again[name], refined[name]) for name in fused)
     moved = EnsembleDistillation(data=part.data, steps=4, bn="train").refine(fused, server)
     assert not np.array_equal(moved["norm.running_mean"], fused["norm.running_mean"])
+    other = EnsembleDistillation(data=part.data, steps=60, lr=0.05, batch_size=6, teachers="train")
+    found = [other.refine(fused, server) for _ in range(2)]
+    assert not np.array_equal(found[0]["head.weight"], refined["head.weight"])
+    assert all(np.array_equal(found[0][name], found[1][name]) for name in fused)
+
+
+@pytest.mark.parametrize(
+    ("method", "untrained"),
+    [
+        ({"name": "selfreg"}, "projector"),
+        ({"name": "jigen"}, "jigsaw"),
+        ({"name": "perada+selfreg", "adapters": {"freeze": False}}, "projector"),
+        ({"name": "fedig-a"}, "adapter"),
+    ],
+    ids=lambda value: value["name"] if isinstance(value, dict) else value,
+)
+def test_layers_that_the_prediction_does_not_use_keep_their_fused_values(server, tmp_path, method, untrained):
+    """A module beside the head and adapters that are trained apart have no gradient; the rest is distilled."""
+    experiment = small_experiment(tmp_path, method)
+    net = build_net(experiment, build_recipe(experiment))
+    state = {name: value.numpy().copy() for name, value in net.state_dict().items()}
+    other = {name: value * np.float32(1.5) if name == "head.weight" else value for name, value in state.items()}
+    server.updates = [Update("a", 10, state), Update("b", 10, other)]
+    server.previous, server.build_net, server.experiment = state, lambda: net, experiment
+    server.parameters = frozenset(name for name, _ in net.named_parameters())
+    part = EnsembleDistillation(data=str(tmp_path / "aux"), steps=2, batch_size=4, lr=0.01, bn="train")
+    refined = part.refine(state, server)
+    still = [name for name in state if untrained in name]
+    assert still
+    assert all(np.array_equal(refined[name], state[name]) for name in still)
+    assert not np.array_equal(refined["head.weight"], state["head.weight"])
+    assert not np.array_equal(refined["backbone.conv1.weight"], state["backbone.conv1.weight"])
 
 
 def test_when_nothing_is_distilled(server, tmp_path):

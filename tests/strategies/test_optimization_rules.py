@@ -43,7 +43,7 @@ SIGNS = ((1, 2, -3), (1, 2, 3), (1, 1, -0.5))  # one row per coordinate of three
     ],
 )
 def test_mask_on_numbers_worked_out_here(part, expected):
-    """The columns of the specification's three vectors as coordinates: (1,1,1), (2,2,1), (-3,3,-.5)."""
+    """Three vectors, whose columns are the coordinates: (1,1,1), (2,2,1), (-3,3,-.5)."""
     updates, server = replies(*zip((1, 1, 1), (2, 2, 1), (-3, 3, -0.5)))
     np.testing.assert_allclose(part.fuse(updates, uniform(updates), server)["w"], expected, rtol=1e-6, atol=1e-7)
 
@@ -56,7 +56,7 @@ def test_mask_on_numbers_worked_out_here(part, expected):
         (GradientMask(0.4, "feddg_benchmark"), (0, 1.6, 0)),
     ],
 )
-def test_mask_numbers_of_the_specification(part, expected):
+def test_mask_numbers_by_hand(part, expected):
     """Coordinates (1, 2, -3), (1, 2, 3), (1, 1, -.5): averages (0, 2, .5), A = (1/3, 1, 1/3)."""
     updates, server = replies(*zip((1, 2, -3), (1, 2, 3), (1, 1, -0.5)))
     fused = part.fuse(updates, uniform(updates), server)
@@ -89,8 +89,8 @@ def agnostic(gamma, losses, round=2, state=None, delivered="abc"):
     return list(AgnosticWeights(gamma).weigh(updates, server).values())
 
 
-def test_agnostic_weights_of_the_specification():
-    """E.2: losses 1, 2, 3 with gamma .1 and .5; equal losses; gamma 0; the first round is uniform."""
+def test_agnostic_weights_by_hand():
+    """Losses 1, 2, 3 with gamma .1 and .5; equal losses; gamma 0; the first round is uniform."""
     np.testing.assert_allclose(agnostic(0.1, (1, 2, 3)), (0.7 / 3, 1 / 3, 1.3 / 3), atol=1e-12)
     np.testing.assert_allclose(agnostic(0.5, (1, 2, 3)), (0, 0.25, 0.75), atol=1e-12)
     np.testing.assert_allclose(agnostic(0.5, (2, 2, 2)), (1 / 3, 1 / 3, 1 / 3), atol=1e-12)
@@ -117,8 +117,8 @@ def fednova(moves, counts, steps=None, part=None, shares=None):
     return (part or NormalizedAverage()).fuse(updates, weights, server)
 
 
-def test_fednova_of_the_specification():
-    """A.5: w = 0, p = 1/2, tau = (2, 4), w_k - w = -(2, 8): -4.5, where FedAvg gives -5 and Flower's baseline -4."""
+def test_fednova_of_two_clients():
+    """With w = 0, p = 1/2, tau = (2, 4), w_k - w = -(2, 8): -4.5, where FedAvg gives -5 and Flower's baseline -4."""
     fused = fednova((-2, -8), (2, 4))
     np.testing.assert_allclose(fused["w"], [-4.5], rtol=1e-6)
     np.testing.assert_allclose(fused["mean"], [5.0])

@@ -1,12 +1,13 @@
 """FINCH and the bank of prototypes."""
 
 import re
+from fractions import Fraction
 
 import numpy as np
 import pytest
 
 from strategies.banks.prototypes import Prototypes
-from strategies.finch import cluster_means, finch, partitions
+from strategies.finch import cluster_means, finch, first_neighbour_clusters, partitions
 from strategies.parts import SERVER, ServerRound
 
 BANK = Prototypes()
@@ -81,6 +82,32 @@ def test_finch_does_not_see_order_or_length():
     zeros = finch(np.concatenate([points, np.zeros((1, 4))]))
     assert len(zeros) == 13
     assert finch(np.zeros((5, 2))).tolist() == [0] * 5
+
+
+def exact_groups(points):
+    """The first partition of points with whole coordinates, whose cosines are compared without rounding."""
+    cluster = list(range(len(points)))
+    for i, p in enumerate(points):
+        # The sign and the square of cos(p, q) |p|, which puts the other points in the order of their cosines.
+        dots = [sum(a * b for a, b in zip(p, q)) for q in points]
+        signed = [Fraction(dot * abs(dot), sum(b * b for b in q) or 1) for dot, q in zip(dots, points)]
+        nearest = max((j for j in range(len(points)) if j != i), key=lambda j: (signed[j], -j))
+        cluster = [cluster[i] if label == cluster[nearest] else label for label in cluster]
+    return groups(np.array(cluster))
+
+
+def test_the_first_of_equally_near_points_is_taken():
+    """Cosines that are equal but for rounding are ties, so that a factor on one point changes no cluster."""
+    points = [(0, -1), (-2, -2), (1, 1), (2, 2), (2, -2), (-2, 0), (1, -1)]
+    longer = [*points[:6], (7, -7)]
+    found = groups(first_neighbour_clusters(np.array(points, float)))
+    assert groups(first_neighbour_clusters(np.array(longer, float))) == found == exact_groups(points)
+    pairs = {frozenset({0, 2}), frozenset({1, 3})}
+    assert groups(finch(np.array([(2, 1), (-2, 0), (1, -2), (-2, -1)], float))) == pairs
+    rng = np.random.default_rng(0)
+    for _ in range(150):
+        points = rng.integers(-2, 3, (rng.integers(2, 9), 2)).tolist()
+        assert groups(first_neighbour_clusters(np.array(points, float))) == exact_groups(points), points
 
 
 def test_merge():

@@ -7,6 +7,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from support import run_small, small_experiment
 
 from fedsim.arrays import record_to_arrays, state_to_record
+from strategies.wire.fused_check import finite_loss
 from strategies.wire.guard import Guard
 from strategies.wire.reply_checks import Expected, RejectedReplyError, check_metrics, check_validation, judged
 from strategies.wire.target_site import TargetScore, read_score, score_records
@@ -133,3 +134,9 @@ def test_a_large_value_in_the_model_before_does_not_switch_the_probe_off():
     assert "not finite" in guard.unusable({"w": np.array([3e38], np.float32)}, previous)
     assert guard.unusable(previous, previous) == ""
     assert guard.unusable({"w": np.array([3e38], np.float32)}, {"w": np.array([3e38], np.float32)}) == ""
+
+
+@pytest.mark.parametrize(("loss", "finite"), [(0.5, True), (10**400, True), (float("nan"), False), ("1", False)])
+def test_a_loss_of_any_size_is_judged(loss, finite):
+    """An integer that no float can hold ended the run."""
+    assert finite_loss({"metrics": {"loss": loss}}) is finite

@@ -78,7 +78,7 @@ def test_draws_are_those_of_client_and_round():
     assert RandomSubnet(0.0).cut(net, "a", 1, 0) == {}
 
 
-def test_average_of_the_specification():
+def test_average_by_hand():
     """The old value is 4; one client keeps the unit and reaches 6, the other drops it: (6 + 4) / 2 = 5.
 
     When all clients drop it, it stays 4.

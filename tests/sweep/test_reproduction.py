@@ -151,7 +151,11 @@ def test_a_wrong_file_is_one_line(tmp_path, change, said):
 
 def test_names_of_tables_and_experiments(tmp_path):
     assert find_table("fedig-a-table-2") == find_table("tables/fedig-a-table-2.toml")
+    assert find_table("configs/tables/fedig-a-table-2") == find_table("fedig-a-table-2.toml")
     assert find_table("digits") is None
+    assert find_table("/no/such/fedig-a-table-2.toml") is None  # then a missing experiment is reported
+    with pytest.raises(UserError, match="no table"):
+        find_table("mine/tables/fedig-a-table-2.toml")
     assert find_table(str(small_table(tmp_path))) is not None
     with pytest.raises(UserError, match="did you mean 'fedig-a-table-2'"):
         find_table("tables/fedig-a-table-22.toml")

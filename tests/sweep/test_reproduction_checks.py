@@ -116,3 +116,11 @@ def test_latex_names_the_rule(folder, select):
     assert title.startswith("% ")
     assert RULE_TITLES[select] in title
     assert (r"\multicolumn" in shown) == (select == "oracle")
+
+
+def test_the_title_says_what_selected_the_round(tmp_path):
+    """In the words of every other table: here the local models' validation, which is not the table's own."""
+    (tmp_path / "table.toml").write_text(find_table(NAME).read_text())
+    finished(tmp_path, NAME, "pacs", 0, "photo", 0, 0.8, ["run.select_on=local"])
+    (result,) = reproductions(tmp_path, read_runs(tmp_path))
+    assert result.title.endswith(": best source validation of the local models")

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from fedsim.cli import app
 from fedsim.errors import UserError
 from fedsim.experiment import read_experiment
+from fedsim.run.plan import resolve
 from fedsim.sweep import Axes, budget
 from fedsim.sweep.axes import grid_points, split_values
 from fedsim.sweep.plan import Cell, duration, observed_rates, plan_cells, time_left
@@ -77,6 +78,22 @@ def test_a_refused_combination_does_not_stop_a_sweep(tmp_path):
     assert cells[1].title.startswith("csac+feddg-ga")
     with pytest.raises(UserError, match="fedaavg"):
         plan_cells("digits", Axes(["fedavg", "fedaavg"], ["rot0"], [0]), words, "")
+
+
+def test_parts_that_the_network_cannot_have_are_named_before_anything_starts(tmp_path):
+    """`--dry-run` says of the cell what its run would say."""
+    words = [*SMALL, f"run.output={tmp_path}", "model.backbone=digits-cnn"]
+    cells = plan_cells("digits", Axes(["fedavg", "copa"], ["rot0", "rot15"], [0]), words, "")
+    assert [cell.state for cell in cells] == ["waiting"] * 2 + ["failed"] * 2
+    with pytest.raises(UserError) as refusal:
+        resolve(cells[2].experiment).build_net()
+    assert {cell.reason for cell in cells[2:]} == {str(refusal.value)}
+    options = [part for word in (*SMALL, "model.backbone=digits-cnn") for part in ("--set", word)]
+    options += ["--methods", "fedavg,copa", "--targets", "rot0", "--output", str(tmp_path)]
+    result = CliRunner().invoke(app, ["sweep", "digits", "--dry-run", *options])
+    assert result.exit_code == 1
+    assert f"failed: copa → rot0 (seed 0): {refusal.value}" in result.output
+    assert "2 cells, 0 finished, 1 cannot run, 1 to run" in result.output
 
 
 @pytest.mark.parametrize(
@@ -194,6 +211,8 @@ def test_dry_run_estimates_from_finished_rounds(tmp_path):
     run_small(plan_cells("digits", axes, [*SMALL, f"run.output={tmp_path}"], "")[0].experiment)
     shown = CliRunner().invoke(app, [*words, "--dry-run"]).output
     assert "2 cells, 1 finished, 1 to run, 1 at a time" in shown
+    alone = CliRunner().invoke(app, [*words, "--targets", "rot0", "--dry-run"]).output
+    assert "1 cell, 1 finished" in alone
     assert " s from finished rounds" in " ".join(shown.split())
 
 

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from support import numbers
@@ -16,8 +17,9 @@ from support import numbers
 from fedsim.results import rebuild_results
 from fedsim.run.claim import is_claimed
 from fedsim.runtime.launch import launch
-from fedsim.sweep import Axes
+from fedsim.sweep import Axes, budget
 from fedsim.sweep.plan import plan_cells
+from fedsim.sweep.pool import STOP_SECONDS, WorkerProcess, stop
 
 FEDSIM = [sys.executable, "-c", "from fedsim.cli import main; main()"]
 SMALL = ("data.fraction=0.1", 'data.domains=["rot0", "rot15", "rot30"]', "run.device=cpu")
@@ -158,3 +160,32 @@ def test_interrupted_sweep_says_so(tmp_path):
     assert len(held) == 2
     assert not any(alive(pid) for pid in held.values())
     assert not any(is_claimed(folder) for folder in held)
+
+
+class Deaf:
+    """A process that ends only when it is killed, and the clock that runs while it is waited for."""
+
+    seconds = 0.0
+
+    def __init__(self):
+        self.living = True
+
+    def is_alive(self):
+        return self.living
+
+    def join(self, timeout=None):
+        assert timeout is not None or not self.living
+        Deaf.seconds += timeout or 0.0
+
+    def kill(self):
+        self.living = False
+
+
+def test_workers_that_do_not_end_are_waited_for_once(monkeypatch):
+    """All have been told to end at the same time, so that ten seconds are enough for all of them together."""
+    monkeypatch.setattr("fedsim.sweep.pool.time", SimpleNamespace(monotonic=lambda: Deaf.seconds), raising=False)
+    pipe = SimpleNamespace(send=lambda message: None, close=lambda: None)
+    workers = [WorkerProcess(budget.Reservation(1, ()), Deaf(), pipe) for _ in range(3)]
+    stop(workers)
+    assert Deaf.seconds == STOP_SECONDS
+    assert not any(worker.process.is_alive() for worker in workers)

@@ -35,7 +35,15 @@ def mix_by(alpha: Tensor | float, mean: Tensor, variance: Tensor, bn: nn.Module)
 
 @dataclass(frozen=True)
 class FixedAlpha(Infer):
-    """The same alpha in every layer (Table 3 of FedIG-A). `alpha = 0` gives eval mode. The rule is inductive."""
+    """The same alpha in every layer, by which statistics of the image itself are mixed with the global ones:
+
+        mu = alpha mu_i + (1 - alpha) mu_G,   sigma = alpha sigma_i + (1 - alpha) sigma_G
+
+    mu_i and sigma_i are the mean and sqrt(biased variance + eps) of the image in a channel. `alpha = 0` gives eval
+    mode. The rule is inductive.
+
+    Source: Table 3 of FedIG-A (submission to ICLR 2023).
+    """
 
     tasks: ClassVar[tuple[str, ...]] = ANY_TASK
 
@@ -50,6 +58,8 @@ class FixedAlpha(Infer):
 @dataclass(frozen=True)
 class RandomAlpha(Infer):
     """alpha ~ U(low, high) per sample and layer, drawn again from `seed` in every evaluation. The rule is inductive.
+
+    mu and sigma are mixed by alpha as in `fixed_alpha`. Source: Table 3 of FedIG-A (submission to ICLR 2023).
 
     batch: the number of images for which the layers draw in turn, for every size of the evaluation batches
     """
@@ -77,7 +87,9 @@ class RandomAlpha(Infer):
 
 @dataclass(frozen=True)
 class ZeroShotAdapter(Infer):
-    """alpha = clamp(eps, 0, 1) of each layer's adapter, per image, in one forward pass (FedIG-A).
+    """alpha = clamp(eps, 0, 1) of each layer's adapter, per image, in one forward pass.
+
+    mu and sigma are mixed by alpha as in `fixed_alpha`. Source: FedIG-A (submission to ICLR 2023).
 
     The rule is deterministic, and the result for an image does not depend on other images. It records the
     mean, standard deviation, minimum and maximum of alpha of every layer over the images. It warns once

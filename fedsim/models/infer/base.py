@@ -42,7 +42,7 @@ class Infer(Part):
     random: ClassVar[bool] = False
 
     def refuses(self, recipe: "Recipe") -> str:
-        """A rule that exchanges batch-norm statistics needs layers that normalise by them."""
+        """A rule that exchanges batch-norm statistics needs layers that normalize by them."""
         if not self.swaps_batch_norm or recipe.norm.keeps_batch_norm:
             return ""
         return (

@@ -22,9 +22,9 @@ def mean_probabilities(logits: Sequence[Tensor]) -> Tensor:
 class EnsembleOfLocalBN(Infer):
     """One forward pass with the batch norm of each client and shared other weights; the mean of the softmax vectors.
 
-    The rule is in Table 3 of FedIG-A. The sets come from the bank of the same name: those of the clients that have sent
-    one, which with `train.clients_per_round` may be few in the first rounds. Until any client has sent a set (for the
-    initial model) the averaged set is used.
+    Source: Table 3 of FedIG-A (submission to ICLR 2023). The sets come from the bank `own_batch_norm`: those of the
+    clients that have sent one, which with `train.clients_per_round` may be few in the first rounds. Until any client
+    has sent a set (for the initial model) the averaged set is used.
     """
 
     bank: ClassVar[str] = "own_batch_norm"

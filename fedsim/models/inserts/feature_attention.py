@@ -27,11 +27,13 @@ class FeatureAttention(Insert):
 
     2 (e^2 + e) values for features of width e: 525,312 for CLIP ViT-B/32's 512. FedCLIP freezes the rest of the model
     (model.head = "text", model.train = "head"), so that only these are trained and sent; without that the encoder is
-    trained too. f is as the encoder gives it, not normalised. With W2 = 0 all entries count alike, and cosines with
+    trained too. f is as the encoder gives it, not normalized. With W2 = 0 all entries count alike, and cosines with
     texts are those of zero-shot CLIP.
 
-    Source: Lu et al., FedCLIP, IEEE Data Engineering Bulletin 2023. Their trainer contrasts the images of a batch with
-    each other's texts; here the loss is the cross-entropy over the classes' texts.
+    Source: Lu et al., FedCLIP, IEEE Data Engineering Bulletin 2023. Here the loss is the cross-entropy over the
+    classes' texts. Their trainer contrasts the images of a batch with each other's texts, which is the term
+    `in_batch_contrast` (method.add = ["in_batch_contrast"]). Its Adam has the betas .9 and .98 and eps 1e-6;
+    train.optimizer = "adam" has PyTorch's, .9, .999 and 1e-8.
     """
 
     makes_features: ClassVar[bool] = True

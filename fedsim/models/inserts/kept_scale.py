@@ -21,8 +21,10 @@ class KeptScale(Insert):
     """In training, the outputs of fully connected hidden layers are multiplied by 1 / (1 - rate); in eval mode they are
     not.
 
-    This is dropout's scale for a subnet in which the other units are 0 (federated dropout). It has no parameters and no
-    state. `rate = 0` gives the network without it.
+    This is dropout's scale for a subnet in which the other units are 0. It has no parameters and no state. `rate = 0`
+    gives the network without it.
+
+    Source: FedDrop (Wen, Jeon, Huang: Federated Dropout, 2021); we did not have the paper.
 
     rate: the probability with which a unit was left out; the part that leaves units out sets it
     """

@@ -31,6 +31,11 @@ def mix_styles(x: Tensor, permutation: Tensor, lam: Tensor, eps: float = 1e-6) -
 class MixStyleLayer(nn.Module):
     """Mixes the styles of a training batch with probability p per call; the identity in eval mode and for one sample.
 
+        y = (x - m) / s (lam s + (1 - lam) s_pi) + lam m + (1 - lam) m_pi
+
+    m and s are the mean and sqrt(unbiased variance + eps) of each sample and channel, without a gradient; m_pi and s_pi
+    are those of another sample of the batch (see `mix_styles`).
+
     second_view: a step with a second pass turns it off for the first pass; otherwise it is on
     """
 
@@ -63,6 +68,7 @@ class MixStyle(Insert):
 
     p: the probability of mixing per call, for the whole batch
     alpha: lam ~ Beta(alpha, alpha) per sample
+    eps: is added to the variance before the root
     stages: (1, 2, 3) on PACS, (1, 2) on OfficeHome; stages that a backbone lacks are left out
     """
 

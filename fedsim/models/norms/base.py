@@ -10,8 +10,8 @@ class Norm(Part):
     """Replaces the backbone's batch norm by its own layers.
 
     needs_batch_norm: the backbone must have batch norm; a backbone without it is refused in one line
-    keeps_batch_norm: the network still has BatchNorm2d layers that normalise by their own statistics
-    second_view: its layers can normalise a second pass by other statistics, without a change of their own
+    keeps_batch_norm: the network still has BatchNorm2d layers that normalize by their own statistics
+    second_view: its layers can normalize a second pass by other statistics, without a change of their own
     """
 
     second_view: ClassVar[bool] = False

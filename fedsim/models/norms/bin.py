@@ -60,7 +60,10 @@ class BINLayer(nn.Module):
 
 @dataclass(frozen=True)
 class BIN(Norm):
-    """Replaces all batch-norm layers of the backbone by BIN layers."""
+    """Replaces all batch-norm layers of the backbone by BIN layers.
+
+    Source: batch-instance normalization (Nam and Kim, NeurIPS 2018), equation 4.
+    """
 
     def apply(self, net: Net) -> None:
         """Replaces the layers in place. Raises UserError without batch norm."""

@@ -234,7 +234,9 @@ def draw_z(layers: Mapping[str, MixIGLayer], batch: int, generator: torch.Genera
 
 @dataclass(frozen=True)
 class MixIG(Norm):
-    """Gives every batch norm, also that of the bottleneck, a second pass by mixed statistics (FedIG, section 3.2).
+    """Gives every batch norm, also that of the bottleneck, a second pass by mixed statistics.
+
+    Source: FedIG, section 3.2, and FedIG-A (one anonymous submission to ICLR 2023, without released code).
 
     adapter: add a zero-shot adapter beside every BatchNorm2d (FedIG-A)
     u: the range of the uniform draw. Table 6 has (0, 0.5), (0.5, 1) and (-0.1, 1.1). Equal ends fix u (Table 1: 0 has

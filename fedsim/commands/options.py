@@ -1,0 +1,28 @@
+"""Options that several verbs of the command line share."""
+
+from typing import Annotated
+
+import typer
+
+Config = Annotated[
+    str, typer.Argument(help="experiment file, or the name of one that comes with fedsim (see `fedsim datasets`)")
+]
+Override = Annotated[
+    list[str] | None, typer.Option("--set", help="override, e.g. train.rounds=5 or method.guiding_head.weight=0.25")
+]
+Preset = Annotated[str, typer.Option(help="named settings of the file, e.g. a paper's protocol")]
+Callbacks = Annotated[
+    list[str] | None, typer.Option("--callback", help="your own tracker, package.module:Class (repeatable)")
+]
+Output = Annotated[str, typer.Option(help="folder of all results (default: outputs)")]
+Jobs = Annotated[int, typer.Option(min=0, help="runs at the same time; 0: as many as the cores and GPUs allow")]
+CoresPerCell = Annotated[
+    int, typer.Option(min=0, help="cores for one run, also set as its run.threads; 0: those of run.threads")
+]
+GpusPerCell = Annotated[float, typer.Option(min=0, help="GPUs for one run, e.g. 0.25; 0: shared evenly")]
+RayCluster = Annotated[
+    str, typer.Option(help="run as Ray tasks: local, auto, or a cluster's address (shared --output)")
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="print the runs and an estimate of their time, and run nothing")
+]

@@ -1,0 +1,72 @@
+"""Reads single record files of a run. A file that was cut off or changed by another program is named in the error."""
+
+import csv
+import io
+from pathlib import Path
+
+import pandas as pd
+
+from fedsim.errors import UserError
+
+# Names stay text even where they look like numbers: the domains of Rotated MNIST may be called 0, 15, 30.
+TEXT_COLUMNS = (
+    "experiment", "dataset", "backbone", "method", "label", "target", "validation_domain", "settings", "client",
+    "domain", "status", "quantity", "name",
+)  # fmt: skip
+SUMMARY_KEYS = ("method", "target", "seed")
+AGAIN = "copy the file again, or remove the run's folder and repeat the run"
+
+
+def parse_csv(text: str, where: str) -> pd.DataFrame:
+    """A record file's text as a frame with typed columns; an incomplete last line is left out."""
+    whole = text[: text.rfind("\n") + 1]
+    if not whole:
+        return pd.DataFrame()
+    header = next(csv.reader([whole.splitlines()[0]]))
+    kinds = {column: str for column in header if column in TEXT_COLUMNS}
+    try:
+        return pd.read_csv(
+            io.StringIO(whole), dtype=kinds, keep_default_na=False, na_values=["", "nan"], float_precision="round_trip"
+        )
+    except ValueError as error:
+        raise UserError(f"{where}: not a readable record: {' '.join(str(error).split())}; {AGAIN}") from None
+
+
+def read_record(file: Path) -> pd.DataFrame:
+    """The complete rows of a record file, typed; empty without the file or without a complete line.
+
+    Raises UserError when the file lacks the columns by which its rows are known, or has text in place of numbers.
+    """
+    frame = parse_csv(_text(file), str(file)) if file.is_file() else pd.DataFrame()
+    if frame.empty:
+        return frame
+    for key in SUMMARY_KEYS if file.name == "summary.csv" else ("round",):
+        if key not in frame:
+            raise UserError(f"{file}: it has no column {key!r}, so that another program has changed it; {AGAIN}")
+    strange = [column for column in frame if column not in TEXT_COLUMNS and not _has_numbers(frame[column])]
+    if strange or not isinstance(frame.index, pd.RangeIndex):  # pandas makes an index of cells beyond the header
+        what = f"{strange[0]!r} has text in place of numbers" if strange else "rows have more cells than columns"
+        raise UserError(f"{file}: {what}, so that another program has changed it; {AGAIN}")
+    return frame
+
+
+def text_rows(file: Path) -> list[dict[str, str]]:
+    """The rows of a summary as text; none for a file that is cut off or is no summary any more."""
+    try:
+        text = _text(file) if file.is_file() else ""
+    except UserError:
+        return []
+    rows = list(csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1])))
+    return [row for row in rows if all(row.get(key) is not None for key in SUMMARY_KEYS) and row["seed"].isdecimal()]
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8-sig")  # spreadsheets write a mark at the start
+    except UnicodeDecodeError:
+        raise UserError(f"{file}: it is not text in UTF-8; {AGAIN}") from None
+
+
+def _has_numbers(values: pd.Series) -> bool:
+    """Whether a column holds only numbers, truth values and empty cells."""
+    return pd.api.types.is_numeric_dtype(values) or all(isinstance(value, bool | int) for value in values.dropna())

@@ -1,0 +1,25 @@
+"""The best model of a run that has not finished is used, and this is said."""
+
+import pytest
+from typer.testing import CliRunner
+from untrained_run import untrained_run
+
+import fedsim
+from fedsim.cli import app
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run of 20 rounds that was stopped after round 17."""
+    folder = untrained_run(tmp_path / "run", train={"rounds": 20}, run={"target": "rot0", "threads": 1})
+    rows = "".join(f"{round},0.5\n" for round in range(18))
+    (folder / "rounds.csv").write_text(f"round,mean_validation_accuracy\n{rows}")
+    return folder
+
+
+def test_it_is_said(run, monkeypatch):
+    monkeypatch.setattr("fedsim.results.features.plot_features", lambda run, out, per_domain: [run, run])
+    said = "the run has not finished: this is the best of 17 of 20 rounds"
+    assert fedsim.load(run).remark == said
+    assert fedsim.load(run, "last").remark == ""
+    assert said in " ".join(CliRunner().invoke(app, ["features", str(run)]).output.split())

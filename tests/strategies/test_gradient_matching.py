@@ -1,0 +1,198 @@
+"""FedOMG's fusion on numbers worked out by hand."""
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+from support import run_small, small_experiment
+from test_optimization_rules import replies, uniform
+
+from fedsim.errors import UserError
+from fedsim.run.plan import resolve
+from fedsim.run.workspace import Workspace
+from strategies.fuse.gradient_matching import GradientMatching, gram
+from strategies.fuse.weighted_mean import WeightedMean
+from strategies.parts import ServerRound, Update
+
+ORTHOGONAL, CONFLICTING = ((1, 0), (0, 1)), ((2, 0), (-1, 1))
+THREE = ((1, 0, 0), (0, 1, 0), (-1, -1, 1))
+
+
+def matched(deltas, **settings):
+    """(Gamma, a, g) of FedOMG."""
+    deltas = [{"w": np.array(delta, float)} for delta in deltas]
+    gamma, a = GradientMatching(**settings).solve(gram(deltas))
+    return gamma, a, sum(share * delta["w"] for share, delta in zip(a, deltas))
+
+
+def close(found, expected, atol=1.5e-6):
+    np.testing.assert_allclose(found, expected, atol=atol, rtol=0)
+
+
+def test_matching_of_orthogonal_moves():
+    """Orthogonal moves count alike; the direction is 1.2 times as long as their mean, 1.5 times without rescaling."""
+    gamma, _, g = matched(ORTHOGONAL)
+    close(gamma, (0.5, 0.5))
+    close(g, (0.599972, 0.599972))
+    close(matched(ORTHOGONAL, solver="exact")[2], (0.6, 0.6))
+    close(matched(ORTHOGONAL, solver="exact", rescale=False)[2], (0.75, 0.75))
+
+
+def test_matching_of_conflicting_moves():
+    """Of two moves there is no conflict any more; of three the smallest inner product rises from 0 to .085."""
+    gamma, a, g = matched(CONFLICTING)
+    close(gamma, (0.000064, 0.999936))
+    close(a, (0.400013, 0.600032))
+    close(g, (0.199993, 0.600032))
+    close([g @ delta for delta in np.array(CONFLICTING)], (0.399987, 0.400039))
+    gamma, _, g = matched(CONFLICTING, solver="exact")
+    close(gamma, (0, 1), 1e-5)
+    close(g, (0.2, 0.6), 1e-5)
+    close(matched(CONFLICTING, solver="exact", rescale=False)[2], (0.25, 0.75), 1e-5)
+    gamma, _, g = matched(THREE)
+    close(gamma, (0.483622, 0.483622, 0.032757))
+    close(g, (0.094186, 0.094186, 0.273510))
+    gamma, _, g = matched(THREE, solver="exact")
+    close(gamma, (0.468609, 0.468609, 0.062782), 2e-4)
+    close(g, (0.093722, 0.093722, 0.281165), 2e-4)
+    assert min(np.array(THREE) @ matched(THREE)[2]) == pytest.approx(0.085, abs=5e-4)
+
+
+def test_matching_of_equal_moves_and_of_no_ball():
+    """Equal moves have equal shares; c = 0 gives the mean."""
+    gamma, _, g = matched([(1, 2)] * 3)
+    close(gamma, (1 / 3,) * 3)
+    close(g, (1.19996, 2.39992), 6e-6)
+    close(matched([(1, 2)] * 3, solver="exact")[2], (1.2, 2.4), 1e-6)
+    close(matched(CONFLICTING, c=0.0)[2], (0.5, 0.5))
+
+
+def test_matching_keeps_order_and_scale():
+    """Moves in another order have their shares in that order, longer ones a longer direction; the exact solver's value
+    of the objective is the lowest."""
+    gamma, _, _ = matched(THREE)
+    turned, _, _ = matched([THREE[2], THREE[0], THREE[1]])
+    close(turned, gamma[[2, 0, 1]], 1e-12)
+    g, scaled = (
+        matched([np.multiply(factor, delta) for delta in CONFLICTING], relative_eps=True)[2] for factor in (1, 7)
+    )
+    close(scaled, 7 * g, 1e-12)
+    gamma, a, _ = matched([np.multiply(0.01, delta) for delta in CONFLICTING])
+    close(gamma, (0.000788, 0.999212))
+    close(a, (0.400158, 0.600189))
+    for seed in range(20):
+        deltas = np.random.default_rng(seed).normal(size=(4, 6))
+        gram4, mean = deltas @ deltas.T, deltas.mean(0)
+
+        def value(weights, deltas=deltas, mean=mean):
+            direction = weights @ deltas
+            return direction @ mean + 0.5 * np.linalg.norm(mean) * np.linalg.norm(direction)
+
+        found = [GradientMatching(solver=solver).solve(gram4)[0] for solver in ("descent", "exact")]
+        assert value(found[1]) <= value(found[0]) + 1e-9 <= value(np.full(4, 0.25)) + 1e-6
+
+
+def test_matching_moves_parameters_and_averages_buffers(caplog):
+    """Buffers are FedAvg's, or unchanged with `official`; one client gives FedAvg; short moves warn once."""
+    updates, server = replies(*CONFLICTING, start=1.0)
+    weights = {"a": 0.25, "b": 0.75}
+    fused = GradientMatching().fuse(updates, weights, server)
+    close(fused["w"], (1.199993, 1.600032))
+    close(fused["mean"], [7.5])
+    assert server.client_columns["b"]["weight"] == pytest.approx(0.600032, abs=1e-6)
+    official = GradientMatching(variant="official").fuse(updates, weights, server)
+    assert official["mean"].tolist() == [0.0]
+    close(official["w"] - 1, 0.5 * matched([(0.5, 0), (-0.75, 0.75)])[2], 1e-6)
+    alone, plain = (rule.fuse(updates[:1], {"a": 1.0}, server) for rule in (GradientMatching(), WeightedMean()))
+    assert np.array_equal(alone["w"], plain["w"])
+    short, server = replies((0.001, 0), (0, 0.001))
+    for _ in range(2):
+        GradientMatching().fuse(short, uniform(short), server)
+    assert [record.message.count("relative_eps") for record in caplog.records] == [1]
+
+
+def uploading_replies():
+    """(replies in which `w` is shared, and batch norm and its running mean are uploaded and kept, the round)."""
+    previous = {name: np.zeros(2, np.float32) for name in ("w", "bn.weight", "bn.mean", "mean")}
+    updates = [
+        Update(name, 10, {"w": np.array(move, np.float32)} | {key: np.full(2, value, np.float32) for key in
+                ("bn.weight", "bn.mean", "mean")})
+        for name, move, value in zip("ab", CONFLICTING, (3, 7))
+    ]  # fmt: skip
+    places = {"w": "shared", "bn.weight": "upload", "bn.mean": "upload", "mean": "shared"}
+    return updates, ServerRound(1, 4, ["a", "b"], previous, updates=updates, parameters=frozenset({"w"}), places=places)
+
+
+@pytest.mark.parametrize("variant", ["default", "official"])
+def test_matching_leaves_what_is_only_uploaded_to_the_mean(variant):
+    """Personal tensors, which no client loads, are averaged: .25 times 3 and .75 times 7 give 6. `official` puts back
+    the buffers that the clients share, and no others."""
+    updates, server = uploading_replies()
+    fused = GradientMatching(variant=variant).fuse(updates, {"a": 0.25, "b": 0.75}, server)
+    assert fused["bn.weight"].tolist() == fused["bn.mean"].tolist() == [6.0, 6.0]
+    assert fused["mean"].tolist() == ([0.0, 0.0] if variant == "official" else [6.0, 6.0])
+    assert fused["w"].any()
+
+
+def test_matching_of_moves_that_cancel():
+    """The mean of the inner products is 0 but for rounding; no number of the result is NaN."""
+    cancelling = np.array([[1.0, -1.0 - 1e-12], [-1.0 - 1e-12, 1.0]])
+    for solver in ("descent", "exact"):
+        assert np.isfinite(np.concatenate(GradientMatching(solver=solver).solve(cancelling))).all()
+    with pytest.raises(UserError, match="c is 1; solver = 'exact' needs less"):
+        GradientMatching(solver="exact", c=1.0).check(None)
+    GradientMatching(solver="exact", c=0.99).check(None)
+    GradientMatching(c=1.0).check(None)
+
+
+def test_lengths_of_moves_are_their_own(caplog):
+    """details.csv and the warning have the length of a move, also where a weight multiplies it."""
+    updates, server = replies((0.06, 0), (0, 0.06))
+    GradientMatching(scale="weights").fuse(updates, uniform(updates), server)
+    lengths = [row["value"] for row in server.details if row["quantity"] == "move_length"]
+    assert lengths == pytest.approx([0.06, 0.06])
+    assert "moves are 0.06 long on average, and are multiplied" in caplog.text
+
+
+@pytest.mark.parametrize(("settings", "products"), [
+    ({}, (0.399987, 0.0)),  # of the direction (.199993, .600032) and of the mean (.5, .5) with the moves
+    ({"variant": "official"}, (0.0, 0.0)),
+])  # fmt: skip
+def test_least_inner_products_are_recorded(settings, products):
+    """How far the direction agrees with the move that suits it least, and how far the mean does."""
+    updates, server = replies(*CONFLICTING)
+    weights = uniform(updates)
+    fused = GradientMatching(**settings).fuse(updates, weights, server)
+    found = {row["name"]: row["value"] for row in server.details if row["quantity"] == "least_inner_product"}
+    expected = min(np.array(CONFLICTING) @ fused["w"])
+    assert found == pytest.approx({"direction": expected, "mean": products[1]}, abs=1e-6)
+    assert settings or found["direction"] == pytest.approx(products[0], abs=1.5e-6)
+    assert server.notes == []
+
+
+def test_rounds_without_a_direction_say_so_once():
+    """One client, and moves that are all 0, give FedAvg, which the notes of the first such round say."""
+    updates, server = replies((1, 0), (0, 1))
+    still, other = replies((0, 0), (0, 0))
+    for round, clients in ((server, updates[:1]), (other, still)):
+        for _ in range(2):
+            GradientMatching().fuse(clients, uniform(clients), round)
+        assert [note.count("no direction") for note in round.notes] == [1]
+        assert not round.details
+
+
+def test_matching_refuses_weights_that_would_not_act():
+    from fedsim.assembly import find_recipe
+
+    with pytest.raises(UserError, match="gradient_matching does not use the clients' weights"):
+        find_recipe("feddg-ga+fedomg")
+    assert GradientMatching(scale="weights").uses_weights
+
+
+def test_matching_of_copas_models(tmp_path):
+    """COPA's classifiers stay with their clients; the server's model has their mean, also with `official`."""
+    method = {"name": "copa+fedomg", "gradient_matching": {"variant": "official"}}
+    folder, _ = run_small(small_experiment(tmp_path, method, train={"rounds": 1, "iterations": 1}))
+    initial = Workspace(resolve(small_experiment(tmp_path / "new", method))).net.state_dict()
+    last = load_file(folder / "last.safetensors")
+    assert not np.array_equal(last["head.weight"], initial["head.weight"])
+    assert not np.array_equal(last["head.bias"], initial["head.bias"])
