@@ -15,7 +15,7 @@ from fedsim.kinds import nonnegative_names
 from fedsim.models import build_model
 from fedsim.models.tasks import rules_of
 from fedsim.part import part_name
-from fedsim.part_settings import add, check_values, complete, exchange, parts_in, set_fields, validated
+from fedsim.part_settings import add, complete, exchange, parts_in, set_fields, validated, values_for
 from fedsim.recipe import SLOTS, Recipe, in_order, parts_of
 from fedsim.registry import find_row
 from fedsim.seeding import stream_seed
@@ -46,7 +46,7 @@ def _check_preset(experiment: Experiment, recipe: Recipe) -> None:
     """PresetConflictError when a preset, which is made for some methods, replaces a part that makes another method."""
     preset, keys = experiment.preset
     for slot in (key for key in keys if key in SLOTS):
-        row = assemble({"name": experiment.method_name}, experiment.parts)
+        row = assemble({"name": experiment.method_name}, {})
         kept = {type(part) for part in [*parts_in(recipe, slot), *parts_in(Recipe(), slot)]}
         lost = [part_name(part) for part in parts_in(row, slot) if type(part) not in kept]
         if lost:
@@ -64,14 +64,11 @@ def assemble(method: Mapping[str, Any], values: Mapping[str, dict[str, Any]]) ->
     for slot in [key for key in settings if key in SLOTS]:
         recipe = exchange(recipe, slot, settings.pop(slot))
     recipe = in_order(complete(add(recipe, settings.pop("add", []))))
-    present = {part_name(part): part for _, part in parts_of(recipe)}
-    for key, fields in values.items():  # values for this data set, used if the recipe has the part
-        check_values(key, present.get(key), fields)
-        if key in present:
-            recipe = set_fields(recipe, key, fields, name)
-    for key, fields in settings.items():
+    present = [part_name(part) for _, part in parts_of(recipe)]
+    own = values_for(recipe, values)
+    for key, fields in [*own.items(), *settings.items()]:
         recipe = set_fields(recipe, key, fields, name)
-    given = {key: {**values.get(key, {}), **settings.get(key, {})} for key in present}
+    given = {key: {**own.get(key, {}), **settings.get(key, {})} for key in present}
     return _agree(recipe, given, name)
 
 

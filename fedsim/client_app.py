@@ -18,6 +18,8 @@ from fedsim.data.names import matching
 from fedsim.errors import CLIENT_APP_RAISED, USER_ERROR, UserError
 from fedsim.message_records import arrays_of, config_of
 from fedsim.part import part_name
+from fedsim.plugins import outside_versions
+from fedsim.registry import packages_of
 from fedsim.run.local_privacy import own_privacy, perturbed
 from fedsim.run.plan import Plan
 from fedsim.run.site import state_folder, time_limit
@@ -115,6 +117,9 @@ def handshake(message: Message, context: Context) -> RecordDict:
     common = {"holds": holds(context), "version-python": platform.python_version(), "version-fedsim": VERSION}
     common |= {f"version-{package}": installed_version(package) for package in PACKAGES}
     common |= {"frozen": space.frozen_content} if space.frozen_content else {}
+    if is_site(context):  # a simulation runs the server's own code
+        own = outside_versions(packages_of(space.experiment))
+        common |= {f"version-{package}": version for package, version in own.items()}
     sites = []
     if is_target(context, space.plan):
         sites = [(space.experiment.run.target, "target", target_of(space, str(config["token"])).class_counts())]

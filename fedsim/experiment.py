@@ -139,7 +139,7 @@ def _resolve(table: dict, overrides: Sequence[str], preset: str, where: str) -> 
             )
         table = _merge(table, presets[preset])
     for key, value in changes:
-        _assign(table, key.split("."), value, key)
+        _assign(table, _path(key), value, key)
     experiment = from_table(table, where, overrides)
     parts = presets[preset].get("method", {}) if preset else {}
     if parts.get("name") != experiment.method_name:
@@ -178,6 +178,12 @@ def parse_override(text: str) -> tuple[str, Any]:
     except tomllib.TOMLDecodeError:
         return key, value
     return key, value if known and known.annotation is str and not isinstance(parsed, str) else parsed
+
+
+def _path(key: str) -> list[str]:
+    """The sections and the name of an override's key. `parts.package.module:Class.weight` has the dots of a module."""
+    part, _, field = key.removeprefix("parts.").rpartition(".")
+    return ["parts", part.strip("\"'"), field] if key.startswith("parts.") and ":" in part else key.split(".")
 
 
 def _assign(table: dict, path: list[str], value: Any, key: str) -> None:

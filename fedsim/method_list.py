@@ -25,12 +25,16 @@ SIDES = {
 
 @dataclass(frozen=True)
 class MethodRow:
-    """One method in the list. cost: the time of a local step divided by FedAvg's; None when it was not measured."""
+    """One method in the list. cost: the time of a local step divided by FedAvg's; None when it was not measured.
+
+    problem: the reason why a row of an installed package cannot be used; its recipe is then FedAvg's
+    """
 
     name: str
     recipe: Recipe
     origin: str
     cost: float | None
+    problem: str = ""
 
     @cached_property
     def parts(self) -> dict[str, list[str]]:
@@ -44,6 +48,8 @@ class MethodRow:
     @property
     def group(self) -> str:
         """The sides that the row changes, for example "clients and server"."""
+        if self.problem:
+            return "cannot be used"
         if self.recipe.pooled:
             return "nothing is federated"
         sides = [side for side, slots in SIDES.items() if set(slots) & self.parts.keys()]
@@ -51,7 +57,9 @@ class MethodRow:
 
     @property
     def changes(self) -> str:
-        """The changed slots with their parts, in one line."""
+        """The changed slots with their parts, in one line; the problem where there is one."""
+        if self.problem:
+            return self.problem
         pooled = ["pools the data of all clients"] if self.recipe.pooled else []
         return ", ".join([f"{slot}: {' + '.join(names)}" for slot, names in self.parts.items()] + pooled) or "-"
 
@@ -74,11 +82,19 @@ def listed(changes: str = "", costs: Mapping[str, float] | None = None) -> dict[
     costs = step_costs()[0] if costs is None else costs
     groups: dict[str, list[MethodRow]] = {}
     own = [key for key, found in entry_points("methods").items() if len(found) == 1 and key not in METHODS]
-    for name, recipe in {**METHODS, **{key: find_row(key) for key in own}}.items():
-        row = MethodRow(name, recipe, origin("methods", name), costs.get(name))
+    for name in [*METHODS, *own]:
+        row = _row(name, costs.get(name))
         if not changes or wanted & row.parts.keys():
             groups.setdefault(row.group, []).append(row)
     return dict(sorted(groups.items(), key=lambda item: _place(item[0])))
+
+
+def _row(name: str, cost: float | None) -> MethodRow:
+    """The row of that name. One of a package that does not work is listed with the reason, and hides no other."""
+    try:
+        return MethodRow(name, METHODS.get(name) or find_row(name), origin("methods", name), cost)
+    except UserError as error:
+        return MethodRow(name, Recipe(), origin("methods", name), cost, str(error))
 
 
 def _place(group: str) -> tuple[int, list[int]]:

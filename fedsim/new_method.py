@@ -1,6 +1,7 @@
 """`fedsim new-method NAME`: writes a commented module with a part and a row, and a test that passes."""
 
 import importlib.util
+import keyword
 from pathlib import Path
 
 from fedsim.errors import UserError
@@ -83,8 +84,10 @@ def test_promises_of_every_method():
 
 def write_method(name: str, folder: Path) -> list[Path]:
     """Write NAME.py and test_NAME.py into the folder; UserError for a name that is taken or not valid in Python."""
-    if not name.isidentifier() or not name.islower():
-        raise UserError(f"{name!r} cannot be a module's name; use small letters, digits and _, e.g. my_method")
+    if not name.isidentifier() or not name.islower() or keyword.iskeyword(name):
+        raise UserError(
+            f"{name!r} cannot be a module's name; use small letters, digits and _ and no word of Python, e.g. my_method"
+        )
     files = {folder / f"{name}.py": MODULE, folder / f"test_{name}.py": TEST}
     taken = [file for file in files if file.exists()]
     if taken:

@@ -1,9 +1,11 @@
 """The base class of all parts of a recipe, with what a part declares about itself."""
 
+import dataclasses
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from fedsim.plugins import entry_points
 from fedsim.tasks import ANY_TASK
 
 if TYPE_CHECKING:
@@ -14,7 +16,8 @@ if TYPE_CHECKING:
 class Part:
     """A part fills one slot of a recipe, or several. Its fields are a paper's hyper-parameters. It also declares:
 
-    requires: parts that must be in the recipe too, as {slot: settings name}; they are added when they are missing
+    requires: parts that must be in the recipe too, as {slot: name}, by settings name or `module:Class`; they are added
+    when they are missing
     needs: metrics that every reply must have; a reply without them is refused
     needs_clients: the part compares or exchanges something between clients, so that it has no effect when the data of
     all clients are pooled
@@ -69,7 +72,31 @@ class Part:
         return {}
 
 
+def unfit(part: Part) -> str:
+    """Why an object of that class cannot be in a recipe, whatever its slot; empty: it can."""
+    kind = type(part)
+    if not dataclasses.is_dataclass(kind) or not kind.__dataclass_params__.frozen:
+        return f"{kind.__name__} is not a frozen dataclass; write @dataclass(frozen=True) above the class"
+    for field in dataclasses.fields(part):
+        try:
+            hash(getattr(part, field.name))
+        except TypeError:
+            value = type(getattr(part, field.name)).__name__
+            return f"{kind.__name__}.{field.name} is a {value}, which can be changed; make it a tuple, number or text"
+    return ""
+
+
 def part_name(part: Any) -> str:
     """Settings name of a part (or its class): `GuidingHead` -> `guiding_head`, `XAN` -> `xan`."""
-    name = (part if isinstance(part, type) else type(part)).__name__
+    return settings_name((part if isinstance(part, type) else type(part)).__name__)
+
+
+def settings_name(name: str) -> str:
+    """Settings name of a part whose class has this name."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
+
+
+def named_part(key: str) -> str:
+    """The settings name of the part that a key of `[parts]` names; its module is not imported."""
+    reference = entry_points("parts").get(key, [key])[0]
+    return settings_name(reference.rpartition(":")[2]) if ":" in reference else key

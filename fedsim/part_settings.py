@@ -5,13 +5,13 @@ import functools
 import json
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pydantic
 
 from fedsim.errors import UserError, nearest
-from fedsim.part import Part, part_name
+from fedsim.part import Part, part_name, unfit
 from fedsim.recipe import LIST_SLOTS, SLOTS, Recipe, parts_of, slots_of
 from fedsim.registry import find_part
 
@@ -64,11 +64,13 @@ def complete(recipe: Recipe) -> Recipe:
     """
     for _, part in parts_of(recipe):
         for slot, name in part.requires.items():
-            if not any(part_name(present) == name for present in parts_in(recipe, slot)):
-                new = make(_beside(part, name) or find_part(name, slot))
-                return complete(
-                    dataclasses.replace(recipe, **{slot: (*parts_in(recipe, slot), new) if slot in LIST_SLOTS else new})
-                )
+            present = parts_in(recipe, slot)
+            if any(part_name(other) == name for other in present):
+                continue
+            kind = _beside(part, name) or find_part(name, slot)  # a name with a colon, or of an entry point, is no
+            if not any(type(other) is kind for other in present):  # settings name
+                new = make(kind)
+                return complete(dataclasses.replace(recipe, **{slot: (*present, new) if slot in LIST_SLOTS else new}))
     return recipe
 
 
@@ -93,11 +95,35 @@ def set_fields(recipe: Recipe, key: str, fields: Any, method: str) -> Recipe:
     return replace_parts(recipe, lambda member: changed if type(member) is type(part) else member)
 
 
-def check_values(key: str, present: Part | None, fields: Any) -> None:
-    """Raise UserError for wrong values in `[parts.KEY]`, even when the recipe does not have that part."""
-    part = present or make(find_part(key))
-    check_field_names(f"parts.{key}", type(part), fields)
-    validated(part, fields, f"parts.{key}")
+def values_for(recipe: Recipe, values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The values of `[parts]` for the parts that the recipe has, by settings name; UserError for any that are wrong.
+
+    They belong to a data set and are used by every method that has the part. A part from outside may be named by its
+    settings name where the recipe has it, and everywhere as `module:Class` or by the name of its entry point.
+    """
+    present = {part_name(part): part for _, part in parts_of(recipe)}
+    spelled: dict[type, str] = {}
+    found: dict[str, dict[str, Any]] = {}
+    for key, fields in values.items():
+        kind = type(present[key]) if key in present else _kind_of_values(key)
+        if other := spelled.get(kind):
+            raise UserError(f"parts.{other} and parts.{key} are one part; write all its values under one name")
+        spelled[kind] = key
+        part = next((part for part in present.values() if type(part) is kind), None)
+        check_field_names(f"parts.{key}", kind, fields)
+        validated(part or make(kind), fields, f"parts.{key}")
+        if part is not None:
+            found[part_name(part)] = fields
+    return found
+
+
+def _kind_of_values(key: str) -> type:
+    """The class that a key of `[parts]` names."""
+    try:
+        return find_part(key)
+    except UserError as error:
+        hint = "" if ":" in key else f'; where a part is from your own module, write [parts."module:Class"] for {key}'
+        raise UserError(f"parts.{key}: {error}{hint}") from None
 
 
 def check_field_names(where: str, kind: type, fields: Any) -> None:
@@ -137,9 +163,12 @@ def _adapter(kind: type) -> pydantic.TypeAdapter:
 def make(kind: type) -> Part:
     """A part with its default fields; UserError when a field has no default."""
     try:
-        return kind()
+        part = kind()
     except TypeError as error:
         raise UserError(f"{part_name(kind)} cannot be added by name: {error}; give its fields default values") from None
+    if reason := unfit(part):
+        raise UserError(reason)
+    return part
 
 
 def parts_in(recipe: Recipe, slot: str) -> tuple[Part, ...]:

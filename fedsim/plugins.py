@@ -10,7 +10,8 @@ code has the rights of the user who runs fedsim: name only code that you trust.
 """
 
 import functools
-import importlib
+import hashlib
+import importlib.util
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -117,6 +118,22 @@ def package_of(reference: str) -> Package:
     if not holders:
         return Package(module, "", "")
     return Package(module, holders[0], metadata.version(holders[0]))
+
+
+def outside_versions(packages: Iterable[Package]) -> dict[str, str]:
+    """{package: version}; for a module that no package contains, the hash of its source instead."""
+    return {each.distribution or each.module: each.version or _source_hash(each.module) for each in packages}
+
+
+def _source_hash(module: str) -> str:
+    """A short hash of the module's file, or of all Python files of the folder that it is in as `folder.module`."""
+    found = importlib.util.find_spec(module.partition(".")[0])
+    folders = list(found.submodule_search_locations or ()) if found else []
+    files = sorted(file for folder in folders for file in Path(folder).rglob("*.py"))
+    if found and not folders and found.origin:
+        files = [Path(found.origin)]
+    texts = [file.read_bytes().replace(b"\r\n", b"\n") for file in files]
+    return f"sha256:{hashlib.sha256(b''.join(texts)).hexdigest()[:12]}" if texts else ""
 
 
 def origin(group: str, name: str) -> str:

@@ -89,6 +89,10 @@ class Recipe:
         """The client part that contributes to a bank."""
         return self.contributors()[bank]
 
+    def needs(self) -> set[str]:
+        """The metrics without which a reply to a train message cannot be used, those of all parts."""
+        return {name for _, part in parts_of(self) for name in part.needs}
+
     def disclosure(self) -> str:
         """What leaves the clients: the row's own text, and what each part with `discloses` adds."""
         parts = [part.discloses for _, part in parts_of(self) if part.discloses]

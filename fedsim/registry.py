@@ -12,9 +12,9 @@ import pkgutil
 from fedsim.errors import UserError
 from fedsim.experiment import Experiment
 from fedsim.methods import METHODS
-from fedsim.part import part_name
+from fedsim.part import part_name, unfit
 from fedsim.plugins import Package, instance, lookup, required_packages
-from fedsim.recipe import SLOTS, Recipe, parts_of, slots_of
+from fedsim.recipe import LIST_SLOTS, SLOTS, Recipe, parts_of, slots_of
 
 FOLDERS = {
     "share": "strategies.share",
@@ -92,7 +92,32 @@ def find_part(name: object, slot: str = "") -> type:
 
 def find_row(name: str) -> Recipe:
     """A row of METHODS, of an installed package, or `module:name`; a UserError gives the most similar known name."""
-    return instance(lookup(name, METHODS, "methods", "unknown method"), Recipe, f"method {name!r}")
+    recipe = instance(lookup(name, METHODS, "methods", "unknown method"), Recipe, f"method {name!r}")
+    return dataclasses.replace(recipe, **{slot: _fitting(recipe, slot, f"method {name!r}: {slot}") for slot in SLOTS})
+
+
+def _fitting(recipe: Recipe, slot: str, where: str) -> object:
+    """What a row has in a slot, a list as a tuple; UserError for anything but parts of that slot."""
+    value = getattr(recipe, slot)
+    if slot not in LIST_SLOTS and value is None and getattr(Recipe(), slot) is None:
+        return None
+    if slot in LIST_SLOTS and not isinstance(value, list | tuple):
+        raise UserError(f"{where} takes a tuple of parts, and the row has {_shown(value)}; write ({_shown(value)},)")
+    parts = tuple(value) if slot in LIST_SLOTS else (value,)
+    for part in parts:
+        if isinstance(part, type) and issubclass(part, SLOTS[slot]):
+            raise UserError(f"{where} has the class {part.__name__} where a part is needed; write {part.__name__}()")
+        if not isinstance(part, SLOTS[slot]):
+            hint = f"it is for {', '.join(slots_of(type(part)))}" if slots_of(type(part)) else "it is no part"
+            raise UserError(f"{where} has {_shown(part)}, which does not fit; {hint}")
+        if reason := unfit(part):
+            raise UserError(f"{where}: {reason}")
+    return parts if slot in LIST_SLOTS else value
+
+
+def _shown(value: object) -> str:
+    """A part as a row writes it, without its fields; the name of any other class."""
+    return f"{type(value).__name__}()" if slots_of(type(value)) else type(value).__name__
 
 
 def outside_names(experiment: Experiment) -> list[tuple[str, str]]:
@@ -102,7 +127,7 @@ def outside_names(experiment: Experiment) -> list[tuple[str, str]]:
     words = [word for value in parts for word in (value if isinstance(value, list) else [value])]
     return [
         *(("methods", word) for word in experiment.method_name.split("+")),
-        *(("parts", word) for word in words if isinstance(word, str)),
+        *(("parts", word) for word in [*words, *experiment.parts] if isinstance(word, str)),
         ("datasets", experiment.data.dataset),
         ("backbones", experiment.model.backbone),
         ("augmentations", experiment.data.augment),

@@ -15,14 +15,16 @@ from fedsim.cores import free_cores
 from fedsim.data.fingerprint import Fingerprints, refuse_equal_domains
 from fedsim.errors import USER_ERROR, UserError
 from fedsim.experiment import Experiment, parse_experiment, read_experiment
+from fedsim.plugins import outside_versions
 from fedsim.recipe import parts_of
+from fedsim.registry import packages_of
 from fedsim.results.callbacks import RunCallback, tell_failure, trackers
 from fedsim.run.checkpoint import run_token
 from fedsim.run.claim import claim
 from fedsim.run.no_effect import no_effect_remarks
 from fedsim.run.plan import Plan, resolve
 from fedsim.run.privacy_account import statement
-from fedsim.run.remarks import data_remarks
+from fedsim.run.remarks import code_remarks, data_remarks
 from fedsim.run.session import Session, is_finished
 from fedsim.run.target import TargetEvaluator
 from fedsim.run.workspace import Workspace, open_workspace, set_threads
@@ -159,6 +161,9 @@ def _note_data(session: Session, roster: Roster, tested: Sequence[int]) -> None:
     counts = [site.class_counts for site in sites.values()]
     remarks = data_remarks(plan.data, images, counts, plan.experiment.run.target, tested)
     remarks += no_effect_remarks(plan.experiment)
+    known = {name: site.versions for name, site in sites.items()}
+    known |= {roster.target.client: roster.target.versions} if roster.target else {}
+    remarks += code_remarks(outside_versions(packages_of(plan.experiment)), known)
     session.note("data_remarks", remarks)
     for text in remarks:
         logger.warning(text)

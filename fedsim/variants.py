@@ -9,7 +9,7 @@ from fedsim.assembly import assemble
 from fedsim.errors import UserError
 from fedsim.experiment import Experiment
 from fedsim.part import Part, part_name
-from fedsim.part_settings import make, parts_in, validated
+from fedsim.part_settings import make, parts_in, validated, values_for
 from fedsim.recipe import LIST_SLOTS, SLOTS, Recipe, parts_of
 from fedsim.registry import shipped_parts
 
@@ -38,7 +38,10 @@ def same_method(a: Experiment, b: Experiment) -> bool:
 def variant_words(experiment: Experiment) -> str:
     """A text like `add=guiding_head,guiding_head.weight=0.25`, in the order of the slots; empty for the row itself."""
     recipe = assemble(experiment.method, experiment.parts)
-    row = assemble({"name": experiment.method_name}, experiment.parts)
+    values = values_for(recipe, experiment.parts)
+    row = assemble({"name": experiment.method_name}, {})
+    own = {part_name(part) for _, part in parts_of(row)} & values.keys()
+    row = assemble({"name": experiment.method_name}, {name: values[name] for name in own}) if own else row
     added, words = [], []
     for slot in SLOTS:
         before, after = ([_full_name(part) for part in parts_in(half, slot)] for half in (row, recipe))
@@ -49,13 +52,13 @@ def variant_words(experiment: Experiment) -> str:
     if added:
         words.append(f"add={'+'.join(added)}")
     for part in dict.fromkeys(part for _, part in parts_of(recipe)):
-        words += _field_words(part, _reference(part, row, experiment))
+        words += _field_words(part, _reference(part, row, values.get(part_name(part), {})))
     return _short(",".join(words))
 
 
 def _required(recipe: Recipe, slot: str) -> list[str]:
     """The names of parts that another part adds."""
-    return [part.requires[slot] for _, part in parts_of(recipe) if slot in part.requires]
+    return [part.requires[slot].replace(":", ".") for _, part in parts_of(recipe) if slot in part.requires]
 
 
 def _full_name(part: Part) -> str:
@@ -64,11 +67,10 @@ def _full_name(part: Part) -> str:
     return part_name(part) if kind in shipped_parts() else f"{kind.__module__}.{kind.__name__}"
 
 
-def _reference(part: Part, row: Recipe, experiment: Experiment) -> Part:
+def _reference(part: Part, row: Recipe, values: dict[str, Any]) -> Part:
     """The row's part of that class, or if there is none, a new one with the experiment's own values."""
     own = [present for _, present in parts_of(row) if type(present) is type(part)]
-    name = part_name(part)
-    return own[0] if own else validated(make(type(part)), experiment.parts.get(name, {}), f"parts.{name}")
+    return own[0] if own else validated(make(type(part)), values, f"parts.{part_name(part)}")
 
 
 def _field_words(part: Part, reference: Part) -> list[str]:

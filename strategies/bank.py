@@ -10,6 +10,9 @@ from strategies.server_round import SERVER, Arrays, Entries, ServerRound, Update
 if TYPE_CHECKING:
     from fedsim.recipe import Recipe
 
+# Records of messages beside those of the banks; a bank of such a name would replace one of them.
+RESERVED_RECORDS = frozenset({"arrays", "config", "echo", "metrics", "site", "state"})
+
 
 class Bank(Part):
     """A named record that goes to the clients beside the model, with its own bytes in the results.
@@ -30,6 +33,7 @@ class Bank(Part):
     - Not `contributed`: clients send nothing for it. The server takes what it needs from the updates (`gather`) or
       makes it itself (`Broadcast`).
 
+    name: the record's name, which no other bank or record of a message has; one client part contributes to it
     uniform: contributions of all clients have the same names, types and shapes (their first axis aside). One that
     differs from those of most others, or from those of earlier rounds, is refused. Set it to False when contributions
     may differ

@@ -23,7 +23,7 @@ from strategies.computation import Computation
 from strategies.cuts import taken
 from strategies.model import ServerModel
 from strategies.participation import trainers, validators
-from strategies.parts import Bank, Entries, Place
+from strategies.parts import Arrays, Bank, Entries, Place, RefusedUpdateError
 from strategies.server_parts import ServerParts
 from strategies.state import ServerState
 from strategies.stored import Storage
@@ -32,7 +32,7 @@ from strategies.wire.exchange import Encoder, Exchange
 from strategies.wire.guard import Guard
 from strategies.wire.handshake import Roster
 from strategies.wire.membership import implausible
-from strategies.wire.reply_checks import check_collected, check_validation
+from strategies.wire.reply_checks import check_collected, check_validation, one_line
 from strategies.wire.reply_limits import records_over_limit
 from strategies.wire.round_log import RoundLog
 from strategies.wire.target_site import TargetSite
@@ -63,7 +63,7 @@ class FedDG(FedAvg):
         self.parts = ServerParts(recipe, experiment, places, self.state)
         self.exchange = Exchange(experiment, run_config, self.state, metric)
         self.visits = Visits(self.exchange)
-        self.parts.ask = self.visits.ask
+        self.parts.ask, self.parts.refuse_answer = self.visits.ask, self.visits.refuse
         self.guard = Guard(experiment.run.update_limit)
         self.computation = Computation(experiment, self.parts, self.exchange, self.guard)
         self.storage = Storage()  # of the replies' tensors
@@ -228,13 +228,19 @@ class FedDG(FedAvg):
         entries = exchange.judge(check_collected, replies, refusal, keep=owned, banks=(bank,), views=views)
         layouts = {client: layout_of(arrays) for client, arrays in entries.items()}
         odd = self.parts.odd(bank, layouts)
-        norms = {client: model_norm(bank.compared(own)) for client, own in entries.items() if client not in odd}
-        odd |= records_over_limit(norms, self.parts.start, self.guard.limit)
-        for client, reason in odd.items():
-            exchange.fail(client, f"{bank.name} refused: {reason}")
-            del entries[client]
-        self.parts.collected(bank, entries)
-        return list(entries)
+        norms, refused = compared_norms(bank, {name: own for name, own in entries.items() if name not in odd})
+        odd |= refused | records_over_limit(norms, self.parts.start, self.guard.limit)
+        while True:
+            for client, reason in odd.items():
+                exchange.fail(client, f"{bank.name} refused: {reason}")
+                del entries[client]
+            try:
+                self.parts.collected(bank, entries)
+                return list(entries)
+            except RefusedUpdateError as error:
+                if error.client not in entries:
+                    raise
+                odd = {error.client: one_line(error.reason)}
 
     def _aggregate(self, replies: Iterable[Message]) -> ArrayRecord:
         """The model of the round. Without an accepted reply it stays as it was."""
@@ -258,3 +264,15 @@ class FedDG(FedAvg):
             self.guard.put_back(self._record, state_to_record(self._saved))
             self.computation.undo(client, reason)
         return bool(reason)
+
+
+def compared_norms(bank: Bank, entries: Mapping[str, Arrays]) -> tuple[dict[str, float], dict[str, str]]:
+    """The norms of contributions by client, and the clients whose contribution cannot be compared, with the reason."""
+    norms: dict[str, float] = {}
+    refused: dict[str, str] = {}
+    for client, own in entries.items():
+        try:
+            norms[client] = model_norm(bank.compared(own))
+        except RefusedUpdateError as error:
+            refused[client] = one_line(error.reason)
+    return norms, refused

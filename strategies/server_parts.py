@@ -11,7 +11,20 @@ from fedsim.experiment import Experiment
 from fedsim.part import Part
 from strategies.banks.checks import misfit, odd_shapes, owned
 from strategies.model import ServerModel
-from strategies.parts import SERVER, Arrays, Bank, Broadcast, Cut, Entries, Place, Refine, ServerRound, Update, Visit
+from strategies.parts import (
+    SERVER,
+    Arrays,
+    Bank,
+    Broadcast,
+    Cut,
+    Entries,
+    Place,
+    Refine,
+    RefusedUpdateError,
+    ServerRound,
+    Update,
+    Visit,
+)
 from strategies.state import ServerState
 from strategies.wire.fused_check import not_finite
 from strategies.wire.update_limit import update_size
@@ -21,6 +34,10 @@ Ask = Callable[[Visit, Mapping[str, Arrays], ServerRound], Mapping[str, Arrays] 
 
 def no_exchange(visit: Visit, records: Mapping[str, Arrays], server: ServerRound) -> None:
     """Replaces the exchange with the unseen domain's client when there is none, as in tests of single parts."""
+
+
+def no_refusal(visit: Visit, reason: str) -> None:
+    """Replaces the record of a refused answer where there is no exchange."""
 
 
 class ServerParts:
@@ -40,6 +57,7 @@ class ServerParts:
         self.start: Arrays = {}
         self.move = 0.0  # of the fused model of the last `compute`, where it may be too large
         self.ask: Ask = no_exchange  # sends a visit's records and returns the answer
+        self.refuse_answer: Callable[[Visit, str], None] = no_refusal  # records that the answer to a visit is refused
 
     def open(self, round: int, model: Arrays, clients: Sequence[str], drawn: Sequence[str], training: bool) -> None:
         """Begins a round with the saved model. Broadcasts that were never made are made."""
@@ -61,8 +79,7 @@ class ServerParts:
 
     def needs(self) -> set[str]:
         """The metrics without which a reply cannot be used."""
-        parts = [self.recipe.weights, self.recipe.fuse, *self.recipe.banks, *self.recipe.refine]
-        return {name for part in parts for name in part.needs} if self.training else set()
+        return self.recipe.needs() if self.training else set()
 
     # --- banks ------------------------------------------------------------------------------------------------------
 
@@ -109,12 +126,20 @@ class ServerParts:
         return odd
 
     def collected(self, bank: Bank, entries: Entries) -> None:
-        """Adds what clients were asked to contribute. A bank that is collected once takes it unchanged."""
+        """Adds what clients were asked to contribute. A bank that is collected once takes it unchanged.
+
+        RefusedUpdateError names a client whose contribution the bank refuses; nothing is then changed.
+        """
         old = self.state.banks.get(bank.name, {})
         if bank.when == "once":
             self.state.banks[bank.name] = dict(entries)
         elif entries or bank.when == "after":
-            self.state.banks[bank.name] = bank.merge(old, entries, self._bank_view(bank, self.server()))
+            saved = self.state.saved_parts()
+            try:
+                self.state.banks[bank.name] = bank.merge(old, entries, self._bank_view(bank, self.server()))
+            except RefusedUpdateError:
+                self.state.restore_parts(saved)
+                raise
 
     def keep(self, clients: Sequence[str]) -> None:
         """Notes that these clients trained, so that they have the banks that come once."""
@@ -155,18 +180,31 @@ class ServerParts:
     def _visit(self, moment: str, model: Arrays, server: ServerRound) -> Arrays:
         """Makes the visits of a moment and returns the model after them; `server` gets the answers and the banks they
         fill."""
-        for visit in self.recipe.visits if self.training else ():
-            view = self._view(server, f"visits.{visit.phase}")
-            asked = visit.ask(model, view) if visit.moment == moment else None
-            answer = self.ask(visit, asked, view) if asked is not None else None
-            if answer is None:
-                continue
-            server.answers = {**server.answers, visit.phase: answer}
-            if visit.bank:
-                server.banks = {**server.banks, visit.bank: {SERVER: owned(answer[visit.bank])}}
-            view = self._view(server, f"visits.{visit.phase}")
-            model = same_layout(visit, visit.take(answer, model, view), model)
+        visits = [visit for visit in self.recipe.visits if visit.moment == moment] if self.training else []
+        for visit in visits:
+            before = self.state.saved_parts(), server.answers, server.banks
+            try:
+                model = self._visited(visit, model, server)
+            except RefusedUpdateError as error:
+                if error.client != self.experiment.run.target:
+                    raise
+                saved, server.answers, server.banks = before
+                self.state.restore_parts(saved)
+                self.refuse_answer(visit, error.reason)
         return model
+
+    def _visited(self, visit: Visit, model: Arrays, server: ServerRound) -> Arrays:
+        """The model after one visit; the same model without an answer."""
+        view = self._view(server, f"visits.{visit.phase}")
+        asked = visit.ask(model, view)
+        answer = self.ask(visit, asked, view) if asked is not None else None
+        if answer is None:
+            return model
+        server.answers = {**server.answers, visit.phase: answer}
+        if visit.bank:
+            server.banks = {**server.banks, visit.bank: {SERVER: owned(answer[visit.bank])}}
+        view = self._view(server, f"visits.{visit.phase}")
+        return same_layout(visit, visit.take(answer, model, view), model)
 
     def server(self, updates: Sequence[Update] = ()) -> ServerRound:
         """The current round, without the state of any part."""

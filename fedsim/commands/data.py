@@ -1,6 +1,6 @@
 """The commands about data: they show the known data sets, and inspect a user's own."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich.markup import escape
@@ -8,7 +8,7 @@ from rich.table import Table
 
 from fedsim.console import console, say
 from fedsim.data.row import Benchmark
-from fedsim.errors import UserError, nearest
+from fedsim.errors import UserError
 
 FOLDERS = "ROOT/DOMAIN/CLASS/IMAGE. Each folder in ROOT is a domain; the classes are the folders in it"
 OWN_DATA = """\
@@ -64,17 +64,15 @@ def show_inspection(path: Path, grid: Path | None, overrides: Sequence[str] = ()
 
 def show_datasets(name: str) -> None:
     """Print the known data sets, or one of them with its domains, classes and counts."""
-    from fedsim.data import BENCHMARKS
+    from fedsim.data import find_dataset
     from fedsim.experiment import config_folders
     from fedsim.sweep.tables import known_tables
 
-    if name and name not in BENCHMARKS:
-        raise UserError(f"unknown data set {name!r}; {nearest(name, BENCHMARKS)}known: {', '.join(BENCHMARKS)}")
-    if name and not BENCHMARKS[name].domains:
-        print(own_data(name, BENCHMARKS[name]))
+    bench = find_dataset(name) if name else None
+    if bench and not bench.domains:
+        print(own_data(name, bench))
         return
-    if name:
-        bench = BENCHMARKS[name]
+    if bench:
         table = Table("domain", "images", title=escape(f"{bench.title}: {len(bench.classes)} classes"))
         for domain in bench.domains:
             table.add_row(escape(domain), str(bench.counts[domain]) if bench.counts else "not checked")
@@ -83,11 +81,25 @@ def show_datasets(name: str) -> None:
         say(f"classes: {classes}\nsource: {bench.source}\n{bench.note}")
         return
     table = Table("data set", "domains", "classes", "images", title="fedsim datasets")
-    for key, bench in BENCHMARKS.items():
-        images = str(sum(bench.counts.values())) if bench.counts else "-"
-        domains, classes = ", ".join(bench.domains) or "your own", str(len(bench.classes)) if bench.domains else "-"
-        table.add_row(key, domains, classes, images)
+    for cells in _listed():
+        table.add_row(*map(escape, cells))
     console.print(table)
     configs = sorted({file.stem for folder in config_folders() for file in folder.glob("*.toml")})
     say(f"shipped experiments: {', '.join(configs)}")
     say(f"tables of papers, for `fedsim sweep tables/NAME`: {', '.join(known_tables())}")
+
+
+def _listed() -> Iterator[tuple[str, str, str, str]]:
+    """Name, domains, classes and images of every data set; one of a package has its origin, or why it does not work."""
+    from fedsim.data import BENCHMARKS, find_dataset
+    from fedsim.plugins import entry_points, origin
+
+    for name in [*BENCHMARKS, *(name for name in entry_points("datasets") if name not in BENCHMARKS)]:
+        title = name if (source := origin("datasets", name)) == "fedsim" else f"{name} ({source})"
+        try:
+            bench = BENCHMARKS.get(name) or find_dataset(name)
+        except UserError as error:
+            yield title, str(error), "-", "-"
+            continue
+        images = str(sum(bench.counts.values())) if bench.counts else "-"
+        yield title, ", ".join(bench.domains) or "your own", str(len(bench.classes)) if bench.domains else "-", images

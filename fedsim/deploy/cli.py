@@ -116,7 +116,7 @@ def status(
 @app.command()
 def check(
     config: Annotated[
-        str, typer.Argument(help="experiment that the sites' data must fit; empty: data is not checked")
+        str, typer.Argument(help="experiment that the sites' data must fit; empty, or the federation's file: no data")
     ] = "",
     federation: Annotated[Path, typer.Option(help="the federation's TOML file")] = Path("federation.toml"),
     target: Annotated[str, typer.Option(help="the unseen domain")] = "",
@@ -129,10 +129,12 @@ def check(
     from fedsim.console import console
     from fedsim.deploy.check import check as check_sites
     from fedsim.deploy.check import table
-    from fedsim.deploy.federation import read_federation
+    from fedsim.deploy.federation import is_federation, read_federation
     from fedsim.deploy.renewal import warnings
     from fedsim.experiment import read_experiment
 
+    if config and is_federation(config):  # as `register` takes it
+        federation, config = Path(config), ""
     description = read_federation(federation)
     overrides = [*(set_ or ()), *([f"run.target={target}"] if target else [])]
     experiment = read_experiment(config, overrides, preset) if config else None

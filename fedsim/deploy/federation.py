@@ -224,6 +224,14 @@ def is_ip(host: str) -> bool:
     return True
 
 
+def is_federation(path: str) -> bool:
+    """Whether this is a TOML file with sites, which no experiment has."""
+    try:
+        return "sites" in tomllib.loads(Path(path).read_text())
+    except (OSError, ValueError):  # what is wrong with it is said where it is read
+        return False
+
+
 def read_federation(path: str | Path) -> Federation:
     """Federation of a TOML file; UserError names the wrong key and the nearest right one."""
     path = Path(path)

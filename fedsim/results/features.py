@@ -34,7 +34,7 @@ def domain_features(
 
     The features of a segmentation are maps, of which the mean over the image is taken.
     """
-    net = build_net(experiment, build_recipe(experiment))
+    net = build_net(experiment, build_recipe(experiment, recorded=True))
     refuse_other_frozen(weights.parent, net, experiment.model.weights)
     load_arrays(net, load_file(weights), net.state_dict().keys() - net.frozen)
     net.eval()

@@ -10,7 +10,7 @@ from typing import Any
 from fedsim.data import BENCHMARKS
 from fedsim.errors import UserError
 from fedsim.results.differences import TESTED_KEYS, comparable_settings, differing_parts
-from fedsim.results.environment import all_environments
+from fedsim.results.environment import PACKAGES, all_environments
 from fedsim.results.reading import Runs, run_environment
 
 NAMED_RUNS = 3  # of the rarer values of a note
@@ -120,6 +120,7 @@ def _facts(table: Mapping[str, Any]) -> dict[str, Any]:
         "Python": table.get("python"),
         "revision of fedsim": f"{commit} with changes" if table.get("git_dirty") else commit,
         **{name: packages.get(name) for name in NUMERIC_PACKAGES},
+        **{name: version for name, version in packages.items() if name not in (*PACKAGES, "fedsim")},  # from outside
         **{
             f"number of {domain} among all domains, which seeds its split,": str(own["environment"])
             for domain, own in table.get("data", {}).items()

@@ -15,6 +15,7 @@ from fedsim.errors import UserError, nearest
 from fedsim.experiment import Experiment, parse_experiment
 from fedsim.files import atomic_write
 from fedsim.options import with_commas
+from fedsim.part import named_part
 from fedsim.results.differences import method_words, words_apart
 from fedsim.results.environment import read_environment
 from fedsim.results.from_rounds import failed_rounds, select_again, thin_rounds, trained_rounds
@@ -56,8 +57,8 @@ class Runs:
         for run, experiment in self.experiments.items():
             if recipe := run_environment(self, run).get("recipe"):
                 known.setdefault(experiment.method_name, set()).update(name.split(".", 1)[1] for name in recipe)
-        parts = {part for experiment in self.experiments.values() for part in experiment.parts}
-        return {(method, part) for method, own in known.items() for part in parts - own}
+        parts = {part: named_part(part) for experiment in self.experiments.values() for part in experiment.parts}
+        return {(method, part) for method, own in known.items() for part in parts if parts[part] not in own}
 
     def labels(self) -> dict[str, str]:
         """The label of every run from its summary: the method, and what its recipe changes in it.

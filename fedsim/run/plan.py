@@ -10,7 +10,7 @@ from torch import nn
 from fedsim.assembly import build_net, build_recipe
 from fedsim.cores import free_cores
 from fedsim.data import Benchmark, benchmark, client_names, resolve_domain
-from fedsim.data.augment import check_joint
+from fedsim.data.augment import check_joint, find_augmentation
 from fedsim.errors import UserError
 from fedsim.experiment import Experiment
 from fedsim.models import find_backbone
@@ -78,6 +78,7 @@ def resolve(experiment: Experiment, recorded: bool = False, found: Benchmark | N
     found = found or benchmark(experiment.data)
     if not recorded:
         refuse_no_effect(experiment, found)
+        find_augmentation(experiment.data.augment)  # records may name one of a package that is not installed here
     if found.structures:
         check_joint(experiment.data.augment)
     if experiment.data.mix and experiment.run.runtime == "deployment":

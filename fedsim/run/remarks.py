@@ -1,4 +1,4 @@
-"""What a run says about its data before the first round, where it neither changes a number nor needs to be refused."""
+"""What a run says before the first round about its data and the sites' code, where nothing needs to be refused."""
 
 from collections.abc import Mapping, Sequence
 
@@ -30,3 +30,16 @@ def data_remarks(
             said.append(f"no client has training images of {', '.join(unseen)}, which {target} is tested on; "
                         "if classes are spelled in two ways, make them equal")  # fmt: skip
     return said
+
+
+def code_remarks(own: Mapping[str, str], sites: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """Sites whose code from outside of fedsim is not the server's; they may train by another formula.
+
+    own: the server's versions of the packages from outside. sites: the versions that each site reported.
+    """
+    return [
+        f"the site of {client} has {package} {said[package]}, the server {version}; its results may be another method's"
+        for client, said in sites.items()
+        for package, version in own.items()
+        if said.get(package, version) != version
+    ]

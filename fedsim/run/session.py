@@ -16,7 +16,9 @@ from fedsim.arrays import record_to_arrays, state_to_record
 from fedsim.data import domain_of
 from fedsim.data.fingerprint import Fingerprints
 from fedsim.experiment import Experiment
+from fedsim.plugins import outside_versions
 from fedsim.recipe import values_of
+from fedsim.registry import packages_of
 from fedsim.results.callbacks import RunCallback
 from fedsim.results.client_rows import client_rows, detail_rows
 from fedsim.results.environment import earlier_environments, environment
@@ -74,6 +76,8 @@ class Session:
         take_over_best(self.folder, self.checkpoint_folder, done)
         self.recorder.write_experiment(experiment.toml())
         self.environment = environment() | {"device": str(space.device), "threads": torch.get_num_threads()}
+        outside = outside_versions(packages_of(experiment))
+        self.environment["packages"] = {**self.environment["packages"], **outside}
         self.environment["on_client_failure"] = experiment.run.on_client_failure  # it may be changed for later rounds
         self.environment |= earlier_environments(self.recorder.environment(), self.environment, done)
         self.environment |= {"classes": list(space.plan.data.classes), "recipe": values_of(space.recipe)}

@@ -6,8 +6,6 @@ from typing import Literal
 
 from pydantic import Field, PrivateAttr, field_validator
 
-from fedsim.errors import nearest
-from fedsim.plugins import entry_points
 from fedsim.sections import Settings
 
 # Rows of fedsim.data.augment.
@@ -114,14 +112,6 @@ class DataSettings(Settings):
         if 0 < size < SMALLEST_SIZE:
             raise ValueError(f"images have at least {SMALLEST_SIZE} pixels a side; 0 takes the size of the weights")
         return size
-
-    @field_validator("augment")
-    @classmethod
-    def _augmentation_is_known(cls, name: str) -> str:
-        known = [*AUGMENTS, *entry_points("augmentations")]
-        if name not in known and ":" not in name:
-            raise ValueError(f"no augmentation {name!r}; {nearest(name, known)}known: {', '.join(known)}")
-        return name
 
 
 def data_root(data: DataSettings) -> Path:

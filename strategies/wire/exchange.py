@@ -9,10 +9,18 @@ from fedsim.arrays import state_to_record
 from fedsim.experiment import Experiment
 from fedsim.message_records import arrays_of, config_of
 from fedsim.tasks import CLASSIFICATION
+from strategies.server_round import RefusedUpdateError
 from strategies.state import ServerState
 from strategies.wire.handshake import NOT_ONLINE, Roster
 from strategies.wire.matching import Sent
-from strategies.wire.reply_checks import Expected, RejectedReplyError, client_failure, failure_reason, judged
+from strategies.wire.reply_checks import (
+    Expected,
+    RejectedReplyError,
+    client_failure,
+    failure_reason,
+    judged,
+    one_line,
+)
 from strategies.wire.round_log import RoundLog
 from strategies.wire.sites import Site
 
@@ -168,6 +176,8 @@ class Exchange:
                     results[client] = keep(judged(check, reply.content, wanted))
                 except RejectedReplyError as error:
                     failures[client] = f"{refusal}: {error}", ""
+                except RefusedUpdateError as error:  # of a part that `keep` asks
+                    failures[client] = f"{refusal}: {one_line(error.reason)}", ""
             del reply, message, matched  # while the next one is on its way, there is room for one reply
         return results, failures
 

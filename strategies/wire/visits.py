@@ -21,6 +21,7 @@ from strategies.wire.reply_checks import (
     check_records,
     failure_reason,
     judged,
+    one_line,
     read_arrays,
 )
 
@@ -58,6 +59,12 @@ class Visits:
         for line in asked.strays:
             exchange.log.note(line)
         return self._judge(visit, matched[0] if matched else None, server)
+
+    def refuse(self, visit: Visit, reason: str) -> None:
+        """Records that the server's part refuses the answer, or ends the run."""
+        self.exchange.fail(
+            self.exchange.experiment.run.target, f"answer to {visit.phase!r} refused: {one_line(reason)}"
+        )
 
     def _judge(self, visit: Visit, reply: Message | None, server: ServerRound) -> dict[str, Arrays] | None:
         exchange, client = self.exchange, self.exchange.experiment.run.target

@@ -1,9 +1,12 @@
 """The federation file: defaults, paths, and errors that name what is wrong."""
 
 import pytest
+from typer.testing import CliRunner
 
-from fedsim.deploy.federation import read_federation
+from fedsim.deploy.cli import app
+from fedsim.deploy.federation import is_federation, read_federation
 from fedsim.errors import UserError
+from fedsim.experiment import find_config
 
 
 def test_what_is_left_open_is_filled_in(federation_file):
@@ -81,3 +84,15 @@ def test_an_unknown_site_names_the_nearest(federation_file):
     """For commands that take a site."""
     with pytest.raises(UserError, match=r"no site .alfa. in the federation; did you mean .alpha."):
         read_federation(federation_file).kit("alfa")
+
+
+def test_check_takes_the_file_in_the_place_of_an_experiment(federation, federation_file, monkeypatch):
+    """As `register FILE` does; earlier it was read as an experiment with an unknown setting 'address'."""
+    asked = []
+    monkeypatch.setattr("fedsim.deploy.check.check", lambda *given: asked.append(given) or ([], []))
+    result = CliRunner().invoke(app, ["check", str(federation_file)])
+    assert (result.exit_code, result.exception) == (0, None)
+    ((described, experiment, _),) = asked
+    assert (described.name, experiment) == ("demo", None)
+    assert not is_federation("digits")
+    assert not is_federation(str(find_config("digits")))

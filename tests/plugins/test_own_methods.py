@@ -141,6 +141,7 @@ def test_new_method_writes_files_that_pass(tmp_path, monkeypatch):
         ("my_method", "exists already"),
         ("json", "would be imported instead"),
         ("My-Method", "small"),
+        ("async", "no word of Python"),  # a module of that name cannot be imported
     ):
         with pytest.raises(UserError, match=said):
             start_method(name, Path())

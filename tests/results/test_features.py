@@ -7,6 +7,7 @@ from safetensors.torch import save_file
 from sklearn.metrics import silhouette_score
 from support import run_small, small_experiment
 
+from clients.step.supervised import SupervisedStep
 from fedsim.assembly import build_net, build_recipe
 from fedsim.errors import UserError
 from fedsim.experiment import read_experiment
@@ -30,6 +31,16 @@ def test_features_are_of_all_domains_and_separate_classes_more_than_domains(run)
     assert silhouette_score(features, classes) > silhouette_score(features, domains) + 0.05
     again = domain_features(read_settings(run), run / "best.safetensors", 60)
     assert all((one == other).all() for one, other in zip((features, classes, domains), again))
+
+
+def test_what_only_training_needs_may_be_missing(run, monkeypatch):
+    """A part's own check of a new run is not asked of a finished one, as in `fedsim evaluate`."""
+
+    def check(part, experiment):
+        raise UserError("images for the training are missing")
+
+    monkeypatch.setattr(SupervisedStep, "check", check)
+    assert len(domain_features(read_settings(run), run / "best.safetensors", 2)[0]) == 8
 
 
 def test_picture_and_its_place_in_the_report(run, tmp_path):

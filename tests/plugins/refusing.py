@@ -1,0 +1,143 @@
+"""Rows whose server parts refuse what one client sends, each at another moment of the round."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from clients.parts import Term, Unlabelled
+from fedsim.recipe import Recipe
+from strategies.parts import Bank, RefusedUpdateError, Visit
+
+VICTIM, REASON = "rot15", "its sum is negative"
+
+
+@dataclass(frozen=True)
+class Sums(Bank):
+    """One number of each client; `merge` refuses that of the victim."""
+
+    name: ClassVar[str] = "sums"
+
+    def accept(self, client, arrays, server):
+        """Accept everything."""
+        return ""
+
+    def hand_out(self, bank, client, server):
+        """Nothing."""
+
+    def merge(self, bank, entries, server):
+        """The newest ones; the part's state must not count a merge that was refused."""
+        server.state["merges"] = server.state.get("merges", 0) + 1
+        if VICTIM in entries:
+            raise RefusedUpdateError(VICTIM, REASON)
+        return {**bank, **entries}
+
+
+@dataclass(frozen=True)
+class Before(Sums):
+    """Collected before training."""
+
+    when: ClassVar[str] = "before"
+
+
+@dataclass(frozen=True)
+class After(Sums):
+    """Collected after training."""
+
+    when: ClassVar[str] = "after"
+
+
+@dataclass(frozen=True)
+class Compared(Sums):
+    """Sent with the models; the comparison of norms refuses the victim's."""
+
+    when: ClassVar[str] = "round"
+
+    def compared(self, arrays):
+        """A mean needs a positive number."""
+        if arrays["v"][0] < 0:
+            raise RefusedUpdateError(VICTIM, REASON)
+        return arrays
+
+    def merge(self, bank, entries, server):
+        """The newest ones."""
+        return {**bank, **entries}
+
+
+@dataclass(frozen=True)
+class ComparedBefore(Compared):
+    """The same for what is collected before training."""
+
+    when: ClassVar[str] = "before"
+
+
+@dataclass(frozen=True)
+class Sum(Term):
+    """Contributes -1 on the victim, 1 elsewhere."""
+
+    bank: ClassVar[str] = "sums"
+
+    def begin(self, round):
+        """Nothing in the steps."""
+
+    def collect(self, round):
+        """The number, when it is asked for."""
+        return {"v": np.float32([-1 if round.client == VICTIM else 1])}
+
+
+@dataclass(frozen=True)
+class SentSum(Sum):
+    """The same with the trained model."""
+
+    def end(self, round):
+        """Send the number."""
+        round.send("sums", {"v": torch.tensor([-1.0 if round.client == VICTIM else 1.0])})
+
+
+@dataclass(frozen=True)
+class Answer(Unlabelled):
+    """The unseen domain's client answers with one number."""
+
+    def answer(self, round):
+        """Send it."""
+        round.send("answer", {"v": torch.ones(1)})
+
+
+@dataclass(frozen=True)
+class Look(Visit):
+    """A visit whose answer `take` refuses."""
+
+    phase: ClassVar[str] = "look"
+    moment: ClassVar[str] = "model"
+    records: ClassVar[tuple[str, ...]] = ("answer",)
+    bank: ClassVar[str] = "answer"
+
+    def ask(self, model, server):
+        """Send the model."""
+        return {"arrays": {**server.previous, **model}}
+
+    def take(self, records, model, server):
+        """Refuse it, after the part's state was changed."""
+        server.state["taken"] = 1
+        raise RefusedUpdateError(server.experiment.run.target, REASON)
+
+
+before = Recipe(banks=(Before(),), terms=(Sum(),))
+after = Recipe(banks=(After(),), terms=(Sum(),))
+compared = Recipe(banks=(Compared(),), terms=(SentSum(),))
+compared_before = Recipe(banks=(ComparedBefore(),), terms=(Sum(),))
+visit = Recipe(visits=(Look(),), unlabelled=Answer())
+
+
+@dataclass(frozen=True)
+class Needing(Term):
+    """Declares a metric that no client reports."""
+
+    needs: ClassVar[tuple[str, ...]] = ("no_such_number",)
+
+    def begin(self, round):
+        """Nothing in the steps."""
+
+
+needing = Recipe(terms=(Needing(),))

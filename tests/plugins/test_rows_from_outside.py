@@ -1,0 +1,93 @@
+"""A row from outside is checked slot by slot: what a recipe cannot hold is one line, and a list counts as a tuple."""
+
+from dataclasses import dataclass, field
+
+import pytest
+from support import small_experiment
+
+from clients.parts import Term
+from clients.reports.generalization_gap import GeneralizationGap
+from clients.step.consistent_views import ConsistentViews
+from clients.terms.proximal import Proximal
+from fedsim import methods
+from fedsim.assembly import build_recipe, find_recipe
+from fedsim.contract import findings
+from fedsim.errors import UserError
+from fedsim.experiment import Experiment
+from fedsim.methods import METHODS
+from fedsim.recipe import Recipe
+from fedsim.registry import find_row
+from fedsim.run.plan import resolve
+from fedsim.variants import method_label
+from strategies.weights.generalization_adjustment import GeneralizationAdjustment
+
+
+@dataclass
+class Loose(Term):
+    """Not frozen."""
+
+    weight: float = 0.1
+
+
+class Plain(Term):
+    """Not a dataclass."""
+
+
+@dataclass(frozen=True)
+class WithList(Term):
+    """Has a list."""
+
+    layers: list = field(default_factory=list)
+
+
+@pytest.fixture
+def row(monkeypatch):
+    """A function that makes a recipe known as `mine`."""
+    return lambda **slots: monkeypatch.setitem(methods.METHODS, "mine", Recipe(**slots, paper="a test"))
+
+
+@pytest.mark.parametrize(
+    ("slots", "said"),
+    [
+        ({"terms": (Loose(),)}, "terms: Loose is not a frozen dataclass; write @dataclass(frozen=True)"),
+        ({"terms": (Plain(),)}, "terms: Plain is not a frozen dataclass"),
+        ({"terms": (WithList(),)}, "WithList.layers is a list"),
+        ({"terms": Proximal()}, "terms takes a tuple of parts, and the row has Proximal(); write (Proximal(),)"),
+        ({"terms": None}, "terms takes a tuple of parts"),
+        ({"client": ConsistentViews}, "client has the class ConsistentViews where a part is needed"),
+        ({"terms": (GeneralizationGap(),)}, "terms has GeneralizationGap(), which does not fit; it is for reports"),
+        ({"client": Proximal()}, "client has Proximal(), which does not fit; it is for terms"),
+        ({"client": None}, "client has NoneType"),
+        ({"norm": "ibn"}, "norm has str, which does not fit; it is no part"),
+    ],
+)
+def test_what_no_recipe_can_hold_is_one_line(row, slots, said, tmp_path):
+    """In a run and in `fedsim check-method`; earlier these were unexpected errors, or worked in some combinations."""
+    row(**slots)
+    for use in (lambda: resolve(small_experiment(tmp_path, "mine")), lambda: list(findings("mine"))):
+        with pytest.raises(UserError) as error:
+            use()
+        assert said in str(error.value)
+        assert str(error.value).startswith("method 'mine': ")
+        assert "\n" not in str(error.value)
+
+
+def test_a_list_is_a_tuple(row):
+    """Combinations in either order work as with a tuple."""
+    row(weights=GeneralizationAdjustment(), reports=[GeneralizationGap()], terms=[Proximal()])
+    assert find_row("mine").terms == (Proximal(),)
+    for name in ("mine", "mine+fedbn", "fedbn+mine", "fedcm+mine"):
+        assert Proximal() in find_recipe(name).terms
+    assert method_label(small_experiment("out", "mine+fedbn")) == "mine+fedbn"
+
+
+def test_every_row_is_as_it_was():
+    """The check changes nothing in a row that fits."""
+    assert all(find_row(name) == recipe for name, recipe in METHODS.items())
+
+
+def test_a_part_that_is_added_is_checked_too():
+    """The same reasons."""
+    for name, said in (("Loose", "not a frozen dataclass"), ("WithList", r"WithList\.layers is a list")):
+        with pytest.raises(UserError, match=said):
+            build_recipe(Experiment(method={"name": "fedavg", "add": [f"{__name__}:{name}"]}))
