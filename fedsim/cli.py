@@ -1,15 +1,15 @@
 """The command line of fedsim. Imports that take long are inside the commands, so that `fedsim --help` is quick."""
 
 import json
-import signal
 import sys
 from pathlib import Path
 from typing import Annotated
 
+import click
 import typer
 
 from fedsim.deploy.cli import app as deploy
-from fedsim.edge import guarded
+from fedsim.edge import answer_signals, guarded
 from fedsim.errors import UserError
 from fedsim.export.cli import evaluate, export, features, predict
 from fedsim.options import names_of, numbers_of
@@ -39,13 +39,12 @@ Output = Annotated[str, typer.Option(help="folder of all results (default: outpu
 
 
 def main() -> None:
-    """The console entry point.
+    """Run the command line and exit; the console's entry point is `fedsim.start`, which calls this.
 
     Wrong input gives one line and exit code 2, a failed client its own traceback and exit code 1, and Ctrl-C exit code
     130.
     """
-    for number in (signal.SIGINT, signal.SIGTERM):  # a shell in the background starts commands that ignore SIGINT
-        signal.signal(number, _interrupt)
+    answer_signals()
     sys.exit(guarded(_command))
 
 
@@ -54,13 +53,13 @@ def _command() -> int:
         code = app(standalone_mode=False) or 0  # without standalone mode, typer.Exit's code is returned
     except typer.Abort:
         code = 130
+    except click.UsageError as error:
+        if error.format_message():
+            raise
+        code = 2  # a command without arguments, whose help has been printed
     if code == 130:  # Typer has handled Ctrl-C itself
         raise KeyboardInterrupt
     return code
-
-
-def _interrupt(number: int, frame: object) -> None:
-    raise KeyboardInterrupt
 
 
 @app.command()
@@ -287,6 +286,8 @@ def datasets(
     """List the data sets, show one of them, or inspect a folder DOMAIN/CLASS/IMAGE or a table of your own."""
     from fedsim.commands.data import show_datasets, show_inspection
 
+    if grid and not (name and Path(name).exists()):
+        raise UserError("--grid draws the images of a folder or table of your own: give its path too")
     if name and Path(name).exists():
         show_inspection(Path(name), grid)
     else:
