@@ -1,5 +1,5 @@
 """`python -m fedsim`: the command line, for an environment whose scripts are not in PATH."""
 
-from fedsim.cli import main
+from fedsim.start import main
 
 main()

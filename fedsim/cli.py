@@ -1,11 +1,11 @@
 """The command line of fedsim. Imports that take long are inside the commands, so that `fedsim --help` is quick."""
 
 import json
-import signal
 import sys
 from pathlib import Path
 from typing import Annotated
 
+import click
 import typer
 
 from fedsim.commands.options import (
@@ -22,7 +22,7 @@ from fedsim.commands.options import (
 )
 from fedsim.commands.search import search
 from fedsim.deploy.cli import app as deploy
-from fedsim.edge import guarded
+from fedsim.edge import answer_signals, guarded
 from fedsim.errors import UserError
 from fedsim.export.cli import evaluate, export, features, predict
 from fedsim.options import names_of, numbers_of
@@ -41,13 +41,12 @@ OnlySeeds = Annotated[str, typer.Option("--seeds", help="only these seeds (defau
 
 
 def main() -> None:
-    """The console entry point.
+    """Run the command line and exit; the console's entry point is `fedsim.start`, which calls this.
 
     Wrong input gives one line and exit code 2, a failed client its own traceback and exit code 1, and Ctrl-C exit code
     130.
     """
-    for number in (signal.SIGINT, signal.SIGTERM):  # a shell in the background starts commands that ignore SIGINT
-        signal.signal(number, _interrupt)
+    answer_signals()
     sys.exit(guarded(_command))
 
 
@@ -56,13 +55,13 @@ def _command() -> int:
         code = app(standalone_mode=False) or 0  # without standalone mode, typer.Exit's code is returned
     except typer.Abort:
         code = 130
+    except click.UsageError as error:
+        if error.format_message():
+            raise
+        code = 2  # a command without arguments, whose help has been printed
     if code == 130:  # Typer has handled Ctrl-C itself
         raise KeyboardInterrupt
     return code
-
-
-def _interrupt(number: int, frame: object) -> None:
-    raise KeyboardInterrupt
 
 
 @app.command()
@@ -286,7 +285,9 @@ def datasets(
     """List the data sets, show one of them, or inspect a folder DOMAIN/CLASS/IMAGE or a table of your own."""
     from fedsim.commands.data import show_datasets, show_inspection
 
-    if name and (grid or set_ or Path(name).exists()):
+    if grid and not (name and Path(name).exists()):
+        raise UserError("--grid draws the images of a folder or table of your own: give its path too")
+    if name and (set_ or Path(name).exists()):
         show_inspection(Path(name), grid, set_ or [])
     else:
         show_datasets(name)

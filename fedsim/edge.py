@@ -8,6 +8,7 @@ import contextlib
 import errno
 import importlib.util
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -27,6 +28,16 @@ MENDABLE = {
     )
 }
 INTERRUPTED = "interrupted; the same command continues where it stopped"
+
+
+def answer_signals() -> None:
+    """Let Ctrl-C and a termination raise KeyboardInterrupt."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # a shell in the background starts commands that ignore SIGINT
+        signal.signal(number, _interrupt)
+
+
+def _interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
 
 
 def guarded(command: Callable[[], int | None]) -> int:

@@ -103,6 +103,8 @@ def find_config(config: str) -> Path:
     for folder in config_folders() if parent in ("", "configs") else ():
         if (folder / name).is_file():
             return folder / name
+    if parent in ("", "tables", "configs/tables") and any((at / "tables" / name).is_file() for at in config_folders()):
+        raise UserError(f"{config} is a table of a paper, which has many runs: fedsim sweep {config}")
     known = sorted({file.stem for folder in config_folders() for file in folder.glob("*.toml")})
     raise UserError(f"no experiment file {config!r}; {nearest(Path(name).stem, known)}shipped ones: {', '.join(known)}")
 
@@ -114,6 +116,8 @@ def read_experiment(config: str, overrides: Sequence[str] = (), preset: str = ""
         table = tomllib.loads(path.read_text())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: not valid TOML: {error}") from None
+    if "blocks" in table:
+        raise UserError(f"{path} is a table of a paper, which has many runs: fedsim sweep {config}")
     table.setdefault("name", path.stem)
     return _resolve(table, overrides, preset, str(path))
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fedsim.errors import UserError, nearest
 from fedsim.methods import METHODS
+from fedsim.options import names_of
 from fedsim.part import part_name
 from fedsim.plugins import entry_points, origin
 from fedsim.recipe import SLOTS, Recipe, parts_of
@@ -78,7 +79,7 @@ def listed(changes: str = "", costs: Mapping[str, float] | None = None) -> dict[
 
     Raises UserError for a word that names neither a slot nor a side.
     """
-    wanted = {slot for word in changes.split(",") if word.strip() for slot in _slots(word.strip())}
+    wanted = {slot for word in names_of("--changes", changes) for slot in _slots(word)}
     costs = step_costs()[0] if costs is None else costs
     groups: dict[str, list[MethodRow]] = {}
     own = [key for key, found in entry_points("methods").items() if len(found) == 1 and key not in METHODS]

@@ -14,7 +14,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from fedsim.cli import app, main
-from fedsim.experiment import read_experiment
+from fedsim.experiment import config_folders, read_experiment
 
 SMALL = ["--set", "train.rounds=3", "--set", "data.fraction=0.1", "--set", 'data.domains=["rot0", "rot15", "rot30"]']
 FEDSIM = [sys.executable, "-c", "from fedsim.cli import main; main()"]
@@ -79,6 +79,11 @@ def test_run_then_again(tmp_path, called):
         (["run", "--what"], "No such option"),
         (["sweep", "digits", "--methods", "fedavg,nope"], "unknown method 'nope'"),
         (["compare", "/nowhere"], "/nowhere"),
+        (["run", "tables/fedig-a-table-5"], "fedsim sweep tables/fedig-a-table-5"),
+        (["run", str(config_folders()[0] / "tables" / "fedig-a-table-5.toml")], "is a table of a paper"),
+        (["datasets", "--grid", "x.png"], "--grid draws the images of a folder or table of your own"),
+        (["datasets", "pacs", "--grid", "x.png"], "--grid draws the images of a folder or table of your own"),
+        (["methods", "--changes", "fuse,,terms"], "--changes 'fuse,,terms': a name is empty"),
     ],
 )
 def test_bad_input_is_one_line(words, said, tmp_path, called, monkeypatch):
@@ -96,6 +101,12 @@ def test_bad_input_is_one_line(words, said, tmp_path, called, monkeypatch):
     assert "Traceback" not in errors
     assert len(errors.strip().splitlines()) == 1
     assert not list(tmp_path.rglob("*.csv"))
+
+
+@pytest.mark.parametrize("words", [[], ["deploy"]])
+def test_without_a_command_the_help_is_all(words, called):
+    code, out, errors = called(*words)
+    assert (code, "Usage" in out + errors, "fedsim: " in errors) == (2, True, False)
 
 
 def test_bad_input_ends_a_process_of_its_own(tmp_path):
@@ -118,6 +129,22 @@ def test_interruption_is_said(monkeypatch, capsys):
         main()
     assert ended.value.code == 130
     assert capsys.readouterr().err.strip() == "fedsim: interrupted; the same command continues where it stopped"
+
+
+def test_interruption_is_said_while_the_command_line_is_imported():
+    """A quarter of a second, in which Python would print a traceback of its imports."""
+    code = """
+import os, runpy, signal, sys
+class Finder:
+    def find_spec(self, name, *_):
+        if name == "typer":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Finder())
+runpy.run_module("fedsim", run_name="__main__")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 130
+    assert done.stderr.strip() == "fedsim: interrupted; the same command continues where it stopped"
 
 
 def test_help_is_fast_and_imports_nothing_heavy():

@@ -27,7 +27,7 @@ def sweep(tmp_path, *words):
 def test_blanks_do_not_matter_and_an_empty_option_is_not_given(tmp_path, words, cells):
     shown = sweep(tmp_path, *words)
     assert shown.exit_code == 0, shown.exception
-    assert f"{cells} cells" in shown.output
+    assert f"{cells} cell{'s' if cells > 1 else ''}, " in shown.output
 
 
 @pytest.mark.parametrize("words", [["--targets", "rot0,"], ["--methods", "fedavg,"], ["--targets", ","]])

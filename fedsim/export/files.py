@@ -39,6 +39,8 @@ def export(model: TrainedModel, format: str, output: Path) -> tuple[float, str]:
     """
     if format not in WRITERS:
         raise UserError(f"--format {format!r}: the known formats are {', '.join(WRITERS)}")
+    if output.is_dir():
+        raise UserError(f"--output {output} is a folder; name a file in it")
     if model.plan.recipe.infer.transductive:
         name = type(model.plan.recipe.infer).__name__
         raise UserError(f"the rule {name} uses images of the unseen domain before it predicts, so that no single "

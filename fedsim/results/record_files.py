@@ -14,6 +14,8 @@ TEXT_COLUMNS = (
     "domain", "status", "quantity", "name",
 )  # fmt: skip
 SUMMARY_KEYS = ("method", "target", "seed")
+# pandas reads numbers to the last digit by default from 3.1 on, where the argument that older versions need is deprecated.
+EXACT = {} if tuple(map(int, pd.__version__.split(".")[:2])) >= (3, 1) else {"float_precision": "round_trip"}
 AGAIN = "copy the file again, or remove the run's folder and repeat the run"
 
 
@@ -25,9 +27,7 @@ def parse_csv(text: str, where: str) -> pd.DataFrame:
     header = next(csv.reader([whole.splitlines()[0]]))
     kinds = {column: str for column in header if column in TEXT_COLUMNS}
     try:
-        return pd.read_csv(
-            io.StringIO(whole), dtype=kinds, keep_default_na=False, na_values=["", "nan"], float_precision="round_trip"
-        )
+        return pd.read_csv(io.StringIO(whole), dtype=kinds, keep_default_na=False, na_values=["", "nan"], **EXACT)
     except ValueError as error:
         raise UserError(f"{where}: not a readable record: {' '.join(str(error).split())}; {AGAIN}") from None
 

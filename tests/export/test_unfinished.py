@@ -1,4 +1,4 @@
-"""The best model of a run that has not finished is used, and this is said."""
+"""What is said before a model of a run is used: that the run has not finished, that a folder is no file."""
 
 import pytest
 from typer.testing import CliRunner
@@ -6,6 +6,8 @@ from untrained_run import untrained_run
 
 import fedsim
 from fedsim.cli import app
+from fedsim.errors import UserError
+from fedsim.export.files import export
 
 
 @pytest.fixture
@@ -23,3 +25,8 @@ def test_it_is_said(run, monkeypatch):
     assert fedsim.load(run).remark == said
     assert fedsim.load(run, "last").remark == ""
     assert said in " ".join(CliRunner().invoke(app, ["features", str(run)]).output.split())
+
+
+def test_a_folder_is_no_file_to_export_to(run, tmp_path):
+    with pytest.raises(UserError, match=r"--output .* is a folder; name a file in it"):
+        export(fedsim.load(run, "last"), "torch", tmp_path)

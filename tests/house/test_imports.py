@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 # The levels from the command line down; a module may import modules of its own level (without cycles) and of all
 # levels below it. The longest prefix of a module's name decides its level.
 LEVELS = (
-    ("fedsim.cli", "fedsim.__main__"),
+    ("fedsim.start", "fedsim.cli", "fedsim.__main__"),
     ("fedsim.commands", "fedsim.deploy.cli"),
     ("fedsim.sweep", "fedsim.contract"),
     ("fedsim.runtime", "fedsim.deploy"),

@@ -68,7 +68,8 @@ def test_predictions_are_kept_as_they_are(tmp_path):
     mixed = np.array([3, 1, 5, 0, 2, 4])
     shuffled = Predictions(mixed, LABEL[mixed], PROBABILITIES[mixed], ("写真", "label", "c", "d"))
     write_predictions(tmp_path, 7, shuffled)
-    (tmp_path / "summary.csv").write_text("last_round,oracle_round,best_validation_round\n7,3,\n")
+    columns = "method,target,seed,last_round,oracle_round,best_validation_round"
+    (tmp_path / "summary.csv").write_text(f"{columns}\nfedavg,d,0,7,3,\n")
     found = read_predictions(tmp_path, "last")
     assert found.index.tolist() == list(range(6))
     assert np.array_equal(found.label, LABEL)

@@ -255,7 +255,7 @@ def test_a_table_from_the_command_line(tmp_path):
     options = ["--methods", "fedavg", "--targets", "rot75", "--seeds", "0"]
     again = CliRunner().invoke(app, [*words, *options])
     assert again.exit_code == 0, again.output
-    assert "1 cells, 1 finished" in again.output
+    assert "1 cell, 1 finished" in again.output
     shown = CliRunner().invoke(app, ["compare", str(tmp_path / "out" / "small")])
     assert shown.exit_code == 0, shown.output
     assert "Small - other: best source validation" in " ".join(shown.output.split())

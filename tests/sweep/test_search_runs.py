@@ -34,7 +34,7 @@ def plan(*space, output="/nowhere", method="fedavg", trials=2, targets=("rot0",)
         ("train.lr=uniform:-1:1", "greater than 0"),
         ("train.momentum=uniform:0:1", "less than 1"),
         ("train.batch_size=uniform:2:9", "valid integer"),
-        ("data.augment=none,nope", "no augmentation 'nope'"),
+        ("data.augment=none,nope", "data.augment: unknown 'nope'"),
         ("method.guiding_head.weight=0.1,0.2", "has no part 'guiding_head'"),
         ("parts.guiding_head.weight=0.1,0.2", "has no part 'guiding_head'"),
     ],

@@ -1,0 +1,16 @@
+"""The console entry point. It answers Ctrl-C from the beginning, also while the command line is being imported."""
+
+import sys
+
+from fedsim.edge import INTERRUPTED, answer_signals, complain
+
+
+def main() -> None:
+    """Run the command line, as `fedsim.cli.main` does."""
+    try:
+        answer_signals()
+        from fedsim.cli import main as command_line
+
+        command_line()
+    except KeyboardInterrupt:
+        sys.exit(complain(INTERRUPTED, 130))
