@@ -14,7 +14,7 @@ TEXT_COLUMNS = (
     "domain", "status", "quantity", "name",
 )  # fmt: skip
 SUMMARY_KEYS = ("method", "target", "seed")
-# pandas reads numbers to the last digit by default from 3.1 on, where the argument that older versions need is deprecated.
+# From 3.1 on pandas reads numbers to the last digit by default; the argument that older versions need is deprecated.
 EXACT = {} if tuple(map(int, pd.__version__.split(".")[:2])) >= (3, 1) else {"float_precision": "round_trip"}
 AGAIN = "copy the file again, or remove the run's folder and repeat the run"
 
