@@ -121,8 +121,14 @@ def test_a_supernode_is_left_alone_while_the_server_is_away(kit, server):
     [
         ("[code: 2990] the clock of this machine is 12 s ahead of the server's", "the clock of this machine is 12 s"),
         ("CERTIFICATE_VERIFY_FAILED certificate verify failed: certificate has expired", "has expired: the operator"),
-        ("CERTIFICATE_VERIFY_FAILED unable to get local issuer certificate", "does not fit ca.crt"),
-        ("[code: 2004] this key is not registered", "the server refuses this site's key"),
+        pytest.param(
+            "CERTIFICATE_VERIFY_FAILED unable to get local issuer certificate",
+            "does not fit ca.crt",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "[code: 2004] this key is not registered", "the server refuses this site's key", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_reasons_are_said_in_plain_words(kit, words, reason):

@@ -45,7 +45,12 @@ MASKS = {  # segmentation
 SETTINGS = {"fedavg": {}, "fedbn": {}, "fada": {}, "elcfs": MASKS}  # FADA's server visits the unseen domain's client
 
 
-@pytest.mark.parametrize("method", SETTINGS)
+SLOW = ("elcfs",)
+
+
+@pytest.mark.parametrize(
+    "method", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in SETTINGS]
+)
 def test_ray_gives_the_numbers_of_inline(grid, tmp_path, method):
     """With one thread per worker the rounds are equal bit for bit; the documentation promises 1e-4."""
     inline, ray = (
@@ -67,7 +72,7 @@ def test_a_killed_worker_is_replaced_and_changes_nothing(grid, tmp_path):
     pd.testing.assert_frame_equal(numbers(ray / "rounds.csv"), numbers(inline / "rounds.csv"), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedbn"])
+@pytest.mark.parametrize("method", ["fedavg", pytest.param("fedbn", marks=pytest.mark.slow)])
 def test_one_copy_of_the_global_model_per_round(grid, tmp_path, monkeypatch, method):
     """A round's model is put into the object store once, although all clients first evaluate and then train it."""
     monkeypatch.setattr(fedsim.runtime.ray, "SMALL_BYTES", 0)  # such a small model would be sent within the calls

@@ -39,6 +39,7 @@ def test_one_worker_serves_its_clients_in_order_and_stays_warm(probes):
             assert back[name].dtype == array.dtype
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_twice_fails_its_client_by_name_and_no_other(probes):
     """The message that was processed fails; the next worker answers those that waited."""
     replies = ask(probes, ["say", "die", "say"])

@@ -107,6 +107,7 @@ def failing_method(error):
     return method
 
 
+@pytest.mark.slow
 def test_an_image_name_that_is_not_utf_8(make_tree, tmp_path):
     """It is read like any other; if the image is damaged, the message shows as much of the name as possible."""
     root = make_tree(["a", "b", "c"], ["x", "y"], 12)

@@ -49,7 +49,7 @@ def recomputed(rows):
     return averages
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(TABLES)
 def test_averages_of_incomplete_tables(cells):
     """Every method has the average of its own complete seeds, whatever the others lack."""
@@ -68,7 +68,7 @@ def test_averages_of_incomplete_tables(cells):
         assert same(cell.mean, own.mean())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(TABLES)
 def test_difference_p_and_rank_rest_on_the_same_pairs(cells):
     """They equal those of an inner join of the rows by target and seed; ranks never contradict differences."""
@@ -94,7 +94,7 @@ def test_difference_p_and_rank_rest_on_the_same_pairs(cells):
         assert rank == 1 + sum(round(other - scores[method], 9) > 0 for other in scores.values())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(TABLES)
 def test_ranks_without_a_baseline_rest_on_common_seeds(cells):
     """No choice of a shared seed ranks more methods; the ranks are those of the averages over the shared seeds."""
@@ -111,7 +111,7 @@ def test_ranks_without_a_baseline_rest_on_common_seeds(cells):
         assert rank == 1 + sum(round(other - scores[method], 9) > 0 for other in scores.values())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(TABLES)
 def test_every_missing_cell_and_uneven_seed_is_named(cells):
     """Notes name each method that lacks a cell of a seed that it has begun, and each seed that some methods lack."""
