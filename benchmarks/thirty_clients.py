@@ -7,11 +7,14 @@
     python benchmarks/thirty_clients.py --rounds 3 --repeats 1             (a quick measurement, on a busy machine)
 
 Every repetition measures each way once. The plain loop is measured with one thread and with two, and the faster one is
-the reference. There are two numbers for each way: the seconds of the whole run, which include the start of processes
-but not of Python itself, and the seconds of a round after the first, by the clock of `rounds.csv`.
+the reference. Two plain loops at once, each with one thread and in a process of its own, show what two cores give to
+this work without anything around it: no way can be below half of their time. There are two numbers for each way: the
+seconds of the whole run, which include the start of processes but not of Python itself, and the seconds of a round
+after the first, by the clock of `rounds.csv`.
 """
 
 import argparse
+import multiprocessing
 import statistics
 import tempfile
 import time
@@ -83,12 +86,36 @@ def federation(model: str, folder: Path, rounds: int) -> Experiment:
 def bare(experiment: Experiment, threads: int) -> tuple[float, float]:
     """(seconds of the run, seconds of a round) of the plain loop."""
     torch.set_num_threads(threads)
+    measured = timed(experiment, bare_loop)
+    torch.set_num_threads(1)
+    return measured
+
+
+def two_at_once(experiment: Experiment) -> tuple[float, float]:
+    """Half of the (seconds of the run, seconds of a round) of two plain loops at the same time."""
+    whole, one = timed(experiment, both)
+    return whole / 2, one / 2
+
+
+def both(experiment: Experiment) -> None:
+    """Two plain loops, each in a process of its own."""
+    context = multiprocessing.get_context("fork")  # the children have everything that was imported
+    children = [context.Process(target=bare_loop, args=(experiment,)) for _ in range(2)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join()
+        if child.exitcode:
+            raise RuntimeError(f"a plain loop ended with exit code {child.exitcode}")
+
+
+def timed(experiment: Experiment, work: Callable[[Experiment], object]) -> tuple[float, float]:
+    """(seconds of the run, seconds of a round after the first) of some work."""
     seconds = []
     for rounds in (1, experiment.train.rounds):
         started = time.perf_counter()
-        bare_loop(experiment.replace(train={"rounds": rounds}))
+        work(experiment.replace(train={"rounds": rounds}))
         seconds.append(time.perf_counter() - started)
-    torch.set_num_threads(1)
     return seconds[1], (seconds[1] - seconds[0]) / (experiment.train.rounds - 1)
 
 
@@ -118,14 +145,15 @@ def main() -> None:
         for repeat in range(args.repeats):
             for threads in (1, 2):
                 measured.setdefault(f"bare loop, {threads} thread(s)", []).append(bare(experiment, threads))
+            measured.setdefault("two bare loops at once, halved", []).append(two_at_once(experiment))
             for way in args.ways.split(","):
                 measured.setdefault(way, []).append(ours(way, experiment, Path(name) / f"{way}{repeat}"))
     middle = {way: [statistics.median(each) for each in zip(*values)] for way, values in measured.items()}
     best = [min(middle[f"bare loop, {threads} thread(s)"][place] for threads in (1, 2)) for place in (0, 1)]
     print(f"{args.model}, {rounds} rounds, {args.repeats} repetition(s), torch {torch.__version__}")
-    print(f"{'way':26} {'whole s':>9} {'ratio':>7} {'round s':>9} {'ratio':>7}")
+    print(f"{'way':32} {'whole s':>9} {'ratio':>7} {'round s':>9} {'ratio':>7}")
     for way, (whole, one) in middle.items():
-        print(f"{way:26} {whole:9.2f} {whole / best[0]:7.2f} {one:9.3f} {one / best[1]:7.2f}")
+        print(f"{way:32} {whole:9.2f} {whole / best[0]:7.2f} {one:9.3f} {one / best[1]:7.2f}")
 
 
 if __name__ == "__main__":
