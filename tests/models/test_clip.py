@@ -14,6 +14,7 @@ from fedsim.models.backbones import find_backbone
 from fedsim.models.build import initial_state
 from fedsim.models.clip_family import TextHead
 from fedsim.models.inserts.feature_attention import Attended, FeatureAttention
+from fedsim.models.inserts.learned_prompts import LearnedPrompts
 from fedsim.models.net import Net
 from fedsim.run.plan import resolve
 from fedsim.run.workspace import Workspace
@@ -32,10 +33,11 @@ NAMES = ("dog", "alarm_clock", "horse")
 
 @pytest.fixture(scope="module", autouse=True)
 def tiny(tmp_path_factory):
-    """The name of a tiny CLIP model, `open_clip:tiny-clip`."""
-    file = tmp_path_factory.mktemp("clip") / "tiny-clip.json"
-    file.write_text(json.dumps(TINY))
-    open_clip.add_model_config(file)
+    """The name of a tiny CLIP model, `open_clip:tiny-clip`; one whose texts are read in both directions."""
+    for name, more in (("tiny-clip", {}), ("two-ways", {"no_causal_mask": True})):
+        file = tmp_path_factory.mktemp("clip") / f"{name}.json"
+        file.write_text(json.dumps({**TINY, "text_cfg": {**TINY["text_cfg"], **more}}))
+        open_clip.add_model_config(file)
 
 
 def settings(**more):
@@ -158,6 +160,21 @@ def test_a_local_file_needs_a_tag_where_published_weights_differ(tmp_path):
         with pytest.raises(UserError, match=message) as refused:
             initial_state(model, find_backbone(model), torch.nn.ModuleDict({"clip": torch.nn.Identity()}), 32)
         assert "\n" not in str(refused.value)
+
+
+def test_learned_texts_begin_as_those_of_open_clip():
+    """From the words of the template they are those that open_clip computes itself, of the full 16 tokens."""
+    net = build()
+    text = net.head.text
+    LearnedPrompts(init="template").apply(net)
+    assert torch.allclose(net.head.read(net.head.context), text, atol=1e-5)
+    assert net.head.tails.shape[1] == 4  # alarm, clock, the full stop and the end
+    assert net.state_dict().keys() - net.frozen == {"head.context", *dict(net.backbone.state_dict(prefix="backbone."))}
+    with pytest.raises(UserError, match=r"13 tokens .* longest text has 18 tokens .*open_clip:tiny-clip reads 16"):
+        LearnedPrompts(L=13).apply(build())
+    net = build_model(ModelSettings(backbone="open_clip:two-ways", head="text"), 3, 3, 32, names=NAMES)
+    with pytest.raises(UserError, match="texts of open_clip:two-ways cannot be learned"):
+        LearnedPrompts().apply(net)
 
 
 def test_nothing_to_train_is_refused(tmp_path):

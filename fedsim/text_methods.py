@@ -1,0 +1,21 @@
+"""The rows of METHODS that need the texts of class names (`model.head = "text"`), which a CLIP model reads."""
+
+from fedsim.models.inserts.feature_attention import FeatureAttention
+from fedsim.models.inserts.learned_prompts import LearnedPrompts
+from fedsim.recipe import Recipe
+from strategies.weights.uniform import Uniform
+
+TINY = ("model.backbone=tiny-clip", "model.head=text", "model.train=head")
+
+TEXT_METHODS: dict[str, Recipe] = {
+    "fedclip": Recipe(
+        inserts=(FeatureAttention(),),
+        weights=Uniform(),
+        paper="Lu et al., IEEE Data Engineering Bulletin 2023: FedCLIP; with model.head = text, model.train = head",
+    ),
+    "promptfl": Recipe(
+        inserts=(LearnedPrompts(),),
+        paper="Guo et al., IEEE TMC 2024: PromptFL; with model.head = text, model.train = head",
+        tried_with=TINY,
+    ),
+}
