@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from fedsim.combinations import check_recipe, combine
-from fedsim.data import Benchmark, benchmark, find_dataset
+from fedsim.data import Benchmark, benchmark, client_names, find_dataset
 from fedsim.errors import PresetConflictError, UserError
 from fedsim.experiment import Experiment
 from fedsim.kinds import nonnegative_names
@@ -99,6 +99,8 @@ def build_net(experiment: Experiment, recipe: Recipe, bench: Benchmark | None = 
         bench.outputs,
     )
     head = net.head
+    if any(part.counts_clients for part in recipe.inserts):
+        net.clients = len(client_names(experiment.data, experiment.run.target or bench.domains[-1], bench))
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(stream_seed(experiment.run.seed, "inserts"))
         for part in sorted(recipe.inserts, key=lambda insert: (insert.order, part_name(insert))):

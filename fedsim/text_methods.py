@@ -1,6 +1,8 @@
 """The rows of METHODS that need the texts of class names (`model.head = "text"`), which a CLIP model reads."""
 
+from clients.terms.query_loss import QueryLoss
 from fedsim.models.inserts.feature_attention import FeatureAttention
+from fedsim.models.inserts.keyed_prompts import KeyedPrompts
 from fedsim.models.inserts.learned_prompts import LearnedPrompts
 from fedsim.recipe import Recipe
 from strategies.weights.uniform import Uniform
@@ -16,6 +18,13 @@ TEXT_METHODS: dict[str, Recipe] = {
     "promptfl": Recipe(
         inserts=(LearnedPrompts(),),
         paper="Guo et al., IEEE TMC 2024: PromptFL; with model.head = text, model.train = head",
+        tried_with=TINY,
+    ),
+    "fedapt": Recipe(
+        inserts=(KeyedPrompts(),),
+        terms=(QueryLoss(),),
+        weights=Uniform(),
+        paper="Su et al., AAAI 2024: FedAPT; with model.head = text, model.train = head",
         tried_with=TINY,
     ),
 }

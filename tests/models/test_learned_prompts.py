@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from small_texts import IMAGES, NAMES, TINY, build, simple_texts
 from support import numbers, small_experiment
-from torch import nn
 
 from fedsim.assembly import build_recipe
 from fedsim.contract import run_watched, small_plan
@@ -13,44 +13,12 @@ from fedsim.errors import UserError
 from fedsim.experiment import Experiment
 from fedsim.export.files import export
 from fedsim.export.trained import load_trained
-from fedsim.models import build_model
 from fedsim.models.hidden import hidden_layers
 from fedsim.models.inserts.learned_prompts import LearnedPrompts, PromptHead
-from fedsim.models.texts import TextEncoder, TextHead, Texts
+from fedsim.models.texts import TextHead
 from fedsim.run.plan import resolve
 from fedsim.run.workspace import Workspace
 from fedsim.runtime.launch import launch
-from fedsim.settings import ModelSettings
-
-NAMES = ("dog", "alarm_clock", "horse")
-IMAGES = torch.randn(5, 3, 16, 16, generator=torch.Generator().manual_seed(3))
-TINY = {"backbone": "tiny-clip", "head": "text", "train": "head"}
-
-
-def build(part=None, names=NAMES, **more):
-    """The tiny CLIP with the texts of these names; `part` may then learn some of them."""
-    net = build_model(ModelSettings(**{**TINY, **more}), len(names), 3, 16, names=names)
-    torch.manual_seed(0)
-    if part is not None:
-        part.apply(net)
-    return net.eval()
-
-
-class Means(nn.Module):
-    """A transformer for tests: every token becomes the mean of itself and those before it."""
-
-    def forward(self, x, attn_mask):
-        steps = torch.arange(1, x.shape[1] + 1)[:, None]
-        return x.cumsum(1) / steps
-
-
-def simple_texts(names=((3,), (4,))):
-    """Tokens: 0 is (0, 0), 1 (the start) is (1, 0), 2 (the end) is (0, 0), 3 is (2, 0), 4 is (0, 2)."""
-    embedding = nn.Embedding(5, 2)
-    embedding.weight.data = torch.tensor([[0.0, 0], [1, 0], [0, 0], [2, 0], [0, 2]])
-    encoder = TextEncoder(Means(), torch.zeros(9, 2), nn.Identity(), torch.eye(2))
-    ends = tuple((*name, 2) for name in names)
-    return Texts(encoder, embedding, (3, 4), ends, start=1, scale=10.0, context=9, model="means")
 
 
 def test_logits_on_numbers():
@@ -140,9 +108,7 @@ def test_methods_that_make_another_head_are_refused(tmp_path):
     with pytest.raises(UserError, match="no fully connected hidden layer"):
         small_plan("promptfl+feddrop", tmp_path).build_net()
     assert hidden_layers(build(LearnedPrompts())) == []
-    with pytest.raises(
-        UserError, match=r"model.head = 'text' needs a backbone with a text encoder, digits-cnn has none"
-    ):
+    with pytest.raises(UserError, match="needs a backbone with a text encoder, digits-cnn has none"):
         small_plan("promptfl", tmp_path, ["model.backbone=digits-cnn", "model.train=all"]).build_net()
     with pytest.raises(UserError, match=r"set model\.head = 'text'"):
         resolve(small_experiment(tmp_path, "promptfl")).build_net()
