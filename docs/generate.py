@@ -74,12 +74,9 @@ def own_parts(recipe: Recipe) -> list[tuple[str, object]]:
 def methods_index() -> str:
     """The page that lists all methods with what they change."""
     missing = ", ".join(title for name, title in NOT_BUILT.items() if name not in METHODS)
-    lines = [
-        "# Methods",
-        "",
-        f"Published methods for federated domain generalization that are not built: {missing}.",
-        "",
-    ]
+    lines = ["# Methods", ""]
+    if missing:
+        lines += [f"Published methods for federated domain generalization that are not built: {missing}.", ""]
     lines += ["| method | what it changes | paper |", "|---|---|---|"]
     for name, recipe in METHODS.items():
         changes = ", ".join(f"{slot}: `{part_name(part)}`" for slot, part in own_parts(recipe))

@@ -19,19 +19,17 @@ if TYPE_CHECKING:
     from fedsim.recipe import Recipe
 
 
-class PromptHead(nn.Module):
-    """logits = s cos(f, t_c) with t_c = E_T([start, V, name c, end]), for features f [B, e].
+class LearnedTextHead(nn.Module):
+    """Reads the texts t_c = E_T([start, V, name c, end]) of M classes, in which V has `length` vectors.
 
-    context: V [L, d], the same for all classes, or [M, L, d]; the only tensor that is learned
     encoder: E_T; start [d], tails [M, T, d], ends [M] and scale are what it reads beside V, see `Texts`
     """
 
     tensor_kinds: ClassVar[dict[str, Kind]] = {"ends": Kind.WEIGHT}  # places in a text, which count nothing
 
-    def __init__(self, texts: Texts, context: Tensor) -> None:
+    def __init__(self, texts: Texts, length: int) -> None:
         super().__init__()
-        tails, ends = texts.tails(context.shape[-2])
-        self.context = nn.Parameter(context)
+        tails, ends = texts.tails(length)
         self.encoder = texts.encoder
         self.register_buffer("start", texts.embedded([texts.start])[0])
         self.register_buffer("tails", tails)
@@ -48,6 +46,17 @@ class PromptHead(nn.Module):
         classes, _, width = self.tails.shape
         parts = self.start.expand(classes, 1, width), context.expand(classes, -1, -1), self.tails
         return F.normalize(self.encoder(torch.cat(parts, 1), self.ends), dim=1)
+
+
+class PromptHead(LearnedTextHead):
+    """logits = s cos(f, t_c) with t_c = E_T([start, V, name c, end]), for features f [B, e].
+
+    context: V [L, d], the same for all classes, or [M, L, d]; the only tensor that is learned
+    """
+
+    def __init__(self, texts: Texts, context: Tensor) -> None:
+        super().__init__(texts, context.shape[-2])
+        self.context = nn.Parameter(context)
 
     def forward(self, features: Tensor) -> Tensor:
         """[B, e] -> [B, M]; the texts are computed once for the batch."""
@@ -72,7 +81,7 @@ class TextLearner(Insert):
                             "'text' and a model.backbone with a text encoder (open_clip:NAME)")  # fmt: skip
         return net.head.texts()
 
-    def replace(self, net: Net, head: PromptHead, learned: set[str]) -> None:
+    def replace(self, net: Net, head: LearnedTextHead, learned: set[str]) -> None:
         """Puts the head into the network; its tensors other than the learned ones are frozen."""
         net.head = head
         kept = {name for name in net.frozen if not name.startswith("head.")}
