@@ -43,7 +43,7 @@ class QueryLoss(Term):
     def begin(self, round: LocalRound) -> StepFunction | None:
         """Chooses the client's key; the term, or None when the weight is 0."""
         head, own = round.net.head, round.index
-        head.client = own
+        head.key = head.keys[own]
         if self.weight == 0:
             return None
 
@@ -58,4 +58,4 @@ class QueryLoss(Term):
 
     def end(self, round: LocalRound) -> None:
         """No key is chosen any more."""
-        round.net.head.client = None
+        round.net.head.key = None

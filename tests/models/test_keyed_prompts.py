@@ -55,7 +55,7 @@ def test_logits_of_a_client_that_trains_on_numbers():
     """Client 0 has V (1 + kappa) = (0, 2): the means are along (3, 2), (1, 4). Client 1 has (0, 4): (3, 4), (1, 6)."""
     head, f = simple_head().train(), torch.tensor([[2.0, 0]])
     for client, expected in ((0, [8.320503, 2.425356]), (1, [6.0, 1.643990])):
-        head.client = client
+        head.key = head.keys[client]
         assert torch.allclose(head(f), torch.tensor([expected]), atol=1e-5)
 
 
@@ -67,7 +67,7 @@ def test_logits_of_unknown_images_on_numbers(monkeypatch, at_once):
     expected = torch.tensor([[6.507914, 1.788854], [-7.682213, -2.169305]])
     f = torch.tensor([[2.0, 0], [-2, 0]])
     assert torch.allclose(head(f), expected, atol=1e-5)  # no client is chosen
-    head.client = 0
+    head.key = head.keys[0]
     assert torch.allclose(head.eval()(f), expected, atol=1e-5)  # validation during the training of a client
 
 
@@ -78,7 +78,7 @@ def test_keys_of_zero_are_promptfl():
     with torch.no_grad():
         features = net.features(IMAGES)
         assert torch.allclose(net(IMAGES), plain(features), atol=1e-5)
-        net.head.train().client = 1
+        net.head.train().key = net.head.keys[1]
         assert torch.allclose(net.head(features), plain(features), atol=1e-5)
 
 
@@ -90,11 +90,11 @@ def test_the_loss_of_the_query_on_numbers():
     for client, expected in ((0, 2.126928), (1, 0.126928)):
         round.index = client
         assert QueryLoss(0.5).begin(round)(batch).item() == pytest.approx(expected / 2, abs=1e-6)
-        assert round.net.head.client == client
+        assert torch.equal(round.net.head.key, round.net.head.keys[client])
         QueryLoss().end(round)
-        assert round.net.head.client is None
+        assert round.net.head.key is None
     assert QueryLoss(0.0).begin(round) is None
-    assert round.net.head.client == 1
+    assert torch.equal(round.net.head.key, round.net.head.keys[1])
 
 
 def test_shapes_keys_and_what_is_frozen():
@@ -121,7 +121,7 @@ def test_a_round_of_a_client_is_cross_entropy_with_its_own_key(tmp_path):
     sent = client.fit([value.numpy() for value in start], {"client": "rot15", "phase": "train", "round": 1})[0]
     sent = [array.copy() for array in sent]  # they are views of the network
     head, batch = space.net.head, batches[0]
-    assert head.client is None
+    assert head.key is None
     with torch.no_grad():
         head.context.copy_(start[0]), head.query.weight.copy_(start[1])
         features = space.net.features(batch.images)

@@ -242,6 +242,10 @@ def test_what_does_not_fit_is_refused(tmp_path):
         small_plan("deepall+plan", tmp_path)
     with pytest.raises(UserError, match="5 does not divide the encoder's width of 32"):
         prompted(PromptSets(heads=5))
+    with pytest.raises(UserError, match=r"set train.compile = 'off'"):
+        small_plan("plan", tmp_path, ["train.compile=default"])
+    with pytest.raises(UserError, match="moon makes a head of its own"):
+        small_plan("plan+moon", tmp_path).build_net()
     net = build()
     net.backbone = nn.Identity()
     with pytest.raises(UserError, match="image encoder that is a transformer"):

@@ -30,7 +30,7 @@ class KeyedPromptHead(PromptHead):
 
         kappa = kappa_k while client k trains, and for an unknown image kappa = sum_i w_i kappa_i, w = key_weights(Q f)
 
-    keys: kappa [K, L, d]; query: Q [K, e], without a bias; client: the k that trains, None otherwise
+    keys: kappa [K, L, d]; query: Q [K, e], without a bias; key: that of the client that trains, otherwise None
 
     With mixed keys every image has its own M texts. They pass through E_T in parts of about 1,024.
     """
@@ -40,12 +40,12 @@ class KeyedPromptHead(PromptHead):
         self.register_buffer("keys", keys)
         self.query = nn.Linear(width, len(keys), bias=False)
         self.T = T
-        self.client: int | None = None
+        self.key: Tensor | None = None
 
     def forward(self, features: Tensor) -> Tensor:
         """[B, e] -> [B, M]."""
-        if self.training and self.client is not None:
-            texts = self.read(self.context * (1 + self.keys[self.client]))
+        if self.training and self.key is not None:
+            texts = self.read(self.context * (1 + self.key))
             return self.scale * F.normalize(features, dim=1) @ texts.T
         if torch.compiler.is_exporting():  # a program for any number of images has no loop over parts of them
             return self.mixed(features)

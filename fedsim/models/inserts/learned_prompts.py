@@ -67,7 +67,7 @@ class TextLearner(Insert):
     """The contract of inserts that put a head with learned texts in the place of `model.head = "text"`."""
 
     learns_texts: ClassVar[bool] = True
-    order: ClassVar[int] = 1  # an insert that makes a linear head comes after it, and is refused
+    order: ClassVar[int] = 0  # an insert that makes a linear head comes after it, and is refused
 
     def refuses(self, recipe: "Recipe") -> str:
         """One part can learn the texts."""

@@ -12,6 +12,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedsim.errors import UserError
+from fedsim.experiment import Experiment
 from fedsim.models.inserts.learned_prompts import LearnedTextHead, TextLearner
 from fedsim.models.net import Net
 from fedsim.models.texts import Texts
@@ -196,6 +197,12 @@ class PromptSets(TextLearner):
     needs_clients: ClassVar[bool] = True
     counts_clients: ClassVar[bool] = True
     requires: ClassVar[dict[str, str]] = {"terms": "prompt_stages", "refine": "own_rows"}
+
+    def check(self, experiment: Experiment) -> None:
+        """Raises UserError for a compiled pass."""
+        if experiment.train.compile != "off":
+            raise UserError("prompt_sets has other prompts in the stages and for the teacher, which one compiled pass "
+                            "cannot have; set train.compile = 'off'")  # fmt: skip
 
     def apply(self, net: Net) -> None:
         """Adds prompts and aggregators. Raises UserError without texts or a ViT, or when the texts are too long."""
