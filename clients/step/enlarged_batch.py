@@ -66,8 +66,8 @@ class EnlargedBatch(Step):
         if not self.sharing:
             return ""
         return (
-            "each round, to one other client: mean and spread, over all training images, of the channel means and "
-            "standard deviations of the first stage's features"
+            "each round, to the server and one other client: mean and spread, over all training images, of the channel "
+            "means and standard deviations of the first stage's features"
         )
 
     def begin(self, round: LocalRound) -> StepFunction:
