@@ -25,21 +25,26 @@ BANK, STYLE = "feature_style", "style"  # the record, and the array in it
 class EnlargedBatch(Step):
     """L = CE(h(f(x)), y) over the batch as it leaves the styles' layers, with all labels, + terms.
 
-    - Sharing, after stage 1, in a batch with probability `sharing`: floor(B/2) samples get styles of another client
-      (`shared_styles`), those with the most diverse styles keep their own. A batch with fewer than 4 samples, a round
-      without a partner's style, and the first round have none.
-    - Exploration, after stages 1, 2 and 3: the insert `style_exploration`, which adds samples.
-    - Partners in the insert `feature_highlighter`, if the recipe has it: the next sample of the same class.
+    Sharing and shifting, after stage 1, in a batch with probability `sharing`: the ceil(B/2) samples that k-means++
+    draws, whose styles are the most diverse, keep them, and the others get styles drawn from another client's:
+
+        x' = sigma' (x - mu)/sigma + mu',   mu' = m_mu + e1 d_mu,   sigma' = max(m_sigma + e2 d_sigma, 0),   e ~ N(0, 1)
+
+    mu and sigma carry no gradient. Batches with fewer than 4 samples, rounds without a partner's style, and the first
+    round have no sharing. Then the insert `style_exploration` adds samples. If the recipe has the insert
+    `feature_highlighter`, a sample's partner is the next one of its class in the batch.
 
     A class of which the batch has one sample gets a second one, and its partner, from a class-balanced batch with one
     image of each class that the client has. It passes through the network without a gradient and without an effect on
-    running statistics (in the released code it has both), and only with a batch that has such a class.
+    running statistics, and only with a batch that has such a class. In the released code it has both, and the partner
+    there is of a wrong class, because the row is taken for the class's number.
 
-    Each client sends its style, the mean and spread of the styles of its training images after stage 1 of the received
-    model in eval mode. Terms see the features and labels of the enlarged batch. A client counts with its images alone.
+    Each client sends its style (m_mu, m_sigma, d_mu, d_sigma): mean and spread of the mu and sigma of its training
+    images, after stage 1 of the received model in eval mode. Terms see the features and labels of the enlarged batch. A
+    client counts with its images alone.
 
-    Source: StableFDG (Park et al., NeurIPS 2023), section 3.1. `sharing = 0`, `method.style_exploration.p = 0` and no
-    highlighter give FedAvg's step bit for bit; nothing is sent then.
+    Source: StableFDG (Park et al., NeurIPS 2023), style-based learning. `sharing = 0`, `method.style_exploration.p = 0`
+    and no highlighter give FedAvg's step bit for bit; nothing is sent then.
 
     sharing: the probability of sharing, per batch
     balanced: a new class-balanced batch per local "epoch", or per "step" as the released code does on Office-Home

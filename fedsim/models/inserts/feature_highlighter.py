@@ -84,8 +84,8 @@ class FeatureHighlighter(Insert):
     The classifier is made anew for the width, and 90 D + 90 weights are added to what is sent, 46,170 on ResNet-18: as
     in the released code the convolution also gives 30 channels of values, which nothing uses.
 
-    Source: StableFDG (Park et al., NeurIPS 2023), section 3.2. The released code divides by 49 whatever the size of the
-    map; the formula's 1/hw is used here. Without this insert the network is FedAvg's.
+    Source: StableFDG (Park et al., NeurIPS 2023), attention-based feature highlighter. The released code divides by 49
+    whatever the size of the map; the formula's 1/hw is used here. Without this insert the network is FedAvg's.
     """
 
     makes_features: ClassVar[bool] = True

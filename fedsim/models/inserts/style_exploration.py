@@ -167,9 +167,10 @@ class StyleExploration(Insert):
     gradient; the contents c do, through mu and sigma too. Maps of one position have no style and are left as they are.
     A class with one sample in the batch first gets a second one, from the step's class-balanced batch.
 
-    Source: StableFDG (Park et al., NeurIPS 2023), section 3.1. The released code keeps negative deviations, which turns
-    the contrast of an image round, and replaces the styles of the first half of the batch by cluster centres where the
-    paper keeps the diverse samples as they are: `official` does both. `p = 0` explores nothing.
+    Source: StableFDG (Park et al., NeurIPS 2023), style exploration. The released code keeps negative deviations, which
+    turns the contrast of an image round. In the sharing of `enlarged_batch` it replaces the styles of the first half of
+    the batch by cluster centres, where the paper keeps the diverse samples as they are. `official` does both. `p = 0`
+    explores nothing.
 
     p: the probability per stage and pass
     alpha: how far styles are pushed; 0 adds samples with styles of their own
