@@ -14,6 +14,7 @@ from torch import Tensor
 
 from clients.augment import frequency, style
 from clients.augment.cross_client_style import CrossClientStyle
+from clients.augment.spaces import space_of
 from clients.local_data import LocalData
 from clients.step.episodic import EpisodicStep
 from fedsim.errors import UserError
@@ -51,7 +52,7 @@ def draw_pictures(plan: Plan, output: Path, rows: int = 6) -> list[Path]:
 def style_columns(part: CrossClientStyle, name: str, data: dict[str, LocalData], bank: dict, rows: int) -> list[Column]:
     """The content images; then, for every other client, one of its images and the content in its style."""
     content = example_images(data[name], rows)
-    space = part.space(content.device)
+    space = space_of(part, content.device)
     measured = style.statistics(space.encode(content), int(part.content_variance == "unbiased"))
     columns = [("content", content)]
     for other in [other for other in data if other != name]:
