@@ -38,6 +38,7 @@ from clients.terms.prototype_contrast import PrototypeContrast
 from clients.terms.proximal import Proximal
 from clients.terms.representation_norm import RepresentationNorm
 from clients.terms.self_reg import SelfReg
+from clients.terms.style_contrast import StyleContrast
 from clients.unlabelled.adversarial_target import AdversarialTarget
 from fedsim.models.infer import EnsembleOfHeads, SampledRepresentation, ZeroShotAdapter
 from fedsim.models.inserts.adapters import Adapters
@@ -61,6 +62,7 @@ from strategies.banks.feature_generator import FeatureGenerator
 from strategies.banks.global_batch_norm import GlobalBatchNorm
 from strategies.banks.global_direction import GlobalDirection
 from strategies.banks.heads import Heads
+from strategies.banks.interpolation_style import InterpolationStyle
 from strategies.banks.prototypes import Prototypes
 from strategies.banks.style import StyleBank
 from strategies.banks.target_features import TargetFeatures
@@ -148,6 +150,7 @@ METHODS: dict[str, Recipe] = {
         discloses="more than FedAvg once: a model trained to convergence on the client's data alone",
     ),
     "ccst": Recipe(augment=CrossClientStyle(), banks=(StyleBank(),), paper="Chen et al., WACV 2023"),
+    "fisc": Recipe(terms=(StyleContrast(),), banks=(InterpolationStyle(),), paper="Nguyen et al., ICDCS 2025 (PARDON)"),
     "elcfs": Recipe(client=EpisodicStep(), banks=(AmplitudeBank(),), paper="Liu et al., CVPR 2021 (FedDG)"),
     "fedig": Recipe(
         norm=MixIG(),
