@@ -69,8 +69,8 @@ TABLES = {
         {"style": {"mean": (1, 1), "std": (1, 1)}},
         {"style": {f"{name}:{key}": (1, 1) for name in CLIENTS for key in ("mean", "std")}},
     )),
-    "fisc": Exchange(  # 2 C_s floats up and down: the style of all comes back
-        once=(dict.fromkeys(["interpolation"], {"mean": (1, 1), "std": (1, 1)}),) * 2,
+    "fisc": Exchange(  # 2 C_s floats up, and as many of one style down
+        once=({"interpolation": {"mean": (1, 1), "std": (1, 1)}},) * 2,
         metrics=frozenset({"norm_loss", "triplet_loss"}),
     ),
     "elcfs": Exchange(once=(  # an eighth of 68 images, b = 0: one bin; the others' come down
