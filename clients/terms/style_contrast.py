@@ -85,10 +85,10 @@ class StyleContrast(Term):
 
         mu_k = mean_q m_q,  sigma_k^2 = mean_q e_q - mu_k^2 + 1e-5,  m_q and e_q over all positions of cluster q
 
-    With both weights 0 it is FedAvg, without a second pass. The released code differs: it computes the features of x
-    three times and those of x' twice, so that batch norm sees the batch five times; it gives Phi normalized images of
-    three channels, where we have the values of the image in [0, 1]; and see the settings. Without a style from the
-    server (no client sent one) the term adds nothing.
+    With both weights 0 it is FedAvg, without a second pass. The released code differs: it passes anchors, positives and
+    negatives through the network anew, so that batch norm sees five passes; it gives Phi the normalized images, with
+    three channels, where we give it the values in [0, 1]; and see the settings. Without a style from the server (no
+    client sent one) the term adds nothing.
     """
 
     side_by_side: ClassVar[bool] = True
