@@ -150,7 +150,6 @@ METHODS: dict[str, Recipe] = {
         discloses="more than FedAvg once: a model trained to convergence on the client's data alone",
     ),
     "ccst": Recipe(augment=CrossClientStyle(), banks=(StyleBank(),), paper="Chen et al., WACV 2023"),
-    "fisc": Recipe(terms=(StyleContrast(),), banks=(InterpolationStyle(),), paper="Nguyen et al., ICDCS 2025 (PARDON)"),
     "elcfs": Recipe(client=EpisodicStep(), banks=(AmplitudeBank(),), paper="Liu et al., CVPR 2021 (FedDG)"),
     "fedig": Recipe(
         norm=MixIG(),
@@ -284,6 +283,7 @@ METHODS: dict[str, Recipe] = {
         paper="Nguyen et al., NeurIPS 2022: FedCMI, without the L2 penalty",
     ),
     "fpl": Recipe(terms=(PrototypeContrast(),), banks=(Prototypes(),), paper="Huang et al., CVPR 2023: FPL"),
+    "fisc": Recipe(terms=(StyleContrast(),), banks=(InterpolationStyle(),), paper="Nguyen et al., ICDCS 2025: FISC"),
     "fedadg": Recipe(
         client=AdversarialReference(),
         banks=(FeatureGenerator(),),

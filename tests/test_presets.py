@@ -40,14 +40,14 @@ FEDSB = {
     "train": {"rounds": 100, "optimizer": "adam", "lr": 1e-4, "batch_size": 64},
     "data": {"holdout": 0.1, "augment": "fedsb"},
 }
-CCST = {
-    "train": {"rounds": 500, "epochs": 1, "lr": 0.001, "momentum": 0.0, "weight_decay": 0.0},
-    "data": {"image_size": 222, "augment": "ccst"},
-}
 FISC = {
     "train": {"rounds": 50, "epochs": 1, "batch_size": 32, "optimizer": "adam", "lr": 3e-5, "clients_per_round": 20},
     "data": {"clients_per_domain": 33, "mix": 0.1, "image_size": 224},
     "model": {"backbone": "resnet50"},
+}
+CCST = {
+    "train": {"rounds": 500, "epochs": 1, "lr": 0.001, "momentum": 0.0, "weight_decay": 0.0},
+    "data": {"image_size": 222, "augment": "ccst"},
 }
 SOURCES = {
     ("pacs", "fedig"): FEDIG,
@@ -79,10 +79,10 @@ SOURCES = {
     ("vlcs", "fedsb"): {**FEDSB, "model": {"backbone": "resnet18"}},
     ("office-home", "fedsb"): {**FEDSB, "model": {"backbone": "resnet50"}},
     ("terra-incognita", "fedsb"): {**FEDSB, "model": {"backbone": "resnet50"}},
-    ("pacs", "ccst"): {**CCST, "model": {"backbone": "resnet50"}},
-    ("office-home", "ccst"): {**CCST, "model": {"backbone": "resnet18"}},
     ("pacs", "fisc"): FISC,
     ("office-home", "fisc"): FISC,
+    ("pacs", "ccst"): {**CCST, "model": {"backbone": "resnet50"}},
+    ("office-home", "ccst"): {**CCST, "model": {"backbone": "resnet18"}},
 }
 
 

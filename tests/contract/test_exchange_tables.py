@@ -69,10 +69,6 @@ TABLES = {
         {"style": {"mean": (1, 1), "std": (1, 1)}},
         {"style": {f"{name}:{key}": (1, 1) for name in CLIENTS for key in ("mean", "std")}},
     )),
-    "fisc": Exchange(  # 2 C_s floats up, and as many of one style down
-        once=({"interpolation": {"mean": (1, 1), "std": (1, 1)}},) * 2,
-        metrics=frozenset({"norm_loss", "triplet_loss"}),
-    ),
     "elcfs": Exchange(once=(  # an eighth of 68 images, b = 0: one bin; the others' come down
         {"amplitude": {"amplitude": (9, 1, 1, 1)}},
         {"amplitude": dict.fromkeys(OTHERS, (9, 1, 1, 1))},
@@ -93,6 +89,10 @@ TABLES = {
         down={"prototypes": {"cluster_protos": (C, D), "classes": (C,)}},
         up={"prototypes": {"protos": (9, D), "classes": (9,)}},  # a batch of 16 images has 9 of the classes
         metrics=frozenset({"cpcl_loss", "upcr_loss"}),
+    ),
+    "fisc": Exchange(  # 2 C_s floats up, and as many of one style down
+        once=({"interpolation": {"mean": (1, 1), "std": (1, 1)}},) * 2,
+        metrics=frozenset({"norm_loss", "triplet_loss"}),
     ),
     "perada": Exchange(  # adapters, norm and head alone; never the personal ones
         (4 * (ADAPTER + 2 * NORMS) + HEAD + 3 * 8,) * 3, **PERSONAL
