@@ -78,6 +78,7 @@ class Workspace:
         self.travelling = [name for name, place in self.places.items() if place != "frozen"]
         self.frozen_content = frozen_content(state, self.places, plan.experiment.model.weights)
         self.clients: dict[tuple[str, str, str], DomainClient] = {}
+        self.target: Any = None  # the evaluator of the unseen domain, in the server's process and in its copies
         self._unlabelled: dict[str, UnlabelledClient] = {}  # by the run's token, of the newest run alone
         self._fingerprints: dict[str, Fingerprints] = {}  # by the token of the newest run
         self.compiled: Any = None
