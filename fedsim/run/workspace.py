@@ -9,6 +9,7 @@ from threadpoolctl import threadpool_limits
 
 from clients.base import DomainClient
 from clients.local_data import LocalData
+from clients.networks import view_of
 from clients.store import ClientStore, client_folder
 from clients.unlabelled_client import UnlabelledClient
 from fedsim.cores import free_cores
@@ -68,7 +69,8 @@ class Workspace:
         if self.device.type == "cuda":
             self.net = self.net.to(memory_format=torch.channels_last)
         self.places = self.recipe.share.place(self.net) | dict.fromkeys(self.net.frozen, "frozen")
-        state = self.net.state_dict()
+        self.view = view_of(self.net, self.places)
+        state = self.view.state
         self.initial = {
             name: state[name].detach().cpu().clone()
             for name, place in self.places.items()
@@ -105,7 +107,7 @@ class Workspace:
             self.clients[key] = DomainClient(
                 self.experiment,
                 self.recipe,
-                self.net,
+                self.view,
                 self.places,
                 self.initial,
                 local,
