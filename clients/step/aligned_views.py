@@ -80,12 +80,14 @@ class AlignedViews(Step):
     at 224 pixels (DomainNet 128), with two clients of each domain and a tenth of the images for validation.
     `views = 0` gives FedAvg.
 
-    lambda1, lambda2: the weights of the contrast and of the divergence
+    lambda1: the weight of the contrast
+    lambda2: the weight of the divergence
     temperature: t in the contrast
     r: the share of its training images of which a client publishes statistics
     views: V, the number of views beside the batch itself
     p: the probability with which a view of a batch gets other colours
     alpha: the parameter of the Beta distribution
+    eps: is added to the variance before the root
     severity, width, all_operations: as in the augmentation `aug_mix`
     variant: `official` is the released code, where it differs: each feature is its own positive too (but is not in the
     sum over j); AugMix draws its chains once for the whole batch; values outside 0 to 255 wrap around in the conversion
@@ -100,7 +102,6 @@ class AlignedViews(Step):
     p: Annotated[float, Field(ge=0, le=1)] = 1.0
     alpha: Annotated[float, Field(gt=0)] = 0.1
     eps: Annotated[float, Field(gt=0, le=0.1)] = 1e-6
-    """Added to the variance before the root."""
     severity: Annotated[int, Field(ge=1, le=STRENGTHS)] = 3
     width: Annotated[int, Field(ge=1)] = 3
     all_operations: bool = True
