@@ -150,15 +150,17 @@ def test_an_image_of_one_colour_stays_finite_and_of_one_colour(monkeypatch):
 
 
 def test_the_official_variant_reaches_the_views_the_contrast_and_the_bank(monkeypatch):
-    calls = []
-    original = mixed
+    asked = []
     monkeypatch.setattr(
-        "clients.step.aligned_views.mixed",
-        lambda *given, **more: calls.append(more["alike"]) or original(*given, **more),
+        "clients.step.aligned_views.mixed", lambda images, *words, **more: asked.append(more["alike"]) or images
     )
-    paper, official = one_step(AlignedViews())[2], one_step(AlignedViews(variant="official"))[2]
-    assert calls == [False] * 2 + [True] * 2
-    assert official.tallied()["contrast_loss"] < paper.tallied()["contrast_loss"]
+    for name, own in (("paper", False), ("official", True)):
+        round = one_step(AlignedViews(variant=name, p=0.0, views=1))[2]
+        images = round.data.batch(np.arange(12)).images
+        features = [small_net().features(eight_bit(images, wraps=own)), small_net().features(images)]
+        wanted = contrast_of(features[::-1], round.data.labels, 0.1, own).item()
+        assert round.tallied()["contrast_loss"] == pytest.approx(wanted, abs=1e-4)
+    assert asked == [False, True]
     recipe = assemble({"name": "fedccrl", "aligned_views": {"variant": "official"}}, {})
     assert recipe.banks[0].refresh == "round"
     kept = {"name": "fedccrl", "aligned_views": {"variant": "official"}, "pixel_statistics": {"refresh": "once"}}
