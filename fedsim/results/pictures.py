@@ -1,4 +1,4 @@
-"""Grids of pictures that show how a method changes images: style transfer, and interpolation of amplitudes.
+"""Grids of pictures that show how a method changes images: style transfer, interpolated amplitudes, mixed views.
 
 They are for inspection only and need the images of all source clients on this machine. In a federation, clients never
 see each other's images.
@@ -15,6 +15,7 @@ from torch import Tensor
 from clients.augment import frequency, style
 from clients.augment.cross_client_style import CrossClientStyle
 from clients.local_data import LocalData
+from clients.step.aligned_views import AlignedViews
 from clients.step.episodic import EpisodicStep
 from fedsim.errors import UserError
 from fedsim.run.plan import Plan
@@ -31,7 +32,8 @@ def draw_pictures(plan: Plan, output: Path, rows: int = 6) -> list[Path]:
     parts = [part for part in (space.recipe.augment, space.recipe.client) if type(part) in COLUMNS]
     if not parts:
         raise UserError(
-            f"{experiment.method_name} does not change images by means of a bank; there are pictures for ccst and elcfs"
+            f"{experiment.method_name} does not change images by means of a bank; there are pictures for ccst, "
+            "elcfs and fedccrl"
         )
     names = list(plan.clients)
     clients = {name: space.client(name, "") for name in names}
@@ -84,7 +86,23 @@ def amplitude_columns(part: EpisodicStep, name: str, data: dict[str, LocalData],
     return [*columns, (f"amplitudes of\n(b = {b})", foreign)]
 
 
-COLUMNS: dict[type, Callable[..., list[Column]]] = {CrossClientStyle: style_columns, EpisodicStep: amplitude_columns}
+def view_columns(part: AlignedViews, name: str, data: dict[str, LocalData], bank: dict, rows: int) -> list[Column]:
+    """The content images, and the views of them that a step makes, with rows of all other clients."""
+    content = example_images(data[name], rows)
+    others = [bank[other] for other in data if other != name and len(bank[other]["mean"])]
+    styles = None
+    if others:
+        joined = (torch.from_numpy(np.concatenate([entry[key] for entry in others])) for key in ("mean", "std"))
+        styles = tuple(values[:, :, None, None].to(content.device) for values in joined)
+    views = [(f"view {number}", part.changed(content, styles)) for number in range(1, part.views + 1)]
+    return [("content", content), *views]
+
+
+COLUMNS: dict[type, Callable[..., list[Column]]] = {
+    AlignedViews: view_columns,
+    CrossClientStyle: style_columns,
+    EpisodicStep: amplitude_columns,
+}
 
 
 def example_images(data: LocalData, rows: int) -> Tensor:
