@@ -12,6 +12,7 @@ from clients.reports.generalization_gap import GeneralizationGap
 from clients.reports.gradient_count import GradientCount
 from clients.reports.received_loss import ReceivedLoss
 from clients.step.adversarial_reference import AdversarialReference
+from clients.step.aligned_views import AlignedViews
 from clients.step.calibration import SemanticCalibration
 from clients.step.client_agnostic import ClientAgnostic
 from clients.step.consistent_views import ConsistentViews
@@ -63,6 +64,7 @@ from strategies.banks.global_batch_norm import GlobalBatchNorm
 from strategies.banks.global_direction import GlobalDirection
 from strategies.banks.heads import Heads
 from strategies.banks.interpolation_style import InterpolationStyle
+from strategies.banks.pixel_statistics import PixelStatistics
 from strategies.banks.prototypes import Prototypes
 from strategies.banks.style import StyleBank
 from strategies.banks.target_features import TargetFeatures
@@ -151,6 +153,7 @@ METHODS: dict[str, Recipe] = {
     ),
     "ccst": Recipe(augment=CrossClientStyle(), banks=(StyleBank(),), paper="Chen et al., WACV 2023"),
     "elcfs": Recipe(client=EpisodicStep(), banks=(AmplitudeBank(),), paper="Liu et al., CVPR 2021 (FedDG)"),
+    "fedccrl": Recipe(client=AlignedViews(), banks=(PixelStatistics(),), paper="Wang et al., 2024: FedCCRL"),
     "fedig": Recipe(
         norm=MixIG(),
         share=WithoutBatchNorm(),

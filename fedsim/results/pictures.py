@@ -1,4 +1,4 @@
-"""Grids of pictures that show how a method changes images: style transfer, and interpolation of amplitudes.
+"""Grids of pictures that show how a method changes images: style transfer, interpolated amplitudes, mixed views.
 
 They are for inspection only and need the images of all source clients on this machine. In a federation, clients never
 see each other's images.
@@ -16,6 +16,7 @@ from clients.augment import frequency, style
 from clients.augment.cross_client_style import CrossClientStyle
 from clients.augment.spaces import space_of
 from clients.local_data import LocalData
+from clients.step.aligned_views import AlignedViews
 from clients.step.episodic import EpisodicStep
 from clients.terms.style_contrast import StyleContrast
 from fedsim.errors import UserError
@@ -34,8 +35,8 @@ def draw_pictures(plan: Plan, output: Path, rows: int = 6) -> list[Path]:
     parts = [part for part in space.recipe.client_parts() if type(part) in COLUMNS]
     if not parts:
         raise UserError(
-            f"{experiment.method_name} does not change images by means of a bank; there are pictures for ccst, fisc "
-            "and elcfs"
+            f"{experiment.method_name} does not change images by means of a bank; there are pictures for ccst, fisc, "
+            "elcfs and fedccrl"
         )
     names = list(plan.clients)
     clients = {name: space.client(name, "") for name in names}
@@ -100,7 +101,20 @@ def amplitude_columns(part: EpisodicStep, name: str, data: dict[str, LocalData],
     return [*columns, (f"amplitudes of\n(b = {b})", foreign)]
 
 
+def view_columns(part: AlignedViews, name: str, data: dict[str, LocalData], bank: dict, rows: int) -> list[Column]:
+    """The content images, and the views of them that a step makes, with rows of all other clients."""
+    content = example_images(data[name], rows)
+    others = [bank[other] for other in data if other != name and len(bank[other]["mean"])]
+    styles = None
+    if others:
+        joined = (torch.from_numpy(np.concatenate([entry[key] for entry in others])) for key in ("mean", "std"))
+        styles = tuple(values[:, :, None, None].to(content.device) for values in joined)
+    views = [(f"view {number}", part.changed(content, styles)) for number in range(1, part.views + 1)]
+    return [("content", content), *views]
+
+
 COLUMNS: dict[type, Callable[..., list[Column]]] = {
+    AlignedViews: view_columns,
     CrossClientStyle: style_columns,
     StyleContrast: contrast_columns,
     EpisodicStep: amplitude_columns,
