@@ -94,6 +94,10 @@ TABLES = {
         up={"prototypes": {"protos": (9, D), "classes": (9,)}},  # a batch of 16 images has 9 of the classes
         metrics=frozenset({"cpcl_loss", "upcr_loss"}),
     ),
+    "fisc": Exchange(  # 2 C_s floats up, and as many of one style down
+        once=({"interpolation": {"mean": (1, 1), "std": (1, 1)}},) * 2,
+        metrics=frozenset({"norm_loss", "triplet_loss"}),
+    ),
     "perada": Exchange(  # adapters, norm and head alone; never the personal ones
         (4 * (ADAPTER + 2 * NORMS) + HEAD + 3 * 8,) * 3, **PERSONAL
     ),
