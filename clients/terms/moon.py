@@ -1,7 +1,7 @@
 """MOON's client term: features stay close to the received model's and far from those of the client's previous model."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -10,10 +10,6 @@ from torch import Tensor
 
 from clients.networks import frozen_copy
 from clients.parts import Batch, LocalRound, StepFunction, Term
-from fedsim.part import part_name
-
-if TYPE_CHECKING:
-    from fedsim.recipe import Recipe
 
 PREVIOUS = "previous-model"  # the store's entry for the model that the client trained last
 
@@ -46,19 +42,11 @@ class ModelContrast(Term):
 
     side_by_side: ClassVar[bool] = True
     whole: ClassVar[bool] = True
+    by_image: ClassVar[bool] = True
     keeps_last_iterate: ClassVar[bool] = True
 
     mu: Annotated[float, Field(ge=0)] = 1.0
     T: Annotated[float, Field(gt=0)] = 0.5
-
-    def refuses(self, recipe: "Recipe") -> str:
-        """Features are compared image by image with those that other models make of the batch."""
-        if recipe.client.enlarges:
-            return (
-                "model_contrast compares the features of every image with those of other models, and "
-                f"{part_name(recipe.client)} adds samples that are no images; use one of the two"
-            )
-        return super().refuses(recipe)
 
     def begin(self, round: LocalRound) -> StepFunction | None:
         """Freezes the received and the previous model; returns None when mu is 0."""
