@@ -58,8 +58,8 @@ def auxiliary_fingerprint(folder: str) -> dict[str, int | str]:
 def refuse_own_images(folder: str, data: DataSettings, known: Fingerprints) -> None:
     """Raises UserError when auxiliary images are those of a client or of the target.
 
-    Refused are: the folder of a domain, a folder in it or around it, a folder with any file that has the bytes of a
-    domain's image, and a copy of a domain that a site holds (`known`: fingerprints of the sites' data).
+    Refused are the folder of a domain, and a folder in it or around it. So are a folder with any file that has the
+    bytes of a domain's image, and a copy of a domain that a site holds (`known`: fingerprints of the sites' data).
     """
     listing = auxiliary_listing(folder)
     root = listing.folder.resolve()
