@@ -69,7 +69,7 @@ class CrossClientStyle(Augment):
     L: Annotated[int, Field(ge=1)] = 3
     """Augmentation level: the number of versions of each image; the original counts when it is drawn. The paper has
     L = K, the number of clients, which is 3 on PACS and Office-Home and 4 on Camelyon17 (configs/camelyon17.toml). 3 is
-    the default for every K, because an epoch takes L times the steps. With L < K an image is not always among its own
+    the default for every K, because an epoch takes L times the steps; with L < K an image is not always among its own
     versions. A larger L than K is K, so that `method.cross_client_style.L=1000` is the paper's for every K."""
     alpha: Annotated[float, Field(ge=0, le=1)] = 1.0
     """Strength of the transfer in feature space."""
