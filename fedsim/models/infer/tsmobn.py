@@ -1,4 +1,4 @@
-"""TsmoBN: statistics of the unseen client, updated over its test batches."""
+"""TsmoBN: statistics of the unseen domain, updated over its test batches."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
