@@ -112,5 +112,6 @@ def collected_records(recipe: Recipe, round: LocalRound) -> dict[str, dict[str, 
         if bank.when == "once" and bank.name in contributors:
             own = contributors[bank.name].collect(round)
             entries = dict.fromkeys((*OTHERS, round.client), own)
-            found[bank.name] = bank.hand_out(entries, round.client, ServerRound(1, 1, list(entries), {}))
+            server = ServerRound(1, 1, list(entries), {})
+            found[bank.name] = bank.hand_out(bank.merge({}, entries, server), round.client, server)
     return found

@@ -12,6 +12,7 @@ from clients.reports.generalization_gap import GeneralizationGap
 from clients.reports.gradient_count import GradientCount
 from clients.reports.received_loss import ReceivedLoss
 from clients.step.adversarial_reference import AdversarialReference
+from clients.step.aligned_views import AlignedViews
 from clients.step.calibration import SemanticCalibration
 from clients.step.client_agnostic import ClientAgnostic
 from clients.step.consistent_views import ConsistentViews
@@ -38,6 +39,7 @@ from clients.terms.prototype_contrast import PrototypeContrast
 from clients.terms.proximal import Proximal
 from clients.terms.representation_norm import RepresentationNorm
 from clients.terms.self_reg import SelfReg
+from clients.terms.style_contrast import StyleContrast
 from clients.unlabelled.adversarial_target import AdversarialTarget
 from fedsim.models.infer import EnsembleOfHeads, SampledRepresentation, ZeroShotAdapter
 from fedsim.models.inserts.adapters import Adapters
@@ -61,6 +63,8 @@ from strategies.banks.feature_generator import FeatureGenerator
 from strategies.banks.global_batch_norm import GlobalBatchNorm
 from strategies.banks.global_direction import GlobalDirection
 from strategies.banks.heads import Heads
+from strategies.banks.interpolation_style import InterpolationStyle
+from strategies.banks.pixel_statistics import PixelStatistics
 from strategies.banks.prototypes import Prototypes
 from strategies.banks.style import StyleBank
 from strategies.banks.target_features import TargetFeatures
@@ -149,6 +153,7 @@ METHODS: dict[str, Recipe] = {
     ),
     "ccst": Recipe(augment=CrossClientStyle(), banks=(StyleBank(),), paper="Chen et al., WACV 2023"),
     "elcfs": Recipe(client=EpisodicStep(), banks=(AmplitudeBank(),), paper="Liu et al., CVPR 2021 (FedDG)"),
+    "fedccrl": Recipe(client=AlignedViews(), banks=(PixelStatistics(),), paper="Wang et al., 2024: FedCCRL"),
     "fedig": Recipe(
         norm=MixIG(),
         share=WithoutBatchNorm(),
@@ -281,6 +286,7 @@ METHODS: dict[str, Recipe] = {
         paper="Nguyen et al., NeurIPS 2022: FedCMI, without the L2 penalty",
     ),
     "fpl": Recipe(terms=(PrototypeContrast(),), banks=(Prototypes(),), paper="Huang et al., CVPR 2023: FPL"),
+    "fisc": Recipe(terms=(StyleContrast(),), banks=(InterpolationStyle(),), paper="Nguyen et al., ICDCS 2025: FISC"),
     "fedadg": Recipe(
         client=AdversarialReference(),
         banks=(FeatureGenerator(),),

@@ -37,7 +37,13 @@ def magnitude_table(height: int, width: int, every: bool) -> dict[str, Tensor]:
 
 
 def mixed(
-    images: Tensor, severity: int = 3, width: int = 3, depth: int = -1, alpha: float = 1.0, every: bool = True
+    images: Tensor,
+    severity: int = 3,
+    width: int = 3,
+    depth: int = -1,
+    alpha: float = 1.0,
+    every: bool = True,
+    alike: bool = False,
 ) -> Tensor:
     """m x + (1 - m) sum_i w_i chain_i(x) of images [B, C, H, W] in [0, 1]; every image has draws of its own:
 
@@ -45,9 +51,11 @@ def mixed(
         a chain has `depth` operations (1 to 3 where depth is -1), each uniform over the table
         the magnitude of an operation is uniform over the `severity` mildest of ten
 
-    Draws come from torch's generator.
+    With `alike` the chains (operations, magnitudes, lengths) are drawn once for the whole batch, and only w and m for
+    each image. Draws come from torch's generator.
     """
     count = len(images)
+    draws = 1 if alike else count
     table = magnitude_table(*images.shape[-2:], every)
     names, values = list(table), torch.stack(list(table.values()))
     signed = torch.tensor([name in SIGNED for name in names])
@@ -55,12 +63,12 @@ def mixed(
     share = torch.distributions.Beta(float(alpha), float(alpha)).sample((count,))
     total = images * share.to(images)[:, None, None, None]
     for chain in range(width):
-        lengths = torch.randint(1, 4, (count,)) if depth < 0 else torch.full((count,), depth)
+        lengths = (torch.randint(1, 4, (draws,)) if depth < 0 else torch.full((draws,), depth)).expand(count)
         moved = images
         for position in range(int(lengths.max())):
-            chosen = torch.randint(len(names), (count,))
-            strength = torch.randint(severity, (count,))
-            sign = torch.where(signed[chosen] & (torch.rand(count) < 0.5), -1.0, 1.0)
+            chosen = torch.randint(len(names), (draws,)).expand(count)
+            strength = torch.randint(severity, (draws,)).expand(count)
+            sign = torch.where(signed[chosen] & (torch.rand(draws) < 0.5), -1.0, 1.0)
             acting = (lengths > position).nonzero()[:, 0]
             part = moved[acting.to(moved.device)]
             magnitudes = (values[chosen, strength] * sign)[acting]

@@ -149,6 +149,25 @@ def test_augmix_mixes_chains(monkeypatch):
     assert shares.var().item() == pytest.approx(1 / 12, abs=0.01)
 
 
+def test_chains_are_drawn_once_for_the_batch_or_for_each_image(monkeypatch):
+    """The weights of the chains and of the image itself are each image's own either way."""
+    seen = []
+
+    def note(part, names, chosen, magnitudes):
+        seen.append((chosen, magnitudes))
+        return torch.ones_like(part)
+
+    monkeypatch.setattr(aug_mix, "apply_operations", note)
+    for alike in (True, False):
+        seen.clear()
+        shares = mixed(torch.zeros(40, 1, 4, 4), alike=alike).amax((1, 2, 3))
+        assert len(shares.unique()) == 40
+        assert len(seen) <= 9
+        assert (max(len(chosen.unique()) for chosen, _ in seen) == 1) == alike
+        assert (max(len(values.unique()) for _, values in seen) == 1) == alike
+        assert {len(chosen) for chosen, _ in seen} == {40} or not alike
+
+
 def test_wrong_settings_are_refused():
     """The error is one line."""
     with pytest.raises(UserError, match="strengths go from 0"):
