@@ -34,7 +34,7 @@ def auxiliary_listing(folder: str) -> Listing:
     """The images of a folder, in the order that a domain with these class folders would have."""
     root = Path(folder).expanduser()
     if not root.is_dir():
-        raise UserError(f"no folder {root} with auxiliary images; name one that holds unlabelled pictures")
+        raise UserError(f"no folder {root} with auxiliary images; name one that holds unlabelled images")
     loose = sorted(name.name for name in root.iterdir() if _is_image(name))
     groups = [images_of(root, name) for name in subfolders(root)]
     files = [*loose, *(name for group in groups for name in group)]
