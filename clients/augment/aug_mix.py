@@ -1,6 +1,6 @@
 """AugMix: each image is mixed with versions of itself after chains of mild operations."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -62,21 +62,33 @@ def mixed(
     weights = torch.distributions.Dirichlet(torch.full((width,), float(alpha))).sample((count,))
     share = torch.distributions.Beta(float(alpha), float(alpha)).sample((count,))
     total = images * share.to(images)[:, None, None, None]
+    chains = images.repeat(width, 1, 1, 1)  # all at once, because small batches cost as much time as large ones
+    for acting, chosen, strength, sign in _draws(width, depth, draws, count, len(names), severity, signed):
+        magnitudes = values[chosen, strength] * sign
+        places = acting.to(chains.device)
+        chains.index_copy_(0, places, apply_operations(chains[places], names, chosen, magnitudes))
+    for moved, weight in zip(chains.split(count), weights.unbind(1), strict=True):
+        total = total + moved * (weight * (1 - share)).to(images)[:, None, None, None]
+    return total.clamp_(0, 1)
+
+
+def _draws(
+    width: int, depth: int, draws: int, count: int, operations: int, severity: int, signed: Tensor
+) -> Iterator[tuple[Tensor, ...]]:
+    """For the first operation of every chain, the second, ...: (the places of the images that it changes, in all chains
+    one after the other; its operation; its strength; its sign)."""
+    steps: list[list[tuple[Tensor, ...]]] = []
     for chain in range(width):
         lengths = (torch.randint(1, 4, (draws,)) if depth < 0 else torch.full((draws,), depth)).expand(count)
-        moved = images
         for position in range(int(lengths.max())):
-            chosen = torch.randint(len(names), (draws,)).expand(count)
+            chosen = torch.randint(operations, (draws,)).expand(count)
             strength = torch.randint(severity, (draws,)).expand(count)
             sign = torch.where(signed[chosen] & (torch.rand(draws) < 0.5), -1.0, 1.0)
             acting = (lengths > position).nonzero()[:, 0]
-            part = moved[acting.to(moved.device)]
-            magnitudes = (values[chosen, strength] * sign)[acting]
-            moved = moved.index_copy(
-                0, acting.to(moved.device), apply_operations(part, names, chosen[acting], magnitudes)
-            )
-        total = total + moved * (weights[:, chain] * (1 - share)).to(images)[:, None, None, None]
-    return total.clamp_(0, 1)
+            if position == len(steps):
+                steps.append([])
+            steps[position].append((acting + chain * count, chosen[acting], strength[acting], sign[acting]))
+    return (tuple(torch.cat(parts) for parts in zip(*step)) for step in steps)
 
 
 @dataclass(frozen=True)
