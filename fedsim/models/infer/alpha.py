@@ -43,6 +43,8 @@ class FixedAlpha(Infer):
     mode. The rule is inductive.
 
     Source: Table 3 of FedIG-A (submission to ICLR 2023).
+
+    alpha: the weight of the image's own statistics
     """
 
     tasks: ClassVar[tuple[str, ...]] = ANY_TASK
@@ -61,6 +63,7 @@ class RandomAlpha(Infer):
 
     mu and sigma are mixed by alpha as in `fixed_alpha`. Source: Table 3 of FedIG-A (submission to ICLR 2023).
 
+    low, high: the bounds of alpha; `low = high = 0` gives eval mode
     batch: the number of images for which the layers draw in turn, for every size of the evaluation batches
     """
 
