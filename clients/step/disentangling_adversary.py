@@ -50,7 +50,7 @@ class DisentanglingAdversary(Step):
     1 changes running statistics. A round without target features (the first) leaves out steps 2 and 3; a batch of one
     image leaves out step 5. The terms of the recipe belong to step 1. DI is sent to the server's bank after training.
 
-    lambda_adv: the weight of step 3 (DAL's code; the paper's formula has none, which is 1)
+    lambda_adv: the weight of step 3 (DAL's code; the paper's formula has none, which is 1); 0 leaves step 3 out
     lambda_mi, lambda_rec: the weights of steps 5 and 6; 0 leaves a step out
     mine: `alternate` is step 5 as above. With `joint` (DAL's code) M descends the weighted bound too, in one step with
     D_di and D_ds, so that the bound is driven down instead of being estimated
@@ -161,6 +161,8 @@ class DisentanglingAdversary(Step):
             mine, theirs = seen(features), seen(target)
         loss = advance(own, domain_loss(aux["domain"](mine), aux["domain"](theirs)), [aux["domain"]])
         round.tally("domain_loss", loss)
+        if not self.lambda_adv:  # momentum and weight decay would move G without any gradient
+            return
         logits = aux["domain"](seen(features))
         loss = source_loss(logits if self.source_half == "paper" else -logits)
         advance(round.optimizer, self.lambda_adv * loss, [net.backbone])
