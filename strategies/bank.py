@@ -23,7 +23,7 @@ class Bank(Part):
       name`, by its `collect`), and the merged bank does not change any more. Each client gets it with its first train
       message and keeps it. A client that failed to contribute is missing in it, and still gets what the others made.
     - `contributed`, `when = "before"`: in every round, before they train, the drawn clients get the model of the start
-      of the round and contribute (`collect`); the merged bank is sent with the train messages of the same round. This
+      of the round and contribute (`collect`). The merged bank is sent with the train messages of the same round. This
       costs one more exchange. A client that failed to contribute does not train in this round.
     - `contributed`, `when = "after"`: in every round, when the updates have come and before they are weighed, the
       clients that delivered are asked once more, and they are told who delivered (`round.delivered`). This costs one

@@ -38,7 +38,7 @@ AHEAD = 4  # messages for each process that are made before their replies are th
 class ForkedGrid(InlineGrid):
     """Runs the client app in this process, or in processes forked from it, of which each serves its own clients.
 
-    As a callback of its run it sees how long the clients of the first round trained: by default it forks as many
+    As a callback of its run it sees how long the clients of the first round trained. By default it forks as many
     processes as cores are free when that saves at least LEAST_SAVED seconds, and says so in the log. `run.processes`
     sets the number. Several processes need run.threads = 1, Linux, and a machine on which PyTorch sees no accelerator.
     """

@@ -13,9 +13,9 @@ from fedsim.tasks import CLASSIFICATION
 class Insert(Part):
     """Adds modules of its own to the network.
 
-    order: which insert comes first. Small numbers do, and equal ones in the order of the settings' names, so that `a+b`
-    is the network of `b+a`: 0 changes the backbone and may freeze it, 1 adds a bottleneck, 2 makes features of those of
-    the bottleneck, 3 stands beside the head or inside the backbone, 4 looks at the finished network
+    order: which insert comes first. Small numbers do, and equal ones come in the order of the settings' names, so that
+    `a+b` is the network of `b+a`. 0 changes the backbone and may freeze it, 1 adds a bottleneck, 2 makes features of
+    those of the bottleneck, 3 stands beside the head or inside the backbone, 4 looks at the finished network
     second_view: they can act in a second pass only (their attribute `second_view` switches them)
     makes_features: the head sees features that the insert makes from those of the backbone
     """
