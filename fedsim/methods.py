@@ -2,23 +2,21 @@
 
 A row names the parts in which the method differs from FedAvg. On the command line `a+b` combines two rows,
 `method.guiding_head.weight=0.25` sets a field of a part, `method.weights="uniform"` replaces a part, and
-`method.add=["guiding_head"]` adds one (fedsim/assembly.py).
+`method.add=["guiding_head"]` adds one (fedsim/assembly.py). The rows that exchange styles of images between clients are
+in fedsim/style_methods.py.
 """
 
-from clients.augment.cross_client_style import CrossClientStyle
 from clients.augment.rand_augment import RandAugment
 from clients.batches.balanced_budget import BalancedBudget
 from clients.reports.generalization_gap import GeneralizationGap
 from clients.reports.gradient_count import GradientCount
 from clients.reports.received_loss import ReceivedLoss
 from clients.step.adversarial_reference import AdversarialReference
-from clients.step.aligned_views import AlignedViews
 from clients.step.calibration import SemanticCalibration
 from clients.step.client_agnostic import ClientAgnostic
 from clients.step.consistent_views import ConsistentViews
 from clients.step.disentangling_adversary import DisentanglingAdversary
 from clients.step.ditto import Ditto
-from clients.step.episodic import EpisodicStep
 from clients.step.jigsaw import Jigsaw
 from clients.step.learn_to_diversify import LearnToDiversify
 from clients.step.random_convolution import RandomConvolution
@@ -39,7 +37,6 @@ from clients.terms.prototype_contrast import PrototypeContrast
 from clients.terms.proximal import Proximal
 from clients.terms.representation_norm import RepresentationNorm
 from clients.terms.self_reg import SelfReg
-from clients.terms.style_contrast import StyleContrast
 from clients.unlabelled.adversarial_target import AdversarialTarget
 from fedsim.models.infer import EnsembleOfHeads, SampledRepresentation, ZeroShotAdapter
 from fedsim.models.inserts.adapters import Adapters
@@ -54,7 +51,7 @@ from fedsim.models.inserts.representation import Representation
 from fedsim.models.inserts.stochastic_embedding import StochasticEmbedding
 from fedsim.models.norms import DSON, IBN, XAN, MixIG
 from fedsim.recipe import Recipe
-from strategies.banks.amplitude import AmplitudeBank
+from fedsim.style_methods import STYLE_METHODS
 from strategies.banks.class_references import ClassReferences
 from strategies.banks.classifier_gradients import ClassifierGradients
 from strategies.banks.control_variates import ControlVariates
@@ -63,10 +60,7 @@ from strategies.banks.feature_generator import FeatureGenerator
 from strategies.banks.global_batch_norm import GlobalBatchNorm
 from strategies.banks.global_direction import GlobalDirection
 from strategies.banks.heads import Heads
-from strategies.banks.interpolation_style import InterpolationStyle
-from strategies.banks.pixel_statistics import PixelStatistics
 from strategies.banks.prototypes import Prototypes
-from strategies.banks.style import StyleBank
 from strategies.banks.target_features import TargetFeatures
 from strategies.fuse.aligned_weights import AlignedWeights
 from strategies.fuse.gradient_mask import GradientMask
@@ -151,9 +145,7 @@ METHODS: dict[str, Recipe] = {
         paper="Yuan et al., TKDE 2023",
         discloses="more than FedAvg once: a model trained to convergence on the client's data alone",
     ),
-    "ccst": Recipe(augment=CrossClientStyle(), banks=(StyleBank(),), paper="Chen et al., WACV 2023"),
-    "elcfs": Recipe(client=EpisodicStep(), banks=(AmplitudeBank(),), paper="Liu et al., CVPR 2021 (FedDG)"),
-    "fedccrl": Recipe(client=AlignedViews(), banks=(PixelStatistics(),), paper="Wang et al., 2024: FedCCRL"),
+    **STYLE_METHODS,
     "fedig": Recipe(
         norm=MixIG(),
         share=WithoutBatchNorm(),
@@ -286,7 +278,6 @@ METHODS: dict[str, Recipe] = {
         paper="Nguyen et al., NeurIPS 2022: FedCMI, without the L2 penalty",
     ),
     "fpl": Recipe(terms=(PrototypeContrast(),), banks=(Prototypes(),), paper="Huang et al., CVPR 2023: FPL"),
-    "fisc": Recipe(terms=(StyleContrast(),), banks=(InterpolationStyle(),), paper="Nguyen et al., ICDCS 2025: FISC"),
     "fedadg": Recipe(
         client=AdversarialReference(),
         banks=(FeatureGenerator(),),

@@ -49,6 +49,12 @@ CCST = {
     "train": {"rounds": 500, "epochs": 1, "lr": 0.001, "momentum": 0.0, "weight_decay": 0.0},
     "data": {"image_size": 222, "augment": "ccst"},
 }
+STABLE = {
+    "train": {"rounds": 50, "epochs": 5, "clients_per_round": 10, "batch_size": 32, "lr": 0.001, "momentum": 0.9,
+              "weight_decay": 5e-4, "schedule": "cosine"},
+    "data": {"clients_per_domain": 10},
+    "model": {"backbone": "resnet18"},
+}  # fmt: skip
 SOURCES = {
     ("pacs", "fedig"): FEDIG,
     ("vlcs", "fedig"): FEDIG,
@@ -83,6 +89,9 @@ SOURCES = {
     ("office-home", "fisc"): FISC,
     ("pacs", "ccst"): {**CCST, "model": {"backbone": "resnet50"}},
     ("office-home", "ccst"): {**CCST, "model": {"backbone": "resnet18"}},
+    ("pacs", "stablefdg"): STABLE,
+    ("vlcs", "stablefdg"): STABLE,
+    ("office-home", "stablefdg"): {**STABLE, "parts": {"enlarged_batch": {"balanced": "step"}}},
 }
 
 

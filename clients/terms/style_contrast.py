@@ -119,6 +119,7 @@ class StyleContrast(Term):
     decoder_weights: str = ""
     """Local file of the AdaIN decoder."""
 
+    by_image: ClassVar[bool] = True
     bank: ClassVar[str] = "interpolation"
     requires: ClassVar[dict[str, str]] = {"banks": "interpolation_style"}
 

@@ -73,6 +73,11 @@ TABLES = {
         {"amplitude": {"amplitude": (9, 1, 1, 1)}},
         {"amplitude": dict.fromkeys(OTHERS, (9, 1, 1, 1))},
     )),
+    "stablefdg": Exchange(  # 4 C_1 floats each way; 90 D + 90 for the highlighter, whose D features the head sees too
+        plus(90 * 20 + 90 + 20 * C),
+        down={"feature_style": {"style": (4, 20)}},
+        up={"feature_style": {"style": (4, 20)}},
+    ),
     "fedccrl": Exchange(once=(  # a tenth of 70 images, two floats a channel; the others' rows come down, joined
         {"pixel_stats": {"mean": (7, 1), "std": (7, 1)}},
         {"pixel_stats": {"mean": (14, 1), "std": (14, 1)}},
