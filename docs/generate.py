@@ -5,6 +5,7 @@ from pathlib import Path
 
 from part_pages import part_section, write_part_pages
 
+from fedsim.commands.methods import first_try
 from fedsim.methods import METHODS
 from fedsim.part import part_name
 from fedsim.recipe import SLOTS, Recipe, parts_of
@@ -73,12 +74,9 @@ def own_parts(recipe: Recipe) -> list[tuple[str, object]]:
 def methods_index() -> str:
     """The page that lists all methods with what they change."""
     missing = ", ".join(title for name, title in NOT_BUILT.items() if name not in METHODS)
-    lines = [
-        "# Methods",
-        "",
-        f"Published methods for federated domain generalization that are not built: {missing}.",
-        "",
-    ]
+    lines = ["# Methods", ""]
+    if missing:
+        lines += [f"Published methods for federated domain generalization that are not built: {missing}.", ""]
     lines += ["| method | what it changes | paper |", "|---|---|---|"]
     for name, recipe in METHODS.items():
         changes = ", ".join(f"{slot}: `{part_name(part)}`" for slot, part in own_parts(recipe))
@@ -91,7 +89,7 @@ def methods_index() -> str:
 def method_page(name: str, recipe: Recipe) -> str:
     """One method: paper, commands, disclosure, and every part with its formula and settings."""
     lines = [f"# {name}", "", f"Paper: {recipe.paper}." if recipe.paper else "", ""]
-    lines += ["```bash", f"fedsim run digits --method {name} --target rot75", f"fedsim methods {name}", "```", ""]
+    lines += ["```bash", f"{first_try(name, recipe)} --target rot75", f"fedsim methods {name}", "```", ""]
     lines += [f"**What leaves the clients:** {recipe.disclosure()}.", ""]
     parts = own_parts(recipe)
     if not parts:

@@ -8,12 +8,13 @@ import torch
 from torch import nn
 
 from fedsim.combinations import check_recipe, combine
-from fedsim.data import Benchmark, benchmark, find_dataset
+from fedsim.data import Benchmark, benchmark, client_names, find_dataset
 from fedsim.errors import PresetConflictError, UserError
 from fedsim.experiment import Experiment
 from fedsim.kinds import nonnegative_names
 from fedsim.models import build_model
 from fedsim.models.tasks import rules_of
+from fedsim.models.texts import TextHead
 from fedsim.part import part_name
 from fedsim.part_settings import add, complete, exchange, parts_in, set_fields, validated, values_for
 from fedsim.recipe import SLOTS, Recipe, in_order, parts_of
@@ -98,10 +99,15 @@ def build_net(experiment: Experiment, recipe: Recipe, bench: Benchmark | None = 
         bench.outputs,
     )
     head = net.head
+    if any(part.counts_clients for part in recipe.inserts):
+        net.clients = len(client_names(experiment.data, experiment.run.target or bench.domains[-1], bench))
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(stream_seed(experiment.run.seed, "inserts"))
         for part in sorted(recipe.inserts, key=lambda insert: (insert.order, part_name(insert))):
             part.apply(net)
+            head = net.head if part.learns_texts else head
+    if isinstance(net.head, TextHead):
+        net.head.texts = None  # and with it the text encoder, which inserts alone need
     _check_trained(experiment, net, head)
     if recipe.client.needs_levels and not net.levels:
         raise UserError(
@@ -118,7 +124,7 @@ def _check_trained(experiment: Experiment, net: nn.Module, head: nn.Module) -> N
         raise UserError(f"{experiment.method_name} makes a head of its own; it does not fit model.head = 'text'")
     if all(name in net.frozen for name, _ in net.named_parameters()):
         raise UserError(f"model.train = {experiment.model.train!r} trains nothing, because the texts are fixed; use "
-                        "all, norm, a pattern, or a method that adds layers (fedclip)")  # fmt: skip
+                        "all, norm, a pattern, or a method that adds layers or texts (fedclip, promptfl)")  # fmt: skip
 
 
 def _check_privacy(experiment: Experiment, recipe: Recipe, net: nn.Module) -> None:

@@ -18,7 +18,8 @@ def combine(a: tuple[str, Recipe], b: tuple[str, Recipe]) -> tuple[str, Recipe]:
     name = f"{a[0]}+{b[0]}"
     parts = {slot: _joined(slot, a, b) for slot in SLOTS}
     texts = {text: _both(getattr(a[1], text), getattr(b[1], text)) for text in TEXTS}
-    both = Recipe(**parts, **texts, pooled=a[1].pooled or b[1].pooled)
+    tried_with = tuple(dict.fromkeys((*a[1].tried_with, *b[1].tried_with)))
+    both = Recipe(**parts, **texts, pooled=a[1].pooled or b[1].pooled, tried_with=tried_with)
     for (half, recipe), other in ((a, b[0]), (b, a[0])):
         if same_parts(both, recipe):
             raise UserError(f"{name}: {other} adds nothing to {half}; use {half} alone")
@@ -54,7 +55,7 @@ def _joined(slot: str, a: tuple[str, Recipe], b: tuple[str, Recipe]) -> object:
 
 def same_parts(a: Recipe, b: Recipe) -> bool:
     """Whether two recipes have the same parts; their texts may differ."""
-    blank = dict.fromkeys(TEXTS, "")
+    blank = {**dict.fromkeys(TEXTS, ""), "tried_with": ()}
     return dataclasses.replace(a, **blank) == dataclasses.replace(b, **blank)
 
 

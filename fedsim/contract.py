@@ -22,6 +22,7 @@ import tomli_w
 from safetensors.numpy import load_file
 
 from fedsim.arrays import record_to_arrays
+from fedsim.assembly import assemble
 from fedsim.experiment import parse_experiment
 from fedsim.message_records import arrays_of, config_of, metrics_of
 from fedsim.run.plan import Plan, resolve
@@ -81,7 +82,8 @@ def run_watched(
 def small_plan(method: str, output: Path | str, overrides: Sequence[str] = ()) -> Plan:
     """The plan of a method on the small federation; UserError for a method that does not fit."""
     table = tomli_w.dumps({**SMALL, "method": {"name": method}})
-    return resolve(parse_experiment(table, [*overrides, f"run.output={json.dumps(str(output))}"]))
+    own = assemble({"name": method}, {}).tried_with
+    return resolve(parse_experiment(table, [*own, *overrides, f"run.output={json.dumps(str(output))}"]))
 
 
 def _numbers(file: Path) -> pd.DataFrame:

@@ -41,7 +41,6 @@ from clients.unlabelled.adversarial_target import AdversarialTarget
 from fedsim.models.infer import EnsembleOfHeads, SampledRepresentation, ZeroShotAdapter
 from fedsim.models.inserts.adapters import Adapters
 from fedsim.models.inserts.disentangler import Disentangler
-from fedsim.models.inserts.feature_attention import FeatureAttention
 from fedsim.models.inserts.jigsaw_head import JigsawHead
 from fedsim.models.inserts.kept_scale import KeptScale
 from fedsim.models.inserts.mixstyle import MixStyle
@@ -52,6 +51,7 @@ from fedsim.models.inserts.stochastic_embedding import StochasticEmbedding
 from fedsim.models.norms import DSON, IBN, XAN, MixIG
 from fedsim.recipe import Recipe
 from fedsim.style_methods import STYLE_METHODS
+from fedsim.text_methods import TEXT_METHODS
 from strategies.banks.class_references import ClassReferences
 from strategies.banks.classifier_gradients import ClassifierGradients
 from strategies.banks.control_variates import ControlVariates
@@ -250,11 +250,7 @@ METHODS: dict[str, Recipe] = {
         fuse=AlignedWeights(),
         paper="Pourpanah et al., AAAI 2025: FedGaLA's alignment rules, with a supervised loss",
     ),
-    "fedclip": Recipe(
-        inserts=(FeatureAttention(),),
-        weights=Uniform(),
-        paper="Lu et al., IEEE Data Engineering Bulletin 2023: FedCLIP; with model.head = text, model.train = head",
-    ),
+    **TEXT_METHODS,
     "fedgma": Recipe(fuse=GradientMask(), paper="Tenison et al., TMLR 2023: gradient masked averaging"),
     "afl": Recipe(weights=AgnosticWeights(), reports=(ReceivedLoss(),), paper="Mohri et al., ICML 2019: agnostic FL"),
     # simple representations

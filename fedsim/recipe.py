@@ -42,7 +42,10 @@ LIST_SLOTS = ("banks", "refine", "visits", "terms", "reports", "inserts")
 
 @dataclass(frozen=True)
 class Recipe:
-    """A method: one part for each question; every default is FedAvg's."""
+    """A method: one part for each question; every default is FedAvg's.
+
+    tried_with: settings for a first try, where the method does not run with those of `configs/digits.toml`
+    """
 
     share: Share = Everything()
     weights: Weights = ByExamples()
@@ -62,6 +65,7 @@ class Recipe:
     pooled: bool = False
     paper: str = ""
     discloses: str = "model updates"
+    tried_with: tuple[str, ...] = ()
 
     @property
     def uses_target_unlabelled(self) -> bool:

@@ -10,6 +10,8 @@ from pydantic import Field
 from torch import Tensor
 
 from clients.parts import Batch, LocalRound, StepFunction, Term
+from fedsim.errors import UserError
+from fedsim.experiment import Experiment
 from fedsim.part import part_name
 
 if TYPE_CHECKING:
@@ -58,6 +60,11 @@ class ClassifierAlignment(Term):
                 f"{part_name(recipe.augment)} does not change; use one of the two"
             )
         return super().refuses(recipe)
+
+    def check(self, experiment: Experiment) -> None:
+        """Raises UserError for a head whose gradient does not belong to a linear classifier."""
+        if experiment.model.head == "text":
+            raise UserError("classifier_alignment compares gradients of a linear classifier; set model.head = 'linear'")
 
     def collect(self, round: LocalRound) -> dict[str, np.ndarray]:
         """The sum of the batch gradients of the received model, and the number of batches.

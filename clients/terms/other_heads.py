@@ -1,12 +1,14 @@
 """COPA's client term: the classifiers of the other clients must be able to classify the features too."""
 
-import copy
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, ClassVar
 
 import torch.nn.functional as F
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
+from torch.func import functional_call
 
 from clients.parts import Batch, LocalRound, StepFunction, Term
 
@@ -44,15 +46,11 @@ class OtherHeads(Term):
 
         return term
 
-    def _others(self, round: LocalRound) -> list[nn.Module]:
-        """The h_j of the other clients, in the order of the domains."""
+    def _others(self, round: LocalRound) -> list[Callable[[Tensor], Tensor]]:
+        """The h_j of the other clients, in the order of the domains; frozen tensors of a head are the same for all."""
         states: dict[str, dict[str, Tensor]] = {}
         for key, tensor in round.tensors("heads", "other_heads").items():
             owner, _, name = key.rpartition(":")
             states.setdefault(owner, {})[name.removeprefix("head.")] = tensor
-        heads = []
-        for owner in sorted(states.keys() - {round.client}):
-            head = copy.deepcopy(round.net.head)
-            head.load_state_dict(states[owner])
-            heads.append(head.requires_grad_(False))
-        return heads
+        head = round.net.head
+        return [partial(functional_call, head, states[owner]) for owner in sorted(states.keys() - {round.client})]

@@ -4,6 +4,7 @@ import dataclasses
 import logging
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
 from rich.markup import escape
@@ -11,6 +12,9 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from fedsim.console import console, say
+
+if TYPE_CHECKING:
+    from fedsim.recipe import Recipe
 
 
 def show_methods(changes: str = "") -> None:
@@ -76,10 +80,17 @@ def show_method(name: str, data: str = "", preset: str = "", overrides: Sequence
         table.add_row(slot, part_name(part), escape("\n".join(fields)))
     console.print(table)
     say(f"discloses: {recipe.disclosure()}")
+    if recipe.tried_with:
+        say(f"it needs other settings than most; for a first try: {first_try(name, recipe)}")
     if data:
         from fedsim.commands.traffic import show_traffic
 
         show_traffic(name, data, preset, overrides)
+
+
+def first_try(name: str, recipe: "Recipe") -> str:
+    """A command that runs the method on embedded data."""
+    return " ".join(["fedsim run digits --method", name, *(f"--set {each}" for each in recipe.tried_with)])
 
 
 def show_findings(method: str, overrides: Sequence[str] = ()) -> bool:

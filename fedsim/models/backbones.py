@@ -12,6 +12,7 @@ from fedsim.models.clip_family import clip_row
 from fedsim.models.digits_cnn import SMALLEST_IMAGE, DigitsCNN
 from fedsim.models.layout import Layout, Statistics
 from fedsim.models.timm_family import timm_row
+from fedsim.models.tiny_clip import FEATURES, TinyClip
 from fedsim.models.unet import EncodedUNet, UNet
 from fedsim.models.weights import StateDict, download_imagenet
 from fedsim.plugins import instance, lookup
@@ -206,6 +207,10 @@ BACKBONES: dict[str, Backbone] = {
     "vit-b-32": _vit_row("vit-b-32", 32, "ViT_B_32_Weights"),
     "unet": _unet_row(16, 4),
     "unet-small": _unet_row(8, 3),  # for images of about 32 px
+    "tiny-clip": Backbone(
+        lambda image_size, channels: TinyClip(image_size), Layout(FEATURES), "(none)", text=TinyClip.text_head,
+        finish=TinyClip.keep_images_only,
+    ),
 }  # fmt: skip
 _RESNET_MAPS = ("relu", "layer1", "layer2", "layer3", "layer4")
 _DENSENET_MAPS = ("features.relu0", *(f"features.denseblock{number}" for number in (1, 2, 3)), "features.norm5")

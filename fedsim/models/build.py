@@ -123,7 +123,7 @@ def _read_classes(net: Net, model: ModelSettings, row: Backbone, names: Sequence
         return []
     if row.text is None:
         raise UserError(f"model.head = 'text' needs a backbone with a text encoder, {model.backbone} has none; "
-                        "use open_clip:NAME")  # fmt: skip
+                        "use open_clip:NAME, or tiny-clip for a try")  # fmt: skip
     if model.bottleneck:
         raise UserError("model.head = 'text' compares the backbone's features with texts; set model.bottleneck to 0")
     net.head = row.text(net.backbone, names, model.prompt)

@@ -11,34 +11,13 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedsim.about import extra
 from fedsim.errors import UserError, nearest
 from fedsim.models.layout import Layout, Statistics, survey
+from fedsim.models.texts import TextEncoder, TextHead, Texts
 from fedsim.models.weights import StateDict
-
-
-class TextHead(nn.Module):
-    """logits = s cos(f, t_c) for features f [B, e] and texts t [M, e]; s and t are fixed, the same everywhere.
-
-    Buffers: `text` [M, e], each row of length 1, and `scale`, s = exp(logit scale), 100 in the released weights.
-    """
-
-    def __init__(self, text: Tensor, scale: float) -> None:
-        super().__init__()
-        self.register_buffer("text", F.normalize(text, dim=1))
-        self.register_buffer("scale", torch.tensor(float(scale)))
-
-    @property
-    def out_features(self) -> int:
-        """M, the number of classes."""
-        return len(self.text)
-
-    def forward(self, features: Tensor) -> Tensor:
-        """[B, e] -> [B, M]."""
-        return self.scale * F.normalize(features, dim=1) @ self.text.T
 
 
 class ClipEncoder(nn.Module):
@@ -70,12 +49,30 @@ class ClipEncoder(nn.Module):
         training = self.clip.training
         text = self.clip.eval().encode_text(tokenizer(prompts))
         self.clip.train(training)
-        return TextHead(text, float(self.clip.logit_scale.exp()))
+        scale = float(self.clip.logit_scale.exp())
+        return TextHead(text, scale, partial(_texts, self.clip, self.name, tokenizer, classes, prompt, scale))
 
     def keep_images_only(self) -> None:
         """Remove the text encoder, which is not needed after the head has been made."""
         self.visual = self.clip.visual
         del self.clip
+
+
+def _texts(clip: nn.Module, name: str, tokenizer: Any, classes: Sequence[str], prompt: str, scale: float) -> Texts:
+    """What is needed to learn a part of the texts; UserError for an encoder that is not built as CLIP's own."""
+    tower = getattr(clip, "text", clip)
+    pooling = getattr(clip, "text_pool_type", getattr(tower, "pool_type", ""))
+    causal = getattr(tower, "attn_mask", None) is not None and getattr(tower, "cls_emb", None) is None
+    known = pooling in ("argmax", "eos") and causal and hasattr(tokenizer, "eot_token_id")
+    if not known or tower.text_projection is None:
+        raise UserError(f"model.backbone: the texts of open_clip:{name} cannot be learned, because its text encoder is "
+                        "not built as that of CLIP (from left to right, up to a token that marks the end)")  # fmt: skip
+    encoder = TextEncoder(tower.transformer, tower.positional_embedding, tower.ln_final, tower.text_projection)
+    marks = tokenizer.sot_token_id, tokenizer.eot_token_id
+    return Texts.read(
+        tokenizer.encode, marks, prompt, classes, encoder=encoder, embedding=tower.token_embedding, scale=scale,
+        context=tower.context_length, model=f"open_clip:{name}",
+    )  # fmt: skip
 
 
 def clip_row(name: str, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -30,12 +30,12 @@ def hidden_layers(net: nn.Module) -> list[HiddenLayer]:
 
     The chain is found from the order in which modules are registered. It goes backwards from the head over linear
     layers of fitting widths, and over modules that may be between them, to the first module of another kind. Layers
-    with entries that are not trained (`net.frozen`) are left out.
+    with entries that are not trained (`net.frozen`) are left out, and a head of several modules has no such chain.
     """
     chain: list[tuple[str, nn.Module]] = []
     leaves = [(path, module) for path, module in net.named_modules() if not list(module.children())]
     places = [place for place, (_, module) in enumerate(leaves) if module is net.head]
-    for path, module in reversed(leaves[: places[0] + 1]):
+    for path, module in reversed(leaves[: places[0] + 1] if places else []):
         if not isinstance(module, (nn.Linear, *BETWEEN)):
             break
         chain.insert(0, (path, module))

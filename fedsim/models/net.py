@@ -21,6 +21,7 @@ class Net(nn.Module):
     level_margin: how many pixels smaller the common size of projected levels is than the last level
     stages: the paths of the modules of stage 1, 2, ...; norm layers outside them belong to the stem
     frozen: the names of the state's entries that are not trained (`model.train`)
+    clients: the number of clients that train, for inserts that need it (`Insert.counts_clients`); otherwise 0
     grayscale: one-channel images are repeated to the three channels that the backbone expects
     """
 
@@ -49,6 +50,7 @@ class Net(nn.Module):
         self.level_margin = level_margin
         self.stages = dict(stages or {})
         self.frozen: frozenset[str] = frozenset()
+        self.clients = 0
         self.grayscale = grayscale
 
     def features(self, x: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,7 @@ from torch import nn
 
 from fedsim.data.reader import content_hash
 from fedsim.errors import UserError
-from fedsim.models.clip_family import TextHead
+from fedsim.models.texts import TextHead
 from fedsim.results.environment import read_environment
 from fedsim.settings.model import weights_file
 

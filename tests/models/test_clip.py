@@ -14,6 +14,8 @@ from fedsim.models.backbones import find_backbone
 from fedsim.models.build import initial_state
 from fedsim.models.clip_family import TextHead
 from fedsim.models.inserts.feature_attention import Attended, FeatureAttention
+from fedsim.models.inserts.learned_prompts import LearnedPrompts
+from fedsim.models.inserts.prompt_sets import PromptSets
 from fedsim.models.net import Net
 from fedsim.run.plan import resolve
 from fedsim.run.workspace import Workspace
@@ -32,10 +34,17 @@ NAMES = ("dog", "alarm_clock", "horse")
 
 @pytest.fixture(scope="module", autouse=True)
 def tiny(tmp_path_factory):
-    """The name of a tiny CLIP model, `open_clip:tiny-clip`."""
-    file = tmp_path_factory.mktemp("clip") / "tiny-clip.json"
-    file.write_text(json.dumps(TINY))
-    open_clip.add_model_config(file)
+    """The name of a tiny CLIP model, `open_clip:tiny-clip`; one whose texts are read in both directions, and one with a
+    ResNet."""
+    resnet = {"image_size": 32, "layers": [1, 1, 1, 1], "width": 8}
+    for name, changes in (
+        ("tiny-clip", {}),
+        ("two-ways", {"text_cfg": {**TINY["text_cfg"], "no_causal_mask": True}}),
+        ("convolutional", {"vision_cfg": resnet}),
+    ):
+        file = tmp_path_factory.mktemp("clip") / f"{name}.json"
+        file.write_text(json.dumps({**TINY, **changes}))
+        open_clip.add_model_config(file)
 
 
 def settings(**more):
@@ -158,6 +167,40 @@ def test_a_local_file_needs_a_tag_where_published_weights_differ(tmp_path):
         with pytest.raises(UserError, match=message) as refused:
             initial_state(model, find_backbone(model), torch.nn.ModuleDict({"clip": torch.nn.Identity()}), 32)
         assert "\n" not in str(refused.value)
+
+
+def test_learned_texts_begin_as_those_of_open_clip():
+    """From the words of the template they are those that open_clip computes itself, of the full 16 tokens."""
+    net = build()
+    text = net.head.text
+    LearnedPrompts(init="template").apply(net)
+    assert torch.allclose(net.head.read(net.head.context), text, atol=1e-5)
+    assert net.head.tails.shape[1] == 4  # alarm, clock, the full stop and the end
+    assert net.state_dict().keys() - net.frozen == {"head.context", *dict(net.backbone.state_dict(prefix="backbone."))}
+    with pytest.raises(UserError, match=r"13 tokens .* longest text has 18 tokens .*open_clip:tiny-clip reads 16"):
+        LearnedPrompts(L=13).apply(build())
+    net = build_model(ModelSettings(backbone="open_clip:two-ways", head="text"), 3, 3, 32, names=NAMES)
+    with pytest.raises(UserError, match="texts of open_clip:two-ways cannot be learned"):
+        LearnedPrompts().apply(net)
+
+
+def test_prompts_reach_all_layers_of_open_clip():
+    """Without prompts the images are those of zero-shot CLIP; with a client's own, each layer's have a gradient."""
+    net = build().eval()
+    net.clients = 2
+    with torch.no_grad():
+        expected = net(IMAGES)
+        PromptSets(n=2, heads=4).apply(net)
+        with net.prompts.holding(None):
+            assert torch.allclose(net.head.logits(net.features(IMAGES), net.head.zero_shot), expected, atol=1e-5)
+    net.prompts.train().client = 1
+    loss = torch.nn.functional.cross_entropy(net(IMAGES), torch.tensor([0, 1, 2, 0, 1]))
+    for gradient in torch.autograd.grad(loss, [net.prompts.text, net.prompts.vision]):
+        assert gradient[0].abs().sum() == 0
+        assert (gradient[1].abs().sum(dim=2) > 0).all()  # [layers, prompts]
+    net = build_model(ModelSettings(backbone="open_clip:convolutional", head="text"), 3, 3, 32, names=NAMES)
+    with pytest.raises(UserError, match="image encoder that is a transformer"):
+        PromptSets().apply(net)
 
 
 def test_nothing_to_train_is_refused(tmp_path):

@@ -18,6 +18,8 @@ class Insert(Part):
     those of the bottleneck, 3 stands beside the head or inside the backbone, 4 looks at the finished network
     second_view: they can act in a second pass only (their attribute `second_view` switches them)
     makes_features: the head sees features that the insert makes from those of the backbone
+    learns_texts: it replaces the head of `model.head = "text"` by one that learns a part of the texts
+    counts_clients: `apply` reads `net.clients`, the number of the clients that train
     """
 
     tasks: ClassVar[tuple[str, ...]] = (CLASSIFICATION.name,)
@@ -25,6 +27,8 @@ class Insert(Part):
     order: ClassVar[int] = 3
     second_view: ClassVar[bool] = False
     makes_features: ClassVar[bool] = False
+    learns_texts: ClassVar[bool] = False
+    counts_clients: ClassVar[bool] = False
 
     def apply(self, net: Net) -> None:
         """Changes `net` in place. Raises UserError when the backbone has no place for the insert.

@@ -1,0 +1,61 @@
+"""FedAPT's client term: a query learns to tell the images of the clients apart."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from clients.parts import Batch, LocalRound, StepFunction, Term
+from fedsim.models.inserts.keyed_prompts import KeyedPrompts
+
+if TYPE_CHECKING:
+    from fedsim.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class QueryLoss(Term):
+    """weight * CE(Q f, k) for the images of client k, with the query Q and the keys of the insert `keyed_prompts`.
+
+    Source: FedAPT (Su et al., AAAI 2024). While client k trains, its own key is used in the texts. f [B, e] are the
+    features as the head gets them. They take part in the gradient, where something that makes them is trained.
+
+    weight: 1 in the released code; with 0 the query is not trained and the keys of unknown images stay mixed at random
+    """
+
+    weight: Annotated[float, Field(ge=0)] = 1.0
+    needs_clients: ClassVar[bool] = True
+    order: ClassVar[int] = -1  # other terms may copy the head when they begin, and the key must be chosen then
+
+    @property
+    def discloses(self) -> str:
+        """The query is one row per client."""
+        return "each round a linear classifier whose rows tell the clients' images apart"
+
+    def refuses(self, recipe: "Recipe") -> str:
+        """The query belongs to the insert."""
+        if any(isinstance(insert, KeyedPrompts) for insert in recipe.inserts):
+            return super().refuses(recipe)
+        return "query_loss trains the query of the insert keyed_prompts; add it to method.inserts"
+
+    def begin(self, round: LocalRound) -> StepFunction | None:
+        """Chooses the client's key; the term, or None when the weight is 0."""
+        head, own = round.net.head, round.index
+        head.key = head.keys[own]
+        if self.weight == 0:
+            return None
+
+        def term(batch: Batch) -> Tensor:
+            with round.autocast():
+                scores = head.query(batch.features).float()
+            loss = F.cross_entropy(scores, torch.full_like(batch.labels, own))
+            round.tally("query_loss", loss)
+            return self.weight * loss
+
+        return term
+
+    def end(self, round: LocalRound) -> None:
+        """No key is chosen any more."""
+        round.net.head.key = None

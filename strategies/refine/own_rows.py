@@ -1,0 +1,39 @@
+"""PLAN's server part: the prompts of the clients are put side by side, not averaged."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from fedsim.models.inserts.prompt_sets import ROWS, PromptSets
+from strategies.parts import Arrays, Refine, ServerRound
+
+if TYPE_CHECKING:
+    from fedsim.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class OwnRows(Refine):
+    """P[k] = the row that client k sent, or the one before where it sent none; all other tensors stay as fused.
+
+    Source: PLAN (Gong et al. 2024, arXiv 2411.10063). The rows are those of the insert
+    `prompt_sets`, in the order of the clients.
+    """
+
+    order: ClassVar[int] = 0
+    needs_clients: ClassVar[bool] = True
+
+    def refuses(self, recipe: "Recipe") -> str:
+        """The rows belong to the insert."""
+        if any(isinstance(insert, PromptSets) for insert in recipe.inserts):
+            return super().refuses(recipe)
+        return "own_rows keeps the prompts of the insert prompt_sets; add it to method.inserts"
+
+    def refine(self, fused: Arrays, server: ServerRound) -> dict[str, np.ndarray]:
+        """The fused tensors with the clients' own rows."""
+        rows = {name: np.array(server.previous[name]) for name in ROWS}
+        for update in server.updates:
+            number = server.clients.index(update.client)
+            for name, array in rows.items():
+                array[number] = update.arrays[name][number]
+        return {**fused, **rows}

@@ -1,0 +1,254 @@
+"""PLAN: the prompts of every client in all layers of both encoders, their aggregators, and the two stages."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from small_texts import IMAGES, NAMES, build
+from torch import nn
+
+from clients.terms.prompt_stages import PromptStages, divergence
+from fedsim.arrays import record_to_arrays
+from fedsim.assembly import build_recipe
+from fedsim.contract import run_watched, small_plan
+from fedsim.errors import UserError
+from fedsim.experiment import Experiment
+from fedsim.models.inserts.prompt_sets import ROWS, Aggregator, PromptSets
+from fedsim.run.workspace import Workspace
+from strategies.parts import ServerRound, Update
+from strategies.refine.own_rows import OwnRows
+
+
+def prompted(part=None, clients=3):
+    """The tiny CLIP with the prompts of so many clients."""
+    net = build()
+    net.clients = clients
+    torch.manual_seed(0)
+    (part or PromptSets()).apply(net)
+    return net.eval()
+
+
+def simple_aggregator(layers=1):
+    """Width 2: scores of 0, so that the attention is the mean of the clients; and an FFN of zeros."""
+    made = Aggregator(2, layers, heads=1)
+    for attention in made.attention:
+        attention.in_proj_weight.data = torch.cat([torch.zeros(4, 2), torch.eye(2)])
+        attention.out_proj.weight.data = torch.eye(2)
+    for each in [p for name, p in made.named_parameters() if "bias" in name or "mlp" in name]:
+        each.data.zero_()
+    return made
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_aggregator_on_numbers(layers):
+    """Layer 1: the clients (1, 3) and (5, 3) with their mean (3, 3) give (4, 6) and (8, 6), after LN (-1, 1) and
+    (1, -1), with the mean (0, 0). Layer 2: (1, 3) and (2, 8) give (2.5, 8.5) and (3.5, 13.5), both (-1, 1)."""
+    rows = torch.tensor([[[[1.0, 3]], [[1.0, 3]]], [[[5.0, 3]], [[2.0, 8]]]])  # [K, D, n, d] = [2, 2, 1, 2]
+    found = simple_aggregator(layers)(rows)
+    assert torch.allclose(found, torch.tensor([[[0.0, 0]], [[-1.0, 1]]]), atol=1e-4)
+
+
+def test_aggregator_with_its_ffn_on_numbers():
+    """One client (1, 3): x = LN(2, 6) = (-1, 1). W1 takes x_2 - x_1 = 2 and W2 adds it to x_1: (1, 1) -> LN (0, 0);
+    with a second unit of 1 that is added to x_2: (1, 2) -> (-1, 1)."""
+    made = simple_aggregator()
+    first, _, second = made.mlp[0]
+    first.weight.data[0] = torch.tensor([-1.0, 1])
+    second.weight.data[0, 0] = 1.0
+    rows = torch.tensor([[[[1.0, 3]]]])
+    assert torch.allclose(made(rows), torch.zeros(1, 1, 2), atol=1e-4)
+    first.bias.data[1] = 1.0
+    second.weight.data[1, 1] = 1.0
+    assert torch.allclose(made(rows), torch.tensor([[[-1.0, 1]]]), atol=1e-4)
+
+
+def test_numbers_of_values():
+    """With an attention and an FFN in each of 12 layers they are those of the released aggregators."""
+    for d, count in ((512, 25_210_880), (768, 56_690_688)):
+        with torch.device("meta"):
+            assert sum(p.numel() for p in Aggregator(d, 12, 8).parameters()) == count
+            assert sum(p.numel() for p in Aggregator(d, 1, 8).parameters()) == 8 * d * d + 7 * d + 4 * d
+
+
+def test_the_order_of_clients_has_no_effect():
+    made, rows = Aggregator(8, 1, 2), torch.randn(4, 3, 2, 8)
+    assert torch.allclose(made(rows), made(rows.flip(0)), atol=1e-5)
+
+
+def test_divergence_on_numbers():
+    """p = (3/4, 1/4), q = (1/2, 1/2): 3/4 log 3/2 + 1/4 log 1/2."""
+    p = torch.tensor([[0.75, 0.25]]).log()
+    assert divergence(p, torch.zeros(1, 2)).item() == pytest.approx(0.130812, abs=1e-6)
+    assert divergence(p, p + 5).item() == pytest.approx(0, abs=1e-6)
+
+
+class Seen(nn.Module):
+    """A block for tests, which keeps its input."""
+
+    def forward(self, x, mask=None):
+        self.x = x
+        return x + 1
+
+
+def test_prompts_stand_in_every_layer():
+    """Images: behind the patches, and gone after the last layer. Texts: behind the start."""
+    net = prompted(PromptSets(n=2))
+    sets, tower, encoder = net.prompts.train(), net.backbone.transformer, net.head.encoder
+    for transformer in (tower, encoder.transformer):
+        for layer, block in enumerate(transformer.blocks):
+            hooks, transformer.blocks[layer] = block._forward_pre_hooks, Seen()
+            transformer.blocks[layer]._forward_pre_hooks = hooks
+    sets.client = 1
+    x = torch.randn(4, 5, 32)
+    out = tower(x)
+    for layer, block in enumerate(tower.blocks):
+        assert torch.equal(block.x[:, :5], x + layer)
+        assert torch.equal(block.x[:, 5:], sets.vision[1, layer].expand(4, 2, 32))
+    assert torch.allclose(out, x + 2)
+    net.head.read_with(sets.text[1])
+    first, second = (block.x for block in encoder.transformer.blocks)
+    assert first.shape == (len(NAMES), 1 + 2 + net.head.tails.shape[1], 32)
+    assert torch.equal(first[:, 1:3], (sets.text[1, 0] + encoder.positions[1:3]).expand(3, 2, 32))
+    assert torch.equal(second[:, 1:3], sets.text[1, 1].expand(3, 2, 32))
+    assert torch.equal(second[:, 3:], first[:, 3:] + 1)
+
+
+def test_without_prompts_the_image_encoder_is_zero_shot():
+    net = prompted()
+    with torch.no_grad(), net.prompts.holding(None):
+        features = net.features(IMAGES)
+        assert torch.equal(features, build().features(IMAGES))
+        assert torch.allclose(net.head.logits(features, net.head.zero_shot), build()(IMAGES), atol=1e-5)
+    with torch.no_grad():
+        assert not torch.allclose(net.features(IMAGES), features, atol=1e-3)
+
+
+def test_what_is_trained_in_each_stage():
+    """A client's own row, or the aggregators; with `through` these and the prompts of all."""
+    for part, client, expected in (
+        (PromptSets(), 1, set(ROWS)),
+        (PromptSets(), None, {"aggregator"}),
+        (PromptSets(through=True), None, {"aggregator", *ROWS}),
+    ):
+        net = prompted(part)
+        for name, parameter in net.named_parameters():
+            parameter.requires_grad_(name not in net.frozen)
+        net.prompts.train().client = client
+        net(IMAGES).sum().backward()
+        moved = {name for name, p in net.named_parameters() if p.grad is not None and p.grad.abs().sum() > 0}
+        assert {name if name in ROWS else "aggregator" for name in moved} == expected
+        if client is not None:
+            rows = [net.get_parameter(name).grad.flatten(1).abs().sum(1) for name in ROWS]
+            assert all((each > 0).tolist() == [False, True, False] for each in rows)
+    assert net.state_dict().keys() - net.frozen == {f"prompts.{name}" for name in net.prompts.state_dict()}
+
+
+def test_a_copy_has_prompts_of_its_own():
+    net = prompted()
+    other = copy.deepcopy(net)
+    with torch.no_grad():
+        before = net(IMAGES)
+        for name in ROWS:
+            other.get_parameter(name).normal_()
+        assert torch.equal(net(IMAGES), before)
+        assert not torch.allclose(other(IMAGES), before, atol=1e-3)
+
+
+def test_one_client_is_enough():
+    assert prompted(clients=1)(IMAGES).shape == (5, len(NAMES))
+
+
+def test_the_server_keeps_the_row_of_each_client():
+    """Client b sent nothing: its row stays. Aggregators are as fused."""
+    previous = {name: np.zeros((3, 1), np.float32) for name in ROWS} | {"w": np.zeros(1, np.float32)}
+    sent = {client: {**{name: np.full((3, 1), value, np.float32) for name in ROWS}, "w": np.ones(1, np.float32)}
+            for client, value in (("a", 1.0), ("c", 5.0))}  # fmt: skip
+    server = ServerRound(2, 6, ["a", "b", "c"], previous, updates=[Update(c, 4, own) for c, own in sent.items()])
+    found = OwnRows().refine({name: array + 3 for name, array in previous.items()}, server)
+    assert all(found[name].ravel().tolist() == [1, 0, 5] for name in ROWS)
+    assert found["w"].tolist() == [3.0]
+    assert all(not previous[name].any() for name in ROWS)
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_the_loss_of_the_first_stage(tmp_path, number):
+    """Round 1: the teacher is zero-shot CLIP. Round 3: the received aggregated prompts. By autograd on CE + KL."""
+    changes = ["train.iterations=1", "train.momentum=0", "train.rounds=3", "method.prompt_stages.c=0.5"]
+    space = Workspace(small_plan("plan", tmp_path, changes))
+    names = [name for name, place in space.places.items() if place == "shared"]
+    start = {name: space.net.state_dict()[name].clone() for name in names}
+    client = space.client("rot15", "")
+    batches, of = [], client.data.batch
+    client.data.batch = lambda *given: batches.append(of(*given)) or batches[-1]
+    config = {"client": "rot15", "phase": "train", "round": number}
+    sent = client.fit([start[name].numpy() for name in names], config)[0]
+    sent = {name: array.copy() for name, array in zip(names, sent)}
+    net, head, batch = space.net.eval(), space.net.head, batches[0]
+    net.load_state_dict(start, strict=False)
+    with torch.no_grad():
+        if number == 1:
+            with net.prompts.holding(None):
+                teacher = head.logits(net.features(batch.images), head.zero_shot)
+        else:
+            teacher = net(batch.images)  # in eval mode it has the aggregated prompts
+    net.prompts.training, net.prompts.client = True, 1
+    logits = net(batch.images)
+    loss = F.cross_entropy(logits, batch.labels)
+    loss = loss + 0.5 * F.kl_div(logits.log_softmax(1), teacher.softmax(1), reduction="batchmean")
+    gradients = torch.autograd.grad(loss, [net.get_parameter(name) for name in ROWS])
+    for name, gradient in zip(ROWS, gradients):
+        assert gradient[1].abs().sum() > 0
+        assert np.allclose(sent[name], start[name] - 0.05 * gradient, atol=1e-6)
+    assert all(np.array_equal(sent[name], start[name]) for name in names if name not in ROWS)
+
+
+def test_stages_take_turns(tmp_path):
+    """Prompts change in the rounds 1 and 3, aggregators in round 2; every row is that of its client."""
+    found = run_watched(small_plan("plan", tmp_path, ["train.iterations=2"]))
+    sent = {}
+    for config, received, returned in found.training():
+        start, end = (record_to_arrays(record["arrays"]) for record in (received, returned))
+        moved = {name for name in end if not np.array_equal(start[name], end[name])}
+        assert (moved <= set(ROWS)) == (config["round"] != 2), (config["round"], moved)
+        assert moved.isdisjoint(ROWS) == (config["round"] == 2)
+        number = found.plan.clients.index(config["client"])
+        for name in ROWS:
+            kept = np.delete(np.arange(3), number)
+            assert np.array_equal(start[name][kept], end[name][kept])
+            sent[config["client"], name] = end[name][number]
+    for number, client in enumerate(found.plan.clients):
+        assert all(np.array_equal(found.last[name][number], sent[client, name]) for name in ROWS)
+    assert list(found.clients.loc[found.clients["teacher_loss"].notna(), "round"].unique()) == [1, 3]
+
+
+@pytest.mark.parametrize("pair", ["fedsam+plan", "fedomg+plan", "fedclip+plan"])
+def test_joins_other_methods(pair, tmp_path):
+    changes = ["train.rounds=2", "train.iterations=3"]
+    both, alone = (run_watched(small_plan(name, tmp_path / name, changes)) for name in (pair, "plan"))
+    assert np.isfinite(both.rounds["target_loss"]).all()
+    changed = [name for name in alone.last if not np.array_equal(both.last[name], alone.last[name])]
+    assert changed
+
+
+def test_what_does_not_fit_is_refused(tmp_path):
+    with pytest.raises(UserError, match="both learn the texts"):
+        small_plan("plan+promptfl", tmp_path)
+    for name, words in (("prompt_stages", "trains the prompts"), ("own_rows", "keeps the prompts")):
+        with pytest.raises(UserError, match=f"{name} {words} of the insert prompt_sets"):
+            build_recipe(Experiment(method={"name": "fedavg", "add": [name]}))
+    with pytest.raises(UserError, match="could not act"):
+        small_plan("deepall+plan", tmp_path)
+    with pytest.raises(UserError, match="5 does not divide the encoder's width of 32"):
+        prompted(PromptSets(heads=5))
+    with pytest.raises(UserError, match=r"set train.compile = 'off'"):
+        small_plan("plan", tmp_path, ["train.compile=default"])
+    with pytest.raises(UserError, match="moon makes a head of its own"):
+        small_plan("plan+moon", tmp_path).build_net()
+    net = build()
+    net.backbone = nn.Identity()
+    with pytest.raises(UserError, match="image encoder that is a transformer"):
+        PromptSets().apply(net)
+    recipe = build_recipe(Experiment(method={"name": "fedavg", "add": ["prompt_sets"]}))
+    assert (recipe.terms, recipe.refine) == ((PromptStages(),), (OwnRows(),))
