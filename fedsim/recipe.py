@@ -70,7 +70,7 @@ class Recipe:
 
     @cached_property
     def kinds(self) -> tuple[type, ...]:
-        """The classes of its parts; found once, because every name in the settings is looked up in those of all rows."""
+        """The classes of its parts; found once, because every name in settings is looked up in those of all rows."""
         return tuple(dict.fromkeys(type(part) for _, part in parts_of(self)))
 
     def label(self, method: str) -> str:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import torch
 from flwr.app import ArrayRecord
 from safetensors.numpy import load_file
@@ -24,6 +23,7 @@ from fedsim.results.client_rows import client_rows, detail_rows
 from fedsim.results.environment import earlier_environments, environment
 from fedsim.results.predictions import forget_after, keep_selected, too_many
 from fedsim.results.reading import rebuild_results
+from fedsim.results.record_files import read_record
 from fedsim.results.recorder import Recorder
 from fedsim.results.selection import VALIDATED, last_is_best, summary_row, validation_column
 from fedsim.run.checkpoint import Checkpoint, arrays_file, link_file, load_checkpoint, save_checkpoint, write_arrays
@@ -172,7 +172,7 @@ class Session:
             entries = personal_entries(self.space.recipe, self.space.places)
             last, stored = load_file(self.folder / "last.safetensors"), self.strategy.state.stored
             write_personal(self.folder, self.space.plan.clients, entries, last, stored)
-        rounds = pd.read_csv(self.folder / "rounds.csv")
+        rounds = read_record(self.folder / "rounds.csv")
         keep_selected(self.folder, rounds, self.validation)
         label = self.space.recipe.label(self.experiment.method_name)
         if words := variant_words(self.experiment):
@@ -237,7 +237,7 @@ class Session:
             self.strategy.exchange.saved_round = round
             # Only now: until a checkpoint is written, a resumed run may select an earlier round again.
             if too_many(self.folder):
-                keep_selected(self.folder, pd.read_csv(self.folder / "rounds.csv"), self.validation)
+                keep_selected(self.folder, read_record(self.folder / "rounds.csv"), self.validation)
         if not round:
             return
         self.scores.append(_score(row.get(self.validation)))
@@ -260,7 +260,7 @@ class Session:
         """
         if not self.checkpoint:
             return []
-        rounds = pd.read_csv(self.folder / "rounds.csv").query("round >= 1").sort_values("round")
+        rounds = read_record(self.folder / "rounds.csv").query("round >= 1").sort_values("round")
         scores = [_score(value) for value in rounds[self.validation]] if self.validation in rounds else []
         if scores and last_is_best(scores):
             link_file(arrays_file(self.checkpoint_folder, self.checkpoint.round), self.folder / "best.safetensors")
