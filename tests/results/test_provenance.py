@@ -56,6 +56,20 @@ def test_the_same_images_or_an_older_record_are_compared_without_a_word(tmp_path
     assert notes_of(runs) == []
 
 
+@pytest.mark.parametrize("runtime", ["inline", "deployment"])
+def test_a_folder_that_came_between_two_seeds_is_another_federation(tmp_path, runtime):
+    """Where the settings name no domains, all folders in the data root are clients."""
+    prints = {"photo": PHOTO, "sketch": {"images": 3929, "content": "cc"}}
+    for seed, came in enumerate(({}, {"text": {"images": 3, "content": "dd"}})):
+        experiment = pacs_experiment("fedavg", "photo", seed, data={"dataset": "folder"}, run={"runtime": runtime})
+        Recorder(write_run(tmp_path, experiment)).write_environment({"data": prints | came})
+    if runtime == "deployment":  # its record has only the domains whose sites have answered
+        assert len(compare(read_runs(tmp_path)).methods) == 1
+        return
+    with pytest.raises(UserError, match=r"seed1 did not have the domains of .*seed0 \(new in data.root: text\)"):
+        compare(read_runs(tmp_path))
+
+
 @pytest.mark.parametrize("split_seed", [None, 7])
 def test_seeds_on_other_images_are_not_averaged(tmp_path, split_seed):
     """A fingerprint is of all images of a domain, whatever images a seed draws from them."""
