@@ -75,7 +75,8 @@ def refuse_unlike_domains(runs: Runs, recorded: Environments) -> None:
         other, seen = first.setdefault(tuple(_data_settings(experiment)), (run, table["data"]))
         if differs := came_and_went(seen, table["data"]):
             raise UserError(
-                f"{run} did not have the domains of {other} ({differs}); compare the runs of each data set by themselves"
+                f"{run} did not have the domains of {other} ({differs}); compare the runs of each data set by "
+                "themselves"
             )
 
 

@@ -198,7 +198,8 @@ def test_a_folder_that_comes_to_the_data_root_makes_another_federation(tree_sett
     shutil.copytree(tmp_path / "images" / "art", tmp_path / "images" / "text")
     (tmp_path / "images" / "text" / "cat" / "000.png").unlink()
     if runtime == "deployment":
-        return refuse_other_settings(folder, experiment, build_recipe(experiment))
+        refuse_other_settings(folder, experiment, build_recipe(experiment))
+        return
     with pytest.raises(UserError, match=r"other data \(new in data.root: text\)") as error:
         refuse_other_settings(folder, experiment, build_recipe(experiment))
     assert "\n" not in str(error.value)
