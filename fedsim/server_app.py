@@ -132,7 +132,6 @@ def _serve(grid: Grid, space: Workspace, callbacks: Sequence[RunCallback], ident
     strategy.join(roster)
     _note_data(session, roster, evaluator.class_counts() if evaluator else roster.target.class_counts)
     session.target_images = len(evaluator.labels) if evaluator else roster.target.examples
-    check_server(plan, roster.fingerprints())
     grid = PatientGrid(grid, strategy.exchange, experiment.run.patience)
     arrays = session.initial_arrays()
     if not session.checkpoint:
@@ -149,10 +148,19 @@ def _serve(grid: Grid, space: Workspace, callbacks: Sequence[RunCallback], ident
 
 
 def _note_data(session: Session, roster: Roster, tested: Sequence[int]) -> None:
-    """Check, record and log what the sites, or the files of a simulation, hold. tested: images by class."""
+    """Check, record and log what the sites, or the files of a simulation, hold. tested: images by class.
+
+    A site that comes later is checked and recorded when it comes.
+    """
     plan, sites = session.space.plan, roster.sites
-    refuse_equal_domains(plan.data, roster.fingerprints())
-    session.note_data(roster.fingerprints())
+
+    def check_data(own: Fingerprints) -> None:
+        refuse_equal_domains(plan.data, session.data | own)
+        check_server(plan, own)
+        session.note_data(own)
+
+    check_data(roster.fingerprints())
+    roster.check_late = check_data
     missing = missing_classes(plan.data.classes, {name: site.class_counts for name, site in sites.items()})
     session.note("missing_classes", missing)
     for client, names in list(missing.items())[:SAID_CLIENTS]:

@@ -63,7 +63,9 @@ class Session:
         refuse_other_settings(self.folder, experiment, space.recipe, lambda _: self.data)
         self.checkpoint = load_checkpoint(self.checkpoint_folder)
         refuse_other_data(self.folder, self.checkpoint.data if self.checkpoint else {}, self.data | self.server_data)
-        if self.checkpoint:
+        if self.checkpoint:  # a site that is not online now is compared when it comes
+            self.data = {**self.checkpoint.data, **self.data}
+            self.data = {name: own for name, own in self.data.items() if name not in self.server_data}
             refuse_other_frozen(self.folder, space.net, experiment.model.weights)
         self.recorder = Recorder(self.folder, space.task.metric)
         self.validation = validation_column(experiment, space.task.metric)
@@ -213,8 +215,7 @@ class Session:
             "aggregation_seconds": log.aggregation_seconds,
             "round_seconds": now - (log.started if log.round else self._round_ended),
         }
-        train = self.experiment.train
-        run, local = self.experiment.run, f"local_validation_{metric}"
+        train, run, local = self.experiment.train, self.experiment.run, f"local_validation_{metric}"
         if train.evaluate_clients != "all" or train.evaluate_every > 1 or run.on_client_failure == "continue":
             used = local if run.select_on == "local" else f"validation_{metric}"
             row[VALIDATED] = sum(found.get(used) is not None for found in rows)  # what the selection rests on
