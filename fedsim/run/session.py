@@ -16,7 +16,6 @@ from fedsim.data import domain_of
 from fedsim.data.fingerprint import Fingerprints
 from fedsim.experiment import Experiment
 from fedsim.plugins import outside_versions
-from fedsim.recipe import values_of
 from fedsim.registry import packages_of
 from fedsim.results.callbacks import RunCallback
 from fedsim.results.client_rows import client_rows, detail_rows
@@ -34,7 +33,7 @@ from fedsim.run.personal import check_personal, personal_entries, write_personal
 from fedsim.run.plan import run_folder
 from fedsim.run.privacy_account import begin_round, repeated_rounds
 from fedsim.run.workspace import Workspace
-from fedsim.variants import variant_words
+from fedsim.variants import recipe_record, variant_words
 from strategies.base import FedDG
 from strategies.model import server_model
 from strategies.state import ServerState
@@ -82,7 +81,7 @@ class Session:
         self.environment["packages"] = {**self.environment["packages"], **outside}
         self.environment["on_client_failure"] = experiment.run.on_client_failure  # it may be changed for later rounds
         self.environment |= earlier_environments(self.recorder.environment(), self.environment, done)
-        self.environment |= {"classes": list(space.plan.data.classes), "recipe": values_of(space.recipe)}
+        self.environment |= {"classes": list(space.plan.data.classes), **recipe_record(experiment, space.recipe)}
         self.environment |= {"server_data": self.server_data} if self.server_data else {}
         self.environment |= frozen_record(space.net) | weights_record(experiment.model.weights)
         self.recorder.write_environment(self.environment | {"data": self.data})
