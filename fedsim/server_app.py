@@ -19,6 +19,7 @@ from fedsim.plugins import outside_versions
 from fedsim.recipe import parts_of
 from fedsim.registry import packages_of
 from fedsim.results.callbacks import RunCallback, tell_failure, trackers
+from fedsim.results.selection import DEFAULT_RULE, rule_title
 from fedsim.run.checkpoint import run_token
 from fedsim.run.claim import claim
 from fedsim.run.no_effect import no_effect_remarks
@@ -212,6 +213,7 @@ class LogLines:
 
     def on_start(self, experiment: Experiment, folder: Path) -> None:
         """Log where the records are written."""
+        self.basis = rule_title(DEFAULT_RULE, [experiment])
         logger.setLevel(logging.INFO)
         for handler in (logging.StreamHandler(sys.stdout), logging.FileHandler(folder / LOG, encoding="utf-8")):
             handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
@@ -231,10 +233,11 @@ class LogLines:
     def on_end(self, summary: dict) -> None:
         """Logs the result of the run."""
         metric = task_in(summary, "best_validation_target_").metric
-        logger.info(
-            "done: %.1f %% on %s (round %d, best source validation)",
-            *(100 * summary[f"best_validation_target_{metric}"], summary["target"], summary["best_validation_round"]),
-        )
+        value, round = summary[f"best_validation_target_{metric}"], summary["best_validation_round"]
+        if round is None:  # the validation is NaN in every round
+            logger.info("done: no round has a validation (%s)", self.basis)
+        else:
+            logger.info("done: %.1f %% on %s (round %d, %s)", 100 * value, summary["target"], round, self.basis)
 
     def on_failure(self, error: BaseException) -> None:
         """Log why the run stopped."""
