@@ -11,6 +11,7 @@ from fedsim.experiment import Experiment
 from fedsim.models import Net
 from fedsim.models.tasks import rules_of
 from fedsim.recipe import Recipe
+from strategies.banks.feature_styles import ROWS, STYLE, FeatureStyles
 from strategies.banks.global_batch_norm import GlobalBatchNorm
 from strategies.banks.prototypes import Prototypes
 from strategies.parts import ServerRound
@@ -40,10 +41,13 @@ class RandomData:
         self.examples = batch
         self.augment: Callable | None = None
 
-    def batch(self) -> Batch:
-        """The batch, as prepared for a step."""
-        images = self.transfer(self.images)
-        return Batch(self.normalize(images), self.labels, self.images, self.normalize, images, self.normalize)
+    def batch(self, positions: np.ndarray | None = None) -> Batch:
+        """The batch, as prepared for a step, or these images of it."""
+        own = slice(None) if positions is None else torch.from_numpy(positions)
+        images, normalize = self.transfer(self.images[own]), self.normalize
+        rows = self.training_positions() if positions is None else positions
+        return Batch(normalize(images), self.labels[own], self.images[own], normalize, images, normalize,
+                     positions=rows)  # fmt: skip
 
     def transfer(self, images: torch.Tensor) -> torch.Tensor:
         """The images after the recipe's augmentation."""
@@ -94,8 +98,14 @@ def made_up_records(net: Net) -> dict[str, dict[str, np.ndarray]]:
             "cluster_protos": rng.random((len(net.head.weight), width), np.float32),
             "classes": np.arange(len(net.head.weight)),
         },
+        FeatureStyles.name: {STYLE: rng.random((ROWS, feature_channels(net)), np.float32)},
         "target_features": {"target_features": rng.random((TARGET_FEATURES, pooled_width(net)), np.float32)},
     }
+
+
+def feature_channels(net: Net) -> int:
+    """The number of channels after stage 1; 1 for a network that shares no styles of features."""
+    return net.styles.channels if hasattr(net, "styles") else 1
 
 
 def pooled_width(net: Net) -> int:
@@ -112,5 +122,6 @@ def collected_records(recipe: Recipe, round: LocalRound) -> dict[str, dict[str, 
         if bank.when == "once" and bank.name in contributors:
             own = contributors[bank.name].collect(round)
             entries = dict.fromkeys((*OTHERS, round.client), own)
-            found[bank.name] = bank.hand_out(entries, round.client, ServerRound(1, 1, list(entries), {}))
+            server = ServerRound(1, 1, list(entries), {})
+            found[bank.name] = bank.hand_out(bank.merge({}, entries, server), round.client, server)
     return found

@@ -32,6 +32,7 @@ from fedsim.runtime.launch import launch
 WAYS: dict[str, Callable[[Experiment], Experiment]] = {
     "one-process": lambda run: run,
     "default": lambda run: run.replace(run={"processes": 0}),  # forks processes after the first round
+    "two-threads": lambda run: run.replace(run={"threads": 2}),  # in one process
     "ray": lambda run: run.replace(run={"runtime": "ray", "workers": 2}),
     "side-by-side": lambda run: run.replace(train={"side_by_side": 30}),
     "compiled": lambda run: run.replace(train={"compile": "default"}),

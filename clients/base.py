@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from clients.budget import Amount, local_plan
 from clients.local_data import LocalData
 from clients.local_steps import BestIterate, Fitted, LocalSteps, Training
-from clients.networks import after_step_functions, freeze
+from clients.networks import NetView, view_of
 from clients.optimizers import learning_rate, make_optimizer, optimizer_tensors, restore_optimizer
 from clients.parts import LocalRound, departing
 from clients.store import ClientStore
@@ -41,7 +41,7 @@ class DomainClient(NumPyClient):
         self,
         experiment: Experiment,
         recipe: Any,
-        net: nn.Module,
+        view: NetView,
         places: dict[str, Place],
         initial: dict[str, Tensor],
         data: LocalData,
@@ -54,8 +54,7 @@ class DomainClient(NumPyClient):
     ) -> None:
         self.experiment = experiment
         self.recipe = recipe
-        self.net = net
-        self.state = dict(net.state_dict())  # views of the network's tensors, which are always written in place
+        self._see(view)
         self.places = places
         self.initial = initial
         self.data = data
@@ -70,9 +69,10 @@ class DomainClient(NumPyClient):
         self.records: dict[str, dict[str, np.ndarray]] = {}
         self.outbox: dict[str, dict[str, np.ndarray]] = {}
         self.stored = 0  # the number of store entries written with the last reply
-        self.frozen = freeze(net, places)
         self.personal = [part.personal for part in recipe.client_parts() if part.personal]
-        self._after_step = after_step_functions(net)
+
+    def _see(self, view: NetView) -> None:
+        self.net, self.state, self.frozen, self._after_step = view.net, view.state, view.frozen, view.after_step
 
     @property
     def metric(self) -> str:
@@ -130,8 +130,8 @@ class DomainClient(NumPyClient):
     def on(self, net: nn.Module) -> "DomainClient":
         """The same client, with its data and its store, on another network of the same kind; trained side by side."""
         other = copy.copy(self)
-        other.net, other.state, other.cut, other.outbox = net, dict(net.state_dict()), {}, {}
-        other.frozen, other._after_step, other.compiled = freeze(net, self.places), after_step_functions(net), None
+        other._see(view_of(net, self.places))
+        other.cut, other.outbox, other.compiled = {}, {}, None
         return other
 
     def evaluate(self, parameters: list[np.ndarray], config: dict[str, Any]) -> tuple[float, int, dict[str, float]]:

@@ -85,7 +85,8 @@ class LocalData:
             augmented = after(augmented)
         else:
             augmented = augment(raw)
-        return Batch(self.normalize(augmented), labels, raw, prepare, augmented, self.normalize)
+        normalize = self.normalize
+        return Batch(normalize(augmented), labels, raw, prepare, augmented, normalize, positions=positions)
 
     def normalize(self, images: Tensor) -> Tensor:
         """The network's input for images in [0, 1]."""

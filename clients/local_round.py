@@ -25,6 +25,7 @@ class Batch:
     raw: the images in [0, 1] before augmentation
     prepare: gives other images of that shape (a transformed `raw`) the same augmentation and normalization as `images`
     augmented: the images in [0, 1] after augmentation; `normalize` completes other versions of them (views, tiles)
+    positions: of the images among the client's training examples, on the host
     """
 
     images: Tensor
@@ -36,6 +37,7 @@ class Batch:
     features: Tensor | None = None
     logits: Tensor | None = None
     loss: Tensor | None = None
+    positions: np.ndarray | None = None
 
 
 StepFunction = Callable[[Batch], Tensor]

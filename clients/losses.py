@@ -67,7 +67,7 @@ def js_divergence(logits: Sequence[Tensor]) -> Tensor:
     return sum((each.exp() * (each - mean)).sum(1).mean() for each in logs) / len(logs)
 
 
-def supervised_contrast(z: Tensor, labels: Tensor, temperature: float) -> Tensor:
+def supervised_contrast(z: Tensor, labels: Tensor, temperature: float, own: bool = False) -> Tensor:
     """The supervised contrastive loss of normalized vectors, each of which is an anchor:
 
         mean_i [ log Σ_{j≠i} e^{s_ij} − mean_{j∈P_i} s_ij ] ,  s_ij = z_i·z_j / T ,  P_i = {j ≠ i, y_j = y_i}
@@ -75,11 +75,15 @@ def supervised_contrast(z: Tensor, labels: Tensor, temperature: float) -> Tensor
     z [N, D], labels [N]. Give both views of a batch, so that every anchor has a positive; an anchor without one counts
     as 0.
 
+    own: i is in P_i too, and still not in the sum over j (FedCCRL's released code). With n other positives the value is
+    shifted, and the attraction to these is n/(n + 1) of what it is without
+
     Source: Khosla et al., NeurIPS 2020, L_out; the factor T / T_base of their released code is 1 here.
     """
     s = z @ z.T / temperature
     itself = torch.eye(len(z), dtype=torch.bool, device=z.device)
-    positive = (labels[:, None] == labels[None, :]) & ~itself
+    alike = labels[:, None] == labels[None, :]
+    positive = alike if own else alike & ~itself
     rest = s.masked_fill(itself, -math.inf).logsumexp(1)
     count = positive.sum(1)
     attraction = torch.where(positive, s, 0.0).sum(1) / count.clamp_min(1)

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -112,3 +113,23 @@ def freeze(net: nn.Module, places: Mapping[str, str]) -> list[nn.Module]:
         if own and all(places[name] == "frozen" for name in own):
             frozen.append(module)
     return frozen
+
+
+@dataclass(frozen=True)
+class NetView:
+    """What clients know of the network that they share; it is collected once, not for each of thousands of clients.
+
+    state: the network's tensors by name, which are always written in place
+    frozen: the modules that have only frozen tensors (see `freeze`)
+    after_step: the functions that are called after every optimizer step
+    """
+
+    net: nn.Module
+    state: dict[str, Tensor]
+    frozen: list[nn.Module]
+    after_step: list[Callable[[], None]]
+
+
+def view_of(net: nn.Module, places: Mapping[str, str]) -> NetView:
+    """The network for its clients, without gradients of frozen parameters."""
+    return NetView(net, dict(net.state_dict()), freeze(net, places), after_step_functions(net))

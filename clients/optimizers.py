@@ -126,7 +126,7 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer, net: nn.Module) -> dict[
 def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
     """Gives the buffers of an earlier round back to the optimizer; the learning rate remains that of this round.
 
-    A buffer gets the memory layout of its parameter: the fused kernels read both as they lie in memory, and of a
+    A buffer gets the memory layout of its parameter, because the fused kernels read both as they lie in memory. Of a
     channels-last weight and a buffer in another layout they would combine elements that do not belong together.
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]

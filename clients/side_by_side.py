@@ -86,8 +86,8 @@ def reason_apart(recipe: Any) -> str:
 class SideBySide:
     """Trains up to `count` clients together, each as it would train alone.
 
-    In every step, those whose next batch has the same size pass through `StackedNet` at once; what else belongs to a
-    step - augmentation, terms, functions before the optimizer's step - is the same code as in sequential training, on
+    In every step, the clients whose next batch has the same size pass through `StackedNet` at once. The rest of a step
+    is augmentation, terms and functions before the optimizer's step. It is the same code as in sequential training, on
     each client's own row. Clients keep the order of their own steps, and need not be at the same one.
 
     The numbers are those of sequential training but for rounding, where the network itself draws nothing in training;

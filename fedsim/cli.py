@@ -216,7 +216,7 @@ def report(
 @app.command()
 def pictures(
     config: Config = "digits",
-    method: Annotated[str, typer.Option(help="a method that changes images: ccst, elcfs")] = "ccst",
+    method: Annotated[str, typer.Option(help="a method that changes images: ccst, fisc, elcfs, fedccrl")] = "ccst",
     target: Annotated[str, typer.Option(help="the unseen domain, of which no picture is drawn")] = "",
     output: Annotated[Path, typer.Option(help="folder of the pictures")] = Path("outputs/pictures"),
     rows: Annotated[int, typer.Option(min=1, help="images per grid")] = 6,

@@ -188,6 +188,18 @@ def target_of(space: Workspace, run: str) -> TargetEvaluator:
     return TargetEvaluator(space)
 
 
+@app.query("predict")
+@guarded
+def predict(message: Message, context: Context) -> RecordDict:
+    """Predict some batches of the unseen domain, in a process that was forked from the server's."""
+    space, config = space_of(message, context)
+    if space.target is None:
+        raise UserError("this process does not evaluate the unseen domain")
+    places = [int(place) for place in config["places"]]
+    logits = space.target.logits(record_to_arrays(arrays_of(message.content)["arrays"]), places)
+    return RecordDict({"logits": state_to_record(dict(zip(map(str, places), logits)))})
+
+
 @app.query("visit")
 @guarded
 def visit(message: Message, context: Context) -> RecordDict:

@@ -2,10 +2,10 @@
 
 A row names the parts in which the method differs from FedAvg. On the command line `a+b` combines two rows,
 `method.guiding_head.weight=0.25` sets a field of a part, `method.weights="uniform"` replaces a part, and
-`method.add=["guiding_head"]` adds one (fedsim/assembly.py).
+`method.add=["guiding_head"]` adds one (fedsim/assembly.py). The rows that exchange styles of images between clients are
+in fedsim/style_methods.py.
 """
 
-from clients.augment.cross_client_style import CrossClientStyle
 from clients.augment.rand_augment import RandAugment
 from clients.batches.balanced_budget import BalancedBudget
 from clients.reports.generalization_gap import GeneralizationGap
@@ -17,7 +17,6 @@ from clients.step.client_agnostic import ClientAgnostic
 from clients.step.consistent_views import ConsistentViews
 from clients.step.disentangling_adversary import DisentanglingAdversary
 from clients.step.ditto import Ditto
-from clients.step.episodic import EpisodicStep
 from clients.step.jigsaw import Jigsaw
 from clients.step.learn_to_diversify import LearnToDiversify
 from clients.step.random_convolution import RandomConvolution
@@ -52,7 +51,7 @@ from fedsim.models.inserts.representation import Representation
 from fedsim.models.inserts.stochastic_embedding import StochasticEmbedding
 from fedsim.models.norms import DSON, IBN, XAN, MixIG
 from fedsim.recipe import Recipe
-from strategies.banks.amplitude import AmplitudeBank
+from fedsim.style_methods import STYLE_METHODS
 from strategies.banks.class_references import ClassReferences
 from strategies.banks.classifier_gradients import ClassifierGradients
 from strategies.banks.control_variates import ControlVariates
@@ -62,7 +61,6 @@ from strategies.banks.global_batch_norm import GlobalBatchNorm
 from strategies.banks.global_direction import GlobalDirection
 from strategies.banks.heads import Heads
 from strategies.banks.prototypes import Prototypes
-from strategies.banks.style import StyleBank
 from strategies.banks.target_features import TargetFeatures
 from strategies.fuse.aligned_weights import AlignedWeights
 from strategies.fuse.gradient_mask import GradientMask
@@ -147,8 +145,7 @@ METHODS: dict[str, Recipe] = {
         paper="Yuan et al., TKDE 2023",
         discloses="more than FedAvg once: a model trained to convergence on the client's data alone",
     ),
-    "ccst": Recipe(augment=CrossClientStyle(), banks=(StyleBank(),), paper="Chen et al., WACV 2023"),
-    "elcfs": Recipe(client=EpisodicStep(), banks=(AmplitudeBank(),), paper="Liu et al., CVPR 2021 (FedDG)"),
+    **STYLE_METHODS,
     "fedig": Recipe(
         norm=MixIG(),
         share=WithoutBatchNorm(),

@@ -27,6 +27,7 @@ from fedsim.run.plan import Plan, resolve
 from fedsim.run.privacy_account import statement
 from fedsim.run.remarks import code_remarks, data_remarks
 from fedsim.run.session import Session, is_finished
+from fedsim.run.shared_target import SharedTarget
 from fedsim.run.target import TargetEvaluator
 from fedsim.run.workspace import Workspace, open_workspace, set_threads
 from fedsim.settings import RunSettings
@@ -105,15 +106,17 @@ def serve(grid: Grid, plan: Plan, callbacks: Sequence[RunCallback] = (), identif
 def _serve(grid: Grid, space: Workspace, callbacks: Sequence[RunCallback], identify: Identify | None) -> Path:
     plan, experiment = space.plan, space.experiment
     on_site = experiment.run.evaluate_target == "site"
-    evaluator = None if on_site else TargetEvaluator(space)
+    space.target = evaluator = None if on_site else TargetEvaluator(space)
     held_out = TargetEvaluator(space, held_out=True) if experiment.run.validation_domain else None
     session = Session(space, callbacks)
     run_config = sent_settings(experiment, session.folder / "state", run_token(session.checkpoint_folder))
     strategy = FedDG(space.recipe, experiment, space.places, run_config, space.task.metric)
 
+    shared = SharedTarget(evaluator, grid, run_config) if evaluator else None
+
     def evaluate(arrays: ArrayRecord) -> TargetScore:
-        if evaluator is not None:
-            return evaluator(record_to_arrays(arrays), strategy.wanted_entries())
+        if shared is not None:
+            return shared(strategy.log.round, arrays, strategy.wanted_entries())
         return strategy.target_site.score if strategy.log.round else strategy.target_site.ask(grid, arrays)
 
     def evaluate_held_out(arrays: ArrayRecord) -> TargetScore:

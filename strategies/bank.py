@@ -20,10 +20,10 @@ class Bank(Part):
     The server keeps it as {owner: arrays}, and in the checkpoint. It is filled in one of these ways:
 
     - `contributed` (the default), `when = "once"`: every client contributes before round 1 (a client part with `bank =
-      name`, by its `collect`). Then the bank does not change any more. Each client gets it with its first train message
-      and keeps it. A client that failed to contribute is missing in it and still gets the contributions of the others.
+      name`, by its `collect`), and the merged bank does not change any more. Each client gets it with its first train
+      message and keeps it. A client that failed to contribute is missing in it, and still gets what the others made.
     - `contributed`, `when = "before"`: in every round, before they train, the drawn clients get the model of the start
-      of the round and contribute (`collect`); the merged bank is sent with the train messages of the same round. This
+      of the round and contribute (`collect`). The merged bank is sent with the train messages of the same round. This
       costs one more exchange. A client that failed to contribute does not train in this round.
     - `contributed`, `when = "after"`: in every round, when the updates have come and before they are weighed, the
       clients that delivered are asked once more, and they are told who delivered (`round.delivered`). This costs one
@@ -81,9 +81,9 @@ class Bank(Part):
         kept.
 
         A record that is equal for all clients (a sum, a mean, clusters) may be kept under the owner SERVER or in
-        `server.arrays`. The method is called after `fuse` (for a bank `before` training: when its contributions have
-        come), and only in rounds in which a client replied. A round whose model is dropped leaves bank and arrays as
-        they were.
+        `server.arrays`. The method is called after `fuse` (for a bank that is collected: when its contributions have
+        come), and only in rounds in which a client replied; for a bank that comes once, only then. A round whose model
+        is dropped leaves bank and arrays as they were.
         """
         return {**bank, **entries}
 

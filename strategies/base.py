@@ -235,7 +235,7 @@ class FedDG(FedAvg):
                 exchange.fail(client, f"{bank.name} refused: {reason}")
                 del entries[client]
             try:
-                self.parts.collected(bank, entries)
+                exchange.log.take(self.parts.collected(bank, entries))
                 return list(entries)
             except RefusedUpdateError as error:
                 if error.client not in entries:

@@ -126,8 +126,6 @@ class Computation:
         self.parts.keep([update.client for update in updates] if kept else [])
         for client, weight in server.weights.items():
             self.log.row(client)["weight"] = float(weight)
-        self.log.details += server.details
-        for text in server.notes:
-            self.log.note(text)
+        self.log.take(server)
         for client, columns in server.client_columns.items():
             self.log.row(client).update(columns)

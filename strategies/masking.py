@@ -11,7 +11,7 @@ computes b_u from t shares and subtracts PRG(b_u). A client of U2 that is not in
 vectors; they are removed with its s_u. Of one client the server gets either b_u or s_u, and never both.
 
 Keys are of X25519. s_uv and the keys that encrypt shares are HKDF-SHA256 of the agreed secret, with a hash of all
-public keys and numbers of examples of U1 (`transcript`): if clients received different ones, their masks do not cancel.
+public keys and numbers of examples of U1 (`transcript`). If clients received different ones, their masks do not cancel.
 PRG is AES-256 in counter mode. Shares are Shamir's, over GF(2^128), each secret in two blocks; ChaCha20-Poly1305
 encrypts them. Secrets come from the operating system and never from the run's seed, which the server knows.
 """

@@ -11,10 +11,10 @@ The order of one round:
     -> weigh -> fuse -> merge (banks) -> visits -> refine (each part in turn) -> make (broadcasts)
     -> the model is evaluated and saved
 
-When a part refuses something of one client, this is a failure of the client and never the end of the run: `needs` names
-metrics without which a reply is refused, `Bank.accept` and `Visit.accept` return a reason, and every other method that
-gets updates, contributions or answers may raise `RefusedUpdateError` with the name of that client (of the unseen domain
-for the answer to a visit). With `LostRoundError` a round has no model: the one before stays, or the run ends, as
+When a part refuses something of one client, this is a failure of the client and never the end of the run. `needs` names
+metrics without which a reply is refused. `Bank.accept` and `Visit.accept` return a reason. Every other method that gets
+updates, contributions or answers may raise `RefusedUpdateError` with the name of that client (of the unseen domain for
+the answer to a visit). With `LostRoundError` a round has no model: the one before stays, or the run ends, as
 `run.on_client_failure` says.
 """
 

@@ -125,21 +125,20 @@ class ServerParts:
             self.state.layouts.setdefault(bank.name, layouts[client])
         return odd
 
-    def collected(self, bank: Bank, entries: Entries) -> None:
-        """Adds what clients were asked to contribute. A bank that is collected once takes it unchanged.
+    def collected(self, bank: Bank, entries: Entries) -> ServerRound:
+        """Merges what clients were asked to contribute into the bank; returns the round with the bank's notes.
 
         RefusedUpdateError names a client whose contribution the bank refuses; nothing is then changed.
         """
-        old = self.state.banks.get(bank.name, {})
-        if bank.when == "once":
-            self.state.banks[bank.name] = dict(entries)
-        elif entries or bank.when == "after":
+        old, server = self.state.banks.get(bank.name, {}), self._bank_view(bank, self.server())
+        if entries or bank.when != "before":
             saved = self.state.saved_parts()
             try:
-                self.state.banks[bank.name] = bank.merge(old, entries, self._bank_view(bank, self.server()))
+                self.state.banks[bank.name] = bank.merge(old, entries, server)
             except RefusedUpdateError:
                 self.state.restore_parts(saved)
                 raise
+        return server
 
     def keep(self, clients: Sequence[str]) -> None:
         """Notes that these clients trained, so that they have the banks that come once."""

@@ -40,10 +40,21 @@ FEDSB = {
     "train": {"rounds": 100, "optimizer": "adam", "lr": 1e-4, "batch_size": 64},
     "data": {"holdout": 0.1, "augment": "fedsb"},
 }
+FISC = {
+    "train": {"rounds": 50, "epochs": 1, "batch_size": 32, "optimizer": "adam", "lr": 3e-5, "clients_per_round": 20},
+    "data": {"clients_per_domain": 33, "mix": 0.1, "image_size": 224},
+    "model": {"backbone": "resnet50"},
+}
 CCST = {
     "train": {"rounds": 500, "epochs": 1, "lr": 0.001, "momentum": 0.0, "weight_decay": 0.0},
     "data": {"image_size": 222, "augment": "ccst"},
 }
+STABLE = {
+    "train": {"rounds": 50, "epochs": 5, "clients_per_round": 10, "batch_size": 32, "lr": 0.001, "momentum": 0.9,
+              "weight_decay": 5e-4, "schedule": "cosine"},
+    "data": {"clients_per_domain": 10},
+    "model": {"backbone": "resnet18"},
+}  # fmt: skip
 SOURCES = {
     ("pacs", "fedig"): FEDIG,
     ("vlcs", "fedig"): FEDIG,
@@ -74,8 +85,13 @@ SOURCES = {
     ("vlcs", "fedsb"): {**FEDSB, "model": {"backbone": "resnet18"}},
     ("office-home", "fedsb"): {**FEDSB, "model": {"backbone": "resnet50"}},
     ("terra-incognita", "fedsb"): {**FEDSB, "model": {"backbone": "resnet50"}},
+    ("pacs", "fisc"): FISC,
+    ("office-home", "fisc"): FISC,
     ("pacs", "ccst"): {**CCST, "model": {"backbone": "resnet50"}},
     ("office-home", "ccst"): {**CCST, "model": {"backbone": "resnet18"}},
+    ("pacs", "stablefdg"): STABLE,
+    ("vlcs", "stablefdg"): STABLE,
+    ("office-home", "stablefdg"): {**STABLE, "parts": {"enlarged_batch": {"balanced": "step"}}},
 }
 
 
@@ -96,6 +112,13 @@ def test_base_settings_give_every_method_the_same_budget(config):
 def test_mixstyles_stages(config, stages):
     recipe = build_recipe(complete(read_experiment(config, ["method.name=mixstyle"])))
     assert recipe.inserts[0].stages == stages
+
+
+@pytest.mark.parametrize(("config", "weight"), [("pacs", 0.2), ("office-home", 0.1)])
+def test_fiscs_second_weight(config, weight):
+    for preset in ("", "fisc"):
+        recipe = build_recipe(complete(read_experiment(config, ["method.name=fisc"], preset)))
+        assert recipe.terms[0].norm_weight == weight
 
 
 def test_parts_of_the_presets():

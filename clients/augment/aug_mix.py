@@ -1,6 +1,6 @@
 """AugMix: each image is mixed with versions of itself after chains of mild operations."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -37,7 +37,13 @@ def magnitude_table(height: int, width: int, every: bool) -> dict[str, Tensor]:
 
 
 def mixed(
-    images: Tensor, severity: int = 3, width: int = 3, depth: int = -1, alpha: float = 1.0, every: bool = True
+    images: Tensor,
+    severity: int = 3,
+    width: int = 3,
+    depth: int = -1,
+    alpha: float = 1.0,
+    every: bool = True,
+    alike: bool = False,
 ) -> Tensor:
     """m x + (1 - m) sum_i w_i chain_i(x) of images [B, C, H, W] in [0, 1]; every image has draws of its own:
 
@@ -45,30 +51,44 @@ def mixed(
         a chain has `depth` operations (1 to 3 where depth is -1), each uniform over the table
         the magnitude of an operation is uniform over the `severity` mildest of ten
 
-    Draws come from torch's generator.
+    With `alike` the chains (operations, magnitudes, lengths) are drawn once for the whole batch, and only w and m for
+    each image. Draws come from torch's generator.
     """
     count = len(images)
+    draws = 1 if alike else count
     table = magnitude_table(*images.shape[-2:], every)
     names, values = list(table), torch.stack(list(table.values()))
     signed = torch.tensor([name in SIGNED for name in names])
     weights = torch.distributions.Dirichlet(torch.full((width,), float(alpha))).sample((count,))
     share = torch.distributions.Beta(float(alpha), float(alpha)).sample((count,))
     total = images * share.to(images)[:, None, None, None]
-    for chain in range(width):
-        lengths = torch.randint(1, 4, (count,)) if depth < 0 else torch.full((count,), depth)
-        moved = images
-        for position in range(int(lengths.max())):
-            chosen = torch.randint(len(names), (count,))
-            strength = torch.randint(severity, (count,))
-            sign = torch.where(signed[chosen] & (torch.rand(count) < 0.5), -1.0, 1.0)
-            acting = (lengths > position).nonzero()[:, 0]
-            part = moved[acting.to(moved.device)]
-            magnitudes = (values[chosen, strength] * sign)[acting]
-            moved = moved.index_copy(
-                0, acting.to(moved.device), apply_operations(part, names, chosen[acting], magnitudes)
-            )
-        total = total + moved * (weights[:, chain] * (1 - share)).to(images)[:, None, None, None]
+    chains = images.repeat(width, 1, 1, 1)  # all at once, because small batches cost as much time as large ones
+    for acting, chosen, strength, sign in _draws(width, depth, draws, count, len(names), severity, signed):
+        magnitudes = values[chosen, strength] * sign
+        places = acting.to(chains.device)
+        chains.index_copy_(0, places, apply_operations(chains[places], names, chosen, magnitudes))
+    for moved, weight in zip(chains.split(count), weights.unbind(1), strict=True):
+        total = total + moved * (weight * (1 - share)).to(images)[:, None, None, None]
     return total.clamp_(0, 1)
+
+
+def _draws(
+    width: int, depth: int, draws: int, count: int, operations: int, severity: int, signed: Tensor
+) -> Iterator[tuple[Tensor, ...]]:
+    """For the first operation of every chain, the second, ...: (the places of the images that it changes, in all chains
+    one after the other; its operation; its strength; its sign)."""
+    steps: list[list[tuple[Tensor, ...]]] = []
+    for chain in range(width):
+        lengths = (torch.randint(1, 4, (draws,)) if depth < 0 else torch.full((draws,), depth)).expand(count)
+        for position in range(int(lengths.max())):
+            chosen = torch.randint(operations, (draws,)).expand(count)
+            strength = torch.randint(severity, (draws,)).expand(count)
+            sign = torch.where(signed[chosen] & (torch.rand(draws) < 0.5), -1.0, 1.0)
+            acting = (lengths > position).nonzero()[:, 0]
+            if position == len(steps):
+                steps.append([])
+            steps[position].append((acting + chain * count, chosen[acting], strength[acting], sign[acting]))
+    return (tuple(torch.cat(parts) for parts in zip(*step)) for step in steps)
 
 
 @dataclass(frozen=True)

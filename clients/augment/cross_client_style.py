@@ -12,16 +12,21 @@ from pydantic import Field
 from torch import Tensor
 
 from clients.augment import style
-from clients.augment.vgg_style import SMALLEST, load_vgg
+from clients.augment.spaces import (
+    ContentVariance,
+    Encoder,
+    check_space,
+    chunks_of,
+    image_statistics,
+    space_of,
+    style_record,
+)
 from clients.parts import Augment, LocalRound
-from fedsim.data import benchmark
 from fedsim.data.augment import to_float
-from fedsim.errors import UserError
 from fedsim.experiment import Experiment
 from fedsim.seeding import torch_generator
 from fedsim.tasks import ANY_TASK
 
-TWO_BLOCKS = 9  # the smallest images of which 3-level Haar bands have more than one value
 FLAT = 1e-4  # an image whose channels all vary less has no style of its own
 log = logging.getLogger(__name__)
 
@@ -60,7 +65,7 @@ class CrossClientStyle(Augment):
 
     tasks: ClassVar[tuple[str, ...]] = ANY_TASK
 
-    encoder: Literal["pixel", "haar", "vgg"] = "pixel"
+    encoder: Encoder = "pixel"
     """Phi: colour space, 3-level Haar bands, or VGG-19 relu4_1 (the paper's, needs weight files)."""
     styles: Literal["overall", "single"] = "overall"
     """One style per client, or the style of one image, drawn from up to J images for each transfer."""
@@ -77,7 +82,7 @@ class CrossClientStyle(Augment):
     """Whether to draw new styles in every round."""
     quantise: bool = False
     """Whether to store transferred images with 8 bits, as image files do. With vgg this is always so."""
-    content_variance: Literal["population", "unbiased"] = "population"
+    content_variance: ContentVariance = "population"
     """The variance in sigma(F) of the content; the variance of styles is always that of the population."""
     encoder_weights: str = ""
     """Local file of the normalized VGG-19."""
@@ -105,21 +110,7 @@ class CrossClientStyle(Augment):
 
     def check(self, experiment: Experiment) -> None:
         """VGG-19 needs colour images and its weight files; an unbiased variance needs two values."""
-        if self.encoder == "haar" and self.content_variance == "unbiased" and experiment.data.image_size < TWO_BLOCKS:
-            raise UserError(f"encoder 'haar' makes one value per channel of images of less than {TWO_BLOCKS} pixels, "
-                            "which has no unbiased variance; use content_variance = 'population'")  # fmt: skip
-        if self.encoder != "vgg":
-            return
-        found = benchmark(experiment.data)
-        if found.channels != 3 or experiment.data.image_size < SMALLEST:
-            raise UserError(f"encoder 'vgg' needs colour images of at least {SMALLEST} pixels; use 'pixel' or 'haar'")
-        self.space(torch.device("cpu"))
-
-    def space(self, device: torch.device) -> style.Space:
-        """Phi and Psi."""
-        if self.encoder == "vgg":
-            return load_vgg(self.encoder_weights, self.decoder_weights, device)
-        return style.Pixel() if self.encoder == "pixel" else style.Haar()
+        check_space(self, experiment)
 
     def collect(self, round: LocalRound) -> dict[str, np.ndarray]:
         """mean and std, float32 [J, C_s]; J = 1 for the overall style."""
@@ -129,9 +120,9 @@ class CrossClientStyle(Augment):
             order = torch.randperm(len(usable), generator=torch_generator(round.seed, "style collection", round.client))
             chosen = usable[order[: self.J]].to(means.device)
             if len(chosen):
-                return _style_arrays(means[chosen], variances[chosen])
+                return style_record(means[chosen], variances[chosen])
         mean, variance = style.pool(means, variances)
-        return _style_arrays(mean[None], variance[None])
+        return style_record(mean[None], variance[None])
 
     def copies(self, round: LocalRound) -> int:
         """L, or the number of clients with a style (this one included) when that is less."""
@@ -139,7 +130,7 @@ class CrossClientStyle(Augment):
 
     def begin(self, round: LocalRound) -> Callable[[Tensor, np.ndarray], Tensor]:
         """A function that transfers a batch as planned."""
-        plan, space = self.plan(round), self.space(round.device)
+        plan, space = self.plan(round), space_of(self, round.device)
         if plan.copies == 1 and bool(plan.own.all()):
             return lambda images, items: images
 
@@ -155,14 +146,9 @@ class CrossClientStyle(Augment):
 
     def content(self, round: LocalRound, correction: int) -> style.Statistics:
         """Means and variances [n, C_s] of the training images, computed once per process."""
-        space = self.space(round.device)
 
         def measure() -> style.Statistics:
-            parts = [
-                style.statistics(space.encode(round.data.raw(positions)), correction)
-                for positions in _chunks(round.data.training_positions(), space)
-            ]
-            return tuple(torch.cat(values) for values in zip(*parts))
+            return image_statistics(round, space_of(self, round.device), round.data.training_positions(), correction)
 
         return round.remembered("style content", (self.encoder, correction), measure)
 
@@ -173,7 +159,7 @@ class CrossClientStyle(Augment):
         key = (self, digest, round.round if self.resample_each_round else 0)
 
         def draw() -> StylePlan:
-            plan, space = self._draw(round, record, key[2]), self.space(round.device)
+            plan, space = self._draw(round, record, key[2]), space_of(self, round.device)
             if space.slow and not plan.own.all():
                 plan.kept = _materialise(space, round.data, plan)
             return plan
@@ -204,28 +190,17 @@ class CrossClientStyle(Augment):
         index = (sizes.cumsum(0) - sizes)[owner] + which
         target = [torch.from_numpy(np.concatenate(arrays))[index].to(device) for arrays in zip(*pool)]
         content = (means.repeat(copies, 1), variances.repeat(copies, 1))
-        space = self.space(device)
+        space = space_of(self, device)
         affine = style.adain_affine(content, tuple(target), self.alpha, space.gain)
         same = self.alpha == 0 and not space.slow  # the inverse is exact: with strength 0 every item is its original
         return StylePlan(copies, (owner == 0).to(device) | same, affine)
-
-
-def _chunks(positions: np.ndarray, space: style.Space) -> list[np.ndarray]:
-    """Batches for a pass over the data outside training; small batches for a deep network."""
-    size = 32 if space.slow else 256
-    return [positions[start : start + size] for start in range(0, len(positions), size)]
-
-
-def _style_arrays(mean: Tensor, variance: Tensor) -> dict[str, np.ndarray]:
-    deviation = style.deviation(variance)
-    return {"mean": mean.float().cpu().numpy(), "std": deviation.float().cpu().numpy()}
 
 
 def _materialise(space: style.Space, data, plan: StylePlan) -> Tensor:
     """All items as uint8 [copies * n, C, H, W] on the device of the client's images; own items are the originals."""
     images = data.images[: data.examples]
     kept = images.repeat(plan.copies, 1, 1, 1)
-    for items in _chunks((~plan.own).nonzero()[:, 0].cpu().numpy(), space):
+    for items in chunks_of((~plan.own).nonzero()[:, 0].cpu().numpy(), space):
         index = torch.from_numpy(items).to(plan.own.device)
         moved = style.apply_affine(space, data.raw(items % data.examples), plan.of(index))
         kept[index.to(kept.device)] = (moved * 255).round_().to(torch.uint8).to(kept.device)

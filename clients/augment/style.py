@@ -145,7 +145,19 @@ def move(features: Tensor, affine: Affine) -> Tensor:
 
 def apply_affine(space: Space, images: Tensor, affine: Affine) -> Tensor:
     """clamp(Psi(scale (Phi(x) - centre) + shift), 0, 1); centre, scale and shift [B, C_s]."""
+    return _decoded(space, space.encode(images), images, affine)
+
+
+def restyle(
+    space: Space, images: Tensor, style: tuple[Tensor, Tensor], alpha: float = 1.0, correction: int = 0
+) -> Tensor:
+    """The images in one style (mean and standard deviation, [1, C_s]), encoded once: clamp(Psi(alpha A + (1 - alpha)
+    F), 0, 1)."""
     bands = space.encode(images)
+    return _decoded(space, bands, images, adain_affine(statistics(bands, correction), style, alpha, space.gain))
+
+
+def _decoded(space: Space, bands: Bands, images: Tensor, affine: Affine) -> Tensor:
     widths = [band.shape[1] for band in bands]
     parts = zip(*(values.split(widths, 1) for values in affine))
     moved = [move(band, part) for band, part in zip(bands, parts, strict=True)]

@@ -17,7 +17,6 @@ from fedsim.models.weights import read_weight_file
 POOL, UP = "pool", "up"
 ENCODER = (64, 64, POOL, 128, 128, POOL, 256, 256, 256, 256, POOL, 512)
 DECODER = (256, UP, 256, 256, 256, 128, UP, 128, 64, UP, 64, 3)
-SETTING = "method.cross_client_style"
 SMALLEST = 9  # pixels: relu4_1 of smaller images has a side of 1, which the reflection padding cannot extend
 
 
@@ -69,23 +68,23 @@ class Vgg:
         return F.interpolate(decoded, images.shape[-2:], mode="bilinear", align_corners=False, antialias=True)
 
 
-@functools.lru_cache(maxsize=2)
-def load_vgg(encoder_weights: str, decoder_weights: str, device: torch.device) -> Vgg:
-    """The space of two weight files, read once per process. Raises UserError when one is missing or does not fit."""
+@functools.lru_cache(maxsize=4)
+def load_vgg(encoder_weights: str, decoder_weights: str, device: torch.device, part: str) -> Vgg:
+    """The space of two weight files, read once per process. Raises UserError when one is missing or does not fit, with
+    the settings of the part (`method.cross_client_style`)."""
     for name, file in (("encoder_weights", encoder_weights), ("decoder_weights", decoder_weights)):
         if not file:
             raise UserError(
-                f"{SETTING}.{name} is not set: encoder 'vgg' needs the files of the normalized VGG-19 and "
+                f"{part}.{name} is not set: encoder 'vgg' needs the files of the normalized VGG-19 and "
                 "the AdaIN decoder (naoto0804/pytorch-AdaIN); 'pixel' and 'haar' need none"
             )
-    phi = _fill(encoder(), encoder_weights, "encoder_weights")
-    psi = _fill(decoder(), decoder_weights, "decoder_weights")
+    phi = _fill(encoder(), encoder_weights, f"{part}.encoder_weights")
+    psi = _fill(decoder(), decoder_weights, f"{part}.decoder_weights")
     return Vgg(phi.to(device), psi.to(device))
 
 
-def _fill(net: nn.Sequential, file: str, name: str) -> nn.Module:
+def _fill(net: nn.Sequential, file: str, setting: str) -> nn.Module:
     """The network with the file's tensors; the layers of a whole VGG-19 after relu4_1 are left out."""
-    setting = f"{SETTING}.{name}"
     state, own = read_weight_file(file, setting), net.state_dict()
     for key, value in own.items():
         if key not in state:

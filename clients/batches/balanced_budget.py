@@ -26,6 +26,9 @@ class BalancedBudget(Batches):
     batches of `train.batch_size`, as in the official code. `budget = 0` gives FedAvg. The budget is that of a round: a
     prelude (CSAC's acquisition) has the amount that its own settings say. A budget of one image has no batch, so that
     nothing is trained: it measures what a round costs without training.
+
+    budget: the number of examples, or of batches, of a round
+    unit: what the budget counts
     """
 
     tasks: ClassVar[tuple[str, ...]] = ANY_TASK

@@ -28,8 +28,8 @@ ENTRY = "secure-mean"  # what is kept from message to message of a round
 class MaskedUpdate(Report):
     """y_u = round(S w_u delta_u) + masks, modulo 2^bits; the formulas are those of `strategies.masking`.
 
-    Bonawitz et al., CCS 2017. Of one round's secrets this client uses each for one purpose and once: it masks one
-    update, and it tells its shares for one list of clients that delivered, which is then the list of the round. They
+    Bonawitz et al., CCS 2017. This client uses each of one round's secrets for one purpose and once. It masks one
+    update. It tells its shares for one list of clients that delivered, which is then the list of the round. The secrets
     are made anew in every round, kept in the client's folder from message to message (a file that its owner alone can
     read), and removed when the sum is unmasked.
 

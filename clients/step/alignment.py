@@ -11,8 +11,8 @@ from clients.losses import at_least_float32, bandwidth, kernel_mean, kernel_sum,
 class Projections(nn.Module):
     """One convolution for each feature level; all project to the same shape [B, channels, g, w].
 
-    A level of size s is projected to the target size t by a 1×1 convolution when s = t, by a 3×3 convolution with
-    stride 2 and padding 1 when s = 2t, and otherwise by a convolution without padding of kernel size 1 + s − t.
+    A level of size s is projected to the target size t by a convolution. For s = t its kernel is 1×1. For s = 2t it is
+    3×3, with stride 2 and padding 1. Otherwise its size is 1 + s − t, without padding.
 
     shapes: (channels, height, width) of every level
     target: (g, w), by default the size of the last level

@@ -50,9 +50,10 @@ class ClientAgnostic(Step):
     The features are those that the head sees. `lambda1 = lambda2 = 0` gives the supervised step of FedBN.
 
     The paper's equation sums over the D feature dimensions. With the papers' bottleneck (D = 256) and lambda2 = 4 this
-    sum is some hundred times the cross-entropy, and training ends in NaN (from ImageNet weights at 64 pixels: 80 times,
-    and validation stays at chance, where the mean is 1.4 times the cross-entropy). lambda2 must therefore belong to
-    PyTorch's usual mean squared error, which is the default here. `cafl_reduction = "sum"` is the printed equation.
+    sum is some hundred times the cross-entropy, and training ends in NaN. From ImageNet weights at 64 pixels the sum is
+    80 times the cross-entropy, and validation stays at chance; the mean is 1.4 times the cross-entropy there. lambda2
+    must therefore belong to PyTorch's usual mean squared error, which is the default here. `cafl_reduction = "sum"` is
+    the printed equation.
 
     lambda1, lambda2: the weights of CACL and CAFL; training is stable in [0.1, 0.5] and [2, 5]
     cafl_reduction: "mean" over the feature dimensions, or their "sum" (the equation), which is D times larger

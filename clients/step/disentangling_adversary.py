@@ -44,13 +44,13 @@ class DisentanglingAdversary(Step):
 
     Source: FADA (Peng et al., ICLR 2020), its source clients. G is the backbone, D_di the bottleneck and C the head.
     D_ds, CI, R, M (MINE) and DI are the client's own; it stores them with their optimizer's moments. Every network has
-    one optimizer for all the steps that train it, as in DAL's code: those of the client's own are trained by Adam, the
-    shared ones (G, D_di, C) by the experiment's optimizer, so that all methods share one protocol; DAL's code uses Adam
-    throughout. A second Adam for steps 3, 5 and 6 alone would divide their weights out again. Only step 1 changes
-    running statistics. A round without target features (the first) leaves out steps 2 and 3; a batch of one image
-    leaves out step 5. The terms of the recipe belong to step 1. DI is sent to the server's bank after training.
+    one optimizer for all the steps that train it, as in DAL's code. The client's own networks are trained by Adam. The
+    shared ones (G, D_di, C) are trained by the experiment's optimizer, so that all methods share one protocol; DAL's
+    code uses Adam throughout. A second Adam for steps 3, 5 and 6 alone would divide their weights out again. Only step
+    1 changes running statistics. A round without target features (the first) leaves out steps 2 and 3; a batch of one
+    image leaves out step 5. The terms of the recipe belong to step 1. DI is sent to the server's bank after training.
 
-    lambda_adv: the weight of step 3 (DAL's code; the paper's formula has none, which is 1)
+    lambda_adv: the weight of step 3 (DAL's code; the paper's formula has none, which is 1); 0 leaves step 3 out
     lambda_mi, lambda_rec: the weights of steps 5 and 6; 0 leaves a step out
     mine: `alternate` is step 5 as above. With `joint` (DAL's code) M descends the weighted bound too, in one step with
     D_di and D_ds, so that the bound is driven down instead of being estimated
@@ -161,6 +161,8 @@ class DisentanglingAdversary(Step):
             mine, theirs = seen(features), seen(target)
         loss = advance(own, domain_loss(aux["domain"](mine), aux["domain"](theirs)), [aux["domain"]])
         round.tally("domain_loss", loss)
+        if not self.lambda_adv:  # momentum and weight decay would move G without any gradient
+            return
         logits = aux["domain"](seen(features))
         loss = source_loss(logits if self.source_half == "paper" else -logits)
         advance(round.optimizer, self.lambda_adv * loss, [net.backbone])

@@ -25,13 +25,15 @@ class Jigsaw(Step):
         s = 0 (the original order) with probability beta, else uniform over 0, 1, ..., P; the P permutations are fixed
 
     Source: JiGen (Carlucci et al., CVPR 2019). j is the insert `jigsaw_head`, which is aggregated like all tensors;
-    predictions use the classifier on the whole image. Each tile is grey with probability `grey`. The permutations are
-    ours, not the published list (`clients/step/permutations.py`). The step acts on the images after the data set's own
-    crop, flip and jitter. Tiles have floor(size / 3) pixels. The remaining border is cut off, which leaves 222 of 224
-    pixels as in the paper; a network that accepts only one image size (ViT) is refused with it: `border = "keep"`
-    leaves the border in place without permutation. `alpha = 0`, `beta = 1`, `grey = 0` gives FedAvg on the cut images.
+    predictions use the classifier on the whole image. The permutations are ours, and not the published list
+    (`clients/step/permutations.py`). The step acts on the images after the data set's own crop, flip and jitter. Tiles
+    have floor(size / 3) pixels. The remaining border is cut off, which leaves 222 of 224 pixels as in the paper. A
+    network that accepts only one image size (ViT) is refused with it. `border = "keep"` leaves the border in place
+    without permutation. `alpha = 0`, `beta = 1`, `grey = 0` gives FedAvg on the cut images.
 
     alpha, beta: 0.7 and 0.9 for ResNet-18; 0.9 and 0.7 for AlexNet
+    grey: the probability that a tile is grey
+    border: what becomes of the pixels beside the tiles
     """
 
     alpha: Annotated[float, Field(ge=0)] = 0.7

@@ -42,6 +42,7 @@ class LearnToDiversify(Step):
     does not change running statistics. G is the client's own: it is stored between rounds and never sent (our choice).
     Terms see x. No value of the settings gives FedAvg.
 
+    alpha1, alpha2, beta: the weights of SupCon, of the Gaussian likelihood of e+, and of CLUB
     temperature: the temperature of SupCon
     augmenter_lr: the learning rate of plain SGD on G, 0.005 in the run script
     """

@@ -28,6 +28,7 @@ class RandomConvolution(Step):
     The authors did not publish their script for PACS: our default is `mix` with the weight of the settings for
     digits, 10 (5 with `img_p`). `weight = 0` makes one pass; with `img_p` and p = 1 this is FedAvg.
 
+    weight: the weight of JS
     variant: mix or img_p
     p: the probability of an unchanged view with img_p
     sizes: the sizes of the kernels, which are odd

@@ -32,7 +32,8 @@ class DriftCorrection(Term):
     variant: what divides w^t - y. "option_ii" is the formula above. "epochs_only" (FedDG_Benchmark) takes the number of
     local epochs for a. "without_rate" (the code of FedDG-GA) leaves eta out, so that its variates are too small by that
     factor
-    strength: the factor of c - c_k in a step. The released FedLESAM-S has 0.1, its paper has 1
+    strength: the factor of c - c_k in a step. The released FedLESAM-S has 0.1, its paper has 1. 0 gives FedAvg's model
+    bit for bit, and the variates are still exchanged
     """
 
     tasks: ClassVar[tuple[str, ...]] = ANY_TASK

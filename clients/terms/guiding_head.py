@@ -24,6 +24,8 @@ class GuidingHead(Term):
     Source: gPerXAN (CVPR 2024), the guiding regularizer. Gradients reach the feature extractor through h_g; they change
     neither h_g nor the local head. Both heads share one forward pass of the extractor. The paper searches {0, 0.25,
     0.5, 0.75, 1}, and the released code has 0.5. `weight = 0` gives FedAvg and skips the second head.
+
+    weight: lambda
     """
 
     tasks: ClassVar[tuple[str, ...]] = ANY_TASK

@@ -16,6 +16,8 @@ class LabelSmoothing(Term):
 
     Source: FedSB (ICASSP 2025); with eps = 0.1 also stage A of CSAC. The command in the README of FedSB's official code
     has 0.01, and its loss class 0.1. `eps = 0` gives FedAvg.
+
+    eps: the share of the uniform distribution in q
     """
 
     in_prelude: ClassVar[bool] = True

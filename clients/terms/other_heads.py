@@ -17,7 +17,7 @@ class OtherHeads(Term):
 
     Source: COPA (Wu and Gong, ICCV 2021). Gradients reach the features through h_j; they never change h_j. All heads
     share one forward pass of the extractor. No official code is known; the default weight is that of MarsFL's code.
-    `weight = 0` leaves a client with its own head alone.
+    `weight = 0` gives FedAvg's loss: a client trains with its own head alone.
 
     weight: the weight of each other head
     mean: whether the sum is divided by the number of other heads, K - 1

@@ -16,6 +16,8 @@ class Proximal(Term):
 
     Source: FedProx (Li et al., MLSys 2020). The norm is squared as in the paper; several released codes forget the
     square. `mu = 0` gives FedAvg bit for bit.
+
+    mu: the weight of the distance
     """
 
     tasks: ClassVar[tuple[str, ...]] = ANY_TASK

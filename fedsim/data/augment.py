@@ -97,7 +97,7 @@ def draw_boxes(count: int, height: int, width: int, scale: tuple[float, float], 
     The area share is uniform in `scale` and the aspect ratio log-uniform in 3/4..4/3. The first of ten draws that fits
     is taken, else the middle of the image with the nearest of these ratios.
 
-    For images of other `sizes` (height, width; [count,2]) that were resized to height x width, the boxes are drawn on
+    `sizes` [count,2] are the heights and widths of images that were resized to height x width. The boxes are drawn on
     the originals, in whole pixels of the original scaled so that its shorter side is that of the square. The boxes are
     then resized as their image was, so that they need not be whole.
     """

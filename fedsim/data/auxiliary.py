@@ -34,7 +34,7 @@ def auxiliary_listing(folder: str) -> Listing:
     """The images of a folder, in the order that a domain with these class folders would have."""
     root = start_folder() / Path(folder).expanduser()
     if not root.is_dir():
-        raise UserError(f"no folder {root} with auxiliary images; name one that holds unlabelled pictures")
+        raise UserError(f"no folder {root} with auxiliary images; name one that holds unlabelled images")
     loose = sorted(name.name for name in root.iterdir() if _is_image(name))
     groups = [images_of(root, name) for name in subfolders(root)]
     files = [*loose, *(name for group in groups for name in group)]
@@ -58,8 +58,8 @@ def auxiliary_fingerprint(folder: str) -> dict[str, int | str]:
 def refuse_own_images(folder: str, data: DataSettings, known: Fingerprints) -> None:
     """Raises UserError when auxiliary images are those of a client or of the target.
 
-    Refused are: the folder of a domain, a folder in it or around it, a folder with any file that has the bytes of a
-    domain's image, and a copy of a domain that a site holds (`known`: fingerprints of the sites' data).
+    Refused are the folder of a domain, and a folder in it or around it. So are a folder with any file that has the
+    bytes of a domain's image, and a copy of a domain that a site holds (`known`: fingerprints of the sites' data).
     """
     listing = auxiliary_listing(folder)
     root = listing.folder.resolve()

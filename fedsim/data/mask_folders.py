@@ -1,7 +1,7 @@
 """Images with a mask each: domain/image/NAME and domain/mask/NAME, or a table domain/samples.csv that names both.
 
-A mask file is one grey or palette image, whose values `data.structures` explains: the fundus layout has disc = [0, 128]
-and cup = [0], so that the cup lies within the disc; a mask of class indices has one value per structure.
+A mask file is one grey or palette image, whose values `data.structures` explains. The fundus layout has disc = [0, 128]
+and cup = [0], so that the cup lies within the disc. A mask of class indices has one value per structure.
 """
 
 import csv

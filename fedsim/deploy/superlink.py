@@ -1,7 +1,8 @@
 """Flower's SuperLink with our gate in front of it: `fedsim deploy superlink KIT OPTIONS`, called by start.sh.
 
-Four places of Flower 1.41 that are not public are touched, all of them here: the hook for extensions' middleware, the
-tuple of SQLite's settings, the name under which uvicorn makes its TLS context, and the command's own function.
+Four places of Flower 1.41 that are not public are touched, and all of them here. They are the hook for extensions'
+middleware, the tuple of SQLite's settings, the name under which uvicorn makes its TLS context, and the command's own
+function.
 """
 
 import ssl

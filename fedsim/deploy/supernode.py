@@ -6,8 +6,8 @@ Beside Flower's own work it
   and start.sh look there, and not at log lines;
 - ends the process when the polling has ended (Flower 1.41's process stays, and the site is offline while it lives);
 - asks for work more often while a run goes on than when nothing happens;
-- ends the task of a message that was still being fetched when its run ended (Flower 1.41 leaves it waiting for parts
-  that never come, and with it the client process that does one task after the other);
+- ends the task of a message that was still being fetched when its run ended. Flower 1.41 leaves it waiting for parts
+  that never come, and so the client process, which does one task after the other, waits too;
 - refuses app bundles that this site has not allowed (fedsim/deploy/bundles.py), when the kit pins them.
 
 Touched in Flower 1.41 and not public: the client class, the clock and the function that fetches parts, which two

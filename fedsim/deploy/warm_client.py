@@ -11,8 +11,8 @@ Tasks come one at a time, as a SuperNode takes them. When the waiting program is
 work cannot be interrupted, the process ends, and supervise.sh starts a new one. App bundles with Python files of their
 own get fresh imports, and the process ends after them.
 
-The process may belong to a user of its own (CLIENT_USER in site.env), who cannot read the site's key: it then lives in
-KIT/client, takes tasks of the SuperNode's user alone, and nothing ever runs as the SuperNode's user in its place.
+The process may belong to a user of its own (CLIENT_USER in site.env), who cannot read the site's key. It then lives in
+KIT/client and takes tasks of the SuperNode's user alone. Nothing ever runs as the SuperNode's user in its place.
 
 This file is also run alone, without any package: it imports the standard library only at its top.
 """

@@ -7,9 +7,10 @@ from torch import Tensor, nn
 class NarrowConv2d(nn.Conv2d):
     """Conv2d of stride 1 with zero padding that leaves out the outer taps of its kernel where they meet only padding.
 
-    On a map of h rows with p rows of padding, tap i of k reads row r + i - p of r = 0..h-1, which is a pixel only for
-    p - (h - 1) <= i <= p + h - 1: on 2 x 2 maps the middle 3 x 3 of a 5 x 5 kernel. Values and gradients are the same
-    (the terms left out are 0); the weight's gradient takes oneDNN a third of the time, and less with larger batches.
+    On a map of h rows with p rows of padding, tap i of k reads row r + i - p of r = 0..h-1. This is a pixel only for p
+    - (h - 1) <= i <= p + h - 1. On 2 x 2 maps these are the middle 3 x 3 of a 5 x 5 kernel. Values and gradients are
+    the same, because the terms left out are 0. The weight's gradient takes oneDNN a third of the time, and less with
+    larger batches.
     """
 
     def forward(self, x: Tensor) -> Tensor:

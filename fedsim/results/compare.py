@@ -1,6 +1,6 @@
 """One table of many runs: methods and unseen domains, with mean and sample standard deviation over seeds.
 
-The average over domains is taken per seed first, then mean and standard deviation over the seeds; the spread of the
+The average over domains is taken per seed first, then mean and standard deviation over the seeds. The spread of the
 average is therefore the one that a new seed would show, and contains no spread between domains. A seed that lacks a
 domain has no average. Difference, p and rank use only pairs of runs that both methods have: see `Comparison`.
 """

@@ -1,4 +1,4 @@
-"""Grids of pictures that show how a method changes images: style transfer, and interpolation of amplitudes.
+"""Grids of pictures that show how a method changes images: style transfer, interpolated amplitudes, mixed views.
 
 They are for inspection only and need the images of all source clients on this machine. In a federation, clients never
 see each other's images.
@@ -14,11 +14,15 @@ from torch import Tensor
 
 from clients.augment import frequency, style
 from clients.augment.cross_client_style import CrossClientStyle
+from clients.augment.spaces import space_of
 from clients.local_data import LocalData
+from clients.step.aligned_views import AlignedViews
 from clients.step.episodic import EpisodicStep
+from clients.terms.style_contrast import StyleContrast
 from fedsim.errors import UserError
 from fedsim.run.plan import Plan
 from fedsim.run.workspace import Workspace
+from strategies.parts import SERVER, ServerRound
 
 Column = tuple[str, Tensor]  # heading, images [rows, C, H, W] in [0, 1]
 SHARES = (0.25, 0.5, 0.75, 1.0)
@@ -28,10 +32,11 @@ INCHES = 1.15  # side of one picture
 def draw_pictures(plan: Plan, output: Path, rows: int = 6) -> list[Path]:
     """One PNG per source client: its images, and the same images with the styles or amplitudes of other clients."""
     space, experiment = Workspace(plan), plan.experiment
-    parts = [part for part in (space.recipe.augment, space.recipe.client) if type(part) in COLUMNS]
+    parts = [part for part in space.recipe.client_parts() if type(part) in COLUMNS]
     if not parts:
         raise UserError(
-            f"{experiment.method_name} does not change images by means of a bank; there are pictures for ccst and elcfs"
+            f"{experiment.method_name} does not change images by means of a bank; there are pictures for ccst, fisc, "
+            "elcfs and fedccrl"
         )
     names = list(plan.clients)
     clients = {name: space.client(name, "") for name in names}
@@ -40,7 +45,9 @@ def draw_pictures(plan: Plan, output: Path, rows: int = 6) -> list[Path]:
     written = []
     for part in parts:
         config = {"round": 0, "phase": "collect", "bank": part.bank}
-        bank = {name: client.collect({**config, "client": name}) for name, client in clients.items()}
+        entries = {name: client.collect({**config, "client": name}) for name, client in clients.items()}
+        (filled,) = [bank for bank in space.recipe.banks if bank.name == part.bank]
+        bank = filled.merge({}, entries, ServerRound(0, 1, names, {}))
         for name in names:
             columns = COLUMNS[type(part)](part, name, data, bank, rows)
             file = output / f"{experiment.name}-{part.bank}-{name.replace('/', '-')}.png"
@@ -51,7 +58,7 @@ def draw_pictures(plan: Plan, output: Path, rows: int = 6) -> list[Path]:
 def style_columns(part: CrossClientStyle, name: str, data: dict[str, LocalData], bank: dict, rows: int) -> list[Column]:
     """The content images; then, for every other client, one of its images and the content in its style."""
     content = example_images(data[name], rows)
-    space = part.space(content.device)
+    space = space_of(part, content.device)
     measured = style.statistics(space.encode(content), int(part.content_variance == "unbiased"))
     columns = [("content", content)]
     for other in [other for other in data if other != name]:
@@ -63,6 +70,16 @@ def style_columns(part: CrossClientStyle, name: str, data: dict[str, LocalData],
             (f"in the style of\n{other}", style.apply_affine(space, content, affine)),
         ]
     return columns
+
+
+def contrast_columns(part: StyleContrast, name: str, data: dict[str, LocalData], bank: dict, rows: int) -> list[Column]:
+    """The content images, and the content in the style of all clients, as the term uses it and at full strength."""
+    content = example_images(data[name], rows)
+    space, correction = space_of(part, content.device), int(part.content_variance == "unbiased")
+    target = tuple(torch.from_numpy(bank[SERVER][key]).to(content.device) for key in ("mean", "std"))
+    strengths = dict.fromkeys((part.alpha, 1.0))
+    moved = [(f"strength {alpha:g}", style.restyle(space, content, target, alpha, correction)) for alpha in strengths]
+    return [("content", content), *moved]
 
 
 def amplitude_columns(part: EpisodicStep, name: str, data: dict[str, LocalData], bank: dict, rows: int) -> list[Column]:
@@ -84,7 +101,24 @@ def amplitude_columns(part: EpisodicStep, name: str, data: dict[str, LocalData],
     return [*columns, (f"amplitudes of\n(b = {b})", foreign)]
 
 
-COLUMNS: dict[type, Callable[..., list[Column]]] = {CrossClientStyle: style_columns, EpisodicStep: amplitude_columns}
+def view_columns(part: AlignedViews, name: str, data: dict[str, LocalData], bank: dict, rows: int) -> list[Column]:
+    """The content images, and the views of them that a step makes, with rows of all other clients."""
+    content = example_images(data[name], rows)
+    others = [bank[other] for other in data if other != name and len(bank[other]["mean"])]
+    styles = None
+    if others:
+        joined = (torch.from_numpy(np.concatenate([entry[key] for entry in others])) for key in ("mean", "std"))
+        styles = tuple(values[:, :, None, None].to(content.device) for values in joined)
+    views = [(f"view {number}", part.changed(content, styles)) for number in range(1, part.views + 1)]
+    return [("content", content), *views]
+
+
+COLUMNS: dict[type, Callable[..., list[Column]]] = {
+    AlignedViews: view_columns,
+    CrossClientStyle: style_columns,
+    StyleContrast: contrast_columns,
+    EpisodicStep: amplitude_columns,
+}
 
 
 def example_images(data: LocalData, rows: int) -> Tensor:

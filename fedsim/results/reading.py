@@ -68,8 +68,8 @@ class Runs:
     def labels(self) -> dict[str, str]:
         """The label of every run from its summary: the method, and what its recipe changes in it.
 
-        Older records have one label for runs with different settings of a method; these settings are added to it, but
-        not where the recorded recipes show that they are the same, because a setting repeats a default.
+        Older records have one label for runs with different settings of a method. These settings are added to it. They
+        are not added where a setting repeats a default, so that the recorded recipes are the same.
         """
         labels = {run: experiment.method_name for run, experiment in self.experiments.items()}
         if "label" in self.summary:

@@ -41,7 +41,7 @@ from fedsim.tasks import task_of
 
 Notes = Mapping[str, Mapping[str, str]]
 BYTES_NOTE = (
-    "Bytes per round are sums over the clients of a round, mean over the rounds from 1 on; what comes before round 1 "
+    "Bytes per round are sums over the clients of a round, mean over the rounds from 1 on. What comes before round 1 "
     "(a first model or style of each client) is in clients.csv under round 0 and in the figure of costs."
 )
 RECIPE = ("recipe", "defaults")  # of environment.json, which are no part of an environment

@@ -1,7 +1,7 @@
 """Evaluation on the unseen domain, on the server or on the site that holds its images. They are never trained on."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,8 +12,7 @@ from fedsim.arrays import load_arrays
 from fedsim.data import load_target, load_target_masks
 from fedsim.data.augment import make_transforms, to_float
 from fedsim.models import weight_statistics
-from fedsim.models.infer import Predict
-from fedsim.models.tasks import TaskRules
+from fedsim.models.tasks import Labelled, Predict, TaskRules
 from fedsim.plugins import load
 from fedsim.run.workspace import Workspace
 from fedsim.seeding import numpy_rng
@@ -52,11 +51,23 @@ class TargetEvaluator:
         """Tested images of each class."""
         return np.bincount(self.strata, minlength=self.classes).tolist()
 
+    @property
+    def divisible(self) -> bool:
+        """Whether processes may share the batches: there are several, and each image is predicted by itself."""
+        alone = self.infer.by_image and not (self.infer.transductive or self.infer.random or self.infer.bank)
+        return alone and len(self.labels) > self.size and not self.task.maps  # maps of logits take long to send
+
+    def cuts(self) -> list[slice]:
+        """The images of each batch."""
+        return [slice(start, start + self.size) for start in range(0, len(self.labels), self.size)]
+
     def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Normalised (images, labels) in large batches."""
-        for start in range(0, len(self.labels), self.size):
-            part = slice(start, start + self.size)
-            yield self.normalize(to_float(self.images[part])), self.labels[part]
+        for part in self.cuts():
+            yield self._images(part), self.labels[part]
+
+    def _images(self, part: slice) -> Tensor:
+        return self.normalize(to_float(self.images[part]))
 
     def __call__(
         self, arrays: Mapping[str, np.ndarray], uploads: Mapping[str, Mapping[str, np.ndarray]]
@@ -69,8 +80,23 @@ class TargetEvaluator:
             for client in sorted(uploads)
         ]
         predict = self.infer.begin(self.net, lambda: (images for images, _ in self.batches()), own)
+        return self._score(predict, self.batches(), started)
+
+    @torch.inference_mode()
+    def logits(self, arrays: Mapping[str, np.ndarray], places: Sequence[int]) -> list[Tensor]:
+        """What a global model predicts for some of the batches, where they are `divisible`."""
+        load_arrays(self.net, arrays, self.names)
+        predict, cuts = self.infer.begin(self.net, lambda: iter(())), self.cuts()
+        return [predict(self._images(cuts[place])).float() for place in places]
+
+    def score_of(self, logits: Sequence[Tensor], started: float) -> TargetScore:
+        """The score of a model that predicts these logits for the batches."""
+        found = iter(logits)
+        return self._score(lambda _: next(found), ((self.labels[part],) * 2 for part in self.cuts()), started)
+
+    def _score(self, predict: Predict, batches: Labelled, started: float) -> TargetScore:
         kept: list[Tensor] = []
-        value, loss, _ = self.task.measure(keeping(self.task, predict, kept) if self.keeps else predict, self.batches())
+        value, loss, _ = self.task.measure(keeping(self.task, predict, kept) if self.keeps else predict, batches)
         predictions = self._predictions(kept) if kept else None
         details = self.infer.details(self.net) + (predictions.details() if predictions else [])
         return TargetScore(value, loss, time.perf_counter() - started, details, predictions)

@@ -9,6 +9,7 @@ from threadpoolctl import threadpool_limits
 
 from clients.base import DomainClient
 from clients.local_data import LocalData
+from clients.networks import view_of
 from clients.store import ClientStore, client_folder
 from clients.unlabelled_client import UnlabelledClient
 from fedsim.cores import free_cores
@@ -68,7 +69,8 @@ class Workspace:
         if self.device.type == "cuda":
             self.net = self.net.to(memory_format=torch.channels_last)
         self.places = self.recipe.share.place(self.net) | dict.fromkeys(self.net.frozen, "frozen")
-        state = self.net.state_dict()
+        self.view = view_of(self.net, self.places)
+        state = self.view.state
         self.initial = {
             name: state[name].detach().cpu().clone()
             for name, place in self.places.items()
@@ -78,6 +80,7 @@ class Workspace:
         self.travelling = [name for name, place in self.places.items() if place != "frozen"]
         self.frozen_content = frozen_content(state, self.places, plan.experiment.model.weights)
         self.clients: dict[tuple[str, str, str], DomainClient] = {}
+        self.target: Any = None  # the evaluator of the unseen domain, in the server's process and in its copies
         self._unlabelled: dict[str, UnlabelledClient] = {}  # by the run's token, of the newest run alone
         self._fingerprints: dict[str, Fingerprints] = {}  # by the token of the newest run
         self.compiled: Any = None
@@ -104,7 +107,7 @@ class Workspace:
             self.clients[key] = DomainClient(
                 self.experiment,
                 self.recipe,
-                self.net,
+                self.view,
                 self.places,
                 self.initial,
                 local,

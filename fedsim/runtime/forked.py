@@ -1,16 +1,16 @@
 """The inline runtime in several processes of this machine, which are forked when that saves time.
 
-Client k belongs to process k mod n, which has a share of the cores for itself. A process is a copy of this one: it has
-the data and networks that are loaded here, so that its start takes some milliseconds. Personal state lies in the run's
-state folder, where a process that replaces a dead one finds it. The numbers of a run do not depend on the processes,
-except for noise that hides a model or an update: it is drawn anew each time, and differs from run to run anyway.
+Each process has its own clients and a share of the cores for itself. It is a copy of this one: it has the data and
+networks that are loaded here, so that its start takes some milliseconds. Personal state lies in the run's state folder,
+where a process that replaces a dead one finds it. The numbers of a run do not depend on the processes, except for noise
+that hides a model or an update: it is drawn anew each time, and differs from run to run anyway.
 """
 
 import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from multiprocessing import current_process
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -38,7 +38,7 @@ AHEAD = 4  # messages for each process that are made before their replies are th
 class ForkedGrid(InlineGrid):
     """Runs the client app in this process, or in processes forked from it, of which each serves its own clients.
 
-    As a callback of its run it sees how long the clients of the first round trained: by default it forks as many
+    As a callback of its run it sees how long the clients of the first round trained. By default it forks as many
     processes as cores are free when that saves at least LEAST_SAVED seconds, and says so in the log. `run.processes`
     sets the number. Several processes need run.threads = 1, Linux, and a machine on which PyTorch sees no accelerator.
     """
@@ -51,7 +51,7 @@ class ForkedGrid(InlineGrid):
         wanted = plan.experiment.run.processes
         self._undecided = wanted == 0
         if wanted > 1:
-            self._divide(min(wanted, nodes))
+            self._divide(min(wanted, nodes), [])
 
     # --- the run's callback ---------------------------------------------------------------------------------------
 
@@ -68,7 +68,7 @@ class ForkedGrid(InlineGrid):
         saved = rounds * row["train_seconds"] * (1 - 1 / count)
         if count == 1 or saved < LEAST_SAVED or reason_of_settings(self._plan.experiment):
             return
-        if reason := reason_of_machine() or self._fork(count):
+        if reason := reason_of_machine() or self._fork(count, clients):
             self._say(f"clients go on in one process: {reason} (run.processes = 1: do not try)")
             return
         self._say(
@@ -84,9 +84,13 @@ class ForkedGrid(InlineGrid):
         """Ids of the processes; 0 for one that was not needed yet."""
         return [process.pid for process in self._processes]
 
-    def _fork(self, count: int) -> str:
+    def lanes(self) -> list[int]:
+        """One node of each process, by which the process can be asked for more than its clients' work."""
+        return [next(iter(process.contexts)) for process in self._processes]
+
+    def _fork(self, count: int, clients: Sequence[dict[str, Any]]) -> str:
         """Divide the clients and fork all processes; why this failed, which leaves the clients with this process."""
-        self._divide(count)
+        self._divide(count, clients)
         try:
             for process in self._processes:
                 process.start()
@@ -96,10 +100,13 @@ class ForkedGrid(InlineGrid):
             return f"another could not be forked ({error})"
         return ""
 
-    def _divide(self, count: int) -> None:
-        cores = sorted(os.sched_getaffinity(0))
-        for index in range(count):
-            contexts = {node: self.contexts[node] for node in self.node_ids[index::count]}
+    def _divide(self, count: int, clients: Sequence[dict[str, Any]]) -> None:
+        """Give each process its nodes, so that all have the same work if a round is like that of these rows."""
+        cores, names, nodes = sorted(os.sched_getaffinity(0)), self._plan.clients, self.node_ids
+        seconds = {row.get("client"): row.get("train_seconds") or 0.0 for row in clients}
+        work = [sum(seconds.get(name, 0.0) for name in names[place :: len(nodes)]) for place in range(len(nodes))]
+        for index, places in enumerate(shares(work, count)):
+            contexts = {nodes[place]: self.contexts[nodes[place]] for place in places}
             process = ForkedProcess(self._app, contexts, cores[index::count] or cores)
             self._processes.append(process)
             self._process_of |= dict.fromkeys(contexts, process)
@@ -153,6 +160,23 @@ class ForkedGrid(InlineGrid):
         """End the processes."""
         for process in self._processes:
             process.end()
+
+
+def shares(work: Sequence[float], count: int) -> list[list[int]]:
+    """The places of the work that each of `count` processes gets: the longest first, each to the one with the least.
+
+    This is done for a few neighbours at a time, because messages are made in the order of the clients, and few of them
+    ahead of their replies: no process may have to wait for a message behind many of the others'. Places with equal work
+    take turns.
+    """
+    found, sums, together = [[] for _ in range(count)], [0.0] * count, AHEAD * count
+    for start in range(0, len(work), together):
+        window = range(start, min(start + together, len(work)))
+        for place in sorted(window, key=lambda place: -work[place]):
+            least = min(range(count), key=lambda index: (sums[index], len(found[index])))
+            found[least].append(place)
+            sums[least] += work[place]
+    return [sorted(places) for places in found]
 
 
 def check_processes(experiment: Experiment) -> None:

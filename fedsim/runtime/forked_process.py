@@ -35,7 +35,7 @@ class ForkedProcess:
     """
 
     def __init__(self, app: ClientApp, contexts: dict[int, Context], cores: Sequence[int]) -> None:
-        self._app, self._contexts, self._cores = app, contexts, cores
+        self._app, self.contexts, self._cores = app, contexts, cores
         self._process: Any = None
         self.pipe: Connection | None = None
         self.waiting: deque[Message] = deque()
@@ -47,7 +47,7 @@ class ForkedProcess:
         """Fork the process; OSError when the machine has no more of them, or no memory."""
         self.pipe, theirs = multiprocessing.Pipe()
         context = multiprocessing.get_context("fork")
-        arguments = (theirs, self.pipe, self._app, self._contexts, self._cores, os.getpid())
+        arguments = (theirs, self.pipe, self._app, self.contexts, self._cores, os.getpid())
         process = context.Process(target=answer_messages, args=arguments, daemon=True)
         with theirs:
             process.start()

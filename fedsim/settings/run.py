@@ -1,4 +1,4 @@
-"""Settings of a run: which domain is held out, where the run is computed, and what is kept of it."""
+"""Settings of a run: which domain is unseen, where the run is computed, and what is kept of it."""
 
 from typing import Annotated, Literal
 
@@ -8,7 +8,7 @@ from fedsim.sections import Settings, folder_name
 
 
 class RunSettings(Settings):
-    """[run]: which domain is held out, where the run is computed, what is kept, and what follows a client's failure."""
+    """[run]: which domain is unseen, where the run is computed, what is kept, and what follows a client's failure."""
 
     target: str = Field("", description="the unseen domain; empty: the last one")
     seed: int = Field(0, ge=0)

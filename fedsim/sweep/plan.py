@@ -80,9 +80,9 @@ def plan_cells(
 
     data_of: the result of `fingerprint_reader`, for several plans that share their data
 
-    A cell is marked failed, with the reason, when its parts do not fit together (`a+b`) or do not fit its network, when
-    the preset replaces a part of its method, or when its folder holds a run with other settings or data; the other
-    cells are run. Raises UserError for settings with which no cell could run.
+    A cell is marked failed, with the reason, when its parts do not fit together (`a+b`) or do not fit its network. So
+    it is when the preset replaces a part of its method, or when its folder holds a run with other settings or data. The
+    other cells are run. Raises UserError for settings with which no cell could run.
     """
     from fedsim.results.callbacks import find_callback
 

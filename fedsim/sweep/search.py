@@ -32,7 +32,7 @@ REFUSED = {
     "method.name": "a search is for one method; use --method",
     "run.target": "the unseen domain is no hyper-parameter; use --targets",
     "run.seed": "a seed is no hyper-parameter; use --seeds",
-    "run": "[run] says what is held out, what selects the round and where a run is computed, not how a model learns",
+    "run": "[run] says what is unseen, what selects the round and where a run is computed, not how a model learns",
     "data": f"[data] says what the task is; only {' and '.join(SEARCHED)} say how a model learns",
     "train.evaluate_clients": "it changes the validation by which the trials are scored",
     "train.evaluate_every": "it changes the validation by which the trials are scored",

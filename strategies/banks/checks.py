@@ -48,14 +48,18 @@ def misfit(arrays: Arrays, like: Arrays) -> str:
     return ""
 
 
-def fault(arrays: Arrays, dimensions: Mapping[str, int]) -> str:
-    """The reason why arrays are not exactly the float32 arrays of these names and numbers of dimensions, or empty."""
+def fault(arrays: Arrays, dimensions: Mapping[str, int], filled: bool = True) -> str:
+    """The reason why arrays are not exactly the float32 arrays of these names and numbers of dimensions, or empty.
+
+    filled: an array without any value is refused too
+    """
     if arrays.keys() != dimensions.keys():
         return f"it holds {sorted(arrays)}, expected {sorted(dimensions)}"
     for name, count in dimensions.items():
         array = arrays[name]
-        if array.dtype != np.float32 or array.ndim != count or not array.size:
-            return f"{name} is {array.dtype}{list(array.shape)}, expected filled float32 with {count} dimensions"
+        if array.dtype != np.float32 or array.ndim != count or (filled and not array.size):
+            wanted = "filled float32" if filled else "float32"
+            return f"{name} is {array.dtype}{list(array.shape)}, expected {wanted} with {count} dimensions"
         if not all_finite(array):
             return f"{name} has NaN or infinite values"
     return ""

@@ -22,7 +22,7 @@ class ClassifierGradients(Bank):
     model that the round starts from. They therefore cost an exchange before the training of every round, in which the
     model is sent once more and a classifier comes back.
 
-    ema: the weight of the old mean
+    ema: the weight of the old mean; 0 takes the gradients of this round alone
     """
 
     ema: Annotated[float, Field(ge=0, lt=1)] = 0.95

@@ -26,13 +26,18 @@ class StyleBank(Bank):
 
     def accept(self, client: str, arrays: Arrays, server: ServerRound) -> str:
         """Refuses wrong names, shapes, NaN and standard deviations that are not positive."""
-        reason = fault(arrays, {"mean": 2, "std": 2})
-        if not reason and arrays["mean"].shape != arrays["std"].shape:
-            reason = f"mean is {list(arrays['mean'].shape)} but std {list(arrays['std'].shape)}"
-        if not reason and not (arrays["std"] > 0).all():
-            reason = "a standard deviation is not positive"
-        return reason
+        return style_fault(arrays)
 
     def hand_out(self, bank: Entries, client: str, server: ServerRound) -> Arrays:
         """All styles, as `client:mean` and `client:std`."""
         return {f"{owner}:{name}": array for owner, arrays in bank.items() for name, array in arrays.items()}
+
+
+def style_fault(arrays: Arrays) -> str:
+    """The reason why arrays are not styles, `mean` and `std` float32 [J, C_s], or empty."""
+    reason = fault(arrays, {"mean": 2, "std": 2})
+    if not reason and arrays["mean"].shape != arrays["std"].shape:
+        reason = f"mean is {list(arrays['mean'].shape)} but std {list(arrays['std'].shape)}"
+    if not reason and not (arrays["std"] > 0).all():
+        reason = "a standard deviation is not positive"
+    return reason

@@ -22,7 +22,8 @@ class Bulyan(Fuse):
 
     Source: El Mhamdi et al., ICML 2018, by Flower's Bulyan, on the shared parameters. All other tensors take the
     coordinate-wise median of all clients. Weights are not used. The rule needs K >= 4 f + 3 clients: a round with fewer
-    replies does not change the model, as in Flower. `malicious = 0` gives the uniform mean of parameters.
+    replies does not change the model, as in Flower. `malicious = 0` gives FedAvg with uniform weights for the
+    parameters.
 
     malicious: f, the number of clients that may send anything
     """

@@ -83,7 +83,8 @@ class GradientMatching(Fuse):
         """The fused model.
 
         details.csv gets for each client its Gamma, the cosine of its move with the direction, and the length of its
-        move; for the round the least inner product of a move with the direction, and that of a move with the mean g_0.
+        move. For the round it gets the least inner product of a move with the direction, and that of a move with the
+        mean g_0.
         """
         shares = [weights[update.client] for update in updates]
         fused = weighted_mean([update.arrays for update in updates], shares)

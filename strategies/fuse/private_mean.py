@@ -35,8 +35,8 @@ class PrivateMean(Fuse):
     2018), the mechanism of Flower's DifferentialPrivacyServerSideFixedClipping, on replies that were checked before.
     Weights are not used, because the bound on one client's influence needs equal weights. The noise does not come from
     the run's seed: a person who knows the seed could otherwise subtract it. Two runs therefore differ. `noise = 0` with
-    a large `clip` gives the uniform mean. Models with batch norm are refused, because clipping and noise make counters
-    and variances meaningless.
+    a large `clip` gives FedAvg with uniform weights. Models with batch norm are refused, because clipping and noise
+    make counters and variances meaningless.
 
     clip: C, the largest L2 norm of a client's update
     noise: z, the noise multiplier (1 or more for strong privacy)

@@ -21,7 +21,7 @@ class QFedAvg(Fuse):
     Source: Li et al., ICLR 2020 (q-FFL), by Flower's QFedAvg. delta_k = theta_k - theta on the shared parameters, F_k
     is the client's mean training loss of the round (the paper takes the loss of the received model), and lr =
     `train.lr` is the local learning rate before any schedule. All other tensors take their weighted mean. Clients are
-    not weighted by size. `q = 0` gives the uniform mean of the models.
+    not weighted by size. `q = 0` gives FedAvg with uniform weights for the parameters.
 
     q: how much high losses count; the paper tries 0.1 to 10
     """

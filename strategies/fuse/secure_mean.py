@@ -41,9 +41,10 @@ class SecureMean(Fuse):
     2017; `strategies.masking` has the formulas). w_k is the client's weight among the clients that sent shares, sums
     are over those that delivered; when up to n - t of n fail after the shares, the sum is unmasked all the same. It
     differs from `weighted_mean` by at most n limit / (2^bits - 2^17) / sum_k w_k in a coordinate, plus the rounding of
-    the tensor's own type. Tensors that only go up are summed as they are. Integer tensors (counters of steps, which the
-    metrics tell anyway) are not masked. A round has three more small messages. The weights must follow from numbers of
-    examples; parts that look at single updates, further banks and local noise are refused, and `run.update_limit` must
+    the tensor's own type. Up to this, weights by numbers of examples give FedAvg. Tensors that only go up are summed as
+    they are. Integer tensors (counters of steps, which the metrics tell anyway) are not masked. A round has three more
+    small messages. The weights must follow from numbers of examples; parts that look at single updates, further banks
+    and local noise are refused, and `run.update_limit` must
     be 0: no one can compare updates. SECURITY.md says what a server that deviates from the protocol could do.
 
     limit: the largest change of a coordinate; a client whose change is larger fails with its name

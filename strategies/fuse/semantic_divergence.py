@@ -15,7 +15,7 @@ class SemanticDivergence(Fuse):
     """avg_l = mean_h G_l^h; dist_l^h = ||G_l^h - avg_l||; c_l^h = dist_l^h / sum_j dist_l^j; M_l = sum_h c_l^h G_l^h.
 
     Source: CSAC (Yuan et al., TKDE 2023), semantic aggregation. Data sizes are not used. With two clients both
-    distances are equal, so that the rule is the plain mean. `strategy = "average"` gives uniform FedAvg.
+    distances are equal, so that the rule is the plain mean. `strategy = "average"` gives FedAvg with uniform weights.
 
     metric: l2 (default), l1 or cosine
     strategy: divergence (default), average or similarity

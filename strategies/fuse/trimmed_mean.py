@@ -42,7 +42,7 @@ class TrimmedMean(Fuse):
     """theta[i] = mean of theta_k[i] without the m smallest and the m largest values, m = floor(beta K).
 
     Source: Yin et al., ICML 2018 (Algorithm 1, Option II), as in Flower's FedTrimmedAvg. It is robust against m
-    clients. `beta = 0` gives the uniform mean. Weights are not used.
+    clients. Weights are not used. `beta = 0` gives FedAvg with uniform weights for float tensors.
 
     beta: the share that is left out at each end, below 1/2. The default, 0.34, leaves out one of three clients at each
     end

@@ -105,8 +105,10 @@ class FedYogi(FlowerOptimizer):
 
         m <- beta_1 m + (1 - beta_1) Delta ;  v <- v - (1 - beta_2) Delta^2 sign(v - Delta^2) ;  both start at 0
 
-    Source: Reddi et al., ICLR 2021 (FedYogi); the paper starts v at tau^2 or more. The fields are those of FedAdam.
-    With `beta_1 = beta_2 = 0` and eta = tau, FedAvg is the limit for large eta.
+    Source: Reddi et al., ICLR 2021 (FedYogi); the paper starts v at tau^2 or more. With `beta_1 = beta_2 = 0` and eta =
+    tau, FedAvg is the limit for large eta.
+
+    eta, beta_1, beta_2, tau: as those of FedAdam
     """
 
     eta: Positive = 0.01

@@ -38,7 +38,7 @@ class TargetAttention(Visit, Weights):
 
     att: `relative` (our default, because raw gains grow with the sample and saturate), or `raw`: g_i = I_0 - I_i (the
     paper)
-    att_temp: the temperature of relative gains
+    att_temp: the temperature of relative gains. A very large one gives FedAvg with uniform weights
     """
 
     att: Literal["relative", "raw"] = "relative"

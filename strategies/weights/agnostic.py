@@ -18,8 +18,8 @@ class AgnosticWeights(Weights):
 
     Source: AFL (Mohri et al., ICML 2019): min over theta, max over lambda of sum_k lambda_k F_k(theta). lambda starts
     uniform, and these weights are used in the first round. F_k is the mean training loss of the global model in eval
-    mode (part `received_loss`). A client measures it on the model that it receives, so that the loss of the model after
-    round t arrives with the replies of round t + 1, and lambda is moved before those are averaged. This is the paper's
+    mode (part `received_loss`). A client measures it on the model that it receives. The loss of the model after round t
+    thus arrives with the replies of round t + 1, and lambda is moved before those are averaged. This is the paper's
     order without an extra message. A client that did not reply adds no loss; p_k are renormalized over those that
     replied. `gamma = 0` gives FedAvg with uniform weights.
 

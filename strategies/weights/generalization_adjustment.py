@@ -106,7 +106,7 @@ class GeneralizationAdjustment(Weights):
         G_k = E_k(theta^(t-1)) - E_k(theta_k^(t-1)), measured on the client (part `generalization_gap`)
         a <- adjust_weights(a, G, d (1 - (t-1)/T)), initially 1/K;  p_k = a_k / sum of a over the clients that replied
 
-    Source: FedDG-GA (Zhang et al., CVPR 2023). `d = 0` gives uniform weights (FedAvg for equal sizes).
+    Source: FedDG-GA (Zhang et al., CVPR 2023). `d = 0` gives FedAvg with uniform weights.
 
     d: the initial step size (0.2 in the official code)
     variant: `centred` (default), `paper` or `official`, see adjust_weights. `official` also measures the gap by

@@ -9,6 +9,7 @@ from typing import Any
 from flwr.app import ArrayRecord
 
 from fedsim.arrays import nbytes
+from strategies.server_round import ServerRound
 
 logger = logging.getLogger("fedsim")
 
@@ -56,6 +57,12 @@ class RoundLog:
                 del row[column]
             if row["status"] == "ok":
                 row["status"] = f"not used: {reason}"
+
+    def take(self, server: ServerRound) -> None:
+        """Keeps the details and the notes that server parts left in their round."""
+        self.details += server.details
+        for text in server.notes:
+            self.note(text)
 
     def note(self, text: str) -> None:
         """Keeps a line that belongs to no single client, and writes it to the log."""

@@ -9,12 +9,12 @@ where r_k is the upper median of the sizes of the other replies in this round. W
 median of the client's own earlier sizes, and in its very first round ||theta^(t-1)||. The reason also says how the size
 compares with the client's own history.
 
-The upper median of an even number of sizes is the larger of the two in the middle. With it, f clients of n >= 2 f + 1
-that send sizes of their choice (1 of 3, 2 of 5, 3 of 7) can neither have an honest client refused, by sizes near zero,
-nor raise their own bound above the largest size of an honest client. With the lower median, one of three could do the
-former. Two that collude of three can do both. Of two clients, each is the other's only measure, and the reason says so.
-A client's own history is written by this client alone, so that the median does not protect it; the lower one is the
-stricter bound.
+The upper median of an even number of sizes is the larger of the two in the middle. Let f clients of n >= 2 f + 1 (1 of
+3, 2 of 5, 3 of 7) send sizes of their choice. With the upper median they cannot have an honest client refused by sizes
+near zero, and they cannot raise their own bound above the largest size of an honest client. With the lower median, one
+of three could do the former. Two that collude of three can do both. Of two clients, each is the other's only measure,
+and the reason says so. A client's own history is written by this client alone, so that the median does not protect it;
+the lower one is the stricter bound.
 """
 
 import math

@@ -6,6 +6,7 @@ from support import small_experiment
 from torch import nn
 
 from clients.local_data import LocalData
+from clients.networks import view_of
 from clients.parts import LocalRound
 from clients.store import ClientStore
 from fedsim.data import ClientData
@@ -63,7 +64,8 @@ def client_of(tmp_path, recipe, name="rot15", **sections):
     space = Workspace(resolve(small_experiment(tmp_path, **sections)))
     space.recipe = recipe
     space.places = recipe.share.place(space.net)
-    state = space.net.state_dict()
+    space.view = view_of(space.net, space.places)
+    state = space.view.state
     space.initial = {key: state[key].clone() for key, place in space.places.items() if place in ("upload", "local")}
     return space.client(name, "")
 

@@ -128,6 +128,8 @@ def test_what_each_step_moves(made):
     part = DisentanglingAdversary()
     assert watch(made, part, "_task") == {"G", "D_di", "C", "D_ds", "CI"}
     assert watch(made, part, "_adversary") == {"DI", "G"}
+    made.optimizer = torch.optim.SGD(made.net.parameters(), 0.1, weight_decay=0.1)  # moves without any gradient
+    assert watch(made, DisentanglingAdversary(lambda_adv=0), "_adversary") == {"DI"}
     assert watch(made, DisentanglingAdversary(lambda_mi=0, lambda_rec=0), "_disentangle") == {"D_ds"}
     assert watch(made, DisentanglingAdversary(lambda_mi=0, lambda_rec=0, confuse_updates_g=True), "_disentangle") == {
         "D_ds",

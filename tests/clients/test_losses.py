@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clients.losses import MMD_SCALES, kernel_sum, mk_mmd, proximal, squared_distances
+from clients.losses import MMD_SCALES, kernel_sum, mk_mmd, proximal, squared_distances, supervised_contrast
 from clients.parts import Batch
 from clients.terms.label_smoothing import LabelSmoothing
 
@@ -216,3 +216,13 @@ def test_squared_distances():
     expected = (z[:, None] - z[None]).square().sum(2)
     torch.testing.assert_close(squared_distances(z), expected)
     assert squared_distances(z).diagonal().abs().max() == 0
+
+
+def test_own_positives_shift_the_value_and_weaken_the_attraction():
+    """value + (mean_P s - 1/T) / (n + 1) with n = 1 other positive, because s_ii = 1/T and the sum over j is equal."""
+    z = F.normalize(torch.randn(6, 5, generator=torch.Generator().manual_seed(0)), dim=1)
+    labels, t = torch.arange(3).repeat(2), 0.5
+    attraction = (z[:3] * z[3:]).sum(1).mean() / t
+    shift = (attraction - 1 / t) / 2
+    difference = supervised_contrast(z, labels, t, own=True) - supervised_contrast(z, labels, t)
+    assert difference.item() == pytest.approx(shift.item(), abs=1e-6)

@@ -138,15 +138,35 @@ def test_augmix_mixes_chains(monkeypatch):
 
     monkeypatch.setattr(aug_mix, "apply_operations", note)
     assert torch.allclose(mixed(x), x, atol=1e-6)
-    assert depths[0] == 6
-    assert len(depths) <= 9
+    assert depths[0] == 3 * 6  # the first operation of three chains of six images
+    assert len(depths) <= 3
+    assert depths == sorted(depths, reverse=True)
     depths.clear()
     mixed(x, width=2, depth=2)
-    assert depths == [6, 6, 6, 6]
+    assert depths == [12, 12]
     monkeypatch.setattr(aug_mix, "apply_operations", lambda part, *rest: torch.ones_like(part))
     shares = mixed(torch.zeros(4000, 1, 1, 1)).flatten()  # 1 - m, m ~ Beta(1, 1)
     assert shares.mean().item() == pytest.approx(0.5, abs=0.02)
     assert shares.var().item() == pytest.approx(1 / 12, abs=0.01)
+
+
+def test_chains_are_drawn_once_for_the_batch_or_for_each_image(monkeypatch):
+    """The weights of the chains and of the image itself are each image's own either way."""
+    seen = []
+
+    def note(part, names, chosen, magnitudes):
+        seen.extend(zip(chosen.split(40), magnitudes.split(40)))  # the images of one chain after those of another
+        return torch.ones_like(part)
+
+    monkeypatch.setattr(aug_mix, "apply_operations", note)
+    for alike in (True, False):
+        seen.clear()
+        shares = mixed(torch.zeros(40, 1, 4, 4), alike=alike).amax((1, 2, 3))
+        assert len(shares.unique()) == 40
+        assert 3 <= len(seen) <= 9
+        assert (max(len(chosen.unique()) for chosen, _ in seen) == 1) == alike
+        assert (max(len(values.unique()) for _, values in seen) == 1) == alike
+        assert {len(chosen) for chosen, _ in seen} == {40} or not alike  # a chain ends for all of its images
 
 
 def test_wrong_settings_are_refused():

@@ -143,7 +143,7 @@ def weight_files(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def test_vgg_loads_local_files(weight_files: tuple[Path, Path]) -> None:
-    space = load_vgg(*map(str, weight_files), CPU)
+    space = load_vgg(*map(str, weight_files), CPU, "method.part")
     stored = torch.load(weight_files[0], weights_only=True)
     assert torch.equal(space.phi[2].weight, stored["2.weight"])
     images = torch.rand(2, 3, 16, 16)
@@ -170,6 +170,6 @@ def test_vgg_says_in_one_line_what_is_wrong(weight_files: tuple[Path, Path], tmp
     }
     for files, message in cases.items():
         with pytest.raises(UserError) as caught:
-            load_vgg(*files, CPU)
+            load_vgg(*files, CPU, "method.part")
         assert message in str(caught.value)
         assert "\n" not in str(caught.value)

@@ -73,6 +73,15 @@ TABLES = {
         {"amplitude": {"amplitude": (9, 1, 1, 1)}},
         {"amplitude": dict.fromkeys(OTHERS, (9, 1, 1, 1))},
     )),
+    "stablefdg": Exchange(  # 4 C_1 floats each way; 90 D + 90 for the highlighter, whose D features the head sees too
+        plus(90 * 20 + 90 + 20 * C),
+        down={"feature_style": {"style": (4, 20)}},
+        up={"feature_style": {"style": (4, 20)}},
+    ),
+    "fedccrl": Exchange(once=(  # a tenth of 70 images, two floats a channel; the others' rows come down, joined
+        {"pixel_stats": {"mean": (7, 1), "std": (7, 1)}},
+        {"pixel_stats": {"mean": (14, 1), "std": (14, 1)}},
+    ), metrics=frozenset({"contrast_loss", "js_loss"})),
     "fedadg": Exchange(  # G both ways, neither D nor P
         down={"generator": GENERATOR},
         up={"generator": GENERATOR},
@@ -89,6 +98,10 @@ TABLES = {
         down={"prototypes": {"cluster_protos": (C, D), "classes": (C,)}},
         up={"prototypes": {"protos": (9, D), "classes": (9,)}},  # a batch of 16 images has 9 of the classes
         metrics=frozenset({"cpcl_loss", "upcr_loss"}),
+    ),
+    "fisc": Exchange(  # 2 C_s floats up, and as many of one style down
+        once=({"interpolation": {"mean": (1, 1), "std": (1, 1)}},) * 2,
+        metrics=frozenset({"norm_loss", "triplet_loss"}),
     ),
     "perada": Exchange(  # adapters, norm and head alone; never the personal ones
         (4 * (ADAPTER + 2 * NORMS) + HEAD + 3 * 8,) * 3, **PERSONAL

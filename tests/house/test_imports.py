@@ -19,7 +19,7 @@ LEVELS = (
     ("fedsim.run",),
     ("fedsim.assembly", "fedsim.variants", "fedsim.method_list"),
     ("fedsim.registry", "fedsim.combinations", "fedsim.part_settings"),
-    ("fedsim.methods",),
+    ("fedsim.methods", "fedsim.style_methods"),
     ("fedsim.recipe",),
     ("clients",),
     ("strategies",),

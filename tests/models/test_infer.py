@@ -196,6 +196,12 @@ def test_alpha_1_is_instance_norm(net, digits):
     torch.testing.assert_close(predictions(FixedAlpha(alpha=1.0), net, digits), expected, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("bounds", [{"low": 0.6, "high": 0.4}, {"low": -0.1}, {"high": 1.1}])
+def test_random_alpha_has_bounds(bounds):
+    with pytest.raises(UserError, match=r"random_alpha\.(low|high)"):
+        build_recipe(Experiment(method={"name": "fedig", "infer": "random_alpha"}, parts={"random_alpha": bounds}))
+
+
 def test_random_alpha_is_reproducible_and_differs_between_samples(net, digits):
     same = digits[:1].repeat(4, 1, 1, 1)
     first, again = predictions(RandomAlpha(), net, same), predictions(RandomAlpha(), net, same)

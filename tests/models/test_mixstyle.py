@@ -5,8 +5,9 @@ import copy
 import pytest
 import torch
 
+from fedsim.data.augment import Normalization
 from fedsim.errors import UserError
-from fedsim.models.inserts.mixstyle import MixStyle, MixStyleLayer, mix_styles
+from fedsim.models.inserts.mixstyle import MixStyle, MixStyleLayer, mix_styles, moved_style, style_of
 
 
 @pytest.fixture(autouse=True)
@@ -18,6 +19,31 @@ def test_numbers():
     x = torch.tensor([[1.0, 3.0], [10.0, 14.0]]).view(2, 1, 1, 2)
     swapped = mix_styles(x, torch.tensor([1, 0]), torch.full((2,), 0.5))
     torch.testing.assert_close(swapped[0].flatten(), torch.tensor([5.5, 8.5]), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("lam", "wanted"),
+    [
+        (0.25, [6.007158, 7.419053, 8.830947, 10.242842]),
+        (1.0, [1.0, 2.0, 3.0, 4.0]),
+        (0.0, [7.676211, 9.225404, 10.774596, 12.323789]),
+    ],
+)
+def test_t1_of_fedccrl_colours_of_another_image(lam, wanted):
+    x = torch.tensor([1.0, 2.0, 3.0, 4.0]).view(1, 1, 2, 2)
+    other = torch.full((1, 1, 1, 1), 10.0), torch.full((1, 1, 1, 1), 2.0)
+    moved = moved_style(x, style_of(x), other, torch.tensor([lam]))
+    assert moved.flatten().tolist() == pytest.approx(wanted, abs=2e-6)
+
+
+def test_t5_of_fedccrl_before_or_after_the_normalization_is_the_same():
+    """Images and rows of [0, 1] mixed and then normalized, or both normalized and then mixed."""
+    torch.manual_seed(0)
+    x, y, lam = torch.rand(5, 3, 8, 8), torch.rand(5, 3, 8, 8), torch.rand(5)
+    normalize = Normalization((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    after = normalize(moved_style(x, style_of(x), style_of(y), lam))
+    a, b = normalize(x), normalize(y)
+    assert torch.allclose(after, moved_style(a, style_of(a), style_of(b), lam), atol=1e-4)
 
 
 def test_lambda_1_and_identity_permutation_change_nothing():

@@ -16,7 +16,9 @@ from fedsim.run.plan import resolve
     "method",
     [
         {"name": "ccst", "cross_client_style": {"encoder": "haar", "styles": "single"}},
+        {"name": "fisc", "style_contrast": {"content_variance": "unbiased"}},
         {"name": "elcfs", "episodic_step": {"L_w": 0.1}},
+        {"name": "fedccrl"},
     ],
 )
 def test_one_grid_per_source_client(method: dict, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from fedsim.run.plan import resolve
 from fedsim.run.traffic import traffic
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedbn", "perada", "scaffold", "fedig", "copa"])
+@pytest.mark.parametrize("method", ["fedavg", "fedbn", "perada", "scaffold", "fedig", "copa", "stablefdg"])
 def test_bytes_are_those_of_clients_csv(method, tmp_path):
     """Sums per client and round, and bytes of each bank, are equal from round 2 on, when every bank is filled."""
     experiment = small_experiment(tmp_path, method, train={"rounds": 2, "iterations": 1})
@@ -20,7 +20,7 @@ def test_bytes_are_those_of_clients_csv(method, tmp_path):
     banks = {row.record.removeprefix("bank "): row for row in rows if row.record.startswith("bank ") and row.down}
     for name, row in banks.items():
         assert (clients[f"bytes_down_{name}"] == row.down).all()
-    assert bool(banks) == (method in ("scaffold", "fedig", "copa"))
+    assert bool(banks) == (method in ("scaffold", "fedig", "copa", "stablefdg"))
 
 
 def test_perada_on_resnet18():

@@ -17,7 +17,8 @@ import fedsim.runtime.forked
 from fedsim.client_app import app
 from fedsim.errors import ClientFailedError, UserError
 from fedsim.run.plan import resolve
-from fedsim.runtime.forked import ForkedGrid, reason_against
+from fedsim.run.target import TargetEvaluator
+from fedsim.runtime.forked import ForkedGrid, reason_against, shares
 from fedsim.runtime.launch import launch
 from fedsim.server_app import serve
 
@@ -37,11 +38,13 @@ def same_records(one, other):
     for file in ("rounds.csv", "clients.csv"):
         pd.testing.assert_frame_equal(numbers(one / file), numbers(other / file), rtol=0, atol=0)
     assert (one / "last.safetensors").read_bytes() == (other / "last.safetensors").read_bytes()
+    kept, others = (sorted((folder / "predictions").iterdir()) for folder in (one, other))
+    assert [file.read_bytes() for file in kept] == [file.read_bytes() for file in others]
 
 
-def run_in(processes, folder, method="fedavg"):
+def run_in(processes, folder, method="fedavg", **run):
     """A run of two rounds in so many processes."""
-    own = {"output": str(folder / str(processes)), "processes": processes}
+    own = {"output": str(folder / str(processes)), "processes": processes, **run}
     return small_experiment(folder, method, train={"rounds": 2}, run=own)
 
 
@@ -56,6 +59,61 @@ def test_two_processes_give_the_numbers_of_one(tmp_path, method):
         for n in (1, 2)
     )
     same_records(one, two)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "copa"])  # COPA predicts with a bank, and in one process
+def test_processes_share_the_batches_of_the_unseen_domain(tmp_path, monkeypatch, method):
+    """Seven batches of 16 images, whose logits are the last bit those of one process."""
+    here = []
+    whole = TargetEvaluator.__call__
+    monkeypatch.setattr(TargetEvaluator, "__call__", lambda *given: here.append(1) or whole(*given))
+    one = launch(run_in(1, tmp_path, method, evaluate_batch_size=16))
+    assert len(here) == 3
+    two = launch(run_in(2, tmp_path, method, evaluate_batch_size=16))
+    same_records(one, two)
+    assert len(here) == (3 if method == "fedavg" else 6)
+
+
+def unable(message, context):
+    """A client app whose processes die when they predict."""
+    if message.metadata.message_type == "query.predict":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return app(message, context)
+
+
+def test_when_processes_cannot_predict_the_server_does(tmp_path):
+    one, plan = (
+        launch(run_in(1, tmp_path, evaluate_batch_size=16)),
+        resolve(run_in(2, tmp_path, evaluate_batch_size=16)),
+    )
+    grid = ForkedGrid(unable, plan, len(plan.clients))
+    try:
+        same_records(one, serve(grid, plan))
+    finally:
+        grid.close()
+
+
+def test_the_longest_work_is_shared_first():
+    """Sources of PACS by images, on two cores: 2048 + 2344 beside 3929, and not 2048 + 3929 beside 2344."""
+    assert shares([2048, 2344, 3929], 2) == [[2], [0, 1]]
+    assert shares([0.0] * 5, 2) == [[0, 2, 4], [1, 3]]  # nothing is known: they take turns
+    many = shares([float(place) for place in range(1000)], 2)
+    assert sorted(many[0] + many[1]) == list(range(1000))
+    assert all(len({place // 8 for place in own}) == 125 for own in many)  # both have some of every eight neighbours
+    sums = [sum(own) for own in many]
+    assert abs(sums[0] - sums[1]) <= 2
+
+
+def test_clients_are_divided_by_the_seconds_of_the_first_round(monkeypatch, tmp_path):
+    monkeypatch.setattr(fedsim.runtime.forked, "free_cores", lambda: 2)
+    plan = resolve(small_experiment(tmp_path, train={"rounds": 11}, run={"output": str(tmp_path)}))
+    grid = ForkedGrid(app, plan, len(plan.clients), str)
+    rows = [{"client": name, "train_seconds": seconds} for name, seconds in zip(plan.clients, (1.0, 2.0, 4.0))]
+    try:
+        grid.on_round({"round": 1, "steps": 12, "train_seconds": 7.0}, rows)
+        assert grid.lanes() == [4, 2]  # the third client alone; the first and the second
+    finally:
+        grid.close()
 
 
 class Killer:

@@ -128,11 +128,16 @@ def test_a_reply_without_its_contribution_is_refused_as_a_whole(toy_method: str,
 
 
 @pytest.mark.parametrize(
-    ("method", "bank", "up", "down"), [("ccst", "style", 8, [24, 24, 24]), ("elcfs", "amplitude", 40, [80, 80, 80])]
+    ("method", "bank", "up", "down"),
+    [
+        ("ccst", "style", 8, [24, 24, 24]),
+        ("elcfs", "amplitude", 40, [80, 80, 80]),
+        ("fedccrl", "pixel_stats", 64, [128, 128, 128]),
+    ],
 )
 def test_a_bank_comes_once_up_and_once_down(method: str, bank: str, up: int, down: list, tmp_path: Path) -> None:
     folder, grid = run_small(small_experiment(tmp_path, method))
-    assert cells(folder, f"bytes_up_{bank}")[0] == [up] * 3  # two floats a style; ceil(80/8) images of one bin
+    assert cells(folder, f"bytes_up_{bank}")[0] == [up] * 3  # two floats a style or image; ceil(80/8) images of one bin
     assert cells(folder, f"bytes_down_{bank}")[1] == down
     assert np.isnan([*cells(folder, f"bytes_down_{bank}")[2], *cells(folder, f"bytes_down_{bank}")[3]]).all()
     assert cells(folder, "bytes_up")[0] == [up] * 3

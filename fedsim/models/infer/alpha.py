@@ -16,6 +16,7 @@ from fedsim.models.norms.mixig import MixIG, mixig_layers, switched
 from fedsim.tasks import ANY_TASK
 
 if TYPE_CHECKING:
+    from fedsim.experiment import Experiment
     from fedsim.recipe import Recipe
 
 NO_ADAPTER = "infer 'zero_shot_adapter' needs the norm 'mix_ig' with adapter = true"
@@ -43,6 +44,8 @@ class FixedAlpha(Infer):
     mode. The rule is inductive.
 
     Source: Table 3 of FedIG-A (submission to ICLR 2023).
+
+    alpha: the weight of the image's own statistics
     """
 
     tasks: ClassVar[tuple[str, ...]] = ANY_TASK
@@ -61,17 +64,23 @@ class RandomAlpha(Infer):
 
     mu and sigma are mixed by alpha as in `fixed_alpha`. Source: Table 3 of FedIG-A (submission to ICLR 2023).
 
+    low, high: the bounds of alpha; `low = high = 0` gives eval mode
     batch: the number of images for which the layers draw in turn, for every size of the evaluation batches
     """
 
     tasks: ClassVar[tuple[str, ...]] = ANY_TASK
 
-    low: float = 0.0
-    high: float = 1.0
+    low: Annotated[float, Field(ge=0, le=1)] = 0.0
+    high: Annotated[float, Field(ge=0, le=1)] = 1.0
     seed: Annotated[int, Field(ge=0)] = 0
     batch: Annotated[int, Field(ge=1)] = 256
     swaps_batch_norm: ClassVar[bool] = True
     random: ClassVar[bool] = True
+
+    def check(self, experiment: "Experiment") -> None:
+        """The bounds in their order."""
+        if self.low > self.high:
+            raise UserError(f"random_alpha.low = {self.low:g} is greater than random_alpha.high = {self.high:g}")
 
     def begin(self, net: nn.Module, batches: Batches, uploads: Uploads | None = None) -> Predict:
         """A network that draws its alphas."""

@@ -28,6 +28,8 @@ class Infer(Part):
     replaces_statistics: the rule uses no running statistics of the clients, in no layer
     bank: the name of the bank with one entry per client that the rule needs beside the model; empty: none
     random: every prediction draws other numbers, which no file can hold
+    by_image: each image is predicted by itself, from the model alone, and there are no details: processes may share the
+    batches
     """
 
     tasks: ClassVar[tuple[str, ...]] = (CLASSIFICATION.name,)
@@ -40,6 +42,7 @@ class Infer(Part):
     replaces_statistics: ClassVar[bool] = False
     bank: ClassVar[str] = ""
     random: ClassVar[bool] = False
+    by_image: ClassVar[bool] = False
 
     def refuses(self, recipe: "Recipe") -> str:
         """A rule that exchanges batch-norm statistics needs layers that normalize by them."""
@@ -73,6 +76,7 @@ class EvalMode(Infer):
     """The model in eval mode, with the averaged batch-norm statistics."""
 
     tasks: ClassVar[tuple[str, ...]] = ANY_TASK
+    by_image: ClassVar[bool] = True
 
     def begin(self, net: nn.Module, batches: Batches, uploads: Uploads | None = None) -> Predict:
         """The network itself."""

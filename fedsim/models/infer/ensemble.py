@@ -52,8 +52,8 @@ class EnsembleOfHeads(Infer):
     """The mean of the softmax vectors of the clients' heads on the same features.
 
     Source: COPA (Wu and Gong, ICCV 2021). The heads come from the bank `heads`: those of the clients that have sent
-    one, which with `train.clients_per_round` may be few in the first rounds (the paper, where all clients take part,
-    has all K heads). Until any client has sent one (for the initial model) the network's own head is used.
+    one. With `train.clients_per_round` these may be few in the first rounds. In the paper all clients take part, so
+    that it has all K heads. Until any client has sent one (for the initial model) the network's own head is used.
     """
 
     bank: ClassVar[str] = "heads"

@@ -28,7 +28,8 @@ class MixNorm(Infer):
 
     views: V, the image itself and V - 1 random resized crops, flipped or not; FedIG-A has 5, which costs five times as
     much
-    m: known to us from a secondary description; select it on source validation from {0.05, 0.1, 0.3, 0.5}
+    m: the weight of the image's own statistics, known to us from a secondary description; select it on source
+    validation from {0.05, 0.1, 0.3, 0.5}
     scale: the smallest area of a crop (our choice); crops are drawn once from `seed` and are equal for all images
     """
 

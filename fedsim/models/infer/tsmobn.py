@@ -1,4 +1,4 @@
-"""TsmoBN: statistics of the unseen client, updated over its test batches."""
+"""TsmoBN: statistics of the unseen domain, updated over its test batches."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
@@ -25,6 +25,7 @@ class TsmoBN(Infer):
     start gives eval mode, and `tau = 0` the statistics of the current batch. A batch of a single
     value per channel (one image, one pixel) has no variance and updates nothing.
 
+    tau: the weight of the statistics before the batch
     init: "first_batch" starts from the statistics of the first batch, "global" from those of the model
     batch: the number of images per update, for every size of the evaluation batches
     """

@@ -2,7 +2,8 @@
 
 from typing import ClassVar
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from fedsim.models.net import Net
 from fedsim.part import Part
@@ -12,9 +13,9 @@ from fedsim.tasks import CLASSIFICATION
 class Insert(Part):
     """Adds modules of its own to the network.
 
-    order: which insert comes first. Small numbers do, and equal ones in the order of the settings' names, so that `a+b`
-    is the network of `b+a`: 0 changes the backbone and may freeze it, 1 adds a bottleneck, 2 makes features of those of
-    the bottleneck, 3 stands beside the head or inside the backbone, 4 looks at the finished network
+    order: which insert comes first. Small numbers do, and equal ones come in the order of the settings' names, so that
+    `a+b` is the network of `b+a`. 0 changes the backbone and may freeze it, 1 adds a bottleneck, 2 makes features of
+    those of the bottleneck, 3 stands beside the head or inside the backbone, 4 looks at the finished network
     second_view: they can act in a second pass only (their attribute `second_view` switches them)
     makes_features: the head sees features that the insert makes from those of the backbone
     """
@@ -31,6 +32,25 @@ class Insert(Part):
         torch's global generator is seeded for the initial weights of the insert, equally in every process of a run.
         """
         raise NotImplementedError
+
+
+PROBE = 64  # pixels of the image that shows how many channels a map has
+
+
+@torch.no_grad()
+def channels_at(net: Net, path: str) -> int:
+    """The number of channels of the map that the module at `path` gives, seen with one image of zeros in eval mode."""
+    own = next(module for module in net.backbone.modules() if isinstance(module, nn.Conv2d)).in_channels
+    found: list[int] = []
+    hook = net.get_submodule(path).register_forward_hook(lambda module, inputs, y: found.append(y.shape[1]))
+    training = [module for module in net.modules() if module.training]
+    try:
+        net.eval().pooled(torch.zeros(1, 1 if net.grayscale else own, PROBE, PROBE))
+    finally:
+        hook.remove()
+        for module in training:
+            module.training = True
+    return found[0]
 
 
 ATTACHED = ("gaussian", "moments")  # what inserts attach to the features that they draw

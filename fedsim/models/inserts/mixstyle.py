@@ -12,20 +12,31 @@ from fedsim.models.inserts.base import Insert
 from fedsim.models.net import Net
 from fedsim.tasks import ANY_TASK
 
+Style = tuple[Tensor, Tensor]  # mean and standard deviation of each sample and channel, [B, C, 1, 1]
+
+
+def style_of(x: Tensor, eps: float = 1e-6) -> Style:
+    """Mean and sqrt(unbiased variance + eps) of each sample and channel of x [B, C, H, W], without a gradient."""
+    variance, mean = torch.var_mean(x.detach(), dim=(2, 3), keepdim=True)
+    return mean, torch.sqrt(variance + eps)
+
+
+def moved_style(x: Tensor, own: Style, other: Style, lam: Tensor) -> Tensor:
+    """Each map x [B, C, H, W], with its statistics (m, s) moved towards others (m_o, s_o); lam [B]:
+
+    out = (x - m)/s (lam s + (1 - lam) s_o) + lam m + (1 - lam) m_o
+    """
+    (mean, std), (other_mean, other_std) = own, other
+    lam = lam.to(x.dtype)[:, None, None, None]
+    mixed_mean = lam * mean + (1 - lam) * other_mean
+    slope = lam + (1 - lam) * other_std / std
+    return x * slope + (mixed_mean - mean * slope)
+
 
 def mix_styles(x: Tensor, permutation: Tensor, lam: Tensor, eps: float = 1e-6) -> Tensor:
-    """Each map, with its statistics moved towards those of another sample.
-
-        out = (x - m)/s (lam s + (1 - lam) s_pi) + lam m + (1 - lam) m_pi,   m, s = mean, sqrt(unbiased var + eps)
-
-    x [B, C, H, W], permutation [B], lam [B]; m and s are per sample and channel and carry no gradient.
-    """
-    variance, mean = torch.var_mean(x.detach(), dim=(2, 3), keepdim=True)
-    std = torch.sqrt(variance + eps)
-    lam = lam.to(x.dtype)[:, None, None, None]
-    mixed_mean = lam * mean + (1 - lam) * mean[permutation]
-    slope = lam + (1 - lam) * std[permutation] / std
-    return x * slope + (mixed_mean - mean * slope)
+    """Each map, with its statistics moved towards those of the sample `permutation` [B] of the same batch, lam [B]."""
+    mean, std = style_of(x, eps)
+    return moved_style(x, (mean, std), (mean[permutation], std[permutation]), lam)
 
 
 class MixStyleLayer(nn.Module):

@@ -15,7 +15,7 @@ class ProjectionHead(Insert):
     """Linear(d, d) - ReLU - Linear(d, width) after the backbone; its output is the input of the classifier.
 
     Source: MOON's network (Li et al., CVPR 2021). A network that has a bottleneck already keeps it instead, unless
-    `always` is set; then the projection head comes after the bottleneck.
+    `always` is set; then the projection head comes after the bottleneck. `inserts = "none"` gives FedAvg's network.
 
     width: the number of features that the classifier sees
     always: add it to a network with a bottleneck too

@@ -50,7 +50,7 @@ class StochasticEmbedding(Insert):
     Source: L2D (Wang et al., ICCV 2021). Both linear layers are aggregated like all other tensors.
 
     width: the width of the embedding; 0 takes that of the features (512 on ResNet-18, as in the paper)
-    spread: the factor of the noise, 0.2 in the released code
+    spread: the factor of the noise, 0.2 in the released code; 0 takes e = mu in training too
     """
 
     width: Annotated[int, Field(ge=0)] = 0

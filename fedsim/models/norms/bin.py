@@ -62,7 +62,8 @@ class BINLayer(nn.Module):
 class BIN(Norm):
     """Replaces all batch-norm layers of the backbone by BIN layers.
 
-    Source: batch-instance normalization (Nam and Kim, NeurIPS 2018), equation 4.
+    Source: batch-instance normalization (Nam and Kim, NeurIPS 2018), equation 4. `norm = "batch_norm"` gives FedAvg's
+    network.
     """
 
     def apply(self, net: Net) -> None:

@@ -68,7 +68,7 @@ class DSON(Norm):
     """Replaces all batch-norm layers of the backbone by DSON layers.
 
     Source: Seo et al., ECCV 2020 (domain-specific optimized normalization). There every source domain has layers of its
-    own; here the part `share` says whether a client keeps its own.
+    own; here the part `share` says whether a client keeps its own. `norm = "batch_norm"` gives FedAvg's network.
 
     channelwise: one pair of mixing weights per channel in place of one per layer
     """

@@ -90,7 +90,7 @@ def _normalize_before_last_activation(block: nn.Module) -> None:
 class IBN(Norm):
     """Instance norm in shallow layers, batch norm in the others.
 
-    Source: IBN-Net (Pan et al., ECCV 2018), its blocks IBN-a and IBN-b.
+    Source: IBN-Net (Pan et al., ECCV 2018), its blocks IBN-a and IBN-b. `norm = "batch_norm"` gives FedAvg's network.
 
     variant: "a" splits the first norm of every block of stages 1-3. On a ResNet half of the channels are IN, then BN.
     On DenseNet it is norm1 of the layers 0, 3, 6, ... of dense blocks 1-3, with BN first and 40 % IN last. On

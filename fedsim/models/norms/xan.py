@@ -80,10 +80,10 @@ class XAN(Norm):
     """Replaces batch-norm layers by XAN layers.
 
     Source: gPerXAN (Le et al., CVPR 2024), section 3.1 and equation 1. Where paper and released code differ, a setting
-    says so.
-    The paper replaces on PACS all norms of ResNet-50 (53), on Office-Home the stem and stages 1 and 2 (24), and on
-    Camelyon17 dense block 1 and the transition after it (13), without the stem. A "block" of the paper is a stage: its
-    checkpoint with four blocks replaces all. On digits-cnn-bn both norms are in stage 1.
+    says so. On PACS the paper replaces all norms of ResNet-50 (53), on Office-Home the stem and stages 1 and 2 (24),
+    and on Camelyon17 dense block 1 and the transition after it (13), without the stem. A "block" of the paper is a
+    stage: its checkpoint with four blocks replaces all. On digits-cnn-bn both norms are in stage 1. `norm =
+    "batch_norm"` gives FedAvg's network.
 
     stages: the stages in which norms are replaced, those of shortcuts included (1 = layer1, or denseblock1 and its
     transition)

@@ -1,0 +1,150 @@
+"""StableFDG's local step: batches with the styles of another client, and enlarged by samples with new styles."""
+
+import itertools
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from clients.cut_network import CutNetwork
+from clients.local_data import on_device
+from clients.networks import evaluating, statistics_frozen
+from clients.parts import Batch, LocalRound, Step, StepFunction
+from clients.style_pass import Balanced, StylePass, lone_classes, picked_rows
+from fedsim.models.inserts.feature_highlighter import Highlighter
+from fedsim.models.inserts.style_exploration import moments, style_of
+
+BANK, STYLE = "feature_style", "style"  # the record, and the array in it
+
+
+@dataclass(frozen=True)
+class EnlargedBatch(Step):
+    """L = CE(h(f(x)), y) over the batch as it leaves the styles' layers, with all labels, + terms.
+
+    Sharing and shifting, after stage 1, in a batch with probability `sharing`: the ceil(B/2) samples that k-means++
+    draws, whose styles are the most diverse, keep them, and the others get styles drawn from another client's:
+
+        x' = sigma' (x - mu)/sigma + mu',   mu' = m_mu + e1 d_mu,   sigma' = max(m_sigma + e2 d_sigma, 0),   e ~ N(0, 1)
+
+    mu and sigma carry no gradient. Batches with fewer than 4 samples, rounds without a partner's style, and the first
+    round have no sharing. Then the insert `style_exploration` adds samples. If the recipe has the insert
+    `feature_highlighter`, a sample's partner is the next one of its class in the batch.
+
+    A class of which the batch has one sample gets a second one, and its partner, from a class-balanced batch with one
+    image of each class that the client has. It passes through the network without a gradient and without an effect on
+    running statistics, and only with a batch that has such a class. In the released code it has both, and the partner
+    there is of a wrong class, because the row is taken for the class's number.
+
+    Each client sends its style (m_mu, m_sigma, d_mu, d_sigma): mean and spread of the mu and sigma of its training
+    images, after stage 1 of the received model in eval mode. Terms see the features and labels of the enlarged batch. A
+    client counts with its images alone.
+
+    Source: StableFDG (Park et al., NeurIPS 2023), style-based learning. `sharing = 0`, `method.style_exploration.p = 0`
+    and no highlighter give FedAvg's step bit for bit; nothing is sent then.
+
+    sharing: the probability of sharing, per batch
+    balanced: a new class-balanced batch per local "epoch", or per "step" as the released code does on Office-Home
+    """
+
+    sharing: Annotated[float, Field(ge=0, le=1)] = 0.5
+    balanced: Literal["epoch", "step"] = "epoch"
+    enlarges: ClassVar[bool] = True
+    requires: ClassVar[dict[str, str]] = {"inserts": "style_exploration", "banks": "feature_styles"}
+
+    @property
+    def bank(self) -> str:
+        """The record exists only where styles are shared."""
+        return BANK if self.sharing else ""
+
+    @property
+    def sets(self) -> dict[str, dict[str, object]]:
+        """A bank to which nothing is sent where nothing is shared."""
+        return {} if self.sharing else {"feature_styles": {"shared": False}}
+
+    @property
+    def discloses(self) -> str:
+        """What a style shows."""
+        if not self.sharing:
+            return ""
+        return (
+            "each round, to the server and one other client: mean and spread, over all training images, of the channel "
+            "means and standard deviations of the first stage's features"
+        )
+
+    def begin(self, round: LocalRound) -> StepFunction:
+        """Sends the client's style and returns the step, whose draws are made on the host."""
+        net, rng = round.net, round.rng("styles")
+        foreign = self._exchanged(round)
+        highlighter = next((module for module in net.modules() if isinstance(module, Highlighter)), None)
+        labels = round.data.labels[: round.data.examples].cpu().numpy()
+        every = round.steps / max(round.epochs, 1e-9) if self.balanced == "epoch" else 1.0
+        balanced = ClassBalanced(round, labels, max(every, 1.0), highlighter, rng)
+        steps = itertools.count()
+
+        def step(batch: Batch) -> Tensor:
+            own, number = labels[batch.positions], next(steps)
+            share = foreign is not None and rng.random() < self.sharing
+            styles = StylePass(net.styles.part, net.styles.explored, own, foreign if share else None, rng)
+            if (styles.active or highlighter) and lone_classes(own).size:
+                styles.balanced = balanced.passed(number)
+            paired = highlighter.paired(styles.partners) if highlighter else nullcontext()
+            with round.autocast(), net.styles.acting(styles.acts), paired:
+                batch.features = net.features(batch.images)
+                batch.logits = net.head(batch.features)
+            if len(styles.labels) > len(own):
+                added = on_device(styles.labels[len(own) :], batch.labels.device)
+                batch.labels = torch.cat([batch.labels, added])
+            batch.loss = round.task.loss(batch.logits, batch.labels)
+            return round.apply_gradients(round.with_terms(batch, batch.loss))
+
+        return step
+
+    def _exchanged(self, round: LocalRound) -> Tensor | None:
+        """Another client's style, if one came; this client's own is sent."""
+        if not self.sharing:
+            return None
+        round.send(BANK, {STYLE: own_style(round)})
+        return round.tensors(BANK, "enlarged_batch").get(STYLE)
+
+
+@torch.no_grad()
+def own_style(round: LocalRound) -> Tensor:
+    """s [4, C_1] of all training images: `style_of` the received model's maps after stage 1, in eval mode."""
+    front = CutNetwork(round.net, round.net.stages[1][-1]).front
+    images = round.data.evaluation(round.data.training_positions(), round.train.batch_size)
+    with evaluating(round.net), round.autocast():
+        styles = [torch.cat(moments(front(part)), dim=1).flatten(1) for part, _ in images]
+    return style_of(*torch.cat(styles).chunk(2, dim=1))
+
+
+class ClassBalanced:
+    """One training image of each class that the client has, drawn and augmented anew after `every` steps."""
+
+    def __init__(
+        self, round: LocalRound, labels: np.ndarray, every: float, highlighter: Highlighter | None,
+        rng: np.random.Generator,
+    ) -> None:  # fmt: skip
+        self.round, self.labels, self.every, self.highlighter, self.rng = round, labels, every, highlighter, rng
+        self.classes = np.unique(labels)
+        self.drawn, self.images = -1, None
+
+    @torch.no_grad()
+    def passed(self, step: int) -> Balanced:
+        """What the network in its present state, in training mode, makes of them; running statistics do not change.
+
+        A client with one class has no such batch: one image gives a norm layer no statistics.
+        """
+        found, net = Balanced(self.classes), self.round.net
+        if len(self.classes) < 2:
+            return Balanced(self.classes[:0])
+        if self.drawn != int(step / self.every):
+            self.drawn = int(step / self.every)
+            self.images = self.round.data.batch(picked_rows(self.labels, self.classes, self.rng)).images
+        paired = self.highlighter.paired(found.note_queries) if self.highlighter else nullcontext()
+        with self.round.autocast(), statistics_frozen(net), net.styles.acting(found.note_map), paired:
+            net.features(self.images)
+        return found

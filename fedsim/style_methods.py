@@ -1,0 +1,30 @@
+"""The rows of `fedsim.methods.METHODS` in which clients get the styles of other clients' images or features."""
+
+from clients.augment.cross_client_style import CrossClientStyle
+from clients.step.aligned_views import AlignedViews
+from clients.step.enlarged_batch import EnlargedBatch
+from clients.step.episodic import EpisodicStep
+from clients.terms.style_contrast import StyleContrast
+from fedsim.models.inserts.feature_highlighter import FeatureHighlighter
+from fedsim.models.inserts.style_exploration import StyleExploration
+from fedsim.recipe import Recipe
+from strategies.banks.amplitude import AmplitudeBank
+from strategies.banks.feature_styles import FeatureStyles
+from strategies.banks.interpolation_style import InterpolationStyle
+from strategies.banks.pixel_statistics import PixelStatistics
+from strategies.banks.style import StyleBank
+from strategies.weights.uniform import Uniform
+
+STYLE_METHODS: dict[str, Recipe] = {
+    "ccst": Recipe(augment=CrossClientStyle(), banks=(StyleBank(),), paper="Chen et al., WACV 2023"),
+    "stablefdg": Recipe(
+        client=EnlargedBatch(),
+        inserts=(StyleExploration(), FeatureHighlighter()),
+        banks=(FeatureStyles(),),
+        weights=Uniform(),
+        paper="Park et al., NeurIPS 2023: StableFDG",
+    ),
+    "elcfs": Recipe(client=EpisodicStep(), banks=(AmplitudeBank(),), paper="Liu et al., CVPR 2021 (FedDG)"),
+    "fedccrl": Recipe(client=AlignedViews(), banks=(PixelStatistics(),), paper="Wang et al., 2024: FedCCRL"),
+    "fisc": Recipe(terms=(StyleContrast(),), banks=(InterpolationStyle(),), paper="Nguyen et al., ICDCS 2025: FISC"),
+}

@@ -1,0 +1,222 @@
+"""FISC's client: its style, its two losses, and the second pass."""
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+from small_round import colour_images, small_data, small_round
+
+from clients.augment import clustered_style, style
+from clients.augment.clustered_style import map_clusters, map_products, pool_clusters, style_clusters
+from clients.augment.spaces import image_statistics
+from clients.augment.vgg_style import Vgg, decoder, encoder
+from clients.terms import style_contrast
+from clients.terms.style_contrast import StyleContrast, mean_squares, negatives, triplet
+from fedsim.models import build_model
+from fedsim.settings import ModelSettings
+from strategies.finch import finch
+
+FIRST = torch.zeros(2, dtype=torch.float64)  # draws that choose the first sample with another label
+TARGET = {"interpolation": {"mean": np.full((1, 3), 0.2, np.float32), "std": np.full((1, 3), 0.1, np.float32)}}
+
+
+def rows(*values):
+    """A tensor float32 [n, d]."""
+    return torch.tensor(values, dtype=torch.float32)
+
+
+def channel(*values):
+    """Means and variances of images of one channel with these values."""
+    means, variances = zip(*((np.mean(value), np.var(value)) for value in values))
+    return torch.tensor(means)[:, None], torch.tensor(variances)[:, None]
+
+
+def test_t1_every_cluster_counts_the_same():
+    """Clusters {0, 2} and {4, 6, 8}; pooled as one, as CCST does, every position counts the same."""
+    images = channel([0.0], [2.0], [4.0], [6.0], [8.0])
+    mean, variance = pool_clusters(*images, np.array([0, 0, 1, 1, 1]))
+    assert (mean.item(), style.deviation(variance).item()) == (3.5, pytest.approx(2.843122, abs=1e-6))
+    mean, variance = pool_clusters(*images, np.zeros(5, np.int64))
+    assert (mean.item(), variance.sqrt().item()) == (4, pytest.approx(2.828427, abs=1e-6))
+    mean, variance = pool_clusters(*channel([0.0, 2.0], [4.0, 6.0, 8.0]), np.array([0, 1]))  # positions of one image
+    assert (mean.item(), style.deviation(variance).item()) == (3.5, pytest.approx(2.843122, abs=1e-6))
+
+
+def test_t3_triplet():
+    """Distances .765367 and 1.414214: 0, and .948847 when positive and negative are exchanged."""
+    labels, anchor = torch.tensor([0, 1]), rows((3, 0), (2, 0))
+    near, far = (5, 5), (0, 7)  # lengths do not matter
+
+    def loss(positive, negative):
+        both = triplet(anchor, rows(positive, negative), labels, FIRST, 0.3)
+        swapped = triplet(anchor, rows(negative, positive), labels, FIRST, 0.3)
+        assert both.item() == pytest.approx(swapped.item())  # each is the other's negative
+        return both.item()
+
+    assert loss(near, far) == pytest.approx((0 + 0.948847) / 2, abs=1e-6)
+    assert triplet(anchor[:1], rows(near), labels[:1], FIRST[:1], 0.3) == 0
+    one = torch.tensor([0, 1, 1])  # of three samples, the first has the two others as negatives
+    features, styled = rows((1, 0), (0, 1), (0, 1)), rows((1, 1), (0, 1), (1, 1))
+    chosen = [triplet(features, styled, one, torch.tensor([draw, 0.0, 0.0]).double(), 2.0).item() for draw in (0, 0.99)]
+    distance = np.hypot(1 - 0.5**0.5, 0.5**0.5)  # of (1, 0) and (1, 1) / sqrt 2
+    rest = (2 - distance) + 2  # the two others: the stylised first sample is their negative
+    wanted = [(distance - 2**0.5 + 2 + rest) / 3, (2 + rest) / 3]
+    assert chosen == pytest.approx(wanted, abs=1e-5)
+
+
+def test_negatives_are_drawn_uniformly_from_other_labels():
+    """Of 100 even draws each of the four others with another label is chosen 25 times."""
+    labels, draws = torch.tensor([0, 1, 0, 1, 2, 0, 1]), (torch.arange(100).double() + 0.5) / 100
+    chosen = torch.stack([negatives(labels, draw.expand(7))[0] for draw in draws])
+    assert chosen[:, 0].bincount(minlength=7).tolist() == [0, 25, 0, 25, 25, 0, 25]
+    assert (labels[chosen] != labels).all()
+    chosen, has_one = negatives(torch.tensor([1, 1, 1]), draws[:3])
+    assert not has_one.any()
+    assert chosen.max() < 3
+
+
+def test_t4_mean_squares():
+    assert mean_squares(rows((1, 2)), rows((0, 1))).item() == 3
+
+
+def test_t6_one_label_has_no_triplets():
+    """And a feature of length 0 has a finite gradient."""
+    features, styled = torch.randn(4, 3, requires_grad=True), torch.randn(4, 3, requires_grad=True)
+    loss = triplet(features, styled, torch.ones(4, dtype=torch.long), torch.zeros(4).double(), 0.3)
+    assert loss.item() == 0
+    loss.backward()
+    assert features.grad.abs().max() == 0
+    zero = torch.zeros(2, 3, requires_grad=True)
+    triplet(zero, zero * 2, torch.tensor([0, 1]), FIRST, 0.3).backward()
+    assert zero.grad.isfinite().all()
+
+
+def test_t5_transfer_with_half_strength():
+    """The term's own transfer, with both variances, before the values are limited to [0, 1]."""
+    features, target = torch.tensor([1.0, 2, 3, 4]).reshape(1, 1, 1, 4), (rows((10,)), rows((2,)))
+    for correction, wanted in enumerate(
+        ([4.158365, 5.552788, 6.947212, 8.341635], [4.338108, 5.612703, 6.887297, 8.161892])
+    ):
+        affine = style.adain_affine(style.statistics([features], correction), target, StyleContrast().alpha)
+        assert style.move(features, affine).flatten().tolist() == pytest.approx(wanted, abs=1e-5)
+        scaled = style.restyle(style.Pixel(), features / 10, (target[0] / 10, target[1] / 10), 0.5, correction)
+        assert scaled.flatten().tolist() == pytest.approx(np.array(wanted) / 10, abs=1e-4)  # eps is not scaled
+
+
+def small(part, records=TARGET, images=8, **changes):
+    """A round on the digits CNN, the function of the term in it, and a batch."""
+    net = build_model(ModelSettings(backbone="digits-cnn-bn"), 3, 3, 16, None, 0).train()
+    round = small_round(small_data(colour_images(images), augment=lambda x: x.flip(3)), records, net, **changes)
+    return round, part.begin(round), round.data.batch(np.arange(images))
+
+
+def test_term_of_a_batch(monkeypatch):
+    """Both losses of the features of x and of x', which is made of the augmented batch; x' has no cross-entropy."""
+    monkeypatch.setattr(style_contrast, "on_device", lambda numbers, device: torch.from_numpy(numbers))
+    part = StyleContrast(margin=0.5)
+    round, term, batch = small(part)
+    seen = []
+    round.net.register_forward_hook(lambda *_: seen.append("whole"))
+    hook = round.net.backbone.register_forward_pre_hook(lambda module, images: seen.append(images[0]))
+    plain = round.forward(batch)
+    loss = term(batch)
+    hook.remove()
+    target = [torch.from_numpy(TARGET["interpolation"][key]) for key in ("mean", "std")]
+    affine = style.adain_affine(style.statistics([batch.augmented]), target, 0.5, style.Pixel.gain)
+    styled = batch.normalize(style.apply_affine(style.Pixel(), batch.augmented, affine))
+    torch.testing.assert_close(seen[-1], styled)
+    assert len(seen) == 2
+    features = round.net.features(styled)
+    draws = torch.from_numpy(round.rng("negatives").random(8))
+    wanted = 0.75 * triplet(batch.features, features, batch.labels, draws, 0.5)
+    wanted = wanted + 0.2 * mean_squares(batch.features, features)
+    assert loss.item() == pytest.approx(wanted.item(), rel=1e-5)
+    assert round.tallied().keys() == {"triplet_loss", "norm_loss"}
+    assert plain is batch.loss
+    loss.backward()
+    assert round.net.head.weight.grad is None
+    assert round.net.backbone.conv1.weight.grad.abs().sum() > 0
+
+
+def test_t7_batch_norm_counts_two_passes():
+    """Without weights there is no term, and so no second pass; with one of them there is."""
+    for part, passes in ((StyleContrast(), 2), (StyleContrast(triplet_weight=0), 2)):
+        round, term, batch = small(part)
+        round.forward(batch)
+        term(batch)
+        assert round.net.backbone.norm1.num_batches_tracked == passes
+    assert small(StyleContrast(triplet_weight=0, norm_weight=0))[1] is None
+
+
+def test_without_a_style_there_is_no_term(caplog):
+    with caplog.at_level(logging.WARNING):
+        assert small(StyleContrast(), {"interpolation": {}})[1] is None
+    assert "no client sent a style" in caplog.text
+
+
+def test_local_style():
+    """From the training split alone: the pooled clusters of FINCH on the flattened images, or on their styles."""
+    images = colour_images(11, seed=1)
+    images[:3, :, :8] //= 8  # three groups: dark above, dark on the left, with little red
+    images[3:6, :, :, :8] //= 8
+    images[6:9, 0] //= 8
+    images[9:] = 255
+    data = small_data(images, validation=2)
+    round, positions = small_round(data), np.arange(9)
+    raw = data.raw(positions)
+    found = finch(raw.flatten(1).double().numpy())
+    assert map_clusters(round, style.Pixel(), positions).tolist() == found.tolist()
+    assert found.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    for cluster in ("features", "style"):
+        record = StyleContrast(cluster=cluster).collect(round)
+        means, variances = style.statistics([raw])
+        labels = found if cluster == "features" else style_clusters(means, variances)
+        members = [raw[labels == label] for label in range(labels.max() + 1)]
+        mean = torch.stack([each.mean((0, 2, 3)) for each in members]).mean(0)
+        second = torch.stack([each.square().mean((0, 2, 3)) for each in members]).mean(0)
+        assert record["mean"][0] == pytest.approx(mean.numpy(), abs=1e-6)
+        assert record["std"][0] == pytest.approx((second - mean**2 + 1e-5).sqrt().numpy(), abs=1e-6)
+        assert {array.dtype for array in record.values()} == {np.dtype(np.float32)}
+
+
+@pytest.mark.parametrize("kept", [0, 30_000, 60_000, 10**9])
+def test_products_of_maps_in_any_memory(kept, monkeypatch):
+    """Maps that do not all fit are made again; the products are those of all maps at once."""
+    monkeypatch.setattr(clustered_style, "chunks_of", lambda positions, space: np.array_split(positions, 5))
+    round, positions = small_round(small_data(colour_images(13))), np.array([0, 2, 3, 5, 6, 7, 8, 9, 10, 12])
+    maps = torch.cat([band.flatten(1) for band in style.Haar().encode(round.data.raw(positions))], dim=1).double()
+    found = map_products(round, style.Haar(), positions, kept)
+    np.testing.assert_allclose(found, (maps @ maps.T).numpy(), rtol=1e-12)
+
+
+def test_few_and_many_images(caplog):
+    """One image is one cluster. Of more than `clustered` images some are drawn, always the same; the log says so."""
+    one = StyleContrast().collect(small_round(small_data(colour_images(1))))
+    assert one["mean"].shape == (1, 3)
+    constant = StyleContrast().collect(small_round(small_data(np.full((5, 3, 16, 16), 51, np.uint8))))
+    assert constant["mean"][0] == pytest.approx([0.2] * 3)
+    assert constant["std"][0] == pytest.approx([1e-5**0.5] * 3, rel=1e-3)
+    data, part = small_data(colour_images(12)), StyleContrast(clustered=5)
+    with caplog.at_level(logging.WARNING):
+        first, again = (part.collect(small_round(data, round=number)) for number in (0, 3))
+    assert all(np.array_equal(first[key], again[key]) for key in first)
+    assert "its style is that of 5 of its images" in caplog.text
+    assert not np.array_equal(first["mean"], StyleContrast().collect(small_round(data))["mean"])
+
+
+def test_the_official_layer_is_before_the_relu(monkeypatch):
+    """Statistics there may be negative; the transfer stays where it is."""
+    torch.manual_seed(0)
+    space = Vgg(encoder().requires_grad_(False), decoder())
+    monkeypatch.setattr(style_contrast, "space_of", lambda part, device: space)
+    round = small_round(small_data(colour_images(3)))
+    same = StyleContrast(encoder="vgg").collect(round)
+    before = StyleContrast(encoder="vgg", statistics_layer="before_relu").collect(round)
+    assert same["mean"].shape == before["mean"].shape == (1, 512)
+    assert same["mean"].min() >= 0 > before["mean"].min()
+    maps = space.phi[:-1](round.data.raw(np.arange(3)))
+    wanted = style.pool(*style.statistics([maps]))[0]  # of three images there is one cluster
+    assert before["mean"][0] == pytest.approx(wanted.float().numpy(), abs=1e-6)
+    one = image_statistics(round, space, np.arange(3))
+    assert same["mean"][0] == pytest.approx(style.pool(*one)[0].float().numpy(), abs=1e-6)
