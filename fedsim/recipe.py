@@ -3,7 +3,7 @@
 import dataclasses
 import json
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 from clients.batches.shuffled import Shuffled
@@ -71,6 +71,11 @@ class Recipe:
     def uses_target_unlabelled(self) -> bool:
         """Whether the method trains on unlabelled images of the unseen domain. It is then ranked separately."""
         return self.unlabelled is not None
+
+    @cached_property
+    def kinds(self) -> tuple[type, ...]:
+        """The classes of its parts; found once, because every name in settings is looked up in those of all rows."""
+        return tuple(dict.fromkeys(type(part) for _, part in parts_of(self)))
 
     def label(self, method: str) -> str:
         """Name of the method in results; a part with `tag` shows it, as in `ccst(pixel)`."""

@@ -14,7 +14,7 @@ from fedsim.experiment import Experiment
 from fedsim.methods import METHODS
 from fedsim.part import part_name, unfit
 from fedsim.plugins import Package, instance, lookup, required_packages
-from fedsim.recipe import LIST_SLOTS, SLOTS, Recipe, parts_of, slots_of
+from fedsim.recipe import LIST_SLOTS, SLOTS, Recipe, slots_of
 
 FOLDERS = {
     "share": "strategies.share",
@@ -57,7 +57,7 @@ def _is_own_part(kind: object, module: str) -> bool:
 def parts_by_slot() -> dict[str, dict[str, type]]:
     """{slot: {settings name: class}} of every shipped part and of every part in a row of METHODS."""
     kinds = dict.fromkeys(shipped_parts())
-    kinds |= dict.fromkeys(type(part) for recipe in METHODS.values() for _, part in parts_of(recipe))
+    kinds |= dict.fromkeys(kind for recipe in METHODS.values() for kind in recipe.kinds)
     return _by_slot(tuple(kinds))
 
 

@@ -19,6 +19,7 @@ from fedsim.plugins import outside_versions
 from fedsim.recipe import parts_of
 from fedsim.registry import packages_of
 from fedsim.results.callbacks import RunCallback, tell_failure, trackers
+from fedsim.results.selection import DEFAULT_RULE, rule_title
 from fedsim.run.checkpoint import run_token
 from fedsim.run.claim import claim
 from fedsim.run.no_effect import no_effect_remarks
@@ -135,7 +136,6 @@ def _serve(grid: Grid, space: Workspace, callbacks: Sequence[RunCallback], ident
     strategy.join(roster)
     _note_data(session, roster, evaluator.class_counts() if evaluator else roster.target.class_counts)
     session.target_images = len(evaluator.labels) if evaluator else roster.target.examples
-    check_server(plan, roster.fingerprints())
     grid = PatientGrid(grid, strategy.exchange, experiment.run.patience)
     arrays = session.initial_arrays()
     if not session.checkpoint:
@@ -152,10 +152,19 @@ def _serve(grid: Grid, space: Workspace, callbacks: Sequence[RunCallback], ident
 
 
 def _note_data(session: Session, roster: Roster, tested: Sequence[int]) -> None:
-    """Check, record and log what the sites, or the files of a simulation, hold. tested: images by class."""
+    """Check, record and log what the sites, or the files of a simulation, hold. tested: images by class.
+
+    A site that comes later is checked and recorded when it comes.
+    """
     plan, sites = session.space.plan, roster.sites
-    refuse_equal_domains(plan.data, roster.fingerprints())
-    session.note_data(roster.fingerprints())
+
+    def check_data(own: Fingerprints) -> None:
+        refuse_equal_domains(plan.data, session.data | own)
+        check_server(plan, own)
+        session.note_data(own)
+
+    check_data(roster.fingerprints())
+    roster.check_late = check_data
     missing = missing_classes(plan.data.classes, {name: site.class_counts for name, site in sites.items()})
     session.note("missing_classes", missing)
     for client, names in list(missing.items())[:SAID_CLIENTS]:
@@ -207,6 +216,7 @@ class LogLines:
 
     def on_start(self, experiment: Experiment, folder: Path) -> None:
         """Log where the records are written."""
+        self.basis = rule_title(DEFAULT_RULE, [experiment])
         logger.setLevel(logging.INFO)
         for handler in (logging.StreamHandler(sys.stdout), logging.FileHandler(folder / LOG, encoding="utf-8")):
             handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
@@ -226,10 +236,11 @@ class LogLines:
     def on_end(self, summary: dict) -> None:
         """Logs the result of the run."""
         metric = task_in(summary, "best_validation_target_").metric
-        logger.info(
-            "done: %.1f %% on %s (round %d, best source validation)",
-            *(100 * summary[f"best_validation_target_{metric}"], summary["target"], summary["best_validation_round"]),
-        )
+        value, round = summary[f"best_validation_target_{metric}"], summary["best_validation_round"]
+        if round is None:  # the validation is NaN in every round
+            logger.info("done: no round has a validation (%s)", self.basis)
+        else:
+            logger.info("done: %.1f %% on %s (round %d, %s)", 100 * value, summary["target"], round, self.basis)
 
     def on_failure(self, error: BaseException) -> None:
         """Log why the run stopped."""

@@ -8,9 +8,9 @@ from typing import Any
 from fedsim.assembly import assemble
 from fedsim.errors import UserError
 from fedsim.experiment import Experiment
-from fedsim.part import Part, part_name
+from fedsim.part import Part, named_part, part_name
 from fedsim.part_settings import make, parts_in, validated, values_for
-from fedsim.recipe import LIST_SLOTS, SLOTS, Recipe, parts_of
+from fedsim.recipe import LIST_SLOTS, SLOTS, Recipe, parts_of, values_of
 from fedsim.registry import shipped_parts
 
 LONGEST = 120  # characters; a folder's name holds 255 bytes, and the method's name and run.label are in it too
@@ -54,6 +54,24 @@ def variant_words(experiment: Experiment) -> str:
     for part in dict.fromkeys(part for _, part in parts_of(recipe)):
         words += _field_words(part, _reference(part, row, values.get(part_name(part), {})))
     return _short(",".join(words))
+
+
+def recipe_record(experiment: Experiment, recipe: Recipe) -> dict[str, dict]:
+    """What environment.json has of a run's recipe: the values of all fields, and `defaults`, in the tables of the
+    settings: those that the recipe would have without the settings, by which a value that repeats one is known."""
+    method = {key: value for key, value in experiment.method.items() if key in ("name", "add", *SLOTS)}
+    plain = {part_name(part): part for _, part in parts_of(assemble(method, {}))}
+    own = {key: fields for key, fields in experiment.method.items() if key not in method}
+    tables = {
+        section: {
+            key: {field: getattr(plain[named_part(key)], field) for field in fields}
+            for key, fields in given.items()
+            if named_part(key) in plain
+        }
+        for section, given in (("parts", experiment.parts), ("method", own))
+    }
+    found = {section: table for section, table in tables.items() if table}
+    return {"recipe": values_of(recipe)} | ({"defaults": found} if found else {})
 
 
 def _required(recipe: Recipe, slot: str) -> list[str]:

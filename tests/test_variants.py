@@ -10,7 +10,7 @@ from fedsim.results import compare, read_runs
 from fedsim.run.conflicts import refuse_other_settings
 from fedsim.run.plan import run_folder
 from fedsim.sweep.plan import Axes, plan_cells
-from fedsim.variants import method_label, same_method
+from fedsim.variants import method_label, recipe_record, same_method
 
 
 def label(parts=None, **method):
@@ -104,3 +104,14 @@ def test_one_impossible_or_conflicting_cell_does_not_stop_a_sweep(tmp_path):
     assert [cell.title for cell in grid] == [
         f"{name} → rot0 (seed 0)" for name in ("fedprox", "fedprox@proximal.mu=0.2")
     ]
+
+
+def test_the_values_without_the_settings_are_those_of_the_row():
+    """Those of the row and not of the class, in the tables in which the settings give them."""
+    table = {"method": {"name": "perada", "ditto": {"lam": 0.5}}, "parts": {"proximal": {"mu": 1.0}}}
+    experiment = from_table(table)
+    found = recipe_record(experiment, build_recipe(experiment))
+    assert found["defaults"] == {"method": {"ditto": {"lam": 0.2}}}
+    assert found["recipe"]["client.ditto"]["lam"] == 0.5
+    plain = from_table({"method": {"name": "perada"}})
+    assert set(recipe_record(plain, build_recipe(plain))) == {"recipe"}

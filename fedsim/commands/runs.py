@@ -47,7 +47,9 @@ def headline(folder: Path) -> str:
     """
     from fedsim.results.environment import read_environment
     from fedsim.results.kept_model import other_round
+    from fedsim.results.reading import read_settings
     from fedsim.results.record_files import AGAIN, read_record
+    from fedsim.results.selection import DEFAULT_RULE, rule_title
 
     file = folder / "summary.csv"
     summary = read_record(file)
@@ -55,7 +57,7 @@ def headline(folder: Path) -> str:
         raise UserError(f"{file} is empty or cut off; {AGAIN}")
     row = summary.iloc[0]
     task = task_in(row.index, "last_target_")
-    basis = f"best on {row['validation_domain']}" if "validation_domain" in row else "best source validation"
+    basis = rule_title(DEFAULT_RULE, [read_settings(folder)])
     other = other_round(folder)
     privacy = read_environment(folder).get("privacy", "")
     return (

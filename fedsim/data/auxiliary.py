@@ -11,7 +11,7 @@ from fedsim.data.folders import IMAGE_SUFFIXES, Listing, dataset_folder, images_
 from fedsim.data.names import matching, same, subfolders
 from fedsim.data.pixels import read_bytes
 from fedsim.errors import UserError
-from fedsim.settings import DataSettings, cache_root
+from fedsim.settings import DataSettings, cache_root, start_folder
 
 LUMA = (0.299, 0.587, 0.114)  # ITU-R 601, as Pillow's greyscale
 
@@ -32,7 +32,7 @@ def _grey(images: np.ndarray) -> np.ndarray:
 
 def auxiliary_listing(folder: str) -> Listing:
     """The images of a folder, in the order that a domain with these class folders would have."""
-    root = Path(folder).expanduser()
+    root = start_folder() / Path(folder).expanduser()
     if not root.is_dir():
         raise UserError(f"no folder {root} with auxiliary images; name one that holds unlabelled images")
     loose = sorted(name.name for name in root.iterdir() if _is_image(name))

@@ -79,3 +79,13 @@ def difference(then: Mapping[str, Mapping], now: Mapping[str, Mapping]) -> str:
                 "went in data.root, which gives it another split"
             )
     return "; ".join(found[:3]) + (f" and {len(found) - 3} more domains" if len(found) > 3 else "")
+
+
+def came_and_went(then: Mapping[str, Mapping], now: Mapping[str, Mapping]) -> str:
+    """A text with the domains that only one side has; empty when there are none.
+
+    It is for simulations, which record all of their domains. Without `data.domains`, a folder that comes to the data
+    root is one more client.
+    """
+    came, went = (", ".join(sorted(a.keys() - b.keys())) for a, b in ((now, then), (then, now)))
+    return "; ".join(filter(None, [came and f"new in data.root: {came}", went and f"not there any more: {went}"]))

@@ -3,7 +3,7 @@
 import functools
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -76,10 +76,9 @@ class HuggingFaceReader(Reader):
 
     def fingerprint(self, domain: str) -> str:
         """Hash of the labels, of Arrow's own fingerprint of the data set's content, and of files that it only names."""
-        files = self._named_files(domain)
-        named = [_digest_of(file, _version(file)) for file in files]
+        named = self._digests(self._named_files(domain))
         parts = [_rows(self.data)._fingerprint.encode(), self.labels(domain).tobytes()]
-        return content_hash(*parts, *([b"".join(named)] if named else []))
+        return content_hash(*parts, *([named] if named else []))
 
     def _named_files(self, domain: str) -> list[Path]:
         """The image files of a domain that lie outside the data set, which only has their paths."""
@@ -92,16 +91,31 @@ class HuggingFaceReader(Reader):
     def nameless(self, domain: str) -> str:
         """Hash of the labels and the images' bytes. They are read once; the cache keeps the hash."""
         name = content_hash(b"nameless", domain.encode(), self.fingerprint(domain).encode())
-        file = cache_root(self.data) / "huggingface" / f"{name}.txt"
+
+        def found() -> bytes:
+            digests = [digest(content or read_bytes(name)) for name, content in self._cells(domain)]
+            return nameless_hash(self.labels(domain), digests).encode()
+
+        return self._kept(f"{name}.txt", found).decode()
+
+    def _digests(self, files: Sequence[Path]) -> bytes:
+        """The hashes of files, one after the other. They are read once, and again when a file has another size or time:
+        a site may start a new process for every message."""
+        facts = [f"{file.absolute()}\0{_version(file)}".encode(errors="surrogateescape") for file in files]
+        name = f"{content_hash(b'files', *facts)}.digests"
+        return self._kept(name, lambda: b"".join(digest(read_bytes(file)) for file in files)) if files else b""
+
+    def _kept(self, name: str, found: Callable[[], bytes]) -> bytes:
+        """The content of a file of the cache, which is made by `found` when it is not there."""
+        file = cache_root(self.data) / "huggingface" / name
         if file.is_file():
-            return file.read_text()
-        digests = [digest(content or read_bytes(name)) for name, content in self._cells(domain)]
-        found = nameless_hash(self.labels(domain), digests)
+            return file.read_bytes()
+        content = found()
         try:
-            atomic_write(file, found)
+            atomic_write(file, content)
         except OSError as error:
             raise _unwritable(file, error) from None
-        return found
+        return content
 
     def _cells(self, domain: str) -> Iterator[tuple[Path, bytes | None]]:
         """Name and bytes of every image of a domain; None where the data set only names the file."""
@@ -226,8 +240,3 @@ def _version(file: Path) -> Version:
     except OSError as error:
         raise unreadable(file, error.strerror) from None
     return status.st_size, status.st_mtime_ns, status.st_ctime_ns
-
-
-@functools.lru_cache(maxsize=1_000_000)  # a fingerprint is asked for at every start of a client
-def _digest_of(file: Path, version: Version) -> bytes:
-    return digest(read_bytes(file))

@@ -19,7 +19,7 @@ from fedsim.results.differences import refuse_twice, require_alike, variant, var
 from fedsim.results.from_rounds import again_notes, failed_notes, thin_notes
 from fedsim.results.metrics import METRICS, find_metric, metric_values
 from fedsim.results.notes import GROUPS, comparison_notes, damaged_notes, part_notes, without_notes
-from fedsim.results.provenance import environments, provenance_notes, refuse_unlike
+from fedsim.results.provenance import Environments, environments, provenance_notes, refuse_unlike
 from fedsim.results.published import COLUMNS, beside
 from fedsim.results.reading import Runs
 from fedsim.results.selection import BUDGETS, RULES, rule_title
@@ -118,7 +118,7 @@ def compare(
     metric = find_metric(metric or own, own)
     if runs.summary.empty:
         raise UserError(" ".join(["no finished run to compare.", *damaged_notes(runs.damaged)]))
-    experiments = {run: runs.experiments[run] for run in runs.summary["run"]}
+    experiments = {run: runs.comparable[run] for run in runs.summary["run"]}
     require_alike(list(experiments.values()), by, runs.unused_parts)
     recorded = environments(runs)
     table = _rows(runs, experiments, by, f"{select}_target_{own}")
@@ -137,7 +137,7 @@ def compare(
     methods, ranked_seeds = _with_ranks(methods, table, targets, base, -1 if less else 1)
     published = published and METRICS[metric].primary  # the papers print no other metric
     nothing = pd.DataFrame(columns=COLUMNS), []
-    elsewhere, reasons = beside(experiments, runs.labels(), row_of, targets) if published else nothing
+    elsewhere, reasons = _beside(runs, recorded, row_of, targets) if published else nothing
     rule = rule_title(select, experiments.values())
     title = f"{', '.join(dict.fromkeys(runs.summary['experiment']))}: {rule}"
     result = Comparison(title, select, targets, cells, methods, elsewhere, base, ranked_seeds, [], metric, rule)
@@ -145,6 +145,15 @@ def compare(
     result.notes += damaged_notes(runs.damaged)
     result.notes += provenance_notes(recorded) + without_notes(reasons_without) + _notes_on_rounds(runs, select)
     return result
+
+
+def _beside(
+    runs: Runs, recorded: Environments, row_of: dict[str, str], targets: list[str]
+) -> tuple[pd.DataFrame, list[str]]:
+    """The papers' rows beside these runs, whose settings are taken as they were given."""
+    given = {run: runs.experiments[run] for run in row_of}
+    defaults = {run: table.get("defaults", {}) for run, table in recorded.items()}
+    return beside(given, runs.labels(), row_of, targets, defaults)
 
 
 def _notes_on_rounds(runs: Runs, select: str) -> list[str]:

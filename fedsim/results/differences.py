@@ -1,13 +1,14 @@
 """Finds the settings in which runs differ, as dotted keys, and refuses to mix runs that differ unexpectedly."""
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 
 from fedsim.errors import UserError, nearest
 from fedsim.experiment import Experiment
+from fedsim.part import named_part
 
 # Settings of [run] on which numbers depend. What follows a failure is none: a note names the runs where clients failed.
 RUN_KEYS = ("run.select_on", "run.validation_domain")
@@ -16,6 +17,7 @@ MACHINE_KEYS = ("data.root", "data.cache")
 TESTED_KEYS = ("data.adapt_share",)
 ABSENT = "default"
 Recipe = Mapping[str, Mapping[str, Any]]  # fields by slot and part, as environment.json has them
+PartValues = Mapping[str, Mapping[str, Mapping[str, Any]]]
 
 
 def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -43,6 +45,35 @@ def comparable_settings(experiment: Experiment) -> dict[str, Any]:
     settings = recorded_settings(experiment)
     idle = {key for key in settings if key.startswith("run.")}.difference(RUN_KEYS).union(MACHINE_KEYS)
     return {key: value for key, value in settings.items() if key not in idle}
+
+
+def with_values(experiment: Experiment, values: PartValues) -> Experiment:
+    """The settings with these values of parts where they give none; values: {"parts" or "method": {part: fields}}."""
+    changes = {}
+    for section, parts in values.items():
+        own = getattr(experiment, section)
+        changes[section] = {**own, **{part: {**fields, **own.get(part, {})} for part, fields in parts.items()}}
+    return experiment.model_copy(update=changes)
+
+
+def with_recorded_values(
+    experiments: Mapping[str, Experiment], recipe_of: Callable[[str], Recipe]
+) -> dict[str, Experiment]:
+    """The settings of runs, with the values of [parts] that only others of them give as their own recipe has them.
+
+    A run that left a value out is then not told apart from one that repeats the default.
+    """
+    given = {(part, field) for one in experiments.values() for part, own in one.parts.items() for field in own}
+    filled = dict(experiments)
+    for run, experiment in experiments.items():
+        missing = [(part, field) for part, field in given if field not in experiment.parts.get(part, {})]
+        recipe = {name.split(".", 1)[1]: own for name, own in recipe_of(run).items()} if missing else {}
+        values: dict[str, dict[str, Any]] = {}
+        for part, field in missing:
+            if field in (own := recipe.get(named_part(part), {})):
+                values.setdefault(part, {})[field] = own[field]
+        filled[run] = with_values(experiment, {"parts": values})
+    return filled
 
 
 def value_text(value: Any) -> str:

@@ -78,15 +78,15 @@ def names_in(runs: Runs) -> list[str]:
 
 def run_labels(runs: Runs) -> dict[str, str]:
     """The label of every run, with the settings in which runs of one method differ."""
-    everyone, by, labels = list(runs.experiments.values()), rows_by(runs), runs.labels()
-    variants = {run: variant(own, by, everyone, runs.unused_parts) for run, own in runs.experiments.items()}
+    everyone, by, labels = list(runs.comparable.values()), rows_by(runs), runs.labels()
+    variants = {run: variant(own, by, everyone, runs.unused_parts) for run, own in runs.comparable.items()}
     texts = {run: variant_text(by, values) for run, values in variants.items()}
     return {run: f"{labels[run]} ({text})" if text else labels[run] for run, text in texts.items()}
 
 
 def rows_by(runs: Runs) -> list[str]:
     """The settings that tell the rows of a report, and the methods of a figure, apart."""
-    return row_settings(runs.experiments, runs.labels())
+    return row_settings(runs.comparable, runs.labels())
 
 
 def _labelled(frame: pd.DataFrame, label: dict[str, str]) -> pd.DataFrame:

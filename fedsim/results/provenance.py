@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedsim.data import BENCHMARKS
+from fedsim.data.fingerprint import came_and_went
 from fedsim.errors import UserError
+from fedsim.experiment import Experiment
 from fedsim.results.differences import TESTED_KEYS, comparable_settings, differing_parts
 from fedsim.results.environment import PACKAGES, all_environments
 from fedsim.results.reading import Runs, run_environment
@@ -28,6 +30,7 @@ def refuse_unlike(runs: Runs, recorded: Environments, labels: Mapping[str, str])
     """UserError when runs differ in images or weights under one name, or those of one label ({run: label}) in their
     recipe."""
     refuse_unlike_data(runs, recorded)
+    refuse_unlike_domains(runs, recorded)
     refuse_unlike_recipes(recorded, labels)
     refuse_unlike_files(runs, recorded)
     refuse_unlike_frozen(runs, recorded, labels)
@@ -42,11 +45,8 @@ def refuse_unlike_data(runs: Runs, recorded: Environments) -> None:
     first: dict[tuple, tuple[str, Mapping[str, Any]]] = {}
     for run, table in recorded.items():
         experiment = runs.experiments[run]
-        settings = {key: str(value) for key, value in comparable_settings(experiment).items() if key[:5] == "data."}
-        for key in ("data.split_seed", *TESTED_KEYS):
-            settings.pop(key)
         drawn = "any" if experiment.data.dataset in BENCHMARKS else experiment.data.seed_of_splits
-        group = (*sorted(settings.items()), drawn)
+        group = (*_data_settings(experiment), drawn)
         for name, own in {**table.get("data", {}), **table.get("server_data", {})}.items():
             other, seen = first.setdefault((group, name), (run, own))
             if seen["content"] != own["content"]:
@@ -54,6 +54,30 @@ def refuse_unlike_data(runs: Runs, recorded: Environments) -> None:
                     f"these runs have different images under the name {name!r} ({seen['images']:,} in {other}, "
                     f"{own['images']:,} in {run}); compare the runs of each data set by themselves"
                 )
+
+
+def _data_settings(experiment: Experiment) -> list[tuple[str, str]]:
+    """The settings that say which images belong to which domain."""
+    settings = comparable_settings(experiment)
+    drawing = ("data.split_seed", *TESTED_KEYS)
+    return sorted((key, str(value)) for key, value in settings.items() if key[:5] == "data." and key not in drawing)
+
+
+def refuse_unlike_domains(runs: Runs, recorded: Environments) -> None:
+    """UserError when runs with the same data settings found other domains, because folders came to the data root or
+    went. The domains of a benchmark are always the same, and those of a deployment are its sites."""
+    first: dict[tuple, tuple[str, Mapping[str, Any]]] = {}
+    for run, table in recorded.items():
+        experiment = runs.experiments[run]
+        row = BENCHMARKS.get(experiment.data.dataset)
+        if (row and row.domains) or not table.get("data") or experiment.run.runtime == "deployment":
+            continue
+        other, seen = first.setdefault(tuple(_data_settings(experiment)), (run, table["data"]))
+        if differs := came_and_went(seen, table["data"]):
+            raise UserError(
+                f"{run} did not have the domains of {other} ({differs}); compare the runs of each data set by "
+                "themselves"
+            )
 
 
 def refuse_unlike_recipes(recorded: Environments, labels: Mapping[str, str]) -> None:

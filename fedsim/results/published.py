@@ -15,7 +15,7 @@ import pandas as pd
 
 from fedsim.errors import UserError
 from fedsim.experiment import Experiment, read_experiment
-from fedsim.results.differences import ABSENT, comparable_settings, method_words, value_text
+from fedsim.results.differences import ABSENT, PartValues, comparable_settings, method_words, value_text, with_values
 
 FILE = Path(__file__).with_name("published.csv")
 DATASETS = {
@@ -108,11 +108,15 @@ def _lacks_domains(dataset: str, domains: Sequence[str]) -> bool:
 
 
 def beside(
-    experiments: Mapping[str, Experiment], labels: Mapping[str, str], rows: Mapping[str, str], targets: Iterable[str]
+    experiments: Mapping[str, Experiment],
+    labels: Mapping[str, str],
+    rows: Mapping[str, str],
+    targets: Iterable[str],
+    defaults: Mapping[str, PartValues] | None = None,
 ) -> tuple[pd.DataFrame, list[str]]:
     """The papers' rows with the protocol and variant of our runs, and notes on why other rows are left out.
 
-    experiments, labels, rows: settings, label, and row of the table of each run.
+    experiments, labels, rows: settings, label, and row of the table of each run. defaults: see `only_theirs`.
     """
     first, settings = next(iter(experiments.values())), {setting(experiment) for experiment in experiments.values()}
     name, methods = DATASETS.get(first.data.dataset, ""), {one.method_name: one for one in experiments.values()}
@@ -122,7 +126,7 @@ def beside(
         why = f"of {name}: the papers have all images of all domains, one client for each, images of "
         why += f"{IMAGE_SIZES.get(name, 224)} pixels, their own backbones, and the weights that these start from."
     else:
-        return only_theirs(published_rows(first, methods, targets), experiments, labels, rows)
+        return only_theirs(published_rows(first, methods, targets), experiments, labels, rows, defaults)
     return pd.DataFrame(columns=COLUMNS), [f"No published number {why}"] if name else []
 
 
@@ -170,15 +174,17 @@ def only_theirs(
     experiments: Mapping[str, Experiment],
     labels: Mapping[str, str],
     lines: Mapping[str, str] | None = None,
+    defaults: Mapping[str, PartValues] | None = None,
 ) -> tuple[pd.DataFrame, list[str]]:
     """The published rows of methods that we ran as the paper did, and one note for each reason to leave others out.
 
     experiments, labels: settings and label of each run. A label other than the method's name is a variant. lines: the
     row of our table that a run is in, by default its label; a paper's row needs one row of ours with its protocol.
+    defaults: what a run's recipe has where a protocol gives no value, as far as the run recorded it.
     """
     kept, reasons = [], {}
     for (method, source), own in rows.groupby(["method", "source"], sort=False):
-        reason = _reason(source.split(" Table")[0], method, experiments, labels, lines or labels)
+        reason = _reason(source.split(" Table")[0], method, experiments, labels, lines or labels, defaults or {})
         if reason:
             reasons.setdefault(reason, []).append(method)
         else:
@@ -196,6 +202,7 @@ def _reason(
     experiments: Mapping[str, Experiment],
     labels: Mapping[str, str],
     lines: Mapping[str, str],
+    defaults: Mapping[str, PartValues],
 ) -> str:
     """Why a paper's number of a method is not shown beside our runs; empty when it is shown."""
     own = {run: experiment for run, experiment in experiments.items() if experiment.method_name == method}
@@ -209,7 +216,7 @@ def _reason(
         protocol = protocol_of(paper, own[run])
         if protocol is None:
             return f"{paper} beside {{methods}}: its protocol is not shipped for {own[run].data.dataset}"
-        differences = protocol_differences(own[run], protocol)
+        differences = protocol_differences(own[run], with_values(protocol, defaults.get(run, {})))
         found.setdefault(lines[run], []).extend(
             text for text in differences if not (bare and text.startswith("method."))
         )

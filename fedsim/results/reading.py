@@ -16,7 +16,7 @@ from fedsim.experiment import Experiment, parse_experiment
 from fedsim.files import atomic_write
 from fedsim.options import with_commas
 from fedsim.part import named_part
-from fedsim.results.differences import method_words, words_apart
+from fedsim.results.differences import method_words, with_recorded_values, words_apart
 from fedsim.results.environment import read_environment
 from fedsim.results.from_rounds import failed_rounds, select_again, thin_rounds, trained_rounds
 from fedsim.results.record_files import parse_csv, read_record, text_rows
@@ -49,6 +49,11 @@ class Runs:
     thin: dict[str, str] = field(default_factory=dict)
     damaged: list[str] = field(default_factory=list)
     only: str = ""
+
+    @cached_property
+    def comparable(self) -> dict[str, Experiment]:
+        """The settings by which runs are compared (`with_recorded_values`)."""
+        return with_recorded_values(self.experiments, lambda run: run_environment(self, run).get("recipe", {}))
 
     @cached_property
     def unused_parts(self) -> set[tuple[str, str]]:

@@ -24,7 +24,9 @@ def parse_csv(text: str, where: str) -> pd.DataFrame:
     whole = text[: text.rfind("\n") + 1]
     if not whole:
         return pd.DataFrame()
-    header = next(csv.reader([whole.splitlines()[0]]))
+    header, *first = csv.reader(whole.splitlines()[:2])
+    if first and len(first[0]) > len(header):  # pandas would take the first cells for names of the rows
+        raise UserError(f"{where}: rows have more cells than columns, so that another program has changed it; {AGAIN}")
     kinds = {column: str for column in header if column in TEXT_COLUMNS}
     try:
         return pd.read_csv(io.StringIO(whole), dtype=kinds, keep_default_na=False, na_values=["", "nan"], **EXACT)
@@ -44,9 +46,9 @@ def read_record(file: Path) -> pd.DataFrame:
         if key not in frame:
             raise UserError(f"{file}: it has no column {key!r}, so that another program has changed it; {AGAIN}")
     strange = [column for column in frame if column not in TEXT_COLUMNS and not _has_numbers(frame[column])]
-    if strange or not isinstance(frame.index, pd.RangeIndex):  # pandas makes an index of cells beyond the header
-        what = f"{strange[0]!r} has text in place of numbers" if strange else "rows have more cells than columns"
-        raise UserError(f"{file}: {what}, so that another program has changed it; {AGAIN}")
+    if strange:
+        raise UserError(f"{file}: {strange[0]!r} has text in place of numbers, so that another program has changed it; "
+                        f"{AGAIN}")  # fmt: skip
     return frame
 
 

@@ -44,6 +44,7 @@ BYTES_NOTE = (
     "Bytes per round are sums over the clients of a round, mean over the rounds from 1 on. What comes before round 1 "
     "(a first model or style of each client) is in clients.csv under round 0 and in the figure of costs."
 )
+RECIPE = ("recipe", "defaults")  # of environment.json, which are no part of an environment
 RULE_HEADS = {"best_validation": "best validation", "last": "last round", "oracle": "ORACLE (upper bound)"}
 
 
@@ -234,7 +235,7 @@ def _every_run(runs: Runs) -> str:
 
 def settings_section(runs: Runs) -> str:
     """The settings that all runs share, and those in which they differ."""
-    everyone: list[Experiment] = list(runs.experiments.values())
+    everyone: list[Experiment] = list(runs.comparable.values())
     own = {key for experiment in everyone for key in comparable_settings(experiment) if key.startswith("method.")}
     apart = {key: " | ".join(values) for key, values in differing_settings(everyone, between_methods=True).items()}
     shared = {
@@ -256,7 +257,7 @@ def _environments(runs: Runs) -> str:
     """Each distinct environment once, with the number of runs that had it."""
     found: dict[str, int] = {}
     for run in runs.experiments:
-        text = json.dumps({key: value for key, value in run_environment(runs, run).items() if key != "recipe"})
+        text = json.dumps({key: value for key, value in run_environment(runs, run).items() if key not in RECIPE})
         found[text] = found.get(text, 0) + 1
     parts = []
     for text, count in found.items():

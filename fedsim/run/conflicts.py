@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fedsim.data.fingerprint import Fingerprints, difference, fingerprints
+from fedsim.data.fingerprint import Fingerprints, came_and_went, difference, fingerprints
 from fedsim.errors import UserError
 from fedsim.experiment import Experiment
 from fedsim.recipe import Recipe, parts_of, values_of
@@ -29,7 +29,11 @@ def server_fingerprints(recipe: Recipe, experiment: Experiment) -> Fingerprints:
 
 def refuse_other_data(folder: Path, then: Fingerprints, now: Fingerprints) -> None:
     """Raises UserError when the run in a folder used other data than the present data."""
-    differs = difference(then, now)
+    _refuse(folder, difference(then, now))
+
+
+def _refuse(folder: Path, differs: str) -> None:
+    """Raise the UserError for other data, if they differ."""
     if differs:
         raise UserError(
             f"{folder} holds a run on other data ({differs}); choose another --output or name, or remove the folder"
@@ -73,7 +77,10 @@ def refuse_other_settings(
         )
     seen = recorded.get("data", {}) | recorded.get("server_data", {})
     if seen:
-        refuse_other_data(folder, seen, {**data_of(experiment), **server_fingerprints(recipe, experiment)})
+        data = data_of(experiment)
+        refuse_other_data(folder, seen, {**data, **server_fingerprints(recipe, experiment)})
+        if recorded.get("data") and "deployment" not in (then.run.runtime, experiment.run.runtime):
+            _refuse(folder, came_and_went(recorded["data"], data))
 
 
 def differing_keys(a: Any, b: Any, prefix: str = "") -> list[str]:

@@ -2,6 +2,7 @@
 folder."""
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -37,9 +38,9 @@ class Plan:
     data: Benchmark
     clients: tuple[str, ...]
 
-    @property
+    @cached_property
     def folder(self) -> Path:
-        """Folder of the run's records."""
+        """Folder of the run's records; its name needs the recipe and that of the row, so that it is made once."""
         return run_folder(self.experiment)
 
     @property

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import torch
 from flwr.app import ArrayRecord
 from safetensors.numpy import load_file
@@ -17,13 +16,13 @@ from fedsim.data import domain_of
 from fedsim.data.fingerprint import Fingerprints
 from fedsim.experiment import Experiment
 from fedsim.plugins import outside_versions
-from fedsim.recipe import values_of
 from fedsim.registry import packages_of
 from fedsim.results.callbacks import RunCallback
 from fedsim.results.client_rows import client_rows, detail_rows
 from fedsim.results.environment import earlier_environments, environment
 from fedsim.results.predictions import forget_after, keep_selected, too_many
 from fedsim.results.reading import rebuild_results
+from fedsim.results.record_files import read_record
 from fedsim.results.recorder import Recorder
 from fedsim.results.selection import VALIDATED, last_is_best, summary_row, validation_column
 from fedsim.run.checkpoint import Checkpoint, arrays_file, link_file, load_checkpoint, save_checkpoint, write_arrays
@@ -34,7 +33,7 @@ from fedsim.run.personal import check_personal, personal_entries, write_personal
 from fedsim.run.plan import run_folder
 from fedsim.run.privacy_account import begin_round, repeated_rounds
 from fedsim.run.workspace import Workspace
-from fedsim.variants import variant_words
+from fedsim.variants import recipe_record, variant_words
 from strategies.base import FedDG
 from strategies.model import server_model
 from strategies.state import ServerState
@@ -63,7 +62,9 @@ class Session:
         refuse_other_settings(self.folder, experiment, space.recipe, lambda _: self.data)
         self.checkpoint = load_checkpoint(self.checkpoint_folder)
         refuse_other_data(self.folder, self.checkpoint.data if self.checkpoint else {}, self.data | self.server_data)
-        if self.checkpoint:
+        if self.checkpoint:  # a site that is not online now is compared when it comes
+            self.data = {**self.checkpoint.data, **self.data}
+            self.data = {name: own for name, own in self.data.items() if name not in self.server_data}
             refuse_other_frozen(self.folder, space.net, experiment.model.weights)
         self.recorder = Recorder(self.folder, space.task.metric)
         self.validation = validation_column(experiment, space.task.metric)
@@ -80,7 +81,7 @@ class Session:
         self.environment["packages"] = {**self.environment["packages"], **outside}
         self.environment["on_client_failure"] = experiment.run.on_client_failure  # it may be changed for later rounds
         self.environment |= earlier_environments(self.recorder.environment(), self.environment, done)
-        self.environment |= {"classes": list(space.plan.data.classes), "recipe": values_of(space.recipe)}
+        self.environment |= {"classes": list(space.plan.data.classes), **recipe_record(experiment, space.recipe)}
         self.environment |= {"server_data": self.server_data} if self.server_data else {}
         self.environment |= frozen_record(space.net) | weights_record(experiment.model.weights)
         self.recorder.write_environment(self.environment | {"data": self.data})
@@ -172,7 +173,7 @@ class Session:
             entries = personal_entries(self.space.recipe, self.space.places)
             last, stored = load_file(self.folder / "last.safetensors"), self.strategy.state.stored
             write_personal(self.folder, self.space.plan.clients, entries, last, stored)
-        rounds = pd.read_csv(self.folder / "rounds.csv")
+        rounds = read_record(self.folder / "rounds.csv")
         keep_selected(self.folder, rounds, self.validation)
         label = self.space.recipe.label(self.experiment.method_name)
         if words := variant_words(self.experiment):
@@ -213,8 +214,7 @@ class Session:
             "aggregation_seconds": log.aggregation_seconds,
             "round_seconds": now - (log.started if log.round else self._round_ended),
         }
-        train = self.experiment.train
-        run, local = self.experiment.run, f"local_validation_{metric}"
+        train, run, local = self.experiment.train, self.experiment.run, f"local_validation_{metric}"
         if train.evaluate_clients != "all" or train.evaluate_every > 1 or run.on_client_failure == "continue":
             used = local if run.select_on == "local" else f"validation_{metric}"
             row[VALIDATED] = sum(found.get(used) is not None for found in rows)  # what the selection rests on
@@ -237,7 +237,7 @@ class Session:
             self.strategy.exchange.saved_round = round
             # Only now: until a checkpoint is written, a resumed run may select an earlier round again.
             if too_many(self.folder):
-                keep_selected(self.folder, pd.read_csv(self.folder / "rounds.csv"), self.validation)
+                keep_selected(self.folder, read_record(self.folder / "rounds.csv"), self.validation)
         if not round:
             return
         self.scores.append(_score(row.get(self.validation)))
@@ -260,7 +260,7 @@ class Session:
         """
         if not self.checkpoint:
             return []
-        rounds = pd.read_csv(self.folder / "rounds.csv").query("round >= 1").sort_values("round")
+        rounds = read_record(self.folder / "rounds.csv").query("round >= 1").sort_values("round")
         scores = [_score(value) for value in rounds[self.validation]] if self.validation in rounds else []
         if scores and last_is_best(scores):
             link_file(arrays_file(self.checkpoint_folder, self.checkpoint.round), self.folder / "best.safetensors")

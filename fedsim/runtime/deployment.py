@@ -5,7 +5,6 @@ folder (`claim`). The same command can therefore follow a run that is still runn
 """
 
 import dataclasses
-import io
 import json
 import tempfile
 import time
@@ -13,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import tomli_w
 
 from fedsim.data.names import matching
@@ -24,6 +22,7 @@ from fedsim.errors import USER_ERROR, ClientFailedError, UserError
 from fedsim.experiment import Experiment
 from fedsim.files import atomic_write
 from fedsim.results.callbacks import RunCallback
+from fedsim.results.record_files import read_record
 from fedsim.run.claim import is_claimed
 from fedsim.run.conflicts import refuse_other_settings
 from fedsim.run.plan import Plan
@@ -168,7 +167,7 @@ def follow(
                     "then repeat this command"
                 )
     tell(callbacks, next(rounds), next(notes))
-    summary = pd.read_csv(folder / "summary.csv").iloc[0].to_dict()
+    summary = read_record(folder / "summary.csv").iloc[0].to_dict()
     for callback in callbacks:
         callback.on_end(summary)
 
@@ -233,17 +232,11 @@ def new_rounds(folder: Path) -> Iterator[list[dict[str, Any]]]:
         rows: list[dict[str, Any]] = []
         if file.is_file() and file.stat().st_size != size:
             size = file.stat().st_size
-            table = complete_rows(file)
-            table = table[table["round"] > seen].astype(object)
+            table = read_record(file)  # the server app may be writing a row
+            table = table if table.empty else table[table["round"] > seen].astype(object)
             rows = table.where(table.notna(), None).to_dict("records")
             seen = max([seen, *(int(row["round"]) for row in rows)])
         yield rows
-
-
-def complete_rows(file: Path) -> pd.DataFrame:
-    """The complete rows of a table to which another process may be writing a row."""
-    text = file.read_text()
-    return pd.read_csv(io.StringIO(text[: text.rfind("\n") + 1] or "round\n"))
 
 
 def new_notes(folder: Path) -> Iterator[list[str]]:

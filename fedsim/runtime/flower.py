@@ -28,7 +28,7 @@ from fedsim.about import extra
 from fedsim.errors import ClientFailedError, UserError
 from fedsim.experiment import Experiment
 from fedsim.plugins import FOLDERS_VARIABLE, search_folders
-from fedsim.settings import cache_root, data_root
+from fedsim.settings import START_VARIABLE, cache_root, data_root, start_folder
 from fedsim.settings.model import weights_file
 
 START_SECONDS = 180.0
@@ -102,11 +102,13 @@ def with_absolute_weights(experiment: Experiment) -> Experiment:
 
 
 def folders(experiment: Experiment) -> dict[str, str]:
-    """Environment variables for the data folders that the settings leave open, and for the user's own modules."""
+    """Environment variables for the data folders that the settings leave open, for the user's own modules, and for the
+    relative paths in the settings of parts, which a run's label and record have as they were given."""
     return {
         "FEDSIM_DATA": str(data_root(experiment.data).resolve()),
         "FEDSIM_CACHE": str(cache_root(experiment.data).resolve()),
         FOLDERS_VARIABLE: os.pathsep.join(search_folders()),
+        START_VARIABLE: str(start_folder()),
     }
 
 

@@ -4,7 +4,15 @@
 """
 
 from fedsim.sections import Settings, folder_name
-from fedsim.settings.data import AUGMENTS, SMALLEST_SIZE, DataSettings, cache_root, data_root
+from fedsim.settings.data import (
+    AUGMENTS,
+    SMALLEST_SIZE,
+    START_VARIABLE,
+    DataSettings,
+    cache_root,
+    data_root,
+    start_folder,
+)
 from fedsim.settings.model import ModelSettings
 from fedsim.settings.run import RunSettings
 from fedsim.settings.train import TrainSettings
@@ -12,6 +20,7 @@ from fedsim.settings.train import TrainSettings
 __all__ = [
     "AUGMENTS",
     "SMALLEST_SIZE",
+    "START_VARIABLE",
     "DataSettings",
     "ModelSettings",
     "RunSettings",
@@ -20,4 +29,5 @@ __all__ = [
     "cache_root",
     "data_root",
     "folder_name",
+    "start_folder",
 ]

@@ -10,6 +10,7 @@ from fedsim.sections import Settings
 
 # Rows of fedsim.data.augment.
 AUGMENTS = ("none", "domainbed", "csac", "feddg-ga", "flip-jitter", "fedsb", "ccst", "flip")
+START_VARIABLE = "FEDSIM_START"
 SMALLEST_SIZE = 8  # pixels of an image's side
 
 
@@ -122,3 +123,11 @@ def data_root(data: DataSettings) -> Path:
 def cache_root(data: DataSettings) -> Path:
     """The folder of the decoded images."""
     return Path(data.cache or os.environ.get("FEDSIM_CACHE", "~/.cache/fedsim")).expanduser()
+
+
+def start_folder() -> Path:
+    """The folder in which fedsim was started, from which the relative paths of settings are read.
+
+    The processes of Flower's engine have another working folder and get this one as a variable.
+    """
+    return Path(os.environ.get(START_VARIABLE) or Path.cwd())

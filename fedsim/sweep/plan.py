@@ -16,6 +16,7 @@ from rich.text import Text
 from fedsim.data import benchmark, find_data, resolve_domain
 from fedsim.errors import PresetConflictError, UserError
 from fedsim.experiment import Experiment, read_experiment
+from fedsim.results.record_files import read_record
 from fedsim.sweep.axes import Axes, check_axes, grid_points, label_of
 
 if TYPE_CHECKING:
@@ -229,10 +230,9 @@ def measured_rates(cells: Sequence[Cell]) -> dict[str, float]:
     """Median seconds per round of each method over the rounds that the cells' folders already hold."""
     found: dict[str, list[float]] = {}
     for cell in cells:
-        file = cell.folder / "rounds.csv"
-        if file.is_file():
-            seconds = pd.read_csv(file).get("round_seconds", pd.Series(dtype=float)).iloc[1:].dropna()
-            found.setdefault(cell.experiment.method_name, []).extend(seconds)
+        with contextlib.suppress(UserError):  # of a damaged file, which the cell's own run gives
+            seconds = read_record(cell.folder / "rounds.csv").get("round_seconds", pd.Series(dtype=float))
+            found.setdefault(cell.experiment.method_name, []).extend(seconds.iloc[1:].dropna())
     return {method: float(pd.Series(values).median()) for method, values in found.items() if values}
 
 

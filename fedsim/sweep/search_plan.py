@@ -11,14 +11,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from fedsim.errors import UserError
 from fedsim.experiment import Experiment, parse_override, read_experiment
 from fedsim.part import part_name
 from fedsim.part_settings import parts_in
 from fedsim.recipe import LIST_SLOTS, SLOTS, Recipe, parts_of
 from fedsim.results.differences import ABSENT
+from fedsim.results.record_files import read_record
 from fedsim.results.selection import DEFAULT_RULE, select, validation_column
 from fedsim.sweep.axes import OPTIONS, Axes
 from fedsim.sweep.plan import Cell, fingerprint_reader, plan_cells
@@ -229,10 +228,9 @@ def validation_of(cell: Cell) -> float | str:
     A run in which a client failed has none either: a mean without the client of a hard domain is greater without a
     better model, so that such a trial could win.
     """
-    file = cell.folder / "rounds.csv"
-    if cell.state != "finished" or not file.is_file():
+    rounds = read_record(cell.folder / "rounds.csv")
+    if cell.state != "finished" or rounds.empty:
         return "failed" if cell.state == "failed" else NOT_RUN
-    rounds = pd.read_csv(file)
     if "failed" in rounds and (rounds["failed"] > 0).any():
         return "a client failed"
     column = validation_column(cell.experiment, task_of(rounds).metric)

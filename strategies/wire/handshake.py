@@ -7,13 +7,13 @@ Every wait has a time limit.
 import logging
 import math
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from fedsim.data.fingerprint import difference
+from fedsim.data.fingerprint import Fingerprints, difference
 from fedsim.errors import CLIENT_APP_RAISED, USER_ERROR, ClientFailedError, UserError
 from fedsim.settings import RunSettings
 from strategies.wire.membership import Identify, implausible, impostor, name_of
@@ -26,6 +26,8 @@ ASK_AGAIN_SECONDS = 120.0
 ASKED_AT_ONCE = 200  # nodes, whose answers are then in memory together
 MOST_REASON = 20_000  # characters of a node's own error text that are shown
 NOT_ONLINE = "its site is not online"
+
+CheckLate = Callable[[Fingerprints], None]
 
 logger = logging.getLogger("fedsim")
 
@@ -52,6 +54,7 @@ class Roster:
         self.frozen = frozen
         self.sites = {client: Site(client) for client in clients}
         self.target = Site(target, role="target") if target else None
+        self.check_late: CheckLate | None = None  # of the data of a site that was not there when the run began
         self._examples_limit = 0.0  # of sites that come back; at first all sites are awaited, and then compared at once
         self.tolerant = False  # True: a client that fails when it comes back counts as missing and does not end the run
         self._online: set[int] = set()
@@ -143,12 +146,14 @@ class Roster:
             self.sites[client] = Site(client)
 
     def _check_return(self, site: Site) -> None:
-        """Raises UserError when a site comes back during the run with other data, or with another number of examples
-        with which it no longer fits the others. It may come back within a phase, long before `gather` compares all
-        sites again."""
+        """Raises UserError when a site comes late with data that do not fit the run, or when it comes back during the
+        run with other data, or with another number of examples with which it no longer fits the others. It may come
+        back within a phase, long before `gather` compares all sites again."""
         known = self.target if site.role == "target" else self.sites.get(site.client)
         if known is None:
             return
+        if self.check_late and site.data and not known.data:
+            self.check_late({site.client: site.data})
         if known.data and (differs := difference({site.client: known.data}, {site.client: site.data})):
             raise UserError(f"client {site.client!r} came back with other data than the run began with ({differs})")
         if site.role != "source" or known.examples == site.examples:

@@ -1,6 +1,7 @@
 """Images on a site change: between two runs of one process, or while a run is going on."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from test_roster import Nodes
 
 import fedsim.server_app
 from fedsim.errors import ClientFailedError, UserError
-from fedsim.run.plan import resolve
+from fedsim.run.plan import resolve, run_folder
 from fedsim.run.workspace import close_workspaces, workspace
 from fedsim.server_app import serve
 from fedsim.settings import RunSettings
@@ -39,9 +40,12 @@ def federation(tmp_path, monkeypatch):
         }
         return small_experiment(tmp_path / name, method, **sections)
 
-    def run(name, *callbacks, tamper=None, **words):
+    def run(name, *callbacks, tamper=None, away=(), **words):
         experiment = run.experiment(name=name, **words)
         grid = site_grid(experiment, tmp_path / "state", tamper=tamper)
+        grid.get_node_ids = lambda: [
+            node for node in grid.node_ids if grid.contexts[node].node_config["domain"] not in away
+        ]
         for context in grid.contexts.values():
             context.node_config["data-dir"] = str(data)
         return serve(grid, resolve(experiment), callbacks)
@@ -147,3 +151,48 @@ def test_a_site_that_comes_back_with_other_data_is_refused(mode, node, client, m
                 roster.call(0.0, [client])
             return
         assert roster.call(0.05, [client]) == ([client] if content != "1" * 20 else [])
+
+
+PATIENT = {"runtime": "deployment", "on_client_failure": "continue", "wait_for_sites": 0.1, "patience": 0.0}
+
+
+class Comes(Interrupt):
+    """The site of b, which is away at first, comes after round 1; the run may be stopped after another round."""
+
+    def __init__(self, after_round=-1):
+        super().__init__(after_round)
+        self.away = {"b"}
+
+    def on_round(self, row, clients):
+        if row["round"] > 0:
+            self.away.clear()
+        super().on_round(row, clients)
+
+
+def test_the_data_of_a_site_that_comes_late_are_recorded_and_compared(federation, monkeypatch):
+    """Also when it is away again as the run is resumed: the run goes on without it until it has its former data."""
+    monkeypatch.setattr(handshake, "POLL_SECONDS", 0.01)
+    comes = Comes(2)
+    with pytest.raises(KeyboardInterrupt):
+        federation("run", comes, rounds=4, away=comes.away, **PATIENT)
+    folder = run_folder(federation.experiment(name="run", rounds=4, **PATIENT))
+    assert list(numbers(folder / "rounds.csv")["clients"]) == [0, 1, 2]
+    recorded = content(folder, "b")
+    change(federation.data / "b")
+    close_workspaces()
+    with pytest.raises(UserError, match=r"holds a run on other data .b: 8 images as before"):
+        federation("run", rounds=4, **PATIENT)
+    comes = Comes()
+    federation("run", comes, rounds=4, away=comes.away, **PATIENT)
+    assert list(numbers(folder / "rounds.csv")["clients"]) == [0, 1, 2, 1, 1]
+    assert content(folder, "b") == recorded
+
+
+def test_a_site_that_comes_late_with_the_images_of_another_is_refused(federation, monkeypatch):
+    """Its training images would be those of the unseen domain."""
+    monkeypatch.setattr(handshake, "POLL_SECONDS", 0.01)
+    shutil.rmtree(federation.data / "b")
+    shutil.copytree(federation.data / "c", federation.data / "b")
+    comes = Comes()
+    folder = federation("run", comes, rounds=2, away=comes.away, **PATIENT)
+    assert list(numbers(folder / "rounds.csv")["clients"]) == [0, 1, 1]

@@ -66,6 +66,12 @@ def quoted(text):
     return "\n".join([head, *cells, ""]).replace(";", ",")
 
 
+def narrowed(text):
+    """The header without its last column; the rounds would be read as the names of the rows."""
+    head, _, rows = text.partition("\n")
+    return f"{head.rpartition(',')[0]}\n{rows}"
+
+
 def one_line(words, file):
     done = CliRunner().invoke(app, [*map(str, words)])
     assert isinstance(done.exception, UserError), (done.exception, done.output)  # exit code 2
@@ -111,7 +117,7 @@ def test_a_finished_run_without_its_environment(finished, change):
     assert f"records: {folder}" in done.output
 
 
-@pytest.mark.parametrize("edit", [semicolons, german, quoted])
+@pytest.mark.parametrize("edit", [semicolons, german, quoted, narrowed])
 @pytest.mark.parametrize("verb", ["plot", "report"])
 def test_figures_of_a_changed_file(verb, edit, tmp_path, change):
     folder = write_grid(tmp_path, {"fedavg": 0}, rounds=2, targets=("photo",))

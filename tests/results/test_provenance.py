@@ -14,6 +14,7 @@ from fedsim.results.differences import differing_parts
 from fedsim.results.plots import run_labels
 from fedsim.run.conflicts import refuse_other_settings
 from fedsim.settings import DataSettings
+from fedsim.variants import recipe_record
 
 from .invented import pacs_experiment, write_run
 
@@ -54,6 +55,20 @@ def test_the_same_images_or_an_older_record_are_compared_without_a_word(tmp_path
     runs = two_runs(tmp_path, {"data": {"photo": PHOTO}}, second)
     assert len(compare(runs).methods) == 2
     assert notes_of(runs) == []
+
+
+@pytest.mark.parametrize("runtime", ["inline", "deployment"])
+def test_a_folder_that_came_between_two_seeds_is_another_federation(tmp_path, runtime):
+    """Where the settings name no domains, all folders in the data root are clients."""
+    prints = {"photo": PHOTO, "sketch": {"images": 3929, "content": "cc"}}
+    for seed, came in enumerate(({}, {"text": {"images": 3, "content": "dd"}})):
+        experiment = pacs_experiment("fedavg", "photo", seed, data={"dataset": "folder"}, run={"runtime": runtime})
+        Recorder(write_run(tmp_path, experiment)).write_environment({"data": prints | came})
+    if runtime == "deployment":  # its record has only the domains whose sites have answered
+        assert len(compare(read_runs(tmp_path)).methods) == 1
+        return
+    with pytest.raises(UserError, match=r"seed1 did not have the domains of .*seed0 \(new in data.root: text\)"):
+        compare(read_runs(tmp_path))
 
 
 @pytest.mark.parametrize("split_seed", [None, 7])
@@ -227,6 +242,35 @@ def test_published_numbers_stay_beside_a_repeated_default(tmp_path):
         Recorder(write_run(tmp_path, experiment)).write_environment(recipe(mu=0.1))
     result = compare(read_runs(tmp_path))
     assert set(result.published["method"]) == {"fedprox"}, result.notes
+
+
+def test_a_value_of_parts_that_repeats_a_default_is_no_difference(tmp_path):
+    """The recorded recipe of the run that left it out has it; an older record has none, and the runs differ."""
+    for seed, parts in enumerate([{}, {"semantic_calibration": {"align": "cross"}}]):
+        folder = write_run(tmp_path, pacs_experiment("csac", "photo", seed).replace(parts=parts))
+        Recorder(folder).write_environment({"recipe": {"client.semantic_calibration": {"align": "cross"}}})
+    runs = read_runs(tmp_path)
+    assert compare(runs).methods["seeds"].tolist() == [2]
+    assert compare(runs, by=["parts.semantic_calibration.align"]).methods["label"].tolist() == ["csac (align=cross)"]
+    assert set(run_labels(runs).values()) == {"csac"}
+    Recorder(tmp_path / "pacs/csac/photo/seed0").write_environment({})
+    with pytest.raises(UserError, match=r"parts\.semantic_calibration\.align \(default \| cross\)"):
+        compare(read_runs(tmp_path))
+
+
+@pytest.mark.parametrize(("align", "recorded", "said"), [
+    ("cross", True, ""), ("logits", True, "align is logits, there cross"), ("cross", False, "is cross, there default"),
+])  # fmt: skip
+def test_published_numbers_stay_beside_a_value_that_repeats_a_default(tmp_path, align, recorded, said):
+    """A grid over a part writes its own value too, which no preset writes."""
+    words = ["run.target=photo", "method.name=csac", f"parts.semantic_calibration.align={align}"]
+    experiment = read_experiment("pacs", words, "csac")
+    found = recipe_record(experiment, build_recipe(experiment))
+    assert found["defaults"]["parts"]["semantic_calibration"]["align"] == "cross"
+    Recorder(write_run(tmp_path, experiment)).write_environment(found if recorded else {"recipe": found["recipe"]})
+    result = compare(read_runs(tmp_path))
+    assert ("CSAC Table I" in set(result.published["source"])) == (not said), result.notes
+    assert said in " ".join(note for note in result.notes if "CSAC beside csac" in note)
 
 
 def test_a_part_that_computes_something_else_now_is_another_recipe():

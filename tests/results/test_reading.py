@@ -13,6 +13,7 @@ from fedsim.commands.runs import headline
 from fedsim.errors import UserError
 from fedsim.results import choose_runs, compare, read_runs, rebuild_results
 from fedsim.results.reading import of_experiment
+from fedsim.server_app import LOG, LogLines, logger
 
 from .invented import pacs_experiment, write_grid, write_run
 
@@ -179,6 +180,22 @@ def test_a_summary_that_was_cut_off_is_said(tmp_path, kept):
     with pytest.raises(UserError, match="empty or cut off"):
         headline(file.parent)
     assert choose_runs(runs, ["fedavg"]).damaged == []
+
+
+def test_the_end_of_a_run_says_what_selected_the_round(tmp_path, monkeypatch):
+    """In the words of the tables, on the terminal and in run.log."""
+    experiment = pacs_experiment(run={"select_on": "local"})
+    folder = write_run(tmp_path, experiment.replace(train={"rounds": 2}))
+    assert "(best source validation of the local models)" in headline(folder)
+    monkeypatch.setattr(logger, "handlers", [])
+    lines = LogLines()
+    lines.on_start(experiment, folder)
+    summary = {"target": "photo", "best_validation_round": 2, "best_validation_target_accuracy": 0.5}
+    lines.on_end(summary)
+    lines.on_end(summary | dict.fromkeys(list(summary)[1:]))
+    first, second = (line.partition(" INFO ")[2] for line in (folder / LOG).read_text().splitlines()[-2:])
+    assert first == "done: 50.0 % on photo (round 2, best source validation of the local models)"
+    assert second == "done: no round has a validation (best source validation of the local models)"
 
 
 def test_unfinished_runs_belong_to_their_experiment(tmp_path):

@@ -46,6 +46,15 @@ def test_a_command_that_runs_resolves_once(calls, tmp_path, monkeypatch):
     assert calls == {"build_recipe": 2, "build_model": 1}
 
 
+def test_a_plan_makes_the_name_of_its_folder_once(tmp_path, monkeypatch):
+    """Planning a sweep asks for it three times per cell."""
+    real, asked = fedsim.run.plan.method_label, []
+    monkeypatch.setattr(fedsim.run.plan, "method_label", lambda experiment: asked.append(1) or real(experiment))
+    plan = resolve(small_experiment(tmp_path))
+    assert plan.folder == plan.folder == tmp_path / "small" / "fedavg" / "rot45" / "seed0"
+    assert len(asked) == 1
+
+
 def test_nobody_else_builds_recipes_of_a_run():
     from pathlib import Path
 

@@ -60,7 +60,7 @@ def test_it_selects_the_round(held_out):
     assert summary["best_validation_round"] == best["round"]
     assert summary["best_validation_target_accuracy"] == best["target_accuracy"]
     assert summary["validation_domain"] == "photo"
-    assert "(best on photo)" in headline(held_out)
+    assert "(best validation on photo, which no client has)" in headline(held_out)
     notes = compare(read_runs(held_out)).notes
     assert "The round was selected on photo, on which no one trained." in notes
 

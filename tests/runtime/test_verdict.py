@@ -2,8 +2,8 @@
 
 import pytest
 
-from fedsim.errors import ClientFailedError
-from fedsim.runtime.deployment import verdict
+from fedsim.errors import ClientFailedError, UserError
+from fedsim.runtime.deployment import new_rounds, verdict
 
 
 class Control:
@@ -35,3 +35,17 @@ def test_a_run_that_failed_says_why(tmp_path):
     """The message contains Flower's details without their first words."""
     with pytest.raises(ClientFailedError, match=r"^the reason$"):
         verdict(Control("finished:failed"), "7", tmp_path, patience=0.0)
+
+
+def test_new_rows_are_read_like_all_records(tmp_path):
+    """A row that is being written waits; a file that another program has changed is named in one line."""
+    file, rows = tmp_path / "rounds.csv", new_rounds(tmp_path)
+    assert next(rows) == []
+    for text, told in (("", []), ("round,target_loss\n", []), ("round,target_loss\n0,0.5\n1,", [(0, 0.5)])):
+        file.write_text(text)
+        assert [(row["round"], row["target_loss"]) for row in next(rows)] == told
+    file.write_text("round,target_loss\n0,0.5\n1,\n2,0.25\n")
+    assert next(rows) == [{"round": 1, "target_loss": None}, {"round": 2, "target_loss": 0.25}]
+    file.write_text("round,target_loss\n0,0.5\n1,\n2,0.25\nthree,0.25\n")
+    with pytest.raises(UserError, match=r"rounds\.csv: 'round' has text in place of numbers"):
+        next(rows)

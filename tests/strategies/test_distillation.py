@@ -16,6 +16,7 @@ from fedsim.data.fingerprint import fingerprint
 from fedsim.errors import UserError
 from fedsim.experiment import Experiment
 from fedsim.run.conflicts import refuse_other_settings
+from fedsim.runtime.flower import folders
 from fedsim.settings import DataSettings
 from strategies.refine.ensemble_distillation import (
     EnsembleDistillation,
@@ -212,6 +213,22 @@ def test_folder_of_auxiliary_images(tmp_path):
     grey = auxiliary_images(str(tmp_path / "aux"), data, 1)
     assert grey.shape == (1, 1, 16, 16)
     assert abs(int(grey[0, 0, 0, 0]) - colour.convert("L").getpixel((0, 0))) <= 1
+
+
+def test_a_relative_folder_is_where_fedsim_was_started_in_flowers_engine_too(tmp_path, monkeypatch):
+    """The settings keep it as it was given, because the label of the run and the record of its recipe have it."""
+    (tmp_path / "images").mkdir()
+    Image.new("RGB", (16, 16)).save(tmp_path / "images" / "one.png")
+    monkeypatch.chdir(tmp_path)
+    variables = folders(Experiment())
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    with pytest.raises(UserError, match=f"no folder {tmp_path}/elsewhere/images"):
+        auxiliary_images("images", DataSettings(image_size=16), 3)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("FEDSIM_CACHE", str(tmp_path / "cache"))
+    assert auxiliary_images("images", DataSettings(image_size=16), 3).shape == (1, 3, 16, 16)
 
 
 def test_a_run_distils_and_starts_with_nothing_half_written(tmp_path):

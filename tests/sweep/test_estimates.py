@@ -7,7 +7,7 @@ import pytest
 from fedsim.experiment import read_experiment
 from fedsim.run.plan import resolve
 from fedsim.sweep.estimate import estimate, step_key, steps_left, training_counts
-from fedsim.sweep.plan import Cell
+from fedsim.sweep.plan import Cell, measured_rates
 
 
 def cell(method, preset, config="pacs", target="sketch", **changes):
@@ -69,3 +69,16 @@ def test_hours_without_a_time_of_the_row_are_fedavgs_times_its_cost():
     assert estimate([doubled], {}, times, {"rsc": 1.4}).source == "not measured"
     other_size = (*key[:3], "96", *key[4:])
     assert estimate([one], {}, {other_size: (0.5, "")}, {"fedprox": 1.2}).seconds is None
+
+
+def test_the_pace_is_read_from_complete_rows_only(tmp_path):
+    """A row that is being written may hold a part of a number, and a file that another program cut tells nothing."""
+    texts = ("round,round_seconds\n0,9\n1,2\n2,4\n3,10", "round,round_seconds\n0,1,\n1,8,8\n", "", "round\n0\n1\n")
+    cells = []
+    for text in texts:
+        one = cell("fedavg", "fedig")
+        one.folder = tmp_path / str(len(cells))
+        one.folder.mkdir()
+        (one.folder / "rounds.csv").write_text(text)
+        cells.append(one)
+    assert measured_rates([*cells, cell("fedprox", "fedig")]) == {"fedavg": 3.0}

@@ -187,6 +187,24 @@ def test_a_finished_run_on_other_data_is_not_taken_for_this_one(tree_settings, t
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("runtime", ["inline", "deployment"])
+def test_a_folder_that_comes_to_the_data_root_makes_another_federation(tree_settings, tmp_path, runtime):
+    """It is one more client. The record of a deployment has only the domains whose sites have answered."""
+    experiment = complete(Experiment.model_validate({"data": tree_settings().model_dump(), "run": {"target": "photo"}}))
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "experiment.toml").write_text(experiment.replace(run={"runtime": runtime}).toml())
+    (folder / "environment.json").write_text(json.dumps({"data": fingerprints(experiment.data)}))
+    shutil.copytree(tmp_path / "images" / "art", tmp_path / "images" / "text")
+    (tmp_path / "images" / "text" / "cat" / "000.png").unlink()
+    if runtime == "deployment":
+        refuse_other_settings(folder, experiment, build_recipe(experiment))
+        return
+    with pytest.raises(UserError, match=r"other data \(new in data.root: text\)") as error:
+        refuse_other_settings(folder, experiment, build_recipe(experiment))
+    assert "\n" not in str(error.value)
+
+
 def test_embedded_data_has_a_fingerprint_of_its_version():
     from fedsim.data.digits import digits_file
 
