@@ -178,6 +178,6 @@ def test_it_works_where_the_clients_are_other_processes(runtime, tmp_path):
 
     own = {**OUTSIDE, "train": {"rounds": 1, "batch_size": 16, "lr": 0.05}}
     expected = numbers(launch(small_experiment(tmp_path / "inline", "outside:shrunk", **own)) / "rounds.csv")
-    there = {**own, "run": {**own["run"], "runtime": runtime, "workers": 2 if runtime == "ray" else 0}}
+    there = {**own, "run": {**own["run"], "runtime": runtime, "workers": 1 if runtime == "ray" else 0}}
     found = numbers(launch(small_experiment(tmp_path / runtime, "outside:shrunk", **there)) / "rounds.csv")
     assert found["target_loss"].iloc[-1] == pytest.approx(expected["target_loss"].iloc[-1], rel=1e-4)
