@@ -9,11 +9,11 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before NumPy and PyTorch: two test processes share two cores
 # Every command that a test starts would otherwise compile all sources again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-gc.disable()  # until all tests are imported: nothing of what the imports make is garbage, and each search takes longer
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+gc.disable()  # until all tests are imported: nothing of what imports make is garbage, and each search takes longer
 
 
 @pytest.fixture(autouse=True, scope="session")
