@@ -40,11 +40,8 @@ class Installed:
             "fedsim.backbones": {"pixels": "outside:pixels"},
             "fedsim.augmentations": {"flipper": "outside:Flipper"},
         }
-        monkeypatch.setattr(
-            metadata,
-            "entry_points",
-            lambda group: [metadata.EntryPoint(name, value, group) for name, value in points.get(group, {}).items()],
-        )
+        offered = [metadata.EntryPoint(*own, group) for group, names in points.items() for own in names.items()]
+        monkeypatch.setattr(plugins, "installed_points", lambda: metadata.EntryPoints(offered))
         monkeypatch.setattr(metadata, "packages_distributions", lambda: {"outside": ["striped-methods"]})
         monkeypatch.setattr(metadata, "version", lambda name: "1.5")
         plugins.entry_points.cache_clear()
@@ -108,7 +105,7 @@ def test_entry_points_make_plain_names(installed, tmp_path):
 def test_a_name_that_two_packages_give_is_refused(installed, monkeypatch):
     """Neither fedsim's own method nor the package's is taken without a word; module:name remains clear."""
     points = [metadata.EntryPoint("moon", "outside:shrunk", "fedsim.methods")]
-    monkeypatch.setattr(metadata, "entry_points", lambda group: points if group == "fedsim.methods" else [])
+    monkeypatch.setattr(plugins, "installed_points", lambda: metadata.EntryPoints(points))
     plugins.entry_points.cache_clear()
     with pytest.raises(UserError, match="'moon' could be fedsim's own or outside:shrunk"):
         find_recipe("moon")
