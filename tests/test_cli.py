@@ -218,7 +218,7 @@ def test_sweep_compare_plot(tmp_path, called):
         "rot0,rot30",
         "--seeds",
         "0,1",
-        *SMALL,
+        *(word.replace("rounds=3", "rounds=1") for word in SMALL),
         "--output",
         str(tmp_path),
     ]
