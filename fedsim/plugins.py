@@ -70,9 +70,15 @@ def lookup(name: str, known: Mapping[str, Any], group: str, where: str) -> Any:
 def entry_points(group: str) -> dict[str, list[str]]:
     """{plain name: every "module:name" that installed packages offer for it}."""
     found: dict[str, set[str]] = {}
-    for point in metadata.entry_points(group=f"fedsim.{group}"):
+    for point in installed_points().select(group=f"fedsim.{group}"):
         found.setdefault(point.name, set()).add(point.value)
     return {name: sorted(found[name]) for name in sorted(found)}
+
+
+@functools.cache  # one pass through the metadata of all packages, which takes tens of milliseconds, for all groups
+def installed_points() -> metadata.EntryPoints:
+    """The entry points of all installed packages."""
+    return metadata.entry_points()
 
 
 def load(reference: str, where: str) -> Any:

@@ -67,6 +67,15 @@ class Recipe:
     discloses: str = "model updates"
     tried_with: tuple[str, ...] = ()
 
+    @cached_property
+    def pairs(self) -> tuple[tuple[str, Any], ...]:
+        """(slot, part) for every part; kept, because the parts of all rows are looked through for every setting."""
+        found: list[tuple[str, Any]] = []
+        for slot in SLOTS:
+            value = getattr(self, slot)
+            found += [(slot, part) for part in (value if slot in LIST_SLOTS else (value,)) if part is not None]
+        return tuple(found)
+
     @property
     def uses_target_unlabelled(self) -> bool:
         """Whether the method trains on unlabelled images of the unseen domain. It is then ranked separately."""
@@ -110,11 +119,7 @@ class Recipe:
 
 def parts_of(recipe: Recipe) -> list[tuple[str, Any]]:
     """(slot, part) for every part of a recipe."""
-    pairs: list[tuple[str, Any]] = []
-    for slot in SLOTS:
-        value = getattr(recipe, slot)
-        pairs += [(slot, part) for part in (value if slot in LIST_SLOTS else (value,)) if part is not None]
-    return pairs
+    return list(recipe.pairs)
 
 
 def values_of(recipe: Recipe) -> dict[str, dict[str, Any]]:

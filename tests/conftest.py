@@ -7,10 +7,13 @@ import sys
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before NumPy and PyTorch: two test processes share two cores
+# Every command that a test starts would otherwise compile all sources again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+gc.disable()  # until all tests are imported: nothing of what imports make is garbage, and each search takes longer
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -22,6 +25,7 @@ def pytest_collection_finish() -> None:
     """Exclude the objects of imported modules from garbage collection, which Flower starts after every record."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

@@ -29,7 +29,7 @@ def small_experiment(output: Path | str, method: dict | str = "fedavg", **sectio
             "split": "stratified",
             "holdout": 0.2,
         },
-        "train": {"rounds": 3, "batch_size": 16, "lr": 0.05, "momentum": 0.5},
+        "train": {"rounds": 3, "batch_size": 32, "lr": 0.05, "momentum": 0.5},
         "method": {"name": method} if isinstance(method, str) else method,
         "parts": {"balanced_budget": {"budget": 100}, "semantic_calibration": {"acquire_iterations": 4}},
         "run": {"target": "rot45", "threads": 1, "output": str(output), "device": "cpu"},

@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -75,9 +75,14 @@ def release_memory() -> None:
         trim(0)
 
 
-def serve_cells(connection: Connection, gpus: tuple[str, ...]) -> None:
-    """Receive settings, run them and report progress, until None or the signal END arrives."""
+def serve_cells(connection: Connection, gpus: tuple[str, ...], variables: Mapping[str, str]) -> None:
+    """Receive settings, run them and report progress, until None or the signal END arrives.
+
+    variables: the sweep's environment
+    """
     signal.signal(END, end)
+    os.environ.clear()
+    os.environ.update(variables)
     threading.Thread(target=die_with_parent, daemon=True).start()
     if gpus:  # early enough: the variable is read when CUDA is first used
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)

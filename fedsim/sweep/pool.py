@@ -57,9 +57,11 @@ class LocalPool:
 def give(worker: WorkerProcess, cell: Cell) -> None:
     """Send a cell to the worker; its process is started first when it is not running."""
     if worker.process is None or not worker.process.is_alive():
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["fedsim.runtime.launch", "fedsim.client_app"])  # all workers share one import
         worker.connection, theirs = context.Pipe()
-        worker.process = context.Process(target=serve_cells, args=(theirs, worker.reservation.gpus))
+        # The fork server's own environment is that of its start.
+        worker.process = context.Process(target=serve_cells, args=(theirs, worker.reservation.gpus, dict(os.environ)))
         # A terminal sends Ctrl-C to every process, but only the sweep may react to it: a worker starts with it blocked.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:

@@ -73,7 +73,8 @@ def test_order_of_a_round(tmp_path):
     The scratch of a round is empty at its start.
     """
     client = client_of(tmp_path, Recipe(terms=(Recording(),), reports=(Ending(),)), train={"epochs": 2})
-    examples, steps = client.data.examples, 2 * -(-client.data.examples // 16)
+    examples, size = client.data.examples, client.experiment.train.batch_size
+    steps = 2 * -(-examples // size)
     for number in (1, 2):
         EVENTS.clear()
         before = client.state["head.bias"].clone()

@@ -8,6 +8,7 @@ import pytest
 from fedsim.contract import run_watched, small_plan
 from fedsim.sweep.tables import find_table, read_table
 
+FEW = ["data.fraction=0.05"]  # half of the images and steps of the small federation
 TABLES = {"fedig-a-table-3": 1, "gperxan-regulariser": 1, "gperxan-table-2": 3}  # rounds: FedDG-GA's weights move late
 
 
@@ -22,10 +23,8 @@ def test_rows_of_a_table_train_and_differ(name, tmp_path):
         for row in block.rows:
             key = (row.method, *row.settings)
             if key not in rows:
-                plan = small_plan(
-                    row.method, tmp_path / str(len(rows)), [f"train.rounds={TABLES[name]}", *row.settings]
-                )
-                rows[key] = run_watched(plan)
+                changes = [*FEW, f"train.rounds={TABLES[name]}", *row.settings]
+                rows[key] = run_watched(small_plan(row.method, tmp_path / str(len(rows)), changes))
     for found in rows.values():
         assert np.isfinite(found.rounds.iloc[-1][["train_loss", "target_loss"]].astype(float)).all()
     for (a, one), (b, other) in combinations(rows.items(), 2):
@@ -45,7 +44,7 @@ PAIRS = {"elcfs+gfedavg": 1, "ccst+gfedavg": 1, "randaugment+gperxan": 1, "selfr
 @pytest.mark.parametrize("pair", PAIRS)
 def test_pairs_train_and_differ_from_both_halves(pair, tmp_path):
     """The regularizer as a pair of rows, and methods of this kind on other servers and norms."""
-    names, changes = [pair, *pair.split("+")], [f"train.rounds={PAIRS[pair]}"]
+    names, changes = [pair, *pair.split("+")], [*FEW, f"train.rounds={PAIRS[pair]}"]
     models = [run_watched(small_plan(name, tmp_path / str(i), changes)).last for i, name in enumerate(names)]
     for half in models[1:]:
         assert models[0].keys() != half.keys() or not equal(models[0], half)

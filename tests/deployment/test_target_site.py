@@ -32,8 +32,9 @@ def on_site(output, method="fedavg", **sections):
 @pytest.mark.parametrize("method", METHODS)
 def test_numbers_are_those_of_the_servers_evaluation(method, tmp_path):
     """Everything that the inference rule needs (clients' uploads, the order of images) is sent with the model."""
-    server, _ = run_small(small_experiment(tmp_path / "server", METHODS[method]))
-    site, _ = run_on_sites(on_site(tmp_path / "site", METHODS[method]), tmp_path / "state")
+    two = {"train": {"rounds": 2}}
+    server, _ = run_small(small_experiment(tmp_path / "server", METHODS[method], **two))
+    site, _ = run_on_sites(on_site(tmp_path / "site", METHODS[method], **two), tmp_path / "state")
     for file in ("rounds.csv", "details.csv"):
         if (server / file).is_file():
             wanted = numbers(server / file)

@@ -27,11 +27,8 @@ def installed(monkeypatch):
     }
     monkeypatch.setenv("FEDSIM_PLUGINS", str(Path(__file__).parent))
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(
-        metadata,
-        "entry_points",
-        lambda group: [metadata.EntryPoint(name, value, group) for name, value in points.get(group, {}).items()],
-    )
+    offered = [metadata.EntryPoint(*own, group) for group, names in points.items() for own in names.items()]
+    monkeypatch.setattr(plugins, "installed_points", lambda: metadata.EntryPoints(offered))
     monkeypatch.setattr(metadata, "packages_distributions", lambda: {"outside": ["striped-methods"]})
     monkeypatch.setattr(metadata, "version", lambda name: "1.5")
     monkeypatch.setattr(console, "width", 200)

@@ -40,11 +40,8 @@ class Installed:
             "fedsim.backbones": {"pixels": "outside:pixels"},
             "fedsim.augmentations": {"flipper": "outside:Flipper"},
         }
-        monkeypatch.setattr(
-            metadata,
-            "entry_points",
-            lambda group: [metadata.EntryPoint(name, value, group) for name, value in points.get(group, {}).items()],
-        )
+        offered = [metadata.EntryPoint(*own, group) for group, names in points.items() for own in names.items()]
+        monkeypatch.setattr(plugins, "installed_points", lambda: metadata.EntryPoints(offered))
         monkeypatch.setattr(metadata, "packages_distributions", lambda: {"outside": ["striped-methods"]})
         monkeypatch.setattr(metadata, "version", lambda name: "1.5")
         plugins.entry_points.cache_clear()
@@ -108,7 +105,7 @@ def test_entry_points_make_plain_names(installed, tmp_path):
 def test_a_name_that_two_packages_give_is_refused(installed, monkeypatch):
     """Neither fedsim's own method nor the package's is taken without a word; module:name remains clear."""
     points = [metadata.EntryPoint("moon", "outside:shrunk", "fedsim.methods")]
-    monkeypatch.setattr(metadata, "entry_points", lambda group: points if group == "fedsim.methods" else [])
+    monkeypatch.setattr(plugins, "installed_points", lambda: metadata.EntryPoints(points))
     plugins.entry_points.cache_clear()
     with pytest.raises(UserError, match="'moon' could be fedsim's own or outside:shrunk"):
         find_recipe("moon")
@@ -178,6 +175,6 @@ def test_it_works_where_the_clients_are_other_processes(runtime, tmp_path):
 
     own = {**OUTSIDE, "train": {"rounds": 1, "batch_size": 16, "lr": 0.05}}
     expected = numbers(launch(small_experiment(tmp_path / "inline", "outside:shrunk", **own)) / "rounds.csv")
-    there = {**own, "run": {**own["run"], "runtime": runtime, "workers": 2 if runtime == "ray" else 0}}
+    there = {**own, "run": {**own["run"], "runtime": runtime, "workers": 1 if runtime == "ray" else 0}}
     found = numbers(launch(small_experiment(tmp_path / runtime, "outside:shrunk", **there)) / "rounds.csv")
     assert found["target_loss"].iloc[-1] == pytest.approx(expected["target_loss"].iloc[-1], rel=1e-4)

@@ -1,5 +1,6 @@
 """The two methods of the page "Your own method in ten minutes": their formulas, and every method's properties."""
 
+import importlib
 import sys
 from pathlib import Path
 
@@ -127,16 +128,19 @@ def test_scaffold_refuses_momentum(tmp_path):
 
 
 def test_new_method_writes_files_that_pass(tmp_path, monkeypatch):
-    """`fedsim new-method` in an empty folder: the test that it writes passes, and a name that is taken is refused."""
-    import subprocess
-
+    """`fedsim new-method` in an empty folder: the tests that it writes pass, and a name that is taken is refused."""
     from fedsim.commands.methods import start_method
 
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
     start_method("my_method", Path())
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_my_method.py"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 0, done.stdout
+    written = importlib.import_module("test_my_method")
+    tests = {name: test for name, test in vars(written).items() if name.startswith("test_")}
+    assert len(tests) == 2
+    for test in tests.values():
+        test()
+    for name in ("my_method", "test_my_method"):
+        del sys.modules[name]
     for name, said in (
         ("my_method", "exists already"),
         ("json", "would be imported instead"),

@@ -31,7 +31,7 @@ def test_it_is_added_once(name, tmp_path, monkeypatch):
     monkeypatch.setenv("FEDSIM_PLUGINS", f"{tmp_path}:{Path(__file__).parent}")
     monkeypatch.setattr(sys, "path", list(sys.path))
     points = [metadata.EntryPoint("my_shrink", "outside:Shrink", "fedsim.parts")]
-    monkeypatch.setattr(metadata, "entry_points", lambda group: points if group == "fedsim.parts" else [])
+    monkeypatch.setattr(plugins, "installed_points", lambda: metadata.EntryPoints(points))
     plugins.entry_points.cache_clear()
     try:
         assert [type(part).__name__ for part in find_recipe(f"{module}:row").terms] == ["Needs", "Shrink"]

@@ -26,7 +26,7 @@ def folder(monkeypatch, tmp_path):
     monkeypatch.setenv("FEDSIM_PLUGINS", f"{HERE}:{tmp_path}")
     monkeypatch.setattr(sys, "path", list(sys.path))
     points = [metadata.EntryPoint("my_shrink", "outside:Shrink", "fedsim.parts")]
-    monkeypatch.setattr(metadata, "entry_points", lambda group: points if group == "fedsim.parts" else [])
+    monkeypatch.setattr(plugins, "installed_points", lambda: metadata.EntryPoints(points))
     plugins.entry_points.cache_clear()
     yield
     plugins.entry_points.cache_clear()

@@ -134,7 +134,7 @@ def test_bytes_of_the_parts_add_up_to_the_total(tmp_path):
     assert found == {("csac", "bytes_down_arrays"): pytest.approx(runs.summary["bytes_down_per_round"].iloc[0])}
 
 
-def test_narrow_screens_cut_no_figure(tmp_path):
+def test_narrow_screens_cut_no_figure(tmp_path, unrendered):
     page = write_report(write_crowd(tmp_path, ["fedavg"], DOMAINS, rounds=1)).read_text()
     (rule,) = re.findall(r"figure img \{([^}]*)\}", page)
     assert "max-width: 100%" in rule

@@ -196,7 +196,7 @@ def test_confusion_is_drawn_per_target(outputs):
     assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == ["dog", "cat|", "house"]
 
 
-def test_the_report_has_more_than_accuracy(outputs):
+def test_the_report_has_more_than_accuracy(outputs, unrendered):
     """It has a column per metric, and the accuracy of each class; without predictions there is no such section."""
     text = write_report(outputs).read_text()
     assert "<h3>More than accuracy</h3>" in text
@@ -229,7 +229,7 @@ def test_a_run_removes_predictions_on_the_way_when_they_are_many_or_large(tmp_pa
     assert not predictions.too_many(tmp_path / "empty")
 
 
-def test_a_run_that_diverged_leaves_the_others_their_metrics(outputs):
+def test_a_run_that_diverged_leaves_the_others_their_metrics(outputs, unrendered):
     """Its probabilities are NaN. It ended a table, and the whole report, in an unexpected error."""
     run = outputs / "csac" / "photo" / "seed0"
     round_ = int(pd.read_csv(run / "summary.csv")["best_validation_round"][0])

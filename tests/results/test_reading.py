@@ -128,7 +128,7 @@ def test_runs_are_chosen_by_method_target_and_seed(tmp_path):
         choose_runs(runs, targets=["cartoon"])
 
 
-def test_the_verbs_take_methods_targets_and_seeds(tmp_path):
+def test_the_verbs_take_methods_targets_and_seeds(tmp_path, unrendered):
     folder = write_grid(tmp_path, {"fedavg": 0, "csac": 0.1}, rounds=1, targets=("photo", "sketch"))
     only = ["--methods", "csac", "--targets", "photo", "--seeds", "0"]
     result = CliRunner().invoke(app, ["compare", str(folder), *only, "--format", "csv"])

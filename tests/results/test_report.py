@@ -101,7 +101,7 @@ def test_content_is_complete(page):
     assert text.count("fedsim run ") == 16
 
 
-def test_one_run_and_many_experiments(tmp_path):
+def test_one_run_and_many_experiments(tmp_path, unrendered):
     run = write_run(tmp_path, pacs_experiment(train={"rounds": 2}))
     assert Page(write_report(run).read_text(encoding="utf-8")).open == []
     write_run(tmp_path, pacs_experiment("csac", name="p<x>", train={"rounds": 2, "lr": 0.5}))

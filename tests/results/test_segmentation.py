@@ -57,7 +57,7 @@ def test_kept_cases_are_the_recorded_numbers(run):
         read_predictions(run, "last")
 
 
-def test_tables_figures_and_report(outputs):
+def test_tables_figures_and_report(outputs, unrendered):
     """The comparison's numbers, the titles of the figures, and the grid of images in the report."""
     runs = read_runs(outputs)
     table = compare(runs)

@@ -112,16 +112,20 @@ def test_versions_are_kept_as_long_as_a_resumed_run_may_need_them(tmp_path):
         assert kept == {1: [1], 2: [1, 2], 3: [1, 2, 3], 4: [3, 4], 5: [3, 4, 5], 6: [3, 4, 5, 6], 9: [6, 9]}[round]
 
 
+@pytest.fixture(scope="module")
+def six_rounds(tmp_path_factory):
+    """The folder of an unbroken run."""
+    return run_small(small_experiment(tmp_path_factory.mktemp("whole"), "fedbn", train={"rounds": 6}))[0]
+
+
 @pytest.mark.parametrize("every", [2, 3])
-def test_a_run_with_rare_checkpoints_resumes_with_the_right_state(tmp_path, every):
+def test_a_run_with_rare_checkpoints_resumes_with_the_right_state(six_rounds, tmp_path, every):
     """Up to `checkpoint_every` rounds are repeated, from the state that the clients had then."""
-    settings = {"train": {"rounds": 6}, "run": {"checkpoint_every": every}}
-    whole, _ = run_small(small_experiment(tmp_path / "whole", "fedbn", **settings))
-    cut = small_experiment(tmp_path / "cut", "fedbn", **settings)
+    cut = small_experiment(tmp_path, "fedbn", train={"rounds": 6}, run={"checkpoint_every": every})
     interrupted(cut, after_round=5)
     resumed, _ = run_small(cut)
-    assert numbers(resumed / "clients.csv").equals(numbers(whole / "clients.csv"))
-    assert numbers(resumed / "rounds.csv").equals(numbers(whole / "rounds.csv"))
+    assert numbers(resumed / "clients.csv").equals(numbers(six_rounds / "clients.csv"))
+    assert numbers(resumed / "rounds.csv").equals(numbers(six_rounds / "rounds.csv"))
 
 
 def test_a_restored_backup_stops_the_run_in_one_line(tmp_path):

@@ -37,9 +37,9 @@ def grid(ray_cluster: object) -> Iterator[object]:
     grid.close()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def probes(ray_cluster: object) -> Iterator[object]:
-    """Three clients of the probe app on one worker."""
+    """Three clients of the probe app on one worker, which is replaced after each test that kills it."""
     from fedsim.runtime.ray import RayGrid
 
     grid = RayGrid(3, RunSettings(threads=1, device="cpu", workers=1), app="probe_app:app")

@@ -235,6 +235,9 @@ def test_bad_input_is_refused_before_anything_starts(words, said, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+VARIABLES = ("CUDA_VISIBLE_DEVICES", "OF_THE_SWEEP")
+
+
 class Witness:
     """Callback that writes what its process sees into the run's folder."""
 
@@ -242,7 +245,7 @@ class Witness:
         """Remember the folder."""
         import os
 
-        self.file, self.seen = folder / "witness.json", [os.environ.get("CUDA_VISIBLE_DEVICES")]
+        self.file, self.seen = folder / "witness.json", [os.environ.get(name) for name in VARIABLES]
 
     def on_round(self, row, clients):
         """Remember the number of the round."""
@@ -253,14 +256,15 @@ class Witness:
         self.file.write_text(json.dumps(self.seen))
 
 
-def test_local_cells_have_their_device_and_callbacks(tmp_path):
-    """A worker process sees the GPU that it reserves; callbacks are called for each cell, and a wrong one is named."""
+def test_local_cells_have_their_device_and_callbacks(tmp_path, monkeypatch):
+    """A worker process sees the sweep's variables and its own GPU; callbacks are called, and a wrong one is named."""
     words = [*SMALL, f"run.output={tmp_path}", "run.device=cpu", "run.callbacks=['test_sweep:Witness']"]
     cells = plan_cells("digits", Axes(["fedavg"], ["rot0", "rot15"], [0]), words, "")
     (cells[1].folder).parent.mkdir(parents=True)
     cells[1].folder.write_text("a file where the run's folder should be")
+    monkeypatch.setenv("OF_THE_SWEEP", "now")
     LocalPool(cells, [budget.Reservation(1, ("7",))]).run(SimpleNamespace(update=lambda: time.sleep(0)))
-    assert json.loads((cells[0].folder / "witness.json").read_text()) == ["7", 0, 1, 2]
+    assert json.loads((cells[0].folder / "witness.json").read_text()) == ["7", "now", 0, 1, 2]
     assert (cells[0].state, cells[1].state) == ("finished", "failed")
     assert "File exists" in cells[1].reason
 

@@ -1,7 +1,9 @@
 """Every error gives one line and an exit code, and never a traceback."""
 
 import errno
+import io
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from fedsim import edge
+from fedsim.cli import main
 from fedsim.errors import ClientFailedError, UserError
 
 SMALL = ["--set", "train.rounds=1", "--set", "data.fraction=0.05"]
@@ -39,17 +42,30 @@ def test_output_on_a_file(tmp_path):
     assert "Not a directory" in said or "File exists" in said
 
 
-@pytest.mark.parametrize("words", [["methods"], ["--help"]])
+@pytest.mark.parametrize("words", [["datasets"], ["--help"]])
 def test_a_full_standard_output(words):
     with Path("/dev/full").open("w") as full:
         assert "No space left on device" in one_line(fedsim(*words, stdout=full), 2)
 
 
-@pytest.mark.parametrize("words", [["methods"], ["datasets"], ["--help"]])
+@pytest.mark.parametrize("words", [["datasets"], ["--help"]])
 def test_an_ascii_terminal(words):
     done = fedsim(*words, PYTHONIOENCODING="ascii", COLUMNS="200")
     assert done.returncode == 0, done.stderr
     done.stdout.encode("ascii")
+
+
+def test_the_methods_on_an_ascii_terminal(monkeypatch):
+    """In this process, which has imported the methods."""
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+    monkeypatch.setattr(signal, "signal", lambda number, answer: None)
+    monkeypatch.setattr(sys, "argv", ["fedsim", "methods"])
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 0
+    assert b"fedavg" in written.getvalue()
 
 
 @pytest.mark.parametrize("package", ["clients", "strategies"])

@@ -59,11 +59,17 @@ def test_what_inserts_attach_to_features_stays_with_a_part_of_the_batch(tmp_path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pair", ["+".join(pair) for pair in PAIRS if not isinstance(combined(*pair), str)])
-def test_a_pair_runs(pair, tmp_path):
-    """Every pair that is not refused runs one round; a pair that needs more clients is skipped by name."""
-    try:
-        plan = small_plan(pair, tmp_path, ["train.rounds=1"])
-    except UserError as error:
-        pytest.skip(str(error))
-    assert len(run_watched(plan).rounds) == 2
+@pytest.mark.parametrize("first", METHODS)
+def test_the_pairs_of_a_row_run(first, tmp_path):
+    """Every pair that is not refused runs one round, unless it needs more clients."""
+    failed = {}
+    for pair in ("+".join(pair) for pair in PAIRS if pair[0] == first and not isinstance(combined(*pair), str)):
+        try:
+            plan = small_plan(pair, tmp_path, ["train.rounds=1"])
+        except UserError:
+            continue
+        try:
+            assert len(run_watched(plan).rounds) == 2
+        except Exception as error:
+            failed[pair] = error
+    assert failed == {}

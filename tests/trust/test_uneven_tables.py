@@ -1,6 +1,7 @@
 """Tables in which seeds, targets and numbers are missing at random, compared with a plain computation from the rows."""
 
 import math
+from functools import cache
 
 import pandas as pd
 import pytest
@@ -19,6 +20,9 @@ ACCURACY = st.one_of(st.integers(0, 200).map(lambda correct: correct / 200), st.
 TABLES = st.dictionaries(CELLS, ACCURACY, min_size=1, max_size=48)
 
 
+experiment_of = cache(pacs_experiment)  # reading the settings of 48 runs takes longer than comparing them
+
+
 def rows_of(cells):
     """Plain rows: method, target, seed, accuracy."""
     return pd.DataFrame([(*key, value) for key, value in cells.items()], columns=["m", "t", "s", "a"])
@@ -27,7 +31,7 @@ def rows_of(cells):
 def runs_of(rows):
     """The records of these rows, without files."""
     keys = [f"{row.m}/{row.t}/seed{row.s}" for row in rows.itertuples()]
-    experiments = {key: pacs_experiment(row.m, row.t, row.s) for key, row in zip(keys, rows.itertuples())}
+    experiments = {key: experiment_of(row.m, row.t, row.s) for key, row in zip(keys, rows.itertuples())}
     summary = pd.DataFrame({"run": keys, "experiment": "pacs", "method": rows["m"], "target": rows["t"]})
     summary = summary.assign(seed=rows["s"], label=rows["m"], best_validation_target_accuracy=rows["a"])
     empty = pd.DataFrame()
@@ -51,11 +55,18 @@ def recomputed(rows):
 
 @settings(max_examples=25, deadline=None)
 @given(TABLES)
-def test_averages_of_incomplete_tables(cells):
-    """Every method has the average of its own complete seeds, whatever the others lack."""
+def test_incomplete_tables_without_a_baseline(cells):
+    """Averages, ranks and notes of one comparison, which takes longer than all checks of it."""
     rows = rows_of(cells)
-    expected = recomputed(rows)
     comparison = compare(runs_of(rows), published=False)
+    check_averages(rows, comparison)
+    check_ranks(rows, comparison)
+    check_notes(rows, comparison.notes)
+
+
+def check_averages(rows, comparison):
+    """Every method has the average of its own complete seeds, whatever the others lack."""
+    expected = recomputed(rows)
     for row in comparison.methods.itertuples():
         own = expected[row.label]
         assert row.seeds == len(own)
@@ -94,13 +105,9 @@ def test_difference_p_and_rank_rest_on_the_same_pairs(cells):
         assert rank == 1 + sum(round(other - scores[method], 9) > 0 for other in scores.values())
 
 
-@settings(max_examples=25, deadline=None)
-@given(TABLES)
-def test_ranks_without_a_baseline_rest_on_common_seeds(cells):
+def check_ranks(rows, comparison):
     """No choice of a shared seed ranks more methods; the ranks are those of the averages over the shared seeds."""
-    rows = rows_of(cells)
     averages = recomputed(rows)
-    comparison = compare(runs_of(rows), published=False)
     ranked = comparison.methods.set_index("label")["rank"].dropna()
     seeds = comparison.ranked_seeds[""]
     holders = [sum(seed in own.index for own in averages.values()) for seed in range(4)]
@@ -111,12 +118,8 @@ def test_ranks_without_a_baseline_rest_on_common_seeds(cells):
         assert rank == 1 + sum(round(other - scores[method], 9) > 0 for other in scores.values())
 
 
-@settings(max_examples=25, deadline=None)
-@given(TABLES)
-def test_every_missing_cell_and_uneven_seed_is_named(cells):
+def check_notes(rows, notes):
     """Notes name each method that lacks a cell of a seed that it has begun, and each seed that some methods lack."""
-    rows = rows_of(cells)
-    notes = compare(runs_of(rows), published=False).notes
     missing = "".join(note for note in notes if note.startswith("Missing"))
     notes = "\n".join(notes)
     begun = rows.groupby("m")["s"].agg(set)
