@@ -81,11 +81,6 @@ class Recipe:
         """Whether the method trains on unlabelled images of the unseen domain. It is then ranked separately."""
         return self.unlabelled is not None
 
-    @cached_property
-    def kinds(self) -> tuple[type, ...]:
-        """The classes of its parts; found once, because every name in settings is looked up in those of all rows."""
-        return tuple(dict.fromkeys(type(part) for _, part in parts_of(self)))
-
     def label(self, method: str) -> str:
         """Name of the method in results; a part with `tag` shows it, as in `ccst(pixel)`."""
         tags = [part.tag for _, part in parts_of(self) if part.tag]

@@ -57,7 +57,7 @@ def _is_own_part(kind: object, module: str) -> bool:
 def parts_by_slot() -> dict[str, dict[str, type]]:
     """{slot: {settings name: class}} of every shipped part and of every part in a row of METHODS."""
     kinds = dict.fromkeys(shipped_parts())
-    kinds |= dict.fromkeys(kind for recipe in METHODS.values() for kind in recipe.kinds)
+    kinds |= dict.fromkeys(type(part) for recipe in METHODS.values() for _, part in recipe.pairs)
     return _by_slot(tuple(kinds))
 
 
