@@ -101,7 +101,7 @@ def test_runs_with_another_answer_to_failures_are_compared_and_failures_are_said
     assert "pacs/fedavg/photo/seed1 (2 rounds)" in note
 
 
-def tested_on(*shares):
+def compared_shares(*shares):
     """A run for each (method, share of the target's images that are not tested)."""
     keys = [(method, "photo", seed) for seed, (method, _) in enumerate(shares)]
     settings = {key: pacs_experiment(*key, data={"adapt_share": share}) for key, (_, share) in zip(keys, shares)}
@@ -111,10 +111,10 @@ def tested_on(*shares):
 def test_one_method_is_not_tested_on_different_shares_of_the_target():
     """Two methods may differ: one that adapts is tested on what it does not train on, and a note says so."""
     with pytest.raises(UserError, match=r"data\.adapt_share \(0\.0 \| 0\.9\); say .* --by data\.adapt_share"):
-        compare(tested_on(("fedavg", 0.0), ("fedavg", 0.9)))
-    comparison = compare(tested_on(("fedavg", 0.2), ("fedavg", 0.5)), by=["data.adapt_share"])
+        compare(compared_shares(("fedavg", 0.0), ("fedavg", 0.9)))
+    comparison = compare(compared_shares(("fedavg", 0.2), ("fedavg", 0.5)), by=["data.adapt_share"])
     assert set(comparison.methods["label"]) == {"fedavg (adapt_share=0.2)", "fedavg (adapt_share=0.5)"}
-    assert set(compare(tested_on(("fada", 0.5), ("fedavg", 0.0))).methods["label"]) == {"fada", "fedavg"}
+    assert set(compare(compared_shares(("fada", 0.5), ("fedavg", 0.0))).methods["label"]) == {"fada", "fedavg"}
 
 
 def test_any_setting_of_the_run_tells_runs_apart():
