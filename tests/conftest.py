@@ -28,6 +28,11 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+def pytest_unconfigure() -> None:
+    """Let the interpreter free the frozen objects at its end; triton would name thousands of them as leaked."""
+    gc.unfreeze()
+
+
 @pytest.fixture(autouse=True)
 def _open_log() -> None:
     """Restore the project's log, because libraries that configure logging may have disabled it."""

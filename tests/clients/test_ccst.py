@@ -206,6 +206,7 @@ def test_combinations_run(tmp_path: Path) -> None:
     assert added.banks == (StyleBank(),)
 
 
+@pytest.mark.filterwarnings("ignore:var_mean")
 @pytest.mark.parametrize("size", [8, 9])
 def test_no_unbiased_variance_of_one_value(size):
     """Images of 8 pixels have one value per Haar band of the last level, and its unbiased variance is 0 / 0."""

@@ -22,7 +22,8 @@ def run(tmp_path):
 def test_it_is_said(run, monkeypatch):
     monkeypatch.setattr("fedsim.results.features.plot_features", lambda run, out, per_domain: [run, run])
     said = "the run has not finished: this is the best of 17 of 20 rounds"
-    assert fedsim.load(run).remark == said
+    with pytest.warns(UserWarning, match=said):
+        assert fedsim.load(run).remark == said
     assert fedsim.load(run, "last").remark == ""
     assert said in " ".join(CliRunner().invoke(app, ["features", str(run)]).output.split())
 
