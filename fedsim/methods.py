@@ -2,8 +2,8 @@
 
 A row names the parts in which the method differs from FedAvg. On the command line `a+b` combines two rows,
 `method.guiding_head.weight=0.25` sets a field of a part, `method.weights="uniform"` replaces a part, and
-`method.add=["guiding_head"]` adds one (fedsim/assembly.py). The rows that exchange styles of images between clients are
-in fedsim/style_methods.py.
+`method.add=["guiding_head"]` adds one (fedsim/assembly.py). Two groups of rows have files of their own: those that
+exchange styles of images between clients, fedsim/style_methods.py, and those that need texts, fedsim/text_methods.py.
 """
 
 from clients.augment.rand_augment import RandAugment

@@ -6,12 +6,13 @@ Beside Flower's own work it
   and start.sh look there, and not at log lines;
 - ends the process when the polling has ended (Flower 1.41's process stays, and the site is offline while it lives);
 - asks for work more often while a run goes on than when nothing happens;
-- ends the task of a message that was still being fetched when its run ended. Flower 1.41 leaves it waiting for parts
-  that never come, and so the client process, which does one task after the other, waits too;
+- ends the task of a message whose run ended while it was fetched or confirmed. Flower 1.41 leaves the task as it is:
+  the client process, which does one task after the other, waits for parts that never come, or it answers a message that
+  the SuperNode has forgotten, and all later answers are sent one message too late;
 - refuses app bundles that this site has not allowed (fedsim/deploy/bundles.py), when the kit pins them.
 
-Touched in Flower 1.41 and not public: the client class, the clock and the function that fetches parts, which two
-modules look up by name, and the check of an app bundle.
+Touched in Flower 1.41 and not public: the client class, the clock, the function that fetches parts and the maker of the
+one that confirms a message, which two modules look up by name, and the check of an app bundle.
 """
 
 import contextlib
@@ -68,6 +69,7 @@ def serve(kit: Path, words: Sequence[str]) -> int:
     fleet_http_connection.FleetHttpClient = watched(fleet_http_connection.FleetHttpClient, contact)
     start_client_internal.time = SimpleNamespace(**{**vars(time), "sleep": pause(contact)})
     start_client_internal.pull_objects = failing_with_the_run(start_client_internal.pull_objects)
+    confirm_failing_with_the_run(fleet_http_connection)
     pins = Pins.read(kit)
     if pins is not None:
         enforce(pins)
@@ -111,17 +113,23 @@ def enforce(pins: Pins) -> None:
     command.start_client_internal = lambda **named: start(**{**named, "trusted_entities": {"the kit": "pins"}})
 
 
-def failing_with_the_run(pull_objects: Callable[..., dict[str, bytes]]) -> Callable[..., dict[str, bytes]]:
-    """Flower's fetching of a message's parts; the end of the run is a failure like any other, which ends the task."""
+def confirm_failing_with_the_run(connection: Any) -> None:
+    """Makes the confirmations of a connection's messages fail with the run, like the fetching of their parts."""
+    make = connection.make_confirm_message_received_fn_protobuf
+    connection.make_confirm_message_received_fn_protobuf = lambda *words: failing_with_the_run(make(*words))
+
+
+def failing_with_the_run(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of Flower for which the end of the run is a failure like any other, which ends the task."""
     from flwr.supercore.run import RunNotRunningException
 
-    def pull(*words: Any, **named: Any) -> dict[str, bytes]:
+    def call(*words: Any, **named: Any) -> Any:
         try:
-            return pull_objects(*words, **named)
+            return function(*words, **named)
         except RunNotRunningException:
             raise RuntimeError("the run has ended") from None
 
-    return pull
+    return call
 
 
 def watched(client: type, contact: ContactFile) -> type:
