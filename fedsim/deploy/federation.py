@@ -86,7 +86,9 @@ class Federation(Settings):
     )
     listen: str = Field("", description="IP address of the port; empty: all (loopback for a loopback address)")
     control: str = Field(
-        "", description="host:port of the SuperLink itself, where the operator starts runs; empty: 127.0.0.1:9093"
+        "",
+        description="host:port of the SuperLink itself, where the operator starts runs; empty: 127.0.0.1:9093, or the "
+        "port of the sites without a proxy",
     )
     names: list[str] = Field([], description="further host names and IP addresses in the server's certificate")
     days: int = Field(365, ge=1, le=3650, description="validity of the certificates")
@@ -155,6 +157,10 @@ class Federation(Settings):
                 raise ValueError(f"two sites have the {what} {twice[0]!r}{hint}")
         if self.proxy == "nginx" and self.control_port == self.port:
             raise ValueError("port and the control port are the same; behind a proxy they must differ")
+        if self.proxy == "none" and self.control_port != self.port:
+            raise ValueError(
+                f"without a proxy the SuperLink has one port, {self.port}: leave control out, or give it that port"
+            )
         return self
 
     def clients(self, role: str) -> list[str]:

@@ -58,6 +58,7 @@ def test_an_ipv6_address_has_brackets_before_its_port(federation_file):
         ('"/data/of beta"', '"/it\'s"', "site 'beta': data_dir: a path on a site is absolute"),
         ('name = "demo"', 'name = "demo"\nport = 9093', "port and the control port are the same"),
         ('name = "demo"', 'name = "demo"\ncontrol = "9093"', "control: host:port is needed"),
+        ('name = "demo"', 'name = "demo"\nproxy = "none"\ncontrol = "127.0.0.1:9093"', "has one port, 9092: leave"),
         ('name = "demo"', 'name = "demo"\nlisten = "eth0"', "listen: an IP address is needed"),
         ('name = "demo"', "name = demo", "not valid TOML"),
     ],

@@ -36,8 +36,9 @@ def write_federation(folder: Path) -> Federation:
     public, control, alpha, delta = free_ports(4)
     file = folder / "federation.toml"
     file.write_text(
-        f'name = "demo"\naddress = "127.0.0.1"\nport = {public}\ncontrol = "127.0.0.1:{control}"\n'
-        f'proxy = "{"nginx" if NGINX else "none"}"\nretry_seconds = 2\ntries = 2\n'
+        f'name = "demo"\naddress = "127.0.0.1"\nport = {public}\n'
+        + (f'proxy = "nginx"\ncontrol = "127.0.0.1:{control}"\n' if NGINX else 'proxy = "none"\n')
+        + f"retry_seconds = 2\ntries = 2\n"
         f'[[sites]]\nname = "alpha"\ndomain = "rot0"\nport = {alpha}\nstate_dir = "{folder}/state of alpha"\n'
         f'[[sites]]\nname = "delta"\ndomain = "rot45"\nrole = "target"\nport = {delta}\n'
     )
