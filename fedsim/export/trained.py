@@ -147,7 +147,7 @@ def load_trained(run: str | Path, which: str = "best") -> TrainedModel:
         found = sorted(path.stem for path in folder.glob(MODELS))
         hint = f"{nearest(which, found)}it has: {', '.join(found)}" if found else "name the folder of one run"
         raise UserError(f"{folder} holds no {which}.safetensors; {hint}")
-    plan = _plan(folder)
+    plan = recorded_plan(folder)
     net = plan.build_net()
     refuse_other_frozen(folder, net, plan.experiment.model.weights)
     try:
@@ -178,8 +178,8 @@ def other_images(model: TrainedModel) -> str:
     return f"these are not the images of the run ({found}); its recorded numbers do not compare" if found else ""
 
 
-def _plan(folder: Path) -> Plan:
-    """The run's plan. The names of domains and classes are those that the run recorded, not those on disk now."""
+def recorded_plan(folder: Path) -> Plan:
+    """The plan of an existing run, with the names of domains and classes that it recorded, not those on disk now."""
     experiment = read_settings(folder)
     return resolve(experiment, recorded=True, found=_facts(experiment, read_environment(folder)))
 
@@ -187,13 +187,14 @@ def _plan(folder: Path) -> Plan:
 def _facts(experiment: Experiment, recorded: Mapping[str, Any]) -> Benchmark | None:
     """The facts of the run's data set; None where nothing of them is on disk, or where the run is too old to have any.
 
-    The images may have been changed, moved or removed since the run.
+    The images may have been changed, moved or removed since the run, and domains may have come or gone. A run of an
+    earlier version did not record its domains, only those whose data it saw: without those of sites that never came.
     """
     data, run = experiment.data, experiment.run
     row = find_dataset(data.dataset)
     if not (row.discover or row.name == "folder") or not {"data", "classes"} <= recorded.keys():
         return None
-    domains = {run.target, run.validation_domain, *map(domain_of, recorded["data"])} - {""}
+    domains = recorded.get("domains") or {run.target, run.validation_domain, *map(domain_of, recorded["data"])} - {""}
     structures = tuple(data.structures) or row.structures
     row = replace(row, **row.variants.get(data.variant, {}), structures=structures)
     return replace(row, domains=tuple(sorted(domains)), classes=tuple(recorded["classes"]))

@@ -13,15 +13,16 @@ from fedsim.errors import UserError
 class TextHead(nn.Module):
     """logits = s cos(f, t_c) for features f [B, e] and texts t [M, e]; s and t are fixed, the same everywhere.
 
-    Buffers: `text` [M, e], each row of length 1, and `scale`, s = exp(logit scale), 100 in the released weights.
+    Buffers: `text` [M, e], each row of length 1, and `scale`, s = exp(logit scale), 100 in the released weights. Every
+    process computes them, and they are no part of the state: other threads or processors round them differently.
 
     texts: makes the `Texts` behind t, for inserts that learn a part of them; None: they cannot be learned
     """
 
     def __init__(self, text: Tensor, scale: float, texts: Callable[[], "Texts"] | None = None) -> None:
         super().__init__()
-        self.register_buffer("text", F.normalize(text, dim=1))
-        self.register_buffer("scale", torch.tensor(float(scale)))
+        self.register_buffer("text", F.normalize(text, dim=1), persistent=False)
+        self.register_buffer("scale", torch.tensor(float(scale)), persistent=False)
         self.texts = texts
 
     @property

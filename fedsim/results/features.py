@@ -10,11 +10,11 @@ from safetensors.numpy import load_file
 from sklearn.manifold import TSNE
 
 from fedsim.arrays import load_arrays
-from fedsim.assembly import build_net, build_recipe
 from fedsim.data import benchmark, load_target
 from fedsim.data.augment import make_transforms
 from fedsim.errors import UserError
 from fedsim.experiment import Experiment
+from fedsim.export.trained import recorded_plan
 from fedsim.models import weight_statistics
 from fedsim.results.figure_style import COLORS, MARKERS, SETTINGS
 from fedsim.results.reading import read_settings
@@ -34,7 +34,7 @@ def domain_features(
 
     The features of a segmentation are maps, of which the mean over the image is taken.
     """
-    net = build_net(experiment, build_recipe(experiment, recorded=True))
+    net = recorded_plan(weights.parent).build_net()
     refuse_other_frozen(weights.parent, net, experiment.model.weights)
     load_arrays(net, load_file(weights), net.state_dict().keys() - net.frozen)
     net.eval()

@@ -1,7 +1,7 @@
 """Weights that every machine builds or reads itself, so that a run records their hash and compares it later: frozen
 tensors, personal tensors before the first round, and the file of `model.weights`."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -9,7 +9,6 @@ from torch import nn
 
 from fedsim.data.reader import content_hash
 from fedsim.errors import UserError
-from fedsim.models.texts import TextHead
 from fedsim.results.environment import read_environment
 from fedsim.settings.model import weights_file
 
@@ -17,28 +16,32 @@ KEY = "frozen"  # in environment.json
 WEIGHTS_KEY = "weights"  # likewise
 
 
-def frozen_content(state: Mapping[str, torch.Tensor], places: Mapping[str, str], weights: str = "none") -> str:
+def frozen_content(
+    state: Mapping[str, torch.Tensor], places: Mapping[str, str], weights: str = "none", classes: Sequence[str] = ()
+) -> str:
     """Hash of the names and values of the entries that every machine builds itself; "" without any.
 
     They are the frozen ones and, with weights of a file or a publisher, the personal ones, which begin with them on
-    each client. Machines whose hashes differ compute different features, although all tensors that travel fit.
+    each client. Machines whose hashes differ compute different features, although all tensors that travel fit. What a
+    process computes of weights is no entry of the state; for texts their origin is compared, which nothing rounds.
+
     weights: the setting model.weights
+    classes: the names that a head of texts reads; they are compared too, and so is a backbone that comes with its text
+    encoder from a file or a publisher
     """
-    own = ("frozen",) if weights == "none" else ("frozen", "local", "upload")
-    names = sorted(name for name, place in places.items() if place in own)
+    read = weights != "none"
+    own = ("frozen", "local", "upload") if read else ("frozen",)
+    names = sorted(
+        name for name, place in places.items() if place in own or (read and classes and name.startswith("backbone."))
+    )
     parts = [(name.encode(), state[name].detach().cpu().contiguous().numpy().tobytes()) for name in names]
-    return content_hash(*(part for pair in parts for part in pair)) if names else ""
+    parts += [(name.encode(), b"") for name in classes]
+    return content_hash(*(part for pair in parts for part in pair)) if parts else ""
 
 
 def frozen_record(net: nn.Module) -> dict[str, str]:
-    """What environment.json says about the frozen tensors of a run's initial network; empty without any.
-
-    The texts of a TextHead are left out: a network computes them, and another processor may round them differently.
-    """
-    computed = set()
-    if isinstance(net.head, TextHead):
-        computed = {f"head.{name}" for name, _ in net.head.named_buffers()}
-    content = frozen_content(net.state_dict(), dict.fromkeys(net.frozen - computed, "frozen"))
+    """What environment.json says about the frozen tensors of a run's initial network; empty without any."""
+    content = frozen_content(net.state_dict(), dict.fromkeys(net.frozen, "frozen"))
     return {KEY: content} if content else {}
 
 

@@ -81,7 +81,8 @@ class Session:
         self.environment["packages"] = {**self.environment["packages"], **outside}
         self.environment["on_client_failure"] = experiment.run.on_client_failure  # it may be changed for later rounds
         self.environment |= earlier_environments(self.recorder.environment(), self.environment, done)
-        self.environment |= {"classes": list(space.plan.data.classes), **recipe_record(experiment, space.recipe)}
+        self.environment |= {"domains": list(space.plan.data.domains), "classes": list(space.plan.data.classes)}
+        self.environment |= recipe_record(experiment, space.recipe)
         self.environment |= {"server_data": self.server_data} if self.server_data else {}
         self.environment |= frozen_record(space.net) | weights_record(experiment.model.weights)
         self.recorder.write_environment(self.environment | {"data": self.data})

@@ -78,7 +78,9 @@ class Workspace:
         }
         # Everything that a run can change, and so everything that must be reset: what is sent, stored and saved.
         self.travelling = [name for name, place in self.places.items() if place != "frozen"]
-        self.frozen_content = frozen_content(state, self.places, plan.experiment.model.weights)
+        model = plan.experiment.model
+        read = plan.data.outputs if model.head == "text" else ()
+        self.frozen_content = frozen_content(state, self.places, model.weights, read)
         self.clients: dict[tuple[str, str, str], DomainClient] = {}
         self.target: Any = None  # the evaluator of the unseen domain, in the server's process and in its copies
         self._unlabelled: dict[str, UnlabelledClient] = {}  # by the run's token, of the newest run alone
@@ -167,7 +169,9 @@ def workspace(settings: str, root: str | None = None) -> Workspace:
     if (settings, root) not in _open:
         experiment = parse_experiment(settings)
         own = experiment if root is None else experiment.replace(data={"root": root, "cache": ""})
-        _keep((settings, root), Workspace(resolve(own)))
+        plan = resolve(own)
+        set_threads(plan.experiment.run.threads)  # before the network, which computes the texts of classes
+        _keep((settings, root), Workspace(plan))
     return _open[settings, root]
 
 

@@ -82,7 +82,7 @@ def check_site(site: Site, classes: int, frozen: str) -> None:
         raise UserError(
             f"client {site.client!r} has other frozen weights than the server, or begins with other personal ones, so "
             "that its features would differ (the server never sends them); give it the same weights file and versions "
-            "of packages"
+            "of packages, and with model.head = 'text' the same names of classes"
         )
     if len(site.class_counts) != classes:
         raise UserError(f"client {site.client!r} has {len(site.class_counts)} classes, the experiment {classes}")

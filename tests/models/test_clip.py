@@ -75,7 +75,7 @@ def test_untrained_it_is_zero_shot_clip():
     with torch.no_grad():
         assert torch.allclose(net(IMAGES), logits_of(own_clip(), IMAGES), atol=1e-5)
     assert not any("transformer.resblocks" in name and "visual" not in name for name in net.state_dict())
-    assert net.frozen == {"head.text", "head.scale"}
+    assert not any(name.startswith("head.") for name in net.state_dict())  # every process computes the texts
 
 
 def test_weights_of_a_file_go_into_both_encoders(tmp_path):

@@ -1,21 +1,23 @@
 """Frozen and initial weights are in no file of a run: it records their hash, and later ones are compared with it."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 from support import Interrupt, run_small, small_experiment
 
 import fedsim
+from fedsim.contract import small_plan
 from fedsim.errors import UserError
 from fedsim.models import build_model
-from fedsim.models.clip_family import TextHead
+from fedsim.models.texts import Texts
 from fedsim.results import compare, read_runs
 from fedsim.results.features import domain_features
 from fedsim.run.conflicts import refuse_other_settings
-from fedsim.run.frozen import frozen_record
-from fedsim.run.plan import resolve
-from fedsim.run.workspace import Workspace, close_workspaces
+from fedsim.run.frozen import frozen_content, frozen_record
+from fedsim.run.plan import Plan, resolve
+from fedsim.run.workspace import Workspace, close_workspaces, workspace
 from fedsim.runtime.flower import with_absolute_weights
 from fedsim.settings import ModelSettings
 
@@ -80,15 +82,56 @@ def test_without_frozen_weights_nothing_is_recorded(tmp_path):
     assert "frozen" not in json.loads((folder / "environment.json").read_text())
 
 
-def test_computed_texts_are_not_compared():
-    """Another processor may round them differently; the backbone's tensors are compared."""
-    net = build_model(ModelSettings(backbone="digits-cnn-bn", train="head"), 10, 1, 28)
-    before = frozen_record(net)
-    net.head = TextHead(torch.rand(10, 50), 100.0)
-    net.frozen |= {"head.text", "head.scale"}
-    assert frozen_record(net) == before
-    net.backbone.conv1.weight.data[0] += 1e-6
-    assert frozen_record(net) != before
+TINY = ["model.backbone=tiny-clip", "model.head=text", "model.train=head"]
+
+
+@pytest.mark.parametrize(("method", "computed"), [("fedclip", "text"), ("plan", "zero_shot")])
+def test_computed_texts_are_not_compared(method, computed, tmp_path, monkeypatch):
+    """Another processor or number of threads rounds them differently; the backbone's tensors are compared."""
+    plan = small_plan(method, tmp_path, TINY)
+    space, net = Workspace(plan), plan.build_net()
+    recorded = frozen_record(net)
+    getattr(net.head, computed).mul_(1 + 1e-6)
+    assert frozen_record(net) == recorded
+    features = Texts.features
+    monkeypatch.setattr(Texts, "features", lambda texts: features(texts) + 1e-6)
+    other = Workspace(plan)
+    assert not torch.equal(getattr(other.net.head, computed), getattr(space.net.head, computed))
+    assert other.frozen_content == space.frozen_content
+    net.backbone.patches.weight.data[0] += 1e-6
+    assert frozen_record(net) != recorded
+
+
+def test_a_site_reads_the_names_of_classes_of_the_server(tmp_path):
+    """Names and the weights behind the texts are compared in the place of the texts, also when all else is sent."""
+    plan = small_plan("fedavg", tmp_path, [*TINY[:2], "model.train=all"])
+    renamed = replace(plan.data, classes=("zero", *plan.data.classes[1:]))
+    said = Workspace(plan).frozen_content
+    assert len(said) == 20
+    assert Workspace(replace(plan, data=renamed)).frozen_content != said
+    places, state = {"backbone.w": "shared", "head.w": "shared"}, {"backbone.w": torch.ones(2), "head.w": torch.ones(2)}
+    contents = {}
+    for name in state:
+        other = state | {name: torch.zeros(2)}
+        contents[name] = frozen_content(other, places, "w.pth", ("cat",)), frozen_content(other, places, "w.pth")
+    same = frozen_content(state, places, "w.pth", ("cat",))
+    assert contents["backbone.w"][0] != same == contents["head.w"][0]
+    assert contents["backbone.w"][1] == contents["head.w"][1] == ""
+
+
+def test_the_network_of_a_message_is_built_with_the_threads_of_the_run(tmp_path, monkeypatch):
+    """Flower's engine or a cluster may have started the process with others."""
+    before, seen = torch.get_num_threads(), []
+    build_net = Plan.build_net
+    monkeypatch.setattr(Plan, "build_net", lambda plan: seen.append(torch.get_num_threads()) or build_net(plan))
+    close_workspaces()
+    torch.set_num_threads(2)
+    try:
+        workspace(resolve(small_experiment(tmp_path)).experiment.toml())
+    finally:
+        torch.set_num_threads(before)
+        close_workspaces()
+    assert seen == [1]
 
 
 def trained_whole(folder, method="fedavg"):

@@ -134,13 +134,13 @@ class PromptSetsHead(LearnedTextHead):
     """logits = s cos(f, t_c), where the texts t_c have the prompts `sets` in every layer of the text encoder.
 
     sets: `net.prompts`; as a module inside this one, whose own tensors are frozen, it would never be in training mode
-    zero_shot [M, e]: the texts of model.prompt, without prompts
+    zero_shot [M, e]: the texts of model.prompt, without prompts; no part of the state, as in `TextHead`
     """
 
     def __init__(self, texts: Texts, sets: PromptsOfClients, zero_shot: Tensor) -> None:
         super().__init__(texts, sets.text.shape[2])
         self._sets = (sets,)
-        self.register_buffer("zero_shot", zero_shot)
+        self.register_buffer("zero_shot", zero_shot, persistent=False)
 
     @property
     def sets(self) -> PromptsOfClients:
