@@ -127,6 +127,7 @@ class Fuse(Part):
 
     uses_weights: False when the rule weighs clients by itself; weights other than the plain ones are then refused
     perturbs: True when it adds noise to every tensor, which makes batch norm useless
+    robust: True when the tensors of a client may be left out, because it could send anything
     amplifies: True when a number that one client reports can make the model move much further than every update. A
     model that moves more than `run.update_limit` times as far as the largest update is then refused
     masked: True when updates arrive so that only their sum can be read. No other part gets their tensors, no check
@@ -136,6 +137,7 @@ class Fuse(Part):
     needs_clients: ClassVar[bool] = True
     uses_weights: ClassVar[bool] = True
     perturbs: ClassVar[bool] = False
+    robust: ClassVar[bool] = False
     masked: ClassVar[bool] = False
     amplifies: ClassVar[bool] = False
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from clients.terms.prompt_stages import PromptStages, divergence
 from fedsim.arrays import record_to_arrays
-from fedsim.assembly import build_recipe
+from fedsim.assembly import build_recipe, find_recipe
 from fedsim.contract import run_watched, small_plan
 from fedsim.errors import UserError
 from fedsim.experiment import Experiment
@@ -230,6 +230,15 @@ def test_joins_other_methods(pair, tmp_path):
     assert np.isfinite(both.rounds["target_loss"]).all()
     changed = [name for name in alone.last if not np.array_equal(both.last[name], alone.last[name])]
     assert changed
+
+
+@pytest.mark.parametrize("fuse", ["krum", "bulyan", "coordinate_median", "trimmed_mean"])
+def test_a_fusion_that_leaves_clients_out_is_refused(fuse):
+    """Their rows would be in the model that predicts all the same."""
+    with pytest.raises(UserError, match=f"own_rows .* the row of every client .* {fuse} leaves out"):
+        build_recipe(Experiment(method={"name": "plan", "fuse": fuse}))
+    with pytest.raises(UserError, match="krum leaves out"):
+        find_recipe("plan+krum")
 
 
 def test_what_does_not_fit_is_refused(tmp_path):
