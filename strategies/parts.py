@@ -162,7 +162,8 @@ class Refine(Part):
     which no client replied.
 
     order: which part comes first, however the rows are named: 0 corrects the clients' mean, 1 steps towards it, 2
-    trains the new model, 3 averages over rounds; equal numbers in the order of the settings' names
+    puts in what no step may move, 3 trains the new model, 4 averages over rounds; equal numbers in the order of the
+    settings' names
     sees_updates: it uses tensors of single clients, which some fusions hide
     """
 

@@ -15,14 +15,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OwnRows(Refine):
-    """P[k] = the row that client k sent, or the one before where it sent none; all other tensors stay as fused.
+    """P[k] = the row that client k sent, or the one before where it sent none; all other tensors stay as they are.
 
     Source: PLAN (Gong et al. 2024, arXiv 2411.10063). The rows are those of the insert
     `prompt_sets`, in the order of the clients. Robust fusions are refused, because a row that a client sent cannot be
-    left out.
+    left out. The server's steps come before and move the other tensors alone, so that no momentum moves the row of a
+    client that sent nothing. What trains or averages the new model comes after.
     """
 
-    order: ClassVar[int] = 0
+    order: ClassVar[int] = 2
     needs_clients: ClassVar[bool] = True
 
     def refuses(self, recipe: "Recipe") -> str:
@@ -37,7 +38,7 @@ class OwnRows(Refine):
         return super().refuses(recipe)
 
     def refine(self, fused: Arrays, server: ServerRound) -> dict[str, np.ndarray]:
-        """The fused tensors with the clients' own rows."""
+        """The tensors with the clients' own rows."""
         rows = {name: np.array(server.previous[name]) for name in ROWS}
         for update in server.updates:
             number = server.clients.index(update.client)

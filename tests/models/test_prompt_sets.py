@@ -16,6 +16,7 @@ from fedsim.contract import run_watched, small_plan
 from fedsim.errors import UserError
 from fedsim.experiment import Experiment
 from fedsim.models.inserts.prompt_sets import ROWS, Aggregator, PromptSets
+from fedsim.part import part_name
 from fedsim.run.workspace import Workspace
 from strategies.parts import ServerRound, Update
 from strategies.refine.own_rows import OwnRows
@@ -170,6 +171,31 @@ def test_the_server_keeps_the_row_of_each_client():
     assert all(found[name].ravel().tolist() == [1, 0, 5] for name in ROWS)
     assert found["w"].tolist() == [3.0]
     assert all(not previous[name].any() for name in ROWS)
+
+
+@pytest.mark.parametrize("optimizer", ["fedavgm", "fedadam", "fedyogi"])
+def test_server_optimizers_do_not_move_rows(optimizer):
+    """Client b sends nothing in round 2: its row stays, whatever the moments of round 1. Others are what was sent."""
+    recipe, names = find_recipe(f"plan+{optimizer}"), (*ROWS, "w")
+    model, memory = {name: np.zeros((2, 1), np.float32) for name in names}, [{} for _ in recipe.refine]
+    for number, senders in ((1, ("a", "b")), (2, ("a",))):
+        before = model
+        updates = [Update(c, 4, {name: array + number for name, array in before.items()}) for c in senders]
+        server = ServerRound(number, 2, ["a", "b"], before, updates=updates, parameters=frozenset(names))
+        model = recipe.fuse.fuse(updates, dict.fromkeys(senders, 1 / len(senders)), server)
+        for part, arrays in zip(recipe.refine, memory):
+            model = part.refine(model, server.of_part({}, arrays))
+        assert not np.array_equal(model["w"], before["w"])
+        for name in ROWS:
+            moved = (model[name] - before[name]).ravel().tolist()
+            assert moved == [number, number if "b" in senders else 0], (name, number)
+
+
+def test_own_rows_come_after_the_servers_steps_and_before_its_training():
+    added = ["server_average", "ensemble_distillation", "server_step", "fed_avg_m"]
+    recipe = build_recipe(Experiment(method={"name": "plan", "add": added}))
+    expected = ["fed_avg_m", "server_step", "own_rows", "ensemble_distillation", "server_average"]
+    assert [part_name(part) for part in recipe.refine] == expected
 
 
 @pytest.mark.parametrize("number", [1, 3])
