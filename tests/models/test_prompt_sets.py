@@ -249,7 +249,7 @@ def test_stages_take_turns(tmp_path):
     assert list(found.clients.loc[found.clients["teacher_loss"].notna(), "round"].unique()) == [1, 3]
 
 
-@pytest.mark.parametrize("pair", ["fedsam+plan", "fedomg+plan", "fedclip+plan"])
+@pytest.mark.parametrize("pair", ["fedsam+plan", "fedomg+plan"])
 def test_joins_other_methods(pair, tmp_path):
     changes = ["train.rounds=2", "train.iterations=3"]
     both, alone = (run_watched(small_plan(name, tmp_path / name, changes)) for name in (pair, "plan"))
@@ -277,6 +277,11 @@ def test_what_does_not_fit_is_refused(tmp_path):
         small_plan("deepall+plan", tmp_path)
     with pytest.raises(UserError, match="5 does not divide the encoder's width of 32"):
         prompted(PromptSets(heads=5))
+    for trained in ("all", "norm"):
+        with pytest.raises(UserError, match=r"prompt_sets .* model.train = .* set model.train = 'head'"):
+            small_plan("plan", tmp_path, [f"model.train={trained}"])
+    with pytest.raises(UserError, match=r"prompt_stages .* feature_attention makes other features"):
+        small_plan("fedclip+plan", tmp_path)
     with pytest.raises(UserError, match=r"set train.compile = 'off'"):
         small_plan("plan", tmp_path, ["train.compile=default"])
     with pytest.raises(UserError, match="moon makes a head of its own"):
