@@ -57,8 +57,9 @@ class PromptStages(Term):
 
     def begin(self, round: LocalRound) -> StepFunction | None:
         """Chooses what is trained; the term, or None without a teacher."""
-        local = round.round % 2 == 1
-        round.net.prompts.client = round.index if local else None
+        local, sets = round.round % 2 == 1, round.net.prompts
+        sets.client = round.index if local else None
+        sets.learn(prompts=local or sets.through, aggregators=not local)
         if not local or self.c == 0:
             return None
         teacher = self._teacher(round)
@@ -86,5 +87,6 @@ class PromptStages(Term):
         return logits
 
     def end(self, round: LocalRound) -> None:
-        """No client is chosen any more."""
+        """No client and no stage is chosen any more."""
         round.net.prompts.client = None
+        round.net.prompts.learn(prompts=True, aggregators=True)

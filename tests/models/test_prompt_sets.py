@@ -249,6 +249,37 @@ def test_stages_take_turns(tmp_path):
     assert list(found.clients.loc[found.clients["teacher_loss"].notna(), "round"].unique()) == [1, 3]
 
 
+@pytest.mark.parametrize("through", [False, True])
+def test_stages_take_turns_with_proximal_terms_and_weight_decay(through, tmp_path):
+    """Gradients of 0, which a proximal term has where nothing moves, do not expose the other stage to the decay."""
+    changes = ["train.iterations=2", "train.weight_decay=0.01", "train.rounds=2",
+               f"method.prompt_sets.through={through}".lower()]  # fmt: skip
+    for config, received, returned in run_watched(small_plan("plan+fedprox", tmp_path, changes)).training():
+        start, end = (record_to_arrays(record["arrays"]) for record in (received, returned))
+        moved = {name for name in end if not np.array_equal(start[name], end[name])}
+        assert bool(moved & set(ROWS)) == (config["round"] == 1 or through)
+        assert moved.isdisjoint(end.keys() - set(ROWS)) == (config["round"] == 1)
+
+
+def test_a_round_that_failed_leaves_no_stage_behind(tmp_path, monkeypatch):
+    """Clients share the network: after a failure in the stage of the prompts, another client trains aggregators."""
+    space = Workspace(small_plan("plan", tmp_path, ["train.iterations=1"]))
+    trained = [parameter.requires_grad for parameter in space.net.parameters()]
+    names = [name for name, place in space.places.items() if place == "shared"]
+    start = {name: space.net.state_dict()[name].numpy().copy() for name in names}
+    arrays = [start[name] for name in names]
+    failing, other = space.client("rot0", ""), space.client("rot15", "")
+    with monkeypatch.context() as patch:
+        patch.setattr(failing.data, "batch", lambda *given: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            failing.fit(arrays, {"client": "rot0", "phase": "train", "round": 1})
+    sent = other.fit(arrays, {"client": "rot15", "phase": "train", "round": 2})[0]
+    moved = {name for name, array in zip(names, sent) if not np.array_equal(array, start[name])}
+    assert moved
+    assert moved.isdisjoint(ROWS)
+    assert [parameter.requires_grad for parameter in space.net.parameters()] == trained
+
+
 @pytest.mark.parametrize("pair", ["fedsam+plan", "fedomg+plan"])
 def test_joins_other_methods(pair, tmp_path):
     changes = ["train.rounds=2", "train.iterations=3"]

@@ -81,6 +81,11 @@ class PromptsOfClients(nn.Module):
             return getattr(self, side)[self.client]
         return self.aggregated(side)
 
+    def learn(self, prompts: bool, aggregators: bool) -> None:
+        """Chooses which tensors have gradients. The others have none, not even zeros, with which they would decay."""
+        for name, parameter in self.named_parameters():
+            parameter.requires_grad_(prompts if f"prompts.{name}" in ROWS else aggregators)
+
     @contextmanager
     def holding(self, vision: Tensor | None) -> Iterator[None]:
         """Inside the block the image encoder has these prompts, or none."""
