@@ -73,6 +73,7 @@ class DomainClient(NumPyClient):
 
     def _see(self, view: NetView) -> None:
         self.net, self.state, self.frozen, self._after_step = view.net, view.state, view.frozen, view.after_step
+        self._learned = view.learned
 
     @property
     def metric(self) -> str:
@@ -259,6 +260,8 @@ class DomainClient(NumPyClient):
         self.spent.append(Amount.of(plan))
         round.steps, round.images = len(plan), self.spent[-1].images
         round.lr = learning_rate(work, max(round.round, 1), round.rounds)
+        for parameter in self._learned:
+            parameter.requires_grad_(True)  # a part may have taken the gradient of some in a round that it did not end
         round.optimizer = make_optimizer(net, work, round.lr)
         if work.persist_optimizer and (kept := self.store.get("optimizer")):
             restore_optimizer(round.optimizer, kept)

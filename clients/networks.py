@@ -122,14 +122,18 @@ class NetView:
     state: the network's tensors by name, which are always written in place
     frozen: the modules that have only frozen tensors (see `freeze`)
     after_step: the functions that are called after every optimizer step
+    learned: the parameters with gradients
     """
 
     net: nn.Module
     state: dict[str, Tensor]
     frozen: list[nn.Module]
     after_step: list[Callable[[], None]]
+    learned: list[nn.Parameter]
 
 
 def view_of(net: nn.Module, places: Mapping[str, str]) -> NetView:
     """The network for its clients, without gradients of frozen parameters."""
-    return NetView(net, dict(net.state_dict()), freeze(net, places), after_step_functions(net))
+    frozen = freeze(net, places)
+    learned = [parameter for parameter in net.parameters() if parameter.requires_grad]
+    return NetView(net, dict(net.state_dict()), frozen, after_step_functions(net), learned)

@@ -127,6 +127,7 @@ class Fuse(Part):
 
     uses_weights: False when the rule weighs clients by itself; weights other than the plain ones are then refused
     perturbs: True when it adds noise to every tensor, which makes batch norm useless
+    robust: True when the tensors of a client may be left out, because it could send anything
     amplifies: True when a number that one client reports can make the model move much further than every update. A
     model that moves more than `run.update_limit` times as far as the largest update is then refused
     masked: True when updates arrive so that only their sum can be read. No other part gets their tensors, no check
@@ -136,6 +137,7 @@ class Fuse(Part):
     needs_clients: ClassVar[bool] = True
     uses_weights: ClassVar[bool] = True
     perturbs: ClassVar[bool] = False
+    robust: ClassVar[bool] = False
     masked: ClassVar[bool] = False
     amplifies: ClassVar[bool] = False
 
@@ -160,7 +162,8 @@ class Refine(Part):
     which no client replied.
 
     order: which part comes first, however the rows are named: 0 corrects the clients' mean, 1 steps towards it, 2
-    trains the new model, 3 averages over rounds; equal numbers in the order of the settings' names
+    puts in what no step may move, 3 trains the new model, 4 averages over rounds; equal numbers in the order of the
+    settings' names
     sees_updates: it uses tensors of single clients, which some fusions hide
     """
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from clients.parts import Batch, LocalRound, StepFunction, Term
 from fedsim.models.inserts.prompt_sets import PromptSets
+from fedsim.part import part_name
 
 if TYPE_CHECKING:
     from fedsim.recipe import Recipe
@@ -43,15 +44,22 @@ class PromptStages(Term):
         return "every client's own prompts, each round, to the server and to all clients"
 
     def refuses(self, recipe: "Recipe") -> str:
-        """The stages belong to the insert."""
-        if any(isinstance(insert, PromptSets) for insert in recipe.inserts):
-            return super().refuses(recipe)
-        return "prompt_stages trains the prompts of the insert prompt_sets; add it to method.inserts"
+        """The stages belong to the insert, and the features of the teacher to the frozen encoder."""
+        if not any(isinstance(insert, PromptSets) for insert in recipe.inserts):
+            return "prompt_stages trains the prompts of the insert prompt_sets; add it to method.inserts"
+        makers = [part_name(insert) for insert in recipe.inserts if insert.makes_features]
+        if makers:
+            return (
+                "prompt_stages takes the features of the frozen encoder for its teacher, and "
+                f"{makers[0]} makes other features, which are trained; use one of the two"
+            )
+        return super().refuses(recipe)
 
     def begin(self, round: LocalRound) -> StepFunction | None:
         """Chooses what is trained; the term, or None without a teacher."""
-        local = round.round % 2 == 1
-        round.net.prompts.client = round.index if local else None
+        local, sets = round.round % 2 == 1, round.net.prompts
+        sets.client = round.index if local else None
+        sets.learn(prompts=local or sets.through, aggregators=not local)
         if not local or self.c == 0:
             return None
         teacher = self._teacher(round)
@@ -79,5 +87,6 @@ class PromptStages(Term):
         return logits
 
     def end(self, round: LocalRound) -> None:
-        """No client is chosen any more."""
+        """No client and no stage is chosen any more."""
         round.net.prompts.client = None
+        round.net.prompts.learn(prompts=True, aggregators=True)

@@ -30,6 +30,7 @@ class Bulyan(Fuse):
 
     malicious: Annotated[int, Field(ge=0)] = 1
     uses_weights: ClassVar[bool] = False
+    robust: ClassVar[bool] = True
 
     def check(self, experiment: Experiment) -> None:
         """Raises UserError when the federation is too small for that many malicious clients."""

@@ -21,6 +21,7 @@ class CoordinateMedian(Fuse):
     """
 
     uses_weights: ClassVar[bool] = False
+    robust: ClassVar[bool] = True
 
     def fuse(
         self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
 from pydantic import Field
@@ -30,6 +30,7 @@ class Krum(Fuse):
 
     malicious: Annotated[int, Field(ge=0)] = 0
     select: Annotated[int, Field(ge=1)] = 1
+    robust: ClassVar[bool] = True
 
     def check(self, experiment: Experiment) -> None:
         """Raises UserError when the federation is too small for that many malicious clients."""

@@ -50,6 +50,7 @@ class TrimmedMean(Fuse):
 
     beta: Annotated[float, Field(ge=0, lt=0.5)] = 0.34
     uses_weights: ClassVar[bool] = False
+    robust: ClassVar[bool] = True
 
     def check(self, experiment: Experiment) -> None:
         """Raises UserError for a share that leaves out no client, because the rule would be robust only by its name."""

@@ -61,7 +61,7 @@ class EnsembleDistillation(Refine):
     teachers: in `eval` mode, or in `train` mode (released code), with dropout and the statistics of each mini-batch
     """
 
-    order: ClassVar[int] = 2
+    order: ClassVar[int] = 3
 
     data: str = ""
     rounds: Annotated[int, Field(ge=0)] = 30

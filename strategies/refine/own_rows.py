@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from fedsim.models.inserts.prompt_sets import ROWS, PromptSets
+from fedsim.part import part_name
 from strategies.parts import Arrays, Refine, ServerRound
 
 if TYPE_CHECKING:
@@ -14,23 +15,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OwnRows(Refine):
-    """P[k] = the row that client k sent, or the one before where it sent none; all other tensors stay as fused.
+    """P[k] = the row that client k sent, or the one before where it sent none; all other tensors stay as they are.
 
     Source: PLAN (Gong et al. 2024, arXiv 2411.10063). The rows are those of the insert
-    `prompt_sets`, in the order of the clients.
+    `prompt_sets`, in the order of the clients. Robust fusions are refused, because a row that a client sent cannot be
+    left out. The server's steps come before and move the other tensors alone, so that no momentum moves the row of a
+    client that sent nothing. What trains or averages the new model comes after.
     """
 
-    order: ClassVar[int] = 0
+    order: ClassVar[int] = 2
     needs_clients: ClassVar[bool] = True
 
     def refuses(self, recipe: "Recipe") -> str:
-        """The rows belong to the insert."""
-        if any(isinstance(insert, PromptSets) for insert in recipe.inserts):
-            return super().refuses(recipe)
-        return "own_rows keeps the prompts of the insert prompt_sets; add it to method.inserts"
+        """The rows belong to the insert, and those of all clients predict."""
+        if not any(isinstance(insert, PromptSets) for insert in recipe.inserts):
+            return "own_rows keeps the prompts of the insert prompt_sets; add it to method.inserts"
+        if recipe.fuse.robust:
+            return (
+                "own_rows puts the row of every client into the model that predicts, also that of a client which "
+                f"{part_name(recipe.fuse)} leaves out; use one of the two"
+            )
+        return super().refuses(recipe)
 
     def refine(self, fused: Arrays, server: ServerRound) -> dict[str, np.ndarray]:
-        """The fused tensors with the clients' own rows."""
+        """The tensors with the clients' own rows."""
         rows = {name: np.array(server.previous[name]) for name in ROWS}
         for update in server.updates:
             number = server.clients.index(update.client)

@@ -26,7 +26,7 @@ class ServerAverage(Refine):
     beta: Annotated[float, Field(ge=0, lt=1)] = 0.9
     running: bool = False
     first_round: Annotated[int, Field(ge=1)] = 1
-    order: ClassVar[int] = 3
+    order: ClassVar[int] = 4
     sees_updates: ClassVar[bool] = False
 
     def refine(self, fused: Arrays, server: ServerRound) -> dict[str, np.ndarray]:

@@ -100,6 +100,16 @@ def test_what_does_not_fit_is_refused(part, model, message):
         build(part, **model)
 
 
+@pytest.mark.parametrize("setting", ["L=4", "std=0.5"])
+def test_settings_that_the_template_would_drop_are_refused(setting, tmp_path):
+    """Two methods of a comparison would have the same numbers."""
+    changes = ["method.learned_prompts.init=template"]
+    assert small_plan("promptfl", tmp_path, changes)
+    key = setting.partition("=")[0]
+    with pytest.raises(UserError, match=rf"learned_prompts.{key} .* init = 'template'.*; leave {key} out"):
+        small_plan("promptfl", tmp_path, [*changes, f"method.learned_prompts.{setting}"])
+
+
 def test_methods_that_make_another_head_are_refused(tmp_path):
     with pytest.raises(UserError, match="makes a head of its own"):
         small_plan("promptfl+fedsr", tmp_path).build_net()

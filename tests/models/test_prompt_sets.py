@@ -17,7 +17,6 @@ from fedsim.errors import UserError
 from fedsim.experiment import Experiment
 from fedsim.models.inserts.prompt_sets import ROWS, Aggregator, PromptSets
 from fedsim.run.workspace import Workspace
-from strategies.parts import ServerRound, Update
 from strategies.refine.own_rows import OwnRows
 
 
@@ -160,18 +159,6 @@ def test_one_client_is_enough():
     assert prompted(clients=1)(IMAGES).shape == (5, len(NAMES))
 
 
-def test_the_server_keeps_the_row_of_each_client():
-    """Client b sent nothing: its row stays. Aggregators are as fused."""
-    previous = {name: np.zeros((3, 1), np.float32) for name in ROWS} | {"w": np.zeros(1, np.float32)}
-    sent = {client: {**{name: np.full((3, 1), value, np.float32) for name in ROWS}, "w": np.ones(1, np.float32)}
-            for client, value in (("a", 1.0), ("c", 5.0))}  # fmt: skip
-    server = ServerRound(2, 6, ["a", "b", "c"], previous, updates=[Update(c, 4, own) for c, own in sent.items()])
-    found = OwnRows().refine({name: array + 3 for name, array in previous.items()}, server)
-    assert all(found[name].ravel().tolist() == [1, 0, 5] for name in ROWS)
-    assert found["w"].tolist() == [3.0]
-    assert all(not previous[name].any() for name in ROWS)
-
-
 @pytest.mark.parametrize("number", [1, 3])
 def test_the_loss_of_the_first_stage(tmp_path, number):
     """Round 1: the teacher is zero-shot CLIP. Round 3: the received aggregated prompts. By autograd on CE + KL."""
@@ -223,7 +210,38 @@ def test_stages_take_turns(tmp_path):
     assert list(found.clients.loc[found.clients["teacher_loss"].notna(), "round"].unique()) == [1, 3]
 
 
-@pytest.mark.parametrize("pair", ["fedsam+plan", "fedomg+plan", "fedclip+plan"])
+@pytest.mark.parametrize("through", [False, True])
+def test_stages_take_turns_with_proximal_terms_and_weight_decay(through, tmp_path):
+    """Gradients of 0, which a proximal term has where nothing moves, do not expose the other stage to the decay."""
+    changes = ["train.iterations=2", "train.weight_decay=0.01", "train.rounds=2",
+               f"method.prompt_sets.through={through}".lower()]  # fmt: skip
+    for config, received, returned in run_watched(small_plan("plan+fedprox", tmp_path, changes)).training():
+        start, end = (record_to_arrays(record["arrays"]) for record in (received, returned))
+        moved = {name for name in end if not np.array_equal(start[name], end[name])}
+        assert bool(moved & set(ROWS)) == (config["round"] == 1 or through)
+        assert moved.isdisjoint(end.keys() - set(ROWS)) == (config["round"] == 1)
+
+
+def test_a_round_that_failed_leaves_no_stage_behind(tmp_path, monkeypatch):
+    """Clients share the network: after a failure in the stage of the prompts, another client trains aggregators."""
+    space = Workspace(small_plan("plan", tmp_path, ["train.iterations=1"]))
+    trained = [parameter.requires_grad for parameter in space.net.parameters()]
+    names = [name for name, place in space.places.items() if place == "shared"]
+    start = {name: space.net.state_dict()[name].numpy().copy() for name in names}
+    arrays = [start[name] for name in names]
+    failing, other = space.client("rot0", ""), space.client("rot15", "")
+    with monkeypatch.context() as patch:
+        patch.setattr(failing.data, "batch", lambda *given: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            failing.fit(arrays, {"client": "rot0", "phase": "train", "round": 1})
+    sent = other.fit(arrays, {"client": "rot15", "phase": "train", "round": 2})[0]
+    moved = {name for name, array in zip(names, sent) if not np.array_equal(array, start[name])}
+    assert moved
+    assert moved.isdisjoint(ROWS)
+    assert [parameter.requires_grad for parameter in space.net.parameters()] == trained
+
+
+@pytest.mark.parametrize("pair", ["fedsam+plan", "fedomg+plan"])
 def test_joins_other_methods(pair, tmp_path):
     changes = ["train.rounds=2", "train.iterations=3"]
     both, alone = (run_watched(small_plan(name, tmp_path / name, changes)) for name in (pair, "plan"))
@@ -242,6 +260,11 @@ def test_what_does_not_fit_is_refused(tmp_path):
         small_plan("deepall+plan", tmp_path)
     with pytest.raises(UserError, match="5 does not divide the encoder's width of 32"):
         prompted(PromptSets(heads=5))
+    for trained in ("all", "norm"):
+        with pytest.raises(UserError, match=r"prompt_sets .* model.train = .* set model.train = 'head'"):
+            small_plan("plan", tmp_path, [f"model.train={trained}"])
+    with pytest.raises(UserError, match=r"prompt_stages .* feature_attention makes other features"):
+        small_plan("fedclip+plan", tmp_path)
     with pytest.raises(UserError, match=r"set train.compile = 'off'"):
         small_plan("plan", tmp_path, ["train.compile=default"])
     with pytest.raises(UserError, match="moon makes a head of its own"):

@@ -9,6 +9,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedsim.errors import UserError
+from fedsim.experiment import Experiment
 from fedsim.kinds import Kind
 from fedsim.models.inserts.base import Insert
 from fedsim.models.net import Net
@@ -109,17 +110,24 @@ class LearnedPrompts(TextLearner):
     (method.weights = "uniform") and averages all tensors of CLIP, of which only V differ. Its runs: SGD with a rate of
     .001 and a cosine schedule, batches of 32, ten rounds of five epochs, ViT-B/16 in half precision.
 
-    L: the number of vectors; with init = "template" it is that of the template's tokens
+    L: the number of vectors; with init = "template" it is that of the template's tokens, and L cannot be set
     per_class: whether every class has vectors of its own, V [M, L, d]
     init: `normal` draws V from N(0, std^2); `template` begins with the embeddings of the words of model.prompt, and so
     with zero-shot CLIP
-    std: the standard deviation of the initial V
+    std: the standard deviation of the initial V, which cannot be set with init = "template"
     """
 
     L: Annotated[int, Field(ge=1)] = 16
     per_class: bool = False
     init: Literal["normal", "template"] = "normal"
     std: Annotated[float, Field(ge=0)] = 0.02
+
+    def check(self, experiment: Experiment) -> None:
+        """Raises UserError for values that the start from the template would not use."""
+        for name in ("L", "std") if self.init == "template" else ():
+            if getattr(self, name) != getattr(LearnedPrompts, name):
+                raise UserError(f"learned_prompts.{name} has no effect with init = 'template', which begins with the "
+                                f"words of model.prompt; leave {name} out, or set init = 'normal'")  # fmt: skip
 
     def apply(self, net: Net) -> None:
         """Gives the network a head with learned vectors. Raises UserError without texts, or when they are too long."""

@@ -81,6 +81,11 @@ class PromptsOfClients(nn.Module):
             return getattr(self, side)[self.client]
         return self.aggregated(side)
 
+    def learn(self, prompts: bool, aggregators: bool) -> None:
+        """Chooses which tensors have gradients. The others have none, not even zeros, with which they would decay."""
+        for name, parameter in self.named_parameters():
+            parameter.requires_grad_(prompts if f"prompts.{name}" in ROWS else aggregators)
+
     @contextmanager
     def holding(self, vision: Tensor | None) -> Iterator[None]:
         """Inside the block the image encoder has these prompts, or none."""
@@ -199,7 +204,12 @@ class PromptSets(TextLearner):
     requires: ClassVar[dict[str, str]] = {"terms": "prompt_stages", "refine": "own_rows"}
 
     def check(self, experiment: Experiment) -> None:
-        """Raises UserError for a compiled pass."""
+        """Raises UserError for a compiled pass, and where more than the prompts is trained. A model without texts,
+        which the recipe alone is shown with, is refused by `apply`."""
+        model = experiment.model
+        if model.head == "text" and model.train != "head":
+            raise UserError("prompt_sets has a teacher in an image encoder that does not change, and model.train = "
+                            f"{model.train!r} trains more than the prompts; set model.train = 'head'")  # fmt: skip
         if experiment.train.compile != "off":
             raise UserError("prompt_sets has other prompts in the stages and for the teacher, which one compiled pass "
                             "cannot have; set train.compile = 'off'")  # fmt: skip
