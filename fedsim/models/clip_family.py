@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fedsim.about import extra
 from fedsim.errors import UserError, nearest
 from fedsim.models.layout import Layout, Statistics, survey
-from fedsim.models.texts import TextEncoder, TextHead, Texts
+from fedsim.models.texts import TextEncoder, TextHead, Texts, refuse_equal
 from fedsim.models.weights import StateDict
 
 
@@ -46,8 +46,10 @@ class ClipEncoder(nn.Module):
             if len(tokenizer.encode(text)) + 2 > tokenizer.context_length:  # two mark its start and its end
                 raise UserError(f"model.prompt: {text!r} is longer than the {tokenizer.context_length} tokens that "
                                 f"{self.name} reads")  # fmt: skip
+        tokens = tokenizer(prompts)
+        refuse_equal(classes, tokens.tolist(), f"open_clip:{self.name}")
         training = self.clip.training
-        text = self.clip.eval().encode_text(tokenizer(prompts))
+        text = self.clip.eval().encode_text(tokens)
         self.clip.train(training)
         scale = float(self.clip.logit_scale.exp())
         return TextHead(text, scale, partial(_texts, self.clip, self.name, tokenizer, classes, prompt, scale))
