@@ -23,6 +23,6 @@ def test_all_class_names_of_a_data_set_differ(dataset):
 
 
 def test_classes_of_equal_texts_are_refused():
-    said = r"^model.head = 'text': the classes 'Alarm_Clock' and 'alarm clock' are the same text for tiny-clip; give one"
+    said = r"^model.head = 'text': the classes 'Alarm_Clock' and 'alarm clock' are the same text for tiny-clip; give"
     with pytest.raises(UserError, match=said):
         build(names=("dog", "Alarm_Clock", "alarm clock"))
