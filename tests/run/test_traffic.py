@@ -10,7 +10,9 @@ from fedsim.run.plan import resolve
 from fedsim.run.traffic import traffic
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedbn", "perada", "scaffold", "fedig", "copa", "stablefdg", "promptfl", "plan"])
+@pytest.mark.parametrize(
+    "method", ["fedavg", "fedbn", "perada", "scaffold", "fedig", "copa", "stablefdg", "promptfl", "plan"]
+)
 def test_bytes_are_those_of_clients_csv(method, tmp_path):
     """Sums per client and round, and bytes of each bank, are equal from round 2 on, when every bank is filled."""
     model = dict(text.removeprefix("model.").split("=") for text in METHODS[method].tried_with)
