@@ -2,7 +2,8 @@
 
 With `model.head = "text"` the classifier is not learned: class c is the text t_c that CLIP's text encoder makes of
 `model.prompt` with the class's name (Radford et al., ICML 2021). Without any training this is
-zero-shot CLIP, which round 0 of every run records.
+zero-shot CLIP, which round 0 of FedAvg records. Methods with layers or texts that begin with random values (fedclip,
+promptfl, fedapt, plan) record the accuracy of those in round 0.
 """
 
 import importlib.util
