@@ -23,6 +23,7 @@ from safetensors.numpy import load_file
 
 from fedsim.arrays import record_to_arrays
 from fedsim.assembly import assemble
+from fedsim.errors import UserError
 from fedsim.experiment import parse_experiment
 from fedsim.message_records import arrays_of, config_of, metrics_of
 from fedsim.run.plan import Plan, resolve
@@ -109,7 +110,7 @@ def trains(whole: Evidence) -> str:
 
 def differs_from_fedavg(whole: Evidence) -> str:
     """It differs from FedAvg in a tensor, in a message, in its predictions or in its records"""
-    plain = _fedavg(whole.overrides)
+    plain = _fedavg((*whole.plan.recipe.tried_with, *whole.overrides))
     if whole.last.keys() != plain.last.keys():
         return ""
     if any(not np.array_equal(array, plain.last[name]) for name, array in whole.last.items()):
@@ -194,13 +195,15 @@ def findings(method: str, overrides: Sequence[str] = ()) -> Iterator[tuple[str, 
 
     overrides: `key=value` settings that the method needs, such as "train.momentum=0"
 
+    The difference from FedAvg is left out where FedAvg is refused (`without_fedavg`).
+
     Raises UserError for a method that does not exist. When the method's own code raises an exception, the exception is
     the reason why the property does not hold.
     """
     with tempfile.TemporaryDirectory() as output:
         whole = run_watched(small_plan(method, output, overrides), overrides=tuple(overrides))
         for check in PROPERTIES:
-            if check is differs_from_fedavg and method == "fedavg":
+            if check is differs_from_fedavg and (method == "fedavg" or without_fedavg(method, overrides)):
                 continue
             try:
                 yield check.__doc__, check(whole)
@@ -209,15 +212,29 @@ def findings(method: str, overrides: Sequence[str] = ()) -> Iterator[tuple[str, 
                 yield check.__doc__, f"{type(error).__name__}: {lines[-1] if lines else ''}"
 
 
+def without_fedavg(method: str, overrides: Sequence[str] = ()) -> str:
+    """Why FedAvg is refused with the settings of the method, which then cannot be compared with it; empty where it
+    is not refused."""
+    settings = (*assemble({"name": method}, {}).tried_with, *overrides)
+    try:
+        small_plan("fedavg", "unused", _common(settings)).build_net()
+    except UserError as error:
+        return str(error)
+    return ""
+
+
 # --- what the properties use --------------------------------------------------------------------------------------
 
 
 @functools.cache
 def _fedavg(overrides: tuple[str, ...]) -> Evidence:
     """The run of FedAvg with the same settings, except those of the method's own parts."""
-    common = [text for text in overrides if not text.startswith("method.")]
     with tempfile.TemporaryDirectory() as output:
-        return run_watched(small_plan("fedavg", output, common))
+        return run_watched(small_plan("fedavg", output, _common(overrides)))
+
+
+def _common(overrides: Sequence[str]) -> list[str]:
+    return [text for text in overrides if not text.startswith("method.")]
 
 
 def _wire(evidence: Evidence) -> list[tuple]:

@@ -94,19 +94,25 @@ def first_try(name: str, recipe: "Recipe") -> str:
 
 
 def show_findings(method: str, overrides: Sequence[str] = ()) -> bool:
-    """Print one line per property of a method; returns whether all properties hold."""
-    from fedsim.contract import findings
+    """Print one line per property of a method; returns whether all properties that can be checked hold."""
+    from fedsim.contract import differs_from_fedavg, findings, without_fedavg
 
     logging.disable(logging.WARNING)  # the check causes failures, and so warnings, on purpose
     holds = True
     try:
         for words, reason in findings(method, overrides):
             holds &= not reason
-            mark, color = ("fails", "red") if reason else ("holds", "green")
-            console.print(Text.assemble((mark, color), f"  {words}{': ' + reason if reason else ''}"), soft_wrap=True)
+            _show_property(*(("fails", "red") if reason else ("holds", "green")), words, reason)
+        if refused := without_fedavg(method, overrides):
+            reason = f"FedAvg is refused with these settings: {refused}"
+            _show_property("skipped", "yellow", differs_from_fedavg.__doc__, reason)
     finally:
         logging.disable(logging.NOTSET)
     return holds
+
+
+def _show_property(mark: str, color: str, words: str, reason: str) -> None:
+    console.print(Text.assemble((mark, color), f"  {words}{': ' + reason if reason else ''}"), soft_wrap=True)
 
 
 def start_method(name: str, folder: Path) -> None:

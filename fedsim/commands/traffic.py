@@ -6,6 +6,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from fedsim.console import console, say
+from fedsim.errors import UserError
 from fedsim.experiment import Experiment, from_table, read_experiment
 from fedsim.run.plan import resolve
 from fedsim.run.traffic import traffic
@@ -21,13 +22,23 @@ def show_traffic(name: str, config: str, preset: str = "", overrides: Sequence[s
     for row in rows:
         amounts = ["depends on the data" if amount is None else f"{amount:,}" for amount in (row.down, row.up)]
         table.add_row(escape(row.record), row.when, *amounts)
-    table.add_row("FedAvg's model", "round", *(f"{amount:,}" for amount in fedavg_bytes(experiment)), style="dim")
+    refused = ""
+    try:
+        plain = [f"{amount:,}" for amount in fedavg_bytes(experiment)]
+    except UserError as error:
+        plain, refused = ["-", "-"], str(error)
+    table.add_row("FedAvg's model", "round", *plain, style="dim")
     console.print(table)
+    if refused:
+        say(f"FedAvg has no bytes to compare with, because it is refused with these settings: {refused}")
     say("sums of a round are bytes_down and bytes_up in clients.csv, single banks bytes_down_NAME and bytes_up_NAME")
 
 
 def fedavg_bytes(experiment: Experiment) -> tuple[int, int]:
-    """The bytes that FedAvg sends to one client and receives from it in a round of the same experiment."""
+    """The bytes that FedAvg sends to one client and receives from it in a round of the same experiment.
+
+    Raises UserError where FedAvg cannot run with its settings, as with texts alone, of which it learns none.
+    """
     plain = from_table({**experiment.model_dump(), "method": {"name": "fedavg"}})
     rows = traffic(resolve(plain))
     return sum(row.down for row in rows), sum(row.up for row in rows)

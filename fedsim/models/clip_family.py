@@ -2,7 +2,8 @@
 
 With `model.head = "text"` the classifier is not learned: class c is the text t_c that CLIP's text encoder makes of
 `model.prompt` with the class's name (Radford et al., ICML 2021). Without any training this is
-zero-shot CLIP, which round 0 of every run records.
+zero-shot CLIP, which round 0 of FedAvg records. Methods with layers or texts that begin with random values (fedclip,
+promptfl, fedapt, plan) record the accuracy of those in round 0.
 """
 
 import importlib.util
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from fedsim.about import extra
 from fedsim.errors import UserError, nearest
 from fedsim.models.layout import Layout, Statistics, survey
-from fedsim.models.texts import TextEncoder, TextHead, Texts
+from fedsim.models.texts import TextEncoder, TextHead, Texts, refuse_equal
 from fedsim.models.weights import StateDict
 
 
@@ -46,8 +47,10 @@ class ClipEncoder(nn.Module):
             if len(tokenizer.encode(text)) + 2 > tokenizer.context_length:  # two mark its start and its end
                 raise UserError(f"model.prompt: {text!r} is longer than the {tokenizer.context_length} tokens that "
                                 f"{self.name} reads")  # fmt: skip
+        tokens = tokenizer(prompts)
+        refuse_equal(classes, tokens.tolist(), f"open_clip:{self.name}")
         training = self.clip.training
-        text = self.clip.eval().encode_text(tokenizer(prompts))
+        text = self.clip.eval().encode_text(tokens)
         self.clip.train(training)
         scale = float(self.clip.logit_scale.exp())
         return TextHead(text, scale, partial(_texts, self.clip, self.name, tokenizer, classes, prompt, scale))

@@ -96,6 +96,7 @@ class Texts:
         if any(each[: len(template)] != template for each in tokens):
             raise UserError(f"model.prompt: in {prompt!r} the name of a class begins inside a token; put a space in "
                             "front of {}")  # fmt: skip
+        refuse_equal(names, tokens, rest["model"])
         start, end = marks
         tails = tuple((*each[len(template) :], end) for each in tokens)
         found = cls(template=template, names=tails, start=start, **rest)
@@ -126,3 +127,13 @@ class Texts:
         lead = self.embedded([self.start, *self.template])
         tails, ends = self.tails(len(self.template))
         return self.encoder(torch.cat([lead.expand(len(tails), -1, -1), tails], 1), ends)
+
+
+def refuse_equal(names: Sequence[str], tokens: Sequence[Sequence[int]], model: str) -> None:
+    """UserError for two classes whose texts are equal tokens, which no image could tell apart."""
+    first: dict[tuple[int, ...], str] = {}
+    for name, text in zip(names, map(tuple, tokens)):
+        if text in first:
+            raise UserError(f"model.head = 'text': the classes {first[text]!r} and {name!r} are the same text for "
+                            f"{model}; give one of them another name")  # fmt: skip
+        first[text] = name

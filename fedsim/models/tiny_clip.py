@@ -2,10 +2,12 @@
 
 Nobody has trained it, so that its accuracy without training is that of guessing. Results with it are never compared
 with those of a real CLIP model.
+
+Its tokens are pairs of letters, digits, and the bytes of other signs. They need no list of words, and two different
+words always have different tokens.
 """
 
 import re
-import zlib
 from collections.abc import Sequence
 
 import torch
@@ -15,8 +17,8 @@ from fedsim.errors import UserError
 from fedsim.models.texts import TextEncoder, TextHead, Texts
 
 WIDTH, LAYERS, HEADS, FEATURES, PATCH = 32, 2, 2, 16, 4
-WORDS, CONTEXT = 64, 48
-START, END = 1, 2  # words have the numbers from 3 on
+START, END, FIRST = 1, 2, 3  # the tokens of a text have the numbers from 3 on
+TOKENS, CONTEXT = FIRST + 36**2, 48
 SCALE = 1 / 0.07  # with which the training of CLIP begins
 
 
@@ -61,7 +63,7 @@ class Transformer(nn.Module):
 class TinyClip(nn.Module):
     """Images [B, 3, s, s] -> features [B, 16]: patches of 4 px, a class token, 2 layers of width 32.
 
-    The text encoder has the same size, reads 48 tokens and knows 61 words, into which all words are hashed.
+    The text encoder has the same size and reads 48 tokens.
     """
 
     def __init__(self, image_size: int) -> None:
@@ -74,7 +76,7 @@ class TinyClip(nn.Module):
         self.positions = nn.Parameter(torch.randn((image_size // PATCH) ** 2 + 1, WIDTH) / WIDTH**0.5)
         self.transformer, self.norm = Transformer(WIDTH, LAYERS, HEADS), nn.LayerNorm(WIDTH)
         self.projection = nn.Linear(WIDTH, FEATURES, bias=False)
-        self.embedding = nn.Embedding(WORDS, WIDTH)
+        self.embedding = nn.Embedding(TOKENS, WIDTH)
         positions = nn.Parameter(0.1 * torch.randn(CONTEXT, WIDTH))
         self.text = TextEncoder(
             Transformer(WIDTH, LAYERS, HEADS), positions, nn.LayerNorm(WIDTH), nn.Linear(WIDTH, FEATURES, bias=False)
@@ -89,7 +91,7 @@ class TinyClip(nn.Module):
     def text_head(self, classes: Sequence[str], prompt: str) -> TextHead:
         """The head of these class names, in their order."""
         texts = Texts.read(
-            words, (START, END), prompt, classes, encoder=self.text, embedding=self.embedding, scale=SCALE,
+            tokens_of, (START, END), prompt, classes, encoder=self.text, embedding=self.embedding, scale=SCALE,
             context=CONTEXT, model="tiny-clip",
         )  # fmt: skip
         return TextHead(texts.features(), SCALE, lambda: texts)
@@ -99,7 +101,13 @@ class TinyClip(nn.Module):
         del self.text, self.embedding
 
 
-def words(text: str) -> list[int]:
-    """The numbers of the words, digits and signs of a text."""
-    found = re.findall(r"[a-z]+|[0-9]|[^\sa-z0-9]", text.lower())
-    return [END + 1 + zlib.crc32(word.encode()) % (WORDS - END - 1) for word in found]
+def tokens_of(text: str) -> list[int]:
+    """The numbers of the pairs of letters, the digits and the bytes of other signs of a text; blanks only part words.
+
+    A piece is read as a number of base 36, where letters are digits from 10 on: digits are 0 to 9, one letter is 10 to
+    35, and two are 370 to 1295. Bytes take the numbers from 36 on, which no piece has.
+    """
+    found: list[int] = []
+    for piece in re.findall(r"[a-z]{1,2}|[0-9]|[^\sa-z0-9]", text.lower()):
+        found += [int(piece, 36)] if piece.isascii() and piece.isalnum() else [36 + byte for byte in piece.encode()]
+    return [FIRST + number for number in found]

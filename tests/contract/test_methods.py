@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import pytest
 
 from clients.parts import Term
-from fedsim import methods
+from fedsim import contract, methods
+from fedsim.commands.methods import show_findings
 from fedsim.contract import findings, small_plan
 from fedsim.errors import UserError
 from fedsim.methods import METHODS
@@ -66,10 +67,21 @@ class Idle(Term):
 
 
 def test_an_inert_method_fails(monkeypatch):
-    """A row that differs from FedAvg only in its name is refused."""
-    monkeypatch.setitem(methods.METHODS, "idle", Recipe(terms=(Idle(),), paper="none"))
+    """A row that differs from FedAvg only in its name, and in the settings that both have in a try, is refused."""
+    idle = Recipe(terms=(Idle(),), paper="none", tried_with=("model.backbone=digits-cnn",))
+    monkeypatch.setitem(methods.METHODS, "idle", idle)
     found = dict(take(findings("idle", FEW), 2))
     assert [words for words, reason in found.items() if "does nothing" in reason]
+
+
+def test_a_row_is_not_compared_where_fedavg_is_refused(monkeypatch, capsys):
+    """FedAvg has nothing to learn with fixed texts: `fedsim check-method` says so, and the other properties hold."""
+    monkeypatch.setattr(contract, "PROPERTIES", (contract.trains, contract.differs_from_fedavg))
+    assert show_findings("fedclip", [*METHODS["promptfl"].tried_with, *FEW])
+    marks = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert marks.keys() == {"holds", "skipped"}
+    assert "It differs from FedAvg" in marks["skipped"]
+    assert "refused with these settings: model.train = 'head' trains nothing" in marks["skipped"]
 
 
 def take(values, count):

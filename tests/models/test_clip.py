@@ -154,6 +154,11 @@ def test_what_does_not_fit_is_refused(model, message):
         build_model(ModelSettings(**model), 3, 3, 32, names=NAMES)
 
 
+def test_classes_of_equal_texts_are_refused():
+    with pytest.raises(UserError, match=r"'Alarm_Clock' and 'alarm clock' are the same text for open_clip:tiny-clip"):
+        build(names=("Alarm_Clock", "alarm clock", "dog"))
+
+
 def test_a_local_file_needs_a_tag_where_published_weights_differ(tmp_path):
     """The file does not say its activation and normalization; with a tag it is read, and tiny CLIP has no tags."""
     file = str(tmp_path / "none.pt")

@@ -89,7 +89,7 @@ def test_a_run_trains_and_sends_the_vectors_alone(tmp_path):
 @pytest.mark.parametrize(
     ("part", "model", "message"),
     [
-        (LearnedPrompts(L=60), {}, r"learned_prompts.L: with 60 tokens .* 65 tokens .* tiny-clip reads 48"),
+        (LearnedPrompts(L=60), {}, r"learned_prompts.L: with 60 tokens .* 69 tokens .* tiny-clip reads 48"),
         (LearnedPrompts(init="template"), {"prompt": "{}"}, "no word in front of the name"),
         (LearnedPrompts(), {"head": "linear"}, r"insert learned_prompts: .* set model.head = 'text'"),
         (LearnedPrompts(), {"prompt": "a photo of a dog{}"}, "begins inside a token; put a space"),

@@ -4,14 +4,20 @@ import pytest
 from support import numbers, run_small, small_experiment
 
 from fedsim.cli import app
+from fedsim.experiment import read_experiment
+from fedsim.methods import METHODS
 from fedsim.run.plan import resolve
 from fedsim.run.traffic import traffic
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedbn", "perada", "scaffold", "fedig", "copa", "stablefdg"])
+@pytest.mark.parametrize(
+    "method", ["fedavg", "fedbn", "perada", "scaffold", "fedig", "copa", "stablefdg", "promptfl", "plan"]
+)
 def test_bytes_are_those_of_clients_csv(method, tmp_path):
     """Sums per client and round, and bytes of each bank, are equal from round 2 on, when every bank is filled."""
-    experiment = small_experiment(tmp_path, method, train={"rounds": 2, "iterations": 1})
+    model = dict(text.removeprefix("model.").split("=") for text in METHODS[method].tried_with)
+    size = {"image_size": 16} if model else {}
+    experiment = small_experiment(tmp_path, method, train={"rounds": 2, "iterations": 1}, model=model, data=size)
     folder, _ = run_small(experiment)
     clients = numbers(folder / "clients.csv").query("round == 2")
     rows = [row for row in traffic(resolve(experiment)) if row.when == "round"]
@@ -47,3 +53,17 @@ def test_command(capsys):
     assert "FedAvg's model" in text
     with pytest.raises(Exception, match="NAME --data CONFIG"):
         app(["methods", "--data", "digits"], standalone_mode=False)
+
+
+@pytest.mark.parametrize("method", ["promptfl", "plan"])
+def test_command_where_fedavg_is_refused(method, capsys):
+    """The method's own bytes are printed, and FedAvg's line is empty and says why."""
+    tried = METHODS[method].tried_with
+    app(["methods", method, "--data", "digits", *(f"--set={text}" for text in tried)], standalone_mode=False)
+    text = capsys.readouterr().out
+    (train, *_) = traffic(resolve(read_experiment("digits", [*tried, f"method.name={method}", "run.device=cpu"])))
+    assert method == "plan" or train.down == 16 * 32 * 4
+    cells = {line.split("│")[1].strip(): line.split("│")[3:5] for line in text.splitlines() if line.count("│") == 5}
+    assert [each.strip() for each in cells["model, to train"]] == [f"{train.down:,}", f"{train.up:,}"]
+    assert [each.strip() for each in cells["FedAvg's model"]] == ["-", "-"]
+    assert "refused with these settings: model.train = 'head' trains nothing" in text
