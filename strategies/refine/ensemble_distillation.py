@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -18,7 +18,11 @@ from fedsim.errors import UserError
 from fedsim.experiment import Experiment
 from fedsim.models import weight_statistics
 from fedsim.models.tasks import EVALUATION_BATCH
+from fedsim.part import part_name
 from strategies.parts import Arrays, Refine, ServerRound
+
+if TYPE_CHECKING:
+    from fedsim.recipe import Recipe
 
 Prepared = Callable[[np.ndarray], Tensor]
 
@@ -76,6 +80,15 @@ class EnsembleDistillation(Refine):
     def tag(self) -> str:
         """Marks the results that have distillation."""
         return "kd" if self.data else ""
+
+    def refuses(self, recipe: "Recipe") -> str:
+        """All clients' models are teachers, also one that a robust fusion leaves out."""
+        if recipe.fuse.robust:
+            return (
+                "ensemble_distillation learns from the models of all clients, also from that of a client which "
+                f"{part_name(recipe.fuse)} leaves out; use one of the two"
+            )
+        return super().refuses(recipe)
 
     def check_server(self, experiment: Experiment, known: Mapping[str, Mapping]) -> None:
         """Raises UserError for a folder without images, and for one that holds images of a client or of the target."""

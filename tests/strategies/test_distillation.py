@@ -179,6 +179,13 @@ def test_when_nothing_is_distilled(server, tmp_path):
     assert EnsembleDistillation(data=part.data).refine(fused, server) == fused
 
 
+@pytest.mark.parametrize("fuse", ["krum", "bulyan", "coordinate_median", "trimmed_mean"])
+def test_a_fusion_that_leaves_clients_out_is_refused(fuse):
+    """Their models would be teachers all the same."""
+    with pytest.raises(UserError, match=f"ensemble_distillation .* {fuse} leaves out"):
+        build_recipe(Experiment(method={"name": "fedavg", "fuse": fuse, "add": ["ensemble_distillation"]}))
+
+
 def test_images_of_clients_and_target_are_refused(make_tree, tmp_path):
     """They are found by path, by the content of a single file, and by the fingerprint that a site has sent."""
     tree = make_tree(("cartoon", "photo", "sketch"))
