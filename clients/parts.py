@@ -115,6 +115,7 @@ class Step(ClientPart):
     side_by_side: ClassVar[bool] = False  # takes the step of `SupervisedStep`, and so needs no code of its own
     prelude: ClassVar[str] = ""  # name of a training phase before round 1, e.g. CSAC's "acquire"
     needs_levels: ClassVar[bool] = False  # uses the feature maps `net.levels`
+    compiles: ClassVar[bool] = True  # takes `round.forward`, the pass that `train.compile` compiles
     enlarges: ClassVar[bool] = False  # features, logits and labels that terms see have more rows than `batch.images`
 
     def begin(self, round: LocalRound) -> StepFunction:

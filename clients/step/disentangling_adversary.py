@@ -76,6 +76,7 @@ class DisentanglingAdversary(Step):
     bank: ClassVar[str] = "domain_identifier"
     requires: ClassVar[dict[str, str]] = {"banks": "domain_identifiers", "inserts": "disentangler"}
     needs_clients: ClassVar[bool] = True
+    compiles: ClassVar[bool] = False
 
     @property
     def sets(self) -> dict[str, dict[str, object]]:

@@ -56,6 +56,7 @@ class EnlargedBatch(Step):
     sharing: Annotated[float, Field(ge=0, le=1)] = 0.5
     balanced: Literal["epoch", "step"] = "epoch"
     enlarges: ClassVar[bool] = True
+    compiles: ClassVar[bool] = False
     requires: ClassVar[dict[str, str]] = {"inserts": "style_exploration", "banks": "feature_styles"}
 
     @property

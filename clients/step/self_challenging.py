@@ -52,6 +52,11 @@ class SelfChallenging(Step):
         """The form of the released code masks a feature map."""
         return self.variant == "official"
 
+    @property
+    def compiles(self) -> bool:
+        """The form of the released code stops the pass at that map."""
+        return self.variant != "official"
+
     def begin(self, round: LocalRound) -> StepFunction:
         """The step with masked features."""
         return self._on_map(round) if self.variant == "official" else self._on_features(round)
