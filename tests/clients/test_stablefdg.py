@@ -236,4 +236,4 @@ def test_the_row():
     assert "one other client" in recipe.disclosure()
     off = build_recipe(small_experiment("unused", {"name": "stablefdg", "enlarged_batch": {"sharing": 0.0}}))
     assert off.disclosure() == "model updates"
-    assert not off.banks[0].contributed
+    assert not off.banks[0].takes
