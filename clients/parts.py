@@ -68,8 +68,11 @@ class ClientPart(Part):
         """A contribution needs a bank that takes it; some parts need the whole model."""
         if self.whole and recipe.share.partial:
             return f"{part_name(self)} needs the whole model, of which {part_name(recipe.share)} sends a part"
-        present = {bank.name for bank in recipe.banks}
+        present = {bank.name: bank for bank in recipe.banks}
         lacking = [name for name in self.contributes() if name not in present]
+        off = [present[name] for name in self.contributes() if name in present and not present[name].shared]
+        if off:
+            return f"method.{part_name(off[0])}.shared = false leaves {part_name(self)} without its bank; leave it out"
         return f"{part_name(self)} needs the bank {lacking[0]!r}; add it to method.banks" if lacking else ""
 
     def contributes(self) -> tuple[str, ...]:
