@@ -68,8 +68,11 @@ class ClientPart(Part):
         """A contribution needs a bank that takes it; some parts need the whole model."""
         if self.whole and recipe.share.partial:
             return f"{part_name(self)} needs the whole model, of which {part_name(recipe.share)} sends a part"
-        present = {bank.name for bank in recipe.banks}
+        present = {bank.name: bank for bank in recipe.banks}
         lacking = [name for name in self.contributes() if name not in present]
+        off = [present[name] for name in self.contributes() if name in present and not present[name].shared]
+        if off:
+            return f"method.{part_name(off[0])}.shared = false leaves {part_name(self)} without its bank; leave it out"
         return f"{part_name(self)} needs the bank {lacking[0]!r}; add it to method.banks" if lacking else ""
 
     def contributes(self) -> tuple[str, ...]:
@@ -115,6 +118,7 @@ class Step(ClientPart):
     side_by_side: ClassVar[bool] = False  # takes the step of `SupervisedStep`, and so needs no code of its own
     prelude: ClassVar[str] = ""  # name of a training phase before round 1, e.g. CSAC's "acquire"
     needs_levels: ClassVar[bool] = False  # uses the feature maps `net.levels`
+    compiles: ClassVar[bool] = True  # takes `round.forward`, the pass that `train.compile` compiles
     enlarges: ClassVar[bool] = False  # features, logits and labels that terms see have more rows than `batch.images`
 
     def begin(self, round: LocalRound) -> StepFunction:

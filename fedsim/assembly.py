@@ -139,7 +139,7 @@ def check_local_privacy(experiment: Experiment, recipe: Recipe, net: nn.Module, 
     """Raise UserError when noise would make tensors invalid, or when a client sends more than its perturbed model."""
     if recipe.fuse.masked:
         raise UserError(f"{setting} perturbs the model that leaves a client, which secure_mean masks; use one")
-    beside = [*(bank for bank in recipe.banks if bank.contributed), *recipe.visits]
+    beside = [*(bank for bank in recipe.banks if bank.contributed and bank.shared), *recipe.visits]
     if beside:
         raise UserError(
             f"{setting} perturbs only the model, and what {part_name(beside[0])} asks for would leave the client "

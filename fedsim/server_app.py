@@ -172,7 +172,7 @@ def _note_data(session: Session, roster: Roster, tested: Sequence[int]) -> None:
     images = {name: int(own["images"]) for name, own in session.data.items()}
     counts = [site.class_counts for site in sites.values()]
     remarks = data_remarks(plan.data, images, counts, plan.experiment.run.target, tested)
-    remarks += no_effect_remarks(plan.experiment)
+    remarks += no_effect_remarks(plan.experiment, plan.recipe)
     known = {name: site.versions for name, site in sites.items()}
     known |= {roster.target.client: roster.target.versions} if roster.target else {}
     remarks += code_remarks(outside_versions(packages_of(plan.experiment)), known)

@@ -33,6 +33,9 @@ class Bank(Part):
     - Not `contributed`: clients send nothing for it. The server takes what it needs from the updates (`gather`) or
       makes it itself (`Broadcast`).
 
+    A bank with the field `shared` can be turned off by it: it is then neither filled nor sent. The part that
+    contributes to it turns it off (`sets`) where its own settings leave it without a use.
+
     name: the record's name, which no other bank or record of a message has; one client part contributes to it
     uniform: contributions of all clients have the same names, types and shapes (their first axis aside). One that
     differs from those of most others, or from those of earlier rounds, is refused. Set it to False when contributions
@@ -50,13 +53,19 @@ class Bank(Part):
     with_model: ClassVar[bool] = True
     uniform: ClassVar[bool] = True
     initial: ClassVar[bool] = False
+    shared: ClassVar[bool] = True
     needs_clients: ClassVar[bool] = True
 
     def refuses(self, recipe: "Recipe") -> str:
         """A bank that clients contribute to needs a client part that contributes."""
-        if not self.contributed or self.name in recipe.contributors():
+        if not (self.contributed and self.shared) or self.name in recipe.contributors():
             return ""
         return f"no part contributes to {part_name(self)}; remove it from method.banks"
+
+    @property
+    def takes(self) -> bool:
+        """Whether anything of single clients beside their models comes into the bank."""
+        return self.shared
 
     def accept(self, client: str, arrays: Arrays, server: ServerRound) -> str:
         """The reason why a client's contribution is refused, or an empty string. Its values are known to be finite.
@@ -110,6 +119,7 @@ class Broadcast(Bank):
 
     when: ClassVar[Literal["once", "round"]] = "round"
     contributed: ClassVar[bool] = False
+    takes: ClassVar[bool] = False
 
     def make(self, server: ServerRound) -> dict[str, np.ndarray]:
         """The record, from `server.current`, `server.previous`, `server.updates` and `server.arrays`.

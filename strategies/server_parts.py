@@ -48,7 +48,8 @@ class ServerParts:
     """
 
     def __init__(self, recipe: Any, experiment: Experiment, places: Mapping[str, Place], state: ServerState) -> None:
-        self.recipe, self.experiment, self.places, self.state = recipe, experiment, places, state
+        self.recipe = replace(recipe, banks=tuple(bank for bank in recipe.banks if bank.shared))
+        self.experiment, self.places, self.state = experiment, places, state
         self.model = ServerModel()
         self.round, self.training = 0, True
         self.clients: list[str] = []

@@ -78,7 +78,7 @@ class AlignedViews(Step):
     (data.augment = "none"). It trains MobileNetV3-Large with ImageNet weights by Adam (1e-3, weight decay 1e-4, cosine
     to 0 over all epochs, moments kept between rounds: train.persist_optimizer) in batches of 32, 10 rounds of 3 epochs
     at 224 pixels (DomainNet 128), with two clients of each domain and a tenth of the images for validation.
-    `views = 0` gives FedAvg.
+    `views = 0` gives FedAvg; with it, and with `p = 0`, no statistics are collected.
 
     lambda1: the weight of the contrast
     lambda2: the weight of the divergence
@@ -106,18 +106,24 @@ class AlignedViews(Step):
     width: Annotated[int, Field(ge=1)] = 3
     all_operations: bool = True
     variant: Literal["paper", "official"] = "paper"
-    bank: ClassVar[str] = "pixel_stats"
     requires: ClassVar[dict[str, str]] = {"banks": "pixel_statistics"}
 
     @property
+    def bank(self) -> str:
+        """The record exists only where a view may get other colours."""
+        return "pixel_stats" if self.views and self.p else ""
+
+    @property
     def sets(self) -> dict[str, dict[str, object]]:
-        """The released code draws new images in every round."""
+        """The released code draws new images in every round; the bank is off where no view gets other colours."""
+        if not self.bank:
+            return {"pixel_statistics": {"shared": False}}
         return {"pixel_statistics": {"refresh": "round"}} if self.variant == "official" else {}
 
     @property
     def discloses(self) -> str:
         """How many images the published statistics are of."""
-        return f"these images are a share {self.r:g} of the client's"
+        return f"these images are a share {self.r:g} of the client's" if self.bank else ""
 
     def refuses(self, recipe: "Recipe") -> str:
         """One part at a time gives images the styles of other clients."""
@@ -163,6 +169,8 @@ class AlignedViews(Step):
 
     def styles(self, round: LocalRound) -> Style | None:
         """The rows of other clients, [N, C, 1, 1] each; None where there are none."""
+        if not self.bank:
+            return None
         found = round.tensors(self.bank, "aligned_views")
         if not found:
             round.remembered("no rows", self, lambda: log.warning(NO_ROWS, round.client))

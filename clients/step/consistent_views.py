@@ -37,6 +37,11 @@ class ConsistentViews(Step):
     alpha: Annotated[float, Field(gt=0)] = 1.0
     all_operations: bool = True
 
+    @property
+    def compiles(self) -> bool:
+        """Three versions go through the network as one batch."""
+        return self.weight == 0
+
     def begin(self, round: LocalRound) -> StepFunction:
         """The step on three versions, or the supervised step when the weight is 0."""
         if self.weight == 0:

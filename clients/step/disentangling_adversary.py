@@ -2,7 +2,7 @@
 reconstruction."""
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +25,10 @@ from clients.networks import apart, statistics_frozen
 from clients.optimizers import optimizer_tensors, restore_optimizer
 from clients.parts import Batch, LocalRound, Step, StepFunction
 from fedsim.errors import UserError
+from fedsim.part import part_name
+
+if TYPE_CHECKING:
+    from fedsim.recipe import Recipe
 
 NETWORKS, MOMENTS = "adversary", "adversary-optimizer"  # the store's entries
 
@@ -72,6 +76,7 @@ class DisentanglingAdversary(Step):
     bank: ClassVar[str] = "domain_identifier"
     requires: ClassVar[dict[str, str]] = {"banks": "domain_identifiers", "inserts": "disentangler"}
     needs_clients: ClassVar[bool] = True
+    compiles: ClassVar[bool] = False
 
     @property
     def sets(self) -> dict[str, dict[str, object]]:
@@ -82,6 +87,16 @@ class DisentanglingAdversary(Step):
     def discloses(self) -> str:
         """The identifier separates domains."""
         return "to the server and the target's client: a network that tells the client's features from the target's"
+
+    def refuses(self, recipe: "Recipe") -> str:
+        """The bottleneck gets features several times in a step, also stored ones of the target."""
+        reading = [part_name(part) for part in recipe.inserts if part.reads_map]
+        if reading:
+            return (
+                f"disentangling_adversary passes features without their map through the bottleneck, and {reading[0]} "
+                "reads the map there; use one of the two"
+            )
+        return super().refuses(recipe)
 
     def begin(self, round: LocalRound) -> StepFunction:
         """The steps of one batch, in their order."""

@@ -3,7 +3,7 @@
 import itertools
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -17,6 +17,9 @@ from clients.parts import Batch, LocalRound, Step, StepFunction
 from clients.style_pass import Balanced, StylePass, lone_classes, picked_rows
 from fedsim.models.inserts.feature_highlighter import Highlighter
 from fedsim.models.inserts.style_exploration import moments, style_of
+
+if TYPE_CHECKING:
+    from fedsim.recipe import Recipe
 
 BANK, STYLE = "feature_style", "style"  # the record, and the array in it
 
@@ -53,6 +56,7 @@ class EnlargedBatch(Step):
     sharing: Annotated[float, Field(ge=0, le=1)] = 0.5
     balanced: Literal["epoch", "step"] = "epoch"
     enlarges: ClassVar[bool] = True
+    compiles: ClassVar[bool] = False
     requires: ClassVar[dict[str, str]] = {"inserts": "style_exploration", "banks": "feature_styles"}
 
     @property
@@ -74,6 +78,15 @@ class EnlargedBatch(Step):
             "each round, to the server and one other client: mean and spread, over all training images, of the channel "
             "means and standard deviations of the first stage's features"
         )
+
+    def refuses(self, recipe: "Recipe") -> str:
+        """Styles are shared through the bank, or not at all."""
+        if self.sharing and any(bank.name == BANK and not bank.shared for bank in recipe.banks):
+            return (
+                "feature_styles.shared = false leaves enlarged_batch without the styles that it shares; "
+                "set method.enlarged_batch.sharing = 0, which turns sharing off"
+            )
+        return super().refuses(recipe)
 
     def begin(self, round: LocalRound) -> StepFunction:
         """Sends the client's style and returns the step, whose draws are made on the host."""

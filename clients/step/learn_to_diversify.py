@@ -53,6 +53,7 @@ class LearnToDiversify(Step):
     temperature: Annotated[float, Field(gt=0)] = 0.07
     augmenter_lr: Annotated[float, Field(gt=0)] = 0.005
     requires: ClassVar[dict[str, str]] = {"inserts": "stochastic_embedding"}
+    compiles: ClassVar[bool] = False
 
     def refuses(self, recipe: "Recipe") -> str:
         """The features' mean and spread come from the embedding, so that no other insert may make the features."""

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from pydantic import Field
@@ -51,6 +52,11 @@ class SelfChallenging(Step):
         """The form of the released code masks a feature map."""
         return self.variant == "official"
 
+    @property
+    def compiles(self) -> bool:
+        """The form of the released code stops the pass at that map."""
+        return self.variant != "official"
+
     def begin(self, round: LocalRound) -> StepFunction:
         """The step with masked features."""
         return self._on_map(round) if self.variant == "official" else self._on_features(round)
@@ -79,8 +85,7 @@ class SelfChallenging(Step):
         def step(batch: Batch) -> Tensor:
             share = batch_share(epochs_done(round, taken[0]))
             taken[0] += 1
-            batch.images = torch.cat([batch.images, batch.images.flip(-1)])
-            batch.labels = batch.labels.repeat(2)
+            add_mirrored(batch)
             with round.autocast():
                 level = cut.front(batch.images)
                 with statistics_frozen(net):
@@ -96,6 +101,17 @@ class SelfChallenging(Step):
             return finish(round, batch, batch.features)
 
         return step
+
+
+def add_mirrored(batch: Batch) -> None:
+    """Every image a second time, mirrored, in all that the step and its terms see; `raw` and `prepare` stay those of
+    the images as they were drawn."""
+    batch.images = torch.cat([batch.images, batch.images.flip(-1)])
+    batch.labels = batch.labels.repeat(2)
+    if batch.augmented is not None:
+        batch.augmented = torch.cat([batch.augmented, batch.augmented.flip(-1)])
+    if batch.positions is not None:
+        batch.positions = np.tile(batch.positions, 2)
 
 
 def finish(round: LocalRound, batch: Batch, muted: Tensor) -> Tensor:

@@ -85,10 +85,10 @@ class StyleContrast(Term):
 
         mu_k = mean_q m_q,  sigma_k^2 = mean_q e_q - mu_k^2 + 1e-5,  m_q and e_q over all positions of cluster q
 
-    With both weights 0 it is FedAvg, without a second pass. The released code differs: it passes anchors, positives and
-    negatives through the network anew, so that batch norm sees five passes; it gives Phi the normalized images, with
-    three channels, where we give it the values in [0, 1]; and see the settings. Without a style from the server (no
-    client sent one) the term adds nothing.
+    With both weights 0 it is FedAvg, without a second pass, and nothing is sent. The released code differs: it passes
+    anchors, positives and negatives through the network anew, so that batch norm sees five passes; it gives Phi the
+    normalized images, with three channels, where we give it the values in [0, 1]; and see the settings. Without a style
+    from the server (no client sent one) the term adds nothing.
     """
 
     side_by_side: ClassVar[bool] = True
@@ -120,8 +120,17 @@ class StyleContrast(Term):
     """Local file of the AdaIN decoder."""
 
     by_image: ClassVar[bool] = True
-    bank: ClassVar[str] = "interpolation"
     requires: ClassVar[dict[str, str]] = {"banks": "interpolation_style"}
+
+    @property
+    def bank(self) -> str:
+        """The record exists only where a weight is not 0."""
+        return "interpolation" if self.triplet_weight or self.norm_weight else ""
+
+    @property
+    def sets(self) -> dict[str, dict[str, object]]:
+        """A bank to which nothing is sent where the term adds nothing."""
+        return {} if self.bank else {"interpolation_style": {"shared": False}}
 
     @property
     def tag(self) -> str:
@@ -131,6 +140,8 @@ class StyleContrast(Term):
     @property
     def discloses(self) -> str:
         """What the style shows, to whom."""
+        if not self.bank:
+            return ""
         return (
             f"once, to the server alone: channel means and standard deviations of {self.encoder} features over the "
             "training images; all clients get one style made of all (of two or three clients it is the plain mean, "
@@ -161,7 +172,7 @@ class StyleContrast(Term):
 
     def begin(self, round: LocalRound) -> StepFunction | None:
         """The term, or None when both weights are 0 or there is no style."""
-        if self.triplet_weight == 0 and self.norm_weight == 0:
+        if not self.bank:
             return None
         record = round.tensors(self.bank, part_name(self))
         if not record:

@@ -32,7 +32,7 @@ INCHES = 1.15  # side of one picture
 def draw_pictures(plan: Plan, output: Path, rows: int = 6) -> list[Path]:
     """One PNG per source client: its images, and the same images with the styles or amplitudes of other clients."""
     space, experiment = Workspace(plan), plan.experiment
-    parts = [part for part in space.recipe.client_parts() if type(part) in COLUMNS]
+    parts = [part for part in space.recipe.client_parts() if type(part) in COLUMNS and part.bank]
     if not parts:
         raise UserError(
             f"{experiment.method_name} does not change images by means of a bank; there are pictures for ccst, fisc, "

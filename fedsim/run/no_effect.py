@@ -5,15 +5,24 @@ from collections.abc import Iterator
 from fedsim.data import BENCHMARKS, Benchmark
 from fedsim.errors import UserError
 from fedsim.experiment import Experiment
+from fedsim.part import part_name
+from fedsim.recipe import Recipe
 from fedsim.settings import Settings
 
 OWN_IMAGES = ("folder", "table", "hugging-face")  # data sets whose classes the settings may name
 WITH_COLUMNS = ("table", "hugging-face")
 
 
-def no_effect_remarks(experiment: Experiment) -> list[str]:
-    """What is said, and not refused, because a sweep over the other setting is usual (1 and 4 clients per domain)."""
-    return [f"{name} has no effect here, only with {needed}" for name, needed in _idle_in_a_grid(experiment)]
+def no_effect_remarks(experiment: Experiment, recipe: Recipe) -> list[str]:
+    """What is said, and not refused, because a sweep over the other setting is usual (1 and 4 clients per domain, or
+    methods)."""
+    said = [f"{name} has no effect here, only with {needed}" for name, needed in _idle_in_a_grid(experiment)]
+    if experiment.train.compile != "off" and not recipe.client.compiles:
+        said.append(
+            f"train.compile has no effect here: {part_name(recipe.client)} does not train by the network's plain pass, "
+            "which is what it compiles"
+        )
+    return said
 
 
 def _idle_in_a_grid(experiment: Experiment) -> Iterator[tuple[str, str]]:

@@ -47,7 +47,7 @@ def traffic(plan: Plan) -> list[Traffic]:
     parts.model = server_model(space.net, space.places, plan.build_net, space.device)
     arrays = {name: state[name].cpu().numpy() for name in space.travelling}
     parts.open(0, arrays, plan.clients, plan.clients, training=False)
-    for bank in plan.recipe.banks:
+    for bank in parts.recipe.banks:
         down, up = bank.traffic(parts.views([bank])[bank.name])
         found.append(Traffic(f"bank {bank.name}", "once" if bank.when == "once" else "round", down, up))
     return found + [Traffic(part_name(visit), "visit", None, None) for visit in plan.recipe.visits]

@@ -6,7 +6,7 @@ from typing import ClassVar
 import numpy as np
 
 from strategies.banks.checks import fault
-from strategies.parts import Arrays, Bank, Entries, ServerRound, Update
+from strategies.parts import Arrays, Bank, Entries, ServerRound
 
 ROWS = 4  # mean of the means, mean of the deviations, deviation of the means, deviation of the deviations
 STYLE = "style"  # the array of a record
@@ -42,11 +42,6 @@ class FeatureStyles(Bank):
     name: ClassVar[str] = "feature_style"
     when: ClassVar[str] = "round"
 
-    @property
-    def contributed(self) -> bool:
-        """Whether clients send anything."""
-        return self.shared
-
     def accept(self, client: str, arrays: Arrays, server: ServerRound) -> str:
         """Refuses wrong names, shapes, NaN and deviations that are not positive."""
         reason = fault(arrays, {STYLE: 2})
@@ -57,18 +52,8 @@ class FeatureStyles(Bank):
             reason = f"a deviation is {means_aside.min():g}, expected more than 0"
         return reason
 
-    def gather(self, update: Update, server: ServerRound) -> Arrays:
-        """The client's style, if it sends one."""
-        return update.records[self.name] if self.shared else {}
-
-    def merge(self, bank: Entries, entries: Entries, server: ServerRound) -> dict[str, Arrays]:
-        """The newest style of every client."""
-        return {**bank, **entries} if self.shared else dict(bank)
-
-    def hand_out(self, bank: Entries, client: str, server: ServerRound) -> Arrays | None:
+    def hand_out(self, bank: Entries, client: str, server: ServerRound) -> Arrays:
         """The style of this round's partner of `client`; an empty record where there is none."""
-        if not self.shared:
-            return None
         if client not in server.drawn or len(server.drawn) < 2:
             return {}
         partners = derangement(len(server.drawn), server.rng("style pairs"))
@@ -76,5 +61,5 @@ class FeatureStyles(Bank):
 
     def traffic(self, server: ServerRound) -> tuple[int | None, int]:
         """4 C_1 floats each way."""
-        size = 4 * ROWS * server.build_net().styles.channels if self.shared else 0
+        size = 4 * ROWS * server.build_net().styles.channels
         return size, size

@@ -28,9 +28,11 @@ class InterpolationStyle(Bank):
     alone. A client that failed to contribute gets the s of the others, and s never changes.
 
     median: of an even number of clusters, the mean of the two in the middle, or the "lower" of them (released code)
+    shared: false turns the bank off; `style_contrast` sets it where its weights are 0
     """
 
     median: Literal["middle", "lower"] = "middle"
+    shared: bool = True
     name: ClassVar[str] = "interpolation"
 
     def accept(self, client: str, arrays: Arrays, server: ServerRound) -> str:

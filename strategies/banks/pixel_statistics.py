@@ -22,9 +22,11 @@ class PixelStatistics(Bank):
 
     refresh: `once` keeps the rows of the images that were drawn before the first round. With `round` the clients of a
     round draw other images before they train, as in the released code; this costs one more exchange, without the model
+    shared: false turns the bank off; `aligned_views` sets it where no view gets other colours
     """
 
     refresh: Literal["once", "round"] = "once"
+    shared: bool = True
     name: ClassVar[str] = "pixel_stats"
     with_model: ClassVar[bool] = False
 
@@ -36,6 +38,8 @@ class PixelStatistics(Bank):
     @property
     def discloses(self) -> str:
         """What the rows show."""
+        if not self.shared:
+            return ""
         what = "channel means and standard deviations of single training images"
         shown = "membership and coarse colour and contrast of an image can be inferred"
         if self.refresh == "once":

@@ -10,7 +10,7 @@ from pydantic import Field
 from fedsim.part import part_name
 from strategies.aggregate import Arrays, weighted_mean
 from strategies.fuse_rules import equal_columns
-from strategies.parts import Broadcast, Fuse, ServerRound, Update
+from strategies.parts import Fuse, ServerRound, Update
 
 if TYPE_CHECKING:
     from fedsim.recipe import Recipe
@@ -50,7 +50,7 @@ class PrivateMean(Fuse):
 
     def refuses(self, recipe: "Recipe") -> str:
         """Parts that read single clients' data would disclose them without noise, and epsilon would be wrong."""
-        banks = [bank for bank in recipe.banks if not isinstance(bank, Broadcast)]
+        banks = [bank for bank in recipe.banks if bank.takes]
         looking = [*banks, *(part for part in recipe.refine if part.sees_updates), *recipe.visits]
         if not looking:
             return ""

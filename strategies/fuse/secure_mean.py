@@ -15,7 +15,7 @@ from strategies import masking
 from strategies.aggregate import weighted_mean
 from strategies.banks.secure_exchange import COMMITMENT, KEY, KEYS, LINE, OPENED, SELF, SHARES
 from strategies.fuse_rules import clients_in_a_round
-from strategies.parts import Broadcast, Fuse, LostRoundError, ServerRound, Update
+from strategies.parts import Fuse, LostRoundError, ServerRound, Update
 
 if TYPE_CHECKING:
     from fedsim.recipe import Recipe
@@ -73,7 +73,7 @@ class SecureMean(Fuse):
                 f"{part_name(weights)} weighs by what is measured in the round, and secure_mean's clients must know "
                 "their weights before; use by_examples or uniform"
             )
-        if open_banks := [bank for bank in banks if not isinstance(bank, Broadcast)]:
+        if open_banks := [bank for bank in banks if bank.takes]:
             return f"{part_name(open_banks[0])} takes something of single clients, which secure_mean would not hide"
         if looking or recipe.visits:
             return f"{part_name([*looking, *recipe.visits][0])} looks at single updates, which secure_mean hides"

@@ -10,6 +10,7 @@ from support import Interrupt, numbers, run_small, small_experiment
 import fedsim.data.loading as loading
 from clients.unlabelled.adversarial_target import AdversarialTarget
 from fedsim.arrays import record_to_arrays
+from fedsim.assembly import build_recipe
 from fedsim.combinations import check_recipe
 from fedsim.data.digits import Digits
 from fedsim.errors import UserError
@@ -135,6 +136,13 @@ def test_parts_that_miss_each_other():
         check_recipe(dataclasses.replace(row, unlabelled=None), "x")
     with pytest.raises(UserError, match="never visited"):
         check_recipe(dataclasses.replace(METHODS["fedavg"], unlabelled=AdversarialTarget()), "x")
+
+
+def test_what_needs_the_map_of_the_same_pass_is_refused():
+    """FADA passes features of several passes, and stored ones, through the bottleneck that the highlighter is in."""
+    with pytest.raises(UserError, match=r"disentangling_adversary .* feature_highlighter reads the map") as caught:
+        build_recipe(small_experiment("unused", {"name": "fada", "add": ["feature_highlighter"]}))
+    assert "\n" not in str(caught.value)
 
 
 def test_a_frozen_extractor_is_refused(tmp_path):

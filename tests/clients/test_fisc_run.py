@@ -17,12 +17,15 @@ NAMES = ["rot0", "rot15", "rot30"]
 
 
 def test_weights_of_zero_are_fedavg_bit_for_bit(tmp_path):
+    """Nothing is sent in addition."""
     method = {"name": "fisc", "style_contrast": {"triplet_weight": 0, "norm_weight": 0}}
-    models = [
-        load_file(run_small(small_experiment(tmp_path / name, row))[0] / "last.safetensors")
-        for name, row in (("ours", method), ("plain", "fedavg"))
-    ]
-    assert all(np.array_equal(models[0][key], models[1][key]) for key in models[1])
+    folder, plain = (
+        run_small(small_experiment(tmp_path / name, row))[0] for name, row in (("ours", method), ("plain", "fedavg"))
+    )
+    for table in ("rounds.csv", "clients.csv"):
+        pd.testing.assert_frame_equal(numbers(folder / table), numbers(plain / table), rtol=0, atol=0)
+    assert (folder / "last.safetensors").read_bytes() == (plain / "last.safetensors").read_bytes()
+    assert build_recipe(small_experiment(tmp_path, method)).disclosure() == "model updates"
 
 
 def sent(grid, kind, phase):
@@ -105,6 +108,8 @@ def test_settings_that_cannot_work_are_refused(tmp_path):
     assert "less than or equal to 1" in settings(alpha=1.5)
     assert "greater than or equal to 1" in settings(clustered=0)
     assert "no part contributes to interpolation_style" in refusal({"name": "fisc", "terms": []})
+    off = {"name": "fisc", "interpolation_style": {"shared": False}}
+    assert "method.interpolation_style.shared = false leaves style_contrast without its bank" in refusal(off)
     pacs = {"dataset": "pacs", "image_size": 32, "domains": []}
     assert "method.style_contrast.encoder_weights is not set" in refusal(
         {"name": "fisc", "style_contrast": {"encoder": "vgg"}}, data=pacs, run={"target": "photo"}

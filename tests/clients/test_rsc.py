@@ -2,9 +2,11 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from small_round import colour_images, small_data, small_round
+from support import numbers, run_small, small_experiment
 from torch import nn
 
 from clients.cut_network import CutNetwork
@@ -158,6 +160,26 @@ def test_the_released_variant_takes_a_step():
     assert not net.head.weight.equal(before)
     counts = {int(b) for name, b in net.named_buffers() if name.endswith("num_batches_tracked")}
     assert counts == {1}
+
+
+def test_terms_see_the_mirrored_copies_in_every_field():
+    """Inputs, labels, the images before the normalization and positions are those of the same 12 samples."""
+    net = build_model(ModelSettings(backbone="digits-cnn-bn"), 3, 3, 28, None, 0).train()
+    round = small_round(small_data(colour_images(6, size=28)), net=net, steps=1)
+    round.optimizer = make_optimizer(net, round.train, 0.01)
+    batch = round.data.batch(np.arange(6))
+    SelfChallenging("official").begin(round)(batch)
+    assert batch.normalize(batch.augmented).equal(batch.images)
+    assert batch.augmented[6:].equal(batch.augmented[:6].flip(-1))
+    assert batch.positions.tolist() == [*range(6), *range(6)]
+    assert batch.labels.equal(round.data.labels[batch.positions])
+
+
+def test_a_term_on_other_versions_of_the_images_trains(tmp_path):
+    """FISC compares every sample, and so every mirrored copy, with itself in another style."""
+    method = {"name": "rsc+fisc", "self_challenging": {"variant": "official"}}
+    folder, _ = run_small(small_experiment(tmp_path, method, train={"rounds": 1}))
+    assert np.isfinite(numbers(folder / "clients.csv").query("round == 1")["triplet_loss"]).all()
 
 
 @pytest.mark.parametrize("variant", ["domainbed", "official"])

@@ -209,6 +209,7 @@ def test_a_client_alone_in_its_rounds_trains_without_sharing(tmp_path):
     ({"name": "stablefdg+fedsam"}, "client is enlarged_batch in one and sharpness_aware in the other"),
     ({"name": "fedavg", "add": ["style_exploration"]}, "acts in no step but enlarged_batch"),
     ({"name": "stablefdg+deepall"}, "could not act"),
+    ({"name": "stablefdg", "feature_styles": {"shared": False}}, r"set method.enlarged_batch.sharing = 0, which turns"),
     ({"name": "stablefdg+feddrop"}, "features are made by feature_highlighter"),
 ])  # fmt: skip
 def test_what_does_not_fit_is_refused(words, reason):
@@ -235,4 +236,4 @@ def test_the_row():
     assert "one other client" in recipe.disclosure()
     off = build_recipe(small_experiment("unused", {"name": "stablefdg", "enlarged_batch": {"sharing": 0.0}}))
     assert off.disclosure() == "model updates"
-    assert not off.banks[0].contributed
+    assert not off.banks[0].takes

@@ -4,10 +4,12 @@ import copy
 
 import pytest
 import torch
+from support import small_experiment
 
 from fedsim.data.augment import Normalization
 from fedsim.errors import UserError
 from fedsim.models.inserts.mixstyle import MixStyle, MixStyleLayer, mix_styles, moved_style, style_of
+from fedsim.run.plan import resolve
 
 
 @pytest.fixture(autouse=True)
@@ -85,6 +87,16 @@ def test_in_a_network(build):
     assert not torch.allclose(net.train()(x), plain.train()(x))
     frozen = copy.deepcopy(net).eval()  # its hooks act on its own layers, not on those of the training network
     assert torch.equal(frozen(x), frozen(x))
+
+
+def test_the_highlighter_keeps_the_mixed_map():
+    """On the small CNN both hook to the last norm. The map that is kept is the one that the network goes on with."""
+    method = {"name": "mixstyle", "add": ["feature_highlighter"], "mix_style": {"p": 1.0}}
+    net = resolve(small_experiment("unused", method)).build_net().train()
+    went_on = []
+    net.backbone.pool2.register_forward_pre_hook(lambda module, inputs: went_on.append(inputs[0]))
+    net.pooled(torch.rand(8, 1, 28, 28))
+    assert torch.equal(net.bottleneck.map, went_on[0])
 
 
 def test_networks_without_stages_are_refused(build):

@@ -7,6 +7,7 @@ from safetensors.numpy import load_file
 from support import Interrupt, numbers, run_small, small_experiment
 
 from fedsim.arrays import record_to_arrays
+from fedsim.assembly import build_recipe
 from fedsim.errors import UserError
 
 OPEN = {"update_limit": 0.0}
@@ -87,6 +88,16 @@ def test_clients_that_fail_in_every_exchange(tmp_path):
     assert rounds["target_loss"][5] == rounds["target_loss"][6] != rounds["target_loss"][4]
 
 
+def test_a_method_that_sends_nothing_beside_its_model_is_accepted(tmp_path):
+    """StableFDG without sharing has a bank that takes nothing; both rules refuse it with sharing (see below)."""
+    method = {"name": "stablefdg", "fuse": "secure_mean", "enlarged_batch": {"sharing": 0.0}}
+    folder, _ = run_small(small_experiment(tmp_path, method, run=OPEN, train={"rounds": 1}))
+    assert set(numbers(folder / "clients.csv")["status"]) == {"ok"}
+    build_recipe(small_experiment(tmp_path, {**method, "fuse": "private_mean"}))
+    with pytest.raises(UserError, match="feature_styles takes more of single clients"):
+        build_recipe(small_experiment(tmp_path, {"name": "stablefdg", "fuse": "private_mean"}))
+
+
 def test_a_killed_run_goes_on(secure, tmp_path):
     """The resumed rounds have new keys and the same numbers."""
     experiment = small_experiment(tmp_path, SECURE, run=OPEN, data=SMALL)
@@ -103,6 +114,8 @@ def test_a_killed_run_goes_on(secure, tmp_path):
         ("fedavg", {"run": {**OPEN, "checkpoint_every": 2}}, "needs a checkpoint after every round"),
         ("feddg-ga", {}, "generalization_adjustment weighs by what is measured in the round"),
         ("scaffold", {}, "control_variates takes something of single clients"),
+        ("stablefdg", {}, "feature_styles takes something of single clients"),
+        ("copa", {}, "heads takes something of single clients"),
         ("feddyn", {}, "dynamic_correction looks at single updates"),
         ("perada", {}, "ensemble_distillation looks at single updates"),
         ("feddrop", {}, "random_subnet does not go with secure_mean"),

@@ -1,9 +1,11 @@
 """Settings on which nothing depends are refused; where they have an effect, they are accepted."""
 
 import pytest
+from support import small_experiment
 
 from fedsim.errors import UserError
 from fedsim.experiment import Experiment
+from fedsim.recipe import Recipe
 from fedsim.run.no_effect import no_effect_remarks
 from fedsim.run.plan import resolve
 from fedsim.settings import DataSettings
@@ -45,9 +47,23 @@ def test_what_a_sweep_over_the_other_setting_has_is_said():
     """One and four clients per domain with the same partition are a usual sweep, which is not refused."""
     data = {"partition": "dirichlet", "alpha": 0.1}
     resolve(Experiment(data=data))
-    said = no_effect_remarks(Experiment(data=data, model={"prompt": "{} x"}))
+    recipe = Recipe()
+    said = no_effect_remarks(Experiment(data=data, model={"prompt": "{} x"}), recipe)
     assert [text.split(" has no effect here")[0] for text in said] == ["data.partition", "data.alpha", "model.prompt"]
-    assert no_effect_remarks(Experiment(data={**data, "clients_per_domain": 4})) == []
+    assert no_effect_remarks(Experiment(data={**data, "clients_per_domain": 4}), recipe) == []
+
+
+@pytest.mark.parametrize(("method", "part"), [
+    ("stablefdg", "enlarged_batch"), ("l2d", "learn_to_diversify"), ("fada", "disentangling_adversary"),
+    ("augmix", "consistent_views"), ({"name": "augmix", "consistent_views": {"weight": 0}}, ""),
+    ({"name": "rsc", "self_challenging": {"variant": "official"}}, "self_challenging"), ("rsc", ""), ("fisc", ""),
+])  # fmt: skip
+def test_a_step_that_never_takes_the_compiled_pass_is_named(method, part):
+    """It is not refused, because a sweep over methods has one train.compile."""
+    plan = resolve(small_experiment("unused", method, train={"compile": "default"}))
+    said = "train.compile has no effect here: {} does not train by the network's plain pass, which is what it compiles"
+    assert no_effect_remarks(plan.experiment, plan.recipe) == ([said.format(part)] if part else [])
+    assert no_effect_remarks(small_experiment("unused", method), plan.recipe) == []
 
 
 def test_a_recorded_run_may_have_one():

@@ -47,7 +47,6 @@ def test_without_a_partner_or_its_style_nothing_is_sent():
     assert BANK.hand_out({"a": style(1)}, "a", round_of("a", "b")) == {}
     assert BANK.hand_out({}, "a", round_of("a", "b", "c")) == {}
     assert BANK.hand_out({"a": style(1), "b": style(2)}, "a", round_of("b", "c")) == {}
-    assert FeatureStyles(shared=False).hand_out({"b": style(1)}, "a", round_of("a", "b")) is None
 
 
 def test_the_newest_style_of_every_client_is_kept():

@@ -14,10 +14,12 @@ class Insert(Part):
     """Adds modules of its own to the network.
 
     order: which insert comes first. Small numbers do, and equal ones come in the order of the settings' names, so that
-    `a+b` is the network of `b+a`. 0 changes the backbone and may freeze it, 1 adds a bottleneck, 2 makes features of
-    those of the bottleneck, 3 stands beside the head or inside the backbone, 4 looks at the finished network
+    `a+b` is the network of `b+a`. 0 changes the backbone or stands inside it, and may freeze it, 1 adds a bottleneck,
+    2 makes features of those of the bottleneck, 3 stands beside the head, 4 looks at the finished network
     second_view: they can act in a second pass only (their attribute `second_view` switches them)
     makes_features: the head sees features that the insert makes from those of the backbone
+    reads_map: its features need the feature map of the same pass, so that each pass of the bottleneck needs one of the
+    backbone
     learns_texts: it replaces the head of `model.head = "text"` by one that learns a part of the texts
     counts_clients: `apply` reads `net.clients`, the number of the clients that train
     """
@@ -27,6 +29,7 @@ class Insert(Part):
     order: ClassVar[int] = 3
     second_view: ClassVar[bool] = False
     makes_features: ClassVar[bool] = False
+    reads_map: ClassVar[bool] = False
     learns_texts: ClassVar[bool] = False
     counts_clients: ClassVar[bool] = False
 

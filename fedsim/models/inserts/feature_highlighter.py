@@ -89,6 +89,7 @@ class FeatureHighlighter(Insert):
     """
 
     makes_features: ClassVar[bool] = True
+    reads_map: ClassVar[bool] = True
     side_by_side: ClassVar[bool] = False  # the map of a pass is kept until its features are there
     order: ClassVar[int] = 2
 

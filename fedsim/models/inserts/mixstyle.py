@@ -84,6 +84,7 @@ class MixStyle(Insert):
     """
 
     tasks: ClassVar[tuple[str, ...]] = ANY_TASK
+    order: ClassVar[int] = 0  # before what reads the last map: on digits-cnn-bn stage 1 is the last
     side_by_side: ClassVar[bool] = False  # a draw decides for a whole batch whether its styles are mixed
 
     p: Annotated[float, Field(ge=0, le=1)] = 0.5

@@ -71,12 +71,27 @@ def copied_from(old: nn.Module, new: nn.Module) -> nn.Module:
     return new
 
 
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs",
+         "_forward_hooks_always_called")  # fmt: skip
+
+
+def move_hooks(old: nn.Module, new: nn.Module) -> None:
+    """The hooks of the old module stand around the new one, and no longer around the old one, which the new one may
+    call. PyTorch's tables themselves change places, since the handles that remove a hook refer to them."""
+    for name in HOOKS:
+        tables = getattr(new, name), getattr(old, name)
+        setattr(old, name, tables[0])
+        setattr(new, name, tables[1])
+
+
 def replace(net: nn.Module, paths: Collection[str], make: Callable[[nn.Module], nn.Module]) -> None:
-    """Replaces every module in `paths` by `make(old)`. An activation inside the old one is kept after the new one."""
+    """Replaces every module in `paths` by `make(old)`. An activation inside the old one is kept after the new one, and
+    the hooks of the old one are then those of the whole (inserts register them, and rules come after inserts)."""
     for path in paths:
         parent, _, name = path.rpartition(".")
         old = net.get_submodule(path)
         new = make(plain_batch_norm(old))
         if act := getattr(old, "act", None):
             new = NormThenAct(new, getattr(old, "drop", nn.Identity()), act)
+        move_hooks(old, new)
         setattr(net.get_submodule(parent), name, new)
