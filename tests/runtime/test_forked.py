@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 
 import pandas as pd
 import pytest
@@ -16,6 +17,8 @@ from support import numbers, small_experiment
 import fedsim.runtime.forked
 from fedsim.client_app import app
 from fedsim.errors import ClientFailedError, UserError
+from fedsim.models.infer import EvalMode
+from fedsim.recipe import Recipe
 from fedsim.run.plan import resolve
 from fedsim.run.target import TargetEvaluator
 from fedsim.runtime.forked import ForkedGrid, reason_against, shares
@@ -61,7 +64,27 @@ def test_two_processes_give_the_numbers_of_one(tmp_path, method):
     same_records(one, two)
 
 
-@pytest.mark.parametrize("method", ["fedavg", "copa"])  # COPA predicts with a bank, and in one process
+@dataclass(frozen=True)
+class Centred(EvalMode):
+    """A rule from outside, which subtracts the mean logits of the batches that it has seen so far."""
+
+    def begin(self, net, batches, uploads=None):
+        net.eval()
+        seen = []
+
+        def predict(images):
+            logits = net(images)
+            seen.append(logits.mean(0))
+            return logits - torch.stack(seen).mean(0)
+
+        return predict
+
+
+centred = Recipe(infer=Centred(), paper="own", discloses="nothing")
+
+
+# COPA predicts with a bank, and in one process. A rule that derives from one that may be shared may not be shared itself.
+@pytest.mark.parametrize("method", ["fedavg", "copa", f"{__name__}:centred"])
 def test_processes_share_the_batches_of_the_unseen_domain(tmp_path, monkeypatch, method):
     """Seven batches of 16 images, whose logits are the last bit those of one process."""
     here = []
