@@ -83,7 +83,7 @@ class Centred(EvalMode):
 centred = Recipe(infer=Centred(), paper="own", discloses="nothing")
 
 
-# COPA predicts with a bank, and in one process. A rule that derives from one that may be shared may not be shared itself.
+# COPA predicts with a bank, and in one process. A rule that derives from one that may be shared may not be itself.
 @pytest.mark.parametrize("method", ["fedavg", "copa", f"{__name__}:centred"])
 def test_processes_share_the_batches_of_the_unseen_domain(tmp_path, monkeypatch, method):
     """Seven batches of 16 images, whose logits are the last bit those of one process."""
