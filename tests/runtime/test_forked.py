@@ -21,7 +21,7 @@ from fedsim.models.infer import EvalMode
 from fedsim.recipe import Recipe
 from fedsim.run.plan import resolve
 from fedsim.run.target import TargetEvaluator
-from fedsim.runtime.forked import ForkedGrid, reason_against, shares
+from fedsim.runtime.forked import ForkedGrid, reason_against
 from fedsim.runtime.launch import launch
 from fedsim.server_app import serve
 
@@ -112,29 +112,6 @@ def test_when_processes_cannot_predict_the_server_does(tmp_path):
     grid = ForkedGrid(unable, plan, len(plan.clients))
     try:
         same_records(one, serve(grid, plan))
-    finally:
-        grid.close()
-
-
-def test_the_longest_work_is_shared_first():
-    """Sources of PACS by images, on two cores: 2048 + 2344 beside 3929, and not 2048 + 3929 beside 2344."""
-    assert shares([2048, 2344, 3929], 2) == [[2], [0, 1]]
-    assert shares([0.0] * 5, 2) == [[0, 2, 4], [1, 3]]  # nothing is known: they take turns
-    many = shares([float(place) for place in range(1000)], 2)
-    assert sorted(many[0] + many[1]) == list(range(1000))
-    assert all(len({place // 8 for place in own}) == 125 for own in many)  # both have some of every eight neighbours
-    sums = [sum(own) for own in many]
-    assert abs(sums[0] - sums[1]) <= 2
-
-
-def test_clients_are_divided_by_the_seconds_of_the_first_round(monkeypatch, tmp_path):
-    monkeypatch.setattr(fedsim.runtime.forked, "free_cores", lambda: 2)
-    plan = resolve(small_experiment(tmp_path, train={"rounds": 11}, run={"output": str(tmp_path)}))
-    grid = ForkedGrid(app, plan, len(plan.clients), str)
-    rows = [{"client": name, "train_seconds": seconds} for name, seconds in zip(plan.clients, (1.0, 2.0, 4.0))]
-    try:
-        grid.on_round({"round": 1, "steps": 12, "train_seconds": 7.0}, rows)
-        assert grid.lanes() == [4, 2]  # the third client alone; the first and the second
     finally:
         grid.close()
 

@@ -260,7 +260,7 @@ class Witness:
 
 
 def test_local_cells_have_their_device_and_callbacks(tmp_path, monkeypatch):
-    """A worker sees the sweep's variables and its own GPU, and no Ctrl-C; callbacks are called, and a wrong one is named."""
+    """A worker sees the sweep's variables, its GPU and no Ctrl-C; callbacks are called, and a wrong one is named."""
     words = [*SMALL, f"run.output={tmp_path}", "run.device=cpu", "run.callbacks=['test_sweep:Witness']"]
     cells = plan_cells("digits", Axes(["fedavg"], ["rot0", "rot15"], [0]), words, "")
     (cells[1].folder).parent.mkdir(parents=True)
