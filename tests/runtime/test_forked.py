@@ -1,6 +1,7 @@
 """The inline runtime in forked processes: the numbers of one process, also when one dies; forked to save time."""
 
 import errno
+import itertools
 import multiprocessing
 import os
 import signal
@@ -104,16 +105,41 @@ def unable(message, context):
     return app(message, context)
 
 
-def test_when_processes_cannot_predict_the_server_does(tmp_path):
+def refusing(monkeypatch, refused):
+    """Lets os.fork refuse these calls, by their number from 1 on."""
+    calls, fork = itertools.count(1), os.fork
+
+    def sometimes():
+        if next(calls) in refused:
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+        return fork()
+
+    monkeypatch.setattr(os, "fork", sometimes)
+
+
+@pytest.mark.parametrize(("refused", "said"), [([], "its client died 2 times"), ([3], "Cannot allocate memory")])
+def test_when_processes_cannot_predict_the_server_does(tmp_path, monkeypatch, caplog, refused, said):
+    """They are asked once in the run; where one dies, it may be that the machine has no memory for another."""
     one, plan = (
         launch(run_in(1, tmp_path, evaluate_batch_size=16)),
         resolve(run_in(2, tmp_path, evaluate_batch_size=16)),
     )
+    refusing(monkeypatch, refused)
     grid = ForkedGrid(unable, plan, len(plan.clients))
     try:
         same_records(one, serve(grid, plan))
     finally:
         grid.close()
+    (line,) = [text for text in caplog.messages if text.startswith("the unseen domain is evaluated in one process")]
+    assert said in line
+
+
+def test_a_machine_that_lets_no_client_have_a_process_is_one_line(tmp_path, monkeypatch):
+    refusing(monkeypatch, range(1, 100))
+    with pytest.raises(
+        UserError, match=r"could not be forked \(\[Errno 12\] Cannot allocate memory\); .*run\.processes = 1 "
+    ):
+        launch(run_in(2, tmp_path))
 
 
 class Killer:
