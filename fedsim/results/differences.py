@@ -59,20 +59,20 @@ def with_values(experiment: Experiment, values: PartValues) -> Experiment:
 def with_recorded_values(
     experiments: Mapping[str, Experiment], recipe_of: Callable[[str], Recipe]
 ) -> dict[str, Experiment]:
-    """The settings of runs, with the values of [parts] that only others of them give as their own recipe has them.
+    """The settings of runs, with the values of [parts] that one of them gives as each run's own recipe has them.
 
-    A run that left a value out is then not told apart from one that repeats the default.
+    A run that left a value out is then not told apart from one that repeats the default, and 1 is the number 1.0.
     """
     given = {(part, field) for one in experiments.values() for part, own in one.parts.items() for field in own}
     filled = dict(experiments)
-    for run, experiment in experiments.items():
-        missing = [(part, field) for part, field in given if field not in experiment.parts.get(part, {})]
-        recipe = {name.split(".", 1)[1]: own for name, own in recipe_of(run).items()} if missing else {}
-        values: dict[str, dict[str, Any]] = {}
-        for part, field in missing:
-            if field in (own := recipe.get(named_part(part), {})):
-                values.setdefault(part, {})[field] = own[field]
-        filled[run] = with_values(experiment, {"parts": values})
+    for run, experiment in experiments.items() if given else ():
+        recipe = {name.split(".", 1)[1]: own for name, own in recipe_of(run).items()}
+        parts = {part: dict(fields) for part, fields in experiment.parts.items()}
+        for part, field in given:
+            own = recipe.get(named_part(part), {})
+            if field in own and parts.get(part, {}).get(field, own[field]) == own[field]:
+                parts.setdefault(part, {})[field] = own[field]
+        filled[run] = experiment.model_copy(update={"parts": parts})
     return filled
 
 

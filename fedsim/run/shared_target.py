@@ -1,5 +1,6 @@
 """The evaluation of the unseen domain when a run has several processes: each predicts some of the batches."""
 
+import logging
 import time
 from typing import Any
 
@@ -8,18 +9,23 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedsim.arrays import record_to_arrays
+from fedsim.errors import NotForkedError
 from fedsim.message_records import arrays_of
 from fedsim.run.target import TargetEvaluator
 from strategies.parts import Entries
 from strategies.wire.target_site import TargetScore
+
+logger = logging.getLogger("fedsim")
 
 
 class SharedTarget:
     """Evaluates a global model in this process, or in all processes of a grid that has `lanes`.
 
     The batches are those of one process. Their logits are measured here, in the order of the batches, so that the score
-    is the same to the last bit. If a process dies, this one predicts all batches.
+    is the same to the last bit. If a process dies or cannot be forked, this one predicts all batches from then on.
     """
+
+    _alone = False
 
     def __init__(self, evaluator: TargetEvaluator, grid: Grid, settings: dict[str, Any]) -> None:
         self.evaluator, self.grid, self.settings = evaluator, grid, settings
@@ -27,22 +33,35 @@ class SharedTarget:
     def __call__(self, round: int, arrays: ArrayRecord, entries: Entries) -> TargetScore:
         """The score of the model of a round; `entries` are those of the bank that the inference rule needs."""
         started = time.perf_counter()
-        lanes = self.grid.lanes() if self.evaluator.divisible and hasattr(self.grid, "lanes") else []
+        lanes = self.grid.lanes() if self._may_share() else []
         logits = self._asked(round, arrays, lanes) if len(lanes) > 1 else {}
         if len(logits) < len(self.evaluator.cuts()):
             return self.evaluator(record_to_arrays(arrays), entries)
         return self.evaluator.score_of([logits[place] for place in sorted(logits)], started)
 
+    def _may_share(self) -> bool:
+        return not self._alone and self.evaluator.divisible and hasattr(self.grid, "lanes")
+
     def _asked(self, round: int, arrays: ArrayRecord, lanes: list[int]) -> dict[int, torch.Tensor]:
-        """The logits of the batches, by their place."""
+        """The logits of the batches, by their place; none when a process failed."""
         common = {**self.settings, "round": round, "phase": "predict", "client": ""}
         messages = []
         for index, node in enumerate(lanes):
             places = list(range(len(self.evaluator.cuts())))[index :: len(lanes)]
             content = {"arrays": arrays, "config": ConfigRecord({**common, "places": places})}
             messages.append(Message(RecordDict(content), node, "query.predict"))
-        found = {}
-        for reply in self.grid.send_and_receive(messages):
-            if not reply.has_error():
-                found |= record_to_arrays(arrays_of(reply.content)["logits"])
+        found, failed = {}, ""
+        try:
+            for reply in self.grid.send_and_receive(messages):
+                if reply.has_error():
+                    failed = str(reply.error.reason)
+                else:
+                    found |= record_to_arrays(arrays_of(reply.content)["logits"])
+        except NotForkedError as error:
+            failed = str(error.__cause__)
+        if failed:
+            self._alone = True
+            reason = failed.strip().splitlines()[-1]
+            logger.warning("the unseen domain is evaluated in one process from now on: %s", reason)
+            return {}
         return {int(place): torch.tensor(array) for place, array in found.items()}

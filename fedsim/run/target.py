@@ -53,9 +53,9 @@ class TargetEvaluator:
 
     @property
     def divisible(self) -> bool:
-        """Whether processes may share the batches: there are several, and each image is predicted by itself."""
-        alone = self.infer.by_image and not (self.infer.transductive or self.infer.random or self.infer.bank)
-        return alone and len(self.labels) > self.size and not self.task.maps  # maps of logits take long to send
+        """Whether processes may share the batches: there are several, and the rule predicts each image by itself."""
+        several = len(self.labels) > self.size
+        return self.infer.divisible and several and not self.task.maps  # maps of logits take long to send
 
     def cuts(self) -> list[slice]:
         """The images of each batch."""

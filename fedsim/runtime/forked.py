@@ -21,6 +21,7 @@ from flwr.app import Message
 from flwr.clientapp import ClientApp
 
 from fedsim.cores import free_cores
+from fedsim.data import domain_of
 from fedsim.errors import UserError
 from fedsim.experiment import Experiment
 from fedsim.run.plan import Plan
@@ -102,9 +103,9 @@ class ForkedGrid(InlineGrid):
 
     def _divide(self, count: int, clients: Sequence[dict[str, Any]]) -> None:
         """Give each process its nodes, so that all have the same work if a round is like that of these rows."""
-        cores, names, nodes = sorted(os.sched_getaffinity(0)), self._plan.clients, self.node_ids
-        seconds = {row.get("client"): row.get("train_seconds") or 0.0 for row in clients}
-        work = [sum(seconds.get(name, 0.0) for name in names[place :: len(nodes)]) for place in range(len(nodes))]
+        cores, nodes = sorted(os.sched_getaffinity(0)), self.node_ids
+        seconds = expected_seconds(self._plan.clients, clients)
+        work = [sum(seconds[place :: len(nodes)]) for place in range(len(nodes))]
         for index, places in enumerate(shares(work, count)):
             contexts = {nodes[place]: self.contexts[nodes[place]] for place in places}
             process = ForkedProcess(self._app, contexts, cores[index::count] or cores)
@@ -160,6 +161,16 @@ class ForkedGrid(InlineGrid):
         """End the processes."""
         for process in self._processes:
             process.end()
+
+
+def expected_seconds(names: Sequence[str], rows: Sequence[dict[str, Any]]) -> list[float]:
+    """How long each client will train: as in its row of a round, or as the mean of its domain where the domain has one.
+
+    A client without either was not drawn, or it failed, and counts as the mean of the others.
+    """
+    seconds = {row["client"]: row["train_seconds"] / row.get("clients", 1) for row in rows if row.get("train_seconds")}
+    mean = sum(seconds.values()) / max(len(seconds), 1)
+    return [seconds.get(name, seconds.get(f"{domain_of(name)}/*", mean)) for name in names]
 
 
 def shares(work: Sequence[float], count: int) -> list[list[int]]:

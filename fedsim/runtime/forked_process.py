@@ -16,7 +16,7 @@ import torch
 from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedsim.errors import CLIENT_APP_RAISED
+from fedsim.errors import CLIENT_APP_RAISED, NotForkedError
 from fedsim.message_records import arrays_of
 from fedsim.runtime.identity import with_content
 from fedsim.runtime.parcel import Parcel, select, standing, without_arrays
@@ -73,7 +73,13 @@ class ForkedProcess:
     def send_next(self) -> None:
         """Send the messages that the process may have now; it is forked when it does not exist yet."""
         if self._process is None and self.waiting:
-            self.start()
+            try:
+                self.start()
+            except OSError as error:
+                raise NotForkedError(
+                    f"a process for clients could not be forked ({error}); the same command continues the run, and "
+                    "with run.processes = 1 it needs no other process"
+                ) from error
         while self._sent < min(len(self.waiting), 2):
             letter, kept = self._letter(self.waiting[self._sent])
             if self._sent and len(letter) > FITS:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from fedsim.client_app import app
 from fedsim.data import check_partitions
+from fedsim.errors import UserError
 from fedsim.experiment import Experiment
 from fedsim.results.callbacks import RunCallback
 from fedsim.run.plan import Plan, resolve
@@ -27,6 +28,8 @@ def carry_out(plan: Plan, callbacks: Sequence[RunCallback] = ()) -> Path:
     """Run (or resume) a plan, in which all settings are resolved; returns the run's folder."""
     check_processes(plan.experiment)
     if plan.experiment.run.runtime != "deployment":  # checked before any worker starts
+        if plan.experiment.run.evaluate_target == "site":
+            raise UserError("run.evaluate_target = 'site' is a setting of run.runtime = 'deployment', which has sites")
         check_partitions(plan.experiment.data, plan.experiment.run.target)
     if plan.experiment.run.runtime == "flower":
         from fedsim.runtime.flower import run_with_flower

@@ -3,11 +3,13 @@
 Cells that are finished are skipped, and several cells run at the same time.
 """
 
+import multiprocessing
 from collections.abc import Callable, Sequence
 
 from rich.table import Table
 
 from fedsim.console import console, errors
+from fedsim.errors import UserError
 from fedsim.sweep.axes import Axes
 from fedsim.sweep.budget import Budget, Reservation, local_reservations
 from fedsim.sweep.plan import Cell, dry_table, look_for_data, plan_cells
@@ -49,6 +51,8 @@ def carry_out(
     """
     from fedsim.run.session import complete_finish, is_finished
 
+    if getattr(multiprocessing.current_process(), "_inheriting", False):  # a worker that imports the sweep's script
+        raise UserError('start a sweep below `if __name__ == "__main__":`, because its workers import the script too')
     waiting = [cell for cell in cells if cell.state == "waiting"]
     device = cells[0].experiment.run.device
     threads = cells[0].experiment.run.threads

@@ -81,6 +81,7 @@ def serve_cells(connection: Connection, gpus: tuple[str, ...], variables: Mappin
     variables: the sweep's environment
     """
     signal.signal(END, end)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # also where a library of the run unblocks it
     os.environ.clear()
     os.environ.update(variables)
     threading.Thread(target=die_with_parent, daemon=True).start()

@@ -4,13 +4,16 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import tempfile
 import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
+from fedsim.errors import UserError
 from fedsim.sweep.budget import Reservation
 from fedsim.sweep.cell_process import END, serve_cells
 from fedsim.sweep.plan import Cell
@@ -57,22 +60,36 @@ class LocalPool:
 def give(worker: WorkerProcess, cell: Cell) -> None:
     """Send a cell to the worker; its process is started first when it is not running."""
     if worker.process is None or not worker.process.is_alive():
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["fedsim.runtime.launch", "fedsim.client_app"])  # all workers share one import
-        worker.connection, theirs = context.Pipe()
-        # The fork server's own environment is that of its start.
-        worker.process = context.Process(target=serve_cells, args=(theirs, worker.reservation.gpus, dict(os.environ)))
-        # A terminal sends Ctrl-C to every process, but only the sweep may react to it: a worker starts with it blocked.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            worker.process.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        theirs.close()
+        start(worker)
     worker.cell = cell
     cell.begin()
     with contextlib.suppress(OSError):  # the process has just died, which `hear` will notice
         worker.connection.send(cell.experiment.toml())
+
+
+def start(worker: WorkerProcess) -> None:
+    """Start the worker's process, which the worker has once it runs; UserError when it cannot be started."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["fedsim.runtime.launch", "fedsim.client_app"])  # all workers share one import
+    ours, theirs = context.Pipe()
+    # The fork server's own environment is that of its start.
+    process = context.Process(target=serve_cells, args=(theirs, worker.reservation.gpus, dict(os.environ)))
+    # A terminal sends Ctrl-C to every process, but only the sweep may react to it: a worker starts with it blocked, and
+    # here it waits until the worker is known. The start of Python's resource tracker ends with the signal unblocked, so
+    # that the tracker has to run before.
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        process.start()
+        worker.process, worker.connection = process, ours
+    except (OSError, EOFError) as error:
+        raise UserError(
+            f"no worker process can be started ({str(error) or type(error).__name__}); it needs free memory and a "
+            f"socket in {tempfile.gettempdir()} (TMPDIR), whose name may have 75 characters"
+        ) from error
+    finally:
+        theirs.close()
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def hear(worker: WorkerProcess) -> None:

@@ -152,12 +152,15 @@ class Roster:
         known = self.target if site.role == "target" else self.sites.get(site.client)
         if known is None:
             return
-        if self.check_late and site.data and not known.data:
-            self.check_late({site.client: site.data})
         if known.data and (differs := difference({site.client: known.data}, {site.client: site.data})):
             raise UserError(f"client {site.client!r} came back with other data than the run began with ({differs})")
-        if site.role != "source" or known.examples == site.examples:
-            return
+        if site.role == "source" and known.examples != site.examples:
+            self._refuse_out_of_proportion(site)
+        if self.check_late and site.data and not known.data:  # last, because it records the data
+            self.check_late({site.client: site.data})
+
+    def _refuse_out_of_proportion(self, site: Site) -> None:
+        """Raises UserError when a site's number of examples does not fit the others any more."""
         counts = {other.client: other.examples for other in self.sites.values() if other.node_id != UNANSWERED}
         reasons = implausible({**counts, site.client: site.examples}, self._examples_limit)
         for client, reason in reasons.items():

@@ -153,6 +153,21 @@ def test_a_site_that_comes_back_with_other_data_is_refused(mode, node, client, m
         assert roster.call(0.05, [client]) == ([client] if content != "1" * 20 else [])
 
 
+def test_the_data_of_a_late_site_that_is_refused_are_not_recorded(monkeypatch):
+    """Its number of examples would dominate the average; when it comes with a plausible one, its data count."""
+    monkeypatch.setattr(handshake, "POLL_SECONDS", 0.01)
+    grid, recorded = Nodes({1: said("a"), 2: said("b")}), {}
+    roster = Roster(grid, ["a", "b", "d"], 2, {"token": "t"})
+    roster.gather(RunSettings(wait_for_sites=0.05, patience=0, on_client_failure="continue"))
+    roster.check_late = recorded.update
+    grid.nodes[4] = {**said("d", "2" * 20), "examples": 10**9, "class-counts": [10**9, 0]}
+    assert roster.call(0.05, ["d"]) == ["d"]
+    assert recorded == {}
+    grid.nodes[5] = said("d")
+    assert roster.call(0.05, ["d"]) == []
+    assert recorded["d"]["content"] == "1" * 20
+
+
 PATIENT = {"runtime": "deployment", "on_client_failure": "continue", "wait_for_sites": 0.1, "patience": 0.0}
 
 

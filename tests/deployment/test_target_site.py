@@ -9,6 +9,7 @@ from support import Interrupt, numbers, run_small, small_experiment
 
 import fedsim.server_app
 from fedsim.errors import ClientFailedError, UserError
+from fedsim.runtime.launch import launch
 
 METHODS = {
     "fedavg": "fedavg",
@@ -200,3 +201,10 @@ def test_no_target_site_is_said_by_name(tmp_path):
         run_small(experiment)
     with pytest.raises(UserError):
         small_experiment(tmp_path, run={"evaluate_target": "nowhere"})
+
+
+@pytest.mark.parametrize("runtime", ["inline", "ray", "flower"])
+def test_only_a_deployment_has_a_target_site(runtime, tmp_path):
+    """It is refused at once, and not after a wait for the site."""
+    with pytest.raises(UserError, match=r"run\.evaluate_target = 'site' is a setting of run\.runtime = 'deployment'"):
+        launch(on_site(tmp_path, run={"runtime": runtime, "wait_for_sites": 0.2}))

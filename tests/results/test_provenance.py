@@ -258,6 +258,16 @@ def test_a_value_of_parts_that_repeats_a_default_is_no_difference(tmp_path):
         compare(read_runs(tmp_path))
 
 
+def test_a_whole_number_repeats_the_default_too(tmp_path):
+    """`mu = 1` is MOON's own 1.0, which the record has."""
+    for seed, parts in enumerate([{}, {"model_contrast": {"mu": 1}}]):
+        folder = write_run(tmp_path, pacs_experiment("moon", "photo", seed).replace(parts=parts))
+        Recorder(folder).write_environment({"recipe": {"terms.model_contrast": {"T": 0.5, "mu": 1.0}}})
+    runs = read_runs(tmp_path)
+    assert compare(runs).methods["seeds"].tolist() == [2]
+    assert compare(runs, by=["parts.model_contrast.mu"]).methods["label"].tolist() == ["moon (mu=1.0)"]
+
+
 @pytest.mark.parametrize(("align", "recorded", "said"), [
     ("cross", True, ""), ("logits", True, "align is logits, there cross"), ("cross", False, "is cross, there default"),
 ])  # fmt: skip

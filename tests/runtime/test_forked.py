@@ -1,12 +1,14 @@
 """The inline runtime in forked processes: the numbers of one process, also when one dies; forked to save time."""
 
 import errno
+import itertools
 import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 
 import pandas as pd
 import pytest
@@ -16,9 +18,11 @@ from support import numbers, small_experiment
 import fedsim.runtime.forked
 from fedsim.client_app import app
 from fedsim.errors import ClientFailedError, UserError
+from fedsim.models.infer import EvalMode
+from fedsim.recipe import Recipe
 from fedsim.run.plan import resolve
 from fedsim.run.target import TargetEvaluator
-from fedsim.runtime.forked import ForkedGrid, reason_against, shares
+from fedsim.runtime.forked import ForkedGrid, reason_against
 from fedsim.runtime.launch import launch
 from fedsim.server_app import serve
 
@@ -61,7 +65,27 @@ def test_two_processes_give_the_numbers_of_one(tmp_path, method):
     same_records(one, two)
 
 
-@pytest.mark.parametrize("method", ["fedavg", "copa"])  # COPA predicts with a bank, and in one process
+@dataclass(frozen=True)
+class Centred(EvalMode):
+    """A rule from outside, which subtracts the mean logits of the batches that it has seen so far."""
+
+    def begin(self, net, batches, uploads=None):
+        net.eval()
+        seen = []
+
+        def predict(images):
+            logits = net(images)
+            seen.append(logits.mean(0))
+            return logits - torch.stack(seen).mean(0)
+
+        return predict
+
+
+centred = Recipe(infer=Centred(), paper="own", discloses="nothing")
+
+
+# COPA predicts with a bank, and in one process. A rule that derives from one that may be shared may not be itself.
+@pytest.mark.parametrize("method", ["fedavg", "copa", f"{__name__}:centred"])
 def test_processes_share_the_batches_of_the_unseen_domain(tmp_path, monkeypatch, method):
     """Seven batches of 16 images, whose logits are the last bit those of one process."""
     here = []
@@ -81,39 +105,41 @@ def unable(message, context):
     return app(message, context)
 
 
-def test_when_processes_cannot_predict_the_server_does(tmp_path):
+def refusing(monkeypatch, refused):
+    """Lets os.fork refuse these calls, by their number from 1 on."""
+    calls, fork = itertools.count(1), os.fork
+
+    def sometimes():
+        if next(calls) in refused:
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+        return fork()
+
+    monkeypatch.setattr(os, "fork", sometimes)
+
+
+@pytest.mark.parametrize(("refused", "said"), [([], "its client died 2 times"), ([3], "Cannot allocate memory")])
+def test_when_processes_cannot_predict_the_server_does(tmp_path, monkeypatch, caplog, refused, said):
+    """They are asked once in the run; where one dies, it may be that the machine has no memory for another."""
     one, plan = (
         launch(run_in(1, tmp_path, evaluate_batch_size=16)),
         resolve(run_in(2, tmp_path, evaluate_batch_size=16)),
     )
+    refusing(monkeypatch, refused)
     grid = ForkedGrid(unable, plan, len(plan.clients))
     try:
         same_records(one, serve(grid, plan))
     finally:
         grid.close()
+    (line,) = [text for text in caplog.messages if text.startswith("the unseen domain is evaluated in one process")]
+    assert said in line
 
 
-def test_the_longest_work_is_shared_first():
-    """Sources of PACS by images, on two cores: 2048 + 2344 beside 3929, and not 2048 + 3929 beside 2344."""
-    assert shares([2048, 2344, 3929], 2) == [[2], [0, 1]]
-    assert shares([0.0] * 5, 2) == [[0, 2, 4], [1, 3]]  # nothing is known: they take turns
-    many = shares([float(place) for place in range(1000)], 2)
-    assert sorted(many[0] + many[1]) == list(range(1000))
-    assert all(len({place // 8 for place in own}) == 125 for own in many)  # both have some of every eight neighbours
-    sums = [sum(own) for own in many]
-    assert abs(sums[0] - sums[1]) <= 2
-
-
-def test_clients_are_divided_by_the_seconds_of_the_first_round(monkeypatch, tmp_path):
-    monkeypatch.setattr(fedsim.runtime.forked, "free_cores", lambda: 2)
-    plan = resolve(small_experiment(tmp_path, train={"rounds": 11}, run={"output": str(tmp_path)}))
-    grid = ForkedGrid(app, plan, len(plan.clients), str)
-    rows = [{"client": name, "train_seconds": seconds} for name, seconds in zip(plan.clients, (1.0, 2.0, 4.0))]
-    try:
-        grid.on_round({"round": 1, "steps": 12, "train_seconds": 7.0}, rows)
-        assert grid.lanes() == [4, 2]  # the third client alone; the first and the second
-    finally:
-        grid.close()
+def test_a_machine_that_lets_no_client_have_a_process_is_one_line(tmp_path, monkeypatch):
+    refusing(monkeypatch, range(1, 100))
+    with pytest.raises(
+        UserError, match=r"could not be forked \(\[Errno 12\] Cannot allocate memory\); .*run\.processes = 1 "
+    ):
+        launch(run_in(2, tmp_path))
 
 
 class Killer:

@@ -8,6 +8,7 @@ import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from fedsim.arrays import record_to_arrays, state_to_record
+from fedsim.errors import NotForkedError
 from fedsim.message_records import arrays_of
 from fedsim.run.local_privacy import perturbed
 from fedsim.runtime.forked_process import ForkedProcess
@@ -68,7 +69,7 @@ def test_a_fork_that_fails_is_reported_and_leaves_nothing_behind(two_processes, 
 
     monkeypatch.setattr(os, "fork", refused)
     process, _ = two_processes(echo)
-    with pytest.raises(BlockingIOError, match="no more processes"):
+    with pytest.raises(NotForkedError, match="no more processes"):
         answer(process, state_to_record({"w": np.zeros(3, np.float32)}))
     process.end()
     assert (process.pid, process.pipe, len(process.waiting)) == (0, None, 0)

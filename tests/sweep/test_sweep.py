@@ -244,8 +244,11 @@ class Witness:
     def on_start(self, experiment, folder):
         """Remember the folder."""
         import os
+        import signal
 
         self.file, self.seen = folder / "witness.json", [os.environ.get(name) for name in VARIABLES]
+        self.seen += [signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())]
+        self.seen += [signal.getsignal(signal.SIGINT) == signal.SIG_IGN]
 
     def on_round(self, row, clients):
         """Remember the number of the round."""
@@ -257,14 +260,14 @@ class Witness:
 
 
 def test_local_cells_have_their_device_and_callbacks(tmp_path, monkeypatch):
-    """A worker process sees the sweep's variables and its own GPU; callbacks are called, and a wrong one is named."""
+    """A worker sees the sweep's variables, its GPU and no Ctrl-C; callbacks are called, and a wrong one is named."""
     words = [*SMALL, f"run.output={tmp_path}", "run.device=cpu", "run.callbacks=['test_sweep:Witness']"]
     cells = plan_cells("digits", Axes(["fedavg"], ["rot0", "rot15"], [0]), words, "")
     (cells[1].folder).parent.mkdir(parents=True)
     cells[1].folder.write_text("a file where the run's folder should be")
     monkeypatch.setenv("OF_THE_SWEEP", "now")
     LocalPool(cells, [budget.Reservation(1, ("7",))]).run(SimpleNamespace(update=lambda: time.sleep(0)))
-    assert json.loads((cells[0].folder / "witness.json").read_text()) == ["7", "now", 0, 1, 2]
+    assert json.loads((cells[0].folder / "witness.json").read_text()) == ["7", "now", True, True, 0, 1, 2]
     assert (cells[0].state, cells[1].state) == ("finished", "failed")
     assert "File exists" in cells[1].reason
 

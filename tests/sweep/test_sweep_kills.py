@@ -1,5 +1,6 @@
 """A killed sweep: its workers end too, the same command continues it, and the results are those of a complete one."""
 
+import multiprocessing
 import os
 import random
 import re
@@ -8,18 +9,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from multiprocessing.resource_tracker import ResourceTracker
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from support import numbers
 
+from fedsim.errors import UserError
 from fedsim.results import rebuild_results
 from fedsim.run.claim import is_claimed
 from fedsim.runtime.launch import launch
-from fedsim.sweep import Axes, budget
+from fedsim.sweep import Axes, budget, run_sweep
 from fedsim.sweep.plan import plan_cells
-from fedsim.sweep.pool import STOP_SECONDS, WorkerProcess, stop
+from fedsim.sweep.pool import STOP_SECONDS, LocalPool, WorkerProcess, give, stop
 
 FEDSIM = [sys.executable, "-c", "from fedsim.cli import main; main()"]
 SMALL = ("data.fraction=0.1", 'data.domains=["rot0", "rot15", "rot30"]', "run.device=cpu")
@@ -189,3 +192,44 @@ def test_workers_that_do_not_end_are_waited_for_once(monkeypatch):
     stop(workers)
     assert Deaf.seconds == STOP_SECONDS
     assert not any(worker.process.is_alive() for worker in workers)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"), [(OSError("AF_UNIX path too long"), "AF_UNIX path too long"), (EOFError(), "EOFError")]
+)
+def test_a_worker_that_cannot_be_started_is_one_line(error, said, monkeypatch):
+    """The fork server's socket lies in TMPDIR, and its path may have 107 characters."""
+
+    def refuse(process):
+        raise error
+
+    monkeypatch.setattr("multiprocessing.context.ForkServerProcess._Popen", staticmethod(refuse))
+    pool = LocalPool([SimpleNamespace()], [budget.Reservation(1, ()), budget.Reservation(1, ())])
+    with pytest.raises(UserError, match=rf"no worker process can be started \({said}\); .* \(TMPDIR\)"):
+        pool.run(None)
+
+
+def test_ctrl_c_while_a_worker_starts_is_only_ctrl_c(monkeypatch):
+    """It waits until the worker is known, which then ends like the others; the resource tracker's start lets it by."""
+    tracker = ResourceTracker()
+    monkeypatch.setattr("multiprocessing.resource_tracker.ensure_running", tracker.ensure_running)
+
+    def interrupted(process):
+        tracker.ensure_running()
+        os.kill(os.getpid(), signal.SIGINT)
+        return SimpleNamespace(sentinel=None, poll=lambda: 0, wait=lambda timeout: 0)
+
+    monkeypatch.setattr("multiprocessing.context.ForkServerProcess._Popen", staticmethod(interrupted))
+    worker = WorkerProcess(budget.Reservation(1, ()))
+    with pytest.raises(KeyboardInterrupt):
+        give(worker, SimpleNamespace())
+    tracker._stop()
+    assert worker.process is not None
+    stop([worker, WorkerProcess(budget.Reservation(1, ()))])
+
+
+def test_a_sweep_of_an_unguarded_script_is_refused_in_its_workers(monkeypatch):
+    """A worker imports the script that started the sweep."""
+    monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
+    with pytest.raises(UserError, match='below `if __name__ == "__main__":`'):
+        run_sweep("digits", Axes(["fedavg"], ["rot0"], [0]), budget.Budget(), dry_run=True)

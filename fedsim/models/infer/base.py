@@ -29,7 +29,8 @@ class Infer(Part):
     bank: the name of the bank with one entry per client that the rule needs beside the model; empty: none
     random: every prediction draws other numbers, which no file can hold
     by_image: each image is predicted by itself, from the model alone, and there are no details: processes may share the
-    batches
+    batches, and `begin` gets no images then. It counts only in the class that sets it: a class derived from it may
+    predict otherwise, and sets it again if that is true of it too
     """
 
     tasks: ClassVar[tuple[str, ...]] = (CLASSIFICATION.name,)
@@ -43,6 +44,12 @@ class Infer(Part):
     bank: ClassVar[str] = ""
     random: ClassVar[bool] = False
     by_image: ClassVar[bool] = False
+
+    @property
+    def divisible(self) -> bool:
+        """Whether processes may share the batches of the unseen domain (`by_image`)."""
+        alone = vars(type(self)).get("by_image", False)
+        return alone and not (self.transductive or self.random or self.bank)
 
     def refuses(self, recipe: "Recipe") -> str:
         """A rule that exchanges batch-norm statistics needs layers that normalize by them."""

@@ -1,0 +1,71 @@
+"""Which clients each forked process gets: all processes have about the same work."""
+
+import pytest
+from support import small_experiment
+
+import fedsim.runtime.forked
+from fedsim.client_app import app
+from fedsim.results.client_rows import client_rows
+from fedsim.run.plan import resolve
+from fedsim.runtime.forked import ForkedGrid, shares
+
+
+def test_the_longest_work_is_shared_first():
+    """Sources of PACS by images, on two cores: 2048 + 2344 beside 3929, and not 2048 + 3929 beside 2344."""
+    assert shares([2048, 2344, 3929], 2) == [[2], [0, 1]]
+    assert shares([0.0] * 5, 2) == [[0, 2, 4], [1, 3]]  # nothing is known: they take turns
+    many = shares([float(place) for place in range(1000)], 2)
+    assert sorted(many[0] + many[1]) == list(range(1000))
+    assert all(len({place // 8 for place in own}) == 125 for own in many)  # both have some of every eight neighbours
+    sums = [sum(own) for own in many]
+    assert abs(sums[0] - sums[1]) <= 2
+
+
+def test_clients_are_divided_by_the_seconds_of_the_first_round(monkeypatch, tmp_path):
+    monkeypatch.setattr(fedsim.runtime.forked, "free_cores", lambda: 2)
+    plan = resolve(small_experiment(tmp_path, train={"rounds": 11}, run={"output": str(tmp_path)}))
+    grid = ForkedGrid(app, plan, len(plan.clients), str)
+    rows = [{"client": name, "train_seconds": seconds} for name, seconds in zip(plan.clients, (1.0, 2.0, 4.0))]
+    try:
+        grid.on_round({"round": 1, "steps": 12, "train_seconds": 7.0}, rows)
+        assert grid.lanes() == [4, 2]  # the third client alone; the first and the second
+    finally:
+        grid.close()
+
+
+def divided(monkeypatch, tmp_path, rows_of, **data):
+    """(names of each process's clients) after a first round whose rows are `rows_of(names)`, on two cores."""
+    monkeypatch.setattr(fedsim.runtime.forked, "free_cores", lambda: 2)
+    plan = resolve(small_experiment(tmp_path, data=data, train={"rounds": 11}, run={"output": str(tmp_path)}))
+    grid = ForkedGrid(app, plan, len(plan.clients), str)
+    monkeypatch.setattr(fedsim.runtime.forked.ForkedProcess, "start", lambda process: None)
+    grid.on_round({"round": 1, "steps": 12, "train_seconds": 7.0}, rows_of(plan.clients))
+    places = dict(zip(grid.node_ids, plan.clients))
+    return [[places[node] for node in process.contexts] for process in grid._processes]
+
+
+def trained(name, seconds):
+    return {"round": 1, "client": name, "domain": name.split("/")[0], "status": "ok", "train_seconds": seconds}
+
+
+@pytest.mark.parametrize("drawn", [0, 3, 20])
+def test_clients_that_were_not_drawn_count_as_the_others(monkeypatch, tmp_path, drawn):
+    """Of 30 clients that train about as long, 3 were drawn in the first round: both processes get 14 to 16."""
+
+    def rows_of(names):
+        return [trained(name, 1.0 + 0.01 * place) for place, name in enumerate(names[7 : 7 + drawn])]
+
+    first, second = divided(monkeypatch, tmp_path, rows_of, clients_per_domain=10)
+    assert len(first) + len(second) == 30
+    assert abs(len(first) - len(second)) <= 2
+
+
+def test_clients_are_divided_by_the_means_of_their_domains_where_rows_are_merged(monkeypatch, tmp_path):
+    """In the first domain each of the three clients trains ten times as long: one process gets two of them alone."""
+
+    def rows_of(names):
+        return client_rows([trained(name, 1.0 if name.startswith("rot0/") else 0.1) for name in names], "domains")
+
+    first, second = divided(monkeypatch, tmp_path, rows_of, clients_per_domain=3)
+    assert first == ["rot0/0", "rot0/2"]
+    assert len(second) == 7
