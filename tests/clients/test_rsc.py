@@ -124,7 +124,13 @@ def test_batch_share_counts_the_epochs_of_the_run():
 
 
 @pytest.mark.parametrize(
-    ("backbone", "size"), [("digits-cnn-bn", 16), ("resnet18", 32), ("densenet121", 32), ("alexnet", 64)]
+    ("backbone", "size"),
+    [
+        ("digits-cnn-bn", 16),
+        ("resnet18", 32),
+        ("densenet121", 32),
+        pytest.param("alexnet", 64, marks=pytest.mark.slow),  # 57 million weights
+    ],
 )
 def test_cut_network(backbone, size):
     """tail(front(x)) is the network's features, with their gradients; a mask on the map changes them."""

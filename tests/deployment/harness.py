@@ -29,7 +29,7 @@ ENVIRONMENT = {
     "NO_PROXY": "127.0.0.1,localhost",
     "no_proxy": "127.0.0.1,localhost",
 }
-SMALL = {  # the settings of `support.small_experiment` as overrides of the shipped digits experiment
+SMALL = {  # those of `support.small_experiment` with smaller batches, as overrides of the shipped digits experiment
     "name": "small",
     "data.domains": '["rot0", "rot15", "rot30", "rot45"]',
     "data.fraction": 0.1,

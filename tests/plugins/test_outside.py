@@ -168,7 +168,9 @@ def test_a_module_that_fails_to_import_is_one_line(tmp_path, monkeypatch):
         find_recipe("broken_plugin:moon")
 
 
-@pytest.mark.parametrize("runtime", ["ray", pytest.param("flower", marks=pytest.mark.flower)])
+@pytest.mark.parametrize(
+    "runtime", [pytest.param("ray", marks=pytest.mark.slow), pytest.param("flower", marks=pytest.mark.flower)]
+)
 def test_it_works_where_the_clients_are_other_processes(runtime, tmp_path):
     """Ray's workers and Flower's own engine import the module too; the numbers are the inline ones."""
     from fedsim.runtime.launch import launch

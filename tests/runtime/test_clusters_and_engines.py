@@ -28,7 +28,7 @@ def settings_of(experiment) -> list[str]:
         "data.fraction=0.1",
         "data.holdout=0.2",
         f"train.rounds={experiment.train.rounds}",
-        "train.batch_size=16",
+        f"train.batch_size={experiment.train.batch_size}",
         "train.momentum=0.5",
         "run.device=cpu",
         "name=small",
