@@ -1,9 +1,12 @@
 """Replaces files as a whole: writes them under a temporary name and renames them."""
 
 import os
+import re
 import tempfile
 from functools import cache
 from pathlib import Path
+
+UNFINISHED = re.compile(r"\..+\.[a-z0-9_]{8}")  # tempfile's names below
 
 
 def atomic_write(path: Path | str, content: bytes | str, mode: int | None = None, durable: bool = False) -> None:
@@ -29,6 +32,13 @@ def atomic_write(path: Path | str, content: bytes | str, mode: int | None = None
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Removes what killed writers have left; only for a folder in which nobody else writes."""
+    for file in folder.iterdir():
+        if UNFINISHED.fullmatch(file.name) and file.is_file():
+            file.unlink(missing_ok=True)
 
 
 @cache

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from fedsim.errors import UserError
+from fedsim.files import remove_unfinished
 
 FILE = ".lock"
 PATIENCE_SECONDS = 5.0  # a killed sweep's workers need a moment to notice
@@ -21,7 +22,10 @@ PATIENCE_SECONDS = 5.0  # a killed sweep's workers need a moment to notice
 
 @contextmanager
 def claim(folder: Path) -> Iterator[None]:
-    """Lock a run's folder; UserError when another process still holds the lock after PATIENCE_SECONDS."""
+    """Lock a run's folder and remove what killed writers left in it.
+
+    Raises UserError when another process still holds the lock after PATIENCE_SECONDS.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / FILE
     deadline = time.monotonic() + PATIENCE_SECONDS
@@ -35,6 +39,7 @@ def claim(folder: Path) -> Iterator[None]:
         handle.truncate(0)
         handle.write(f"process {os.getpid()} on {socket.gethostname()}")
         handle.flush()
+        remove_unfinished(folder)
         try:
             yield
         finally:

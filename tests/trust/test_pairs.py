@@ -70,6 +70,9 @@ def test_the_pairs_of_a_row_run(first, tmp_path):
             continue
         try:
             assert len(run_watched(plan).rounds) == 2
+        except UserError as error:  # rows that need texts: their network is built when the run begins
+            if not any(METHODS[name].tried_with for name in pair.split("+")):
+                failed[pair] = error
         except Exception as error:
             failed[pair] = error
     assert failed == {}
