@@ -6,7 +6,8 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-UNFINISHED = re.compile(r"\..+\.[a-z0-9_]{8}")  # tempfile's names below
+# The temporary names below, of records alone: `.notes.markdown` is a file of the user.
+UNFINISHED = re.compile(r"\..+\.(csv|json|toml|safetensors)\.[a-z0-9_]{8}")
 
 
 def atomic_write(path: Path | str, content: bytes | str, mode: int | None = None, durable: bool = False) -> None:
