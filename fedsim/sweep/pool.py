@@ -5,9 +5,10 @@ import multiprocessing
 import os
 import signal
 import tempfile
+import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
@@ -74,22 +75,42 @@ def start(worker: WorkerProcess) -> None:
     ours, theirs = context.Pipe()
     # The fork server's own environment is that of its start.
     process = context.Process(target=serve_cells, args=(theirs, worker.reservation.gpus, dict(os.environ)))
-    # A terminal sends Ctrl-C to every process, but only the sweep may react to it: a worker starts with it blocked, and
-    # here it waits until the worker is known. The start of Python's resource tracker ends with the signal unblocked, so
-    # that the tracker has to run before.
+    with ctrl_c_later():
+        try:
+            process.start()
+        except (OSError, EOFError) as error:
+            raise UserError(
+                f"no worker process can be started ({str(error) or type(error).__name__}); it needs free memory and a "
+                f"socket in {tempfile.gettempdir()} (TMPDIR), whose name may have 75 characters"
+            ) from error
+        finally:
+            theirs.close()
+        worker.process, worker.connection = process, ours
+
+
+@contextlib.contextmanager
+def ctrl_c_later() -> Iterator[None]:
+    """Ctrl-C waits until the end of the block, and a process that is started in the block never sees it.
+
+    A terminal sends the signal to every process, but only the sweep may react to it. A new process inherits that the
+    signal is blocked. Here that is not enough: the kernel gives the signal to another thread, and Python then answers
+    it in the main thread all the same.
+    """
+    # The start of Python's resource tracker ends with the signal unblocked, so that the tracker has to run before.
     resource_tracker.ensure_running()
+    if threading.current_thread() is not threading.main_thread():  # Python answers signals in the main thread only
+        yield
+        return
+    came = []
+    answer = signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        process.start()
-        worker.process, worker.connection = process, ours
-    except (OSError, EOFError) as error:
-        raise UserError(
-            f"no worker process can be started ({str(error) or type(error).__name__}); it needs free memory and a "
-            f"socket in {tempfile.gettempdir()} (TMPDIR), whose name may have 75 characters"
-        ) from error
+        yield
     finally:
-        theirs.close()
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.signal(signal.SIGINT, answer)
+        if came:
+            signal.raise_signal(signal.SIGINT)
 
 
 def hear(worker: WorkerProcess) -> None:

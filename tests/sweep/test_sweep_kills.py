@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from multiprocessing.resource_tracker import ResourceTracker
@@ -209,14 +210,28 @@ def test_a_worker_that_cannot_be_started_is_one_line(error, said, monkeypatch):
         pool.run(None)
 
 
-def test_ctrl_c_while_a_worker_starts_is_only_ctrl_c(monkeypatch):
+def interrupt_from_another_thread() -> None:
+    """What the kernel does when the main thread has blocked the signal, made certain."""
+
+    def interrupt():
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        signal.raise_signal(signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    thread.join()
+
+
+@pytest.mark.parametrize("interrupt", [lambda: signal.raise_signal(signal.SIGINT), interrupt_from_another_thread])
+def test_ctrl_c_while_a_worker_starts_is_only_ctrl_c(interrupt, monkeypatch):
     """It waits until the worker is known, which then ends like the others; the resource tracker's start lets it by."""
     tracker = ResourceTracker()
     monkeypatch.setattr("multiprocessing.resource_tracker.ensure_running", tracker.ensure_running)
 
     def interrupted(process):
         tracker.ensure_running()
-        os.kill(os.getpid(), signal.SIGINT)
+        interrupt()
+        assert signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, [])  # a new process inherits it
         return SimpleNamespace(sentinel=None, poll=lambda: 0, wait=lambda timeout: 0)
 
     monkeypatch.setattr("multiprocessing.context.ForkServerProcess._Popen", staticmethod(interrupted))
@@ -225,6 +240,8 @@ def test_ctrl_c_while_a_worker_starts_is_only_ctrl_c(monkeypatch):
         give(worker, SimpleNamespace())
     tracker._stop()
     assert worker.process is not None
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
     stop([worker, WorkerProcess(budget.Reservation(1, ()))])
 
 
