@@ -32,9 +32,20 @@ class Answer:
         return False
 
 
+class Uncollected(ArrayRecord):
+    """A record that is read without the search for garbage that Flower starts after each: 0.14 s, once per client."""
+
+    def to_numpy_ndarrays(self, *, keep_input: bool = True) -> list[np.ndarray]:
+        """The tensors; the record is empty afterwards when its input need not be kept."""
+        arrays = super().to_numpy_ndarrays()
+        if not keep_input:
+            self.clear()
+        return arrays
+
+
 def record(arrays: Arrays) -> ArrayRecord:
     """Flower's record of tensors; the shape of every tensor is kept, also that of scalars."""
-    return ArrayRecord({name: Array(np.asarray(array)) for name, array in arrays.items()})
+    return Uncollected({name: Array(np.asarray(array)) for name, array in arrays.items()})
 
 
 def answer(arrays: Arrays, metrics: Mapping[str, float]) -> Answer:

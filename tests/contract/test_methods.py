@@ -1,6 +1,12 @@
 """Every row of METHODS has the same properties. A new row is tested here automatically; it needs no new test file."""
 
+import multiprocessing
+import os
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +22,21 @@ from fedsim.recipe import Recipe, parts_of
 # Half of the images that `fedsim check-method` takes, and so half of the steps.
 FEW = ["data.fraction=0.05"]
 COMBINATIONS = ["gperxan+feddg-ga", "fedprox+fedbn", "feddg-ga+fedprox"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_other_process() -> Iterator[None]:
+    """One process finishes the runs of all rows; `fedsim check-method` starts one for each, which takes longer."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["fedsim.contract"])
+    with ProcessPoolExecutor(1, context) as other, pytest.MonkeyPatch.context() as patch:
+
+        def finish(plan):
+            settings = plan.experiment.toml()
+            other.submit(contract._finish, settings, dict(os.environ), sys.path, str(Path.cwd())).result()
+
+        patch.setattr(contract, "_finish_elsewhere", finish)
+        yield
 
 
 @pytest.mark.parametrize("method", [*METHODS, *COMBINATIONS])
