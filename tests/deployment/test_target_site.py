@@ -22,6 +22,7 @@ METHODS = {
     "tsmobn": {"name": "fedavg", "infer": "tsmo_bn"},
     "fada": "fada",  # the target's site answers the server's visits
 }
+LONG = [pytest.param(name, marks=pytest.mark.slow) for name in ("gperxan", "mixnorm", "tsmobn")]
 
 
 def on_site(output, method="fedavg", **sections):
@@ -30,7 +31,7 @@ def on_site(output, method="fedavg", **sections):
     return small_experiment(output, method, **sections)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["fedavg", "fedbn", "ccst", "fedig-a", "ensemble", "fada", *LONG])
 def test_numbers_are_those_of_the_servers_evaluation(method, tmp_path):
     """Everything that the inference rule needs (clients' uploads, the order of images) is sent with the model."""
     two = {"train": {"rounds": 2}}

@@ -166,7 +166,13 @@ def test_transductive_rule_adapts(runs, pictures):
 
 
 @pytest.mark.parametrize(
-    ("method", "format"), [("fedavg", "torch"), ("fedig-a", "onnx"), ("fedsr", "torch"), ("copa", "onnx")]
+    ("method", "format"),
+    [
+        ("fedsr", "torch"),
+        ("copa", "onnx"),
+        pytest.param("fedavg", "torch", marks=pytest.mark.slow),
+        pytest.param("fedig-a", "onnx", marks=pytest.mark.slow),
+    ],
 )
 def test_export(runs, tmp_path, method, format):
     """In another runtime the file gives the original's logits for one real image and for many."""

@@ -45,7 +45,8 @@ MASKS = {  # segmentation
 SETTINGS = {"fada": {}, "elcfs": MASKS}  # FADA's server visits the unseen domain's client, too; FedBN's test is below
 
 
-@pytest.mark.parametrize("method", ["fada", pytest.param("elcfs", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("method", SETTINGS)
 def test_ray_gives_the_numbers_of_inline(grid, tmp_path, method):
     """With one thread per worker the rounds are equal bit for bit; the documentation promises 1e-4."""
     inline, ray = (

@@ -35,9 +35,15 @@ def one_line(done, code):
     return lines[0]
 
 
-def test_output_on_a_file(tmp_path):
+def test_output_on_a_file(capsys, monkeypatch, tmp_path):
+    """In this process, which has imported PyTorch."""
     (tmp_path / "taken").write_text("")
-    said = one_line(fedsim("run", "digits", *SMALL, "--output", str(tmp_path / "taken")), 2)
+    monkeypatch.setattr(signal, "signal", lambda number, answer: None)
+    monkeypatch.setattr(sys, "argv", ["fedsim", "run", "digits", *SMALL, "--output", str(tmp_path / "taken")])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    (said,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("fedsim: ")]
     assert "taken" in said
     assert "Not a directory" in said or "File exists" in said
 
