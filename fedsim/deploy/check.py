@@ -10,8 +10,9 @@ from typing import Annotated, Any
 
 import tomli_w
 from pydantic import ConfigDict, Field, ValidationError
+from rich.box import SIMPLE_HEAD
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from fedsim.data import benchmark, client_names, domain_of, resolve_domain
 from fedsim.data.names import matching
@@ -263,15 +264,18 @@ def _folder_clients(experiment: Experiment) -> list[str]:
 
 def table(federation: Federation, findings: list[Finding], title: str) -> Table:
     """The findings as a table for the terminal."""
-    shown = Table("site", "domain", "state", "fedsim", "flwr", "torch", "python", "device", "images", "verdict")
+    # Several lines per site, so that no word is cut in a terminal of 80 columns.
+    columns = [Column(name, no_wrap=True, overflow="fold") for name in ("site", "state", "versions", "images")]
+    shown = Table(*columns, Column("verdict", overflow="fold"), box=SIMPLE_HEAD)
     shown.title = f"{federation.name}: {title}"
     for finding in findings:
         answer = finding.answer or Answer(node=0)
-        images = f"{sum(answer.counts)} in {len(answer.classes)} classes" if answer.classes else "-"
+        images = f"{sum(answer.counts)}\nin {len(answer.classes)} classes" if answer.classes else "-"
         red = [f"[red]{escape(text)}[/]" for text in finding.problems]
         verdict = "\n".join([*red, *map(escape, finding.notes)]) or "[green]ok[/]"
-        versions = [escape(getattr(answer, key)) or "-" for key in ("fedsim", "flwr", "torch", "python", "device")]
+        stated = [(key, getattr(answer, key)) for key in ("fedsim", "flwr", "torch", "python", "device")]
+        versions = "\n".join(f"{key} {escape(text)}" for key, text in stated if text) or "-"
         role = " (target)" if finding.site.role == "target" else ""
-        state = "online" if finding.online else "offline"
-        shown.add_row(escape(finding.site.name), escape(finding.site.domain + role), state, *versions, images, verdict)
+        site = f"{escape(finding.site.name)}\n{escape(finding.site.domain + role)}"
+        shown.add_row(site, "online" if finding.online else "offline", versions, images, verdict)
     return shown

@@ -5,8 +5,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from fedsim.deploy.contacts import Contact, read_contacts
 from fedsim.deploy.federation import Federation
@@ -31,29 +32,38 @@ def status_table(federation: Federation, now: float | None = None) -> Table:
     now, kit = now or time.time(), federation.kit("server")
     contacts, progress = read_contacts(kit / "run" / "contacts.json"), read_progress(kit)
     title = f"{federation.name}: {describe(progress, now)}"
-    columns = ("site", "domain", "state", "connected since", "last contact", "address", "flwr", "clock", "up", "down")
-    table = Table(*columns, "round", "last refusal", title=escape(printable(title)))
+    # Several lines per site, so that no word is cut in a terminal of 80 columns.
+    columns = [Column(name, no_wrap=True, overflow="fold") for name in ("site", "state", "contact", "machine")]
+    table = Table(*columns, Column("last refusal", overflow="fold"), box=SIMPLE_HEAD, title=escape(printable(title)))
     for site in federation.sites:
         contact = contacts.get(site.name, Contact())
-        here = abs(now - contact.last) < RECENT_SECONDS  # a contact in the future: the clock was set back
-        state = "[green]connected[/]" if here else "[red]silent[/]"
-        refusal = f"{escape(contact.refused)} ({ago(contact.refused_at, now)})" if contact.refused else ""
-        if contact.double:
-            refusal = f"[red]{escape(contact.double)} ({ago(contact.double_at, now)})[/] {refusal}"
-        clock = f"{contact.offset:+.1f} s" if contact.last else "-"
         client = next((row for row in progress.get("clients", []) if row["client"] == site.domain), {})
-        table.add_row(
-            *(site.name, escape(site.domain + (" (target)" if site.role == "target" else "")), state),
-            *(ago(contact.since, now), ago(contact.last, now)),
-            *(escape(contact.address) or "-", escape(contact.version) or "-"),
-            f"[red]{clock}[/]" if contact.last and clock_problem(contact.offset) else clock,
-            *(megabytes(contact.bytes_up), megabytes(contact.bytes_down)),
-            f"{progress['round']}: {escape(str(client['status']))}" if client else "-",
-            refusal or "-",
-        )
+        state = "[green]connected[/]" if _here(contact, now) else "[red]silent[/]"
+        if client:
+            state += f"\nround {progress['round']}: {escape(str(client['status']))}"
+        domain = escape(site.domain + (" (target)" if site.role == "target" else ""))
+        table.add_row(f"{site.name}\n{domain}", state, *_contact_cells(contact, now))
     for line in warnings(federation):
         table.caption = f"{table.caption}\n{line}" if table.caption else line
     return table
+
+
+def _here(contact: Contact, now: float) -> bool:
+    return abs(now - contact.last) < RECENT_SECONDS  # a contact in the future: the clock was set back
+
+
+def _contact_cells(contact: Contact, now: float) -> tuple[str, str, str]:
+    """When the site was heard and how much it sent, from which machine, and why it was refused last."""
+    traffic = f"up {megabytes(contact.bytes_up)}\ndown {megabytes(contact.bytes_down)}"
+    heard = f"last {ago(contact.last, now)}\nstarted {ago(contact.since, now)}\n{traffic}" if contact.last else "never"
+    clock = f"clock {contact.offset:+.1f} s" if contact.last else ""
+    clock = f"[red]{clock}[/]" if contact.last and clock_problem(contact.offset) else clock
+    version = f"flwr {escape(contact.version)}" if contact.version else ""
+    machine = "\n".join(line for line in (escape(contact.address), version, clock) if line)
+    refusal = f"{escape(contact.refused)} ({ago(contact.refused_at, now)})" if contact.refused else ""
+    if contact.double:
+        refusal = f"[red]{escape(contact.double)} ({ago(contact.double_at, now)})[/] {refusal}"
+    return heard, machine or "-", refusal or "-"
 
 
 def read_progress(kit: Path) -> dict[str, Any]:

@@ -1,8 +1,10 @@
 """The operator's view: contacts, clocks, refusals, progress, and what a run writes into the audit log."""
 
 import json
+import os
 import time
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -10,7 +12,8 @@ from support import read_audit, run_small, small_experiment
 
 from fedsim.deploy.audit import AUDIT, Audit
 from fedsim.deploy.certificates import write_site_key
-from fedsim.deploy.check import Finding, add_contact
+from fedsim.deploy.check import Answer, Finding, add_contact, table
+from fedsim.deploy.check_app import installed_versions
 from fedsim.deploy.contacts import CONTACTS, Contact, Contacts
 from fedsim.deploy.control import add_public_key
 from fedsim.deploy.progress import Progress
@@ -39,7 +42,11 @@ def test_the_table_tells_who_is_there(federation):
     progress = {"name": "fedavg on digits", "round": 3, "rounds": 9, "state": "running", "time": now - 4}
     clients = [{"client": "rot0", "status": "ok"}]
     (run / "progress.json").write_text(json.dumps({**progress, "clients": clients}))
-    lines = {line.split("│")[1].strip(): line for line in shown(federation, now).splitlines() if "│" in line}
+    lines, site = {}, ""
+    for line in shown(federation, now).splitlines():
+        word = (line.split() or [""])[0]
+        site = word if word in ("alpha", "beta", "gamma", "delta") else site  # a site has several lines
+        lines[site] = lines.get(site, "") + line
     assert "fedavg on digits, round 3 of 9, running (4 s ago)" in shown(federation, now)
     for word in ("connected", "2 h ago", "3 s ago", "10.0.0.1", "+0.1 s", "1.0 MB", "2.0 MB", "3: ok"):
         assert word in lines["alpha"]
@@ -54,6 +61,34 @@ def test_the_table_tells_who_is_there(federation):
 def test_clocks(offset, said):
     """Said before Flower's limits are reached."""
     assert (said in clock_problem(offset)) if said else clock_problem(offset) == ""
+
+
+def test_no_word_is_cut_at_the_width_of_a_terminal(federation):
+    """A site's name, its state and its address are what the operator looks for."""
+    run, now = federation.kit("server") / "run", time.time()
+    run.mkdir()
+    contact = Contact("192.168.100.1", now - 7200, now - 3, 0.1, "1.41.0", refused="its signature is wrong")
+    (federation.kit("server") / CONTACTS).write_text(json.dumps({"alpha": asdict(contact)}))
+    with Path(os.devnull).open("w") as nowhere:
+        console = Console(width=80, record=True, file=nowhere)
+        console.print(status_table(federation, now))
+        findings = [
+            Finding(site, True, Answer(node=1, site=site.name, **installed_versions())) for site in federation.sites
+        ]
+        console.print(table(federation, findings, "sites"))
+    text = console.export_text()
+    assert "…" not in text
+    for word in (
+        "alpha",
+        "connected",
+        "silent",
+        "192.168.100.1",
+        "flwr 1.41.0",
+        "clock +0.1 s",
+        "down 0.0 MB",
+        "online",
+    ):
+        assert word in text
 
 
 def test_ago():
