@@ -27,7 +27,8 @@ class Compiled:
     It is made for batches of `size` images and used for no others, since every other size would be compiled too: a
     last, smaller batch passes through the network as ever. Compilation takes place at the first batch; its seconds are
     in the record of the client that met it (`compile_seconds`), and are spent once per process, not per client or
-    round. Results differ from the network's own by rounding.
+    round. Results differ from the network's own by rounding; a network that draws random numbers in training (dropout,
+    MixStyle, FedSR's representation) gets other draws.
     """
 
     def __init__(self, net: nn.Module, size: int, mode: str) -> None:

@@ -221,7 +221,9 @@ def collect(message: Message, context: Context) -> RecordDict:
     received = records.pop("arrays", None)
     parameters = None if received is None else ordered(received, client.names("train"))
     client.records = records
-    return RecordDict({config["bank"]: state_to_record(client.collect(config, parameters))})
+    content = RecordDict({config["bank"]: state_to_record(client.collect(config, parameters))})
+    forget_message(client)
+    return content
 
 
 @app.train()
@@ -249,7 +251,15 @@ def trained(client: DomainClient, fitted: Fitted, message: Message, context: Con
     counted = MetricRecord({"num-examples": examples, **metrics})
     state = ConfigRecord({"entries": client.stored})
     content = RecordDict({"arrays": sent, **extra, "metrics": counted, "state": state})
+    forget_message(client)
     return perturbed(content, message, context, client.experiment.train)
+
+
+def forget_message(client: DomainClient) -> None:
+    """Release what came with the message and what is sent in reply. Neither is state, and both may be as large as the
+    model, which hundreds of clients would keep until they are drawn again."""
+    client.records.clear()
+    client.outbox.clear()
 
 
 @app.evaluate()

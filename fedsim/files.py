@@ -1,8 +1,11 @@
 """Replaces files as a whole: writes them under a temporary name and renames them."""
 
+import fcntl
 import os
 import re
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
@@ -36,10 +39,22 @@ def atomic_write(path: Path | str, content: bytes | str, mode: int | None = None
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Removes what killed writers have left; only for a folder in which nobody else writes."""
-    for file in folder.iterdir():
+    """Removes what killed writers have left, below the folder too; only where nobody else writes."""
+    for file in list(folder.rglob(".*")):
         if UNFINISHED.fullmatch(file.name) and file.is_file():
             file.unlink(missing_ok=True)
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """One process at a time is in such a block for the folder; where the file system has no locks, all are."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 @cache

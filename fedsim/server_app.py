@@ -22,6 +22,7 @@ from fedsim.results.callbacks import RunCallback, tell_failure, trackers
 from fedsim.results.selection import DEFAULT_RULE, rule_title
 from fedsim.run.checkpoint import run_token
 from fedsim.run.claim import claim
+from fedsim.run.conflicts import refuse_other_settings
 from fedsim.run.no_effect import no_effect_remarks
 from fedsim.run.plan import Plan, resolve
 from fedsim.run.privacy_account import statement
@@ -90,17 +91,24 @@ def serve(grid: Grid, plan: Plan, callbacks: Sequence[RunCallback] = (), identif
     """
     folder, run = plan.folder, plan.experiment.run
     if is_finished(folder):
-        return folder
+        return _finished(plan)
     everyone = [*callbacks, *trackers(run)]
     set_threads(run.threads)
     check_server(plan)
     space = open_workspace(plan)
     try:
         with claim(folder):
-            return folder if is_finished(folder) else _serve(grid, space, everyone, identify)
+            return _finished(plan) if is_finished(folder) else _serve(grid, space, everyone, identify)
     except BaseException as error:
         tell_failure(everyone, error)
         raise
+
+
+def _finished(plan: Plan) -> Path:
+    """The folder of a finished run; UserError when it is not the run that was asked for."""
+    refuse_other_settings(plan.folder, plan.experiment, plan.recipe)
+    logger.info("already finished: %s", plan.folder)
+    return plan.folder
 
 
 def _serve(grid: Grid, space: Workspace, callbacks: Sequence[RunCallback], identify: Identify | None) -> Path:

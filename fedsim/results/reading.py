@@ -13,7 +13,7 @@ import pandas as pd
 
 from fedsim.errors import UserError, nearest
 from fedsim.experiment import Experiment, parse_experiment
-from fedsim.files import atomic_write
+from fedsim.files import alone, atomic_write
 from fedsim.options import with_commas
 from fedsim.part import named_part
 from fedsim.results.differences import method_words, with_recorded_values, words_apart
@@ -240,13 +240,15 @@ def rebuild_results(experiment_folder: Path | str) -> pd.DataFrame:
     The cells are copied as text, so that the file depends only on the summaries. A damaged summary is left out.
     """
     folder = Path(experiment_folder)
-    rows = [row for path in find_runs(folder) for row in text_rows(path / "summary.csv")]
-    if not rows:
-        raise UserError(f"{folder}: no finished run yet, nothing to collect in results.csv")
-    rows.sort(key=lambda row: (row["method"], row["target"], int(row["seed"])))
-    header = dict.fromkeys(column for row in rows for column in row)
-    text = csv_text(header, rows)
-    atomic_write(folder / "results.csv", text)
+    find_runs(folder)  # a folder that does not exist is said
+    with alone(folder):  # a run that ends at the same time would be missing in the file that is written last
+        rows = [row for path in find_runs(folder) for row in text_rows(path / "summary.csv")]
+        if not rows:
+            raise UserError(f"{folder}: no finished run yet, nothing to collect in results.csv")
+        rows.sort(key=lambda row: (row["method"], row["target"], int(row["seed"])))
+        header = dict.fromkeys(column for row in rows for column in row)
+        text = csv_text(header, rows)
+        atomic_write(folder / "results.csv", text)
     return parse_csv(text, str(folder / "results.csv"))
 
 

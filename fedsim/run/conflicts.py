@@ -14,7 +14,7 @@ from fedsim.results.reading import read_settings
 from fedsim.run.frozen import WEIGHTS_KEY, weights_record
 from fedsim.variants import same_method
 
-NUMBERS = (*(f"run.{key}" for key in RUN_KEYS), "run.threads")  # settings of [run] that no call of a run may change
+NUMBERS = (*RUN_KEYS, "run.threads")  # settings of [run] that no call of a run may change
 
 
 def local_fingerprints(experiment: Experiment) -> Fingerprints:

@@ -92,7 +92,9 @@ class RunSettings(Settings):
         description="a site is refused when it reports more than this many times the median number of examples of the "
         "other sites; 0: every number is accepted",
     )
-    timeout: float = Field(3600.0, gt=0, description="seconds to wait for the replies of one phase")
+    timeout: float = Field(
+        3600.0, gt=0, description="seconds to wait for the replies of one phase; runtime inline waits for all of them"
+    )
     ray_address: str = Field("", description="address of an existing Ray cluster; empty: a local cluster is started")
     workers: int = Field(0, ge=0, description="Ray workers; 0: as many as the resources allow, at most one per client")
     cpus_per_worker: float = Field(1.0, gt=0)

@@ -3,6 +3,7 @@
 import os
 import shutil
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from typer.testing import CliRunner
@@ -11,6 +12,7 @@ from fedsim.cli import app
 from fedsim.commands.results import chosen_runs
 from fedsim.commands.runs import headline
 from fedsim.errors import UserError
+from fedsim.files import alone
 from fedsim.results import choose_runs, compare, read_runs, rebuild_results
 from fedsim.results.reading import of_experiment
 from fedsim.server_app import LOG, LogLines, logger
@@ -93,6 +95,19 @@ def test_results_are_rebuilt_while_other_runs_tidy_up(outputs, monkeypatch):
 
     monkeypatch.setattr(os, "scandir", scan_late)
     assert len(rebuild_results(outputs / "pacs")) == 8
+
+
+def test_two_runs_that_end_together_are_both_collected(outputs):
+    """Who began first must not write last what it read first."""
+    folder = outputs / "pacs"
+    thread = Thread(target=rebuild_results, args=[folder])
+    with alone(folder):
+        thread.start()
+        thread.join(0.2)
+        assert thread.is_alive()
+        write_run(outputs, pacs_experiment("fedavg", "photo", 3, train={"rounds": 3}))
+    thread.join(10)
+    assert (folder / "results.csv").read_text().count("\n") == 1 + 9
 
 
 @pytest.mark.parametrize("read", [read_runs, rebuild_results])

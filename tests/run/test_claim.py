@@ -56,10 +56,15 @@ def test_waits_for_a_process_that_is_about_to_end(holder, tmp_path):
 
 def test_what_a_killed_writer_left_is_removed(tmp_path):
     """The names are those of atomic_write; other hidden files are the user's."""
+    below = tmp_path / "predictions"
+    below.mkdir()
+    (below / ".round000001.safetensors.ab12cd34").write_text("text")
     for name in (".summary.csv.my0h5qh7", ".notes.markdown", "rounds.csv"):
         (tmp_path / name).write_text("text")
     with claim(tmp_path):
-        assert sorted(file.name for file in tmp_path.iterdir()) == [".lock", ".notes.markdown", "rounds.csv"]
+        left = sorted(file.name for file in tmp_path.iterdir())
+        assert left == [".lock", ".notes.markdown", "predictions", "rounds.csv"]
+        assert not list(below.iterdir())
 
 
 def test_a_run_claims_its_folder(tmp_path, monkeypatch):

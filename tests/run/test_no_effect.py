@@ -17,6 +17,9 @@ WITHOUT = [
     ({"data": {"structures": {"x": [1]}}}, "data.structures has an effect only with data.dataset = 'masks'"),
     ({"data": {"mask_threshold": 0.9}}, "data.mask_threshold has an effect only with data that have masks"),
     ({"data": {"largest_component": True}}, "data.largest_component has an effect only with data that have masks"),
+    ({"train": {"dp_epsilon": 0.5}}, "train.dp_epsilon has an effect only with train.dp_clip above 0"),
+    ({"train": {"dp_delta": 1e-6}}, "train.dp_delta has an effect only with train.dp_clip above 0"),
+    ({"data": {"lists": "x"}}, "data.lists has an effect only with data.split = 'lists' or data.test_split = 'list'"),
 ]
 MASKS = {"dataset": "digit-masks", "image_size": 32}
 WITH = [
@@ -26,6 +29,11 @@ WITH = [
     {"data": {"partition": "iid", "alpha": 0.1, "clients_per_domain": 2}},  # a grid over both partitions
     {"data": {"dataset": "rotated-mnist", "variant": "domainbed"}},
     {"data": {**MASKS, "mask_threshold": 0.9, "largest_component": True}, "model": {"backbone": "unet-small"}},
+    {"train": {"dp_clip": 0.5, "dp_epsilon": 0.5, "dp_delta": 1e-6}},
+    {"train": {"dp_epsilon": 0.5}, "run": {"label": "train.dp_clip=0"}},  # a grid over the clip, with runs without it
+    {"data": {"lists": "x", "split": "lists"}},
+    {"data": {"lists": "x", "test_split": "list"}},
+    {"data": {"lists": "x"}, "run": {"label": "data.split=random"}},
     {"data": DataSettings().model_dump()},  # defaults may be written down
 ]
 
@@ -51,6 +59,18 @@ def test_what_a_sweep_over_the_other_setting_has_is_said():
     said = no_effect_remarks(Experiment(data=data, model={"prompt": "{} x"}), recipe)
     assert [text.split(" has no effect here")[0] for text in said] == ["data.partition", "data.alpha", "model.prompt"]
     assert no_effect_remarks(Experiment(data={**data, "clients_per_domain": 4}), recipe) == []
+    grid = Experiment(train={"dp_epsilon": 0.5}, run={"label": "train.lr=0.1,train.dp_clip=0.0"})
+    assert no_effect_remarks(grid, recipe) == ["train.dp_epsilon has no effect here, only with train.dp_clip above 0"]
+    grid = Experiment(train={"dp_epsilon": 0.5}, run={"label": "train.dp_epsilon=0.5"})
+    with pytest.raises(UserError, match="train.dp_epsilon has an effect only with train.dp_clip above 0"):
+        resolve(grid)
+
+
+def test_a_share_of_the_clients_images_is_not_tested_on_all_of_the_target():
+    """A list names the tested images, of which `data.fraction` would take none away."""
+    said = "^data.fraction takes no share of the images that data.test_split = 'list' tests; leave it at 1$"
+    with pytest.raises(UserError, match=said):
+        resolve(Experiment(data={"test_split": "list", "fraction": 0.5}))
 
 
 @pytest.mark.parametrize(("method", "part"), [
@@ -70,6 +90,7 @@ def test_a_recorded_run_may_have_one():
     """Models of older runs can still be exported and evaluated."""
     data, run = {"variant": "domainbed"}, {"target": "rot75", "validation_domain": "rot0"}
     assert resolve(Experiment(data=data, run=run), recorded=True).clients == ("rot15", "rot30", "rot45", "rot60")
+    resolve(Experiment(data={"test_split": "list", "fraction": 0.5}), recorded=True)
     refused = Experiment(method={"name": "feddyn", "fuse": "coordinate_median"})
     with pytest.raises(UserError, match="use one of the two"):
         resolve(refused)

@@ -5,9 +5,13 @@ import weakref
 
 import pytest
 from flwr.app import Error, Message, RecordDict
+from support import small_experiment
 
+from fedsim.run import workspace
+from fedsim.run.workspace import close_workspaces
 from fedsim.runtime.identity import assume_identity, stamp
 from fedsim.runtime.inline import InlineGrid
+from fedsim.runtime.launch import launch
 from strategies.wire.matching import Sent
 from strategies.wire.patience import PatientGrid
 
@@ -39,6 +43,19 @@ def test_messages_are_made_when_they_are_sent_and_replies_are_not_kept():
         gc.collect()
         assert alive[-1]() is None or len(alive) == 1
     assert made == grid.node_ids
+
+
+@pytest.mark.parametrize("method", ["fedcm", "scaffold"])  # they receive and send tensors beside the model's
+@pytest.mark.parametrize("side_by_side", [1, 3])
+def test_a_client_keeps_no_tensors_of_a_message(tmp_path, method, side_by_side):
+    """It would keep them until it is drawn again; what it must keep is in its store."""
+    close_workspaces()
+    plain = {"momentum": 0.0} if method == "scaffold" else {}
+    train = {"rounds": 2, "side_by_side": side_by_side, **plain}
+    launch(small_experiment(tmp_path, method, train=train, run={"processes": 1, "target": "rot45"}))
+    clients = [client for space in workspace._open.values() for client in space.clients.values()]
+    assert len(clients) == 3
+    assert not any(client.records or client.outbox for client in clients)
 
 
 @pytest.fixture
