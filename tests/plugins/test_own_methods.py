@@ -1,6 +1,7 @@
 """The two methods of the page "Your own method in ten minutes": their formulas, and every method's properties."""
 
 import importlib
+import re
 import sys
 from pathlib import Path
 
@@ -9,11 +10,12 @@ import torch
 from support import run_small, small_experiment
 
 from fedsim.assembly import build_recipe
-from fedsim.contract import findings
+from fedsim.contract import PROPERTIES, findings
 from fedsim.errors import UserError
 from fedsim.experiment import Experiment
 
 HERE = Path(__file__).parent
+DOCS = HERE.parents[1] / "docs"
 PLAIN = {"momentum": 0.0, "batch_size": 16, "lr": 0.05, "rounds": 3}
 
 
@@ -27,6 +29,26 @@ def folder(monkeypatch):
 def test_one_file_is_enough(name, most):
     """Nothing of fedsim is changed, and the file is short."""
     assert len((HERE / f"{name}.py").read_text().splitlines()) <= most
+
+
+@pytest.mark.parametrize(("page", "name"), [("own-method", "moon"), ("own-model", "mynets")])
+def test_the_page_has_the_code_of_the_file(page, name):
+    """The block on the page and the file that is tested here are equal."""
+    assert f"```python\n{(HERE / f'{name}.py').read_text()}```\n" in (DOCS / f"{page}.md").read_text()
+
+
+def test_an_included_file_is_named_too():
+    """Where the page is read as Markdown, the block of an included file is empty."""
+    for page in DOCS.glob("*.md"):
+        text = page.read_text()
+        for file in re.findall(r"^```\{(?:literal)?include\} \.\./(.+)$", text, re.MULTILINE):
+            assert f"`{file}`" in text, f"{page.name}: {file}"
+
+
+def test_the_page_shows_the_lines_of_the_check():
+    """The properties are in the order and in the words of `fedsim check-method`."""
+    lines = "\n".join(f"holds  {check.__doc__}" for check in PROPERTIES)
+    assert f"```text\n{lines}\n```\n" in (DOCS / "own-method.md").read_text()
 
 
 @pytest.mark.slow  # the template that `fedsim new-method` writes is checked in the same way below
