@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -10,7 +11,7 @@ from pydantic import Field
 from fedsim.experiment import Experiment
 from strategies.fuse.trimmed_mean import trimmed_mean
 from strategies.fuse_rules import equal_columns, refuse_too_few
-from strategies.moves import moves
+from strategies.moves import moved, moves, stand_ins
 from strategies.parts import Fuse, ServerRound, Update
 from strategies.wire import flower_strategies as flower
 
@@ -40,15 +41,21 @@ class Bulyan(Fuse):
         self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound
     ) -> dict[str, np.ndarray]:
         """Parameters by Bulyan on the updates, the rest by the median. Every client has 1/K in its weight column."""
-        states = [update.arrays for update in updates]
-        rule = flower.Bulyan(num_malicious_nodes=self.malicious)
-        moved = flower.aggregate(rule, server.round, moves(updates, server), [{flower.WEIGHT: 1}] * len(updates))
-        if moved is None:
-            server.client_columns |= {update.client: {"weight": 0.0} for update in updates}
-            return {name: np.array(server.previous[name]) for name in states[0]}
+        states, deltas = [update.arrays for update in updates], moves(updates, server)
+        selected = cache(lambda malicious, count: flower.selected_by_krum(stand_ins(deltas), malicious, count))
+        rule = flower.Bulyan(
+            num_malicious_nodes=self.malicious,
+            selection_rule=lambda contents, malicious, count: [contents[k] for k in selected(malicious, count)],
+        )
+        fused = {}
+        for name in deltas[0]:  # one tensor after the other, because all models may be too large for the memory
+            own = [{name: delta[name]} for delta in deltas]
+            found = flower.aggregate(rule, server.round, own, [{flower.WEIGHT: 1}] * len(updates))
+            if found is None:
+                server.client_columns |= {update.client: {"weight": 0.0} for update in updates}
+                return {name: np.array(server.previous[name]) for name in states[0]}
+            fused[name] = moved(name, found[name], server)
         equal_columns(updates, server)
-        rest = [{name: array for name, array in state.items() if name not in moved} for state in states]
-        fused = trimmed_mean(rest, (len(states) - 1) // 2)
-        for name, move in moved.items():
-            fused[name] = np.asarray(server.previous[name] + move, dtype=states[0][name].dtype)
+        rest = [name for name in states[0] if name not in fused]
+        fused |= trimmed_mean([{name: state[name] for name in rest} for state in states], (len(states) - 1) // 2)
         return {name: fused[name] for name in states[0]}

@@ -11,7 +11,7 @@ from pydantic import Field
 from fedsim.errors import UserError
 from fedsim.experiment import Experiment
 from strategies.aggregate import weighted_mean
-from strategies.moves import mean_move, moved, moves
+from strategies.moves import gram, mean_move, moved, moves
 from strategies.parts import Fuse, ServerRound, Update
 
 EPS = 1e-4
@@ -21,15 +21,6 @@ ALONE = (
     "weighted mean, as with FedAvg"
 )
 logger = logging.getLogger("fedsim")
-
-
-def gram(deltas: Sequence[Mapping[str, np.ndarray]]) -> np.ndarray:
-    """The inner products [K, K] of the moves, over all tensors together, in float64."""
-    total = np.zeros((len(deltas), len(deltas)))
-    for name in deltas[0]:
-        rows = np.stack([delta[name].ravel() for delta in deltas])
-        total += rows @ rows.T
-    return total
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from pydantic import Field
 from fedsim.experiment import Experiment
 from strategies.aggregate import weighted_mean
 from strategies.fuse_rules import refuse_too_few
-from strategies.moves import moves
+from strategies.moves import moves, stand_ins
 from strategies.parts import Fuse, ServerRound, Update
 from strategies.wire.flower_strategies import selected_by_krum
 
@@ -20,9 +20,10 @@ class Krum(Fuse):
     """score_k = sum of ||theta_k - theta_j||^2 over the K - f - 2 nearest j; theta = mean of the `select` lowest.
 
     Source: Blanchard et al., NeurIPS 2017 (Krum: `select = 1`, Multi-Krum: more), by Flower's rule, on the shared
-    parameters. The mean of the selected whole models is weighted by the recipe's weights, as in Flower's MultiKrum. The
-    paper's guarantee needs K >= 2 f + 3 clients; it does not hold in a round in which so many fail that fewer remain.
-    `select` of at least K gives FedAvg.
+    parameters. The rule gets vectors that have the distances of the clients' moves, because all models together may be
+    too large for the memory. The mean of the selected whole models is weighted by the recipe's weights, as in Flower's
+    MultiKrum. The paper's guarantee needs K >= 2 f + 3 clients; it does not hold in a round in which so many fail that
+    fewer remain. `select` of at least K gives FedAvg.
 
     malicious: f, the number of clients that may send anything
     select: the number of models that are averaged
@@ -40,7 +41,7 @@ class Krum(Fuse):
         self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound
     ) -> dict[str, np.ndarray]:
         """The mean of the selected models. The others have 0 in their weight column."""
-        indices = sorted(selected_by_krum(moves(updates, server), self.malicious, self.select))
+        indices = sorted(selected_by_krum(stand_ins(moves(updates, server)), self.malicious, self.select))
         chosen = [updates[index] for index in indices]
         shares = np.array([weights[update.client] for update in chosen])
         shares = shares / shares.sum() if shares.sum() > 0 else np.full(len(chosen), 1 / len(chosen))

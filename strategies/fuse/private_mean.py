@@ -16,15 +16,16 @@ if TYPE_CHECKING:
     from fedsim.recipe import Recipe
 
 
-def clipped(state: Arrays, reference: Arrays, bound: float) -> dict[str, np.ndarray]:
-    """The state moved towards the reference until the L2 norm of its update over all tensors is at most `bound`.
+def clipping(state: Arrays, reference: Arrays, bound: float) -> float:
+    """min(1, C / ||delta||_2): the factor of delta = theta_k - theta, over all tensors, that keeps its norm below C."""
+    parts = (np.subtract(array, reference[name], dtype=np.float64) for name, array in state.items())
+    norm = float(np.sqrt(sum(float(np.vdot(part, part)) for part in parts)))
+    return min(1.0, bound / norm) if norm > 0 else 1.0
 
-    delta = theta_k - theta ;  theta + delta min(1, C / ||delta||_2)     (float64 inside, dtypes stay)
-    """
-    delta = {name: array.astype(np.float64) - reference[name] for name, array in state.items()}
-    norm = float(np.sqrt(sum(float(np.vdot(part, part)) for part in delta.values())))
-    scale = min(1.0, bound / norm) if norm > 0 else 1.0
-    return {name: np.asarray(reference[name] + scale * part, dtype=state[name].dtype) for name, part in delta.items()}
+
+def clipped(array: np.ndarray, reference: np.ndarray, factor: float) -> np.ndarray:
+    """theta + factor delta of one tensor (float64 inside, the type stays)."""
+    return np.asarray(reference + factor * np.subtract(array, reference, dtype=np.float64), dtype=array.dtype)
 
 
 @dataclass(frozen=True)
@@ -61,8 +62,12 @@ class PrivateMean(Fuse):
     ) -> dict[str, np.ndarray]:
         """The mean of the clipped updates, with noise."""
         equal_columns(updates, server)
-        states = [clipped(update.arrays, server.previous, self.clip) for update in updates]
-        mean = weighted_mean(states, [1.0] * len(states))
+        states, previous = [update.arrays for update in updates], server.previous
+        factors = [clipping(state, previous, self.clip) for state in states]
+        mean = {}
+        for name in states[0]:  # one tensor after the other, because all models may be too large for the memory
+            own = [{name: clipped(state[name], previous[name], factor)} for state, factor in zip(states, factors)]
+            mean |= weighted_mean(own, [1.0] * len(own))
         spread, rng = self.noise * self.clip / len(states), np.random.default_rng()
         return {
             name: np.asarray(array + rng.normal(0.0, spread, array.shape), dtype=array.dtype) if spread else array

@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import Field
 
 from strategies.aggregate import weighted_mean
-from strategies.moves import moves
+from strategies.moves import mean_move, moved, moves
 from strategies.parts import Fuse, RefusedUpdateError, ServerRound, Update
 from strategies.wire import flower_strategies as flower
 
@@ -18,10 +18,10 @@ from strategies.wire import flower_strategies as flower
 class QFedAvg(Fuse):
     """theta <- theta + sum_k F_k^q L delta_k / sum_k (q F_k^(q-1) ||L delta_k||^2 + L F_k^q), with L = 1/lr.
 
-    Source: Li et al., ICLR 2020 (q-FFL), by Flower's QFedAvg. delta_k = theta_k - theta on the shared parameters, F_k
-    is the client's mean training loss of the round (the paper takes the loss of the received model), and lr =
-    `train.lr` is the local learning rate before any schedule. All other tensors take their weighted mean. Clients are
-    not weighted by size. `q = 0` gives FedAvg with uniform weights for the parameters.
+    Source: Li et al., ICLR 2020 (q-FFL), with the numbers of Flower's QFedAvg. delta_k = theta_k - theta on the shared
+    parameters, F_k is the client's mean training loss of the round (the paper takes the loss of the received model),
+    and lr = `train.lr` is the local learning rate before any schedule. All other tensors take their weighted mean.
+    Clients are not weighted by size. `q = 0` gives FedAvg with uniform weights for the parameters.
 
     q: how much high losses count; the paper tries 0.1 to 10
     """
@@ -33,19 +33,22 @@ class QFedAvg(Fuse):
     def fuse(
         self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound
     ) -> dict[str, np.ndarray]:
-        """Parameters by q-FedAvg on the updates, which start from 0. A negative loss is refused."""
+        """Parameters by q-FedAvg, tensor by tensor. A negative loss is refused."""
         losses = {update.client: update.metrics[flower.LOSS] for update in updates}
         for client, loss in losses.items():
             if loss < 0:
                 raise RefusedUpdateError(client, f"its training loss is {loss:g}, and q-FedAvg needs one of at least 0")
         deltas = moves(updates, server)
-        rule = flower.QFedAvg(client_learning_rate=server.experiment.train.lr, q=self.q)
-        rule.current_arrays = flower.record({name: np.zeros_like(delta) for name, delta in deltas[0].items()})
-        moved = flower.aggregate(
-            rule, server.round, deltas, [{flower.WEIGHT: 1, flower.LOSS: loss} for loss in losses.values()]
-        )
-        states = [update.arrays for update in updates]
-        fused = weighted_mean(states, [weights[update.client] for update in updates])
-        for name, move in moved.items():
-            fused[name] = np.asarray(server.previous[name] + move, dtype=fused[name].dtype)
-        return fused
+        coefficients = self.coefficients(list(losses.values()), deltas, 1.0 / server.experiment.train.lr)
+        fused = weighted_mean([update.arrays for update in updates], [weights[update.client] for update in updates])
+        return fused | {name: moved(name, mean_move(deltas, coefficients, name), server) for name in deltas[0]}
+
+    def coefficients(
+        self, losses: Sequence[float], deltas: Sequence[Mapping[str, np.ndarray]], lipschitz: float
+    ) -> np.ndarray:
+        """F_k^q L / sum_j (q F_j^(q-1) ||L delta_j||^2 + L F_j^q) for each client, with 1e-10 added to F as in Flower,
+        which has all models in memory: its `aggregate_train` gives the same numbers."""
+        norms = [sum(float(np.sum(np.square(lipschitz * delta[name]))) for name in delta) for delta in deltas]
+        loss = np.asarray(losses) + 1e-10
+        heights = self.q * loss ** (self.q - 1) * norms + lipschitz * loss**self.q
+        return loss**self.q * lipschitz / heights.sum()

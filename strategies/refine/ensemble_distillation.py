@@ -1,5 +1,6 @@
 """Distillation of the clients' models into their average, on unlabelled images of the server."""
 
+from collections import ChainMap
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
@@ -128,7 +129,7 @@ class EnsembleDistillation(Refine):
         self, net: nn.Module, order: Sequence[np.ndarray], prepared: Prepared, server: ServerRound
     ) -> Callable[[np.ndarray], Tensor]:
         """A function from a batch's positions to the mean of the clients' logits; `net` may be used afterwards."""
-        states = [{**server.previous, **update.arrays} for update in server.updates]
+        states = [ChainMap(update.arrays, server.previous) for update in server.updates]
         if self.teachers == "train":  # what a model says of an image depends on the batch and on the step
             other = server.build_net()
             return lambda part: mean_logits(other, states, [part], prepared, train=True)

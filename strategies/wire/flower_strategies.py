@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
-from flwr.serverapp.strategy import Bulyan, FedAdagrad, FedAdam, FedAvg, FedAvgM, FedYogi, QFedAvg
+from flwr.serverapp.strategy import Bulyan, FedAdagrad, FedAdam, FedAvg, FedAvgM, FedYogi
 from flwr.serverapp.strategy.fedopt import FedOpt
 from flwr.serverapp.strategy.multikrum import select_multikrum
 
@@ -18,7 +18,7 @@ from strategies.parts import Arrays
 WEIGHT = "num-examples"  # the metric by which Flower weighs a reply
 LOSS = "train_loss"
 
-__all__ = ["LOSS", "WEIGHT", "Bulyan", "FedAdagrad", "FedAdam", "FedAvgM", "FedOpt", "FedYogi", "QFedAvg"]
+__all__ = ["LOSS", "WEIGHT", "Bulyan", "FedAdagrad", "FedAdam", "FedAvgM", "FedOpt", "FedYogi"]
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 
+import flwr.serverapp.strategy
 import numpy as np
 import pytest
 from support import Interrupt, numbers, run_small, small_experiment
@@ -86,7 +87,7 @@ def test_neutral_optimizers_are_fedavg(part):
 def updates(*columns, counts=None):
     """Replies of the clients a, b, c, ..., with counters 1, 2, 3, ..."""
     return [
-        Update("abcdefghij"[k], 10, model(*column, mean=k, count=k + 1), {"train_loss": 1.0})
+        Update("abcdefghijk"[k], 10, model(*column, mean=k, count=k + 1), {"train_loss": 1.0})
         for k, column in enumerate(columns)
     ]
 
@@ -149,12 +150,41 @@ def test_q_fed_avg_by_hand():
         QFedAvg().fuse(replies, even(replies), server(0.0))
 
 
-def test_q_fed_avg_searches_no_garbage(monkeypatch):
-    """Flower starts a search after every record that it reads: 5 s for three rounds of 12 clients, which take 0.4."""
+def test_q_fed_avg_is_flower_s():
+    """Flower's own strategy gives the same model for seven clients with random models and losses."""
+    rng = np.random.default_rng(3)
+    replies = updates(*rng.normal(size=(7, 5)))
+    for reply in replies:
+        reply.metrics["train_loss"] = float(rng.uniform(0, 3))
+    start = rng.normal(size=5).astype(np.float32)
+    rule = flwr.serverapp.strategy.QFedAvg(client_learning_rate=0.5, q=0.7)
+    rule.current_arrays = flower.record({"w": start.astype(np.float64)})
+    losses = [{flower.WEIGHT: 1, flower.LOSS: reply.metrics["train_loss"]} for reply in replies]
+    expected = flower.aggregate(rule, 1, [{"w": reply.arrays["w"].astype(np.float64)} for reply in replies], losses)
+    found = QFedAvg(0.7).fuse(replies, even(replies), server(*start))
+    np.testing.assert_allclose(found["w"], expected["w"], rtol=1e-6)
+
+
+def test_bulyan_and_krum_are_flower_s():
+    """Flower's own strategies select and average the same, with all models in memory."""
+    rng = np.random.default_rng(3)
+    replies = updates(*rng.normal(size=(11, 5)))
+    moved = [{"w": reply.arrays["w"].astype(np.float64)} for reply in replies]
+    expected = flower.aggregate(flower.Bulyan(num_malicious_nodes=2), 1, moved, [{flower.WEIGHT: 1}] * 11)
+    found = Bulyan(2).fuse(replies, even(replies), server(*[0.0] * 5))
+    np.testing.assert_allclose(found["w"], expected["w"], rtol=1e-6)
+    nearest = flower.selected_by_krum(moved, 2, 4)
+    seen = server(*[0.0] * 5)
+    Krum(2, 4).fuse(replies, even(replies), seen)
+    assert [index for index in range(11) if seen.client_columns["abcdefghijk"[index]]["weight"]] == sorted(nearest)
+
+
+def test_bulyan_searches_no_garbage(monkeypatch):
+    """Flower starts a search after every record that it reads, which takes longer than all the rest of a round."""
     searches = []
     monkeypatch.setattr("flwr.app.message.arrayrecord.gc.collect", lambda: searches.append(1))
-    replies = updates([1.0], [3.0])
-    QFedAvg(1.0).fuse(replies, even(replies), server(0.0))
+    replies = updates([1.0], [2.0], [3.0], [4.0], [5.0], [400.0], [-900.0])
+    Bulyan(1).fuse(replies, even(replies), server(0.0))
     assert not searches
 
 

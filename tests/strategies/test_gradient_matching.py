@@ -9,8 +9,9 @@ from test_optimization_rules import replies, uniform
 from fedsim.errors import UserError
 from fedsim.run.plan import resolve
 from fedsim.run.workspace import Workspace
-from strategies.fuse.gradient_matching import GradientMatching, gram
+from strategies.fuse.gradient_matching import GradientMatching
 from strategies.fuse.weighted_mean import WeightedMean
+from strategies.moves import gram
 from strategies.parts import ServerRound, Update
 
 ORTHOGONAL, CONFLICTING = ((1, 0), (0, 1)), ((2, 0), (-1, 1))

@@ -10,7 +10,7 @@ from test_replies import VICTIM, reply_with
 
 from fedsim.errors import UserError
 from strategies.fuse.coordinate_median import CoordinateMedian
-from strategies.fuse.private_mean import PrivateMean, clipped
+from strategies.fuse.private_mean import PrivateMean, clipped, clipping
 from strategies.fuse.trimmed_mean import TrimmedMean, trimmed_mean
 from strategies.parts import ServerRound, Update
 
@@ -67,9 +67,11 @@ def test_clipping_by_hand():
     """An update (3, 4) of norm 5, clipped to 2.5, is halved; a short one stays."""
     reference = {"a": np.array([1.0], np.float32), "b": np.array([1.0], np.float32)}
     long = {"a": np.array([4.0], np.float32), "b": np.array([5.0], np.float32)}
-    assert {name: array.item() for name, array in clipped(long, reference, 2.5).items()} == {"a": 2.5, "b": 3.0}
-    assert clipped(long, reference, 5.0)["a"].item() == 4.0
-    assert clipped(reference, reference, 1.0)["a"].item() == 1.0
+    assert clipping(long, reference, 2.5) == 0.5
+    assert {name: clipped(long[name], reference[name], 0.5).item() for name in "ab"} == {"a": 2.5, "b": 3.0}
+    assert clipping(long, reference, 5.0) == 1.0
+    assert clipping(reference, reference, 1.0) == 1.0
+    assert clipped(long["a"], reference["a"], 1.0).item() == 4.0
 
 
 def test_private_mean_by_hand():
