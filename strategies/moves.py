@@ -40,7 +40,9 @@ def gram(deltas: Sequence[Mapping[str, np.ndarray]]) -> np.ndarray:
     """The inner products [K, K] of the moves, over all tensors together, in float64."""
     total = np.zeros((len(deltas), len(deltas)))
     for name in deltas[0]:
-        rows = np.stack([delta[name].ravel() for delta in deltas])
+        rows = np.empty((len(deltas), deltas[0][name].size))
+        for row, delta in zip(rows, deltas):
+            row[:] = delta[name].ravel()
         total += rows @ rows.T
     return total
 
