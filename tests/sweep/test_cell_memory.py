@@ -1,5 +1,7 @@
 """A sweep's worker process runs many cells; it keeps the memory of none of them."""
 
+from types import SimpleNamespace
+
 from support import small_experiment
 
 from fedsim.run import workspace
@@ -8,7 +10,8 @@ from fedsim.sweep.cell_process import run_cell
 
 def test_a_finished_cell_leaves_no_network_or_data_in_memory(tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr("ctypes.CDLL", lambda name: type("C", (), {"malloc_trim": staticmethod(asked.append)}))
+    library = SimpleNamespace(malloc_trim=asked.append)
+    monkeypatch.setattr("fedsim.sweep.cell_process.ctypes", SimpleNamespace(CDLL=lambda name: library))
     experiment = small_experiment(tmp_path, "fedavg", train={"rounds": 1})
     told = []
     assert run_cell(experiment.toml(), told.append) == ("finished", "", None)
