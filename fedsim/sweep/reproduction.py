@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from fedsim.data import benchmark
 from fedsim.data.benchmarks import AVERAGE
 from fedsim.errors import UserError, nearest
-from fedsim.results.differences import refuse_twice
+from fedsim.results.differences import differing_settings, refuse_twice
 from fedsim.results.from_rounds import again_notes, failed_notes, thin_notes
 from fedsim.results.notes import (
     damaged_notes,
@@ -28,7 +27,16 @@ from fedsim.results.published import domain_key, printed_numbers, protocol_diffe
 from fedsim.results.reading import Runs, of_experiment
 from fedsim.results.selection import RULES, rule_title
 from fedsim.results.statistics import grid_of, mean_and_std, per_seed_average
-from fedsim.sweep.tables import COPY, Block, PaperRow, PaperTable, read_table, row_experiment
+from fedsim.sweep.tables import (
+    COPY,
+    Block,
+    PaperRow,
+    PaperTable,
+    block_targets,
+    read_table,
+    row_experiment,
+    rows_by_label,
+)
 from fedsim.variants import method_label
 
 
@@ -94,9 +102,11 @@ def reproductions(folder: Path, runs: Runs, select: str = "best_validation") -> 
 def _block(table: PaperTable, block: Block, runs: Runs, select: str) -> Reproduction:
     base = row_experiment(block, block.rows[0])
     labels = _labels(runs)
-    targets = list(benchmark(base.data).domains) if block.targets == ["all"] else list(block.targets)
+    targets = block_targets(block, base.data)
     printed = printed_numbers(block.published, base)
     cells = _cells(block, runs, labels, targets, select)
+    for row in block.rows:
+        _refuse_mixed(block, row, runs, cells)
     recorded = {run: own for run, own in environments(runs).items() if run in set(cells["run"])}
     refuse_unlike(runs, recorded, dict(zip(cells["run"], cells["label"])))
     refuse_twice(cells)
@@ -110,13 +120,33 @@ def _block(table: PaperTable, block: Block, runs: Runs, select: str) -> Reproduc
 
 
 def _cells(block: Block, runs: Runs, labels: Mapping[str, str], targets: list[str], select: str) -> pd.DataFrame:
-    """A row for each run of the block's rows: label (the row's title), run, target, seed, accuracy, split_seed."""
-    of_label = {method_label(row_experiment(block, row, targets[0])): row.title for row in block.rows}
-    own = runs.summary[runs.summary["run"].map(labels).isin(list(of_label))]
+    """A row for each run of the block's rows and targets.
+
+    Its columns are label (the row's title), run, target, seed, accuracy, split_seed, target_images.
+    """
+    of_label = {label: row.title for label, row in rows_by_label(block).items()}
+    own = runs.summary[runs.summary["run"].map(labels).isin(list(of_label)) & runs.summary["target"].isin(targets)]
     columns = {"run": own["run"], "target": own["target"], "seed": own["seed"]}
     columns |= {name: own.get(name, pd.Series(dtype=float)) for name in ("split_seed", "target_images")}
     accuracy = own.get(f"{select}_target_accuracy", pd.Series(dtype=float))
     return pd.DataFrame({"label": own["run"].map(labels).map(of_label), **columns, "accuracy": accuracy.astype(float)})
+
+
+def _refuse_mixed(block: Block, row: PaperRow, runs: Runs, cells: pd.DataFrame) -> None:
+    """UserError when the runs of a row differ in settings: an average over them would be of several experiments.
+
+    A part in [parts] that the row does not have changes nothing, so that the runs may differ in it.
+    """
+    own = cells.loc[cells["label"] == row.title, "run"]
+    idle = tuple(f"parts.{part}." for method, part in runs.unused_parts if method == row.method)
+    differing = differing_settings(runs.comparable[run] for run in own)
+    named = [f"{key} ({' | '.join(values)})" for key, values in differing.items() if not key.startswith(idle)]
+    if named:
+        raise UserError(
+            f"block {block.name!r} of the table: the runs of the row {row.title!r} differ in more than target and "
+            f"seed: {', '.join(named)}; move the runs of one setting to another folder, or choose runs that are alike "
+            "with --seeds or --targets"
+        )
 
 
 def _labels(runs: Runs) -> dict[str, str]:
@@ -142,18 +172,18 @@ def _line(
     printed: pd.DataFrame,
     targets: list[str],
 ) -> Line:
-    own = cells.loc[cells["label"] == row.title, "run"]
+    own = cells[cells["label"] == row.title]
     ours = _ours(cells, row.title, targets)
     uneven = len({numbers.seeds for numbers in ours.values()}) > 1
     line = Line(row, ours, _theirs(printed, row.printed, targets), uneven=uneven)
     reference = {target: row_experiment(block, row, target) for target in targets}
     shown = runs.labels()
-    for run in own:
+    for run, target in zip(own["run"], own["target"]):
         name, ours = shown[run].partition("@")[0], runs.experiments[run]
         line.unlike += [f"it runs as {name}"] if name != row.method else []  # such as ccst(pixel)
         line.unlike += [
             text
-            for text in protocol_differences(ours, reference[ours.run.target])
+            for text in protocol_differences(ours, reference[target])
             if not text.startswith("method.")  # the recipes are equal, even if their settings are written differently
         ]
     return line
@@ -198,18 +228,25 @@ def _notes(table: PaperTable, block: Block, lines: Sequence[Line], select: str) 
     return notes
 
 
-def _other_notes(runs: Runs, shown: set[str]) -> list[str]:
-    """A note on the runs whose method, or settings of it, are those of no row."""
+def _other_notes(runs: Runs, shown: set[str], targets: Sequence[str]) -> list[str]:
+    """Notes on the runs that are left out: those of other methods or settings of them, and those on other targets."""
     labels = runs.labels()
-    counts = Counter(labels[run] for run in runs.summary["run"] if run not in shown)
-    texts = [f"{label} ({count} {'run' if count == 1 else 'runs'})" for label, count in sorted(counts.items())]
-    return [f"Runs of no row of the table, which are left out: {shortened(texts)}."] if texts else []
+    left = [
+        (labels[run], target) for run, target in zip(runs.summary["run"], runs.summary["target"]) if run not in shown
+    ]
+    no_row = Counter(label for label, target in left if target in targets)
+    no_target = Counter(f"{label} on {target}" for label, target in left if target not in targets)
+    notes = []
+    for what, counts in (("of no row", no_row), ("on no target", no_target)):
+        texts = [f"{label} ({count} {'run' if count == 1 else 'runs'})" for label, count in sorted(counts.items())]
+        notes += [f"Runs {what} of the table, which are left out: {shortened(texts)}."] if texts else []
+    return notes
 
 
 def _notes_on_runs(block: Block, runs: Runs, cells: pd.DataFrame, targets: list[str], select: str) -> list[str]:
     """The notes that a comparison of these runs has, too: missing and unfinished ones, splits, test images, rounds."""
     asked = [target for target in targets if target in set(cells["target"])] if runs.only else targets
-    notes = _other_notes(runs, set(cells["run"])) + missing_notes(cells, asked, paired=False)
+    notes = _other_notes(runs, set(cells["run"]), targets) + missing_notes(cells, asked, paired=False)
     notes += split_notes(cells) + test_size_notes(cells)
     unfinished = [run for run in runs.unfinished if block.name in run.split("/")]
     notes += unfinished_notes(unfinished) + damaged_notes(runs.damaged)

@@ -5,6 +5,7 @@
 Each block of a table has one data set and one backbone, and is a separate experiment below outputs/<table>/.
 """
 
+import contextlib
 import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,12 +13,13 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError
 
-from fedsim.data import benchmark
+from fedsim.data import benchmark, resolve_domain
 from fedsim.errors import UserError, nearest
 from fedsim.experiment import Experiment, config_folders, parse_override, read_experiment
-from fedsim.settings import Settings
+from fedsim.settings import DataSettings, Settings
 from fedsim.sweep.axes import SHARED, Axes
 from fedsim.sweep.plan import Cell, fingerprint_reader, plan_cells
+from fedsim.variants import method_label
 
 COPY = "table.toml"  # the copy of the table's file in its folder of results
 
@@ -130,7 +132,12 @@ def read_table(path: Path) -> PaperTable:
         if names.count(name) > 1:
             raise UserError(f"{path}: two blocks are called {name!r}; give one of them another name")
     for block in blocks:
+        titles = [row.title for row in block.rows]
         for row in block.rows:
+            if titles.count(row.title) > 1:
+                raise UserError(
+                    f"{path}: block {block.name!r}: two rows are called {row.title!r}; rename or remove one of them"
+                )
             alien = [word for word in row.settings if not parse_override(word)[0].startswith("method.")]
             if alien:
                 raise UserError(f"{path}: {row.title}: {alien[0]} applies to a whole block; put it into its settings")
@@ -149,6 +156,25 @@ def row_experiment(block: Block, row: PaperRow, target: str = "", overrides: Seq
     return read_experiment(block.config, words, block.preset)
 
 
+def rows_by_label(block: Block) -> dict[str, PaperRow]:
+    """{label of a row's recipe: the row}; UserError for two rows with the same recipe, whose runs would be the same.
+
+    A row whose recipe cannot be built is left out: the plan of its cells says why, and it has no runs.
+    """
+    found: dict[str, PaperRow] = {}
+    for row in block.rows:
+        label = ""
+        with contextlib.suppress(UserError):
+            label = method_label(row_experiment(block, row))
+        if label in found:
+            raise UserError(
+                f"block {block.name!r} of the table: the rows {found[label].title!r} and {row.title!r} have the same "
+                f"recipe ({label}), so that their runs are the same; change or remove one of them"
+            )
+        found |= {label: row} if label else {}
+    return found
+
+
 def plan_table(path: Path, choice: Choice, overrides: Sequence[str], output: str) -> list[PlannedRow]:
     """The rows of a table with their cells; UserError for a row or domain that the table does not have."""
     table = read_table(path)
@@ -157,6 +183,8 @@ def plan_table(path: Path, choice: Choice, overrides: Sequence[str], output: str
         if key in (*SHARED, "preset"):
             raise UserError(f"--set {key}={value}: the table's file sets this; use --output for another folder")
     _check_methods(table, choice.methods)
+    for block in table.blocks:
+        rows_by_label(block)
     targets_of = {block.name: _targets(block, choice.targets, overrides) for block in table.blocks}
     if not any(targets_of.values()):
         raise UserError(f"--targets {','.join(choice.targets)}: no block of the table has one of these domains")
@@ -188,5 +216,25 @@ def _check_methods(table: PaperTable, methods: Sequence[str]) -> None:
 def _targets(block: Block, wanted: Sequence[str], overrides: Sequence[str]) -> list[str]:
     """The chosen targets of the block; all of them when none is chosen."""
     data = read_experiment(block.config, [*block.settings, *overrides], block.preset).data
-    own = list(benchmark(data).domains) if block.targets == ["all"] else block.targets
-    return [target for target in own if not wanted or target in wanted]
+    chosen = spelled(data, wanted)
+    return [target for target in block_targets(block, data) if not wanted or target in chosen]
+
+
+def block_targets(block: Block, data: DataSettings) -> list[str]:
+    """The targets of the block, each once, as the data set spells them."""
+    return list(benchmark(data).domains) if block.targets == ["all"] else spelled(data, block.targets)
+
+
+def spelled(data: DataSettings, names: Sequence[str]) -> list[str]:
+    """The names of domains as the data set spells them, each once.
+
+    A name that it does not have stays as it is, and so do all names where the data set is not on this machine: a sweep
+    refuses both when it plans its cells, and a comparison does not need the images.
+    """
+    known = dict.fromkeys(names)
+    with contextlib.suppress(UserError):
+        found = benchmark(data)
+        for name in names:
+            with contextlib.suppress(UserError):
+                known[name] = resolve_domain(found, name)
+    return list(dict.fromkeys(own or name for name, own in known.items()))
