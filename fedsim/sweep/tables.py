@@ -185,9 +185,10 @@ def plan_table(path: Path, choice: Choice, overrides: Sequence[str], output: str
     _check_methods(table, choice.methods)
     for block in table.blocks:
         rows_by_label(block)
+    for name in choice.targets:
+        if not any(_targets(block, [name], overrides) for block in table.blocks):
+            raise UserError(f"--targets {name}: no block of the table has this domain")
     targets_of = {block.name: _targets(block, choice.targets, overrides) for block in table.blocks}
-    if not any(targets_of.values()):
-        raise UserError(f"--targets {','.join(choice.targets)}: no block of the table has one of these domains")
     data_of, planned = fingerprint_reader(), []
     for block in table.blocks:
         for row in block.rows:

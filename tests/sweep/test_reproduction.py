@@ -125,7 +125,8 @@ def test_cells_are_blocks_times_rows_times_targets_times_seeds(tmp_path):
     ("choice", "overrides", "said"),
     [
         (Choice(["fedavgg"]), [], "no row 'fedavgg'; did you mean 'fedavg'"),
-        (Choice(targets=["rot90"]), [], "no block of the table has one of these domains"),
+        (Choice(targets=["rot90"]), [], "--targets rot90: no block of the table has this domain"),
+        (Choice(targets=["rot0", "rot90"]), [], "--targets rot90: no block of the table has this domain"),
         (Choice(), ["name=mine"], "the table's file sets this"),
         (Choice(), ["train.roundz=1"], "train.roundz"),
     ],
