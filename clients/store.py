@@ -123,7 +123,8 @@ class ClientStore:
     def commit(self) -> int:
         """Writes the staged entries as versions of the open round and returns their number.
 
-        Versions that no resumed run can need any more are removed: those before the newest of a saved round.
+        Three versions can be needed later and are kept: the newest of a saved round, for a resumed run; the one before
+        this round, for a reply that the server does not take; and this one.
         """
         count = len(self._pending)
         for name, tensors in self._pending.items():
@@ -131,10 +132,13 @@ class ClientStore:
                 self._write(name, tensors)
             versions = self._entries.setdefault(name, [])
             versions.append((self._round, tensors))
-            oldest = max((version for version, _ in versions if version <= self._saved), default=-1)
-            for version in [version for version, _ in versions if version < oldest]:
+            found = [version for version, _ in versions]
+            saved = max((version for version in found if version <= self._saved), default=-1)
+            before = max((version for version in found if version < self._round), default=-1)
+            kept = {saved, before, self._round}
+            for version in set(found) - kept:
                 self._remove(name, version)
-            self._entries[name] = [entry for entry in versions if entry[0] >= oldest]
+            self._entries[name] = [entry for entry in versions if entry[0] in kept]
         self._pending.clear()
         return count
 
