@@ -6,6 +6,7 @@ from typing import TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
 from fedsim.errors import printable
 from fedsim.experiment import Experiment
@@ -16,10 +17,18 @@ T = TypeVar("T")
 console = Console()
 errors = Console(stderr=True)
 
+# Letters beside a bar's name and the digits of its rounds: `━━━━━ / validation 100.0, target 100.0 % 1:00:00 left`
+REST_OF_BAR = 53
+
 
 def say(text: str) -> None:
     """Print a line unchanged: brackets in names are not markup, and paths are not wrapped."""
     console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
+
+
+def cut(text: str, most: int) -> str:
+    """A text of at most so many letters; a longer one is shortened in the middle."""
+    return text if len(text) <= most else f"{text[: most // 2]}…{text[len(text) - (most - 1) // 2 :]}"
 
 
 def counted(items: Iterable[T], words: str) -> Iterator[T]:
@@ -38,25 +47,30 @@ class ProgressBar:
     def __init__(self) -> None:
         self._progress = Progress(
             TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            MofNCompleteColumn(),
+            BarColumn(None, table_column=Column(max_width=40)),  # it takes the place that the others leave
+            MofNCompleteColumn(table_column=Column(no_wrap=True)),
             TextColumn("{task.fields[scores]}"),
-            TextColumn("left"),
-            TimeRemainingColumn(elapsed_when_finished=True),
+            TimeRemainingColumn(compact=True, elapsed_when_finished=True, table_column=Column(no_wrap=True)),
+            TextColumn("{task.fields[of_time]}"),
             console=errors,
         )
         self._task = None
 
     def on_start(self, experiment: Experiment, folder: Path) -> None:
         """Show the bar."""
-        title = f"{experiment.method_name} → {experiment.run.target} (seed {experiment.run.seed})"
-        self._task = self._progress.add_task(title, total=experiment.train.rounds, scores="starting")
+        rounds = experiment.train.rounds
+        room = errors.width - REST_OF_BAR - 2 * len(str(rounds))
+        name, seed = f"{experiment.method_name} → {experiment.run.target}", f" (seed {experiment.run.seed})"
+        title = name + seed if len(name + seed) <= room else cut(name, max(room, 8))
+        self._task = self._progress.add_task(title, total=rounds, scores="starting", of_time="left")
         self._progress.start()
 
     def on_round(self, row: dict, clients: list[dict]) -> None:
         """Show the new round in the bar."""
-        shown = [f"{name} {100 * value:5.1f} %" for name, value in scores(row)]
-        self._progress.update(self._task, completed=row["round"], scores="  ".join(shown))
+        shown = [f"{name} {100 * value:.1f}" for name, value in scores(row)]
+        self._progress.update(self._task, completed=row["round"], scores=f"{', '.join(shown)} %" if shown else "")
+        if self._progress.finished:  # the time is then that of the whole run
+            self._progress.update(self._task, of_time="in all")
 
     def note(self, text: str) -> None:
         """Print a line above the bar."""

@@ -5,8 +5,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from fedsim.results.cases import Cases
-from fedsim.results.figure_style import set_title, written
-from fedsim.results.figures import unseen
+from fedsim.results.figure_style import set_title, unseen, written
 
 COLOURS = ("#1b9e77", "#d95f02", "#7570b3", "#e7298a", "#66a61e", "#e6ab02")  # of the structures
 MISSED, INVENTED = "#d62728", "#1f77b4"
@@ -26,7 +25,7 @@ def case_grid(cases: Cases, name: str, label: str, target: str) -> Figure:
     colours = ", ".join(f"{written(one)} {_colour_name(k)}" for k, one in enumerate(cases.structures))
     set_title(
         figure,
-        f"{name}, {written(label)}, {unseen(target)}: worst, middle and best images\n"
+        f"{name}, {label}, {unseen(target)}: worst, middle and best images\n"
         f"({colours}; error: red missed, blue invented; numbers are Dice)",
     )
     for column, place in enumerate(cases.shown):

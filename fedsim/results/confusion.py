@@ -5,8 +5,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fedsim.errors import UserError
-from fedsim.results.figure_style import set_title, width_of, written
-from fedsim.results.figures import unseen
+from fedsim.results.figure_style import set_title, unseen, width_of, written
 from fedsim.results.metrics import confusion_matrix
 from fedsim.results.predictions import Predictions, pooled, read_predictions
 from fedsim.results.reading import Runs, run_folder
@@ -42,7 +41,7 @@ def confusion_figure(by_target: dict[str, Predictions], name: str, label: str, r
     figure = Figure(figsize=((side + 0.2) * columns + margin + 0.8, (side + 0.5) * rows + margin + 0.9))
     figure.set_layout_engine("constrained")
     axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-    title = f"{name}, {written(label)}: confusion on the unseen domain (% of the images of each class)"
+    title = f"{name}, {label}: confusion on the unseen domain (% of the images of each class)"
     set_title(figure, f"{title}\n({rule})")
     for number, (one, (target, predictions)) in enumerate(zip(axes.ravel(), by_target.items())):
         _panel(one, confusion_matrix(predictions), classes)

@@ -36,9 +36,9 @@ def cost_front(comparison: Comparison, costs: pd.DataFrame, name: str, looks: Lo
         factor, unit = readable(float(costs[column].max()), column)
         points = methods.assign(cost=factor * costs[column]).dropna(subset=["cost"])
         front = _front(points[points["group"] == comparison.methods["group"].iloc[0]])
-        one.step(
-            front["cost"], 100 * front["average"], where="post", color="#999999", linewidth=1, zorder=1, label=FRONT
-        )
+        if len(front) > 1:
+            style = {"color": "#999999", "linewidth": 1, "zorder": 1}
+            one.step(front["cost"], 100 * front["average"], where="post", label=FRONT, **style)
         for label, row in points.iterrows():
             style = looks[label]
             spread = 0 if pd.isna(row["average_std"]) else 100 * row["average_std"]

@@ -22,8 +22,8 @@ from fedsim.run.frozen import refuse_other_frozen
 from fedsim.seeding import numpy_rng
 from fedsim.variants import method_label
 
-# Ten classes are common, so there are three colours more. Black stays free for the unseen domain.
-HUES = (*(color for color in COLORS if color != "#000000"), "#882255", "#999933", "#888888", "#332288")
+# Ten classes are common, so there are four colours more. Black stays free for the unseen domain.
+HUES = (*(color for color in COLORS if color != "#000000"), "#882255", "#999933", "#6B3D00", "#332288")
 
 
 @torch.inference_mode()

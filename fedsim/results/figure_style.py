@@ -43,6 +43,7 @@ SETTINGS = {
 
 
 MOST_NAME = 28  # letters of a name in a figure
+MOST_NAME_LINES = 3
 
 
 @contextmanager
@@ -70,9 +71,29 @@ def written(name: str, most: int = MOST_NAME) -> str:
     return short.replace("$", r"\$")
 
 
+def unseen(target: str) -> str:
+    """Title of a target's panel."""
+    return f"unseen: {written(target, 18)}"
+
+
+def wrapped(name: str) -> str:
+    """A name in up to three lines, so that the settings in it stay whole; only words that fill a line are shortened."""
+    words = " ".join(written(word) for word in name.split())
+    lines = textwrap.wrap(words, MOST_NAME, break_long_words=False, break_on_hyphens=False)
+    if len(lines) > MOST_NAME_LINES:
+        lines = [*lines[: MOST_NAME_LINES - 1], f"… {lines[-1]}"]
+    return "\n".join(lines)
+
+
+def lines_of(texts: Iterable[str]) -> int:
+    """The number of lines of the text that has most."""
+    return max((text.count("\n") + 1 for text in texts), default=1)
+
+
 def width_of(text: str) -> int:
-    """Width of a text in letters; an East Asian character is as wide as two."""
-    return sum(2 if unicodedata.east_asian_width(sign) in "WF" else 1 for sign in text)
+    """Width of a text's widest line in letters; an East Asian character is as wide as two."""
+    widths = (sum(2 if unicodedata.east_asian_width(sign) in "WF" else 1 for sign in line) for line in text.split("\n"))
+    return max(widths)
 
 
 @dataclass(frozen=True)
@@ -155,17 +176,19 @@ def legend_below(figure: Figure, axes: Sequence[Axes], names: Iterable[str]) -> 
     """Draw one legend for all axes under the figure, outside of the plotted area, in the order of `names`."""
     found = _entries(axes, names)
     if found:
-        texts = [written(name) for name in found]
+        texts = [wrapped(name) for name in found]
         columns = max(1, min(len(found), int(figure.get_figwidth() // (0.75 + 0.08 * max(map(width_of, texts))))))
         # The page grows by the lines of the legend, so that the panels keep their height.
-        figure.set_figheight(figure.get_figheight() + 0.19 * (-(-len(found) // columns) - 1))
+        lines = lines_of(texts)
+        rows = -(-len(found) // columns)
+        figure.set_figheight(figure.get_figheight() + (0.05 + 0.14 * lines) * rows - 0.19)
         figure.legend(found.values(), texts, loc="outside lower center", ncols=columns, frameon=False, handlelength=3.2)
 
 
 def legend_beside(row: Sequence[Axes], names: Iterable[str]) -> None:
     """Draw the legend of one row of panels, right of its last panel, for figures whose rows have different entries."""
     found = _entries(row, names)
-    texts = [written(name) for name in found]
+    texts = [wrapped(name) for name in found]
     row[-1].legend(
         found.values(), texts, loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False, handlelength=3.0
     )

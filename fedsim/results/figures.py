@@ -8,10 +8,16 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fedsim.results.cases import STRUCTURE_QUANTITIES
-from fedsim.results.cell_texts import shown_label
-from fedsim.results.compare import Comparison
-from fedsim.results.figure_style import Looks, band, legend_below, legend_beside, panels, set_title, styles, written
-from fedsim.results.metrics import METRICS
+from fedsim.results.figure_style import (
+    Looks,
+    band,
+    legend_below,
+    legend_beside,
+    panels,
+    styles,
+    unseen,
+    wrapped,
+)
 from fedsim.results.recorder import CLIENT_COLUMNS, columns_for
 from fedsim.results.statistics import most_seeds, over_seeds
 from fedsim.tasks import task_of
@@ -59,71 +65,6 @@ def few_enough(labels: list[str], best: Sequence[str], baseline: str = "fedavg")
         kept = [*ordered[: MOST_LINES - 1], baseline]
     which = f"the {'best' if best else 'first'}{f' and {baseline}' if kept[-1] == baseline else ''}"
     return [label for label in labels if label in kept], f"; {MOST_LINES} of {len(labels)} methods: {which}"
-
-
-def target_bars(comparison: Comparison, runs_table: pd.DataFrame, name: str, looks: Looks) -> Figure | None:
-    """Accuracy per target and average, with the seeds as points; runs_table: label, target, seed, accuracy."""
-    cells = comparison.cells
-    if cells["mean"].isna().all():
-        return None
-    groups, labels = [*comparison.targets, "average"], list(comparison.methods["label"])
-    rows = -(-len(groups) // 5)
-    columns = -(-len(groups) // rows)
-    figure = Figure(figsize=(1.9 * columns + 1.5, rows * (0.3 * len(labels) + 0.9) + 0.9), layout="constrained")
-    axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-    words = "bars mean ± std over seeds, points seeds" if comparison.most_seeds > 1 else "one seed"
-    set_title(figure, f"{name}: {comparison.measured}\n({comparison.rule}; {words})")
-    start = max(0, 10 * int(10 * runs_table["accuracy"].min()) - 10)
-    for one, group in zip(axes.ravel(), groups):
-        own = cells[cells["target"] == group].set_index("label").reindex(labels)
-        seeds = runs_table[runs_table["target"] == group]
-        _bars(one, own, seeds, looks)
-        one.set_title("average" if group == "average" else unseen(group))
-    for one in axes.ravel()[len(groups) :]:
-        one.set_visible(False)
-    axes[0][0].set_yticks(range(len(labels)), [written(shown_label(row)) for _, row in comparison.methods.iterrows()])
-    # All panels share the axis, so this holds for all of them: the first method is on top, without a gap above it.
-    axes[0][0].set_ylim(len(labels) - 0.4, -0.6)
-    axes[0][0].set_xlim(left=start)
-    # Bars that do not start at zero exaggerate differences, so the label of the axis says where they start.
-    words = f"target {METRICS[comparison.metric].title} (%)"
-    figure.supxlabel(f"{words}, axis from {start}" if start else words, fontsize=9)
-    return figure
-
-
-def _bars(axes: Axes, own: pd.DataFrame, seeds: pd.DataFrame, looks: Looks) -> None:
-    places = range(len(own))
-    axes.barh(
-        places,
-        100 * own["mean"],
-        0.75,
-        color=[looks[label].color for label in own.index],
-        alpha=0.75,
-        hatch=[looks[label].hatch for label in own.index],
-        edgecolor="white",
-        linewidth=0.5,
-    )
-    spread = own["std"].notna().to_numpy()
-    if spread.any():
-        axes.errorbar(
-            100 * own["mean"][spread],
-            [place for place, has in zip(places, spread) if has],
-            xerr=100 * own["std"][spread],
-            fmt="none",
-            ecolor="#222222",
-            elinewidth=1,
-            capsize=2,
-        )
-    axes.scatter(
-        100 * seeds["accuracy"],
-        seeds["label"].map(list(own.index).index),
-        s=10,
-        color="white",
-        edgecolors="#222222",
-        linewidths=0.7,
-        zorder=3,
-    )
-    axes.grid(axis="y", visible=False)
 
 
 def client_metrics(clients: pd.DataFrame) -> list[str]:
@@ -183,11 +124,14 @@ def metric_over_rounds(clients: pd.DataFrame, column: str, name: str) -> Figure 
     # A client has the same style in every figure, whichever methods have a row there.
     looks = styles(sorted(clients[key].unique(), key=lambda client: (client == "pooled", client)))
     for row, label in zip(axes, chosen):
-        row[0].set_ylabel(f"{written(label)}\n{title}")
+        row[0].set_ylabel(f"{wrapped(label)}\n{title}")
         for one, target in zip(row, targets):
             part = frame[(frame["label"] == label) & (frame["target"] == target)]
             for client, own in part.groupby(key):
                 band(one, own, column, looks[client], client, rounds=part["round"].unique())
+        low, high = frame.loc[frame["label"] == label, column].agg(["min", "max"])
+        if high > 0 and high - low <= 1e-6 * high:  # one number: an axis around it would show differences of nothing
+            row[0].set_ylim(0, 1.1 * high)
     for one, target in zip(axes[0], targets):
         one.set_title(unseen(target))
     _round_axis(axes[-1])
@@ -285,11 +229,6 @@ def layer_group(name: str) -> str:
     if len(parts) > 1 and parts[1].isdigit() and parts[0] in ("blocks", "layers", "conv"):
         return ".".join(parts[:2])
     return parts[0] if parts else name
-
-
-def unseen(target: str) -> str:
-    """Title of a target's panel."""
-    return f"unseen: {written(target, 18)}"
 
 
 def _round_axis(axes: Iterable[Axes]) -> None:

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from fedsim.console import counted
 from fedsim.errors import UserError
 from fedsim.results import figures
+from fedsim.results.bars import target_bars
 from fedsim.results.case_grid import case_grid
 from fedsim.results.compare import Comparison, compare
 from fedsim.results.confusion import confusion_figure, kept_predictions
@@ -24,7 +25,8 @@ def plot_all(runs: Runs, out: Path | str, select: str = "best_validation") -> li
     """Draws every figure for which the records have the columns; returns the paths of the PNG and SVG files.
 
     These are learning curves, bars per target, cost fronts, per-client metrics and layer-wise quantities. A figure
-    never shows runs of more than one experiment.
+    never shows runs of more than one experiment. Where all runs are drawn into FOLDER/plots, figures of an earlier
+    state that are not drawn any more are removed.
     """
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
@@ -37,6 +39,8 @@ def plot_all(runs: Runs, out: Path | str, select: str = "best_validation") -> li
                 paths += _save(figure, out / f"{prefix}{_file_name(key)}")
     if not paths:
         raise UserError(f"{runs.folder}: the records hold nothing to plot yet")
+    if out.resolve() == (runs.folder / "plots").resolve() and not runs.only:
+        _remove_others(out, paths)
     return paths
 
 
@@ -54,7 +58,7 @@ def _drawn(runs: Runs, name: str, select: str) -> Iterator[tuple[str, Figure | N
         best = list(found.methods["label"]) if found else []
         yield "learning-curves", figures.learning_curves(rounds, name, looks, best)
     if found:
-        yield "target-accuracy", figures.target_bars(found, _per_run(runs, found, label), name, looks)
+        yield "target-accuracy", target_bars(found, _per_run(runs, found, label), name, looks)
         yield "cost", cost_front(found, _costs(rounds), name, looks)
         for key, by_target in kept_predictions(runs, label, select).items():
             yield f"confusion-{key}", confusion_figure(by_target, name, key, found.rule)
@@ -119,9 +123,25 @@ def _file_name(text: str) -> str:
     return re.sub(r"[^\w.=+-]+", "_", text).strip("_")
 
 
+def _mark(stem: str) -> str:
+    """What a file says of itself: a file of the user, or a figure that was renamed, does not say this."""
+    return f"drawn by fedsim plot as {stem}"
+
+
 def _save(figure: Figure, stem: Path) -> list[Path]:
     paths = [stem.with_name(stem.name + suffix) for suffix in (".png", ".svg")]
-    figure.savefig(paths[0], dpi=150, facecolor="white")
+    mark = {"Description": _mark(stem.name)}
+    figure.savefig(paths[0], dpi=150, facecolor="white", metadata=mark)
     figure.set_layout_engine("none")  # the places are found; to look for them again takes a fifth of the time
-    figure.savefig(paths[1], facecolor="white", metadata={"Date": None})
+    figure.savefig(paths[1], facecolor="white", metadata={"Date": None, **mark})
     return paths
+
+
+def _remove_others(folder: Path, drawn: list[Path]) -> None:
+    """Remove the figures of a folder that an earlier `plot_all` has drawn under these names, and this one has not."""
+    for file in folder.iterdir():
+        if file.suffix in (".png", ".svg") and file not in drawn and file.is_file():
+            with file.open("rb") as handle:
+                start = handle.read(4000).decode("utf-8", "ignore")
+            if _mark(file.stem) in start:
+                file.unlink()

@@ -13,6 +13,7 @@ from matplotlib.image import imread
 
 from fedsim.errors import UserError
 from fedsim.results import choose_runs, compare, plot_all, read_runs
+from fedsim.results.bars import target_bars
 from fedsim.results.cost_figure import FRONT, cost_front, readable
 from fedsim.results.figure_style import styles
 from fedsim.results.figures import (
@@ -21,7 +22,6 @@ from fedsim.results.figures import (
     few_enough,
     histogram_bounds,
     layer_group,
-    target_bars,
 )
 from fedsim.results.plots import draw
 
@@ -237,11 +237,15 @@ def test_methods_that_see_the_target_are_marked_and_have_no_place_on_the_front(r
     table, found = own.summary.assign(label=own.summary["method"]), compare(own)
     bars = target_bars(found, table.assign(accuracy=table["best_validation_target_accuracy"]), "pacs", styles(METHODS))
     assert {text.get_text() for text in bars.axes[0].get_yticklabels()} == {"fedavg", "feddg-ga", "csac †"}
-    costs = pd.DataFrame({"gigabytes": 1.0, "minutes": [3.0, 2.0, 1.0]}, index=["fedavg", "feddg-ga", "csac"])
+    costs = pd.DataFrame({"gigabytes": 1.0, "minutes": [2.0, 3.0, 1.0]}, index=["fedavg", "feddg-ga", "csac"])
     drawn = cost_front(found, costs, "pacs", styles(METHODS))
     assert "csac †" in {text.get_text() for text in drawn.legends[0].get_texts()}
     (front,) = [line for line in drawn.axes[1].get_lines() if line.get_label() == FRONT]
     assert 1.0 not in front.get_xdata()
+    assert not [line for line in drawn.axes[0].get_lines() if line.get_label() == FRONT]  # one point is no line
+    assert FRONT in {text.get_text() for text in drawn.legends[0].get_texts()}
+    drawn = cost_front(found, costs[["gigabytes"]].assign(minutes=float("nan")), "pacs", styles(METHODS))
+    assert FRONT not in {text.get_text() for text in drawn.legends[0].get_texts()}
 
 
 def test_structures_are_no_layers(runs):
