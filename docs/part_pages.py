@@ -14,6 +14,7 @@ from docstrings import blocks, field_of, to_markdown
 from torch import nn
 
 from fedsim.part import part_name
+from fedsim.part_settings import toml_value
 from fedsim.recipe import SLOTS
 from fedsim.registry import one_line, parts_by_slot
 
@@ -49,7 +50,9 @@ def part_section(kind: type, part: object = None, heading: str = "") -> list[str
     if fields:
         shown = {field.name: field.default if part is None else getattr(part, field.name) for field in fields}
         lines += [f"| setting | {'default' if part is None else 'value in this row'} | meaning |", "|---|---|---|"]
-        lines += [f"| `method.{name}.{key}` | `{value!r}` | {in_cell(texts[key])} |" for key, value in shown.items()]
+        lines += [
+            f"| `method.{name}.{key}` | `{toml_value(value)}` | {in_cell(texts[key])} |" for key, value in shown.items()
+        ]
         lines.append("")
     return lines
 

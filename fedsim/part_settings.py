@@ -88,7 +88,7 @@ def set_fields(recipe: Recipe, key: str, fields: Any, method: str) -> Recipe:
             f"method {method!r} has no part {key!r}{_hint(key)}; {nearest(key, present)}it has: {', '.join(present)}"
         )
     if not isinstance(fields, dict):
-        raise UserError(f"method.{key} is a part; set its fields, e.g. method.{key}.FIELD={fields!r}")
+        raise UserError(f"method.{key} is a part; set its fields, e.g. method.{key}.FIELD={toml_value(fields)}")
     part = present[key]
     check_field_names(f"method.{key}", type(part), fields)
     changed = validated(part, fields, f"method.{key}")
@@ -129,7 +129,7 @@ def _kind_of_values(key: str) -> type:
 def check_field_names(where: str, kind: type, fields: Any) -> None:
     """Raise UserError for a key that is not a field of the part."""
     if not isinstance(fields, dict):
-        raise UserError(f"{where} is a part; set its fields, e.g. {where}.FIELD={fields!r}")
+        raise UserError(f"{where} is a part; set its fields, e.g. {where}.FIELD={toml_value(fields)}")
     known = [field.name for field in dataclasses.fields(kind)]
     for field in fields:
         if field not in known:
@@ -152,7 +152,14 @@ def validated(part: Part, fields: dict[str, Any], where: str) -> Part:
     except pydantic.ValidationError as error:
         problem = error.errors()[0]
         field = ".".join(str(word) for word in problem["loc"][:1])
-        raise UserError(f"{where}.{field}: {problem['msg']} (got {problem['input']!r})") from None
+        right = {"bool_type": "true or false", "tuple_type": f"a list such as {toml_value(getattr(part, field, []))}"}
+        hint = f"; write {right[problem['type']]}" if problem["type"] in right else ""
+        raise UserError(f"{where}.{field}: {problem['msg']} (got {problem['input']!r}){hint}") from None
+
+
+def toml_value(value: Any) -> str:
+    """A field's value as it is written in TOML and after the sign of `--set`: `true`, `[1, 2]`, `"softmax"`."""
+    return json.dumps(value, ensure_ascii=False, default=str)
 
 
 @functools.cache

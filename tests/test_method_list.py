@@ -10,9 +10,11 @@ from fedsim.cli import app
 from fedsim.commands.methods import show_method, show_methods
 from fedsim.console import console
 from fedsim.errors import UserError
+from fedsim.experiment import parse_override
 from fedsim.method_list import listed, step_costs
 from fedsim.methods import METHODS
 from fedsim.part import part_name
+from fedsim.part_settings import toml_value, validated
 from fedsim.recipe import Recipe, parts_of
 from fedsim.registry import parts_by_slot
 
@@ -85,3 +87,32 @@ def test_no_setting_is_cut_at_80_columns(monkeypatch, capsys, name):
         assert part_name(part) in shown[0]
         for field in dataclasses.fields(part):
             assert f"method.{part_name(part)}.{field.name}" in shown[1]
+
+
+def test_settings_are_printed_as_they_are_typed(monkeypatch, capsys):
+    """A line of the list is a line of TOML, and what follows the sign can be given with --set."""
+    monkeypatch.setattr(console, "width", 160)
+    for name in ("gperxan", "fedbn"):
+        show_method(name)
+    shown = capsys.readouterr().out
+    for line in ("xan.stages = [1, 2, 3, 4]", "without_batch_norm.upload = true", 'xan.mix = "softmax"'):
+        assert f"method.{line} " in shown
+    for recipe in METHODS.values():
+        for _, part in parts_of(recipe):
+            for field in dataclasses.fields(part):
+                text = f"method.{part_name(part)}.{field.name}={toml_value(getattr(part, field.name))}"
+                assert validated(part, {field.name: parse_override(text)[1]}, "here") == part
+
+
+@pytest.mark.parametrize(
+    ("method", "setting", "said"),
+    [
+        ("fedbn", "without_batch_norm.upload=True", "valid boolean (got 'True'); write true or false"),
+        ("gperxan", "xan.stages=(1,2)", "valid array (got '(1,2)'); write a list such as [1, 2, 3, 4]"),
+        ("gperxan", "xan=true", "method.xan is a part; set its fields, e.g. method.xan.FIELD=true"),
+        ("gperxan", "xan.stages=[1,x]", "valid array (got '[1,x]'); write a list such as [1, 2, 3, 4]"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_the_right_form(method, setting, said):
+    words = ["run", "digits", "--method", method, "--set", f"method.{setting}"]
+    assert str(CliRunner().invoke(app, words).exception).endswith(said)

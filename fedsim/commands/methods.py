@@ -69,6 +69,7 @@ def show_method(name: str, data: str = "", preset: str = "", overrides: Sequence
     """
     from fedsim.assembly import find_recipe
     from fedsim.part import part_name
+    from fedsim.part_settings import toml_value
     from fedsim.recipe import parts_of
 
     recipe = find_recipe(name)
@@ -76,7 +77,7 @@ def show_method(name: str, data: str = "", preset: str = "", overrides: Sequence
     table = Table(*columns, title=escape(f"{name}: {recipe.paper}"))
     for slot, part in parts_of(recipe):
         values = {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
-        fields = [f"method.{part_name(part)}.{key} = {value!r}" for key, value in values.items()]
+        fields = [f"method.{part_name(part)}.{key} = {toml_value(value)}" for key, value in values.items()]
         table.add_row(slot, part_name(part), escape("\n".join(fields)))
     console.print(table)
     say(f"discloses: {recipe.disclosure()}")
