@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fedsim.client_app import app
-from fedsim.data import check_partitions
+from fedsim.data import check_partitions, find_data
 from fedsim.errors import UserError
 from fedsim.experiment import Experiment
 from fedsim.results.callbacks import RunCallback
@@ -30,6 +30,7 @@ def carry_out(plan: Plan, callbacks: Sequence[RunCallback] = ()) -> Path:
     if plan.experiment.run.runtime != "deployment":  # checked before any worker starts
         if plan.experiment.run.evaluate_target == "site":
             raise UserError("run.evaluate_target = 'site' is a setting of run.runtime = 'deployment', which has sites")
+        find_data(plan.experiment.data)  # also before the network, whose weights may be a download
         check_partitions(plan.experiment.data, plan.experiment.run.target)
     if plan.experiment.run.runtime == "flower":
         from fedsim.runtime.flower import run_with_flower

@@ -12,7 +12,7 @@ from fedsim.console import console, errors
 from fedsim.errors import UserError
 from fedsim.sweep.axes import Axes
 from fedsim.sweep.budget import Budget, Reservation, local_reservations
-from fedsim.sweep.plan import Cell, dry_table, look_for_data, plan_cells
+from fedsim.sweep.plan import Cell, dry_table, look_for_data, missing_data, plan_cells
 from fedsim.sweep.view import SweepView
 
 __all__ = ["Axes", "Budget", "Cell", "run_sweep"]
@@ -64,6 +64,8 @@ def carry_out(
     total = f"{len(cells)} {'cell' if len(cells) == 1 else 'cells'}"
     console.print(f"{total}, {done} finished, {impossible}{len(waiting)} to run, {how}")
     if dry_run:
+        if not budget.ray:
+            say_missing(cells)
         console.print(dry(reservations))
         return report_failed(cells)
     try:
@@ -74,6 +76,13 @@ def carry_out(
         for name in dict.fromkeys(experiment.name for experiment in ours):
             complete_finish(*(experiment for experiment in ours if experiment.name == name))
     return report_failed(cells)
+
+
+def say_missing(cells: Sequence[Cell]) -> None:
+    """Print one line when data of waiting cells are not on this machine, with the reasons that a sweep would give."""
+    if reasons := dict.fromkeys(reason for _, reason in missing_data(cells) if reason):
+        text = f"The data are not on this machine: {'; '.join(reasons)}"
+        errors.print(text, style="yellow", highlight=False, markup=False, soft_wrap=True)
 
 
 def report_failed(cells: Sequence[Cell]) -> list[Cell]:

@@ -16,6 +16,7 @@ from rich.text import Text
 from fedsim.data import benchmark, find_data, resolve_domain
 from fedsim.errors import PresetConflictError, UserError
 from fedsim.experiment import Experiment, read_experiment
+from fedsim.method_list import step_costs
 from fedsim.results.record_files import read_record
 from fedsim.sweep.axes import Axes, check_axes, grid_points, label_of
 
@@ -165,16 +166,20 @@ def look_for_data(cells: Sequence[Cell]) -> None:
 
     Cells of a deployment are not looked at, because its sites hold the data.
     """
+    found = missing_data(cells)
+    for cell, reason in found:
+        if reason:
+            cell.state, cell.reason = "failed", reason
+    if found and all(reason for _, reason in found):
+        raise UserError("; ".join(dict.fromkeys(reason for _, reason in found)))
+
+
+def missing_data(cells: Sequence[Cell]) -> list[tuple[Cell, str]]:
+    """(cell, why its data cannot be read here, or an empty text) of the waiting cells, except those of a deployment."""
     waiting = [cell for cell in cells if cell.state == "waiting" and cell.experiment.run.runtime != "deployment"]
-    reasons: dict[str, str] = {}
-    for cell in waiting:
-        key = cell.experiment.data.model_dump_json()
-        if key not in reasons:
-            reasons[key] = _missing(cell.experiment)
-        if reasons[key]:
-            cell.state, cell.reason = "failed", reasons[key]
-    if waiting and all(reasons.values()):
-        raise UserError("; ".join(dict.fromkeys(reasons.values())))
+    keys = [cell.experiment.data.model_dump_json() for cell in waiting]
+    reasons = {key: _missing(cell.experiment) for key, cell in dict(zip(keys, waiting, strict=True)).items()}
+    return [(cell, reasons[key]) for key, cell in zip(keys, waiting, strict=True)]
 
 
 def _missing(experiment: Experiment) -> str:
@@ -210,13 +215,14 @@ def dry_table(cells: Sequence[Cell], width: int) -> Table:
         shown = f"{cell.round}/" if cell.state == "waiting" and cell.round else ""
         table.add_row(Text(cell.title), cell.state, f"{shown}{cell.experiment.train.rounds}")
     rates = measured_rates(cells)
-    seconds = time_left(cells, rates, width or 1)
+    guessed, words = guessed_rates(cells, rates, step_costs()[0])
+    seconds = time_left(cells, rates | guessed, width or 1)
     if seconds is None:
         table.caption = "no finished rounds to estimate the time from"
     else:
-        pace = ", ".join(f"{method} {rate:.2f} s" for method, rate in rates.items())
+        pace = "; ".join([f"{', '.join(f'{name} {rate:.2f} s' for name, rate in rates.items())} a round", *words])
         at_a_time = f"{width} at a time" if width else "one at a time, divide by what the cluster carries"
-        table.caption = f"about {duration(seconds)} from finished rounds ({pace} a round), {at_a_time}"
+        table.caption = f"about {duration(seconds)} from finished rounds ({pace}), {at_a_time}"
     return table
 
 
@@ -234,6 +240,28 @@ def measured_rates(cells: Sequence[Cell]) -> dict[str, float]:
             seconds = read_record(cell.folder / "rounds.csv").get("round_seconds", pd.Series(dtype=float))
             found.setdefault(cell.experiment.method_name, []).extend(seconds.iloc[1:].dropna())
     return {method: float(pd.Series(values).median()) for method, values in found.items() if values}
+
+
+def guessed_rates(
+    cells: Sequence[Cell], rates: Mapping[str, float], costs: Mapping[str, float]
+) -> tuple[dict[str, float], list[str]]:
+    """({method: seconds per round} of methods that still have rounds and no rate, a text about each of them).
+
+    rates: seconds per round by method, as measured; costs: cost of a local step by method (`method_list.step_costs`).
+    A round takes the mean of the measured seconds per unit of cost, times the method's cost; without a cost their mean.
+    """
+    left = dict.fromkeys(cell.experiment.method_name for cell in cells if cell.rounds_left)
+    paces = [rate / costs[method] for method, rate in rates.items() if method in costs]
+    likened = ("the mean of " if len(rates) > 1 else "") + ", ".join(rates)
+    guessed, words = {}, []
+    for method in (method for method in left if rates and method not in rates):
+        if paces and method in costs:
+            guessed[method] = costs[method] * sum(paces) / len(paces)
+            words.append(f"{method} is not measured: {guessed[method]:.2f} s by the cost of its step")
+        else:
+            guessed[method] = sum(rates.values()) / len(rates)
+            words.append(f"{method} is not measured: it is counted like {likened}")
+    return guessed, words
 
 
 def observed_rates(cells: Sequence[Cell]) -> dict[str, float]:

@@ -7,7 +7,7 @@ import pytest
 from fedsim.experiment import read_experiment
 from fedsim.run.plan import resolve
 from fedsim.sweep.estimate import estimate, step_key, steps_left, training_counts
-from fedsim.sweep.plan import Cell, measured_rates
+from fedsim.sweep.plan import Cell, dry_table, guessed_rates, measured_rates
 
 
 def cell(method, preset, config="pacs", target="sketch", **changes):
@@ -82,3 +82,34 @@ def test_the_pace_is_read_from_complete_rows_only(tmp_path):
         (one.folder / "rounds.csv").write_text(text)
         cells.append(one)
     assert measured_rates([*cells, cell("fedprox", "fedig")]) == {"fedavg": 3.0}
+
+
+def test_a_method_without_finished_rounds_is_counted_by_the_cost_of_its_step():
+    """2 s a round of FedAvg and 6 s of FedSAM, whose steps cost 1 and 2, give (2 / 1 + 6 / 2) / 2 = 2.5 s per cost."""
+    cells = [cell(name, "fedig") for name in ("fedavg", "fedsam", "csac", "fedbn")]
+    rates, costs = {"fedavg": 2.0, "fedsam": 6.0}, {"fedavg": 1.0, "fedsam": 2.0, "csac": 1.5}
+    guessed, words = guessed_rates(cells, rates, costs)
+    assert guessed == pytest.approx({"csac": 3.75, "fedbn": 4.0})
+    assert words == [
+        "csac is not measured: 3.75 s by the cost of its step",
+        "fedbn is not measured: it is counted like the mean of fedavg, fedsam",
+    ]
+    assert guessed_rates(cells[2:3], {"fedavg": 2.0}, {"csac": 1.5}) == (
+        {"csac": 2.0},
+        ["csac is not measured: it is counted like fedavg"],
+    )
+    cells[2].state = "failed"
+    assert guessed_rates(cells[:3], rates, {}) == ({}, [])
+    assert guessed_rates(cells, {}, costs) == ({}, [])
+
+
+def test_a_dry_run_says_which_method_was_not_measured(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedsim.sweep.plan.step_costs", lambda: ({"fedavg": 1.0, "csac": 1.5}, "somewhere"))
+    measured, other = cell("fedavg", "fedig"), cell("csac", "fedig")
+    measured.folder, measured.state = tmp_path, "finished"
+    (tmp_path / "rounds.csv").write_text("round,round_seconds\n0,9\n1,2\n2,2\n")
+    caption = dry_table([measured, other], 1).caption
+    assert caption == (
+        "about 2 min from finished rounds (fedavg 2.00 s a round; "
+        "csac is not measured: 3.00 s by the cost of its step), 1 at a time"
+    )
