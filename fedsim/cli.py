@@ -80,10 +80,9 @@ def run(
     """Run one experiment: one method, one unseen domain, one seed. Run it again to resume it."""
     runtime = runtime or ("deployment" if federation else "")
     short = _short(method=method, target=target, seed=seed, runtime=runtime, federation=federation, output=output)
-    overrides = [*(set_ or ()), *short, *_callbacks(callback)]
-    from fedsim.experiment import read_experiment
+    from fedsim.experiment import read_experiment, with_options
 
-    experiment = read_experiment(config, overrides, preset)
+    experiment = read_experiment(config, with_options(set_ or (), [*short, *_callbacks(callback)]), preset)
     from fedsim.commands.runs import run_one
 
     run_one(experiment)
@@ -128,13 +127,15 @@ def sweep(
 
     CONFIG may be the table of a paper, e.g. tables/fedig-a-table-5, which names methods, targets and seeds itself.
     """
+    from fedsim.experiment import with_options
     from fedsim.sweep import Axes, Budget, run_sweep
     from fedsim.sweep.tables import Choice, find_table
 
     numbers, named = numbers_of("--seeds", seeds), names_of("--methods", methods)
     unseen = names_of("--targets", targets) or ["all"]
     budget = Budget(jobs, cores_per_cell, gpus_per_cell, ray)
-    overrides = [*([f"run.threads={cores_per_cell}"] if cores_per_cell else []), *(set_ or ()), *_callbacks(callback)]
+    overrides = [*([f"run.threads={cores_per_cell}"] if cores_per_cell else []), *(set_ or ())]
+    overrides = with_options(overrides, _callbacks(callback))
     table = find_table(config)
     if table:
         from fedsim.sweep.table_run import run_table
@@ -147,7 +148,7 @@ def sweep(
         failed = run_table(table, choice, budget, overrides=overrides, output=output, dry_run=dry_run)
     else:
         axes = Axes(named or ["fedavg"], unseen, numbers or [0], grid or ())
-        overrides += _short(output=output)
+        overrides = with_options(overrides, _short(output=output))
         failed = run_sweep(config, axes, budget, overrides=overrides, preset=preset, dry_run=dry_run)
     raise typer.Exit(1 if failed else 0)
 
@@ -225,9 +226,10 @@ def pictures(
 ) -> None:
     """Draw how a method changes images: contents, styles and results, or interpolations."""
     from fedsim.commands.runs import make_pictures
-    from fedsim.experiment import read_experiment
+    from fedsim.experiment import read_experiment, with_options
 
-    make_pictures(read_experiment(config, [*(set_ or ()), *_short(method=method, target=target)], preset), output, rows)
+    overrides = with_options(set_ or (), _short(method=method, target=target))
+    make_pictures(read_experiment(config, overrides, preset), output, rows)
 
 
 @app.command()

@@ -82,6 +82,11 @@ class Experiment(Settings):
 
 
 SECTIONS = {"data": DataSettings, "model": ModelSettings, "train": TrainSettings, "run": RunSettings}
+# A table that replaced a whole section would drop what the file and the preset say in it.
+SECTION_EXAMPLES = {
+    "data": "data.image_size=32", "model": "model.backbone=resnet18", "train": "train.lr=0.1",
+    "method": "method.name=fedavg", "parts": "parts.proximal.mu=0.1", "run": "run.threads=1",
+}  # fmt: skip
 
 
 def config_folders() -> list[Path]:
@@ -129,11 +134,17 @@ def parse_experiment(text: str, overrides: Sequence[str] = ()) -> Experiment:
 
 def _resolve(table: dict, overrides: Sequence[str], preset: str, where: str) -> Experiment:
     changes = [parse_override(text) for text in overrides]
-    asked = [value for key, value in changes if key == "preset"]
+    asked = [str(value) for key, value in changes if key == "preset"]
+    if preset and asked and asked[-1] != preset:
+        raise UserError(f"--set preset={asked[-1]}: --preset gives another one, {preset!r}; remove one of the two")
+    for text, (key, _) in zip(overrides, changes):
+        if key in SECTION_EXAMPLES:
+            example = SECTION_EXAMPLES[key]
+            raise UserError(f"override {text!r}: {key} is a section; set single keys, for example --set {example}")
     changes = [(key, value) for key, value in changes if key != "preset"]
     presets = table.pop("presets", {})
     _check_tables(table, presets, where)
-    preset = preset or (str(asked[-1]) if asked else str(table.get("preset", "")))
+    preset = preset or (asked[-1] if asked else str(table.get("preset", "")))
     table.pop("preset", None)
     table.setdefault("method", {}).setdefault("name", "fedavg")
     if preset:
@@ -155,7 +166,7 @@ def _resolve(table: dict, overrides: Sequence[str], preset: str, where: str) -> 
 
 def _check_tables(table: dict, presets: Any, where: str) -> None:
     """Raise UserError when a section or a preset is a single value."""
-    for name in ("data", "model", "train", "method", "parts", "run"):
+    for name in SECTION_EXAMPLES:
         if not isinstance(table.get(name, {}), dict):
             hint = f"; write [method] and name = {table[name]!r}" if name == "method" else ""
             raise UserError(f"{where}: {name} is a section, not a value{hint}")
@@ -171,6 +182,8 @@ def parse_override(text: str) -> tuple[str, Any]:
 
     A setting whose value is text takes the characters unchanged: `run.target=2020` is the domain "2020".
     """
+    if any("\ud800" <= sign <= "\udfff" for sign in text):  # what Python makes of bytes that no text has
+        raise UserError(f"override {text!r} is not text in UTF-8; write other characters")
     key, sign, value = text.partition("=")
     key, value = key.strip(), value.strip()
     if not sign or not key:
@@ -182,6 +195,16 @@ def parse_override(text: str) -> tuple[str, Any]:
     except tomllib.TOMLDecodeError:
         return key, value
     return key, value if known and known.annotation is str and not isinstance(parsed, str) else parsed
+
+
+def with_options(overrides: Sequence[str], options: Sequence[str]) -> list[str]:
+    """The overrides, and after them those that options such as --seed stand for; UserError for two values of a key."""
+    given = dict(map(parse_override, options))
+    for text in overrides:
+        key, value = parse_override(text)
+        if given.get(key, value) != value:
+            raise UserError(f"--set {text}: an option gives {key} another value, {given[key]!r}; remove one of the two")
+    return [*overrides, *options]
 
 
 def _path(key: str) -> list[str]:
@@ -215,13 +238,13 @@ def from_table(table: dict, where: str = "settings", overrides: Sequence[str] = 
         return Experiment.model_validate(table)
     except ValidationError as error:
         key = ".".join(str(part) for part in error.errors()[0]["loc"])
-        guilty = [text for text in overrides if _concerns(text.partition("=")[0].strip(), key)]
+        guilty = [text for text in overrides if overlap(text.partition("=")[0].strip(), key)]
         raise UserError(f"{f'override {guilty[-1]!r}' if guilty else where}: {_explain(error)}") from None
 
 
-def _concerns(override: str, key: str) -> bool:
-    """Whether an override sets the key of an error, or a section that contains it, or a key in it."""
-    return f"{key}.".startswith(f"{override}.") or f"{override}.".startswith(f"{key}.")
+def overlap(one: str, other: str) -> bool:
+    """Whether two dotted keys are equal, or one of them names a table that contains the other."""
+    return f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.")
 
 
 def _explain(error: ValidationError) -> str:

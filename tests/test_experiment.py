@@ -4,7 +4,14 @@ import pytest
 
 from fedsim.assembly import build_recipe, find_recipe
 from fedsim.errors import UserError
-from fedsim.experiment import config_folders, find_config, parse_experiment, parse_override, read_experiment
+from fedsim.experiment import (
+    config_folders,
+    find_config,
+    parse_experiment,
+    parse_override,
+    read_experiment,
+    with_options,
+)
 from fedsim.run.plan import complete
 from fedsim.server_app import experiment_of
 
@@ -38,6 +45,25 @@ def test_precedence_file_preset_override(config):
     assert read_experiment(config, ["preset=short"]).train.rounds == 2
     changed = read_experiment(config, ["train.rounds=3"], preset="short")
     assert (changed.train.rounds, changed.train.lr, changed.name) == (3, 0.1, "mine")
+
+
+def test_a_part_may_be_given_as_a_table(config):
+    """It is no section, of which all other settings would be lost."""
+    assert build_recipe(read_experiment(config, ["method.proximal={mu=0.25}"])).terms[0].mu == 0.25
+
+
+def test_two_presets_are_refused(config):
+    assert read_experiment(config, ["preset=short"], preset="short").train.rounds == 2
+    with pytest.raises(UserError, match="--set preset=long: --preset gives another one, 'short'"):
+        read_experiment(config, ["preset=long"], preset="short")
+
+
+def test_an_option_and_an_override_with_another_value_are_refused():
+    """Without a word, the option would win."""
+    given = ["method.name=fedavg", "run.seed=3", "run.target=100"]
+    assert with_options(given, ['method.name="fedavg"', "run.seed=3", 'run.target="100"'])[:3] == given
+    with pytest.raises(UserError, match=r"^--set run\.seed=3: an option gives run\.seed another value, 4;"):
+        with_options(given, ["run.seed=4"])
 
 
 def test_toml_round_trip(config):
@@ -81,6 +107,13 @@ def test_override_values(text, value):
         (["rounds"], "not of the form"),
         (["name.x=1"], "is a value, not a section"),
         (["preset=long"], "no preset 'long'"),
+        (["train={lr=0.1}"], "train is a section; set single keys, for example --set train.lr=0.1"),
+        (['method={name="fedavg"}'], "method is a section; set single keys, for example --set method.name=fedavg"),
+        (["parts={proximal={mu=0.1}}"], "parts is a section"),
+        (['run={target="rot0"}'], "run is a section"),
+        (["data=digits"], "data is a section"),
+        (["model={}"], "model is a section"),
+        (["run.output=n\udcff2"], r"override 'run.output=n\udcff2' is not text in UTF-8; write other characters"),
     ],
 )
 def test_typos_are_one_clear_line(config, overrides, said):

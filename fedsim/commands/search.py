@@ -44,6 +44,7 @@ def search(
 
     A trial is run for all targets and seeds. The same command continues a search, and a greater --trials adds to it.
     """
+    from fedsim.experiment import with_options
     from fedsim.sweep import Budget
     from fedsim.sweep.search_plan import Search
     from fedsim.sweep.search_run import run_search
@@ -62,7 +63,7 @@ def search(
         search_seed,
     )
     overrides = [*([f"run.threads={cores_per_cell}"] if cores_per_cell else []), *(set_ or ())]
-    overrides += [f"run.output={json.dumps(output, ensure_ascii=False)}"] if output else []
+    overrides = with_options(overrides, [f"run.output={json.dumps(output, ensure_ascii=False)}"] if output else [])
     budget = Budget(jobs, cores_per_cell, gpus_per_cell, ray)
     failed = run_search(config, wanted, budget, overrides=overrides, preset=preset, dry_run=dry_run)
     raise typer.Exit(1 if failed else 0)

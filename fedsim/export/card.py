@@ -2,12 +2,16 @@
 
 from pathlib import Path
 
+import pandas as pd
+
 from fedsim.data import source_domains
+from fedsim.errors import UserError
 from fedsim.export.trained import SELECTED, TrainedModel
 from fedsim.models.backbones import find_backbone
 from fedsim.models.infer import EvalMode
+from fedsim.part import part_name
 from fedsim.results.environment import all_environments, read_environment
-from fedsim.results.record_files import read_record
+from fedsim.results.record_files import AGAIN, read_record
 from fedsim.results.selection import validation_column
 from fedsim.tasks import task_in
 
@@ -34,7 +38,7 @@ def card(model: TrainedModel) -> str:
         "Method": [
             f"{method} ({plan.recipe.paper or 'no paper named'}), {rounds} round{'s' if rounds > 1 else ''}, seed "
             f"{experiment.run.seed}; inference rule {_rule(model)}.",
-            f"In addition to the model, clients disclosed: {plan.recipe.disclosure()}.",
+            f"Clients disclosed: {plan.recipe.disclosure()}.",
         ],
         "Results": [*_results(model), *([f"\n{model.remark}."] if model.remark else [])],
         "Weights": _weights(model),
@@ -73,7 +77,7 @@ def _domains(model: TrainedModel) -> list[str]:
 def _rule(model: TrainedModel) -> str:
     """The inference rule of this file: a personal model has no tensors of other clients and predicts by itself."""
     rule = model.plan.recipe.infer
-    return EvalMode.__name__ if rule.bank and model.own is None else type(rule).__name__
+    return part_name(EvalMode() if rule.bank and model.own is None else rule)
 
 
 def _results(model: TrainedModel) -> list[str]:
@@ -91,15 +95,20 @@ def _results(model: TrainedModel) -> list[str]:
     if run.validation_domain:
         selected, validation = f"best on {run.validation_domain}", f"on {run.validation_domain}"
     mean = "" if run.validation_domain else "mean "
-    return [
+    lines = [
         f"| selection | round | {task.title} on the unseen domain | {mean}validation {task.title} {validation} |",
         "|---|---|---|---|",
-        *(
-            f"| {label} | {row[f'{key}_round']:.0f} | {100 * row[f'{key}_target_{task.metric}']:.1f} % | "
-            f"{100 * rounds.loc[row[f'{key}_round'], column]:.1f} % |"
-            for key, label in (("best_validation", f"{selected} (`best`)"), ("last", "last round (`last`)"))
-        ),
     ]
+    for key, label in (("best_validation", f"{selected} (`best`)"), ("last", "last round (`last`)")):
+        chosen, score = row[f"{key}_round"], row[f"{key}_target_{task.metric}"]
+        if pd.isna(chosen):  # no round has a validation
+            lines.append(f"| {label} | none | - | - |")
+        elif column not in rounds or chosen not in rounds.index:
+            what = f"{column!r} of round {chosen:.0f}"
+            raise UserError(f"{folder / 'rounds.csv'}: it lacks {what}, which summary.csv names; {AGAIN}")
+        else:
+            lines.append(f"| {label} | {chosen:.0f} | {100 * score:.1f} % | {100 * rounds.loc[chosen, column]:.1f} % |")
+    return lines
 
 
 def _weights(model: TrainedModel) -> list[str]:

@@ -9,7 +9,7 @@ import pandas as pd
 import torch
 from sklearn.metrics import f1_score, recall_score
 
-from fedsim.data.folders import images_of
+from fedsim.data.folders import IMAGE_SUFFIXES, images_of, walk
 from fedsim.data.names import matching, subfolders
 from fedsim.errors import UserError
 from fedsim.export.trained import TrainedModel
@@ -29,18 +29,27 @@ def labelled_images(folder: Path, classes: Sequence[str]) -> list[Labelled]:
     """The images below FOLDER/CLASS or FOLDER/DOMAIN/CLASS, for the classes that the model knows.
 
     Hidden files and folders are left out and links are followed, as in training. A class without images is allowed.
-    Raises UserError when no folder has the name of a class, when another folder lies beside class folders, for a file
-    of another kind, and when there are no images.
+    Raises UserError when no folder has the name of a class, when another folder lies beside class folders, when a
+    domain has images but no folder of a class, for a file of another kind, and when there are no images.
     """
     if not folder.is_dir():
         raise UserError(f"no folder {folder}; name one that has a folder of images per class, or per domain and class")
     found = _domain(folder, folder.name, classes)
-    domains = [found] if found else [_domain(folder / name, name, classes) for name in subfolders(folder)]
-    kept = [domain for domain in domains if domain is not None and domain.files]
+    below = {} if found else {name: _domain(folder / name, name, classes) for name in subfolders(folder)}
+    kept = [domain for domain in (found, *below.values()) if domain is not None and domain.files]
     if not kept:
         raise UserError(f"{folder} has no folder of images with the name of a class of the model "
                         f"({', '.join(classes[:5])}{', ...' if len(classes) > 5 else ''})")  # fmt: skip
+    left_out = [name for name, domain in below.items() if domain is None and _has_images(folder / name)]
+    if left_out:
+        raise UserError(f"{folder / left_out[0]} has images, but no folder that is called like a class of the model; "
+                        f"its classes are {', '.join(classes)}; rename its folders, or take it away")  # fmt: skip
     return kept
+
+
+def _has_images(folder: Path) -> bool:
+    names = (name for _, files in walk(folder) for name in files if not name.startswith("."))
+    return any(Path(name).suffix.lower() in IMAGE_SUFFIXES for name in names)
 
 
 def _domain(folder: Path, name: str, classes: Sequence[str]) -> Labelled | None:

@@ -52,9 +52,10 @@ def write_export(run: Path, format: str, which: str, output: Path | None) -> Non
     """Write the model file and its card."""
     model = _model(run, which)
     file = output or run / f"{which}{SUFFIXES.get(format, '')}"
+    text = card(model)  # before the model is written, because it reads records that may be damaged
     worst, source = export(model, format, file)
     beside = file.with_name(f"{file.stem}-card.md")
-    beside.write_text(card(model), encoding="utf-8")
+    beside.write_text(text, encoding="utf-8")
     say(f"{file}: logits differ from the original's by at most {worst:.1e} on {source}")
     say(f"card: {beside}")
 

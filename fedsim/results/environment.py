@@ -30,6 +30,8 @@ PACKAGES = (
 )
 
 
+# Of tables in environment.json: the keys that each of its own tables has at least.
+TABLES = {"data": {"images", "content"}, "server_data": {"images", "content"}, "recipe": set()}
 # What may change when a run is resumed: the keys of `environment()`, and what a session adds to them.
 MAY_CHANGE = (
     "python",
@@ -59,12 +61,34 @@ def environment() -> dict[str, Any]:
 
 
 def read_environment(run: Path) -> dict[str, Any]:
-    """What environment.json of a run's folder holds; empty when there is none. UserError when it cannot be read."""
+    """What environment.json of a run's folder holds; empty when there is none.
+
+    Raises UserError when it cannot be read, or when its tables are not those that a run writes.
+    """
     file = run / "environment.json"
     try:
-        return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        record = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     except ValueError as error:  # also what is not UTF-8
         raise UserError(f"{file}: {error}") from None
+    if odd := _odd_table(record):
+        raise UserError(f"{file}: {odd} is not what a run writes there, so that another program has changed it; copy "
+                        "the file again, or remove the run's folder and repeat the run")  # fmt: skip
+    return record
+
+
+def _odd_table(record: Any) -> str:
+    """The table of a record that is no table, or lacks something; empty when there is none."""
+    if not isinstance(record, dict):
+        return "the whole"
+    for name, keys in TABLES.items():
+        table = record.get(name, {})
+        entries = table.values() if isinstance(table, dict) else [None]
+        if not all(isinstance(own, dict) and keys <= own.keys() for own in entries):
+            return repr(name)
+    earlier = record.get("earlier", [])
+    if not isinstance(earlier, list) or not all(isinstance(one, dict) and "from_round" in one for one in earlier):
+        return "'earlier'"
+    return "" if all(isinstance(one.get("packages", {}), dict) for one in (record, *earlier)) else "'packages'"
 
 
 def earlier_environments(recorded: Mapping[str, Any], now: Mapping[str, Any], done: int) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pandas as pd
 
 from fedsim.errors import UserError
+from fedsim.results.selection import RULES
 
 # Names stay text even where they look like numbers: the domains of Rotated MNIST may be called 0, 15, 30.
 TEXT_COLUMNS = (
@@ -37,7 +38,8 @@ def parse_csv(text: str, where: str) -> pd.DataFrame:
 def read_record(file: Path) -> pd.DataFrame:
     """The complete rows of a record file, typed; empty without the file or without a complete line.
 
-    Raises UserError when the file lacks the columns by which its rows are known, or has text in place of numbers.
+    Raises UserError when the file lacks the columns by which its rows are known, or a summary those of a rule of
+    selection, and for text in place of numbers.
     """
     frame = parse_csv(_text(file), str(file)) if file.is_file() else pd.DataFrame()
     if frame.empty:
@@ -45,6 +47,10 @@ def read_record(file: Path) -> pd.DataFrame:
     for key in SUMMARY_KEYS if file.name == "summary.csv" else ("round",):
         if key not in frame:
             raise UserError(f"{file}: it has no column {key!r}, so that another program has changed it; {AGAIN}")
+    for rule in RULES if file.name == "summary.csv" else ():
+        if f"{rule}_round" not in frame or not any(name.startswith(f"{rule}_target_") for name in frame):
+            raise UserError(f"{file}: it lacks '{rule}_round' or '{rule}_target_*', so that another program has "
+                            f"changed it; {AGAIN}")  # fmt: skip
     strange = [column for column in frame if column not in TEXT_COLUMNS and not _has_numbers(frame[column])]
     if strange:
         raise UserError(f"{file}: {strange[0]!r} has text in place of numbers, so that another program has changed it; "

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedsim.errors import UserError
-from fedsim.experiment import parse_override
+from fedsim.experiment import overlap, parse_override
 
 # Settings that a sweep gives to its cells, and the options in which the user names their values.
 OPTIONS = {"method.name": "--methods", "run.target": "--targets", "run.seed": "--seeds"}
@@ -36,18 +36,19 @@ def check_axes(axes: Axes, overrides: Sequence[str], preset: str = "") -> str:
         if key in OPTIONS:
             raise UserError(f"--set {key}={value}: a sweep takes this from {OPTIONS[key]}; use {OPTIONS[key]} {value}")
     varied = [(key, text) for key, text in ((parse_override(axis)[0], axis) for axis in axes.grid)]
-    set_keys, seen = {key for key, _ in fixed}, set()
+    seen: list[str] = []
     for key, text in varied:
         values = text.partition("=")[2].strip()
         if key in OPTIONS:
             raise UserError(f"--grid {text}: a sweep takes this from {OPTIONS[key]}; use {OPTIONS[key]} {values}")
         if key in SHARED:
             raise UserError(f"--grid {text}: a sweep has only one value of {key}; use {SHARED[key]}")
-        if key in seen:
+        if any(overlap(key, other) for other in seen):
             raise UserError(f"--grid {text}: {key} is given twice; give all its values in one --grid")
-        if key in set_keys or (key == "preset" and preset):
-            raise UserError(f"--grid {text}: --set gives {key} one value too; remove one of the two")
-        seen.add(key)
+        set_keys = [other for other, _ in fixed if overlap(key, other)] + ([key] if key == "preset" and preset else [])
+        if set_keys:
+            raise UserError(f"--grid {text}: --set gives {set_keys[0]} one value too; remove one of the two")
+        seen.append(key)
     labels = [value for key, value in fixed if key == "run.label"]
     return str(labels[-1]) if labels else ""
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.errors import UserError
-from fedsim.experiment import Experiment, parse_override, read_experiment
+from fedsim.experiment import Experiment, overlap, parse_override, read_experiment
 from fedsim.part import part_name
 from fedsim.part_settings import parts_in
 from fedsim.recipe import LIST_SLOTS, SLOTS, Recipe, parts_of
@@ -150,13 +150,13 @@ def plan_search(config: str, search: Search, overrides: Sequence[str], preset: s
 
 def _refuse_overridden(knobs: Sequence[Knob], overrides: Sequence[str]) -> None:
     """UserError for a setting that is given in two ways."""
-    searched = {knob.key: knob for knob in knobs}
     for key, value in map(parse_override, overrides):
         if key in OPTIONS:
             option = OPTIONS[key].replace("--methods", "--method")
             raise UserError(f"--set {key}={value}: a search takes this from {option}; use {option} {value}")
-        if key in searched:
-            raise UserError(f"--space {searched[key].text}: --set gives {key} one value too; remove one of the two")
+        searched = [knob.text for knob in knobs if overlap(knob.key, key)]
+        if searched:
+            raise UserError(f"--space {searched[0]}: --set gives {key} one value too; remove one of the two")
 
 
 def _read(config: str, words: Sequence[str], preset: str, *more: str) -> Experiment:

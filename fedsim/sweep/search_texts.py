@@ -103,10 +103,10 @@ def trial_rows(plan: PlannedSearch) -> list[dict[str, Any]]:
     ranks = plan.ranks
     targets, seeds = ",".join(plan.targets), ",".join(str(seed) for seed in dict.fromkeys(plan.search.seeds))
     space = "; ".join(knob.text for knob in plan.knobs)
-    name = f"{space}; targets {targets}; seeds {seeds}; search seed {plan.search.seed}"
+    words = [f"{space}; targets {targets}; seeds {seeds}; search seed {plan.search.seed}", *_settings(plan)]
     metric = TASKS[find_dataset(plan.runs[0].data.dataset).task].metric
     return [
-        {"method": plan.search.method, "search": name, "trial": trial.number}
+        {"method": plan.search.method, "search": "; ".join(words), "trial": trial.number}
         | values_of(plan, trial)
         | {
             "rank": ranks.get(trial.first),
@@ -122,8 +122,18 @@ def trial_rows(plan: PlannedSearch) -> list[dict[str, Any]]:
     ]
 
 
+def _settings(plan: PlannedSearch) -> list[str]:
+    """The preset and the overrides of a search, by which its scores differ from those of another one."""
+    given = {parse_override(word)[0]: word for word in plan.overrides}
+    given.pop("run.output", None)
+    return [*([f"preset={plan.preset}"] if plan.preset else []), *(given[key] for key in sorted(given))]
+
+
 def write_trials(plan: PlannedSearch) -> None:
-    """Write search.csv into the experiment's folder; rows of other searches (another method or space) are kept."""
+    """Write search.csv into the experiment's folder.
+
+    The rows of other searches (with another method, space or setting) are kept.
+    """
     file = plan.folder / "search.csv"
     rows = trial_rows(plan)
     text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""

@@ -8,8 +8,10 @@ from image_trees import write_tree
 from untrained_run import untrained_run
 
 import fedsim
+from fedsim.errors import UserError
 from fedsim.experiment import read_experiment
 from fedsim.export.card import _weights, card
+from fedsim.export.verbs import write_export
 
 
 def on_tree(tmp_path):
@@ -24,7 +26,7 @@ def records(folder, column):
     summary = {"method": "fedavg", "target": "photo", "seed": 0}
     summary |= {"best_validation_round": 1, "best_validation_target_accuracy": 0.416, "last_round": 2,
                 "best_validation_mean_validation_accuracy": 0.2, "last_target_accuracy": 0.3,
-                "last_mean_validation_accuracy": 0.25}  # fmt: skip
+                "last_mean_validation_accuracy": 0.25, "oracle_round": 1, "oracle_target_accuracy": 0.416}  # fmt: skip
     pd.DataFrame([summary]).to_csv(folder / "summary.csv", index=False)
     return card(fedsim.load(folder))
 
@@ -61,7 +63,40 @@ def test_a_personal_model_has_no_results_of_the_run(tmp_path):
     text = card(fedsim.load(run, "personal-rot0"))
     assert "The run did not measure personal-rot0.safetensors" in text
     assert "| selection |" not in text
-    assert "inference rule EvalMode" in text
+    assert "inference rule eval_mode" in text
+
+
+def test_the_rule_and_what_was_disclosed(tmp_path):
+    """The rule has the name by which a setting chooses it; the model is among what leaves a client, not beside it."""
+    text = card(fedsim.load(untrained_run(tmp_path / "own", {"name": "fedavg", "infer": "mix_norm"})))
+    assert "inference rule mix_norm.\nClients disclosed: model updates" in text
+    text = card(fedsim.load(untrained_run(tmp_path / "plain")))
+    assert "inference rule eval_mode.\nClients disclosed: model updates.\n" in text
+
+
+@pytest.mark.parametrize("change", [lambda rounds: rounds[rounds["round"] != 1],
+                                    lambda rounds: rounds.drop(columns="mean_validation_accuracy")])  # fmt: skip
+def test_nothing_is_exported_when_the_selected_round_is_lost(tmp_path, change):
+    """The card, which has its number, is made before the model's file."""
+    folder = untrained_run(tmp_path / "seed0")
+    records(folder, "mean_validation_accuracy")
+    rounds = pd.read_csv(folder / "rounds.csv")
+    change(rounds).to_csv(folder / "rounds.csv", index=False)
+    with pytest.raises(UserError, match=r"rounds\.csv: .*; copy the file again") as refused:
+        write_export(folder, "torch", "last", None)
+    assert "\n" not in str(refused.value)
+    assert not list(folder.glob("last.pt2"))
+
+
+def test_a_rule_that_selected_nothing_has_no_numbers(tmp_path):
+    """The validation of a diverged run is NaN in every round."""
+    folder = untrained_run(tmp_path / "seed0")
+    records(folder, "mean_validation_accuracy")
+    summary = pd.read_csv(folder / "summary.csv")
+    summary.loc[0, [name for name in summary if name.startswith("best_validation")]] = None
+    summary.to_csv(folder / "summary.csv", index=False)
+    text = card(fedsim.load(folder, "last"))
+    assert "| best source validation (`best`) | none | - | - |\n| last round (`last`) | 2 | 30.0 % | 50.0 % |" in text
 
 
 def test_a_pooled_model_is_not_called_federated(tmp_path):

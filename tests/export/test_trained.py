@@ -250,6 +250,22 @@ def test_unknown_class_folder_is_named(tmp_path):
         labelled_images(tmp_path, ("cat", "dog"))
 
 
+@pytest.mark.parametrize("place", ["B/katze/0.png", "B/0.png", "B/site/cat/0.png"])
+def test_a_domain_whose_classes_have_other_names_is_named(tmp_path, place):
+    """Without a word it would be missing from the table; a folder without images is no domain."""
+    for file in ("A/cat/0.png", "A/dog/0.png", "notes/a.txt", "empty/x/.hidden.png"):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_bytes(b"")
+    [found] = labelled_images(tmp_path, ("cat", "dog"))
+    assert (found.domain, len(found.files)) == ("A", 2)
+    (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / place).write_bytes(b"")
+    said = f"{tmp_path / 'B'} has images, but no folder that is called like a class of the model; its classes are cat"
+    with pytest.raises(UserError, match=said) as refused:
+        labelled_images(tmp_path, ("cat", "dog"))
+    assert "\n" not in str(refused.value)
+
+
 def test_a_model_of_another_round_than_the_tables_says_so(runs, tmp_path):
     """The runs of earlier versions may have kept a later one of equal rounds."""
     folder = tmp_path / "seed0"

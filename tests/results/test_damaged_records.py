@@ -11,6 +11,11 @@ from fedsim.run.plan import run_folder
 
 from .invented import write_grid
 
+NO_ENVIRONMENT = (
+    "[]", "5", '{"data": 5}', '{"data": {"rot0": {}}}', '{"data": {"rot0": 5}}', '{"server_data": {"x": {}}}',
+    '{"recipe": {"infer.eval_mode": 5}}', '{"packages": []}', '{"earlier": [{}]}', '{"earlier": 5}',
+)  # fmt: skip
+
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
@@ -72,6 +77,13 @@ def narrowed(text):
     return f"{head.rpartition(',')[0]}\n{rows}"
 
 
+def without_selection(text):
+    """A summary without the columns of the rule by which tables select."""
+    rows = [row.split(",") for row in text.splitlines()]
+    kept = [index for index, name in enumerate(rows[0]) if not name.startswith("best_validation")]
+    return "\n".join(",".join(row[index] for index in kept) for row in rows) + "\n"
+
+
 def one_line(words, file):
     done = CliRunner().invoke(app, [*map(str, words)])
     assert isinstance(done.exception, UserError), (done.exception, done.output)  # exit code 2
@@ -91,6 +103,8 @@ def one_line(words, file):
         ("rounds.csv", german),
         ("summary.csv", semicolons),
         ("summary.csv", lambda text: ""),
+        ("summary.csv", without_selection),
+        *(("environment.json", lambda text, other=other: other) for other in NO_ENVIRONMENT),
     ],
 )
 def test_a_finished_run_given_again(name, edit, finished, change):
@@ -126,7 +140,7 @@ def test_figures_of_a_changed_file(verb, edit, tmp_path, change):
     assert "copy the file again" in one_line([verb, folder], file)
 
 
-@pytest.mark.parametrize("edit", [semicolons, german, quoted])
+@pytest.mark.parametrize("edit", [semicolons, german, quoted, without_selection])
 def test_other_runs_do_not_end_with_a_changed_summary(edit, tmp_path, change):
     """Every run that ends collects the summaries of its experiment."""
     folder = write_grid(tmp_path, {"fedavg": 0, "csac": 0.1}, rounds=2, targets=("photo",))

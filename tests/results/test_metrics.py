@@ -68,8 +68,9 @@ def test_predictions_are_kept_as_they_are(tmp_path):
     mixed = np.array([3, 1, 5, 0, 2, 4])
     shuffled = Predictions(mixed, LABEL[mixed], PROBABILITIES[mixed], ("写真", "label", "c", "d"))
     write_predictions(tmp_path, 7, shuffled)
-    columns = "method,target,seed,last_round,oracle_round,best_validation_round"
-    (tmp_path / "summary.csv").write_text(f"{columns}\nfedavg,d,0,7,3,\n")
+    rules = {"last": "7,0.5", "oracle": "3,0.5", "best_validation": ","}
+    columns = ",".join(f"{rule}_round,{rule}_target_accuracy" for rule in rules)
+    (tmp_path / "summary.csv").write_text(f"method,target,seed,{columns}\nfedavg,d,0,{','.join(rules.values())}\n")
     found = read_predictions(tmp_path, "last")
     assert found.index.tolist() == list(range(6))
     assert np.array_equal(found.label, LABEL)

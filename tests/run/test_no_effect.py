@@ -60,15 +60,17 @@ def test_what_a_sweep_over_the_other_setting_has_is_said():
     assert [text.split(" has no effect here")[0] for text in said] == ["data.partition", "data.alpha", "model.prompt"]
     assert no_effect_remarks(Experiment(data={**data, "clients_per_domain": 4}), recipe) == []
     grid = Experiment(train={"dp_epsilon": 0.5}, run={"label": "train.lr=0.1,train.dp_clip=0.0"})
-    assert no_effect_remarks(grid, recipe) == ["train.dp_epsilon has no effect here, only with train.dp_clip above 0"]
+    assert no_effect_remarks(grid, recipe) == [
+        "train.dp_epsilon has no effect here, only with train.dp_clip above 0, which makes a run private"
+    ]
     grid = Experiment(train={"dp_epsilon": 0.5}, run={"label": "train.dp_epsilon=0.5"})
-    with pytest.raises(UserError, match="train.dp_epsilon has an effect only with train.dp_clip above 0"):
+    with pytest.raises(UserError, match=r"^train\.dp_epsilon has an effect only with"):
         resolve(grid)
 
 
 def test_a_share_of_the_clients_images_is_not_tested_on_all_of_the_target():
     """A list names the tested images, of which `data.fraction` would take none away."""
-    said = "^data.fraction takes no share of the images that data.test_split = 'list' tests; leave it at 1$"
+    said = r"^data.fraction takes no share of the images that data.test_split = 'list' tests; leave it at 1$"
     with pytest.raises(UserError, match=said):
         resolve(Experiment(data={"test_split": "list", "fraction": 0.5}))
 

@@ -53,11 +53,17 @@ def test_what_the_method_or_its_settings_refuse(space, said):
         ("train.lr=0.1", "--set gives train.lr one value too"),
         ("run.target=rot0", "use --targets rot0"),
         ("method.name=csac", "use --method csac"),
+        ("train={lr=0.1}", "--set gives train one value too"),
     ],
 )
 def test_nothing_is_given_twice(word, said):
     with pytest.raises(UserError, match=said):
         plan(RATE, more=[word])
+
+
+def test_a_part_is_not_given_as_a_table_beside_its_searched_field():
+    with pytest.raises(UserError, match=r"--set gives method\.proximal one value too"):
+        plan("method.proximal.mu=0.1,0.2", method="fedprox", more=["method.proximal={mu=0.3}"])
 
 
 def test_trial_0_is_the_file_itself_and_later_trials_are_added(tmp_path):
@@ -167,6 +173,25 @@ def test_search_csv_has_all_trials_and_keeps_other_searches(tmp_path):
     assert not [name for name in table if "target" in name]
     write_trials(searched(tmp_path, [0.5], [0.25], seed=1))
     assert len(pd.read_csv(file)) == 5
+
+
+def test_searches_with_other_settings_are_other_searches(tmp_path):
+    """Their scores do not compare, so that none replaces the rows of another; a name without settings is as before."""
+    planned = searched(tmp_path, [0.5])
+    planned.overrides = [f"run.output={tmp_path}"]
+    names = [trial_rows(planned)[0]["search"]]
+    assert names[0].endswith("; search seed 0")
+    planned.overrides = [f"run.output={tmp_path}", "train.rounds=2", "data.fraction=0.5", "train.rounds=3"]
+    names.append(trial_rows(planned)[0]["search"])
+    assert names[1] == f"{names[0]}; data.fraction=0.5; train.rounds=3"
+    planned.preset = "csac"
+    names.append(trial_rows(planned)[0]["search"])
+    assert names[2] == f"{names[0]}; preset=csac; data.fraction=0.5; train.rounds=3"
+    for name in range(3):
+        planned.overrides, planned.preset = ([], ["train.rounds=3"], ["train.rounds=3"])[name], ("", "", "csac")[name]
+        write_trials(planned)
+        write_trials(planned)
+    assert len(pd.read_csv(tmp_path / "digits" / "search.csv")) == 3
 
 
 def test_repeated_values_are_one_cell():

@@ -109,6 +109,9 @@ def test_parts_that_the_network_cannot_have_are_named_before_anything_starts(tmp
         (["--grid", "run.output=a,b"], "use --output"),
         (["--grid", "train.lr=0.1", "--grid", "train.lr=0.2"], "train.lr is given twice"),
         (["--grid", "train.lr=0.1,0.2", "--set", "train.lr=0.3"], "gives train.lr one value too"),
+        (["--grid", "method.proximal.mu=0.1,0.2", "--set", "method.proximal={mu=0.3}"], "method.proximal one value"),
+        (["--grid", "method.proximal={mu=1},{mu=2}", "--set", "method.proximal.mu=3"], "gives method.proximal.mu one"),
+        (["--grid", "method.proximal={mu=1},{mu=2}", "--grid", "method.proximal.mu=3,4"], "is given twice"),
         (["--grid", "preset=a,b", "--preset", "a"], "preset"),
     ],
 )
