@@ -247,6 +247,9 @@ def overlap(one: str, other: str) -> bool:
     return f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.")
 
 
+AS_TOML = {"bool_type": "; write true or false", "list_type": '; write a list such as ["a", "b"]'}
+
+
 def _explain(error: ValidationError) -> str:
     """The first problem of a validation error in one line."""
     problem = error.errors()[0]
@@ -258,4 +261,5 @@ def _explain(error: ValidationError) -> str:
         return f"unknown setting {key!r}; {nearest(path[-1], known)}known here: {', '.join(known)}"
     given = repr(problem.get("input"))
     got = f" (got {given})" if key and len(given) < 80 else ""  # long values, such as all settings, are not shown
-    return f"{key or 'experiment'}: {problem['msg'].removeprefix('Value error, ')}{got}"
+    hint = AS_TOML.get(problem["type"], "")
+    return f"{key or 'experiment'}: {problem['msg'].removeprefix('Value error, ')}{got}{hint}"

@@ -215,3 +215,16 @@ def test_a_missing_file_of_ones_own_is_not_replaced_by_a_shipped_one(config, tmp
         assert find_config(name) == config_folders()[0] / "pacs.toml"
     with pytest.raises(UserError, match="no experiment file"):
         find_config(config)
+
+
+@pytest.mark.parametrize(
+    ("override", "hint"),
+    [
+        ("run.keep_predictions=True", "write true or false"),
+        ("data.domains=(1,2)", r'write a list such as \["a", "b"\]'),
+    ],
+)
+def test_a_value_of_the_wrong_kind_says_how_it_is_written(override, hint):
+    """People who know Python write True and tuples."""
+    with pytest.raises(UserError, match=hint):
+        read_experiment("digits", [override])
