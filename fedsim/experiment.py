@@ -95,6 +95,11 @@ def config_folders() -> list[Path]:
     return [package.parent / "configs", package / "_configs"]
 
 
+def known_tables() -> list[str]:
+    """Names of the shipped tables of papers."""
+    return sorted({file.stem for folder in config_folders() for file in (folder / "tables").glob("*.toml")})
+
+
 def find_config(config: str) -> Path:
     """Path of a config given as a path or by name (`pacs`, `configs/pacs.toml`).
 

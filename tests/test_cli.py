@@ -166,6 +166,14 @@ def test_help_is_fast_and_imports_nothing_heavy():
     assert time.perf_counter() - started < 5  # under one second on a quiet machine; the margin is for a busy one
 
 
+def test_the_list_of_data_sets_needs_no_torch():
+    """It took three seconds where half of one is enough."""
+    code = "import contextlib, sys; from fedsim.cli import main; sys.argv = ['fedsim', 'datasets']\n"
+    code += "with contextlib.suppress(SystemExit):\n    main()\n"
+    code += "sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, capture_output=True).returncode == 0
+
+
 def test_every_argument_and_option_is_explained():
     """click 8.5 loses the help of arguments under typer 0.20; pyproject.toml excludes it."""
     commands = [get_command(app)]

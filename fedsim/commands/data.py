@@ -65,8 +65,7 @@ def show_inspection(path: Path, grid: Path | None, overrides: Sequence[str] = ()
 def show_datasets(name: str) -> None:
     """Print the known data sets, or one of them with its domains, classes and counts."""
     from fedsim.data import find_dataset
-    from fedsim.experiment import config_folders
-    from fedsim.sweep.tables import known_tables
+    from fedsim.experiment import config_folders, known_tables
 
     bench = find_dataset(name) if name else None
     if bench and not bench.domains:

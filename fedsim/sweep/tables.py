@@ -15,7 +15,7 @@ from pydantic import Field, ValidationError
 
 from fedsim.data import benchmark, resolve_domain
 from fedsim.errors import UserError, nearest
-from fedsim.experiment import Experiment, config_folders, parse_override, read_experiment
+from fedsim.experiment import Experiment, config_folders, known_tables, parse_override, read_experiment
 from fedsim.settings import DataSettings, Settings
 from fedsim.sweep.axes import SHARED, Axes
 from fedsim.sweep.plan import Cell, fingerprint_reader, plan_cells
@@ -100,11 +100,6 @@ def find_table(config: str) -> Path | None:
         known = known_tables()
         raise UserError(f"no table {config!r}; {nearest(path.stem, known)}shipped ones: {', '.join(known)}")
     return None
-
-
-def known_tables() -> list[str]:
-    """Names of the shipped tables."""
-    return sorted({file.stem for folder in config_folders() for file in (folder / "tables").glob("*.toml")})
 
 
 def _read(path: Path) -> dict:

@@ -67,6 +67,7 @@ def test_a_constant_is_drawn_on_an_axis_from_zero():
     assert zero.get_ylim()[0] < 0
 
 
+@pytest.mark.slow
 def test_figures_that_are_not_drawn_any_more_are_removed(folder):
     """Only those that the same command has drawn, and only where it draws all runs: FOLDER/plots."""
     runs = read_runs(folder)

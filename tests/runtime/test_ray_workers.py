@@ -53,6 +53,7 @@ def test_a_worker_that_dies_twice_fails_its_client_by_name_and_no_other(probes):
     assert replies[4].has_content()
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_once_is_replaced_and_its_work_repeated(probes, tmp_path):
     """The new process answers all three messages; the only effect is that it takes longer."""
     before = {pid for pid, _ in probes.workers()}

@@ -16,12 +16,13 @@ from fedsim.assembly import build_recipe
 from fedsim.cli import app
 from fedsim.data import benchmark
 from fedsim.errors import UserError
+from fedsim.experiment import known_tables
 from fedsim.results import Recorder, read_runs, summary_row
 from fedsim.results.published import printed_numbers
 from fedsim.run.plan import resolve
 from fedsim.sweep.reproduction import Line, Numbers, reproductions
 from fedsim.sweep.reproduction_texts import csv_rows, show
-from fedsim.sweep.tables import Choice, PaperRow, find_table, known_tables, plan_table, read_table, row_experiment
+from fedsim.sweep.tables import Choice, PaperRow, find_table, plan_table, read_table, row_experiment
 
 TABLES = [
     "csac-table-1", "csac-table-2", "csac-table-3", "csac-table-4", "csac-table-5", "fedig-a-table-1",
