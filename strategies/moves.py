@@ -47,13 +47,6 @@ def gram(deltas: Sequence[Mapping[str, np.ndarray]]) -> np.ndarray:
     return total
 
 
-def stand_ins(deltas: Sequence[Mapping[str, np.ndarray]]) -> list[dict[str, np.ndarray]]:
-    """Vectors [K] with the inner products of the moves, and so with their distances: the rows of the square root of
-    their Gram matrix. A rule that needs all moves at once, but only by their distances, takes these instead."""
-    values, vectors = np.linalg.eigh(gram(deltas))
-    return [{"move": row} for row in vectors * np.sqrt(np.maximum(values, 0.0))]
-
-
 def mean_move(deltas: Sequence[Mapping[str, np.ndarray]], coefficients: Sequence[float], name: str) -> np.ndarray:
     """sum_k a_k delta_k of one tensor, in float64 and in the order of the clients; the a_k need not sum to 1."""
     total = coefficients[0] * deltas[0][name]

@@ -9,9 +9,10 @@ import numpy as np
 from pydantic import Field
 
 from fedsim.experiment import Experiment
+from strategies.fuse.krum import selected_by_krum
 from strategies.fuse.trimmed_mean import trimmed_mean
 from strategies.fuse_rules import equal_columns, refuse_too_few
-from strategies.moves import moved, moves, stand_ins
+from strategies.moves import moved, moves
 from strategies.parts import Fuse, ServerRound, Update
 from strategies.wire import flower_strategies as flower
 
@@ -42,7 +43,7 @@ class Bulyan(Fuse):
     ) -> dict[str, np.ndarray]:
         """Parameters by Bulyan on the updates, the rest by the median. Every client has 1/K in its weight column."""
         states, deltas = [update.arrays for update in updates], moves(updates, server)
-        selected = cache(lambda malicious, count: flower.selected_by_krum(stand_ins(deltas), malicious, count))
+        selected = cache(lambda malicious, count: selected_by_krum(deltas, malicious, count))
         rule = flower.Bulyan(
             num_malicious_nodes=self.malicious,
             selection_rule=lambda contents, malicious, count: [contents[k] for k in selected(malicious, count)],

@@ -10,9 +10,21 @@ from pydantic import Field
 from fedsim.experiment import Experiment
 from strategies.aggregate import weighted_mean
 from strategies.fuse_rules import refuse_too_few
-from strategies.moves import moves, stand_ins
+from strategies.moves import gram, moves
 from strategies.parts import Fuse, ServerRound, Update
-from strategies.wire.flower_strategies import selected_by_krum
+
+
+def selected_by_krum(deltas: Sequence[Mapping[str, np.ndarray]], malicious: int, count: int) -> list[int]:
+    """Places of the `count` moves with the lowest Krum scores, best first.
+
+    Every distance comes from the two moves alone, so that a huge move of an attacker takes no digits from the others.
+    """
+    products = gram(deltas)
+    squares = np.diag(products)
+    distances = squares[:, None] + squares[None, :] - 2 * products
+    nearest = max(1, len(deltas) - malicious - 2)
+    scores = [row[np.argsort(row)[1 : nearest + 1]].sum() for row in distances]
+    return np.argsort(scores)[:count].tolist()
 
 
 @dataclass(frozen=True)
@@ -20,10 +32,9 @@ class Krum(Fuse):
     """score_k = sum of ||theta_k - theta_j||^2 over the K - f - 2 nearest j; theta = mean of the `select` lowest.
 
     Source: Blanchard et al., NeurIPS 2017 (Krum: `select = 1`, Multi-Krum: more), by Flower's rule, on the shared
-    parameters. The rule gets vectors that have the distances of the clients' moves, because all models together may be
-    too large for the memory. The mean of the selected whole models is weighted by the recipe's weights, as in Flower's
-    MultiKrum. The paper's guarantee needs K >= 2 f + 3 clients; it does not hold in a round in which so many fail that
-    fewer remain. `select` of at least K gives FedAvg.
+    parameters: the selection equals Flower's, which needs all models in memory at once. The mean of the selected whole
+    models is weighted by the recipe's weights, as in Flower's MultiKrum. The paper's guarantee needs K >= 2 f + 3
+    clients; it does not hold in a round in which so many fail that fewer remain. `select` of at least K gives FedAvg.
 
     malicious: f, the number of clients that may send anything
     select: the number of models that are averaged
@@ -41,7 +52,7 @@ class Krum(Fuse):
         self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound
     ) -> dict[str, np.ndarray]:
         """The mean of the selected models. The others have 0 in their weight column."""
-        indices = sorted(selected_by_krum(stand_ins(moves(updates, server)), self.malicious, self.select))
+        indices = sorted(selected_by_krum(moves(updates, server), self.malicious, self.select))
         chosen = [updates[index] for index in indices]
         shares = np.array([weights[update.client] for update in chosen])
         shares = shares / shares.sum() if shares.sum() > 0 else np.full(len(chosen), 1 / len(chosen))

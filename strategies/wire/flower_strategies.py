@@ -11,7 +11,6 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 from flwr.serverapp.strategy import Bulyan, FedAdagrad, FedAdam, FedAvg, FedAvgM, FedYogi
 from flwr.serverapp.strategy.fedopt import FedOpt
-from flwr.serverapp.strategy.multikrum import select_multikrum
 
 from strategies.parts import Arrays
 
@@ -60,13 +59,6 @@ def aggregate(
     replies = [answer(arrays, said) for arrays, said in zip(states, metrics, strict=True)]
     arrays, _ = strategy.aggregate_train(round, replies)
     return None if arrays is None else {name: array.numpy() for name, array in arrays.items()}
-
-
-def selected_by_krum(states: Sequence[Arrays], malicious: int, count: int) -> list[int]:
-    """Indices of the `count` states with the lowest Krum scores, best first."""
-    contents = [answer(arrays, {}).content for arrays in states]
-    chosen = select_multikrum(contents, malicious, count)
-    return [next(index for index, content in enumerate(contents) if content is one) for one in chosen]
 
 
 def optimizer_step(

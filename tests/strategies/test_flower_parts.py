@@ -6,6 +6,7 @@ from dataclasses import replace
 import flwr.serverapp.strategy
 import numpy as np
 import pytest
+from flwr.serverapp.strategy.multikrum import select_multikrum
 from support import Interrupt, numbers, run_small, small_experiment
 
 from fedsim.assembly import build_recipe
@@ -15,7 +16,7 @@ from fedsim.run.workspace import close_workspaces
 from strategies.aggregate import weighted_mean
 from strategies.fuse.bulyan import Bulyan
 from strategies.fuse.coordinate_median import CoordinateMedian
-from strategies.fuse.krum import Krum
+from strategies.fuse.krum import Krum, selected_by_krum
 from strategies.fuse.q_fed_avg import QFedAvg
 from strategies.fuse.trimmed_mean import TrimmedMean
 from strategies.parts import RefusedUpdateError, ServerRound, Update
@@ -173,10 +174,34 @@ def test_bulyan_and_krum_are_flower_s():
     expected = flower.aggregate(flower.Bulyan(num_malicious_nodes=2), 1, moved, [{flower.WEIGHT: 1}] * 11)
     found = Bulyan(2).fuse(replies, even(replies), server(*[0.0] * 5))
     np.testing.assert_allclose(found["w"], expected["w"], rtol=1e-6)
-    nearest = flower.selected_by_krum(moved, 2, 4)
+    nearest = flowers_selection(moved, 2, 4)
     seen = server(*[0.0] * 5)
     Krum(2, 4).fuse(replies, even(replies), seen)
     assert [index for index in range(11) if seen.client_columns["abcdefghijk"[index]]["weight"]] == sorted(nearest)
+
+
+def flowers_selection(states, malicious, count):
+    """Places of the models that Flower's own function selects, best first."""
+    contents = [flower.answer(state, {}).content for state in states]
+    chosen = select_multikrum(contents, malicious, count)
+    return [next(index for index, content in enumerate(contents) if content is one) for one in chosen]
+
+
+def test_a_huge_model_takes_no_digits_from_the_others():
+    """Beside an update of 1e9, one that is ten times too long must still be seen as such, as by Flower's function."""
+    rng = np.random.default_rng(0)
+    moved = [{"w": rng.normal(size=500) * scale} for scale in (10, 1, 1, 1, 1, 1, 1, 1e9)]
+    assert selected_by_krum(moved, 2, 6) == flowers_selection(moved, 2, 6)
+    assert sorted(selected_by_krum(moved, 2, 6)) == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("clients", [3, 4, 7])
+def test_ties_are_flower_s(clients):
+    """Of three clients, the two nearest to each other always have equal scores."""
+    rng = np.random.default_rng(clients)
+    for _ in range(50):
+        moved = [{"w": rng.normal(size=300)} for _ in range(clients)]
+        assert selected_by_krum(moved, 0, 2) == flowers_selection(moved, 0, 2)
 
 
 def test_bulyan_searches_no_garbage(monkeypatch):
