@@ -60,9 +60,9 @@ def order(settings: str, state: str) -> tuple:
     """(a train message of round 1 for the first source client, the site's context)."""
     from flwr.app import ConfigRecord, Context, Message, RecordDict
 
-    from fedsim.experiment import parse_experiment
+    from fedsim.flower.identity import assume_identity
     from fedsim.run.plan import resolve
-    from fedsim.runtime.identity import assume_identity
+    from fedsim.settings.experiment import parse_experiment
 
     assume_identity(1)
     name = resolve(parse_experiment(settings)).clients[0]
@@ -80,8 +80,8 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[])
     parser.add_argument("--repeats", type=int, default=5)
     words = parser.parse_args()
-    from fedsim.experiment import read_experiment
     from fedsim.run.plan import complete
+    from fedsim.settings.experiment import read_experiment
 
     settings = complete(read_experiment(words.config, ["run.device=cpu", *words.set])).toml()
     rows = []

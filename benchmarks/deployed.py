@@ -171,7 +171,7 @@ def fedsim_rounds(file: Path, folder: Path, rounds: int, words: list[str]) -> li
     """Seconds of each round of `fedsim run digits`."""
     settings = ["run.target=rot45", f"data.domains={json.dumps(list(DOMAINS))}", f"train.rounds={rounds}", *words]
     options = [part for word in settings for part in ("--set", word)]
-    command = [sys.executable, "-c", "from fedsim.cli import main; main()", "run", "digits", "--federation", str(file)]
+    command = [sys.executable, "-m", "fedsim", "run", "digits", "--federation", str(file)]
     rows = folder / "out" / "digits" / "fedavg" / "rot45" / "seed0" / "rounds.csv"
     meter = Meter(folder, rows)
     meter.start()

@@ -24,12 +24,12 @@ from gpu_tables import Table, machine, markdown
 from overhead import bare_loop, experiment_for
 from steps import RandomData, build, compare, experiment_of, measurable
 
-from fedsim.contract import small_plan
-from fedsim.errors import UserError
-from fedsim.experiment import Experiment
+from fedsim.commands.contract import small_plan
+from fedsim.common.errors import UserError
 from fedsim.run.workspace import close_workspaces
 from fedsim.runtime.launch import launch, make_grid
 from fedsim.server_app import serve
+from fedsim.settings.experiment import Experiment
 
 TRAINING = (
     "fedsim sweep pacs --methods fedavg,gperxan,feddg-ga,csac,fedig-a,deepall --targets all --seeds 0,1,2",

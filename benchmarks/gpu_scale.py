@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from fedsim.methods import METHODS
+from fedsim.methods.table import METHODS
 
 
 @dataclass(frozen=True)

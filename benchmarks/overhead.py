@@ -23,13 +23,13 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from fedsim.assembly import build_net, build_recipe
 from fedsim.data import client_names, load_client, load_target
 from fedsim.data.augment import make_transforms, to_float
-from fedsim.experiment import Experiment, from_table
+from fedsim.methods.assembly import build_net, build_recipe
 from fedsim.run.plan import complete
 from fedsim.run.workspace import close_workspaces
 from fedsim.runtime.launch import launch
+from fedsim.settings.experiment import Experiment, from_table
 
 
 def bare_loop(experiment: Experiment, device: torch.device | None = None) -> float:

@@ -40,7 +40,7 @@ def measure(runtime: str, model: str, rounds: int) -> tuple[float, float]:
         command = [
             sys.executable,
             "-c",
-            "from fedsim.cli import main; main()",
+            "from fedsim.commands.cli import main; main()",
             "run",
             "digits",
             "--runtime",

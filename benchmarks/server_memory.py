@@ -22,12 +22,12 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from rich.console import Console
 from rich.table import Table
 
-from fedsim.arrays import nbytes, record_of, record_to_arrays, state_to_record
-from fedsim.experiment import from_table
+from fedsim.flower.identity import assume_identity, stamp
 from fedsim.run.checkpoint import Checkpoint, save_checkpoint
 from fedsim.run.plan import resolve
 from fedsim.run.workspace import Workspace
-from fedsim.runtime.identity import assume_identity, stamp
+from fedsim.settings.experiment import from_table
+from fedsim.tensors.arrays import nbytes, record_of, record_to_arrays, state_to_record
 from strategies.base import FedDG
 from strategies.model import server_model
 from strategies.stored import Storage

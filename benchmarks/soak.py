@@ -14,10 +14,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from fedsim.experiment import Experiment, read_experiment
 from fedsim.run.plan import resolve
 from fedsim.runtime.launch import make_grid
 from fedsim.server_app import serve
+from fedsim.settings.experiment import Experiment, read_experiment
 
 WARM_UP = 5
 SHARE = 0.05

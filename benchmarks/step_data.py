@@ -7,10 +7,10 @@ import torch
 
 from clients.parts import Batch, LocalRound
 from fedsim.data import benchmark
-from fedsim.experiment import Experiment
+from fedsim.methods.recipe import Recipe
 from fedsim.models import Net
 from fedsim.models.tasks import rules_of
-from fedsim.recipe import Recipe
+from fedsim.settings.experiment import Experiment
 from strategies.banks.feature_styles import ROWS, STYLE, FeatureStyles
 from strategies.banks.global_batch_norm import GlobalBatchNorm
 from strategies.banks.prototypes import Prototypes

@@ -8,8 +8,8 @@ from pathlib import Path
 import pandas as pd
 import torch
 
-from fedsim.experiment import Experiment
-from fedsim.methods import METHODS
+from fedsim.methods.table import METHODS
+from fedsim.settings.experiment import Experiment
 from fedsim.sweep.estimate import COLUMNS, FILE, KEY
 from fedsim.sweep.tables import find_table, read_table, row_experiment
 

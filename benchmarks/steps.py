@@ -2,7 +2,7 @@
 
     python benchmarks/steps.py --methods fedavg,fedig,fedig-a --threads 1
     python benchmarks/steps.py --methods fedig,fedig-a --inference --rules eval_mode,zero_shot_adapter
-    python benchmarks/steps.py --methods all --write fedsim/step_costs.csv        (what `fedsim methods` shows)
+    python benchmarks/steps.py --methods all --write fedsim/methods/step_costs.csv        (what `fedsim methods` shows)
     python benchmarks/steps.py --methods fedavg,elcfs --data digit-masks --backbone unet-small --size 48 --bottleneck 0
     python benchmarks/steps.py --table csac-table-3 --record      (the times that `fedsim sweep TABLE --dry-run` uses)
 
@@ -37,14 +37,14 @@ from clients.networks import after_step_functions, freeze
 from clients.optimizers import make_optimizer
 from clients.parts import LocalRound, StepFunction
 from clients.store import ClientStore
-from fedsim.assembly import build_recipe
+from fedsim.common.errors import UserError
 from fedsim.data import benchmark
-from fedsim.errors import UserError
-from fedsim.experiment import Experiment
-from fedsim.methods import METHODS
+from fedsim.methods.assembly import build_recipe
+from fedsim.methods.recipe import Recipe
+from fedsim.methods.table import METHODS
 from fedsim.models import Net
-from fedsim.recipe import Recipe
 from fedsim.run.plan import build_net
+from fedsim.settings.experiment import Experiment
 from fedsim.sweep.estimate import step_key
 
 

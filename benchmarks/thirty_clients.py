@@ -24,10 +24,10 @@ from pathlib import Path
 import torch
 from overhead import bare_loop, experiment_for, make_folder
 
-from fedsim.experiment import Experiment, from_table
 from fedsim.run.plan import complete
 from fedsim.run.workspace import close_workspaces
 from fedsim.runtime.launch import launch
+from fedsim.settings.experiment import Experiment, from_table
 
 WAYS: dict[str, Callable[[Experiment], Experiment]] = {
     "one-process": lambda run: run,

@@ -17,10 +17,10 @@ from clients.networks import NetView, view_of
 from clients.optimizers import learning_rate, make_optimizer, optimizer_tensors, restore_optimizer
 from clients.parts import LocalRound, departing
 from clients.store import ClientStore
-from fedsim.arrays import load_arrays
-from fedsim.experiment import Experiment
+from fedsim.common.seeding import seed_library
 from fedsim.models.infer import Predict
-from fedsim.seeding import seed_library
+from fedsim.settings.experiment import Experiment
+from fedsim.tensors.arrays import load_arrays
 from strategies.cuts import put_back, taken
 from strategies.parts import Cut, Place
 

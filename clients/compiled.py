@@ -5,7 +5,7 @@ import time
 import torch
 from torch import Tensor, nn
 
-from fedsim.errors import UserError
+from fedsim.common.errors import UserError
 
 
 class FeaturesAndLogits(nn.Module):

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clients.optimizers import eager
-from fedsim.errors import UserError
+from fedsim.common.errors import UserError
 
 FEATURES = "target_features"  # the record of the server's bank, and its tensor
 HIDDEN = 256  # hidden units of the domain identifier

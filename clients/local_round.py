@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from clients.store import ClientStore
-from fedsim.errors import UserError
+from fedsim.common.errors import UserError
+from fedsim.common.seeding import numpy_rng, torch_generator
 from fedsim.models.tasks import CLASSIFIES, TaskRules
-from fedsim.seeding import numpy_rng, torch_generator
 from fedsim.settings import TrainSettings
 
 

@@ -7,7 +7,7 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
-from fedsim.errors import UserError
+from fedsim.common.errors import UserError
 from fedsim.settings import TrainSettings
 
 STEP_FROM = 0.8  # FedDG-GA: the rate is multiplied by 0.1 after this share of the rounds

@@ -17,15 +17,15 @@ import numpy as np
 from torch import Tensor
 
 from clients.local_round import Batch, LocalRound, StepFunction
-from fedsim.errors import UserError
-from fedsim.experiment import Experiment
-from fedsim.part import Part, part_name
+from fedsim.common.errors import UserError
+from fedsim.common.tasks import CLASSIFICATION
+from fedsim.parts.part import Part, part_name
 from fedsim.settings import TrainSettings
-from fedsim.tasks import CLASSIFICATION
+from fedsim.settings.experiment import Experiment
 from strategies.server_round import Arrays
 
 if TYPE_CHECKING:
-    from fedsim.recipe import Recipe
+    from fedsim.methods.recipe import Recipe
 
 __all__ = [
     "Augment",

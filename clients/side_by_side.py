@@ -17,9 +17,9 @@ from clients.local_steps import Fitted, Job, LocalSteps, Training
 from clients.parts import Batch
 from clients.stacked_net import Autocast, Pass, Rows, StackedNet
 from clients.stacked_optimizer import StackedOptimizer, rates_of
+from fedsim.common.seeding import seed_library
 from fedsim.models.tasks import TaskRules
-from fedsim.part import part_name
-from fedsim.seeding import seed_library
+from fedsim.parts.part import part_name
 
 TRIAL = 4  # images of the trial batch
 

@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from fedsim.errors import UserError
+from fedsim.common.errors import UserError
 from fedsim.models.weights import StateDict
 
 OWNER = "owner.json"

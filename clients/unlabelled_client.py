@@ -12,9 +12,9 @@ from clients.local_round import LocalRound
 from clients.networks import freeze
 from clients.optimizers import learning_rate
 from clients.store import ClientStore
-from fedsim.arrays import load_arrays
-from fedsim.experiment import Experiment
-from fedsim.seeding import seed_library
+from fedsim.common.seeding import seed_library
+from fedsim.settings.experiment import Experiment
+from fedsim.tensors.arrays import load_arrays
 from strategies.parts import Place
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 from part_pages import part_section, write_part_pages
 
 from fedsim.commands.methods import first_try
-from fedsim.methods import METHODS
-from fedsim.part import part_name
-from fedsim.recipe import SLOTS, Recipe, parts_of
+from fedsim.methods.recipe import SLOTS, Recipe, parts_of
+from fedsim.methods.table import METHODS
+from fedsim.parts.part import part_name
 
 API = {
     "strategies.parts": "Contracts of the server's parts",
@@ -21,7 +21,7 @@ API = {
     "strategies.masking": "Masks and secrets of secure aggregation",
     "strategies.fuse.secure_mean": "Secure aggregation, the server's part",
     "clients.reports.masked_update": "Secure aggregation, the client's part",
-    "fedsim.recipe": "What a recipe is",
+    "fedsim.methods.recipe": "What a recipe is",
     "fedsim.models.backbones": "Backbones",
     "fedsim.models.layout": "Stages and levels of a backbone",
     "fedsim.models.norms.base": "The contract of a normalization",
@@ -33,7 +33,7 @@ API = {
     "fedsim.settings.model": "Settings: model",
     "fedsim.settings.train": "Settings: train",
     "fedsim.settings.run": "Settings: run",
-    "fedsim.experiment": "Reading an experiment from a file",
+    "fedsim.settings.experiment": "Reading an experiment from a file",
     "fedsim.results": "Reading results",
     "fedsim.results.selection": "Selection rules",
     "fedsim.results.callbacks": "Callbacks of a run",

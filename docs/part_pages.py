@@ -13,10 +13,10 @@ from pathlib import Path
 from docstrings import blocks, field_of, to_markdown
 from torch import nn
 
-from fedsim.part import part_name
-from fedsim.part_settings import toml_value
-from fedsim.recipe import SLOTS
-from fedsim.registry import one_line, parts_by_slot
+from fedsim.methods.part_settings import toml_value
+from fedsim.methods.recipe import SLOTS
+from fedsim.methods.registry import one_line, parts_by_slot
+from fedsim.parts.part import part_name
 
 
 def write_part_pages(folder: Path) -> None:

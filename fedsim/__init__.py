@@ -1,21 +1,75 @@
-"""fedsim: federated domain generalization on Flower and PyTorch.
+"""fedsim: federated domain generalization on Flower and PyTorch. All that users import is here.
 
 model = fedsim.load("outputs/pacs/fedavg/sketch/seed0")
 logits = model(model.prepare(["cat.jpg", "dog.jpg"]))
+
+The names of `PUBLIC` are imported when they are first used, because PyTorch takes a second to import.
 """
 
+import importlib
 import warnings
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from fedsim.about import DISTRIBUTION, VERSION, extra
+from fedsim.common import moved
+from fedsim.common.about import DISTRIBUTION, VERSION, extra
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from fedsim.export.trained import TrainedModel
 
-__all__ = ["DISTRIBUTION", "__version__", "extra", "load"]
 __version__ = VERSION
+
+PUBLIC = {
+    # a method of one's own
+    "METHODS": "fedsim.methods.table",
+    "Recipe": "fedsim.methods.recipe",
+    "Share": "strategies.parts",
+    "Weights": "strategies.parts",
+    "Fuse": "strategies.parts",
+    "Bank": "strategies.parts",
+    "Broadcast": "strategies.parts",
+    "Refine": "strategies.parts",
+    "Visit": "strategies.parts",
+    "Update": "strategies.parts",
+    "ServerRound": "strategies.parts",
+    "RefusedUpdateError": "strategies.parts",
+    "LostRoundError": "strategies.parts",
+    "Step": "clients.parts",
+    "Term": "clients.parts",
+    "Batches": "clients.parts",
+    "Augment": "clients.parts",
+    "Report": "clients.parts",
+    "Unlabelled": "clients.parts",
+    "LocalRound": "clients.parts",
+    "Batch": "clients.parts",
+    "Norm": "fedsim.models.norms.base",
+    "Insert": "fedsim.models.inserts.base",
+    "Infer": "fedsim.models.infer.base",
+    "findings": "fedsim.commands.contract",
+    "run_watched": "fedsim.commands.contract",
+    # runs and their results
+    "Experiment": "fedsim.settings.experiment",
+    "read_experiment": "fedsim.settings.experiment",
+    "launch": "fedsim.runtime.launch",
+    "RunCallback": "fedsim.results.callbacks",
+    "UserError": "fedsim.common.errors",
+    "ClientFailedError": "fedsim.common.errors",
+}
+
+__all__ = ["DISTRIBUTION", "__version__", "extra", "load", *PUBLIC]
+
+moved.install()
+
+
+def __getattr__(name: str) -> Any:
+    if name not in PUBLIC:
+        raise AttributeError(f"module 'fedsim' has no attribute {name!r}")
+    return getattr(importlib.import_module(PUBLIC[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
 
 
 def load(run: "str | Path", which: str = "best") -> "TrainedModel":

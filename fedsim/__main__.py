@@ -1,5 +1,5 @@
 """`python -m fedsim`: the command line, for an environment whose scripts are not in PATH."""
 
-from fedsim.start import main
+from fedsim.commands.start import main
 
 main()

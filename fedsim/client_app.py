@@ -11,20 +11,20 @@ from flwr.clientapp import ClientApp
 
 from clients.base import DomainClient
 from clients.local_steps import Fitted, Job
-from fedsim.about import VERSION, installed_version
-from fedsim.arrays import record_to_arrays, state_to_record
-from fedsim.assembly import check_local_privacy
+from fedsim.common.about import VERSION, installed_version
+from fedsim.common.errors import CLIENT_APP_RAISED, USER_ERROR, UserError
 from fedsim.data.names import matching
-from fedsim.errors import CLIENT_APP_RAISED, USER_ERROR, UserError
-from fedsim.message_records import arrays_of, config_of
-from fedsim.part import part_name
-from fedsim.plugins import outside_versions
-from fedsim.registry import packages_of
+from fedsim.methods.assembly import check_local_privacy
+from fedsim.methods.registry import packages_of
+from fedsim.parts.part import part_name
 from fedsim.run.local_privacy import own_privacy, perturbed
 from fedsim.run.plan import Plan
 from fedsim.run.site import state_folder, time_limit
 from fedsim.run.target import TargetEvaluator
 from fedsim.run.workspace import Workspace, set_threads, workspace
+from fedsim.settings.plugins import outside_versions
+from fedsim.tensors.arrays import record_to_arrays, state_to_record
+from fedsim.tensors.records import arrays_of, config_of
 from strategies.wire.packing import answer, unpack
 from strategies.wire.reply_checks import ECHOED
 from strategies.wire.target_site import UPLOADS, score_records

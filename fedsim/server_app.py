@@ -10,14 +10,12 @@ from pathlib import Path
 from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
-from fedsim.arrays import record_to_arrays
-from fedsim.cores import free_cores
+from fedsim.common.cores import free_cores
+from fedsim.common.errors import USER_ERROR, UserError
+from fedsim.common.tasks import scores, task_in
 from fedsim.data.fingerprint import Fingerprints, refuse_equal_domains
-from fedsim.errors import USER_ERROR, UserError
-from fedsim.experiment import Experiment, parse_experiment, read_experiment
-from fedsim.plugins import outside_versions
-from fedsim.recipe import parts_of
-from fedsim.registry import packages_of
+from fedsim.methods.recipe import parts_of
+from fedsim.methods.registry import packages_of
 from fedsim.results.callbacks import RunCallback, tell_failure, trackers
 from fedsim.results.selection import DEFAULT_RULE, rule_title
 from fedsim.run.checkpoint import run_token
@@ -32,7 +30,9 @@ from fedsim.run.shared_target import SharedTarget
 from fedsim.run.target import TargetEvaluator
 from fedsim.run.workspace import Workspace, open_workspace, set_threads
 from fedsim.settings import RunSettings
-from fedsim.tasks import scores, task_in
+from fedsim.settings.experiment import Experiment, parse_experiment, read_experiment
+from fedsim.settings.plugins import outside_versions
+from fedsim.tensors.arrays import record_to_arrays
 from strategies.base import FedDG
 from strategies.wire.fused_check import model_probe
 from strategies.wire.handshake import Roster

@@ -4,11 +4,11 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 
-from fedsim.part import Part, part_name
+from fedsim.parts.part import Part, part_name
 from strategies.server_round import SERVER, Arrays, Entries, ServerRound, Update
 
 if TYPE_CHECKING:
-    from fedsim.recipe import Recipe
+    from fedsim.methods.recipe import Recipe
 
 # Records of messages beside those of the banks; a bank of such a name would replace one of them.
 RESERVED_RECORDS = frozenset({"arrays", "config", "echo", "metrics", "site", "state"})

@@ -14,10 +14,10 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 
-from fedsim.arrays import record_to_arrays, state_to_record
-from fedsim.experiment import Experiment
-from fedsim.seeding import seed_library
-from fedsim.tasks import CLASSIFICATION
+from fedsim.common.seeding import seed_library
+from fedsim.common.tasks import CLASSIFICATION
+from fedsim.settings.experiment import Experiment
+from fedsim.tensors.arrays import record_to_arrays, state_to_record
 from strategies.banks.checks import layout_of, owned
 from strategies.computation import Computation
 from strategies.cuts import taken

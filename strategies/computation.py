@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedsim.errors import ClientFailedError
-from fedsim.experiment import Experiment
+from fedsim.common.errors import ClientFailedError
+from fedsim.settings.experiment import Experiment
 from strategies.parts import Arrays, LostRoundError, RefusedUpdateError, ServerRound, Update
 from strategies.server_parts import ServerParts
 from strategies.state import ServerState

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
+from fedsim.common.errors import UserError
 from fedsim.data import client_names
-from fedsim.errors import UserError
-from fedsim.experiment import Experiment
+from fedsim.settings.experiment import Experiment
 from strategies.parts import ServerRound, Update
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from fedsim.kinds import Kind, nonnegative_names, tensor_kinds
+from fedsim.tensors.kinds import Kind, nonnegative_names, tensor_kinds
 from strategies.server_round import CPU, Place, no_net
 
 

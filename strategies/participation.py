@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from fedsim.seeding import numpy_rng
+from fedsim.common.seeding import numpy_rng
 from fedsim.settings import TrainSettings
 
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 from torch import nn
 
-from fedsim.part import Part, part_name
+from fedsim.parts.part import Part, part_name
 from strategies.bank import Bank, Broadcast
 from strategies.server_round import (
     SERVER,
@@ -39,7 +39,7 @@ from strategies.server_round import (
 )
 
 if TYPE_CHECKING:
-    from fedsim.recipe import Recipe
+    from fedsim.methods.recipe import Recipe
 
 __all__ = [
     "SERVER",

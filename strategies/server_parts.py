@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from fedsim.errors import UserError
-from fedsim.experiment import Experiment
-from fedsim.part import Part
+from fedsim.common.errors import UserError
+from fedsim.parts.part import Part
+from fedsim.settings.experiment import Experiment
 from strategies.banks.checks import misfit, odd_shapes, owned
 from strategies.model import ServerModel
 from strategies.parts import (

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedsim.experiment import Experiment
-from fedsim.kinds import Kind
-from fedsim.seeding import numpy_rng, torch_generator
+from fedsim.common.seeding import numpy_rng, torch_generator
+from fedsim.settings.experiment import Experiment
+from fedsim.tensors.kinds import Kind
 from strategies.aggregate import Arrays
 
 Entries = Mapping[str, Arrays]  # the content of a bank: arrays by owner, which is a client or SERVER

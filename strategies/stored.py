@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedsim.errors import UserError
+from fedsim.common.errors import UserError
 
 MEMORY_BYTES = 64 * 2**20  # of a round's tensors that stay in memory
 WHOLE_BYTES = 256 * 2**20  # a round whose tensors take at most this together stays in memory as a whole

@@ -10,10 +10,10 @@ import pandas as pd
 from flwr.app import Message
 
 from fedsim.client_app import app
-from fedsim.experiment import Experiment, from_table
 from fedsim.run.plan import complete, resolve
 from fedsim.runtime.inline import InlineGrid
 from fedsim.server_app import serve
+from fedsim.settings.experiment import Experiment, from_table
 
 SHARED_DATA = Path(__file__).parents[2] / "shared" / "data"
 

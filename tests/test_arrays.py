@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from torch import nn
 
-from fedsim.arrays import all_finite, load_arrays, nbytes, record_to_arrays, state_to_record
+from fedsim.tensors.arrays import all_finite, load_arrays, nbytes, record_to_arrays, state_to_record
 
 DTYPES = st.sampled_from([np.float16, np.float32, np.float64, np.int64, np.int32, np.uint8, np.bool_])
 ARRAYS = hnp.arrays(DTYPES, hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4))

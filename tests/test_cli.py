@@ -15,11 +15,11 @@ from support import numbers
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from fedsim.cli import app, main
-from fedsim.experiment import config_folders, read_experiment
+from fedsim.commands.cli import app, main
+from fedsim.settings.experiment import config_folders, read_experiment
 
 SMALL = ["--set", "train.rounds=3", "--set", "data.fraction=0.1", "--set", 'data.domains=["rot0", "rot15", "rot30"]']
-FEDSIM = [sys.executable, "-c", "from fedsim.cli import main; main()"]
+FEDSIM = [sys.executable, "-c", "from fedsim.commands.cli import main; main()"]
 
 
 def fedsim(*words: str, **options) -> subprocess.CompletedProcess:
@@ -159,7 +159,8 @@ runpy.run_module("fedsim", run_name="__main__")
 
 def test_help_is_fast_and_imports_nothing_heavy():
     """`fedsim --help` needs neither torch nor ray."""
-    code = "import sys, fedsim.cli; sys.exit(any(name in sys.modules for name in ('torch', 'ray', 'flwr', 'pandas')))"
+    heavy = ("torch", "ray", "flwr", "pandas")
+    code = f"import sys, fedsim.commands.cli; sys.exit(any(name in sys.modules for name in {heavy}))"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
     started = time.perf_counter()
     assert fedsim("--help").returncode == 0
@@ -168,7 +169,7 @@ def test_help_is_fast_and_imports_nothing_heavy():
 
 def test_the_list_of_data_sets_needs_no_torch():
     """It took three seconds where half of one is enough."""
-    code = "import contextlib, sys; from fedsim.cli import main; sys.argv = ['fedsim', 'datasets']\n"
+    code = "import contextlib, sys; from fedsim.commands.cli import main; sys.argv = ['fedsim', 'datasets']\n"
     code += "with contextlib.suppress(SystemExit):\n    main()\n"
     code += "sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60, capture_output=True).returncode == 0

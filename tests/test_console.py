@@ -7,8 +7,8 @@ import pytest
 from rich.console import Console
 from rich.progress import Task
 
-from fedsim import console
-from fedsim.experiment import read_experiment
+from fedsim.commands import progress
+from fedsim.settings.experiment import read_experiment
 
 END = 0  # seconds that are left after the last round
 
@@ -16,9 +16,9 @@ END = 0  # seconds that are left after the last round
 def line_of(monkeypatch, tmp_path, width, method, target, rounds, seconds):
     """The bar's line in a terminal of that width, with the highest scores and so many seconds left."""
     terminal = Console(width=width, file=io.StringIO(), force_terminal=True)
-    monkeypatch.setattr(console, "errors", terminal)
+    monkeypatch.setattr(progress, "errors", terminal)
     monkeypatch.setattr(Task, "time_remaining", seconds)
-    bar = console.ProgressBar()
+    bar = progress.ProgressBar()
     words = [f"method.name={method}", f"run.target={target}", f"train.rounds={rounds}"]
     bar.on_start(read_experiment("pacs" if target == "art_painting" else "digits", words), tmp_path)
     bar.on_round({"round": rounds - 1, "mean_validation_accuracy": 1.0, "target_accuracy": 1.0}, [])

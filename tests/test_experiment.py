@@ -2,9 +2,11 @@
 
 import pytest
 
-from fedsim.assembly import build_recipe, find_recipe
-from fedsim.errors import UserError
-from fedsim.experiment import (
+from fedsim.common.errors import UserError
+from fedsim.methods.assembly import build_recipe, find_recipe
+from fedsim.run.plan import complete
+from fedsim.server_app import experiment_of
+from fedsim.settings.experiment import (
     config_folders,
     find_config,
     parse_experiment,
@@ -12,8 +14,6 @@ from fedsim.experiment import (
     read_experiment,
     with_options,
 )
-from fedsim.run.plan import complete
-from fedsim.server_app import experiment_of
 
 CONFIG = """
 [data]

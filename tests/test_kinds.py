@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedsim.kinds import Kind, bn_scope, tensor_kinds
+from fedsim.tensors.kinds import Kind, bn_scope, tensor_kinds
 
 
 class Declares(nn.Module):

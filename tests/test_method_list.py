@@ -5,18 +5,18 @@ import dataclasses
 import pytest
 from typer.testing import CliRunner
 
-from fedsim import method_list
-from fedsim.cli import app
+from fedsim.commands.cli import app
 from fedsim.commands.methods import show_method, show_methods
-from fedsim.console import console
-from fedsim.errors import UserError
-from fedsim.experiment import parse_override
-from fedsim.method_list import listed, step_costs
-from fedsim.methods import METHODS
-from fedsim.part import part_name
-from fedsim.part_settings import toml_value, validated
-from fedsim.recipe import Recipe, parts_of
-from fedsim.registry import parts_by_slot
+from fedsim.common.console import console
+from fedsim.common.errors import UserError
+from fedsim.methods import listing as method_list
+from fedsim.methods.listing import listed, step_costs
+from fedsim.methods.part_settings import toml_value, validated
+from fedsim.methods.recipe import Recipe, parts_of
+from fedsim.methods.registry import parts_by_slot
+from fedsim.methods.table import METHODS
+from fedsim.parts.part import part_name
+from fedsim.settings.experiment import parse_override
 
 
 def names(groups):

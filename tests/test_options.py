@@ -3,8 +3,8 @@
 import pytest
 from typer.testing import CliRunner
 
-from fedsim.cli import app
-from fedsim.errors import UserError
+from fedsim.commands.cli import app
+from fedsim.common.errors import UserError
 from fedsim.sweep.axes import Axes, check_axes
 
 SWEEP = ["sweep", "digits", "--dry-run", "--set", "train.rounds=1"]

@@ -2,10 +2,10 @@
 
 import pytest
 
-from fedsim.assembly import build_recipe
-from fedsim.errors import PresetConflictError
-from fedsim.experiment import read_experiment
+from fedsim.common.errors import PresetConflictError
+from fedsim.methods.assembly import build_recipe
 from fedsim.run.plan import complete, resolve
+from fedsim.settings.experiment import read_experiment
 from fedsim.sweep import Axes
 from fedsim.sweep.plan import plan_cells
 

@@ -7,13 +7,13 @@ import pytest
 from pydantic import Field
 
 from clients.parts import Report, Term
-from fedsim import methods
-from fedsim.assembly import build_recipe, find_recipe
-from fedsim.errors import UserError
-from fedsim.experiment import Experiment, from_table
-from fedsim.part import part_name
-from fedsim.recipe import SLOTS, Recipe, parts_of
-from fedsim.registry import FOLDERS, find_part, parts_by_slot
+from fedsim.common.errors import UserError
+from fedsim.methods import table as methods
+from fedsim.methods.assembly import build_recipe, find_recipe
+from fedsim.methods.recipe import SLOTS, Recipe, parts_of
+from fedsim.methods.registry import FOLDERS, find_part, parts_by_slot
+from fedsim.parts.part import part_name
+from fedsim.settings.experiment import Experiment, from_table
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def test_a_name_is_looked_up_without_a_walk_through_the_parts_of_all_rows(monkey
     """Planning a search of 126 cells looks up 6,503 names; a row that is registered later is found all the same."""
     find_part("proximal")
     walked = []
-    for module in ("fedsim.recipe", "fedsim.registry"):
+    for module in ("fedsim.methods.recipe", "fedsim.methods.registry"):
         monkeypatch.setattr(f"{module}.parts_of", lambda row: walked.append(row) or parts_of(row), raising=False)
     find_part("proximal")
     assert not walked
@@ -157,7 +157,7 @@ def test_settings_of_a_wrong_type_are_one_short_line(tmp_path, table, said):
     """The message is neither a traceback nor the whole configuration."""
     import tomli_w
 
-    from fedsim.experiment import read_experiment
+    from fedsim.settings.experiment import read_experiment
 
     file = tmp_path / "mine.toml"
     file.write_text(tomli_w.dumps(table))

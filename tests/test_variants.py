@@ -3,14 +3,14 @@
 import pytest
 from support import run_small, small_experiment
 
-from fedsim.assembly import build_recipe
-from fedsim.errors import UserError
-from fedsim.experiment import from_table
+from fedsim.common.errors import UserError
+from fedsim.methods.assembly import build_recipe
+from fedsim.methods.variants import method_label, recipe_record, same_method
 from fedsim.results import compare, read_runs
 from fedsim.run.conflicts import refuse_other_settings
 from fedsim.run.plan import run_folder
+from fedsim.settings.experiment import from_table
 from fedsim.sweep.plan import Axes, plan_cells
-from fedsim.variants import method_label, recipe_record, same_method
 
 
 def label(parts=None, **method):

@@ -22,10 +22,10 @@ from clients.augment.spaces import (
     style_record,
 )
 from clients.parts import Augment, LocalRound
+from fedsim.common.seeding import torch_generator
+from fedsim.common.tasks import ANY_TASK
 from fedsim.data.augment import to_float
-from fedsim.experiment import Experiment
-from fedsim.seeding import torch_generator
-from fedsim.tasks import ANY_TASK
+from fedsim.settings.experiment import Experiment
 
 FLAT = 1e-4  # an image whose channels all vary less has no style of its own
 log = logging.getLogger(__name__)

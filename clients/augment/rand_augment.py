@@ -11,8 +11,8 @@ from torch import Tensor
 
 from clients.augment.operations import SIGNED, apply_operations
 from clients.parts import Augment, LocalRound
-from fedsim.errors import UserError
-from fedsim.experiment import Experiment
+from fedsim.common.errors import UserError
+from fedsim.settings.experiment import Experiment
 
 
 def magnitude_table(M: int, bins: int, height: int, width: int) -> dict[str, float]:

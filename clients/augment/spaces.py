@@ -9,10 +9,10 @@ from torch import Tensor
 from clients.augment import style
 from clients.augment.vgg_style import SMALLEST, load_vgg
 from clients.parts import LocalRound
+from fedsim.common.errors import UserError
 from fedsim.data import benchmark
-from fedsim.errors import UserError
-from fedsim.experiment import Experiment
-from fedsim.part import part_name
+from fedsim.parts.part import part_name
+from fedsim.settings.experiment import Experiment
 
 TWO_BLOCKS = 9  # the smallest images of which 3-level Haar bands have more than one value
 Encoder = Literal["pixel", "haar", "vgg"]

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clients.augment.style import Bands
-from fedsim.errors import UserError
+from fedsim.common.errors import UserError
 from fedsim.models.weights import read_weight_file
 
 POOL, UP = "pool", "up"

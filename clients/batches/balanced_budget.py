@@ -9,12 +9,12 @@ from pydantic import Field
 
 from clients.batches.shuffled import Shuffled, chunks
 from clients.parts import Batches, LocalRound
-from fedsim.errors import UserError
+from fedsim.common.errors import UserError
+from fedsim.common.tasks import ANY_TASK
 from fedsim.settings import TrainSettings
-from fedsim.tasks import ANY_TASK
 
 if TYPE_CHECKING:
-    from fedsim.experiment import Experiment
+    from fedsim.settings.experiment import Experiment
 
 
 @dataclass(frozen=True)

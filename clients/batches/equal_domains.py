@@ -9,11 +9,11 @@ from pydantic import Field
 
 from clients.batches.shuffled import Shuffled
 from clients.parts import Batches, LocalRound
+from fedsim.common.tasks import ANY_TASK
 from fedsim.settings import TrainSettings
-from fedsim.tasks import ANY_TASK
 
 if TYPE_CHECKING:
-    from fedsim.recipe import Recipe
+    from fedsim.methods.recipe import Recipe
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from typing import ClassVar
 import numpy as np
 
 from clients.parts import Batches, LocalRound
+from fedsim.common.tasks import ANY_TASK
 from fedsim.settings import TrainSettings
-from fedsim.tasks import ANY_TASK
 
 
 def chunks(order: np.ndarray, size: int) -> Iterator[np.ndarray]:

@@ -9,9 +9,9 @@ import numpy as np
 from pydantic import Field
 
 from clients.parts import LocalRound, Report
+from fedsim.common.seeding import numpy_rng
+from fedsim.common.tasks import ANY_TASK
 from fedsim.models.tasks import EVALUATION_BATCH
-from fedsim.seeding import numpy_rng
-from fedsim.tasks import ANY_TASK
 
 
 @dataclass(frozen=True)

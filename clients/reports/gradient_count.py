@@ -5,8 +5,8 @@ from typing import ClassVar
 
 from clients.optimizers import gradient_count, require_fresh_sgd
 from clients.parts import LocalRound, Report
-from fedsim.experiment import Experiment
-from fedsim.tasks import ANY_TASK
+from fedsim.common.tasks import ANY_TASK
+from fedsim.settings.experiment import Experiment
 
 
 @dataclass(frozen=True)

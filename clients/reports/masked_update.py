@@ -11,15 +11,15 @@ import numpy as np
 from pydantic import Field
 
 from clients.parts import LocalRound, Report
-from fedsim.errors import UserError
-from fedsim.tasks import ANY_TASK
+from fedsim.common.errors import UserError
+from fedsim.common.tasks import ANY_TASK
 from strategies import masking
 from strategies.banks.secure_exchange import COMMITMENT, KEY, KEYS, LINE, OPENED, SELF, SHARES, TO, as_array
 from strategies.fuse.secure_mean import threshold_of
 from strategies.server_round import Arrays
 
 if TYPE_CHECKING:
-    from fedsim.recipe import Recipe
+    from fedsim.methods.recipe import Recipe
 
 ENTRY = "secure-mean"  # what is kept from message to message of a round
 

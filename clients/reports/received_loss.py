@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from clients.parts import LocalRound, Report
+from fedsim.common.tasks import ANY_TASK
 from fedsim.models.tasks import EVALUATION_BATCH
-from fedsim.tasks import ANY_TASK
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from clients.step.feature_generator import (
     label_code,
     smoothed_cross_entropy,
 )
-from fedsim.seeding import torch_generator
+from fedsim.common.seeding import torch_generator
 
 log = logging.getLogger("fedsim")
 DISCRIMINATOR = "discriminator"  # the store's entry

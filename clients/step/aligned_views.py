@@ -18,7 +18,7 @@ from clients.parts import Batch, LocalRound, Step, StepFunction
 from fedsim.models.inserts.mixstyle import Style, moved_style, style_of
 
 if TYPE_CHECKING:
-    from fedsim.recipe import Recipe
+    from fedsim.methods.recipe import Recipe
 
 CHUNK = 256  # images that are measured at a time
 NO_ROWS = "client %s: the bank has no statistics of other clients' images; its images keep their colours"

@@ -14,11 +14,11 @@ from clients.networks import descend, statistics_frozen
 from clients.optimizers import make_optimizer, optimizer_tensors, restore_optimizer
 from clients.parts import Batch, LocalRound, Step, StepFunction
 from clients.step.supervised import SupervisedStep
-from fedsim.errors import UserError
+from fedsim.common.errors import UserError
 from fedsim.models.norms.mixig import MixIGLayer, draw_u, draw_z, install_global, mixig_layers, switched
 
 if TYPE_CHECKING:
-    from fedsim.recipe import Recipe
+    from fedsim.methods.recipe import Recipe
 
 GLOBAL_BN = "global_bn"  # the record with the averaged batch norm
 ADAPTER_OPTIMIZER = "adapter-optimizer"  # the store's entry, used with train.persist_optimizer

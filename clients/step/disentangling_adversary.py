@@ -24,11 +24,11 @@ from clients.disentangling import (
 from clients.networks import apart, statistics_frozen
 from clients.optimizers import optimizer_tensors, restore_optimizer
 from clients.parts import Batch, LocalRound, Step, StepFunction
-from fedsim.errors import UserError
-from fedsim.part import part_name
+from fedsim.common.errors import UserError
+from fedsim.parts.part import part_name
 
 if TYPE_CHECKING:
-    from fedsim.recipe import Recipe
+    from fedsim.methods.recipe import Recipe
 
 NETWORKS, MOMENTS = "adversary", "adversary-optimizer"  # the store's entries
 

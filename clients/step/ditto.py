@@ -11,7 +11,7 @@ from clients.networks import after_step_functions, apart, descend, twin_of
 from clients.optimizers import make_optimizer
 from clients.parts import Batch, LocalRound, Step, StepFunction
 from clients.step.supervised import SupervisedStep
-from fedsim.tasks import ANY_TASK
+from fedsim.common.tasks import ANY_TASK
 
 ENTRY = "ditto"  # the store's entry for the personal model
 

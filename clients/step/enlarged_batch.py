@@ -19,7 +19,7 @@ from fedsim.models.inserts.feature_highlighter import Highlighter
 from fedsim.models.inserts.style_exploration import moments, style_of
 
 if TYPE_CHECKING:
-    from fedsim.recipe import Recipe
+    from fedsim.methods.recipe import Recipe
 
 BANK, STYLE = "feature_style", "style"  # the record, and the array in it
 

@@ -15,9 +15,9 @@ from clients.augment import frequency
 from clients.boundary import boundary_loss
 from clients.parts import Batch, LocalRound, Step, StepFunction
 from clients.step.supervised import SupervisedStep
+from fedsim.common.seeding import torch_generator
+from fedsim.common.tasks import ANY_TASK
 from fedsim.models.weights import StateDict
-from fedsim.seeding import torch_generator
-from fedsim.tasks import ANY_TASK
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from torch import Tensor
 from clients.networks import evaluating
 from clients.parts import Batch, LocalRound, Step, StepFunction
 from clients.step.permutations import PERMUTATIONS, TILES
+from fedsim.common.errors import UserError
 from fedsim.data import image_ops
-from fedsim.errors import UserError
 
 SIDE = 3  # number of tiles in a row
 

@@ -14,10 +14,10 @@ from clients.networks import descend, statistics_frozen
 from clients.optimizers import eager
 from clients.parts import Batch, LocalRound, Step, StepFunction
 from fedsim.models.inserts.stochastic_embedding import moments_of
-from fedsim.part import part_name
+from fedsim.parts.part import part_name
 
 if TYPE_CHECKING:
-    from fedsim.recipe import Recipe
+    from fedsim.methods.recipe import Recipe
 
 ENTRY = "augmenter"  # the store's entry for the client's augmenter
 BANDWIDTHS = (1 / 8, 1 / 4, 1 / 2, 1.0, 2.0)  # exp(-d / b), b = mean distance / 4 and doubled four times, as 2 a s

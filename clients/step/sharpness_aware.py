@@ -13,9 +13,9 @@ from clients.last_move import last_move
 from clients.networks import statistics_frozen
 from clients.parts import Batch, LocalRound, Step, StepFunction
 from clients.step.supervised import SupervisedStep
-from fedsim.errors import UserError
-from fedsim.experiment import Experiment
-from fedsim.tasks import ANY_TASK
+from fedsim.common.errors import UserError
+from fedsim.common.tasks import ANY_TASK
+from fedsim.settings.experiment import Experiment
 
 SMALL = 1e-7  # added to norms
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from clients.parts import LocalRound, Step, StepFunction
-from fedsim.tasks import ANY_TASK
+from fedsim.common.tasks import ANY_TASK
 
 
 @dataclass(frozen=True)

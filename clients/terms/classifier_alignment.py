@@ -10,12 +10,12 @@ from pydantic import Field
 from torch import Tensor
 
 from clients.parts import Batch, LocalRound, StepFunction, Term
-from fedsim.errors import UserError
-from fedsim.experiment import Experiment
-from fedsim.part import part_name
+from fedsim.common.errors import UserError
+from fedsim.parts.part import part_name
+from fedsim.settings.experiment import Experiment
 
 if TYPE_CHECKING:
-    from fedsim.recipe import Recipe
+    from fedsim.methods.recipe import Recipe
 
 
 def squared_distance(gradients: list[Tensor], references: list[Tensor]) -> Tensor:

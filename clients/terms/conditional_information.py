@@ -13,7 +13,7 @@ from clients.parts import Batch, LocalRound, StepFunction, Term
 from fedsim.models.inserts.representation import Representation, gaussian_of
 
 if TYPE_CHECKING:
-    from fedsim.recipe import Recipe
+    from fedsim.methods.recipe import Recipe
 
 ENTRY = "class-reference"  # the store's entry for the client's own reference, and the scratch entry for any
 MOMENTUM = "class-reference-momentum"  # the store's entry, used with train.persist_optimizer

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from clients.optimizers import gradient_count, require_fresh_sgd
 from clients.parts import LocalRound, Term
-from fedsim.experiment import Experiment
-from fedsim.tasks import ANY_TASK
+from fedsim.common.tasks import ANY_TASK
+from fedsim.settings.experiment import Experiment
 
 OWN = "control"  # the store's entry for c_k
 

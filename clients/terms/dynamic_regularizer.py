@@ -7,7 +7,7 @@ import torch
 from pydantic import Field
 
 from clients.parts import LocalRound, Term
-from fedsim.tasks import ANY_TASK
+from fedsim.common.tasks import ANY_TASK
 
 OWN = "past-moves"  # the store's entry for h_k
 

@@ -8,11 +8,11 @@ from pydantic import Field
 from torch import Tensor
 
 from clients.parts import Batch, LocalRound, StepFunction, Term
-from fedsim.tasks import ANY_TASK
+from fedsim.common.tasks import ANY_TASK
 from strategies.share.without_head import WithoutHead
 
 if TYPE_CHECKING:
-    from fedsim.recipe import Recipe
+    from fedsim.methods.recipe import Recipe
 
 
 @dataclass(frozen=True)

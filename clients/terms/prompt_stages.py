@@ -10,10 +10,10 @@ from torch import Tensor
 
 from clients.parts import Batch, LocalRound, StepFunction, Term
 from fedsim.models.inserts.prompt_sets import PromptSets
-from fedsim.part import part_name
+from fedsim.parts.part import part_name
 
 if TYPE_CHECKING:
-    from fedsim.recipe import Recipe
+    from fedsim.methods.recipe import Recipe
 
 
 def divergence(teacher: Tensor, student: Tensor) -> Tensor:

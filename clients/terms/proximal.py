@@ -7,7 +7,7 @@ from pydantic import Field
 
 from clients.losses import proximal
 from clients.parts import LocalRound, StepFunction, Term
-from fedsim.tasks import ANY_TASK
+from fedsim.common.tasks import ANY_TASK
 
 
 @dataclass(frozen=True)

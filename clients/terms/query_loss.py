@@ -12,7 +12,7 @@ from clients.parts import Batch, LocalRound, StepFunction, Term
 from fedsim.models.inserts.keyed_prompts import KeyedPrompts
 
 if TYPE_CHECKING:
-    from fedsim.recipe import Recipe
+    from fedsim.methods.recipe import Recipe
 
 
 @dataclass(frozen=True)

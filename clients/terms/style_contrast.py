@@ -24,10 +24,10 @@ from clients.augment.spaces import (
 from clients.augment.vgg_style import Vgg
 from clients.local_data import on_device
 from clients.parts import Batch, LocalRound, StepFunction, Term
-from fedsim.errors import UserError
-from fedsim.experiment import Experiment
-from fedsim.part import part_name
-from fedsim.seeding import numpy_rng
+from fedsim.common.errors import UserError
+from fedsim.common.seeding import numpy_rng
+from fedsim.parts.part import part_name
+from fedsim.settings.experiment import Experiment
 
 EPS = 1e-7  # added to every difference of the distance, so that its gradient exists at 0
 log = logging.getLogger(__name__)

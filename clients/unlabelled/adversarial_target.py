@@ -19,11 +19,11 @@ from clients.disentangling import (
     tightness,
 )
 from clients.parts import LocalRound, Unlabelled
-from fedsim.arrays import load_arrays
-from fedsim.errors import UserError
-from fedsim.experiment import Experiment
+from fedsim.common.errors import UserError
+from fedsim.common.seeding import numpy_rng, stream_seed
 from fedsim.models.tasks import EVALUATION_BATCH
-from fedsim.seeding import numpy_rng, stream_seed
+from fedsim.settings.experiment import Experiment
+from fedsim.tensors.arrays import load_arrays
 
 CANDIDATE, IDENTIFIER = "candidate:", "identifier:"  # prefixes of the records that the server sends
 

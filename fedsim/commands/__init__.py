@@ -1,1 +1,1 @@
-"""The work of the commands, whose arguments `fedsim.cli` reads."""
+"""The work of the commands, whose arguments `fedsim.commands.cli` reads."""

@@ -6,9 +6,9 @@ from pathlib import Path
 from rich.markup import escape
 from rich.table import Table
 
-from fedsim.console import console, say
+from fedsim.common.console import console, say
+from fedsim.common.errors import UserError
 from fedsim.data.row import Benchmark
-from fedsim.errors import UserError
 
 FOLDERS = "ROOT/DOMAIN/CLASS/IMAGE. Each folder in ROOT is a domain; the classes are the folders in it"
 OWN_DATA = """\
@@ -65,7 +65,7 @@ def show_inspection(path: Path, grid: Path | None, overrides: Sequence[str] = ()
 def show_datasets(name: str) -> None:
     """Print the known data sets, or one of them with its domains, classes and counts."""
     from fedsim.data import find_dataset
-    from fedsim.experiment import config_folders, known_tables
+    from fedsim.settings.experiment import config_folders, known_tables
 
     bench = find_dataset(name) if name else None
     if bench and not bench.domains:
@@ -91,7 +91,7 @@ def show_datasets(name: str) -> None:
 def _listed() -> Iterator[tuple[str, str, str, str]]:
     """Name, domains, classes and images of every data set; one of a package has its origin, or why it does not work."""
     from fedsim.data import BENCHMARKS, find_dataset
-    from fedsim.plugins import entry_points, origin
+    from fedsim.settings.plugins import entry_points, origin
 
     for name in [*BENCHMARKS, *(name for name in entry_points("datasets") if name not in BENCHMARKS)]:
         title = name if (source := origin("datasets", name)) == "fedsim" else f"{name} ({source})"

@@ -11,16 +11,16 @@ from rich.markup import escape
 from rich.table import Column, Table
 from rich.text import Text
 
-from fedsim.console import console, say
+from fedsim.common.console import console, say
 
 if TYPE_CHECKING:
-    from fedsim.recipe import Recipe
+    from fedsim.methods.recipe import Recipe
 
 
 def show_methods(changes: str = "") -> None:
     """Print the list of methods by what they change, with cost, source and disclosure; `changes` selects slots."""
-    from fedsim.method_list import listed, step_costs
-    from fedsim.recipe import Recipe
+    from fedsim.methods.listing import listed, step_costs
+    from fedsim.methods.recipe import Recipe
 
     costs, measured = step_costs()
     plain = Recipe().disclosure()
@@ -52,7 +52,7 @@ def show_methods(changes: str = "") -> None:
 
 def show_parts() -> None:
     """Print every part that a recipe can have, by slot, in one line each."""
-    from fedsim.registry import one_line, parts_by_slot
+    from fedsim.methods.registry import one_line, parts_by_slot
 
     for slot, kinds in parts_by_slot().items():
         table = Table(Column("part", no_wrap=True), "what it does", title=slot, title_justify="left", box=SIMPLE_HEAD)
@@ -67,10 +67,10 @@ def show_method(name: str, data: str = "", preset: str = "", overrides: Sequence
 
     data: an experiment, for which the bytes per round are printed too.
     """
-    from fedsim.assembly import find_recipe
-    from fedsim.part import part_name
-    from fedsim.part_settings import toml_value
-    from fedsim.recipe import parts_of
+    from fedsim.methods.assembly import find_recipe
+    from fedsim.methods.part_settings import toml_value
+    from fedsim.methods.recipe import parts_of
+    from fedsim.parts.part import part_name
 
     recipe = find_recipe(name)
     columns = (Column(title, overflow="fold") for title in ("slot", "part", "settings"))  # no name is cut
@@ -96,7 +96,7 @@ def first_try(name: str, recipe: "Recipe") -> str:
 
 def show_findings(method: str, overrides: Sequence[str] = ()) -> bool:
     """Print one line per property of a method; returns whether all properties that can be checked hold."""
-    from fedsim.contract import differs_from_fedavg, findings, without_fedavg
+    from fedsim.commands.contract import differs_from_fedavg, findings, without_fedavg
 
     logging.disable(logging.WARNING)  # the check causes failures, and so warnings, on purpose
     holds = True
@@ -118,7 +118,7 @@ def _show_property(mark: str, color: str, words: str, reason: str) -> None:
 
 def start_method(name: str, folder: Path) -> None:
     """Write the files of a new method and print what to do with them."""
-    from fedsim.new_method import write_method
+    from fedsim.commands.new_method import write_method
 
     for file in write_method(name, folder):
         console.print(str(file), soft_wrap=True)

@@ -5,10 +5,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedsim.console import console, errors, say
-from fedsim.errors import UserError
-from fedsim.experiment import Experiment
-from fedsim.options import names_of, numbers_of
+from fedsim.common.console import console, errors, say
+from fedsim.common.errors import UserError
+from fedsim.common.lists import names_of, numbers_of
+from fedsim.settings.experiment import Experiment
 
 if TYPE_CHECKING:
     from fedsim.results import Runs
@@ -33,7 +33,7 @@ def show_comparison(
     Under the default selection rule, the CSV form of the table of all runs is also written to FOLDER/comparison.csv, or
     to comparison-METRIC.csv for another metric than the task's own. In the folder of a paper's table it is not.
     """
-    from fedsim.files import atomic_write
+    from fedsim.common.files import atomic_write
     from fedsim.results import compare
 
     comparison = compare(runs, select, baseline or None, by, metric=metric)
@@ -65,7 +65,7 @@ def show_reproduction(folder: Path, runs: "Runs", select: str, format: str) -> N
 
     The table of all runs under the default rule is also written to FOLDER/comparison.csv.
     """
-    from fedsim.files import atomic_write
+    from fedsim.common.files import atomic_write
     from fedsim.sweep.reproduction import reproductions
     from fedsim.sweep.reproduction_texts import render, show
 
@@ -105,7 +105,7 @@ def make_report(folder: Path, runs: "Runs") -> None:
 
 def method_notes(experiments: Iterable[Experiment]) -> dict[str, dict[str, str]]:
     """Each method's paper and what its runs disclose, with the parts that these runs had."""
-    from fedsim.assembly import build_recipe
+    from fedsim.methods.assembly import build_recipe
 
     texts: dict[str, dict[str, list[str]]] = {}
     for experiment in experiments:

@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
-from fedsim.console import ProgressBar, say
-from fedsim.errors import UserError
-from fedsim.experiment import Experiment
-from fedsim.tasks import task_in
+from fedsim.commands.progress import ProgressBar
+from fedsim.common.console import say
+from fedsim.common.errors import UserError
+from fedsim.common.tasks import task_in
+from fedsim.settings.experiment import Experiment
 
 
 def run_one(experiment: Experiment) -> None:
@@ -33,7 +34,7 @@ def run_one(experiment: Experiment) -> None:
 
 def make_pictures(experiment: Experiment, output: Path, rows: int) -> None:
     """Write the picture grids of a method and print where they are."""
-    from fedsim.results.pictures import draw_pictures
+    from fedsim.export.pictures import draw_pictures
     from fedsim.run.plan import resolve
 
     for file in draw_pictures(resolve(experiment), output, rows):

@@ -16,8 +16,8 @@ from fedsim.commands.options import (
     Preset,
     RayCluster,
 )
-from fedsim.errors import UserError
-from fedsim.options import names_of, numbers_of
+from fedsim.common.errors import UserError
+from fedsim.common.lists import names_of, numbers_of
 
 
 def search(
@@ -44,7 +44,7 @@ def search(
 
     A trial is run for all targets and seeds. The same command continues a search, and a greater --trials adds to it.
     """
-    from fedsim.experiment import with_options
+    from fedsim.settings.experiment import with_options
     from fedsim.sweep import Budget
     from fedsim.sweep.search_plan import Search
     from fedsim.sweep.search_run import run_search

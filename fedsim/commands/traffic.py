@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from rich.markup import escape
 from rich.table import Column, Table
 
-from fedsim.console import console, say
-from fedsim.errors import UserError
-from fedsim.experiment import Experiment, from_table, read_experiment
+from fedsim.common.console import console, say
+from fedsim.common.errors import UserError
 from fedsim.run.plan import resolve
 from fedsim.run.traffic import traffic
+from fedsim.settings.experiment import Experiment, from_table, read_experiment
 
 
 def show_traffic(name: str, config: str, preset: str = "", overrides: Sequence[str] = ()) -> None:

@@ -14,10 +14,10 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from fedsim.common.errors import UserError
 from fedsim.data.image_ops import brightness, contrast, grey, hue, resized_crop, saturation
-from fedsim.errors import UserError
-from fedsim.plugins import lookup
 from fedsim.settings import DataSettings
+from fedsim.settings.plugins import lookup
 
 STATISTICS = {  # mean and standard deviation of each channel
     "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),

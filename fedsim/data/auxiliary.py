@@ -4,13 +4,13 @@ from pathlib import Path
 
 import numpy as np
 
+from fedsim.common.errors import UserError
 from fedsim.data.benchmarks import benchmark
 from fedsim.data.cache import cached_images, content_of, digest
 from fedsim.data.fingerprint import Fingerprints
 from fedsim.data.folders import IMAGE_SUFFIXES, Listing, dataset_folder, images_of, list_domain
 from fedsim.data.names import matching, same, subfolders
 from fedsim.data.pixels import read_bytes
-from fedsim.errors import UserError
 from fedsim.settings import DataSettings, cache_root, start_folder
 
 LUMA = (0.299, 0.587, 0.114)  # ITU-R 601, as Pillow's greyscale

@@ -6,12 +6,12 @@ benchmark(DataSettings(dataset="pacs")).domains  ->  ("art_painting", "cartoon",
 from dataclasses import replace
 from pathlib import Path
 
+from fedsim.common.errors import UserError, nearest
 from fedsim.data.catalog import BENCHMARKS
 from fedsim.data.names import composed, matching, names_in, refuse_alike, refuse_repeated, same, subfolders
 from fedsim.data.row import Benchmark
-from fedsim.errors import UserError, nearest
-from fedsim.plugins import instance, load, lookup
 from fedsim.settings import DataSettings, data_root
+from fedsim.settings.plugins import instance, load, lookup
 
 AVERAGE = "average"  # the column of tables, and no domain
 

@@ -28,10 +28,10 @@ import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 
+from fedsim.common.errors import UserError
 from fedsim.data.folders import Listing
 from fedsim.data.pixels import decode_sized, read_bytes, unreadable
 from fedsim.data.reader import content_hash, nameless_hash
-from fedsim.errors import UserError
 
 FORMAT = 4
 DAY = 86_400.0

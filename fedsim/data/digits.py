@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
+from fedsim.common.errors import UserError
 from fedsim.data.reader import Reader, content_hash
 from fedsim.data.splits import seed_hash, shuffled
-from fedsim.errors import UserError
 
 PER_CLASS = 100
 

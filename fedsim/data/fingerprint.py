@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from itertools import product
 
+from fedsim.common.errors import UserError
 from fedsim.data.benchmarks import benchmark, resolve_domain
 from fedsim.data.client_data import domain_of
 from fedsim.data.reader import reader
 from fedsim.data.row import Benchmark
-from fedsim.errors import UserError
-from fedsim.plugins import load
 from fedsim.settings import DataSettings
+from fedsim.settings.plugins import load
 
 Fingerprints = dict[str, dict[str, int | str]]
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
+from fedsim.common.errors import UserError
 from fedsim.data.names import matching, plain, read_from, same, subfolders
 from fedsim.data.row import Benchmark
-from fedsim.errors import UserError
 from fedsim.settings import DataSettings, data_root
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif"})

@@ -2,10 +2,10 @@
 
 import numpy as np
 
+from fedsim.common.errors import UserError
 from fedsim.data.reader import reader
 from fedsim.data.row import Benchmark
 from fedsim.data.splits import random_split, stratified_split
-from fedsim.errors import UserError
 from fedsim.settings import DataSettings
 
 

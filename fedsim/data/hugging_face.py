@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from fedsim.about import extra
+from fedsim.common.about import extra
+from fedsim.common.errors import UserError, nearest
+from fedsim.common.files import atomic_write
 from fedsim.data.cache import digest
 from fedsim.data.names import composed, refuse_alike
 from fedsim.data.pixels import decode_sized, read_bytes, unreadable
 from fedsim.data.reader import Reader, content_hash, nameless_hash
 from fedsim.data.row import Benchmark
-from fedsim.errors import UserError, nearest
-from fedsim.files import atomic_write
 from fedsim.settings import DataSettings, cache_root, data_root
 
 COLUMNS = {

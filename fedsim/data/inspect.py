@@ -14,13 +14,13 @@ import numpy as np
 import pandas as pd
 from PIL import Image
 
+from fedsim.common.errors import UserError
 from fedsim.data.benchmarks import benchmark
 from fedsim.data.names import names_in, subfolders
 from fedsim.data.pixels import decode, read_bytes
 from fedsim.data.reader import reader
-from fedsim.errors import UserError
-from fedsim.experiment import Experiment, parse_experiment, parse_override
 from fedsim.settings import DataSettings
+from fedsim.settings.experiment import Experiment, parse_experiment, parse_override
 
 MOST = 20_000  # images opened of one domain; of a larger one, evenly spaced ones
 SMALL = 16  # pixels to which images are decoded, which reads them to the end

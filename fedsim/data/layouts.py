@@ -11,11 +11,11 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 import pandas as pd
 
+from fedsim.common.errors import UserError
 from fedsim.data.folders import IMAGE_SUFFIXES, Listing, walk
 from fedsim.data.image_tree import ImageTree
 from fedsim.data.names import composed, matching, names_in, plain, read_from, subfolders
 from fedsim.data.row import Benchmark
-from fedsim.errors import UserError
 from fedsim.settings import DataSettings, data_root
 
 

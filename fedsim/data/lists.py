@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
+from fedsim.common.errors import UserError
 from fedsim.data.folders import Listing
 from fedsim.data.names import composed, plain
-from fedsim.errors import UserError
 from fedsim.settings import DataSettings, data_root
 
 WORDS = {"train": ("train",), "validation": ("crossval", "val"), "test": ("test",)}

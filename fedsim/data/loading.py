@@ -5,6 +5,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from fedsim.common.errors import UserError
 from fedsim.data.benchmarks import benchmark, resolve_domain
 from fedsim.data.client_data import ClientData, domain_of, joined_sizes, unless_square
 from fedsim.data.holdout import listed_split, required, split_pool
@@ -19,7 +20,6 @@ from fedsim.data.splits import (
     seed_hash,
     shuffled,
 )
-from fedsim.errors import UserError
 from fedsim.settings import DataSettings
 
 

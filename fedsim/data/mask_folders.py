@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from fedsim.common.errors import UserError
 from fedsim.data.cache import Planes, cached_domain
 from fedsim.data.folders import IMAGE_SUFFIXES, Listing
 from fedsim.data.image_tree import ImageTree
@@ -23,7 +24,6 @@ from fedsim.data.names import composed, names_in, read_from, refuse_alike, same,
 from fedsim.data.pixels import read_bytes, unreadable
 from fedsim.data.reader import content_hash
 from fedsim.data.row import Benchmark
-from fedsim.errors import UserError
 from fedsim.settings import DataSettings, cache_root, data_root
 
 TABLE = "samples.csv"

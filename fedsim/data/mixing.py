@@ -17,12 +17,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from fedsim.common.errors import UserError
 from fedsim.data.client_data import ClientData, joined_sizes, unless_square
 from fedsim.data.holdout import listed_split, split_pool
 from fedsim.data.reader import Reader, reader
 from fedsim.data.row import Benchmark
 from fedsim.data.splits import deal, dirichlet_deal, fraction_subset, seed_hash, shuffled
-from fedsim.errors import UserError
 from fedsim.settings import DataSettings
 
 

@@ -6,7 +6,7 @@ import unicodedata
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from fedsim.errors import UserError
+from fedsim.common.errors import UserError
 
 HIDDEN = (".", "__", "@eaDir")  # how folders begin that hold neither a domain nor a class
 

@@ -6,10 +6,10 @@ from typing import ClassVar
 
 import numpy as np
 
+from fedsim.common.errors import UserError
 from fedsim.data.row import Benchmark
-from fedsim.errors import UserError
-from fedsim.plugins import load
 from fedsim.settings import DataSettings
+from fedsim.settings.plugins import load
 
 
 class Reader:

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import numpy as np
 
+from fedsim.common.errors import UserError
 from fedsim.data.catalog import ANGLES
 from fedsim.data.digits import hundred_a_class, resize, rotate
 from fedsim.data.reader import Reader, content_hash
 from fedsim.data.splits import seed_hash, shuffled
-from fedsim.errors import UserError
 from fedsim.settings import data_root
 
 

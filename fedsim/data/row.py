@@ -25,7 +25,7 @@ class Benchmark:
     reader: str = "fedsim.data.image_tree:ImageTree"  # module:class of its Reader
     discover: str = ""  # module:function (settings, row) -> the row with the domains and classes that the data have
 
-    task: str = "classification"  # a row of fedsim.tasks
+    task: str = "classification"  # a row of fedsim.common.tasks
     structures: tuple[str, ...] = ()  # that masks mark, where there are masks; classes are then strata of the images
 
     @property

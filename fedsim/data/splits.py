@@ -4,7 +4,7 @@ import hashlib
 
 import numpy as np
 
-from fedsim.errors import UserError
+from fedsim.common.errors import UserError
 
 REDRAWS = 200  # Dirichlet draws until every client has enough images, as in NIID-Bench
 MIN_IMAGES = 3  # of a client: two to train (batch norm needs two), one to validate

@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from fedsim.about import extra
+from fedsim.common.about import extra
+from fedsim.common.errors import UserError, nearest
 from fedsim.data.folders import Listing
 from fedsim.data.image_tree import ImageTree
 from fedsim.data.names import composed, read_from, refuse_alike
 from fedsim.data.row import Benchmark
-from fedsim.errors import UserError, nearest
 from fedsim.settings import DataSettings, data_root
 
 COLUMNS = ("path", "label", "domain", "split")

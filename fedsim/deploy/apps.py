@@ -1,6 +1,6 @@
 """The app bundles of `fedsim run` and `fedsim deploy check`. They contain no code, only names of the installed apps."""
 
-from fedsim.runtime.flower import APP
+from fedsim.flower.processes import APP
 
 RUN = {
     **APP,

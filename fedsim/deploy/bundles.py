@@ -27,9 +27,9 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_public_key,
 )
 
+from fedsim.common.errors import UserError
 from fedsim.deploy.apps import CHECK, RUN
-from fedsim.errors import UserError
-from fedsim.runtime.flower import write_app
+from fedsim.flower.processes import write_app
 
 ALLOWED, OPERATOR = Path("apps/allowed"), Path("operator.pub")
 

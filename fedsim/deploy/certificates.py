@@ -21,8 +21,8 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from fedsim.common.errors import UserError
 from fedsim.deploy.federation import is_ip
-from fedsim.errors import UserError
 
 CA_DAYS = 3650  # the CA outlives its certificates, which are renewed without it
 CLOCK_SKEW = timedelta(hours=1)  # certificates are valid from this time before now, because clocks may be behind

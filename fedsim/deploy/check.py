@@ -14,6 +14,7 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Column, Table
 
+from fedsim.common.errors import UserError, printable
 from fedsim.data import benchmark, client_names, domain_of, resolve_domain
 from fedsim.data.names import matching
 from fedsim.deploy.apps import CHECK
@@ -21,14 +22,13 @@ from fedsim.deploy.check_app import installed_versions
 from fedsim.deploy.contacts import Contact, read_contacts
 from fedsim.deploy.control import Control, registered_nodes
 from fedsim.deploy.federation import CONNECTION, Federation, Site
+from fedsim.deploy.settle import settle
 from fedsim.deploy.status import clock_problem
-from fedsim.errors import UserError, printable
-from fedsim.experiment import Experiment
-from fedsim.registry import packages_of
+from fedsim.flower.processes import write_app
+from fedsim.methods.registry import packages_of
 from fedsim.run.plan import resolve
-from fedsim.runtime.deployment import settle
-from fedsim.runtime.flower import write_app
 from fedsim.settings import Settings
+from fedsim.settings.experiment import Experiment
 
 START_SECONDS = 180.0  # time on a busy machine until the submitted ServerApp asks the sites
 POLL_SECONDS = 0.5

@@ -12,12 +12,12 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from fedsim.about import VERSION, installed_version
+from fedsim.common.about import VERSION, installed_version
+from fedsim.common.errors import UserError
+from fedsim.common.files import atomic_write
 from fedsim.data import count_classes
-from fedsim.errors import UserError
-from fedsim.experiment import parse_experiment
-from fedsim.files import atomic_write
-from fedsim.message_records import config_of, configs_of
+from fedsim.settings.experiment import parse_experiment
+from fedsim.tensors.records import config_of, configs_of
 
 VERSIONS = ("flwr", "torch")
 LONGEST_REASON = 500  # characters

@@ -17,7 +17,7 @@ def init(
     add: Annotated[bool, typer.Option("--add", help="write the kits of new sites only, with the same CA")] = False,
 ) -> None:
     """Write one kit per machine: certificates, keys, configuration, scripts."""
-    from fedsim.console import console
+    from fedsim.common.console import console
     from fedsim.deploy.federation import read_federation
     from fedsim.deploy.kits import init as write_kits
 
@@ -32,7 +32,7 @@ def register(
     key: Annotated[Path | None, typer.Option(help="the file with that site's public key")] = None,
 ) -> None:
     """Register exactly the keys in the server kit's sites/ (its start.sh calls this); --site adds the key of a site."""
-    from fedsim.console import console
+    from fedsim.common.console import console
     from fedsim.deploy.control import add_public_key
     from fedsim.deploy.control import register as register_keys
     from fedsim.deploy.federation import read_federation
@@ -60,7 +60,7 @@ def renew(
     """Replace the server's certificate. Keys and kits do not change, and running sites continue."""
     from datetime import UTC, datetime, timedelta
 
-    from fedsim.console import console
+    from fedsim.common.console import console
     from fedsim.deploy.federation import read_federation
     from fedsim.deploy.renewal import renew as renew_certificate
 
@@ -77,7 +77,7 @@ def sign(
     federation: Annotated[Path, typer.Option(help="the federation's TOML file")] = Path("federation.toml"),
 ) -> None:
     """Sign an app bundle with the operator's key, for sites that pin what they run."""
-    from fedsim.console import console
+    from fedsim.common.console import console
     from fedsim.deploy.bundles import sign as sign_bundle
     from fedsim.deploy.federation import read_federation
 
@@ -99,7 +99,7 @@ def status(
 
     from rich.live import Live
 
-    from fedsim.console import console
+    from fedsim.common.console import console
     from fedsim.deploy.federation import read_federation
     from fedsim.deploy.status import status_table
 
@@ -126,12 +126,12 @@ def check(
 ) -> None:
     """Show which sites are online, their versions, and whether their data fits the experiment. Exit code 2 if it does
     not."""
-    from fedsim.console import console
+    from fedsim.common.console import console
     from fedsim.deploy.check import check as check_sites
     from fedsim.deploy.check import table
     from fedsim.deploy.federation import is_federation, read_federation
     from fedsim.deploy.renewal import warnings
-    from fedsim.experiment import read_experiment
+    from fedsim.settings.experiment import read_experiment
 
     if config and is_federation(config):  # as `register` takes it
         federation, config = Path(config), ""

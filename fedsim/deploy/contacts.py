@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedsim.errors import UserError, printable
-from fedsim.files import atomic_write
+from fedsim.common.errors import UserError, printable
+from fedsim.common.files import atomic_write
 
 CONTACTS = Path("run/contacts.json")  # in the server's kit
 WRITE_SECONDS = 2.0

@@ -14,12 +14,12 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 
+from fedsim.common.errors import UserError
+from fedsim.common.files import atomic_write
 from fedsim.deploy.federation import CONNECTION, Federation
 from fedsim.deploy.kits import is_locked, write_connection
 from fedsim.deploy.registry import members
-from fedsim.errors import UserError
-from fedsim.files import atomic_write
-from fedsim.runtime.flower import QUIET, ask_flwr
+from fedsim.flower.processes import QUIET, ask_flwr
 
 START_SECONDS = 90.0  # a SuperLink that has just been started
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from fedsim.errors import UserError, nearest
+from fedsim.common.errors import UserError, nearest
 from fedsim.settings import Settings
 
 CONNECTION = "federation"  # name of the SuperLink connection in the server kit's config.toml

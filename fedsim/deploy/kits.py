@@ -17,10 +17,10 @@ from pathlib import Path
 
 import tomli_w
 
+from fedsim.common.errors import UserError
 from fedsim.deploy.bundles import own_bundles, write_operator_key
 from fedsim.deploy.certificates import write_ca, write_private, write_server_certificate, write_site_key
 from fedsim.deploy.federation import CONNECTION, Federation, Site, read_federation
-from fedsim.errors import UserError
 
 TEMPLATES = Path(__file__).parent / "kit"
 

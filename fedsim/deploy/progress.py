@@ -6,11 +6,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from fedsim.common.files import atomic_write
 from fedsim.deploy.audit import AUDIT, Audit
 from fedsim.deploy.federation import read_federation
 from fedsim.deploy.status import PROGRESS
-from fedsim.experiment import Experiment
-from fedsim.files import atomic_write
+from fedsim.settings.experiment import Experiment
 
 
 class Progress:

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
 
+from fedsim.common.errors import UserError
 from fedsim.data.names import matching
 from fedsim.deploy.federation import Federation, Site, read_federation
-from fedsim.errors import UserError
 
 LOOK_SECONDS = 1.0
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from cryptography import x509
 
+from fedsim.common.errors import UserError
 from fedsim.deploy.certificates import write_server_certificate
 from fedsim.deploy.control import reload_proxy
 from fedsim.deploy.federation import Federation
-from fedsim.errors import UserError
 
 WARN_DAYS, MOST_DAYS = 30, 3650
 

@@ -5,11 +5,11 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from fedsim.common.files import atomic_write
 from fedsim.deploy.expected import EXPECTED
 from fedsim.deploy.federation import read_federation
 from fedsim.deploy.progress import Progress
 from fedsim.deploy.registry import identities
-from fedsim.files import atomic_write
 from fedsim.run.plan import resolve
 from fedsim.server_app import LogLines, experiment_of, marked, serve
 from strategies.wire.polling import QuickGrid

@@ -9,10 +9,10 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Column, Table
 
+from fedsim.common.errors import UserError, printable
 from fedsim.deploy.contacts import Contact, read_contacts
 from fedsim.deploy.federation import Federation
 from fedsim.deploy.renewal import warnings
-from fedsim.errors import UserError, printable
 
 RECENT_SECONDS = 60.0
 AHEAD_SECONDS, BEHIND_SECONDS = 2.0, 60.0  # beyond this a clock should be corrected; Flower's limits are 5 and 305

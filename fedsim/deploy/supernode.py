@@ -27,9 +27,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from fedsim.common.errors import UserError
 from fedsim.deploy.bundles import Pins
 from fedsim.deploy.warm_client import look_often, write_program
-from fedsim.errors import UserError
 
 IDLE_SECONDS, BUSY_SECONDS = 3.0, 0.25  # between two questions for work: without a run, and while one goes on
 BUSY_FOR_SECONDS = 120.0  # a run counts as going on for so long after its last message

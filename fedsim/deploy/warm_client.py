@@ -138,7 +138,7 @@ def peer(line: socket.socket) -> int:
 
 def write_program(kit: Path, folder: Path) -> None:
     """Write the program that Flower starts; `folder` is the client process's own, or the kit when it has none."""
-    from fedsim.files import atomic_write
+    from fedsim.common.files import atomic_write
 
     own = (kit / PROGRAM).parent if folder == kit else ""
     words = [sys.executable, "-S", "-E", str(Path(__file__).resolve()), str(folder), str(own)]

@@ -4,16 +4,16 @@ from pathlib import Path
 
 import pandas as pd
 
+from fedsim.common.errors import UserError
+from fedsim.common.tasks import task_in
 from fedsim.data import source_domains
-from fedsim.errors import UserError
 from fedsim.export.trained import SELECTED, TrainedModel
 from fedsim.models.backbones import find_backbone
 from fedsim.models.infer import EvalMode
-from fedsim.part import part_name
+from fedsim.parts.part import part_name
 from fedsim.results.environment import all_environments, read_environment
 from fedsim.results.record_files import AGAIN, read_record
 from fedsim.results.selection import validation_column
-from fedsim.tasks import task_in
 
 OWN = "your own images"  # the source of rows that read a user's data
 

@@ -54,8 +54,8 @@ def features(
     per_domain: Annotated[int, typer.Option(min=5, help="images of each domain")] = 200,
 ) -> None:
     """Draw the t-SNE of a run's features by class and by domain."""
-    from fedsim.console import errors, say
-    from fedsim.results.features import plot_features
+    from fedsim.common.console import errors, say
+    from fedsim.export.features import plot_features
     from fedsim.results.kept_model import unfinished
 
     if note := unfinished(run):

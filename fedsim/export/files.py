@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsim.about import extra
+from fedsim.common.about import extra
+from fedsim.common.errors import UserError
 from fedsim.data import load_target
-from fedsim.errors import UserError
 from fedsim.export.trained import TrainedModel, describe
 
 TOLERANCE = 1e-3  # the largest allowed difference, divided by the largest logit

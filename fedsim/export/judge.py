@@ -9,11 +9,11 @@ import pandas as pd
 import torch
 from sklearn.metrics import f1_score, recall_score
 
+from fedsim.common.errors import UserError
+from fedsim.common.seeding import numpy_rng
 from fedsim.data.folders import IMAGE_SUFFIXES, images_of, walk
 from fedsim.data.names import matching, subfolders
-from fedsim.errors import UserError
 from fedsim.export.trained import TrainedModel
-from fedsim.seeding import numpy_rng
 
 
 @dataclass(frozen=True)

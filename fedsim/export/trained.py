@@ -11,14 +11,12 @@ from PIL import Image
 from safetensors.numpy import load_file
 from torch import Tensor, nn
 
-from fedsim.arrays import load_arrays
+from fedsim.common.errors import UserError, nearest
 from fedsim.data import Benchmark, benchmark, find_dataset
 from fedsim.data.augment import make_transforms, to_float
 from fedsim.data.client_data import domain_of
 from fedsim.data.fingerprint import difference, fingerprint
 from fedsim.data.pixels import decode, decode_picture
-from fedsim.errors import UserError, nearest
-from fedsim.experiment import Experiment
 from fedsim.models import weight_statistics
 from fedsim.models.infer.base import Predict, Uploads
 from fedsim.results.environment import read_environment
@@ -27,6 +25,8 @@ from fedsim.results.reading import read_settings
 from fedsim.run.frozen import refuse_other_frozen
 from fedsim.run.inference_bank import kept_entries
 from fedsim.run.plan import Plan, resolve
+from fedsim.settings.experiment import Experiment
+from fedsim.tensors.arrays import load_arrays
 
 MODELS = "*.safetensors"
 SELECTED = ("best", "last")

@@ -6,7 +6,7 @@ import pandas as pd
 from rich.markup import escape
 from rich.table import Table
 
-from fedsim.console import console, errors, say
+from fedsim.common.console import console, errors, say
 from fedsim.data import load_target
 from fedsim.export.card import card
 from fedsim.export.files import export

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from fedsim.errors import UserError
+from fedsim.common.errors import UserError
 from fedsim.models.clip_family import clip_row
 from fedsim.models.digits_cnn import SMALLEST_IMAGE, DigitsCNN
 from fedsim.models.layout import Layout, Statistics
@@ -15,8 +15,8 @@ from fedsim.models.timm_family import timm_row
 from fedsim.models.tiny_clip import FEATURES, TinyClip
 from fedsim.models.unet import EncodedUNet, UNet
 from fedsim.models.weights import StateDict, download_imagenet
-from fedsim.plugins import instance, lookup
 from fedsim.settings import ModelSettings
+from fedsim.settings.plugins import instance, lookup
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)

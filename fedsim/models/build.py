@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from fedsim.errors import UserError
+from fedsim.common.errors import UserError
+from fedsim.common.seeding import stream_seed
 from fedsim.models.backbones import BACKBONES, Backbone, find_backbone
 from fedsim.models.layout import Layout
 from fedsim.models.net import Net
@@ -14,7 +15,6 @@ from fedsim.models.tasks import CLASSIFIES, TaskRules
 from fedsim.models.timm_family import fit_position_embedding
 from fedsim.models.training import frozen_tensors, names_of
 from fedsim.models.weights import StateDict, load_backbone, read_weight_file
-from fedsim.seeding import stream_seed
 from fedsim.settings import ModelSettings
 from fedsim.settings.model import WEIGHT_WORDS
 

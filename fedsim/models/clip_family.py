@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedsim.about import extra
-from fedsim.errors import UserError, nearest
+from fedsim.common.about import extra
+from fedsim.common.errors import UserError, nearest
 from fedsim.models.layout import Layout, Statistics, survey
 from fedsim.models.texts import TextEncoder, TextHead, Texts, refuse_equal
 from fedsim.models.weights import StateDict

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from fedsim.errors import UserError
+from fedsim.common.errors import UserError
 
 STAGE_REDUCTIONS = {4: 1, 8: 2, 16: 3, 32: 4}  # image side / map side -> number of the stage, as in a ResNet
 LEVEL_STAGES = (2, 3, 4)  # the stages whose outputs are CSAC's feature maps

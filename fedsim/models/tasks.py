@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedsim.errors import UserError
+from fedsim.common.errors import UserError
+from fedsim.common.tasks import CLASSIFICATION, SEGMENTATION, TASKS
 from fedsim.models.surfaces import largest_components
-from fedsim.plugins import load
 from fedsim.settings import DataSettings
-from fedsim.tasks import CLASSIFICATION, SEGMENTATION, TASKS
+from fedsim.settings.plugins import load
 
 EVALUATION_BATCH = 256  # images in one forward pass that trains nothing, where no setting says how many
 EPSILON = 1e-5  # eps of the soft Dice coefficient

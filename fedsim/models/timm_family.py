@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedsim.about import extra
-from fedsim.errors import UserError, nearest
+from fedsim.common.about import extra
+from fedsim.common.errors import UserError, nearest
 from fedsim.models.layout import Layout, Statistics, survey
 from fedsim.models.narrow import narrow
 from fedsim.models.weights import StateDict, load_packaged

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from fedsim.errors import UserError
+from fedsim.common.errors import UserError
 from fedsim.models.texts import TextEncoder, TextHead, Texts
 
 WIDTH, LAYERS, HEADS, FEATURES, PATCH = 32, 2, 2, 16, 4

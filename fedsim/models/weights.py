@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from fedsim.about import extra
-from fedsim.errors import UserError
+from fedsim.common.about import extra
+from fedsim.common.errors import UserError
 
 StateDict = dict[str, torch.Tensor]
 _OLD_DENSENET = re.compile(r"(denselayer\d+\.(?:norm|conv))\.([12])\.")  # names in torchvision's DenseNet files

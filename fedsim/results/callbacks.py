@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedsim.about import extra
-from fedsim.errors import UserError
-from fedsim.experiment import Experiment
-from fedsim.plugins import load
+from fedsim.common.about import extra
+from fedsim.common.errors import UserError
 from fedsim.settings import RunSettings
+from fedsim.settings.experiment import Experiment
+from fedsim.settings.plugins import load
 
 HOOKS = ("on_start", "on_round", "on_end")
 

@@ -16,8 +16,8 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from fedsim.errors import UserError
-from fedsim.files import atomic_write
+from fedsim.common.errors import UserError
+from fedsim.common.files import atomic_write
 from fedsim.results.predictions import chosen_file, predictions_file
 
 if TYPE_CHECKING:

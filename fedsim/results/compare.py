@@ -12,9 +12,9 @@ from typing import Any
 
 import pandas as pd
 
+from fedsim.common.errors import UserError, nearest
+from fedsim.common.tasks import task_of
 from fedsim.data.benchmarks import AVERAGE
-from fedsim.errors import UserError, nearest
-from fedsim.experiment import Experiment
 from fedsim.results.differences import refuse_twice, require_alike, variant, variant_text
 from fedsim.results.from_rounds import again_notes, failed_notes, thin_notes
 from fedsim.results.metrics import METRICS, find_metric, metric_values
@@ -24,7 +24,7 @@ from fedsim.results.published import COLUMNS, beside
 from fedsim.results.reading import Runs
 from fedsim.results.selection import BUDGETS, RULES, rule_title
 from fedsim.results.statistics import common_seeds, grid_of, mean_and_std, paired, per_seed_average, ranks
-from fedsim.tasks import task_of
+from fedsim.settings.experiment import Experiment
 
 COSTS = ("bytes_down_per_round", "bytes_up_per_round", "seconds_per_round")
 

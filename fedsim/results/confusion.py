@@ -4,7 +4,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fedsim.errors import UserError
+from fedsim.common.errors import UserError
 from fedsim.results.figure_style import set_title, unseen, width_of, written
 from fedsim.results.metrics import confusion_matrix
 from fedsim.results.predictions import Predictions, pooled, read_predictions

@@ -6,9 +6,9 @@ from typing import Any
 
 import pandas as pd
 
-from fedsim.errors import UserError, nearest
-from fedsim.experiment import Experiment
-from fedsim.part import named_part
+from fedsim.common.errors import UserError, nearest
+from fedsim.parts.part import named_part
+from fedsim.settings.experiment import Experiment
 
 # Settings of [run] on which numbers depend. What follows a failure is none: a note names the runs where clients failed.
 RUN_KEYS = ("run.select_on", "run.validation_domain")

@@ -9,9 +9,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fedsim.about import VERSION, installed_version
-from fedsim.cores import free_cores
-from fedsim.errors import UserError
+from fedsim.common.about import VERSION, installed_version
+from fedsim.common.cores import free_cores
+from fedsim.common.errors import UserError
 
 PACKAGES = (
     "torch",

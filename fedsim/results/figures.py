@@ -7,6 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from fedsim.common.tasks import task_of
 from fedsim.results.cases import STRUCTURE_QUANTITIES
 from fedsim.results.figure_style import (
     Looks,
@@ -20,7 +21,6 @@ from fedsim.results.figure_style import (
 )
 from fedsim.results.recorder import CLIENT_COLUMNS, columns_for
 from fedsim.results.statistics import most_seeds, over_seeds
-from fedsim.tasks import task_of
 
 MOST_ROWS = 6
 MOST_LINES = 12  # of methods, clients or domains in one panel

@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from fedsim.experiment import Experiment
+from fedsim.common.tasks import task_in
 from fedsim.results.selection import VALIDATED, first_best, validation_column
 from fedsim.results.statistics import comparable
-from fedsim.tasks import task_in
+from fedsim.settings.experiment import Experiment
 
 Rows = list[dict[str, str]]
 NAMED_RUNS = 3

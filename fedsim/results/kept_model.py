@@ -4,11 +4,11 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
-from fedsim.errors import UserError
+from fedsim.common.errors import UserError
+from fedsim.common.tasks import task_in
 from fedsim.results.reading import read_settings
 from fedsim.results.record_files import read_record
 from fedsim.results.selection import select, validation_column
-from fedsim.tasks import task_in
 
 
 def unfinished(run: Path) -> str:

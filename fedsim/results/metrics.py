@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from fedsim.errors import UserError, nearest
+from fedsim.common.errors import UserError, nearest
+from fedsim.common.tasks import CLASSIFICATION, SEGMENTATION
 from fedsim.results.cases import Cases, read_cases
 from fedsim.results.predictions import Predictions, read_predictions
 from fedsim.results.reading import Runs, run_folder
-from fedsim.tasks import CLASSIFICATION, SEGMENTATION
 
 BINS = 15
 

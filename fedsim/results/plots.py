@@ -7,8 +7,8 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
 
-from fedsim.console import counted
-from fedsim.errors import UserError
+from fedsim.common.console import counted
+from fedsim.common.errors import UserError
 from fedsim.results import figures
 from fedsim.results.bars import target_bars
 from fedsim.results.case_grid import case_grid

@@ -16,8 +16,8 @@ import pandas as pd
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from fedsim.errors import UserError
-from fedsim.files import atomic_write
+from fedsim.common.errors import UserError
+from fedsim.common.files import atomic_write
 from fedsim.results.record_files import AGAIN, read_record
 from fedsim.results.selection import RULES, select
 

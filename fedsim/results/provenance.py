@@ -7,13 +7,13 @@ can change the last digits of a sum, and after many steps the accuracy; a note b
 from collections.abc import Mapping
 from typing import Any
 
+from fedsim.common.errors import UserError
 from fedsim.data import BENCHMARKS
 from fedsim.data.fingerprint import came_and_went
-from fedsim.errors import UserError
-from fedsim.experiment import Experiment
 from fedsim.results.differences import TESTED_KEYS, comparable_settings, differing_parts
 from fedsim.results.environment import PACKAGES, all_environments
 from fedsim.results.reading import Runs, run_environment
+from fedsim.settings.experiment import Experiment
 
 NAMED_RUNS = 3  # of the rarer values of a note
 NUMERIC_PACKAGES = ("torch", "torchvision", "timm", "numpy", "scipy", "scikit-learn", "pillow", "flwr", "fedsim")

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from fedsim.errors import UserError
-from fedsim.experiment import Experiment, read_experiment
+from fedsim.common.errors import UserError
 from fedsim.results.differences import ABSENT, PartValues, comparable_settings, method_words, value_text, with_values
+from fedsim.settings.experiment import Experiment, read_experiment
 
 FILE = Path(__file__).with_name("published.csv")
 DATASETS = {

@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedsim.errors import UserError, nearest
-from fedsim.experiment import Experiment, parse_experiment
-from fedsim.files import alone, atomic_write
-from fedsim.options import with_commas
-from fedsim.part import named_part
+from fedsim.common.errors import UserError, nearest
+from fedsim.common.files import alone, atomic_write
+from fedsim.common.lists import with_commas
+from fedsim.parts.part import named_part
 from fedsim.results.differences import method_words, with_recorded_values, words_apart
 from fedsim.results.environment import read_environment
 from fedsim.results.from_rounds import failed_rounds, select_again, thin_rounds, trained_rounds
 from fedsim.results.record_files import parse_csv, read_record, text_rows
 from fedsim.results.recorder import csv_text
+from fedsim.settings.experiment import Experiment, parse_experiment
 
 TABLES = ("summary", "rounds", "clients", "details")
 KEYS = ["run", "experiment", "method", "target", "seed"]

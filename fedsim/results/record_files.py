@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from fedsim.errors import UserError
+from fedsim.common.errors import UserError
 from fedsim.results.selection import RULES
 
 # Names stay text even where they look like numbers: the domains of Rotated MNIST may be called 0, 15, 30.

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedsim.errors import UserError
-from fedsim.files import atomic_write
+from fedsim.common.errors import UserError
+from fedsim.common.files import atomic_write
 from fedsim.results.environment import read_environment
 
 ROUND_COLUMNS = (

@@ -9,9 +9,9 @@ from typing import Any
 
 import pandas as pd
 
-from fedsim.console import counted
-from fedsim.experiment import Experiment
-from fedsim.files import atomic_write
+from fedsim.common.console import counted
+from fedsim.common.files import atomic_write
+from fedsim.common.tasks import task_of
 from fedsim.results import markup
 from fedsim.results.cell_texts import (
     MISSING,
@@ -37,7 +37,7 @@ from fedsim.results.report_cases import kept_cases, segmentation
 from fedsim.results.report_metrics import accuracy_data, more_than_accuracy
 from fedsim.results.reproduce import command_line
 from fedsim.results.selection import RULES
-from fedsim.tasks import task_of
+from fedsim.settings.experiment import Experiment
 
 Notes = Mapping[str, Mapping[str, str]]
 BYTES_NOTE = (

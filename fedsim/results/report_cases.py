@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from fedsim.errors import UserError
+from fedsim.common.errors import UserError
 from fedsim.results import markup
 from fedsim.results.cases import Cases, read_cases
 from fedsim.results.cell_texts import percent

@@ -6,9 +6,9 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from fedsim.errors import UserError
-from fedsim.experiment import Experiment, read_experiment
+from fedsim.common.errors import UserError
 from fedsim.results.differences import MACHINE_KEYS, flatten
+from fedsim.settings.experiment import Experiment, read_experiment
 
 SHORT = ("method.name", "run.target", "run.seed", "run.output", "run.callbacks", "run.tensorboard", "name")
 

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedsim.errors import UserError, nearest
-from fedsim.experiment import Experiment
+from fedsim.common.errors import UserError, nearest
+from fedsim.common.tasks import CLASSIFICATION, task_of
 from fedsim.results.statistics import comparable
-from fedsim.tasks import CLASSIFICATION, task_of
+from fedsim.settings.experiment import Experiment
 
 RULES = ("best_validation", "last", "oracle")
 DEFAULT_RULE = RULES[0]

@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
 
+from fedsim.common.tasks import CLASSIFICATION
 from fedsim.results.cell_texts import (
     MISSING,
     CellText,
@@ -25,7 +26,6 @@ from fedsim.results.cell_texts import (
 )
 from fedsim.results.latex import latex_table
 from fedsim.results.recorder import csv_text
-from fedsim.tasks import CLASSIFICATION
 
 if TYPE_CHECKING:
     from fedsim.results.compare import Comparison

@@ -12,8 +12,8 @@ import numpy as np
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from fedsim.errors import UserError
-from fedsim.files import file_mode
+from fedsim.common.errors import UserError
+from fedsim.common.files import file_mode
 from strategies.state import ServerState
 
 STATE = "checkpoint.safetensors"

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from fedsim.errors import UserError
-from fedsim.files import remove_unfinished
+from fedsim.common.errors import UserError
+from fedsim.common.files import remove_unfinished
 
 FILE = ".lock"
 PATIENCE_SECONDS = 5.0  # a killed sweep's workers need a moment to notice

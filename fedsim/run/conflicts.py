@@ -4,15 +4,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from fedsim.common.errors import UserError
 from fedsim.data.fingerprint import Fingerprints, came_and_went, difference, fingerprints
-from fedsim.errors import UserError
-from fedsim.experiment import Experiment
-from fedsim.recipe import Recipe, parts_of, values_of
+from fedsim.methods.recipe import Recipe, parts_of, values_of
+from fedsim.methods.variants import same_method
 from fedsim.results.differences import MACHINE_KEYS, RUN_KEYS, differing_parts
 from fedsim.results.environment import read_environment
 from fedsim.results.reading import read_settings
 from fedsim.run.frozen import WEIGHTS_KEY, weights_record
-from fedsim.variants import same_method
+from fedsim.settings.experiment import Experiment
 
 NUMBERS = (*RUN_KEYS, "run.threads")  # settings of [run] that no call of a run may change
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from fedsim.common.errors import UserError
 from fedsim.data.reader import content_hash
-from fedsim.errors import UserError
 from fedsim.results.environment import read_environment
 from fedsim.settings.model import weights_file
 

@@ -7,7 +7,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from fedsim.errors import UserError
+from fedsim.common.errors import UserError
 from fedsim.run.checkpoint import write_arrays
 from strategies.parts import Entries
 

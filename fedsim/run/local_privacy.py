@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from flwr.app import Context, Message, RecordDict
 
-from fedsim.errors import UserError
-from fedsim.message_records import arrays_of
+from fedsim.common.errors import UserError
 from fedsim.settings import TrainSettings
+from fedsim.tensors.records import arrays_of
 
 OWN = ("dp-clip", "dp-epsilon", "dp-delta")  # keys of a site's own privacy in its node config
 OTHERS = ("site", "domain", "role", "state-dir", "data-dir", "partition-id", "num-partitions")

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator
 
+from fedsim.common.errors import UserError
 from fedsim.data import BENCHMARKS, Benchmark
 from fedsim.data.lists import reads_lists
-from fedsim.errors import UserError
-from fedsim.experiment import Experiment
-from fedsim.part import part_name
-from fedsim.recipe import Recipe
+from fedsim.methods.recipe import Recipe
+from fedsim.parts.part import part_name
 from fedsim.settings import Settings
+from fedsim.settings.experiment import Experiment
 
 OWN_IMAGES = ("folder", "table", "hugging-face")  # data sets whose classes the settings may name
 WITH_COLUMNS = ("table", "hugging-face")

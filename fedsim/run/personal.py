@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 
 from clients.store import client_folder, newest_entry
-from fedsim.errors import UserError
-from fedsim.experiment import Experiment
-from fedsim.recipe import Recipe
+from fedsim.common.errors import UserError
+from fedsim.methods.recipe import Recipe
 from fedsim.run.checkpoint import write_arrays
+from fedsim.settings.experiment import Experiment
 
 KEPT = "personal"  # store entry of the tensors that the share rule keeps on a client
 

@@ -8,16 +8,16 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from fedsim.assembly import build_net, build_recipe
-from fedsim.cores import free_cores
+from fedsim.common.cores import free_cores
+from fedsim.common.errors import UserError
 from fedsim.data import Benchmark, benchmark, client_names, resolve_domain
 from fedsim.data.augment import check_joint, find_augmentation
-from fedsim.errors import UserError
-from fedsim.experiment import Experiment
+from fedsim.methods.assembly import build_net, build_recipe
+from fedsim.methods.recipe import Recipe
+from fedsim.methods.variants import method_label
 from fedsim.models import find_backbone
-from fedsim.recipe import Recipe
 from fedsim.run.no_effect import refuse_no_effect
-from fedsim.variants import method_label
+from fedsim.settings.experiment import Experiment
 
 ADAPT_SHARE = 0.5  # of the unseen domain's images, for methods that train on them without labels
 POOLED = "pooled"  # the only client of a recipe that pools all source data

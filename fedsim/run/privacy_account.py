@@ -18,9 +18,9 @@ import math
 from pathlib import Path
 from typing import Any
 
-from fedsim.errors import UserError
-from fedsim.experiment import Experiment
-from fedsim.files import atomic_write
+from fedsim.common.errors import UserError
+from fedsim.common.files import atomic_write
+from fedsim.settings.experiment import Experiment
 
 HUGE = 1e4
 DELTA = 1e-5  # of the central mechanism, where no setting says it

@@ -11,12 +11,10 @@ import torch
 from flwr.app import ArrayRecord
 from safetensors.numpy import load_file
 
-from fedsim.arrays import record_to_arrays, state_to_record
 from fedsim.data import domain_of
 from fedsim.data.fingerprint import Fingerprints
-from fedsim.experiment import Experiment
-from fedsim.plugins import outside_versions
-from fedsim.registry import packages_of
+from fedsim.methods.registry import packages_of
+from fedsim.methods.variants import recipe_record, variant_words
 from fedsim.results.callbacks import RunCallback
 from fedsim.results.client_rows import client_rows, detail_rows
 from fedsim.results.environment import earlier_environments, environment
@@ -33,7 +31,9 @@ from fedsim.run.personal import check_personal, personal_entries, write_personal
 from fedsim.run.plan import run_folder
 from fedsim.run.privacy_account import begin_round, repeated_rounds
 from fedsim.run.workspace import Workspace
-from fedsim.variants import recipe_record, variant_words
+from fedsim.settings.experiment import Experiment
+from fedsim.settings.plugins import outside_versions
+from fedsim.tensors.arrays import record_to_arrays, state_to_record
 from strategies.base import FedDG
 from strategies.model import server_model
 from strategies.state import ServerState

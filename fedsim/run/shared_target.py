@@ -8,10 +8,10 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from fedsim.arrays import record_to_arrays
-from fedsim.errors import NotForkedError
-from fedsim.message_records import arrays_of
+from fedsim.common.errors import NotForkedError
 from fedsim.run.target import TargetEvaluator
+from fedsim.tensors.arrays import record_to_arrays
+from fedsim.tensors.records import arrays_of
 from strategies.parts import Entries
 from strategies.wire.target_site import TargetScore
 

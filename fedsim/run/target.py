@@ -8,15 +8,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsim.arrays import load_arrays
+from fedsim.common.seeding import numpy_rng
+from fedsim.common.tasks import TASKS
 from fedsim.data import load_target, load_target_masks
 from fedsim.data.augment import make_transforms, to_float
 from fedsim.models import weight_statistics
 from fedsim.models.tasks import Labelled, Predict, TaskRules
-from fedsim.plugins import load
 from fedsim.run.workspace import Workspace
-from fedsim.seeding import numpy_rng
-from fedsim.tasks import TASKS
+from fedsim.settings.plugins import load
+from fedsim.tensors.arrays import load_arrays
 from strategies.wire.target_site import TargetScore
 
 

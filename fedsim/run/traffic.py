@@ -3,7 +3,7 @@ banks."""
 
 from dataclasses import dataclass
 
-from fedsim.part import part_name
+from fedsim.parts.part import part_name
 from fedsim.run.plan import Plan
 from fedsim.run.workspace import Workspace
 from strategies.model import server_model

@@ -12,16 +12,16 @@ from clients.local_data import LocalData
 from clients.networks import view_of
 from clients.store import ClientStore, client_folder
 from clients.unlabelled_client import UnlabelledClient
-from fedsim.cores import free_cores
+from fedsim.common.cores import free_cores
+from fedsim.common.errors import UserError
 from fedsim.data import domain_of, load_client, load_pooled, load_unlabelled
 from fedsim.data.augment import make_transforms
 from fedsim.data.fingerprint import Fingerprints, fingerprint
-from fedsim.errors import UserError
-from fedsim.experiment import parse_experiment
 from fedsim.models import weight_statistics
 from fedsim.models.tasks import rules_of
 from fedsim.run.frozen import frozen_content
 from fedsim.run.plan import POOLED, Plan, resolve
+from fedsim.settings.experiment import parse_experiment
 
 KEPT = 2  # workspaces that a process keeps in memory
 KEPT_CLIENTS = 256  # clients of a workspace that stay in memory; any other is opened again, its state is in its store

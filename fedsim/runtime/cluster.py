@@ -6,8 +6,8 @@ import socket
 from dataclasses import dataclass
 from typing import Any
 
-from fedsim.about import extra
-from fedsim.errors import ClientFailedError, UserError
+from fedsim.common.about import extra
+from fedsim.common.errors import ClientFailedError, UserError
 from fedsim.settings import RunSettings
 
 CONNECT_SECONDS = 10.0

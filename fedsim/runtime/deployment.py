@@ -4,7 +4,6 @@ The SuperLink and the server app run on this machine. As long as the server app 
 folder (`claim`). The same command can therefore follow a run that is still running, and continue one that has stopped.
 """
 
-import dataclasses
 import json
 import tempfile
 import time
@@ -14,22 +13,21 @@ from typing import Any
 
 import tomli_w
 
-from fedsim.data.names import matching
+from fedsim.common.errors import USER_ERROR, ClientFailedError, UserError
+from fedsim.common.files import atomic_write
 from fedsim.deploy.apps import RUN as RUN_APP
 from fedsim.deploy.control import Control
-from fedsim.deploy.federation import CONNECTION, Federation, read_federation
-from fedsim.errors import USER_ERROR, ClientFailedError, UserError
-from fedsim.experiment import Experiment
-from fedsim.files import atomic_write
+from fedsim.deploy.federation import CONNECTION, read_federation
+from fedsim.deploy.settle import settle
+from fedsim.flower.processes import write_app
 from fedsim.results.callbacks import RunCallback
 from fedsim.results.record_files import read_record
 from fedsim.run.claim import is_claimed
 from fedsim.run.conflicts import refuse_other_settings
 from fedsim.run.plan import Plan
 from fedsim.run.session import is_finished
-from fedsim.runtime.flower import with_absolute_paths, write_app
 from fedsim.server_app import LOG
-from fedsim.settings.model import weights_file
+from fedsim.settings.experiment import Experiment
 
 RUN = "deployment.json"
 POLL_SECONDS = 0.5
@@ -61,37 +59,6 @@ def run_deployed(plan: Plan, callbacks: Sequence[RunCallback] = ()) -> Path:
         stop(control, run_id, folder)
         raise
     return folder
-
-
-def settle(plan: Plan, federation: Federation) -> Plan:
-    """The plan with absolute paths, and with the machine that evaluates the target.
-
-    Raises UserError when no site holds one of the domains.
-    """
-    experiment, clients = with_absolute_paths(plan.experiment), plan.clients
-    run = experiment.run
-    if plan.pooled:
-        raise UserError(f"{experiment.method_name} pools all source data on one machine; it cannot be deployed")
-    weights = weights_file(experiment.model.weights)
-    if weights and not weights.is_absolute():
-        raise UserError(
-            f"model.weights = {experiment.model.weights!r}: every machine of a deployment reads its own file, from "
-            "another working folder than this; name it by an absolute path that exists on the server and on every site"
-        )
-    missing = [client for client in clients if matching(client, federation.clients("source")) is None]
-    if missing:
-        raise UserError(
-            f"{run.federation}: no site holds {', '.join(missing)}; add a [[sites]] table with domain = {missing[0]!r}"
-        )
-    there = matching(run.target, federation.clients("target")) is not None
-    if run.evaluate_target == "site" and not there:
-        raise UserError(
-            f"{run.federation}: no site has role = 'target' and domain = {run.target!r}; add one, or set "
-            "run.evaluate_target = 'server'"
-        )
-    place = ("site" if there else "server") if run.evaluate_target == "auto" else run.evaluate_target
-    run_settings = {"evaluate_target": place, "federation": str(Path(run.federation).resolve())}
-    return dataclasses.replace(plan, experiment=experiment.replace(run=run_settings))
 
 
 def submit(control: Control, experiment: Experiment, folder: Path) -> str:

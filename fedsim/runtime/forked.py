@@ -20,15 +20,15 @@ import torch
 from flwr.app import Message
 from flwr.clientapp import ClientApp
 
-from fedsim.cores import free_cores
+from fedsim.common.cores import free_cores
+from fedsim.common.errors import UserError
 from fedsim.data import domain_of
-from fedsim.errors import UserError
-from fedsim.experiment import Experiment
+from fedsim.flower.identity import stamp
 from fedsim.run.plan import Plan
 from fedsim.run.workspace import pick_device
 from fedsim.runtime.forked_process import ForkedProcess
-from fedsim.runtime.identity import stamp
 from fedsim.runtime.inline import InlineGrid
+from fedsim.settings.experiment import Experiment
 
 logger = logging.getLogger("fedsim")
 

@@ -16,10 +16,10 @@ import torch
 from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedsim.errors import CLIENT_APP_RAISED, NotForkedError
-from fedsim.message_records import arrays_of
-from fedsim.runtime.identity import with_content
+from fedsim.common.errors import CLIENT_APP_RAISED, NotForkedError
+from fedsim.flower.identity import with_content
 from fedsim.runtime.parcel import Parcel, select, standing, without_arrays
+from fedsim.tensors.records import arrays_of
 
 FITS = 2**16  # bytes that a pipe holds for a process that does not read
 KEPT = 4  # records of tensors that a process keeps

@@ -9,7 +9,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
-from fedsim.runtime.identity import assume_identity, stamp
+from fedsim.flower.identity import assume_identity, stamp
 
 
 class LocalGrid(Grid):

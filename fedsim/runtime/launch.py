@@ -5,14 +5,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fedsim.client_app import app
+from fedsim.common.errors import UserError
 from fedsim.data import check_partitions, find_data
-from fedsim.errors import UserError
-from fedsim.experiment import Experiment
 from fedsim.results.callbacks import RunCallback
 from fedsim.run.plan import Plan, resolve
 from fedsim.runtime.forked import ForkedGrid, check_processes
 from fedsim.runtime.inline import LocalGrid
 from fedsim.server_app import serve
+from fedsim.settings.experiment import Experiment
 
 logger = logging.getLogger("fedsim")
 

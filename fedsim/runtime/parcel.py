@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 
-from fedsim.arrays import record_of
-from fedsim.runtime.identity import with_content
+from fedsim.flower.identity import with_content
+from fedsim.tensors.arrays import record_of
 
 
 class Parcel:

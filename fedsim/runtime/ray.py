@@ -15,15 +15,15 @@ from typing import Any
 
 from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
 
-from fedsim.arrays import nbytes
-from fedsim.errors import CLIENT_APP_RAISED
-from fedsim.message_records import arrays_of, configs_of
+from fedsim.common.errors import CLIENT_APP_RAISED
+from fedsim.flower.identity import stamp, with_content
 from fedsim.runtime.cluster import import_ray, open_cluster, plan_workers
-from fedsim.runtime.identity import stamp, with_content
 from fedsim.runtime.inline import LocalGrid
 from fedsim.runtime.parcel import Parcel, select, standing, without_arrays
 from fedsim.runtime.ray_worker import Want, Worker, WorkerSetup
 from fedsim.settings import RunSettings
+from fedsim.tensors.arrays import nbytes
+from fedsim.tensors.records import arrays_of, configs_of
 
 CLIENT_APP = "fedsim.client_app:app"
 # The driver's folders of data, for workers on machines that do not name folders of their own.

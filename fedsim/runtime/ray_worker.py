@@ -10,12 +10,12 @@ from pathlib import Path
 
 from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
 
-from fedsim.arrays import nbytes
-from fedsim.edge import refuse_hidden_packages
-from fedsim.errors import CLIENT_APP_RAISED, USER_ERROR, UserError
-from fedsim.message_records import arrays_of
-from fedsim.runtime.identity import with_content
+from fedsim.common.edge import refuse_hidden_packages
+from fedsim.common.errors import CLIENT_APP_RAISED, USER_ERROR, UserError
+from fedsim.flower.identity import with_content
 from fedsim.runtime.parcel import Parcel, select, without_arrays
+from fedsim.tensors.arrays import nbytes
+from fedsim.tensors.records import arrays_of
 
 BUNDLE_BYTES = 4 * 2**20  # the largest size of replies that are returned together
 BUNDLE_SECONDS = 0.5  # the longest work before replies are returned together

@@ -12,10 +12,10 @@ from clients.local_round import autocast_of
 from clients.local_steps import Fitted, Job
 from clients.side_by_side import SideBySide, reason_apart
 from fedsim.client_app import guarded, job_of, trained
-from fedsim.message_records import config_of, configs_of
 from fedsim.run.plan import Plan
 from fedsim.run.workspace import pick_device, workspace
 from fedsim.runtime.inline import InlineGrid
+from fedsim.tensors.records import config_of, configs_of
 
 logger = logging.getLogger("fedsim")
 

@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterable
 
 from flwr.app import Error, Message
 
-from fedsim.arrays import record_to_arrays, state_to_record
 from fedsim.client_app import app
-from fedsim.message_records import arrays_of, config_of
 from fedsim.runtime.inline import InlineGrid
+from fedsim.tensors.arrays import record_to_arrays, state_to_record
+from fedsim.tensors.records import arrays_of, config_of
 
 Tamper = Callable[[Message, Message], Message]
 

@@ -1,9 +1,8 @@
 """The typed sections of an experiment's settings, one class and file per section of the TOML file.
 
-`fedsim.experiment` reads files, presets and overrides.
+`fedsim.settings.experiment` reads files, presets and overrides.
 """
 
-from fedsim.sections import Settings, folder_name
 from fedsim.settings.data import (
     AUGMENTS,
     SMALLEST_SIZE,
@@ -15,6 +14,7 @@ from fedsim.settings.data import (
 )
 from fedsim.settings.model import ModelSettings
 from fedsim.settings.run import RunSettings
+from fedsim.settings.sections import Settings, folder_name
 from fedsim.settings.train import TrainSettings
 
 __all__ = [

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, PrivateAttr, field_validator
 
-from fedsim.sections import Settings
+from fedsim.settings.sections import Settings
 
 # Rows of fedsim.data.augment.
 AUGMENTS = ("none", "domainbed", "csac", "feddg-ga", "flip-jitter", "fedsb", "ccst", "flip")

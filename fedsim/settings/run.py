@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from fedsim.sections import Settings, folder_name
+from fedsim.settings.sections import Settings, folder_name
 
 
 class RunSettings(Settings):

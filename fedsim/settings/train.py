@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from fedsim.sections import Settings
+from fedsim.settings.sections import Settings
 
 
 class TrainSettings(Settings):

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 
 from rich.table import Table
 
-from fedsim.console import console, errors
-from fedsim.errors import UserError
+from fedsim.common.console import console, errors
+from fedsim.common.errors import UserError
 from fedsim.sweep.axes import Axes
 from fedsim.sweep.budget import Budget, Reservation, local_reservations
 from fedsim.sweep.plan import Cell, dry_table, look_for_data, missing_data, plan_cells

@@ -4,8 +4,8 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedsim.errors import UserError
-from fedsim.experiment import overlap, parse_override
+from fedsim.common.errors import UserError
+from fedsim.settings.experiment import overlap, parse_override
 
 # Settings that a sweep gives to its cells, and the options in which the user names their values.
 OPTIONS = {"method.name": "--methods", "run.target": "--targets", "run.seed": "--seeds"}
@@ -56,7 +56,7 @@ def check_axes(axes: Axes, overrides: Sequence[str], preset: str = "") -> str:
 def label_of(values: Sequence[str], label: str = "") -> str:
     """`mine,train.lr=0.1`: the user's label and the grid's values, for a folder's name.
 
-    fedsim/variants.py adds to the name what the grid changes in a method.
+    fedsim/methods/variants.py adds to the name what the grid changes in a method.
     """
     words = [word for word in values if not word.startswith("method.")]
     return ",".join([*([label] if label else []), *words]).replace("/", "_")

@@ -4,8 +4,8 @@ import math
 import os
 from dataclasses import dataclass
 
-from fedsim.cores import free_cores
-from fedsim.errors import UserError
+from fedsim.common.cores import free_cores
+from fedsim.common.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from fedsim.errors import UserError
-from fedsim.experiment import Experiment, parse_experiment
-from fedsim.tasks import scores
+from fedsim.common.errors import UserError
+from fedsim.common.tasks import scores
+from fedsim.settings.experiment import Experiment, parse_experiment
 
 Message = tuple[str, Any, Any]  # the arguments of Cell.hear
 ORPHANED = 3

@@ -15,14 +15,14 @@ import torch
 
 from clients.budget import local_plan
 from clients.parts import Augment, LocalRound
-from fedsim.assembly import assemble
 from fedsim.data import benchmark, source_domains
-from fedsim.experiment import Experiment, parse_experiment
-from fedsim.method_list import step_costs
-from fedsim.recipe import parts_of
+from fedsim.methods.assembly import assemble
+from fedsim.methods.listing import step_costs
+from fedsim.methods.recipe import parts_of
+from fedsim.methods.variants import method_label
 from fedsim.run.plan import Plan, resolve
+from fedsim.settings.experiment import Experiment, parse_experiment
 from fedsim.sweep.plan import Cell, measured_rates
-from fedsim.variants import method_label
 
 FILE = Path(__file__).with_name("step_times.csv")
 KEY = ("dataset", "backbone", "bottleneck", "image_size", "batch_size", "precision", "method")

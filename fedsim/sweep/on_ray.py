@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedsim.errors import UserError
+from fedsim.common.errors import UserError
 from fedsim.runtime.cluster import NoRoomError, import_ray, open_cluster, plan_workers
 from fedsim.runtime.ray import FORWARDED
 from fedsim.settings import RunSettings

@@ -13,11 +13,11 @@ import pandas as pd
 from rich.table import Table
 from rich.text import Text
 
+from fedsim.common.errors import PresetConflictError, UserError
 from fedsim.data import benchmark, find_data, resolve_domain
-from fedsim.errors import PresetConflictError, UserError
-from fedsim.experiment import Experiment, read_experiment
-from fedsim.method_list import step_costs
+from fedsim.methods.listing import step_costs
 from fedsim.results.record_files import read_record
+from fedsim.settings.experiment import Experiment, read_experiment
 from fedsim.sweep.axes import Axes, check_axes, grid_points, label_of
 
 if TYPE_CHECKING:

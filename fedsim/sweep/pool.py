@@ -14,7 +14,7 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
-from fedsim.errors import UserError
+from fedsim.common.errors import UserError
 from fedsim.sweep.budget import Reservation
 from fedsim.sweep.cell_process import END, serve_cells
 from fedsim.sweep.plan import Cell

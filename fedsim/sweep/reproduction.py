@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pandas as pd
 
+from fedsim.common.errors import UserError, nearest
 from fedsim.data.benchmarks import AVERAGE
-from fedsim.errors import UserError, nearest
+from fedsim.methods.variants import method_label
 from fedsim.results.differences import differing_settings, refuse_twice
 from fedsim.results.from_rounds import again_notes, failed_notes, thin_notes
 from fedsim.results.notes import (
@@ -37,7 +38,6 @@ from fedsim.sweep.tables import (
     row_experiment,
     rows_by_label,
 )
-from fedsim.variants import method_label
 
 
 @dataclass(frozen=True)

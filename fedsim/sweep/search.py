@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedsim.errors import UserError
-from fedsim.experiment import parse_override
+from fedsim.common.errors import UserError
+from fedsim.common.seeding import numpy_rng
 from fedsim.results.statistics import ranks
-from fedsim.seeding import numpy_rng
+from fedsim.settings.experiment import parse_override
 from fedsim.sweep.axes import split_values
 
 FORMS = "KEY=log:LOW:HIGH, KEY=uniform:LOW:HIGH, KEY=int:LOW:HIGH or KEY=VALUE,VALUE,..."

@@ -11,18 +11,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fedsim.errors import UserError
-from fedsim.experiment import Experiment, overlap, parse_override, read_experiment
-from fedsim.part import part_name
-from fedsim.part_settings import parts_in
-from fedsim.recipe import LIST_SLOTS, SLOTS, Recipe, parts_of
+from fedsim.common.errors import UserError
+from fedsim.common.tasks import task_of
+from fedsim.methods.part_settings import parts_in
+from fedsim.methods.recipe import LIST_SLOTS, SLOTS, Recipe, parts_of
+from fedsim.parts.part import part_name
 from fedsim.results.differences import ABSENT
 from fedsim.results.record_files import read_record
 from fedsim.results.selection import DEFAULT_RULE, select, validation_column
+from fedsim.settings.experiment import Experiment, overlap, parse_override, read_experiment
 from fedsim.sweep.axes import OPTIONS, Axes
 from fedsim.sweep.plan import Cell, fingerprint_reader, plan_cells
 from fedsim.sweep.search import Knob, first_alike, points, ranking, read_space, score
-from fedsim.tasks import task_of
 
 NOT_RUN = "not run"
 

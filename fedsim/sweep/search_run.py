@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from fedsim.console import say
+from fedsim.common.console import say
 from fedsim.results.selection import DEFAULT_RULE, rule_title
 from fedsim.sweep import carry_out
 from fedsim.sweep.budget import Budget, Reservation

@@ -9,16 +9,16 @@ import tomli_w
 from rich.markup import escape
 from rich.table import Table
 
-from fedsim.console import console, say
+from fedsim.common.console import console, say
+from fedsim.common.files import atomic_write
+from fedsim.common.tasks import TASKS
 from fedsim.data import find_dataset
-from fedsim.experiment import parse_override
-from fedsim.files import atomic_write
 from fedsim.results.differences import value_text
 from fedsim.results.recorder import csv_text
 from fedsim.results.selection import validation_column
+from fedsim.settings.experiment import parse_override
 from fedsim.sweep.search import nested
 from fedsim.sweep.search_plan import PlannedSearch, Trial
-from fedsim.tasks import TASKS
 
 NEW_SEEDS = 3
 NAMES = ("method", "search", "trial")

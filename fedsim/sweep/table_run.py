@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.markup import escape
 from rich.table import Table
 
-from fedsim.console import console
+from fedsim.common.console import console
 from fedsim.sweep import carry_out
 from fedsim.sweep.budget import Budget, Reservation
 from fedsim.sweep.estimate import Estimate, row_estimate

@@ -13,13 +13,13 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError
 
+from fedsim.common.errors import UserError, nearest
 from fedsim.data import benchmark, resolve_domain
-from fedsim.errors import UserError, nearest
-from fedsim.experiment import Experiment, config_folders, known_tables, parse_override, read_experiment
+from fedsim.methods.variants import method_label
 from fedsim.settings import DataSettings, Settings
+from fedsim.settings.experiment import Experiment, config_folders, known_tables, parse_override, read_experiment
 from fedsim.sweep.axes import SHARED, Axes
 from fedsim.sweep.plan import Cell, fingerprint_reader, plan_cells
-from fedsim.variants import method_label
 
 COPY = "table.toml"  # the copy of the table's file in its folder of results
 

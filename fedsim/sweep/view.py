@@ -9,7 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from fedsim.console import errors
+from fedsim.common.console import errors
 from fedsim.sweep.plan import Cell, duration, measured_rates, observed_rates, time_left
 
 

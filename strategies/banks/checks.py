@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from fedsim.arrays import all_finite
+from fedsim.tensors.arrays import all_finite
 from strategies.parts import Arrays
 from strategies.stored import heads_of
 

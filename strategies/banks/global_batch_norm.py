@@ -8,7 +8,7 @@ import numpy as np
 from strategies.parts import Broadcast, ServerRound
 
 if TYPE_CHECKING:
-    from fedsim.recipe import Recipe
+    from fedsim.methods.recipe import Recipe
 
 
 @dataclass(frozen=True)

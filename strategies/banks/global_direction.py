@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from fedsim.part import part_name
+from fedsim.parts.part import part_name
 from strategies.fuse.gradient_matching import GradientMatching
 from strategies.parts import Broadcast, ServerRound
 from strategies.refine.dynamic_correction import DynamicCorrection
 from strategies.refine.flower_optimizer import FlowerOptimizer
 
 if TYPE_CHECKING:
-    from fedsim.recipe import Recipe
+    from fedsim.methods.recipe import Recipe
 
 
 @dataclass(frozen=True)

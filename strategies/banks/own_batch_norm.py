@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from fedsim.kinds import Kind
+from fedsim.tensors.kinds import Kind
 from strategies.parts import Arrays, Bank, Entries, ServerRound, Update
 
 

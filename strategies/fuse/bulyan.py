@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 import numpy as np
 from pydantic import Field
 
-from fedsim.experiment import Experiment
+from fedsim.settings.experiment import Experiment
 from strategies.fuse.krum import selected_by_krum
 from strategies.fuse.trimmed_mean import trimmed_mean
 from strategies.fuse_rules import equal_columns, refuse_too_few

@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
-from fedsim.errors import UserError
-from fedsim.experiment import Experiment
+from fedsim.common.errors import UserError
+from fedsim.settings.experiment import Experiment
 from strategies.aggregate import weighted_mean
 from strategies.moves import gram, mean_move, moved, moves
 from strategies.parts import Fuse, ServerRound, Update

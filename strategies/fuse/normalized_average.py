@@ -8,8 +8,8 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from fedsim.errors import UserError
-from fedsim.experiment import Experiment
+from fedsim.common.errors import UserError
+from fedsim.settings.experiment import Experiment
 from strategies.aggregate import weighted_mean
 from strategies.moves import mean_move, moved, moves
 from strategies.parts import Fuse, RefusedUpdateError, ServerRound, Update

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import numpy as np
 from pydantic import Field
 
-from fedsim.part import part_name
+from fedsim.parts.part import part_name
 from strategies.aggregate import Arrays, weighted_mean
 from strategies.fuse_rules import equal_columns
 from strategies.parts import Fuse, ServerRound, Update
 
 if TYPE_CHECKING:
-    from fedsim.recipe import Recipe
+    from fedsim.methods.recipe import Recipe
 
 
 def clipping(state: Arrays, reference: Arrays, bound: float) -> float:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from fedsim.errors import UserError
-from fedsim.experiment import Experiment
-from fedsim.kinds import Kind
-from fedsim.part import part_name
+from fedsim.common.errors import UserError
+from fedsim.parts.part import part_name
+from fedsim.settings.experiment import Experiment
+from fedsim.tensors.kinds import Kind
 from strategies import masking
 from strategies.aggregate import weighted_mean
 from strategies.banks.secure_exchange import COMMITMENT, KEY, KEYS, LINE, OPENED, SELF, SHARES
@@ -18,7 +18,7 @@ from strategies.fuse_rules import clients_in_a_round
 from strategies.parts import Fuse, LostRoundError, ServerRound, Update
 
 if TYPE_CHECKING:
-    from fedsim.recipe import Recipe
+    from fedsim.methods.recipe import Recipe
 
 
 def threshold_of(threshold: int, clients: int, per_round: int = 0, listed: int = 0) -> int:

@@ -8,8 +8,8 @@ from typing import Annotated, ClassVar
 import numpy as np
 from pydantic import Field
 
-from fedsim.errors import UserError
-from fedsim.experiment import Experiment
+from fedsim.common.errors import UserError
+from fedsim.settings.experiment import Experiment
 from strategies.aggregate import Arrays
 from strategies.fuse_rules import clients_in_a_round, equal_columns
 from strategies.parts import Fuse, ServerRound, Update

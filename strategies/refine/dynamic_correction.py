@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from fedsim.models.norms.mixig import MixIG
-from fedsim.part import part_name
+from fedsim.parts.part import part_name
 from strategies.fuse.weighted_mean import WeightedMean
 from strategies.moves import mean_move, moves
 from strategies.parts import Arrays, Refine, ServerRound
 from strategies.refine.flower_optimizer import server_optimizers
 
 if TYPE_CHECKING:
-    from fedsim.recipe import Recipe
+    from fedsim.methods.recipe import Recipe
 
 
 @dataclass(frozen=True)

@@ -11,19 +11,19 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedsim.arrays import load_arrays
+from fedsim.common.errors import UserError
 from fedsim.data.augment import make_transforms, to_float
 from fedsim.data.auxiliary import auxiliary_fingerprint, auxiliary_images, refuse_own_images
 from fedsim.data.benchmarks import benchmark
-from fedsim.errors import UserError
-from fedsim.experiment import Experiment
 from fedsim.models import weight_statistics
 from fedsim.models.tasks import EVALUATION_BATCH
-from fedsim.part import part_name
+from fedsim.parts.part import part_name
+from fedsim.settings.experiment import Experiment
+from fedsim.tensors.arrays import load_arrays
 from strategies.parts import Arrays, Refine, ServerRound
 
 if TYPE_CHECKING:
-    from fedsim.recipe import Recipe
+    from fedsim.methods.recipe import Recipe
 
 Prepared = Callable[[np.ndarray], Tensor]
 

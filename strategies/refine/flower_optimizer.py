@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import numpy as np
 from pydantic import Field
 
-from fedsim.part import part_name
+from fedsim.parts.part import part_name
 from strategies.parts import Arrays, Refine, ServerRound
 from strategies.wire import flower_strategies as flower
 
 if TYPE_CHECKING:
-    from fedsim.recipe import Recipe
+    from fedsim.methods.recipe import Recipe
 
 Positive = Annotated[float, Field(gt=0)]
 Decay = Annotated[float, Field(ge=0, lt=1)]

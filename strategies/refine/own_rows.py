@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from fedsim.models.inserts.prompt_sets import ROWS, PromptSets
-from fedsim.part import part_name
+from fedsim.parts.part import part_name
 from strategies.parts import Arrays, Refine, ServerRound
 
 if TYPE_CHECKING:
-    from fedsim.recipe import Recipe
+    from fedsim.methods.recipe import Recipe
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from fedsim.part import part_name
+from fedsim.parts.part import part_name
 from strategies.aggregate import weighted_mean
 from strategies.fuse.weighted_mean import WeightedMean
 from strategies.parts import Arrays, Refine, ServerRound
 
 if TYPE_CHECKING:
-    from fedsim.recipe import Recipe
+    from fedsim.methods.recipe import Recipe
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ import numpy as np
 from pydantic import Field
 from torch import nn
 
-from fedsim.errors import UserError
-from fedsim.experiment import Experiment
+from fedsim.common.errors import UserError
+from fedsim.common.seeding import numpy_rng
 from fedsim.models.hidden import hidden_layers
-from fedsim.seeding import numpy_rng
+from fedsim.settings.experiment import Experiment
 from strategies.parts import Cut, Place, Share
 
 

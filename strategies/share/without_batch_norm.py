@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, Literal
 
 from torch import nn
 
-from fedsim.kinds import bn_scope
 from fedsim.models.norms.xan import XAN, XANLayer
+from fedsim.tensors.kinds import bn_scope
 from strategies.parts import Place, Share
 
 if TYPE_CHECKING:
-    from fedsim.recipe import Recipe
+    from fedsim.methods.recipe import Recipe
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from fedsim.kinds import Kind, tensor_kinds
+from fedsim.tensors.kinds import Kind, tensor_kinds
 from strategies.parts import Place, Share
 
 if TYPE_CHECKING:
-    from fedsim.recipe import Recipe
+    from fedsim.methods.recipe import Recipe
 
 
 @dataclass(frozen=True)

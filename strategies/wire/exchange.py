@@ -5,10 +5,10 @@ from typing import Any, TypeVar
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
-from fedsim.arrays import state_to_record
-from fedsim.experiment import Experiment
-from fedsim.message_records import arrays_of, config_of
-from fedsim.tasks import CLASSIFICATION
+from fedsim.common.tasks import CLASSIFICATION
+from fedsim.settings.experiment import Experiment
+from fedsim.tensors.arrays import state_to_record
+from fedsim.tensors.records import arrays_of, config_of
 from strategies.server_round import RefusedUpdateError
 from strategies.state import ServerState
 from strategies.wire.handshake import NOT_ONLINE, Roster

@@ -14,8 +14,8 @@ import torch
 from flwr.app import Message
 from torch import nn
 
-from fedsim.arrays import all_finite, load_arrays
-from fedsim.message_records import metrics_of
+from fedsim.tensors.arrays import all_finite, load_arrays
+from fedsim.tensors.records import metrics_of
 from strategies.parts import Arrays
 from strategies.wire.update_limit import upper_median_of_others
 

@@ -13,8 +13,8 @@ from functools import partial
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
+from fedsim.common.errors import CLIENT_APP_RAISED, USER_ERROR, ClientFailedError, UserError
 from fedsim.data.fingerprint import Fingerprints, difference
-from fedsim.errors import CLIENT_APP_RAISED, USER_ERROR, ClientFailedError, UserError
 from fedsim.settings import RunSettings
 from strategies.wire.membership import Identify, implausible, impostor, name_of
 from strategies.wire.reply_checks import Expected, RejectedReplyError, judged, one_line

@@ -20,8 +20,8 @@ from collections.abc import Mapping
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-from fedsim.arrays import record_of, record_to_arrays, state_to_record
-from fedsim.message_records import arrays_of, config_of, configs_of
+from fedsim.tensors.arrays import record_of, record_to_arrays, state_to_record
+from fedsim.tensors.records import arrays_of, config_of, configs_of
 
 PACKED = "packed-1"
 ANSWER = "packed"  # key of a message's config that asks for a packed reply

@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 import numpy as np
 from flwr.app import Message, MetricRecord, RecordDict
 
-from fedsim.arrays import all_finite, record_to_arrays
-from fedsim.errors import USER_ERROR, ClientFailedError, UserError
-from fedsim.message_records import arrays_of, config_of, configs_of, metrics_of
-from fedsim.tasks import CLASSIFICATION, TASKS
+from fedsim.common.errors import USER_ERROR, ClientFailedError, UserError
+from fedsim.common.tasks import CLASSIFICATION, TASKS
+from fedsim.tensors.arrays import all_finite, record_to_arrays
+from fedsim.tensors.records import arrays_of, config_of, configs_of, metrics_of
 from strategies.parts import Arrays, Bank, RefusedUpdateError, ServerRound, Update
 
 MOST_EXAMPLES = 10**9

@@ -8,7 +8,7 @@ from typing import Any
 
 from flwr.app import ArrayRecord
 
-from fedsim.arrays import nbytes
+from fedsim.tensors.arrays import nbytes
 from strategies.server_round import ServerRound
 
 logger = logging.getLogger("fedsim")

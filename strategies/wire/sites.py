@@ -7,8 +7,8 @@ from functools import lru_cache
 
 from flwr.app import RecordDict
 
-from fedsim.errors import UserError
-from fedsim.message_records import configs_of
+from fedsim.common.errors import UserError
+from fedsim.tensors.records import configs_of
 from strategies.wire.reply_checks import (
     MOST_EXAMPLES,
     Expected,

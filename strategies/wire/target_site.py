@@ -8,8 +8,8 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
-from fedsim.arrays import state_to_record
-from fedsim.message_records import config_of
+from fedsim.tensors.arrays import state_to_record
+from fedsim.tensors.records import config_of
 from strategies.parts import Entries
 from strategies.wire.exchange import Exchange
 from strategies.wire.handshake import NOT_ONLINE, Roster

@@ -7,8 +7,8 @@ import numpy as np
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from fedsim.arrays import state_to_record
-from fedsim.message_records import arrays_of
+from fedsim.tensors.arrays import state_to_record
+from fedsim.tensors.records import arrays_of
 from strategies.parts import Arrays, ServerRound, Visit
 from strategies.wire.exchange import Exchange
 from strategies.wire.handshake import NOT_ONLINE

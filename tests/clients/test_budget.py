@@ -13,9 +13,9 @@ from clients.batches.shuffled import Shuffled
 from clients.budget import Amount, fedavg_amount, local_plan
 from clients.step.calibration import SemanticCalibration
 from clients.step.supervised import SupervisedStep
-from fedsim.errors import UserError
-from fedsim.experiment import Experiment
+from fedsim.common.errors import UserError
 from fedsim.settings import TrainSettings
+from fedsim.settings.experiment import Experiment
 
 DATA = small_data(colour_images(20))
 

@@ -12,11 +12,11 @@ from support import run_small, small_experiment
 
 from clients.augment.cross_client_style import CrossClientStyle
 from clients.augment.vgg_style import decoder, encoder
-from fedsim.assembly import build_recipe, find_recipe
+from fedsim.common.errors import UserError
 from fedsim.data import benchmark
 from fedsim.data.augment import to_float
-from fedsim.errors import UserError
-from fedsim.experiment import read_experiment
+from fedsim.methods.assembly import build_recipe, find_recipe
+from fedsim.settings.experiment import read_experiment
 from strategies.banks.style import StyleBank
 from strategies.parts import ServerRound
 

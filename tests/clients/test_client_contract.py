@@ -15,10 +15,10 @@ from clients.parts import Report, Term
 from clients.step.ditto import Ditto
 from clients.step.supervised import SupervisedStep
 from clients.terms.moon import ModelContrast
-from fedsim.errors import UserError
+from fedsim.common.errors import UserError
+from fedsim.methods.recipe import Recipe
 from fedsim.models import build_model
 from fedsim.models.norms import BIN, DSON, IBN, XAN, BatchNorm, MixIG
-from fedsim.recipe import Recipe
 from fedsim.settings import ModelSettings
 from strategies.parts import Share
 

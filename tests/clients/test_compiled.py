@@ -8,8 +8,8 @@ from torch import nn
 
 from clients.compiled import Compiled
 from clients.local_round import Batch
-from fedsim.contract import small_plan
-from fedsim.errors import UserError
+from fedsim.commands.contract import small_plan
+from fedsim.common.errors import UserError
 from fedsim.models.net import Net
 from fedsim.runtime.launch import make_grid
 from fedsim.server_app import serve

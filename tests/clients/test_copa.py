@@ -13,12 +13,12 @@ from clients.optimizers import make_optimizer
 from clients.parts import Batch
 from clients.step.supervised import SupervisedStep
 from clients.terms.other_heads import OtherHeads
-from fedsim.arrays import record_to_arrays
-from fedsim.assembly import find_recipe
-from fedsim.errors import UserError
+from fedsim.common.errors import UserError
+from fedsim.methods.assembly import find_recipe
 from fedsim.models import build_model
 from fedsim.models.infer import EnsembleOfHeads
 from fedsim.settings import ModelSettings
+from fedsim.tensors.arrays import record_to_arrays
 from strategies.banks.heads import Heads
 from strategies.parts import ServerRound, Update
 from strategies.share.without_head import WithoutHead

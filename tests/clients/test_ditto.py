@@ -9,10 +9,10 @@ from torch import nn
 
 from clients.losses import proximal
 from clients.networks import descend
-from fedsim.arrays import record_to_arrays, state_to_record
-from fedsim.errors import UserError
-from fedsim.message_records import config_of
+from fedsim.common.errors import UserError
 from fedsim.run.workspace import close_workspaces, workspace
+from fedsim.tensors.arrays import record_to_arrays, state_to_record
+from fedsim.tensors.records import config_of
 
 
 def personal_step(v, w, gradient, lam, lr):

@@ -13,10 +13,10 @@ from clients.batches.shuffled import Shuffled
 from clients.budget import Amount, fedavg_amount, local_plan
 from clients.local_data import LocalData
 from clients.step.supervised import SupervisedStep
-from fedsim.assembly import build_recipe
+from fedsim.common.errors import UserError
 from fedsim.data import ClientData
 from fedsim.data.augment import Normalization, Transforms
-from fedsim.errors import UserError
+from fedsim.methods.assembly import build_recipe
 from fedsim.settings import TrainSettings
 
 SIZES = (4, 17, 9)

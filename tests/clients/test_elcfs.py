@@ -12,9 +12,9 @@ from torch import nn
 
 from clients.parts import Batch
 from clients.step.episodic import EpisodicStep
-from fedsim.assembly import build_recipe
+from fedsim.common.errors import UserError
 from fedsim.data.augment import AUGMENTATIONS
-from fedsim.errors import UserError
+from fedsim.methods.assembly import build_recipe
 from fedsim.models.net import Net
 from strategies.banks.amplitude import AmplitudeBank
 from strategies.parts import ServerRound

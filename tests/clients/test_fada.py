@@ -14,10 +14,10 @@ from clients.optimizers import make_optimizer
 from clients.step.disentangling_adversary import NETWORKS, DisentanglingAdversary
 from clients.store import ClientStore
 from clients.unlabelled.adversarial_target import AdversarialTarget
-from fedsim.assembly import build_recipe
-from fedsim.experiment import Experiment
+from fedsim.methods.assembly import build_recipe
 from fedsim.models.inserts.disentangler import Disentangler
 from fedsim.models.net import Net
+from fedsim.settings.experiment import Experiment
 from strategies.banks.domain_identifiers import DomainIdentifiers
 from strategies.server_round import ServerRound, Update
 from strategies.visits.target_attention import TargetAttention, attention

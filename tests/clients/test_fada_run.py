@@ -9,13 +9,13 @@ from support import Interrupt, numbers, run_small, small_experiment
 
 import fedsim.data.loading as loading
 from clients.unlabelled.adversarial_target import AdversarialTarget
-from fedsim.arrays import record_to_arrays
-from fedsim.assembly import build_recipe
-from fedsim.combinations import check_recipe
+from fedsim.common.errors import UserError
 from fedsim.data.digits import Digits
-from fedsim.errors import UserError
-from fedsim.methods import METHODS
+from fedsim.methods.assembly import build_recipe
+from fedsim.methods.combinations import check_recipe
+from fedsim.methods.table import METHODS
 from fedsim.run.workspace import close_workspaces
+from fedsim.tensors.arrays import record_to_arrays
 
 
 @pytest.fixture(scope="module")

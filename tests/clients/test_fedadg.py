@@ -21,9 +21,9 @@ from clients.step.feature_generator import (
     label_code,
     smoothed_cross_entropy,
 )
-from fedsim.arrays import record_to_arrays
 from fedsim.models import build_model
 from fedsim.settings import ModelSettings, TrainSettings
+from fedsim.tensors.arrays import record_to_arrays
 
 SMALL = {"d_noise": 4, "width": 8, "r": 6, "hidden": 5}
 

@@ -14,9 +14,9 @@ from clients.augment.aug_mix import mixed
 from clients.losses import js_divergence
 from clients.step.aligned_views import AlignedViews, contrast_of, drawn_rows, eight_bit, rows_of
 from clients.step.supervised import SupervisedStep
-from fedsim.assembly import assemble, find_recipe
+from fedsim.common.errors import UserError
 from fedsim.data.augment import to_float
-from fedsim.errors import UserError
+from fedsim.methods.assembly import assemble, find_recipe
 from fedsim.models.net import Net
 
 ROWS = {"mean": np.full((4, 3), 0.7, np.float32), "std": np.full((4, 3), 0.2, np.float32)}

@@ -13,16 +13,16 @@ from clients.parts import Batch, LocalRound
 from clients.step.client_agnostic import ClientAgnostic, cafl
 from clients.step.supervised import SupervisedStep
 from clients.store import ClientStore
-from fedsim.arrays import load_arrays
-from fedsim.assembly import build_recipe
-from fedsim.errors import UserError
-from fedsim.experiment import Experiment
-from fedsim.kinds import bn_scope
+from fedsim.common.errors import UserError
+from fedsim.methods.assembly import build_recipe
 from fedsim.models import build_model
 from fedsim.models.inserts.mixstyle import MixStyle
 from fedsim.models.norms import MixIG
 from fedsim.models.norms.mixig import mixig_layers
 from fedsim.settings import ModelSettings
+from fedsim.settings.experiment import Experiment
+from fedsim.tensors.arrays import load_arrays
+from fedsim.tensors.kinds import bn_scope
 from strategies.banks.global_batch_norm import GlobalBatchNorm
 
 

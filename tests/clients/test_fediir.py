@@ -12,11 +12,11 @@ from torch import nn
 
 from clients.parts import Batch
 from clients.terms.classifier_alignment import ClassifierAlignment, squared_distance
-from fedsim.arrays import record_to_arrays
-from fedsim.assembly import find_recipe
-from fedsim.errors import UserError
+from fedsim.common.errors import UserError
+from fedsim.methods.assembly import find_recipe
 from fedsim.models.net import Net
 from fedsim.settings import TrainSettings
+from fedsim.tensors.arrays import record_to_arrays
 from strategies.banks.classifier_gradients import ClassifierGradients
 from strategies.parts import SERVER, ServerRound
 

@@ -14,15 +14,15 @@ from clients.parts import Batch
 from clients.step.supervised import SupervisedStep
 from clients.terms.conditional_information import MOMENTUM, ClassReference, ConditionalInformation, kl_normal
 from clients.terms.representation_norm import RepresentationNorm, l2r
-from fedsim.arrays import record_to_arrays
-from fedsim.assembly import build_recipe, find_recipe
-from fedsim.errors import UserError
-from fedsim.experiment import Experiment
+from fedsim.common.errors import UserError
+from fedsim.methods.assembly import build_recipe, find_recipe
 from fedsim.models import build_model
 from fedsim.models.infer import SampledRepresentation
 from fedsim.models.infer.ensemble import mean_probabilities
 from fedsim.models.inserts.representation import LEAST_STD, Gaussian, Representation, gaussian_of
 from fedsim.settings import ModelSettings, TrainSettings
+from fedsim.settings.experiment import Experiment
+from fedsim.tensors.arrays import record_to_arrays
 
 
 def tensor(*values):

@@ -15,9 +15,9 @@ from clients.parts import Batch
 from clients.step.sharpness_aware import SharpnessAware
 from clients.step.supervised import SupervisedStep
 from clients.terms.prototype_contrast import SEEN, PrototypeContrast, cpcl, upcr
-from fedsim.arrays import record_to_arrays
 from fedsim.models import build_model
 from fedsim.settings import ModelSettings, TrainSettings
+from fedsim.tensors.arrays import record_to_arrays
 
 
 def matrix(*rows):

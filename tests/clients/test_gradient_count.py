@@ -11,7 +11,7 @@ from clients.optimizers import gradient_count
 from clients.reports.generalization_gap import GeneralizationGap
 from clients.reports.gradient_count import GradientCount
 from clients.reports.received_loss import ReceivedLoss
-from fedsim.errors import UserError
+from fedsim.common.errors import UserError
 from fedsim.settings import TrainSettings
 
 

@@ -7,9 +7,9 @@ from small_round import colour_images, small_data, small_round
 
 from clients.parts import Batch
 from clients.terms.in_batch_contrast import InBatchContrast, in_batch_contrast
-from fedsim.assembly import assemble
+from fedsim.methods.assembly import assemble
 from fedsim.models.clip_family import TextHead
-from fedsim.part import part_name
+from fedsim.parts.part import part_name
 
 
 def test_images_of_one_class_are_negatives():

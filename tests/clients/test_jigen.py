@@ -9,7 +9,7 @@ from clients.optimizers import make_optimizer
 from clients.step.jigsaw import Jigsaw, cut, draw_orders, grey_tiles, joined, shuffled
 from clients.step.permutations import PERMUTATIONS, generate
 from clients.step.supervised import SupervisedStep
-from fedsim.errors import UserError
+from fedsim.common.errors import UserError
 from fedsim.models import build_model
 from fedsim.models.inserts.jigsaw_head import JigsawHead
 from fedsim.settings import ModelSettings

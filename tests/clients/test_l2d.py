@@ -11,7 +11,7 @@ from clients.augment.style_augmenter import StyleAugmenter, branch_weights, conv
 from clients.losses import supervised_contrast
 from clients.optimizers import make_optimizer
 from clients.step.learn_to_diversify import ENTRY, LearnToDiversify, class_mmd, club
-from fedsim.errors import UserError
+from fedsim.common.errors import UserError
 from fedsim.models import build_model
 from fedsim.models.inserts.stochastic_embedding import StochasticEmbedding, moments_of
 from fedsim.settings import ModelSettings, TrainSettings

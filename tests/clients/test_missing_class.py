@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from support import Interrupt, numbers, run_small, small_experiment
 
-from fedsim.arrays import record_to_arrays
 from fedsim.run.checkpoint import load_checkpoint
 from fedsim.run.plan import run_folder
+from fedsim.tensors.arrays import record_to_arrays
 from strategies.weights.by_examples import ByExamples
 
 SKEWED = {"clients_per_domain": 2, "partition": "dirichlet", "alpha": 0.1, "split": "random"}

@@ -9,9 +9,9 @@ from clients.augment import aug_mix, rand_augment
 from clients.augment.aug_mix import AugMix, mixed
 from clients.augment.operations import apply_operations
 from clients.augment.rand_augment import RandAugment, magnitude_table
-from fedsim.assembly import build_recipe
-from fedsim.errors import UserError
-from fedsim.experiment import Experiment
+from fedsim.common.errors import UserError
+from fedsim.methods.assembly import build_recipe
+from fedsim.settings.experiment import Experiment
 
 NAMES = {
     "identity": "Identity", "shear_x": "ShearX", "shear_y": "ShearY", "translate_x": "TranslateX",

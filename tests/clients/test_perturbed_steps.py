@@ -17,7 +17,7 @@ from clients.store import ClientStore
 from clients.terms.client_momentum import ClientMomentum
 from clients.terms.dynamic_regularizer import OWN, DynamicRegularizer
 from clients.terms.gradient_alignment import GradientAlignment, cosines
-from fedsim.errors import UserError
+from fedsim.common.errors import UserError
 from fedsim.settings import TrainSettings
 
 

@@ -13,11 +13,11 @@ from torch import nn
 
 from clients.store import newest_entry
 from clients.terms.drift_correction import OWN, DriftCorrection, gradient_count
+from fedsim.common.errors import UserError
+from fedsim.common.seeding import numpy_rng
 from fedsim.data import load_client
-from fedsim.errors import UserError
 from fedsim.run.checkpoint import load_checkpoint
 from fedsim.run.plan import run_folder
-from fedsim.seeding import numpy_rng
 from fedsim.settings import TrainSettings
 from strategies.banks.control_variates import ControlVariates
 from strategies.parts import SERVER, ServerRound

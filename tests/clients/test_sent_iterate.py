@@ -9,7 +9,7 @@ from clients.optimizers import gradient_count
 from clients.reports.gradient_count import GradientCount
 from clients.terms.drift_correction import DriftCorrection
 from clients.terms.moon import ModelContrast
-from fedsim.recipe import Recipe
+from fedsim.methods.recipe import Recipe
 from fedsim.settings import TrainSettings
 
 

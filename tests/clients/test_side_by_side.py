@@ -14,19 +14,19 @@ from clients.optimizers import make_optimizer
 from clients.side_by_side import SideBySide, reason_apart
 from clients.stacked_net import Rows, StackedNet
 from clients.stacked_optimizer import StackedOptimizer
-from fedsim.arrays import record_to_arrays
 from fedsim.client_app import app
-from fedsim.contract import small_plan
-from fedsim.errors import UserError
-from fedsim.methods import METHODS
+from fedsim.commands.contract import small_plan
+from fedsim.common.errors import UserError
+from fedsim.methods.table import METHODS
 from fedsim.models.net import Net
 from fedsim.models.tasks import CLASSIFIES
-from fedsim.part import part_name
+from fedsim.parts.part import part_name
 from fedsim.run.plan import Plan
 from fedsim.runtime.inline import InlineGrid
 from fedsim.runtime.together import TogetherGrid
 from fedsim.server_app import serve
 from fedsim.settings import TrainSettings
+from fedsim.tensors.arrays import record_to_arrays
 
 SHORT = ["train.iterations=3", "train.rounds=2", "train.side_by_side=3", "data.fraction=0.05", "train.momentum=0.9"]
 ALLOWED = [name for name, recipe in METHODS.items() if not reason_apart(recipe)]

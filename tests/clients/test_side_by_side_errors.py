@@ -9,8 +9,8 @@ import pytest
 from clients.base import DomainClient
 from clients.stacked_net import StackedNet
 from fedsim.client_app import app
-from fedsim.contract import small_plan
-from fedsim.errors import ClientFailedError
+from fedsim.commands.contract import small_plan
+from fedsim.common.errors import ClientFailedError
 from fedsim.runtime.together import TogetherGrid
 from fedsim.server_app import serve
 

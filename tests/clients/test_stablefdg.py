@@ -13,9 +13,9 @@ from clients.optimizers import make_optimizer
 from clients.step.enlarged_batch import ClassBalanced, EnlargedBatch, own_style
 from clients.step.supervised import SupervisedStep
 from clients.terms.representation_norm import RepresentationNorm
-from fedsim.assembly import build_recipe, find_recipe
-from fedsim.errors import UserError
-from fedsim.methods import METHODS
+from fedsim.common.errors import UserError
+from fedsim.methods.assembly import build_recipe, find_recipe
+from fedsim.methods.table import METHODS
 from fedsim.models import build_model
 from fedsim.models.inserts.feature_highlighter import FeatureHighlighter
 from fedsim.models.inserts.style_exploration import StyleExploration

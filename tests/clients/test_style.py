@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from clients.augment.style import Haar, Pixel, adain_affine, apply_affine, deviation, move, pool, statistics
 from clients.augment.vgg_style import Vgg, decoder, encoder, load_vgg
-from fedsim.errors import UserError
+from fedsim.common.errors import UserError
 
 CPU = torch.device("cpu")
 

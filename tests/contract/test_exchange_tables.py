@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from fedsim.arrays import record_to_arrays
-from fedsim.contract import run_watched, small_plan
+from fedsim.commands.contract import run_watched, small_plan
+from fedsim.tensors.arrays import record_to_arrays
 
 CLIENTS, OTHERS = ("rot0", "rot15", "rot30"), ("rot15", "rot30")
 C, D = 10, 50  # classes, features

@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 
 from clients.parts import Term
-from fedsim import contract, methods
+from fedsim.commands import contract
+from fedsim.commands.contract import findings, small_plan
 from fedsim.commands.methods import show_findings
-from fedsim.contract import findings, small_plan
-from fedsim.errors import UserError
-from fedsim.methods import METHODS
-from fedsim.part import part_name
-from fedsim.recipe import Recipe, parts_of
+from fedsim.common.errors import UserError
+from fedsim.methods import table as methods
+from fedsim.methods.recipe import Recipe, parts_of
+from fedsim.methods.table import METHODS
+from fedsim.parts.part import part_name
 
 # Half of the images that `fedsim check-method` takes, and so half of the steps.
 FEW = ["data.fraction=0.05"]
@@ -28,7 +29,7 @@ COMBINATIONS = ["gperxan+feddg-ga", "fedprox+fedbn", "feddg-ga+fedprox"]
 def one_other_process() -> Iterator[None]:
     """One process finishes the runs of all rows; `fedsim check-method` starts one for each, which takes longer."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["fedsim.contract"])
+    context.set_forkserver_preload(["fedsim.commands.contract"])
     with ProcessPoolExecutor(1, context) as other, pytest.MonkeyPatch.context() as patch:
 
         def finish(plan):
@@ -41,7 +42,7 @@ def one_other_process() -> Iterator[None]:
 
 @pytest.mark.parametrize("method", [*METHODS, *COMBINATIONS])
 def test_contract(method):
-    """The row has all properties of fedsim/contract.py."""
+    """The row has all properties of fedsim/commands/contract.py."""
     broken = {words: reason for words, reason in findings(method, FEW) if reason}
     assert broken == {}
 

@@ -11,9 +11,9 @@ import pytest
 from PIL import Image
 from support import run_small
 
-from fedsim.contract import small_plan
-from fedsim.errors import UserError
-from fedsim.methods import METHODS
+from fedsim.commands.contract import small_plan
+from fedsim.common.errors import UserError
+from fedsim.methods.table import METHODS
 from fedsim.run.workspace import close_workspaces
 
 SETTINGS = {

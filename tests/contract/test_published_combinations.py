@@ -5,7 +5,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from fedsim.contract import run_watched, small_plan
+from fedsim.commands.contract import run_watched, small_plan
 from fedsim.sweep.tables import find_table, read_table
 
 FEW = ["data.fraction=0.05"]  # half of the images and steps of the small federation

@@ -8,9 +8,9 @@ import torch
 from torchvision.transforms import RandomResizedCrop
 from torchvision.transforms.v2 import functional as TF
 
+from fedsim.common.errors import UserError
 from fedsim.data.augment import AUGMENTATIONS, Augmentation, _statistics, draw_boxes, make_transforms, to_float
 from fedsim.data.image_ops import brightness, contrast, grey, hue, resized_crop, saturation
-from fedsim.errors import UserError
 from fedsim.settings import DataSettings
 
 

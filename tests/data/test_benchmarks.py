@@ -6,10 +6,10 @@ import sys
 import pytest
 from PIL import Image
 
+from fedsim.common.errors import UserError
 from fedsim.data import BENCHMARKS, benchmark, count_classes, resolve_domain
 from fedsim.data.benchmarks import unusable
 from fedsim.data.inspect import inspect
-from fedsim.errors import UserError
 from fedsim.settings import DataSettings
 
 

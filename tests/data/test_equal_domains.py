@@ -7,9 +7,9 @@ import pandas as pd
 import pytest
 from PIL import Image
 
+from fedsim.common.errors import UserError
 from fedsim.data import benchmark, load_target
 from fedsim.data.fingerprint import fingerprints, refuse_equal_domains
-from fedsim.errors import UserError
 from fedsim.settings import DataSettings
 
 SAID = r"the domains 'art' and 'copy' of .* have the same 8 images with the same labels; remove one"

@@ -11,10 +11,10 @@ import pytest
 from PIL import Image
 from support import numbers
 
+from fedsim.common.errors import UserError
 from fedsim.data import BENCHMARKS, find_data
-from fedsim.errors import UserError
-from fedsim.experiment import Experiment, from_table, read_experiment
 from fedsim.runtime.launch import launch
+from fedsim.settings.experiment import Experiment, from_table, read_experiment
 
 SIDE = 16
 TWO_DOMAINS = {"domainnet": ["clipart", "real"], "domainnet-mini": ["clipart", "real"]}  # hundreds of classes

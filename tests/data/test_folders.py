@@ -5,10 +5,10 @@ import shutil
 import numpy as np
 import pytest
 
+from fedsim.common.errors import UserError
 from fedsim.data.benchmarks import benchmark
 from fedsim.data.catalog import BENCHMARKS
 from fedsim.data.folders import dataset_folder, list_domain
-from fedsim.errors import UserError
 from fedsim.settings import DataSettings
 
 PACS = BENCHMARKS["pacs"]

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fedsim.common.errors import UserError
 from fedsim.data import benchmark, hugging_face, load_client, load_target
 from fedsim.data.pixels import read_bytes
 from fedsim.data.reader import reader
-from fedsim.errors import UserError
 from fedsim.settings import DataSettings
 
 datasets = pytest.importorskip("datasets")

@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 
 from clients.local_data import LocalData
+from fedsim.common.errors import UserError
 from fedsim.data import cache as cache_module
 from fedsim.data import load_client, load_pooled
 from fedsim.data.augment import AUGMENTATIONS, Transforms, make_transforms
@@ -20,7 +21,6 @@ from fedsim.data.cache import cached_images
 from fedsim.data.fingerprint import fingerprints
 from fedsim.data.folders import list_domain
 from fedsim.data.pixels import decode
-from fedsim.errors import UserError
 
 
 def load(data, cache: Path, report=None):

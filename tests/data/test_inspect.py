@@ -6,9 +6,9 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from fedsim.cli import app
+from fedsim.commands.cli import app
+from fedsim.common.errors import UserError
 from fedsim.data.inspect import draw_grid, inspect
-from fedsim.errors import UserError
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fedsim.common.errors import UserError
 from fedsim.data import BENCHMARKS, benchmark, load_client, load_target
 from fedsim.data.reader import reader
-from fedsim.errors import UserError
 from fedsim.settings import DataSettings
 
 

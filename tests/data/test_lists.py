@@ -2,9 +2,9 @@
 
 import pytest
 
+from fedsim.common.errors import UserError
 from fedsim.data import load_client, load_target
 from fedsim.data.fingerprint import fingerprints
-from fedsim.errors import UserError
 
 
 @pytest.fixture

@@ -5,9 +5,9 @@ import shutil
 import numpy as np
 import pytest
 
+from fedsim.common.errors import UserError
 from fedsim.data import benchmark, client_names, domain_of, load_client, load_pooled, load_target
 from fedsim.data.splits import random_split, seed_hash
-from fedsim.errors import UserError
 from fedsim.settings import DataSettings
 
 DIGITS = DataSettings(dataset="digits", image_size=8)

@@ -6,14 +6,14 @@ import torch
 from PIL import Image
 
 from clients.local_data import LocalData
+from fedsim.common.errors import UserError
 from fedsim.data import ClientData, benchmark, load_client, load_pooled, load_target, load_target_masks
 from fedsim.data.augment import AUGMENTATIONS, Augmentation, Normalization, Transforms
 from fedsim.data.fingerprint import fingerprints
-from fedsim.errors import UserError
-from fedsim.experiment import Experiment
 from fedsim.models.tasks import Segmentation
 from fedsim.run.plan import resolve
 from fedsim.settings import DataSettings
+from fedsim.settings.experiment import Experiment
 
 DIGIT_MASKS = DataSettings(dataset="digit-masks", image_size=32, split="stratified", holdout=0.2)
 

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
+from fedsim.common.errors import UserError
 from fedsim.data import check_partitions, client_names, load_client, load_pooled
 from fedsim.data.splits import dirichlet_deal
-from fedsim.errors import UserError
-from fedsim.experiment import read_experiment
 from fedsim.results.published import setting
 from fedsim.run.plan import resolve
 from fedsim.settings import DataSettings
+from fedsim.settings.experiment import read_experiment
 
 DIGITS = DataSettings(dataset="digits", image_size=8, split_seed=0)
 

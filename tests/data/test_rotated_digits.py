@@ -6,10 +6,10 @@ import torch
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as TF
 
+from fedsim.common.errors import UserError
 from fedsim.data import benchmark, load_client, load_target
 from fedsim.data.digits import digits_domain, resize, rotate
 from fedsim.data.rotated_mnist import mnist_domain
-from fedsim.errors import UserError
 from fedsim.settings import DataSettings
 
 

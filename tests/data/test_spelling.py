@@ -6,8 +6,8 @@ import pytest
 from image_trees import write_tree
 from PIL import Image
 
+from fedsim.common.errors import UserError
 from fedsim.data import benchmark
-from fedsim.errors import UserError
 from fedsim.settings import DataSettings
 
 SAID = r"the (classes|labels) 'Cat' and 'cat' differ in spelling only; make them equal"

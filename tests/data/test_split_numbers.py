@@ -6,8 +6,8 @@ import pytest
 from image_trees import write_tree
 from support import Interrupt, run_small, small_experiment
 
+from fedsim.common.errors import UserError
 from fedsim.data.fingerprint import difference, fingerprints
-from fedsim.errors import UserError
 from fedsim.results.provenance import provenance_notes
 from strategies.wire.reply_checks import RejectedReplyError
 from strategies.wire.sites import read_site

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedsim.common.errors import UserError
 from fedsim.data.splits import (
     dirichlet_partition,
     fraction_subset,
@@ -14,7 +15,6 @@ from fedsim.data.splits import (
     shuffled,
     stratified_split,
 )
-from fedsim.errors import UserError
 
 quick = settings(max_examples=30, deadline=None)
 labellings = st.lists(st.integers(0, 4), min_size=12, max_size=200).map(np.array)

@@ -6,10 +6,10 @@ import pytest
 from PIL import Image
 from support import run_small, small_experiment
 
+from fedsim.common.errors import UserError
 from fedsim.data import benchmark, load_client, load_target
 from fedsim.data.fingerprint import fingerprints
 from fedsim.data.reader import reader
-from fedsim.errors import UserError
 from fedsim.settings import DataSettings
 
 

@@ -7,11 +7,11 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.cli.build import build_fab_from_disk
 
+from fedsim.common.errors import UserError
 from fedsim.deploy.apps import CHECK, RUN
 from fedsim.deploy.bundles import Pins, bundle_hash, own_bundles, sign, text
 from fedsim.deploy.supernode import ContactFile, enforce, watched
-from fedsim.errors import UserError
-from fedsim.runtime.flower import write_app
+from fedsim.flower.processes import write_app
 
 
 @pytest.fixture

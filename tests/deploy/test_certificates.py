@@ -12,8 +12,8 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key, l
 from cryptography.x509.oid import ExtendedKeyUsageOID
 from cryptography.x509.verification import PolicyBuilder, Store, VerificationError
 
+from fedsim.common.errors import UserError
 from fedsim.deploy.certificates import read_ca, write_ca, write_private, write_server_certificate, write_site_key
-from fedsim.errors import UserError
 
 HOSTS = ["fl.example.org", "10.1.2.3", "localhost", "127.0.0.1", "2001:db8::1"]
 

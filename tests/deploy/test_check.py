@@ -12,8 +12,8 @@ from fedsim.deploy import check_app
 from fedsim.deploy.check import judge, refusal, table, with_names
 from fedsim.deploy.check_app import answer, installed_versions, lacking
 from fedsim.deploy.federation import read_federation
-from fedsim.experiment import from_table, read_experiment
-from fedsim.runtime.identity import assume_identity
+from fedsim.flower.identity import assume_identity
+from fedsim.settings.experiment import from_table, read_experiment
 
 DOMAINS = ["rot0", "rot15", "rot30", "rot45"]
 

@@ -3,10 +3,10 @@
 import pytest
 from typer.testing import CliRunner
 
+from fedsim.common.errors import UserError
 from fedsim.deploy.cli import app
 from fedsim.deploy.federation import is_federation, read_federation
-from fedsim.errors import UserError
-from fedsim.experiment import find_config
+from fedsim.settings.experiment import find_config
 
 
 def test_what_is_left_open_is_filled_in(federation_file):

@@ -9,9 +9,9 @@ import subprocess
 import pytest
 from cryptography import x509
 
+from fedsim.common.errors import UserError
 from fedsim.deploy.federation import read_federation
 from fedsim.deploy.kits import init, is_locked
-from fedsim.errors import UserError
 
 SERVER = {
     "README.md", "ca.crt", "federation.toml", "flwr", "nginx.conf", "server.env", "server.key", "server.pem", "sites",

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from support import free_ports
 
+from fedsim.common.errors import UserError
 from fedsim.deploy.control import Control, register, registered_nodes
 from fedsim.deploy.federation import Federation, read_federation
 from fedsim.deploy.kits import init, is_locked
-from fedsim.errors import UserError
 
 NGINX = shutil.which("nginx", path=os.environ.get("PATH", "") + ":/usr/sbin")
 BIN = Path(sys.executable).parent

@@ -13,7 +13,10 @@ from conftest import TOML
 from rich.console import Console
 from test_gate import NODES, World
 
-from fedsim import console
+from fedsim.commands import progress
+from fedsim.common import console
+from fedsim.common.edge import complain
+from fedsim.common.errors import UserError, printable
 from fedsim.deploy import warm_client
 from fedsim.deploy.certificates import write_site_key
 from fedsim.deploy.check import judge, table
@@ -25,8 +28,6 @@ from fedsim.deploy.progress import Progress
 from fedsim.deploy.renewal import renew
 from fedsim.deploy.status import ago, status_table
 from fedsim.deploy.supernode import ContactFile
-from fedsim.edge import complain
-from fedsim.errors import UserError, printable
 from strategies.wire.membership import impostor
 
 SITES = ("alpha", "beta", "gamma", "delta")
@@ -114,7 +115,7 @@ def test_no_escape_code_reaches_the_terminal(capsys):
     complain("Traceback\n\x1b[2J\x1b]0;x\x07 all is \u202ewéll\t!\r\n end", 1)
     assert capsys.readouterr().err == "fedsim: Traceback\n[2J]0;x all is wéll !\n end\n"
     console.say("a \x1b[2Jline")
-    bar = console.ProgressBar()
+    bar = progress.ProgressBar()
     bar.note("client a: \x1b[2Jfine")
     said = capsys.readouterr()
     assert (said.out, said.err) == ("a [2Jline\n", "client a: [2Jfine\n")

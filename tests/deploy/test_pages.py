@@ -9,7 +9,7 @@ import pytest
 import typer
 
 import fedsim.deploy
-from fedsim.cli import app
+from fedsim.commands.cli import app
 from fedsim.deploy.federation import Federation, Site, read_federation
 from fedsim.deploy.kits import init
 

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from fedsim.common.errors import UserError
 from fedsim.deploy import control as module
 from fedsim.deploy.control import registered_nodes
-from fedsim.errors import UserError
 
 TAKEN = {"success": False, "error-message": "[code: 23] Public key already in use"}
 

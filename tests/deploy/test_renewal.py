@@ -14,12 +14,12 @@ from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 import pytest
 from support import free_ports
 
+from fedsim.common.errors import UserError
 from fedsim.deploy import superlink
 from fedsim.deploy.certificates import write_server_certificate
 from fedsim.deploy.federation import read_federation
 from fedsim.deploy.kits import init
 from fedsim.deploy.renewal import renew, valid_until, warnings
-from fedsim.errors import UserError
 
 NGINX = shutil.which("nginx", path=os.environ.get("PATH", "") + ":/usr/sbin")
 

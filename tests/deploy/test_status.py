@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 from support import read_audit, run_small, small_experiment
 
+from fedsim.common.errors import UserError
 from fedsim.deploy.audit import AUDIT, Audit
 from fedsim.deploy.certificates import write_site_key
 from fedsim.deploy.check import Answer, Finding, add_contact, table
@@ -19,7 +20,6 @@ from fedsim.deploy.control import add_public_key
 from fedsim.deploy.progress import Progress
 from fedsim.deploy.registry import identities
 from fedsim.deploy.status import ago, clock_problem, status_table
-from fedsim.errors import UserError
 
 
 def shown(federation, now):

@@ -7,8 +7,8 @@ from unittest.mock import Mock
 import pytest
 from flwr.supercore.run import RunNotRunningException
 
+from fedsim.common.errors import UserError
 from fedsim.deploy.supernode import check_node_config, confirm_failing_with_the_run, failing_with_the_run
-from fedsim.errors import UserError
 
 
 def receive_while_the_run_ends(internal, confirm):

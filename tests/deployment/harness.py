@@ -20,7 +20,7 @@ HERE = Path(__file__).parent
 WARM = HERE / "warm.py"
 FLOWER = ("flwr", "flwr-clientapp", "flwr-serverapp", "flower-superlink", "flower-supernode", "flower-superexec")
 FAULTY = HERE / "faulty"
-FEDSIM = [sys.executable, "-c", "from fedsim.cli import main; main()"]
+FEDSIM = [sys.executable, "-c", "from fedsim.commands.cli import main; main()"]
 BIN = Path(sys.executable).parent
 ENVIRONMENT = {
     **os.environ,

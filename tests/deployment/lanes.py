@@ -14,8 +14,8 @@ from harness import SMALL, TARGET, Loopback, until
 from safetensors.numpy import load_file
 from support import run_small
 
-from fedsim.experiment import read_experiment
 from fedsim.run.plan import complete
+from fedsim.settings.experiment import read_experiment
 
 VICTIM, SITE = "rot15", "site-rot15"
 COMPARED = ["round", "train_loss", "mean_validation_accuracy", "mean_validation_loss", "target_accuracy", "target_loss"]

@@ -5,9 +5,9 @@ from pathlib import Path
 from flwr.app import Context, RecordDict
 from support import SpyGrid
 
-from fedsim.experiment import Experiment
 from fedsim.run.plan import resolve
 from fedsim.server_app import serve
+from fedsim.settings.experiment import Experiment
 
 
 def site_grid(experiment: Experiment, state: Path, tamper=None, spare: tuple[str, ...] = ()) -> SpyGrid:

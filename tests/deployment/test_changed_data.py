@@ -11,7 +11,7 @@ from support import Interrupt, numbers, small_experiment
 from test_roster import Nodes
 
 import fedsim.server_app
-from fedsim.errors import ClientFailedError, UserError
+from fedsim.common.errors import ClientFailedError, UserError
 from fedsim.run.plan import resolve, run_folder
 from fedsim.run.workspace import close_workspaces, workspace
 from fedsim.server_app import serve

@@ -9,7 +9,7 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.task_identity import TaskIdentity
 from test_pulling import link  # noqa: F401
 
-from fedsim.arrays import record_to_arrays, state_to_record
+from fedsim.tensors.arrays import record_to_arrays, state_to_record
 from strategies.wire.packing import MOST_HEADER, PACKED, answer, pack, pack_record, unpack, unpack_record
 from strategies.wire.polling import QuickGrid, packed
 

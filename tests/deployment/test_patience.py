@@ -5,7 +5,7 @@ import itertools
 import pytest
 from flwr.app import Error, Message, RecordDict
 
-from fedsim.runtime.identity import assume_identity, stamp
+from fedsim.flower.identity import assume_identity, stamp
 from strategies.wire.patience import MOST_ATTEMPTS, PatientGrid
 
 

@@ -6,8 +6,8 @@ import time
 import pytest
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 
-from fedsim.errors import USER_ERROR, ClientFailedError, UserError
-from fedsim.runtime.identity import assume_identity, stamp
+from fedsim.common.errors import USER_ERROR, ClientFailedError, UserError
+from fedsim.flower.identity import assume_identity, stamp
 from fedsim.settings import RunSettings
 from strategies.wire import handshake
 from strategies.wire.handshake import Roster

@@ -8,7 +8,7 @@ from sites import run_on_sites
 from support import Interrupt, numbers, run_small, small_experiment
 
 import fedsim.server_app
-from fedsim.errors import ClientFailedError, UserError
+from fedsim.common.errors import ClientFailedError, UserError
 from fedsim.runtime.launch import launch
 
 METHODS = {

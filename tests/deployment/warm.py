@@ -38,7 +38,8 @@ def serve(path: str) -> None:
     from importlib.metadata import entry_points
 
     programs = {point.name: point for point in entry_points(group="console_scripts")}
-    for module in ("flwr.supernode.cli", "flwr.superlink.cli", "flwr.cli.app", "fedsim.client_app", "fedsim.cli"):
+    own = ("fedsim.client_app", "fedsim.commands.cli")
+    for module in ("flwr.supernode.cli", "flwr.superlink.cli", "flwr.cli.app", *own):
         importlib.import_module(module)
     importlib.import_module("fedsim.runtime.deployment")
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from clients.local_steps import BestIterate
-from fedsim.experiment import Experiment
 from fedsim.models.digits_cnn import DigitsCNN
 from fedsim.run.plan import resolve
 from fedsim.run.workspace import Workspace
 from fedsim.runtime.launch import launch
+from fedsim.settings.experiment import Experiment
 from strategies.banks.global_batch_norm import GlobalBatchNorm
 
 

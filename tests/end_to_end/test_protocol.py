@@ -7,11 +7,11 @@ from safetensors.numpy import load_file
 from support import SHARED_DATA, numbers, run_small, small_experiment
 
 import fedsim.run.target
-from fedsim.assembly import build_net, build_recipe
+from fedsim.common.seeding import numpy_rng
 from fedsim.data import loading
+from fedsim.methods.assembly import build_net, build_recipe
 from fedsim.results import read_runs, select
 from fedsim.run.workspace import close_workspaces, workspace
-from fedsim.seeding import numpy_rng
 
 
 def last(folder):
@@ -226,8 +226,8 @@ def test_pacs_with_resnet(tmp_path):
 @pytest.mark.skipif(not (SHARED_DATA / "MNIST").is_dir(), reason="the MNIST files are not on this machine")
 def test_rotated_mnist_config(tmp_path):
     """The shipped experiment runs on torchvision's files."""
-    from fedsim.experiment import read_experiment
     from fedsim.run.plan import complete
+    from fedsim.settings.experiment import read_experiment
 
     experiment = complete(
         read_experiment(

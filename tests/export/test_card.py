@@ -8,10 +8,10 @@ from image_trees import write_tree
 from untrained_run import untrained_run
 
 import fedsim
-from fedsim.errors import UserError
-from fedsim.experiment import read_experiment
+from fedsim.common.errors import UserError
 from fedsim.export.card import _weights, card
 from fedsim.export.verbs import write_export
+from fedsim.settings.experiment import read_experiment
 
 
 def on_tree(tmp_path):

@@ -4,7 +4,7 @@ import pytest
 from image_trees import write_tree
 from untrained_run import untrained_run
 
-from fedsim.results.features import domain_features
+from fedsim.export.features import domain_features
 from fedsim.results.reading import read_settings
 
 TINY = {"backbone": "tiny-clip", "head": "text", "train": "head"}

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from untrained_run import untrained_run
 
 import fedsim
-from fedsim.cli import app
+from fedsim.commands.cli import app
 from fedsim.export.card import card
 from fedsim.export.files import comparison_images
 from fedsim.export.judge import predict

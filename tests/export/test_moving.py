@@ -5,7 +5,7 @@ import torch
 from untrained_run import untrained_run
 
 import fedsim
-from fedsim.errors import UserError
+from fedsim.common.errors import UserError
 from fedsim.export.files import export
 
 INDUCTIVE = ("eval_mode", "fixed_alpha", "iabn", "mix_norm", "random_alpha")

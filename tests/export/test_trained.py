@@ -14,11 +14,11 @@ from support import Interrupt, run_small, small_experiment
 from typer.testing import CliRunner
 
 import fedsim
-from fedsim.cli import app
+from fedsim.commands.cli import app
 from fedsim.commands.runs import headline
+from fedsim.common.errors import UserError
 from fedsim.data import benchmark
 from fedsim.data.reader import reader
-from fedsim.errors import UserError
 from fedsim.export.card import card
 from fedsim.export.files import WRITERS, export
 from fedsim.export.judge import evaluate, evaluate_arrays, labelled_images, predict

@@ -5,8 +5,8 @@ from typer.testing import CliRunner
 from untrained_run import untrained_run
 
 import fedsim
-from fedsim.cli import app
-from fedsim.errors import UserError
+from fedsim.commands.cli import app
+from fedsim.common.errors import UserError
 from fedsim.export.files import export
 
 
@@ -20,7 +20,7 @@ def run(tmp_path):
 
 
 def test_it_is_said(run, monkeypatch):
-    monkeypatch.setattr("fedsim.results.features.plot_features", lambda run, out, per_domain: [run, run])
+    monkeypatch.setattr("fedsim.export.features.plot_features", lambda run, out, per_domain: [run, run])
     said = "the run has not finished: this is the best of 17 of 20 rounds"
     with pytest.warns(UserWarning, match=said):
         assert fedsim.load(run).remark == said

@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fedsim.experiment import from_table
 from fedsim.run.checkpoint import write_arrays
 from fedsim.run.plan import resolve
+from fedsim.settings.experiment import from_table
 
 
 def untrained_run(folder: Path, method: dict | str = "fedavg", **sections: Any) -> Path:

@@ -14,7 +14,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 def test_the_project_is_called_as_the_program_says():
     assert PROJECT["name"] == fedsim.DISTRIBUTION != "fedsim"
     assert PROJECT["version"] == fedsim.__version__
-    assert PROJECT["scripts"] == {"fedsim": "fedsim.start:main"}
+    assert PROJECT["scripts"] == {"fedsim": "fedsim.commands.start:main"}
     assert environment()["packages"]["fedsim"] == fedsim.__version__
 
 

@@ -12,10 +12,10 @@ from types import FunctionType
 
 import pytest
 
+from fedsim.methods.registry import one_line, parts_by_slot
 from fedsim.models.inserts.base import Insert
 from fedsim.models.norms import BatchNorm
 from fedsim.models.norms.base import Norm
-from fedsim.registry import one_line, parts_by_slot
 
 DOCS = Path(__file__).parents[2] / "docs"
 

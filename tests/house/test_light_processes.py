@@ -8,7 +8,7 @@ HEAVY = ("ray", "torchvision", "torch._dynamo", "flwr.simulation", "scipy", "skl
 CODE = """
 import sys
 sys.modules["ray"] = None
-from fedsim.experiment import read_experiment
+from fedsim.settings.experiment import read_experiment
 from fedsim.runtime.launch import launch
 launch(read_experiment("digits", ["train.rounds=1", "data.fraction=0.05", "run.output=" + sys.argv[1]]))
 print(*(name for name in sys.argv[2:] if sys.modules.get(name) is not None))

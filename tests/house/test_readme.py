@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from fedsim.data import BENCHMARKS
-from fedsim.methods import METHODS
-from fedsim.recipe import SLOTS
-from fedsim.registry import FOLDERS
+from fedsim.methods.recipe import SLOTS
+from fedsim.methods.registry import FOLDERS
+from fedsim.methods.table import METHODS
 
 ROOT = Path(__file__).parents[2]
 

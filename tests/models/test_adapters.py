@@ -8,7 +8,7 @@ from support import small_experiment
 from torch import nn
 
 from clients.networks import freeze
-from fedsim.errors import UserError
+from fedsim.common.errors import UserError
 from fedsim.models import build_model
 from fedsim.models.inserts.adapters import Adapter, Adapters, MapDropout
 from fedsim.run.plan import resolve

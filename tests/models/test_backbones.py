@@ -7,12 +7,12 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from fedsim.errors import UserError
-from fedsim.kinds import Kind, bn_scope, tensor_kinds
+from fedsim.common.errors import UserError
 from fedsim.models import build_model
 from fedsim.models.backbones import BACKBONES
 from fedsim.models.norms import BIN, DSON, IBN, XAN, BatchNorm
 from fedsim.settings import ModelSettings
+from fedsim.tensors.kinds import Kind, bn_scope, tensor_kinds
 
 
 @pytest.mark.parametrize(("backbone", "trainable", "layers", "channels"), [

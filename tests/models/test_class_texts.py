@@ -3,8 +3,8 @@
 import pytest
 from small_texts import build
 
+from fedsim.common.errors import UserError
 from fedsim.data import BENCHMARKS
-from fedsim.errors import UserError
 from fedsim.models.tiny_clip import FIRST, TOKENS, tokens_of
 
 

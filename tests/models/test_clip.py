@@ -8,7 +8,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from support import numbers, small_experiment
 
-from fedsim.errors import UserError
+from fedsim.common.errors import UserError
+from fedsim.common.seeding import stream_seed
 from fedsim.models import build_model
 from fedsim.models.backbones import find_backbone
 from fedsim.models.build import initial_state
@@ -20,7 +21,6 @@ from fedsim.models.net import Net
 from fedsim.run.plan import resolve
 from fedsim.run.workspace import Workspace
 from fedsim.runtime.launch import launch
-from fedsim.seeding import stream_seed
 from fedsim.settings import ModelSettings
 
 open_clip = pytest.importorskip("open_clip")

@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fedsim.errors import UserError
+from fedsim.common.errors import UserError
 from fedsim.models import build_model
 from fedsim.models.norms import XAN
 from fedsim.models.tasks import Segmentation

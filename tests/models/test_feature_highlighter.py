@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from fedsim.errors import UserError
+from fedsim.common.errors import UserError
 from fedsim.models.inserts.feature_highlighter import WIDTH, FeatureHighlighter, Highlighter
 
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from fedsim.assembly import build_recipe
-from fedsim.errors import UserError
-from fedsim.experiment import Experiment
+from fedsim.common.errors import UserError
+from fedsim.methods.assembly import build_recipe
+from fedsim.methods.registry import parts_by_slot
 from fedsim.models.infer import (
     IABN,
     EvalMode,
@@ -24,7 +24,7 @@ from fedsim.models.infer import (
 from fedsim.models.infer.alpha import mix_by
 from fedsim.models.infer.iabn import instance_aware
 from fedsim.models.infer.statistics import RuledNorm
-from fedsim.registry import parts_by_slot
+from fedsim.settings.experiment import Experiment
 
 RULES = tuple(parts_by_slot()["infer"].values())
 

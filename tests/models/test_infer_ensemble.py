@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from fedsim.kinds import tensor_kinds
 from fedsim.models.infer import EnsembleOfLocalBN, EvalMode
 from fedsim.models.infer.ensemble import mean_probabilities
+from fedsim.tensors.kinds import tensor_kinds
 from strategies.banks.own_batch_norm import OwnBatchNorm
 from strategies.parts import ServerRound, Update
 

@@ -5,9 +5,9 @@ import pytest
 import torch
 from support import numbers, run_small, small_experiment
 
-from fedsim.assembly import build_recipe
-from fedsim.errors import UserError
-from fedsim.methods import METHODS
+from fedsim.common.errors import UserError
+from fedsim.methods.assembly import build_recipe
+from fedsim.methods.table import METHODS
 from fedsim.models.hidden import hidden_layers
 from fedsim.run.plan import resolve
 

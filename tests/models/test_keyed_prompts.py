@@ -9,14 +9,14 @@ from small_texts import IMAGES, NAMES, build, simple_texts
 from clients.parts import Batch
 from clients.terms.guiding_head import GuidingHead
 from clients.terms.query_loss import QueryLoss
-from fedsim.assembly import build_recipe
-from fedsim.contract import run_watched, small_plan
-from fedsim.errors import UserError
-from fedsim.experiment import Experiment
+from fedsim.commands.contract import run_watched, small_plan
+from fedsim.common.errors import UserError
+from fedsim.methods.assembly import build_recipe
 from fedsim.models.inserts import keyed_prompts
 from fedsim.models.inserts.keyed_prompts import KeyedPromptHead, KeyedPrompts, key_weights
 from fedsim.models.inserts.learned_prompts import PromptHead
 from fedsim.run.workspace import Workspace
+from fedsim.settings.experiment import Experiment
 
 ONE_THIRD = 2**0.5 / np.log(3)  # the temperature at which two different scores give the weights 1/4 and 3/4
 

@@ -7,18 +7,18 @@ from safetensors.torch import load_file
 from small_texts import IMAGES, NAMES, TINY, build, simple_texts
 from support import numbers, small_experiment
 
-from fedsim.assembly import build_recipe
-from fedsim.contract import run_watched, small_plan
-from fedsim.errors import UserError
-from fedsim.experiment import Experiment
+from fedsim.commands.contract import run_watched, small_plan
+from fedsim.common.errors import UserError
 from fedsim.export.files import export
 from fedsim.export.trained import load_trained
+from fedsim.methods.assembly import build_recipe
 from fedsim.models.hidden import hidden_layers
 from fedsim.models.inserts.learned_prompts import LearnedPrompts, PromptHead
 from fedsim.models.texts import TextHead
 from fedsim.run.plan import resolve
 from fedsim.run.workspace import Workspace
 from fedsim.runtime.launch import launch
+from fedsim.settings.experiment import Experiment
 
 
 def test_logits_on_numbers():

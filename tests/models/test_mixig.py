@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedsim.errors import UserError
-from fedsim.kinds import Kind, bn_scope, tensor_kinds
+from fedsim.common.errors import UserError
 from fedsim.models.norms import MixIG
 from fedsim.models.norms.instance import affine_map, instance_moments
 from fedsim.models.norms.mixig import (
@@ -18,6 +17,7 @@ from fedsim.models.norms.mixig import (
     mixig_layers,
     switched,
 )
+from fedsim.tensors.kinds import Kind, bn_scope, tensor_kinds
 
 
 @pytest.fixture(autouse=True)

@@ -6,8 +6,8 @@ import pytest
 import torch
 from support import small_experiment
 
+from fedsim.common.errors import UserError
 from fedsim.data.augment import Normalization
-from fedsim.errors import UserError
 from fedsim.models.inserts.mixstyle import MixStyle, MixStyleLayer, mix_styles, moved_style, style_of
 from fedsim.run.plan import resolve
 

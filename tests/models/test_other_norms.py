@@ -7,14 +7,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedsim.errors import UserError
-from fedsim.kinds import Kind, bn_scope, tensor_kinds
+from fedsim.common.errors import UserError
 from fedsim.models.norms import BIN, DSON, IBN
 from fedsim.models.norms.bin import BINLayer
 from fedsim.models.norms.dson import DSONLayer
 from fedsim.models.norms.ibn import IBNLayer, ResidualIBNBlock
 from fedsim.models.norms.instance_norm import InstanceNorm2d
 from fedsim.models.norms.moments import batch_moments
+from fedsim.tensors.kinds import Kind, bn_scope, tensor_kinds
 
 
 def one_channel(layer, mean, variance, **values):

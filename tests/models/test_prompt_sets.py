@@ -10,13 +10,13 @@ from small_texts import IMAGES, NAMES, build
 from torch import nn
 
 from clients.terms.prompt_stages import PromptStages, divergence
-from fedsim.arrays import record_to_arrays
-from fedsim.assembly import build_recipe
-from fedsim.contract import run_watched, small_plan
-from fedsim.errors import UserError
-from fedsim.experiment import Experiment
+from fedsim.commands.contract import run_watched, small_plan
+from fedsim.common.errors import UserError
+from fedsim.methods.assembly import build_recipe
 from fedsim.models.inserts.prompt_sets import ROWS, Aggregator, PromptSets
 from fedsim.run.workspace import Workspace
+from fedsim.settings.experiment import Experiment
+from fedsim.tensors.arrays import record_to_arrays
 from strategies.refine.own_rows import OwnRows
 
 

@@ -8,10 +8,10 @@ import torch
 from support import run_small, small_experiment
 from torch import nn
 
-from fedsim.errors import UserError
-from fedsim.kinds import Kind
+from fedsim.common.errors import UserError
 from fedsim.models.infer import EvalMode, Recompute
 from fedsim.models.norms import BIN, DSON, XAN, MixIG
+from fedsim.tensors.kinds import Kind
 
 
 @pytest.fixture

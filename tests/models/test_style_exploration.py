@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from fedsim.errors import UserError
+from fedsim.common.errors import UserError
 from fedsim.models.inserts.style_exploration import (
     StyleExploration,
     centres,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedsim.errors import UserError
+from fedsim.common.errors import UserError
 from fedsim.models import build_model
 from fedsim.models.norms import DSON, IBN, XAN, MixIG
 from fedsim.models.surfaces import largest_components, surface_distance

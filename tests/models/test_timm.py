@@ -5,8 +5,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from fedsim.errors import UserError
-from fedsim.kinds import Kind, bn_scope, tensor_kinds
+from fedsim.common.errors import UserError
 from fedsim.models import build_model, weight_statistics
 from fedsim.models.inserts.mixstyle import MixStyle
 from fedsim.models.norms import BIN, DSON, IBN, XAN, MixIG
@@ -14,6 +13,7 @@ from fedsim.models.norms.placement import NormThenAct, batch_norm_paths, plain_b
 from fedsim.models.norms.xan import XANLayer
 from fedsim.models.weights import in_order
 from fedsim.settings import ModelSettings
+from fedsim.tensors.kinds import Kind, bn_scope, tensor_kinds
 
 timm = pytest.importorskip("timm")
 LITE = "timm:tf_efficientnet_lite0"

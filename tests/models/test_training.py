@@ -6,7 +6,7 @@ from safetensors.torch import load_file
 from support import run_small, small_experiment
 from torch import nn
 
-from fedsim.errors import UserError
+from fedsim.common.errors import UserError
 from fedsim.models.net import Net
 from fedsim.models.norms import BIN, DSON, IBN, XAN, MixIG
 from fedsim.models.training import frozen_tensors

@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedsim.errors import UserError
-from fedsim.kinds import bn_scope
+from fedsim.common.errors import UserError
 from fedsim.models.norms import XAN
 from fedsim.models.norms.xan import XANLayer
+from fedsim.tensors.kinds import bn_scope
 
 H = torch.tensor([[1.0, 3.0], [5.0, 7.0]]).view(2, 1, 1, 2)
 

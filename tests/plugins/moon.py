@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from clients.parts import Batch, LocalRound, StepFunction, Term
-from fedsim.recipe import Recipe
+from fedsim.methods.recipe import Recipe
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from clients.parts import LocalRound, StepFunction, Term
 from fedsim.data.reader import Reader, content_hash
 from fedsim.data.row import Benchmark
+from fedsim.methods.recipe import Recipe
 from fedsim.models.backbones import Backbone
 from fedsim.models.layout import Layout
-from fedsim.recipe import Recipe
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from clients.parts import Term, Unlabelled
-from fedsim.recipe import Recipe
+from fedsim.methods.recipe import Recipe
 from strategies.parts import Bank, RefusedUpdateError, Visit
 
 VICTIM, REASON = "rot15", "its sum is negative"

@@ -7,9 +7,9 @@ import numpy as np
 import torch
 
 from clients.parts import LocalRound, Term
-from fedsim.errors import UserError
-from fedsim.experiment import Experiment
-from fedsim.recipe import Recipe
+from fedsim.common.errors import UserError
+from fedsim.methods.recipe import Recipe
+from fedsim.settings.experiment import Experiment
 from strategies.banks.checks import misfit
 from strategies.parts import SERVER, Arrays, Bank, Entries, ServerRound
 

@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 from support import run_small, small_experiment
 
-from fedsim import plugins
 from fedsim.commands.data import show_datasets
 from fedsim.commands.methods import show_methods
-from fedsim.console import console
-from fedsim.errors import UserError
-from fedsim.method_list import listed
-from fedsim.methods import METHODS
+from fedsim.common.console import console
+from fedsim.common.errors import UserError
+from fedsim.methods.listing import listed
+from fedsim.methods.table import METHODS
 from fedsim.results import read_runs
 from fedsim.run.plan import resolve
+from fedsim.settings import plugins
 
 
 @pytest.fixture(autouse=True)

@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 from support import numbers, run_small, small_experiment
 
-from fedsim import plugins
-from fedsim.assembly import build_recipe, find_recipe
+from fedsim.common.errors import UserError
 from fedsim.data import benchmark
 from fedsim.data.augment import make_transforms
-from fedsim.errors import UserError
-from fedsim.experiment import Experiment, from_table
+from fedsim.methods.assembly import build_recipe, find_recipe
+from fedsim.methods.registry import packages_of
+from fedsim.methods.variants import method_label
 from fedsim.models.backbones import find_backbone
-from fedsim.registry import packages_of
 from fedsim.run.plan import run_folder
-from fedsim.variants import method_label
+from fedsim.settings import plugins
+from fedsim.settings.experiment import Experiment, from_table
 
 HERE = str(Path(__file__).parent)
 

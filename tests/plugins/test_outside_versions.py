@@ -8,15 +8,15 @@ import pytest
 from support import Interrupt, run_small, small_experiment
 
 from fedsim.client_app import app
-from fedsim.plugins import Package, outside_versions, package_of
 from fedsim.results import compare, read_runs
 from fedsim.run.plan import resolve
 from fedsim.run.remarks import code_remarks
 from fedsim.runtime.inline import InlineGrid
+from fedsim.settings.plugins import Package, outside_versions, package_of
 from strategies.wire.handshake import Roster
 
 MODULE = """from clients.terms.proximal import Proximal
-from fedsim.recipe import Recipe
+from fedsim.methods.recipe import Recipe
 row = Recipe(terms=(Proximal(0.1),), paper="a test")
 """
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from support import run_small, small_experiment
 
-from fedsim.assembly import build_recipe
-from fedsim.contract import PROPERTIES, findings
-from fedsim.errors import UserError
-from fedsim.experiment import Experiment
+from fedsim.commands.contract import PROPERTIES, findings
+from fedsim.common.errors import UserError
+from fedsim.methods.assembly import build_recipe
+from fedsim.settings.experiment import Experiment
 
 HERE = Path(__file__).parent
 DOCS = HERE.parents[1] / "docs"

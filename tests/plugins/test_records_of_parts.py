@@ -8,10 +8,10 @@ from typing import ClassVar
 import pytest
 
 from clients.parts import Term, Unlabelled
-from fedsim.assembly import find_recipe
-from fedsim.combinations import check_recipe
-from fedsim.errors import UserError
-from fedsim.recipe import Recipe
+from fedsim.common.errors import UserError
+from fedsim.methods.assembly import find_recipe
+from fedsim.methods.combinations import check_recipe
+from fedsim.methods.recipe import Recipe
 from strategies.parts import Bank, Visit
 
 

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from support import Interrupt, run_small, small_experiment
 
-from fedsim.errors import ClientFailedError
+from fedsim.common.errors import ClientFailedError
 from fedsim.run.checkpoint import load_checkpoint
 from fedsim.run.plan import run_folder
 

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from fedsim import plugins
-from fedsim.assembly import find_recipe
-from fedsim.experiment import Experiment
-from fedsim.variants import method_label
+from fedsim.methods.assembly import find_recipe
+from fedsim.methods.variants import method_label
+from fedsim.settings import plugins
+from fedsim.settings.experiment import Experiment
 
 MODULE = """from dataclasses import dataclass
 from clients.parts import Term
-from fedsim.recipe import Recipe
+from fedsim.methods.recipe import Recipe
 
 @dataclass(frozen=True)
 class Needs(Term):

@@ -9,16 +9,16 @@ from clients.parts import Term
 from clients.reports.generalization_gap import GeneralizationGap
 from clients.step.consistent_views import ConsistentViews
 from clients.terms.proximal import Proximal
-from fedsim import methods
-from fedsim.assembly import build_recipe, find_recipe
-from fedsim.contract import findings
-from fedsim.errors import UserError
-from fedsim.experiment import Experiment
-from fedsim.methods import METHODS
-from fedsim.recipe import Recipe
-from fedsim.registry import find_row
+from fedsim.commands.contract import findings
+from fedsim.common.errors import UserError
+from fedsim.methods import table as methods
+from fedsim.methods.assembly import build_recipe, find_recipe
+from fedsim.methods.recipe import Recipe
+from fedsim.methods.registry import find_row
+from fedsim.methods.table import METHODS
+from fedsim.methods.variants import method_label
 from fedsim.run.plan import resolve
-from fedsim.variants import method_label
+from fedsim.settings.experiment import Experiment
 from strategies.weights.generalization_adjustment import GeneralizationAdjustment
 
 

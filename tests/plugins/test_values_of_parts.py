@@ -8,14 +8,14 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from fedsim import plugins
-from fedsim.assembly import build_recipe
-from fedsim.errors import UserError
-from fedsim.experiment import parse_experiment, read_experiment
-from fedsim.part import named_part
-from fedsim.registry import packages_of
+from fedsim.common.errors import UserError
+from fedsim.methods.assembly import build_recipe
+from fedsim.methods.registry import packages_of
+from fedsim.methods.variants import method_label
+from fedsim.parts.part import named_part
 from fedsim.results.reading import Runs
-from fedsim.variants import method_label
+from fedsim.settings import plugins
+from fedsim.settings.experiment import parse_experiment, read_experiment
 
 HERE = Path(__file__).parent
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from fedsim.experiment import from_table
 from fedsim.results import Recorder, summary_row
+from fedsim.settings.experiment import from_table
 
 COUNTS = {"bytes_down": 4_000_000, "bytes_up": 4_000_000, "bytes_down_arrays": 4_000_000, "bytes_up_arrays": 4_000_000}
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from fedsim.experiment import Experiment, from_table
 from fedsim.results import Recorder, summary_row
+from fedsim.settings.experiment import Experiment, from_table
 
 PACS = ("art_painting", "cartoon", "photo", "sketch")
 LAYERS = ("conv1", "layer1", "layer2", "layer3", "layer4", "fc")

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from fedsim.errors import UserError
+from fedsim.common.errors import UserError
 from fedsim.results.callbacks import TensorBoardCallback, find_callback, tell_failure, trackers
 from fedsim.settings import RunSettings
 

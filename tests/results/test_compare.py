@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedsim.errors import UserError
+from fedsim.common.errors import UserError
 from fedsim.results import compare
 from fedsim.results.statistics import paired
 

@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 
-from fedsim.errors import UserError
+from fedsim.common.errors import UserError
 from fedsim.results import compare, read_runs
 from fedsim.results.plots import rows_by
 

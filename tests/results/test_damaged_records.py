@@ -4,8 +4,8 @@ import pytest
 from support import Interrupt, run_small, small_experiment
 from typer.testing import CliRunner
 
-from fedsim.cli import app
-from fedsim.errors import UserError
+from fedsim.commands.cli import app
+from fedsim.common.errors import UserError
 from fedsim.results import compare, read_runs, rebuild_results
 from fedsim.run.plan import run_folder
 

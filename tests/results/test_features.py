@@ -11,12 +11,12 @@ from sklearn.metrics import silhouette_score
 from support import run_small, small_experiment
 
 from clients.step.supervised import SupervisedStep
-from fedsim.assembly import build_net, build_recipe
-from fedsim.errors import UserError
-from fedsim.experiment import read_experiment
+from fedsim.common.errors import UserError
+from fedsim.export.features import HUES, domain_features, plot_features
+from fedsim.methods.assembly import build_net, build_recipe
 from fedsim.results import write_report
-from fedsim.results.features import HUES, domain_features, plot_features
 from fedsim.results.reading import read_settings
+from fedsim.settings.experiment import read_experiment
 
 
 @pytest.fixture(scope="module")

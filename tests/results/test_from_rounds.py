@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-from fedsim.cli import app
+from fedsim.commands.cli import app
 from fedsim.results import Recorder, choose_runs, compare, read_runs
 from fedsim.results.kept_model import other_round
 from fedsim.run.checkpoint import write_arrays

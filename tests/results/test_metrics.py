@@ -8,8 +8,8 @@ import pytest
 from support import Interrupt, run_small, small_experiment
 from typer.testing import CliRunner
 
-from fedsim.cli import app
-from fedsim.errors import UserError
+from fedsim.commands.cli import app
+from fedsim.common.errors import UserError
 from fedsim.results import compare, predictions, read_runs, select, write_report
 from fedsim.results.metrics import METRICS, confusion_matrix, expected_calibration_error, per_class_accuracy
 from fedsim.results.plots import draw

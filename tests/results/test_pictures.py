@@ -7,8 +7,8 @@ import torch
 from PIL import Image
 from support import small_experiment
 
-from fedsim.errors import UserError
-from fedsim.results.pictures import draw_pictures, save_grid
+from fedsim.common.errors import UserError
+from fedsim.export.pictures import draw_pictures, save_grid
 from fedsim.run.plan import resolve
 
 

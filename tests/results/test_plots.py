@@ -11,7 +11,7 @@ import pytest
 from matplotlib.colors import to_hex
 from matplotlib.image import imread
 
-from fedsim.errors import UserError
+from fedsim.common.errors import UserError
 from fedsim.results import choose_runs, compare, plot_all, read_runs
 from fedsim.results.bars import target_bars
 from fedsim.results.cost_figure import FRONT, cost_front, readable

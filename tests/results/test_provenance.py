@@ -5,16 +5,16 @@ import json
 import pytest
 from support import run_small, small_experiment
 
-from fedsim.assembly import build_recipe
+from fedsim.common.errors import UserError
 from fedsim.data.fingerprint import fingerprints
-from fedsim.errors import UserError
-from fedsim.experiment import read_experiment
+from fedsim.methods.assembly import build_recipe
+from fedsim.methods.variants import recipe_record
 from fedsim.results import Recorder, choose_runs, compare, read_runs
 from fedsim.results.differences import differing_parts
 from fedsim.results.plots import run_labels
 from fedsim.run.conflicts import refuse_other_settings
 from fedsim.settings import DataSettings
-from fedsim.variants import recipe_record
+from fedsim.settings.experiment import read_experiment
 
 from .invented import pacs_experiment, write_run
 

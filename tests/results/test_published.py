@@ -2,9 +2,8 @@
 
 import pytest
 
-from fedsim.assembly import build_recipe
-from fedsim.experiment import read_experiment
-from fedsim.methods import METHODS
+from fedsim.methods.assembly import build_recipe
+from fedsim.methods.table import METHODS
 from fedsim.results import compare
 from fedsim.results.published import (
     PROTOCOLS,
@@ -15,6 +14,7 @@ from fedsim.results.published import (
     published_rows,
     setting,
 )
+from fedsim.settings.experiment import read_experiment
 
 from .invented import PACS, pacs_experiment
 from .test_compare import table_of_runs

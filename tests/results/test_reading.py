@@ -8,11 +8,11 @@ from threading import Thread
 import pytest
 from typer.testing import CliRunner
 
-from fedsim.cli import app
+from fedsim.commands.cli import app
 from fedsim.commands.results import chosen_runs
 from fedsim.commands.runs import headline
-from fedsim.errors import UserError
-from fedsim.files import alone
+from fedsim.common.errors import UserError
+from fedsim.common.files import alone
 from fedsim.results import choose_runs, compare, read_runs, rebuild_results
 from fedsim.results.reading import of_experiment
 from fedsim.server_app import LOG, LogLines, logger

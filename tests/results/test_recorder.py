@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsim.files import atomic_write
+from fedsim.common.files import atomic_write
 from fedsim.results import Recorder, environment
 from fedsim.results.reading import parse_csv
 from fedsim.results.recorder import CLIENT_COLUMNS, ROUND_COLUMNS

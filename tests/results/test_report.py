@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from fedsim.commands.results import method_notes
-from fedsim.errors import UserError
-from fedsim.experiment import parse_experiment, parse_override
+from fedsim.common.errors import UserError
 from fedsim.results import read_runs, rebuild_results, write_report
 from fedsim.results.cases import Cases
 from fedsim.results.markup import Data, table
@@ -19,6 +18,7 @@ from fedsim.results.report import premise, settings_section
 from fedsim.results.report_cases import segmentation
 from fedsim.results.report_metrics import class_accuracies
 from fedsim.results.reproduce import command_line, override_text
+from fedsim.settings.experiment import parse_experiment, parse_override
 
 from .invented import pacs_experiment, write_grid, write_run
 from .made_up_runs import table_of_runs
@@ -188,7 +188,7 @@ def test_command_without_a_shipped_experiment_uses_the_runs_own_file(tmp_path):
 
 
 def test_command_with_a_shipped_experiment_sets_what_differs(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedsim.experiment.config_folders", lambda: [tmp_path])
+    monkeypatch.setattr("fedsim.settings.experiment.config_folders", lambda: [tmp_path])
     shipped = pacs_experiment("fedavg", "photo", 0)
     (tmp_path / "pacs.toml").write_text(shipped.toml())
     wanted = pacs_experiment(
@@ -205,7 +205,7 @@ def test_command_with_a_shipped_experiment_sets_what_differs(tmp_path, monkeypat
 
 
 def test_command_falls_back_where_overrides_cannot_take_back(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedsim.experiment.config_folders", lambda: [tmp_path])
+    monkeypatch.setattr("fedsim.settings.experiment.config_folders", lambda: [tmp_path])
     (tmp_path / "pacs.toml").write_text(pacs_experiment(method={"weights": "uniform"}).toml())
     assert command_line(pacs_experiment(), tmp_path / "own.toml").split()[2].endswith("own.toml")
 

@@ -5,15 +5,15 @@ import pandas as pd
 import pytest
 import torch
 
-from fedsim.contract import run_watched, small_plan
-from fedsim.errors import UserError
+from fedsim.commands.contract import run_watched, small_plan
+from fedsim.common.errors import UserError
+from fedsim.common.tasks import scores, task_in, task_of
 from fedsim.results import compare, read_runs
 from fedsim.results.case_grid import error_map, overlay
 from fedsim.results.cases import Cases, read_cases, worst_middle_best
 from fedsim.results.plots import draw
 from fedsim.results.predictions import read_predictions
 from fedsim.results.report import write_report
-from fedsim.tasks import scores, task_in, task_of
 
 MASKS = [
     "data.dataset=digit-masks", 'data.domains=["inverted", "noise", "shaded"]', "run.target=noise",

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedsim.errors import UserError
+from fedsim.common.errors import UserError
 from fedsim.results import select, summary_row
 from fedsim.results.selection import RULES
 from fedsim.run.session import mean

@@ -14,8 +14,8 @@ import pandas as pd
 from safetensors.numpy import load_file
 from support import numbers
 
-from fedsim.experiment import Experiment
 from fedsim.run.plan import run_folder
+from fedsim.settings.experiment import Experiment
 
 FILES = ("rounds.csv", "clients.csv", "details.csv", "summary.csv")
 
@@ -24,7 +24,7 @@ QUICK_RUNS = """
 import contextlib, json, os, signal, sys, time
 from pathlib import Path
 import fedsim.client_app
-from fedsim.experiment import parse_experiment
+from fedsim.settings.experiment import parse_experiment
 from fedsim.runtime.launch import launch
 
 def die_at_write(number):
@@ -101,7 +101,7 @@ class CommandLine:
         """Run until its end or until `seconds` have passed, with `rounds` counted from the first recorded round."""
         config = self.folder / "experiment.toml"
         config.write_text(experiment.toml())
-        code = "import sys; from fedsim.cli import main; sys.argv[1:] = ['run', sys.argv[1]]; main()"
+        code = "import sys; from fedsim.commands.cli import main; sys.argv[1:] = ['run', sys.argv[1]]; main()"
         process = subprocess.Popen(
             [sys.executable, "-c", code, str(config)],
             stdout=(self.folder / "log").open("w"),

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
-from fedsim.arrays import NUMPY_STYPE, record_to_arrays
+from fedsim.tensors.arrays import NUMPY_STYPE, record_to_arrays
 
 Mutation = Callable[["Draft", random.Random, Any], bool | None]
 ALL = ("train", "evaluate", "collect")

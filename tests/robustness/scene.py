@@ -9,11 +9,11 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from support import small_experiment
 
-from fedsim.arrays import record_to_arrays, state_to_record
 from fedsim.client_app import app
+from fedsim.flower.identity import assume_identity, stamp
 from fedsim.run.plan import resolve
 from fedsim.run.workspace import Workspace
-from fedsim.runtime.identity import assume_identity, stamp
+from fedsim.tensors.arrays import record_to_arrays, state_to_record
 from strategies.base import FedDG
 from strategies.computation import Computation
 from strategies.model import server_model

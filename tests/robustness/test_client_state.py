@@ -11,7 +11,7 @@ from safetensors.numpy import load_file
 from support import Interrupt, numbers, run_small, small_experiment
 
 from clients.store import ClientStore
-from fedsim.errors import UserError
+from fedsim.common.errors import UserError
 from fedsim.run.plan import run_folder
 from fedsim.run.workspace import close_workspaces
 

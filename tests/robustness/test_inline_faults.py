@@ -7,7 +7,7 @@ import pytest
 from support import numbers, run_small, small_experiment
 
 from clients.base import DomainClient
-from fedsim.errors import ClientFailedError
+from fedsim.common.errors import ClientFailedError
 
 VICTIM = "rot15"
 

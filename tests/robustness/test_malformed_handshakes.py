@@ -10,8 +10,8 @@ from malformed_records import extra_record, missing_record, wrong_echo, wrong_ki
 from scene import TOKEN
 from test_malformed_replies import odd_values
 
-from fedsim.errors import ClientFailedError, UserError
-from fedsim.runtime.identity import assume_identity, stamp
+from fedsim.common.errors import ClientFailedError, UserError
+from fedsim.flower.identity import assume_identity, stamp
 from strategies.wire.handshake import Roster
 
 MANY = 300

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from malformed import MUTATIONS, Draft
 from scene import Outcome, Scene, build
 
-from fedsim.arrays import state_to_record
+from fedsim.tensors.arrays import state_to_record
 from strategies.parts import Bank
 
 MANY = [800, pytest.param(2000, marks=pytest.mark.slow)]

@@ -9,15 +9,15 @@ from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
 from scene import build, number
 from support import run_small, small_experiment
 
-from fedsim.arrays import record_to_arrays, state_to_record
 from fedsim.client_app import app
 from fedsim.commands.runs import headline
-from fedsim.errors import USER_ERROR, UserError
+from fedsim.common.errors import USER_ERROR, UserError
+from fedsim.flower.identity import assume_identity, with_content
 from fedsim.run.local_privacy import own_privacy, perturbed
 from fedsim.run.plan import resolve
 from fedsim.run.privacy_account import total_epsilon
-from fedsim.runtime.identity import assume_identity, with_content
 from fedsim.settings import TrainSettings
+from fedsim.tensors.arrays import record_to_arrays, state_to_record
 from strategies.fuse.private_mean import PrivateMean
 from strategies.parts import ServerRound, Update
 from strategies.weights.uniform import Uniform

@@ -6,9 +6,9 @@ from flwr.app import Error, Message
 from safetensors.numpy import load_file
 from support import Interrupt, numbers, run_small, small_experiment
 
-from fedsim.arrays import record_to_arrays
-from fedsim.assembly import build_recipe
-from fedsim.errors import UserError
+from fedsim.common.errors import UserError
+from fedsim.methods.assembly import build_recipe
+from fedsim.tensors.arrays import record_to_arrays
 
 OPEN = {"update_limit": 0.0}
 SECURE = {"name": "fedavg", "fuse": "secure_mean"}

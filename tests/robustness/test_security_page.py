@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 
 import fedsim
-from fedsim.cli import app
-from fedsim.methods import METHODS
+from fedsim.commands.cli import app
+from fedsim.methods.table import METHODS
 from fedsim.run.privacy_account import total_epsilon
 
 PAGE = Path(fedsim.__file__).parent / "deploy" / "SECURITY.md"

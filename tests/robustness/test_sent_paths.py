@@ -4,7 +4,7 @@ import pytest
 from support import run_small, small_experiment
 
 from clients.base import DomainClient
-from fedsim.errors import ClientFailedError
+from fedsim.common.errors import ClientFailedError
 
 
 def texts(content) -> list[str]:

@@ -11,10 +11,10 @@ from safetensors.numpy import load_file
 from scene import Scene, build
 from support import run_small, small_experiment
 
-from fedsim.arrays import record_to_arrays, state_to_record
-from fedsim.errors import ClientFailedError
+from fedsim.common.errors import ClientFailedError
 from fedsim.run.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from fedsim.run.workspace import close_workspaces
+from fedsim.tensors.arrays import record_to_arrays, state_to_record
 from strategies.fuse.weighted_mean import WeightedMean
 from strategies.parts import SERVER, Bank, Fuse, RefusedUpdateError, ServerRound, Update
 from strategies.share.everything import Everything

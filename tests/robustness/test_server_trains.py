@@ -10,10 +10,10 @@ from support import Interrupt, numbers, run_small, small_experiment
 
 from clients.parts import Term
 from clients.reports.gradient_count import GradientCount
-from fedsim import methods
-from fedsim.arrays import load_arrays, record_to_arrays
-from fedsim.recipe import Recipe
+from fedsim.methods import table as methods
+from fedsim.methods.recipe import Recipe
 from fedsim.run.workspace import close_workspaces
+from fedsim.tensors.arrays import load_arrays, record_to_arrays
 from strategies.banks.global_direction import GlobalDirection
 from strategies.parts import Broadcast, Refine
 

@@ -5,7 +5,7 @@ import shutil
 import pytest
 from support import Interrupt, run_small, small_experiment
 
-from fedsim.errors import UserError
+from fedsim.common.errors import UserError
 from fedsim.run.plan import run_folder
 
 SETTINGS = {"train": {"rounds": 5}, "run": {"checkpoint_every": 2}}

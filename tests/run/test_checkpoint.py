@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedsim.files import atomic_write, file_mode
+from fedsim.common.files import atomic_write, file_mode
 from fedsim.run.checkpoint import link_file, unfinished, write_arrays
 
 

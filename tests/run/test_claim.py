@@ -8,7 +8,7 @@ import sys
 import pytest
 from support import run_small, small_experiment
 
-from fedsim.errors import UserError
+from fedsim.common.errors import UserError
 from fedsim.run import claim as module
 from fedsim.run.claim import claim
 from fedsim.run.plan import run_folder

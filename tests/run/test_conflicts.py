@@ -7,7 +7,7 @@ from image_trees import write_tree
 from support import Interrupt, run_small, small_experiment
 
 from fedsim.commands.runs import run_one
-from fedsim.errors import UserError
+from fedsim.common.errors import UserError
 from fedsim.run.workspace import close_workspaces
 from fedsim.runtime.launch import launch
 

@@ -8,18 +8,18 @@ import torch
 from support import Interrupt, run_small, small_experiment
 
 import fedsim
-from fedsim.contract import small_plan
-from fedsim.errors import UserError
+from fedsim.commands.contract import small_plan
+from fedsim.common.errors import UserError
+from fedsim.export.features import domain_features
 from fedsim.models import build_model
 from fedsim.models.texts import Texts
 from fedsim.results import compare, read_runs
-from fedsim.results.features import domain_features
 from fedsim.run.conflicts import refuse_other_settings
 from fedsim.run.frozen import frozen_content, frozen_record
 from fedsim.run.plan import Plan, resolve
 from fedsim.run.workspace import Workspace, close_workspaces, workspace
-from fedsim.runtime.flower import with_absolute_weights
 from fedsim.settings import ModelSettings
+from fedsim.settings.paths import with_absolute_weights
 
 
 def write_weights(file, seed):

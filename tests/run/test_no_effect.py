@@ -3,12 +3,12 @@
 import pytest
 from support import small_experiment
 
-from fedsim.errors import UserError
-from fedsim.experiment import Experiment
-from fedsim.recipe import Recipe
+from fedsim.common.errors import UserError
+from fedsim.methods.recipe import Recipe
 from fedsim.run.no_effect import no_effect_remarks
 from fedsim.run.plan import resolve
 from fedsim.settings import DataSettings
+from fedsim.settings.experiment import Experiment
 
 WITHOUT = [
     ({"data": {"classes": ["0", "1"]}}, "data.classes has an effect only with data.dataset = folder or table"),

@@ -3,13 +3,13 @@
 import pytest
 from support import numbers, run_small, small_experiment
 
-import fedsim.assembly
+import fedsim.methods.assembly
 import fedsim.run.plan
-from fedsim.errors import UserError
-from fedsim.experiment import Experiment, read_experiment
+from fedsim.common.errors import UserError
 from fedsim.run.plan import resolve
 from fedsim.run.workspace import close_workspaces, open_workspace, workspace
 from fedsim.runtime.launch import launch
+from fedsim.settings.experiment import Experiment, read_experiment
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def calls(monkeypatch):
         monkeypatch.setattr(module, name, call)
 
     counted(fedsim.run.plan, "build_recipe")
-    counted(fedsim.assembly, "build_model")
+    counted(fedsim.methods.assembly, "build_model")
     close_workspaces()
     return counts
 

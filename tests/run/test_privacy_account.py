@@ -10,7 +10,7 @@ from scipy.stats import norm
 from support import Interrupt, run_small, small_experiment
 
 from clients.step.calibration import SemanticCalibration
-from fedsim.recipe import Recipe
+from fedsim.methods.recipe import Recipe
 from fedsim.run import privacy_account
 from fedsim.run.privacy_account import delta_of, sampled_epsilon, statement, total_epsilon
 from strategies.fuse.private_mean import PrivateMean

@@ -3,11 +3,11 @@
 import pytest
 from support import numbers, run_small, small_experiment
 
-from fedsim.cli import app
-from fedsim.experiment import read_experiment
-from fedsim.methods import METHODS
+from fedsim.commands.cli import app
+from fedsim.methods.table import METHODS
 from fedsim.run.plan import resolve
 from fedsim.run.traffic import traffic
+from fedsim.settings.experiment import read_experiment
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,12 @@ from image_trees import write_tree
 from support import run_small, small_experiment
 
 from fedsim.commands.runs import headline
+from fedsim.common.errors import UserError
 from fedsim.data import client_names, load_pooled, load_target
-from fedsim.errors import UserError
-from fedsim.experiment import Experiment
 from fedsim.results import compare, read_runs
 from fedsim.results.differences import comparable_settings
 from fedsim.run.plan import complete, resolve
+from fedsim.settings.experiment import Experiment
 from fedsim.sweep import Axes
 from fedsim.sweep.plan import plan_cells
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from fedsim.errors import UserError
+from fedsim.common.errors import UserError
 from fedsim.runtime import cluster
 from fedsim.settings import RunSettings
 

@@ -13,10 +13,10 @@ import pandas as pd
 import pytest
 from support import free_ports, numbers, run_small, small_experiment
 
-from fedsim.experiment import read_experiment
 from fedsim.run.plan import complete
+from fedsim.settings.experiment import read_experiment
 
-FEDSIM = [sys.executable, "-c", "from fedsim.cli import main; main()"]
+FEDSIM = [sys.executable, "-c", "from fedsim.commands.cli import main; main()"]
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
 
@@ -208,7 +208,7 @@ def test_a_failing_run_in_flowers_engine_exits_1(tmp_path):
 @pytest.mark.flower
 def test_flwr_run_from_the_repository(tmp_path):
     """`flwr run . --stream`, as in the README, uses pyproject's settings, which the run config overrides."""
-    from fedsim.runtime.flower import SuperLink
+    from fedsim.flower.processes import SuperLink
 
     words = ["train.rounds=2", "data.fraction=0.1", "run.device=cpu"]
     inline, _ = run_small(complete(read_experiment("digits", [*words, f"run.output={tmp_path / 'inline'}"])))

@@ -15,8 +15,8 @@ import pandas as pd
 import pytest
 from support import free_ports, numbers
 
-from fedsim.experiment import read_experiment
 from fedsim.runtime.launch import launch
+from fedsim.settings.experiment import read_experiment
 
 ROOT = Path(__file__).parents[2]
 

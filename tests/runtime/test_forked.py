@@ -17,9 +17,9 @@ from support import numbers, small_experiment
 
 import fedsim.runtime.forked
 from fedsim.client_app import app
-from fedsim.errors import ClientFailedError, UserError
+from fedsim.common.errors import ClientFailedError, UserError
+from fedsim.methods.recipe import Recipe
 from fedsim.models.infer import EvalMode
-from fedsim.recipe import Recipe
 from fedsim.run.plan import resolve
 from fedsim.run.target import TargetEvaluator
 from fedsim.runtime.forked import ForkedGrid, reason_against

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
-from fedsim.arrays import record_to_arrays, state_to_record
-from fedsim.errors import NotForkedError
-from fedsim.message_records import arrays_of
+from fedsim.common.errors import NotForkedError
+from fedsim.flower.identity import assume_identity, stamp
 from fedsim.run.local_privacy import perturbed
 from fedsim.runtime.forked_process import ForkedProcess
-from fedsim.runtime.identity import assume_identity, stamp
 from fedsim.settings import TrainSettings
+from fedsim.tensors.arrays import record_to_arrays, state_to_record
+from fedsim.tensors.records import arrays_of
 from strategies.wire.guard import Guard
 
 

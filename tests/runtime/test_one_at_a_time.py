@@ -7,9 +7,9 @@ import pytest
 from flwr.app import Error, Message, RecordDict
 from support import small_experiment
 
+from fedsim.flower.identity import assume_identity, stamp
 from fedsim.run import workspace
 from fedsim.run.workspace import close_workspaces
-from fedsim.runtime.identity import assume_identity, stamp
 from fedsim.runtime.inline import InlineGrid
 from fedsim.runtime.launch import launch
 from strategies.wire.matching import Sent

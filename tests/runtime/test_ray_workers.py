@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
-from fedsim.arrays import record_to_arrays, state_to_record
 from fedsim.runtime.parcel import Parcel
 from fedsim.runtime.ray import Shelf, addressee
+from fedsim.tensors.arrays import record_to_arrays, state_to_record
 from strategies.wire.guard import Guard
 
 

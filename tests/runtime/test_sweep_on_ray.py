@@ -5,7 +5,7 @@ import socket
 import pytest
 from support import numbers
 
-from fedsim.errors import UserError
+from fedsim.common.errors import UserError
 from fedsim.runtime.launch import launch
 from fedsim.sweep import Axes, Budget, run_sweep
 from fedsim.sweep.on_ray import RayPool, cell_task

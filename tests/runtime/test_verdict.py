@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedsim.errors import ClientFailedError, UserError
+from fedsim.common.errors import ClientFailedError, UserError
 from fedsim.runtime.deployment import new_rounds, verdict
 
 

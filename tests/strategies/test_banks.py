@@ -12,12 +12,12 @@ from flwr.app import Error, Message
 from support import Interrupt, numbers, run_small, small_experiment
 
 from clients.parts import LocalRound, StepFunction, Term
-from fedsim import methods
-from fedsim.arrays import record_to_arrays, state_to_record
-from fedsim.assembly import find_recipe
-from fedsim.errors import ClientFailedError
-from fedsim.recipe import Recipe
+from fedsim.common.errors import ClientFailedError
+from fedsim.methods import table as methods
+from fedsim.methods.assembly import find_recipe
+from fedsim.methods.recipe import Recipe
 from fedsim.run.workspace import close_workspaces
+from fedsim.tensors.arrays import record_to_arrays, state_to_record
 from strategies.banks.amplitude import AmplitudeBank
 from strategies.banks.checks import layout_of, odd_shapes
 from strategies.banks.style import StyleBank

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from test_optimization_rules import replies, uniform
 
-from fedsim.assembly import assemble, build_recipe, find_recipe
-from fedsim.errors import UserError
-from fedsim.experiment import Experiment
-from fedsim.methods import METHODS
-from fedsim.part import part_name
-from fedsim.recipe import in_order
+from fedsim.common.errors import UserError
+from fedsim.methods.assembly import assemble, build_recipe, find_recipe
+from fedsim.methods.recipe import in_order
+from fedsim.methods.table import METHODS
+from fedsim.parts.part import part_name
+from fedsim.settings.experiment import Experiment
 from strategies.banks.global_direction import GlobalDirection
 from strategies.fuse.aligned_weights import AlignedWeights, alignment_weights
 from strategies.fuse.weighted_mean import WeightedMean

@@ -9,15 +9,15 @@ from PIL import Image
 from support import numbers, run_small, small_experiment
 from torch import nn
 
-from fedsim.arrays import load_arrays
-from fedsim.assembly import build_net, build_recipe
+from fedsim.common.errors import UserError
 from fedsim.data.auxiliary import auxiliary_images, refuse_own_images
 from fedsim.data.fingerprint import fingerprint
-from fedsim.errors import UserError
-from fedsim.experiment import Experiment
+from fedsim.methods.assembly import build_net, build_recipe
 from fedsim.run.conflicts import refuse_other_settings
-from fedsim.runtime.flower import folders
 from fedsim.settings import DataSettings
+from fedsim.settings.experiment import Experiment
+from fedsim.settings.paths import folders
+from fedsim.tensors.arrays import load_arrays
 from strategies.refine.ensemble_distillation import (
     EnsembleDistillation,
     batch_positions,

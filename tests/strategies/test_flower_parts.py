@@ -9,10 +9,10 @@ import pytest
 from flwr.serverapp.strategy.multikrum import select_multikrum
 from support import Interrupt, numbers, run_small, small_experiment
 
-from fedsim.assembly import build_recipe
-from fedsim.errors import UserError
-from fedsim.experiment import Experiment
+from fedsim.common.errors import UserError
+from fedsim.methods.assembly import build_recipe
 from fedsim.run.workspace import close_workspaces
+from fedsim.settings.experiment import Experiment
 from strategies.aggregate import weighted_mean
 from strategies.fuse.bulyan import Bulyan
 from strategies.fuse.coordinate_median import CoordinateMedian

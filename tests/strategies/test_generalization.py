@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsim.assembly import build_recipe
-from fedsim.experiment import Experiment
+from fedsim.methods.assembly import build_recipe
+from fedsim.settings.experiment import Experiment
 from strategies.weights.generalization_adjustment import VARIANTS, adjust_weights, step_size
 
 THIRD = 1 / 3

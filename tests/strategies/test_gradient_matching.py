@@ -6,7 +6,7 @@ from safetensors.numpy import load_file
 from support import run_small, small_experiment
 from test_optimization_rules import replies, uniform
 
-from fedsim.errors import UserError
+from fedsim.common.errors import UserError
 from fedsim.run.plan import resolve
 from fedsim.run.workspace import Workspace
 from strategies.fuse.gradient_matching import GradientMatching
@@ -182,7 +182,7 @@ def test_rounds_without_a_direction_say_so_once():
 
 
 def test_matching_refuses_weights_that_would_not_act():
-    from fedsim.assembly import find_recipe
+    from fedsim.methods.assembly import find_recipe
 
     with pytest.raises(UserError, match="gradient_matching does not use the clients' weights"):
         find_recipe("feddg-ga+fedomg")

@@ -10,8 +10,8 @@ from flwr.app import Message, MetricRecord, RecordDict
 from safetensors.numpy import load_file
 from support import numbers, run_small, small_experiment
 
-from fedsim.arrays import record_to_arrays, state_to_record
-from fedsim.errors import ClientFailedError
+from fedsim.common.errors import ClientFailedError
+from fedsim.tensors.arrays import record_to_arrays, state_to_record
 from strategies.parts import Update
 from strategies.state import ServerState
 from strategies.wire.fused_check import model_probe, suspect

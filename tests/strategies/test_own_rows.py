@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from fedsim.assembly import build_recipe, find_recipe
-from fedsim.errors import UserError
-from fedsim.experiment import Experiment
+from fedsim.common.errors import UserError
+from fedsim.methods.assembly import build_recipe, find_recipe
 from fedsim.models.inserts.prompt_sets import ROWS
-from fedsim.part import part_name
+from fedsim.parts.part import part_name
+from fedsim.settings.experiment import Experiment
 from strategies.parts import ServerRound, Update
 from strategies.refine.own_rows import OwnRows
 

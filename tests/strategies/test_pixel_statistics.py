@@ -8,11 +8,11 @@ import pytest
 from flwr.app import Error, Message
 from support import Interrupt, numbers, run_small, small_experiment
 
-from fedsim.arrays import record_to_arrays
-from fedsim.assembly import build_recipe
-from fedsim.errors import ClientFailedError
+from fedsim.common.errors import ClientFailedError
+from fedsim.methods.assembly import build_recipe
 from fedsim.run.workspace import close_workspaces
 from fedsim.runtime.launch import launch
+from fedsim.tensors.arrays import record_to_arrays
 from strategies.banks.pixel_statistics import PixelStatistics
 from strategies.parts import ServerRound
 

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from support import Interrupt, numbers, run_small, small_experiment
 
-from fedsim.assembly import build_recipe
-from fedsim.errors import UserError
-from fedsim.experiment import Experiment
+from fedsim.common.errors import UserError
+from fedsim.methods.assembly import build_recipe
 from fedsim.run.workspace import close_workspaces
+from fedsim.settings.experiment import Experiment
 from strategies.parts import ServerRound
 from strategies.refine.server_average import ServerAverage
 from strategies.refine.server_step import ServerStep

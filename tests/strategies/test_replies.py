@@ -6,8 +6,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from safetensors.numpy import load_file
 from support import numbers, run_small, small_experiment
 
-from fedsim.arrays import record_to_arrays
-from fedsim.errors import ClientFailedError, UserError
+from fedsim.common.errors import ClientFailedError, UserError
+from fedsim.tensors.arrays import record_to_arrays
 
 VICTIM = "rot15"
 

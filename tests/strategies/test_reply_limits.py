@@ -6,8 +6,8 @@ import pytest
 from flwr.app import MetricRecord
 from support import run_small, small_experiment
 
-from fedsim.arrays import record_to_arrays, state_to_record
 from fedsim.settings import RunSettings
+from fedsim.tensors.arrays import record_to_arrays, state_to_record
 from strategies.banks.classifier_gradients import ClassifierGradients
 from strategies.parts import Update
 from strategies.wire.guard import Guard

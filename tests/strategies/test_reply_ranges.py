@@ -6,7 +6,7 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from support import run_small, small_experiment
 
-from fedsim.arrays import record_to_arrays, state_to_record
+from fedsim.tensors.arrays import record_to_arrays, state_to_record
 from strategies.wire.fused_check import finite_loss
 from strategies.wire.guard import Guard
 from strategies.wire.reply_checks import Expected, RejectedReplyError, check_metrics, check_validation, judged

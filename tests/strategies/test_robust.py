@@ -8,7 +8,7 @@ from safetensors.numpy import load_file
 from support import numbers, run_small, small_experiment
 from test_replies import VICTIM, reply_with
 
-from fedsim.errors import UserError
+from fedsim.common.errors import UserError
 from strategies.fuse.coordinate_median import CoordinateMedian
 from strategies.fuse.private_mean import PrivateMean, clipped, clipping
 from strategies.fuse.trimmed_mean import TrimmedMean, trimmed_mean

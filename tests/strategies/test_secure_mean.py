@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from secure_federation import PREVIOUS, Federation, models, plain
 
-from fedsim.kinds import Kind
+from fedsim.tensors.kinds import Kind
 from strategies import masking
 from strategies.banks.secure_exchange import KEYS, OPENED, SHARES
 from strategies.fuse.secure_mean import SecureMean

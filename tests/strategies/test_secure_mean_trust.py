@@ -9,7 +9,7 @@ import pytest
 from scipy.stats import chisquare
 from secure_federation import PREVIOUS, Federation, models, plain
 
-from fedsim.errors import UserError
+from fedsim.common.errors import UserError
 from fedsim.settings import TrainSettings
 from strategies import masking
 from strategies.banks.secure_exchange import KEY, KEYS, OPENED, SELF, SHARES

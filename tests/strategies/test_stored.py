@@ -7,7 +7,7 @@ from contextlib import closing
 import numpy as np
 import pytest
 
-from fedsim.errors import UserError
+from fedsim.common.errors import UserError
 from strategies import aggregate
 from strategies.aggregate import divergence_coefficients, tensorwise_mean, weighted_mean
 from strategies.banks.checks import layout_of, misfit

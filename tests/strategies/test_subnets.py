@@ -7,8 +7,8 @@ from safetensors.numpy import load_file
 from support import numbers, run_small, small_experiment
 from torch import nn
 
-from fedsim.assembly import build_recipe
-from fedsim.errors import UserError
+from fedsim.common.errors import UserError
+from fedsim.methods.assembly import build_recipe
 from fedsim.models.digits_cnn import DigitsCNN
 from fedsim.models.hidden import hidden_layers
 from fedsim.models.inserts.kept_scale import KeptScale

@@ -5,10 +5,10 @@ import pytest
 from safetensors.numpy import load_file
 from support import Interrupt, numbers, run_small, small_experiment
 
-from fedsim.assembly import build_recipe
-from fedsim.errors import UserError
-from fedsim.experiment import Experiment
+from fedsim.common.errors import UserError
+from fedsim.methods.assembly import build_recipe
 from fedsim.run.workspace import close_workspaces
+from fedsim.settings.experiment import Experiment
 from strategies.fuse.weighted_mean import WeightedMean
 from strategies.parts import ServerRound, Update
 from strategies.refine.upload_cache import UploadCache

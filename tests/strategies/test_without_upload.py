@@ -3,8 +3,8 @@
 import pytest
 from support import run_small, small_experiment
 
-from fedsim.assembly import build_recipe
-from fedsim.errors import UserError
+from fedsim.common.errors import UserError
+from fedsim.methods.assembly import build_recipe
 
 
 @pytest.mark.parametrize("infer", ["eval_mode", "tsmo_bn", "recompute"])

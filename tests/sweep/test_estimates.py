@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from fedsim.experiment import read_experiment
 from fedsim.run.plan import resolve
+from fedsim.settings.experiment import read_experiment
 from fedsim.sweep.estimate import estimate, step_key, steps_left, training_counts
 from fedsim.sweep.plan import Cell, dry_table, guessed_rates, measured_rates
 

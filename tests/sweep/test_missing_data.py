@@ -3,9 +3,9 @@
 import pytest
 from typer.testing import CliRunner
 
-from fedsim.cli import app
-from fedsim.errors import UserError
-from fedsim.experiment import read_experiment
+from fedsim.commands.cli import app
+from fedsim.common.errors import UserError
+from fedsim.settings.experiment import read_experiment
 from fedsim.sweep.plan import Cell, look_for_data
 
 

@@ -12,14 +12,14 @@ from support import run_small
 from typer.testing import CliRunner
 
 from clients.terms.proximal import Proximal
-from fedsim.assembly import build_recipe
-from fedsim.cli import app
+from fedsim.commands.cli import app
+from fedsim.common.errors import UserError
 from fedsim.data import benchmark
-from fedsim.errors import UserError
-from fedsim.experiment import known_tables
+from fedsim.methods.assembly import build_recipe
 from fedsim.results import Recorder, read_runs, summary_row
 from fedsim.results.published import printed_numbers
 from fedsim.run.plan import resolve
+from fedsim.settings.experiment import known_tables
 from fedsim.sweep.reproduction import Line, Numbers, reproductions
 from fedsim.sweep.reproduction_texts import csv_rows, show
 from fedsim.sweep.tables import Choice, PaperRow, find_table, plan_table, read_table, row_experiment

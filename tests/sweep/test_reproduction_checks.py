@@ -9,8 +9,8 @@ from rich.console import Console
 from test_reproduction import finished
 from typer.testing import CliRunner
 
-from fedsim.cli import app
-from fedsim.errors import UserError
+from fedsim.commands.cli import app
+from fedsim.common.errors import UserError
 from fedsim.results import read_runs
 from fedsim.results.selection import RULE_TITLES
 from fedsim.sweep.reproduction import Line, Numbers, reproductions

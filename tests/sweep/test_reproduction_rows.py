@@ -4,8 +4,8 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-from fedsim.cli import app
-from fedsim.errors import UserError
+from fedsim.commands.cli import app
+from fedsim.common.errors import UserError
 from fedsim.results import Recorder, read_runs, summary_row
 from fedsim.run.plan import resolve
 from fedsim.sweep.reproduction import reproductions

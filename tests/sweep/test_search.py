@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsim.errors import UserError
+from fedsim.common.errors import UserError
 from fedsim.sweep.search import first_alike, nested, points, ranking, read_space, score
 
 RATE = "train.lr=log:1e-4:1e-1"

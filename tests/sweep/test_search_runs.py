@@ -7,9 +7,9 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-from fedsim.cli import app
-from fedsim.errors import UserError
-from fedsim.experiment import read_experiment
+from fedsim.commands.cli import app
+from fedsim.common.errors import UserError
+from fedsim.settings.experiment import read_experiment
 from fedsim.sweep.cell_process import run_cell
 from fedsim.sweep.plan import Cell
 from fedsim.sweep.search import points, read_space

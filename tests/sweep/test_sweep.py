@@ -11,10 +11,10 @@ from rich.console import Console
 from support import run_small, small_experiment
 from typer.testing import CliRunner
 
-from fedsim.cli import app
-from fedsim.errors import UserError
-from fedsim.experiment import read_experiment
+from fedsim.commands.cli import app
+from fedsim.common.errors import UserError
 from fedsim.run.plan import resolve
+from fedsim.settings.experiment import read_experiment
 from fedsim.sweep import Axes, budget
 from fedsim.sweep.axes import grid_points, split_values
 from fedsim.sweep.plan import Cell, duration, observed_rates, plan_cells, time_left

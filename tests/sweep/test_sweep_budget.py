@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedsim.errors import UserError
+from fedsim.common.errors import UserError
 from fedsim.sweep import Budget, budget
 
 

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import pytest
 from support import numbers
 
-from fedsim.errors import UserError
+from fedsim.common.errors import UserError
 from fedsim.results import rebuild_results
 from fedsim.run.claim import is_claimed
 from fedsim.runtime.launch import launch
@@ -25,7 +25,7 @@ from fedsim.sweep import Axes, budget, run_sweep
 from fedsim.sweep.plan import plan_cells
 from fedsim.sweep.pool import STOP_SECONDS, LocalPool, WorkerProcess, give, stop
 
-FEDSIM = [sys.executable, "-c", "from fedsim.cli import main; main()"]
+FEDSIM = [sys.executable, "-c", "from fedsim.commands.cli import main; main()"]
 SMALL = ("data.fraction=0.1", 'data.domains=["rot0", "rot15", "rot30"]', "run.device=cpu")
 
 

@@ -11,17 +11,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsim.assembly import build_recipe
+from fedsim.common.errors import UserError
 from fedsim.data import benchmark, client_names, load_client, load_pooled, load_target
 from fedsim.data.augment import make_transforms
 from fedsim.data.catalog import ANGLES
 from fedsim.data.digits import digits_domain, rotate
 from fedsim.data.fingerprint import difference, fingerprints
-from fedsim.errors import UserError
-from fedsim.experiment import Experiment, read_experiment
+from fedsim.methods.assembly import build_recipe
 from fedsim.run.conflicts import refuse_other_settings
 from fedsim.run.plan import complete
 from fedsim.settings import DataSettings
+from fedsim.settings.experiment import Experiment, read_experiment
 
 ALL_DIGITS = [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]  # images of each class in the file
 

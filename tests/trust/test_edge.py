@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from fedsim import edge
-from fedsim.cli import main
-from fedsim.errors import ClientFailedError, UserError
+from fedsim.commands.cli import main
+from fedsim.common import edge
+from fedsim.common.errors import ClientFailedError, UserError
 
 SMALL = ["--set", "train.rounds=1", "--set", "data.fraction=0.05"]
 PROGRAM = [sys.executable, "-m", "fedsim"]

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from fedsim import console as console_module
 from fedsim.commands.data import show_datasets
-from fedsim.errors import UserError
-from fedsim.experiment import from_table, parse_experiment, parse_override, read_experiment
+from fedsim.common import console as console_module
+from fedsim.common.errors import UserError
 from fedsim.run.plan import resolve, run_folder
+from fedsim.settings.experiment import from_table, parse_experiment, parse_override, read_experiment
 
 OUTPUT = "outputs"
 

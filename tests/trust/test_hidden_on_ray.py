@@ -20,7 +20,7 @@ def test_a_clients_folder_beside_the_command_on_ray(tmp_path):
     (work / "clients" / "__init__.py").write_text("")
     site.mkdir()
     (site / "sitecustomize.py").write_text(f"import sys\nsys.path.append({str(ROOT)!r})\n")
-    program = "import sys; sys.path.remove(''); from fedsim.cli import main; main()"
+    program = "import sys; sys.path.remove(''); from fedsim.commands.cli import main; main()"
     words = ["run", "digits", "--runtime", "ray", "--output", "out"]
     for setting in ("train.rounds=1", "data.fraction=0.05", "run.workers=1"):
         words += ["--set", setting]

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedsim.common.errors import UserError
 from fedsim.data import benchmark, client_names, load_client, resolve_domain
 from fedsim.data.catalog import BENCHMARKS
 from fedsim.data.names import composed, matching, plain
-from fedsim.errors import UserError
-from fedsim.experiment import parse_override, read_experiment
 from fedsim.run.plan import complete
 from fedsim.settings import DataSettings
+from fedsim.settings.experiment import parse_override, read_experiment
 
 FIRST, SECOND = "医院A", "病院A"
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from fedsim.errors import UserError
-from fedsim.experiment import read_experiment
+from fedsim.common.errors import UserError
 from fedsim.run.plan import resolve
+from fedsim.settings.experiment import read_experiment
 
 
 @pytest.mark.parametrize(

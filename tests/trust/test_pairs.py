@@ -4,11 +4,11 @@ import itertools
 
 import pytest
 
-from fedsim.assembly import find_recipe
-from fedsim.combinations import same_parts
-from fedsim.contract import run_watched, small_plan
-from fedsim.errors import UserError
-from fedsim.methods import METHODS
+from fedsim.commands.contract import run_watched, small_plan
+from fedsim.common.errors import UserError
+from fedsim.methods.assembly import find_recipe
+from fedsim.methods.combinations import same_parts
+from fedsim.methods.table import METHODS
 
 PAIRS = list(itertools.combinations(METHODS, 2))
 

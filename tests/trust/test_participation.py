@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import Interrupt, numbers, run_small, small_experiment
 
-from fedsim.errors import UserError
+from fedsim.common.errors import UserError
 from fedsim.settings import TrainSettings
 from strategies.participation import trainers, validators
 

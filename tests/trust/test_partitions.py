@@ -5,11 +5,11 @@ import time
 import numpy as np
 import pytest
 
+from fedsim.common.errors import UserError
 from fedsim.data import check_partitions, client_names, load_client, splits
-from fedsim.errors import UserError
-from fedsim.experiment import read_experiment
 from fedsim.runtime import launch
 from fedsim.settings import DataSettings
+from fedsim.settings.experiment import read_experiment
 
 
 def test_the_clients_of_a_domain_share_one_draw(monkeypatch):

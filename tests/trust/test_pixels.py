@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, TiffImagePlugin
 
+from fedsim.common.errors import UserError
 from fedsim.data.pixels import decode, decode_picture
-from fedsim.errors import UserError
 
 RAMP = np.linspace(0, 1, 16).reshape(4, 4)  # brightness of the test picture
 EIGHT = np.round(RAMP * 255).astype(np.uint8)

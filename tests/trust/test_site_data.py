@@ -6,15 +6,15 @@ import pytest
 import torch
 
 from fedsim.client_app import app
+from fedsim.common.errors import UserError
 from fedsim.data.fingerprint import fingerprint, fingerprints
-from fedsim.errors import UserError
-from fedsim.experiment import Experiment
 from fedsim.run.frozen import frozen_content
 from fedsim.run.plan import resolve
 from fedsim.run.session import Session
 from fedsim.run.workspace import Workspace
 from fedsim.runtime.inline import InlineGrid
 from fedsim.settings import DataSettings
+from fedsim.settings.experiment import Experiment
 from strategies.wire.handshake import Roster
 from strategies.wire.reply_checks import RejectedReplyError
 from strategies.wire.sites import check_site, read_site

@@ -8,12 +8,12 @@ import pytest
 import torch
 from support import run_small, small_experiment
 
-from fedsim import cores
-from fedsim.errors import UserError
-from fedsim.experiment import Experiment, parse_experiment
+from fedsim.common import cores
+from fedsim.common.errors import UserError
 from fedsim.run.plan import resolve
 from fedsim.runtime.launch import launch
 from fedsim.settings import RunSettings
+from fedsim.settings.experiment import Experiment, parse_experiment
 from fedsim.sweep import Axes, Budget
 from fedsim.sweep.budget import local_reservations
 from fedsim.sweep.plan import plan_cells

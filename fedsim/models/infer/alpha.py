@@ -9,15 +9,15 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedsim.errors import UserError
+from fedsim.common.errors import UserError
+from fedsim.common.tasks import ANY_TASK
 from fedsim.models.infer.base import Batches, Infer, Predict, Uploads
 from fedsim.models.infer.statistics import with_rule
 from fedsim.models.norms.mixig import MixIG, mixig_layers, switched
-from fedsim.tasks import ANY_TASK
 
 if TYPE_CHECKING:
-    from fedsim.experiment import Experiment
-    from fedsim.recipe import Recipe
+    from fedsim.methods.recipe import Recipe
+    from fedsim.settings.experiment import Experiment
 
 NO_ADAPTER = "infer 'zero_shot_adapter' needs the norm 'mix_ig' with adapter = true"
 

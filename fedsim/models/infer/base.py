@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor, nn
 
+from fedsim.common.tasks import ANY_TASK, CLASSIFICATION
 from fedsim.models.tasks import Predict
-from fedsim.part import Part
-from fedsim.tasks import ANY_TASK, CLASSIFICATION
+from fedsim.parts.part import Part
 
 if TYPE_CHECKING:
-    from fedsim.recipe import Recipe
+    from fedsim.methods.recipe import Recipe
 
 Batches = Callable[[], Iterable[Tensor]]
 Uploads = Sequence[Mapping[str, Tensor]]

@@ -8,9 +8,9 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from fedsim.common.tasks import ANY_TASK
 from fedsim.models.infer.base import Batches, Infer, Predict, Uploads
 from fedsim.models.infer.statistics import with_rule
-from fedsim.tasks import ANY_TASK
 
 
 def soft_shrink(x: Tensor, threshold: Tensor) -> Tensor:

@@ -9,10 +9,10 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedsim.errors import UserError
-from fedsim.kinds import Kind, tensor_kinds
+from fedsim.common.errors import UserError
+from fedsim.common.tasks import ANY_TASK
 from fedsim.models.infer.base import Batches, Infer, Predict, Uploads
-from fedsim.tasks import ANY_TASK
+from fedsim.tensors.kinds import Kind, tensor_kinds
 
 
 @dataclass(frozen=True)

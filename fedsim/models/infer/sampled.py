@@ -12,7 +12,7 @@ from fedsim.models.infer.ensemble import mean_probabilities
 from fedsim.models.inserts.representation import Representation, gaussian_of
 
 if TYPE_CHECKING:
-    from fedsim.recipe import Recipe
+    from fedsim.methods.recipe import Recipe
 
 NOISE_SEED = 0
 

@@ -7,10 +7,10 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from fedsim.common.tasks import ANY_TASK
 from fedsim.models.infer.base import Batches, Infer, Predict, Uploads
 from fedsim.models.infer.statistics import StatisticsRule, with_rule
 from fedsim.models.norms.moments import batch_moments
-from fedsim.tasks import ANY_TASK
 
 
 @dataclass(frozen=True)

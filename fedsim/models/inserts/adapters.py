@@ -9,14 +9,14 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedsim.errors import UserError
+from fedsim.common.errors import UserError
 from fedsim.models.inserts.base import Insert
 from fedsim.models.net import Net
 from fedsim.models.norms.batch_norm import BatchNorm
-from fedsim.part import part_name
+from fedsim.parts.part import part_name
 
 if TYPE_CHECKING:
-    from fedsim.recipe import Recipe
+    from fedsim.methods.recipe import Recipe
 
 
 class MapDropout(nn.Module):

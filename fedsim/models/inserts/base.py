@@ -5,9 +5,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from fedsim.common.tasks import CLASSIFICATION
 from fedsim.models.net import Net
-from fedsim.part import Part
-from fedsim.tasks import CLASSIFICATION
+from fedsim.parts.part import Part
 
 
 class Insert(Part):

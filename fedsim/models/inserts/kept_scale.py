@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedsim.errors import UserError
+from fedsim.common.errors import UserError
 from fedsim.models.hidden import hidden_layers
 from fedsim.models.inserts.base import Insert
 from fedsim.models.net import Net
-from fedsim.part import part_name
+from fedsim.parts.part import part_name
 
 if TYPE_CHECKING:
-    from fedsim.recipe import Recipe
+    from fedsim.methods.recipe import Recipe
 
 
 @dataclass(frozen=True)

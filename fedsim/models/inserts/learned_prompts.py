@@ -8,16 +8,16 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedsim.errors import UserError
-from fedsim.experiment import Experiment
-from fedsim.kinds import Kind
+from fedsim.common.errors import UserError
 from fedsim.models.inserts.base import Insert
 from fedsim.models.net import Net
 from fedsim.models.texts import TextHead, Texts
-from fedsim.part import part_name
+from fedsim.parts.part import part_name
+from fedsim.settings.experiment import Experiment
+from fedsim.tensors.kinds import Kind
 
 if TYPE_CHECKING:
-    from fedsim.recipe import Recipe
+    from fedsim.methods.recipe import Recipe
 
 
 class LearnedTextHead(nn.Module):

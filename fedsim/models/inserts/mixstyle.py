@@ -7,10 +7,10 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedsim.errors import UserError
+from fedsim.common.errors import UserError
+from fedsim.common.tasks import ANY_TASK
 from fedsim.models.inserts.base import Insert
 from fedsim.models.net import Net
-from fedsim.tasks import ANY_TASK
 
 Style = tuple[Tensor, Tensor]  # mean and standard deviation of each sample and channel, [B, C, 1, 1]
 

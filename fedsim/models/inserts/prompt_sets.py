@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedsim.errors import UserError
-from fedsim.experiment import Experiment
+from fedsim.common.errors import UserError
 from fedsim.models.inserts.learned_prompts import LearnedTextHead, TextLearner
 from fedsim.models.net import Net
 from fedsim.models.texts import Texts
+from fedsim.settings.experiment import Experiment
 
 ROWS = ("prompts.text", "prompts.vision")  # the tensors with a row for each client
 Side = Literal["text", "vision"]

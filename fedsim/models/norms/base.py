@@ -3,7 +3,7 @@
 from typing import ClassVar
 
 from fedsim.models.net import Net
-from fedsim.part import Part
+from fedsim.parts.part import Part
 
 
 class Norm(Part):

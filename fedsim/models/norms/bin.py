@@ -6,11 +6,11 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from fedsim.kinds import Kind
 from fedsim.models.net import Net
 from fedsim.models.norms.base import Norm
 from fedsim.models.norms.moments import batch_moments, check_training_batch, instance_affine, update_running
 from fedsim.models.norms.placement import batch_norm_paths, replace, require_batch_norm
+from fedsim.tensors.kinds import Kind
 
 
 class BINLayer(nn.Module):

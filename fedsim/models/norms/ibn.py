@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from fedsim.errors import UserError
+from fedsim.common.errors import UserError
 from fedsim.models.digits_cnn import DigitsCNN
 from fedsim.models.net import Net
 from fedsim.models.norms.base import Norm

@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection
 
 from torch import Tensor, nn
 
-from fedsim.errors import UserError
+from fedsim.common.errors import UserError
 from fedsim.models.net import Net
 
 

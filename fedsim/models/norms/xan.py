@@ -6,13 +6,13 @@ from typing import ClassVar, Literal
 import torch
 from torch import nn
 
-from fedsim.errors import UserError
-from fedsim.kinds import Kind
+from fedsim.common.errors import UserError
 from fedsim.models.net import Net
 from fedsim.models.norms.base import Norm
 from fedsim.models.norms.instance_norm import InstanceNorm2d
 from fedsim.models.norms.moments import batch_moments, check_training_batch, instance_affine, update_running
 from fedsim.models.norms.placement import batch_norm_paths, replace, require_batch_norm
+from fedsim.tensors.kinds import Kind
 
 
 class XANLayer(nn.Module):

@@ -13,7 +13,7 @@ from fedsim.models.infer import EvalMode, Infer
 from fedsim.models.inserts.base import Insert
 from fedsim.models.norms import BatchNorm
 from fedsim.models.norms.base import Norm
-from fedsim.part import Part, part_name
+from fedsim.parts.part import Part, part_name
 from strategies.fuse.weighted_mean import WeightedMean
 from strategies.parts import Bank, Fuse, Refine, Share, Visit, Weights
 from strategies.share.everything import Everything

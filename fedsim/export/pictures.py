@@ -19,7 +19,7 @@ from clients.local_data import LocalData
 from clients.step.aligned_views import AlignedViews
 from clients.step.episodic import EpisodicStep
 from clients.terms.style_contrast import StyleContrast
-from fedsim.errors import UserError
+from fedsim.common.errors import UserError
 from fedsim.run.plan import Plan
 from fedsim.run.workspace import Workspace
 from strategies.parts import SERVER, ServerRound

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from fedsim.errors import UserError, nearest
+from fedsim.common.errors import UserError, nearest
 
 GROUPS = ("methods", "parts", "datasets", "backbones", "augmentations")  # entry points fedsim.methods, ...
 FOLDERS_VARIABLE = "FEDSIM_PLUGINS"

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import tomli_w
 from pydantic import AfterValidator, Field, PrivateAttr, ValidationError, model_validator
 
-from fedsim.errors import UserError, nearest
+from fedsim.common.errors import UserError, nearest
 from fedsim.settings import DataSettings, ModelSettings, RunSettings, Settings, TrainSettings, folder_name
 
 
@@ -91,7 +91,7 @@ SECTION_EXAMPLES = {
 
 def config_folders() -> list[Path]:
     """The folders in which configs are searched by name: of the source tree (or of a FAB), then of the package."""
-    package = Path(__file__).parent
+    package = Path(__file__).parents[1]
     return [package.parent / "configs", package / "_configs"]
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Sequence
 
-from fedsim.errors import UserError
+from fedsim.common.errors import UserError
 
 
 def names_of(option: str, text: str) -> list[str]:

@@ -2,9 +2,9 @@
 
 import dataclasses
 
-from fedsim.errors import UserError
-from fedsim.part import part_name
-from fedsim.recipe import LIST_SLOTS, SLOTS, Recipe, parts_of
+from fedsim.common.errors import UserError
+from fedsim.methods.recipe import LIST_SLOTS, SLOTS, Recipe, parts_of
+from fedsim.parts.part import part_name
 from strategies.bank import RESERVED_RECORDS, Bank
 
 TEXTS = ("paper", "discloses")

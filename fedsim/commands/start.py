@@ -2,14 +2,14 @@
 
 import sys
 
-from fedsim.edge import INTERRUPTED, answer_signals, complain
+from fedsim.common.edge import INTERRUPTED, answer_signals, complain
 
 
 def main() -> None:
-    """Run the command line, as `fedsim.cli.main` does."""
+    """Run the command line, as `fedsim.commands.cli.main` does."""
     try:
         answer_signals()
-        from fedsim.cli import main as command_line
+        from fedsim.commands.cli import main as command_line
 
         command_line()
     except KeyboardInterrupt:

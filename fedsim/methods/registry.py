@@ -9,12 +9,12 @@ import importlib
 import inspect
 import pkgutil
 
-from fedsim.errors import UserError
-from fedsim.experiment import Experiment
-from fedsim.methods import METHODS
-from fedsim.part import part_name, unfit
-from fedsim.plugins import Package, instance, lookup, required_packages
-from fedsim.recipe import LIST_SLOTS, SLOTS, Recipe, slots_of
+from fedsim.common.errors import UserError
+from fedsim.methods.recipe import LIST_SLOTS, SLOTS, Recipe, slots_of
+from fedsim.methods.table import METHODS
+from fedsim.parts.part import part_name, unfit
+from fedsim.settings.experiment import Experiment
+from fedsim.settings.plugins import Package, instance, lookup, required_packages
 
 FOLDERS = {
     "share": "strategies.share",

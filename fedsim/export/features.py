@@ -9,18 +9,18 @@ from matplotlib.figure import Figure
 from safetensors.numpy import load_file
 from sklearn.manifold import TSNE
 
-from fedsim.arrays import load_arrays
+from fedsim.common.errors import UserError
+from fedsim.common.seeding import numpy_rng
 from fedsim.data import benchmark, load_target
 from fedsim.data.augment import make_transforms
-from fedsim.errors import UserError
-from fedsim.experiment import Experiment
 from fedsim.export.trained import recorded_plan
+from fedsim.methods.variants import method_label
 from fedsim.models import weight_statistics
 from fedsim.results.figure_style import COLORS, MARKERS, SETTINGS
 from fedsim.results.reading import read_settings
 from fedsim.run.frozen import refuse_other_frozen
-from fedsim.seeding import numpy_rng
-from fedsim.variants import method_label
+from fedsim.settings.experiment import Experiment
+from fedsim.tensors.arrays import load_arrays
 
 # Ten classes are common, so there are four colours more. Black stays free for the unseen domain.
 HUES = (*(color for color in COLORS if color != "#000000"), "#882255", "#999933", "#6B3D00", "#332288")

@@ -2,8 +2,8 @@
 
 A row names the parts in which the method differs from FedAvg. On the command line `a+b` combines two rows,
 `method.guiding_head.weight=0.25` sets a field of a part, `method.weights="uniform"` replaces a part, and
-`method.add=["guiding_head"]` adds one (fedsim/assembly.py). Two groups of rows have files of their own: those that
-exchange styles of images between clients, fedsim/style_methods.py, and those that need texts, fedsim/text_methods.py.
+`method.add=["guiding_head"]` adds one (`assembly.py`). Two groups of rows have files of their own: those that exchange
+styles of images between clients, `styles.py`, and those that need texts, `texts.py`.
 """
 
 from clients.augment.rand_augment import RandAugment
@@ -38,6 +38,9 @@ from clients.terms.proximal import Proximal
 from clients.terms.representation_norm import RepresentationNorm
 from clients.terms.self_reg import SelfReg
 from clients.unlabelled.adversarial_target import AdversarialTarget
+from fedsim.methods.recipe import Recipe
+from fedsim.methods.styles import STYLE_METHODS
+from fedsim.methods.texts import TEXT_METHODS
 from fedsim.models.infer import EnsembleOfHeads, SampledRepresentation, ZeroShotAdapter
 from fedsim.models.inserts.adapters import Adapters
 from fedsim.models.inserts.disentangler import Disentangler
@@ -49,9 +52,6 @@ from fedsim.models.inserts.projector import Projector
 from fedsim.models.inserts.representation import Representation
 from fedsim.models.inserts.stochastic_embedding import StochasticEmbedding
 from fedsim.models.norms import DSON, IBN, XAN, MixIG
-from fedsim.recipe import Recipe
-from fedsim.style_methods import STYLE_METHODS
-from fedsim.text_methods import TEXT_METHODS
 from strategies.banks.class_references import ClassReferences
 from strategies.banks.classifier_gradients import ClassifierGradients
 from strategies.banks.control_variates import ControlVariates

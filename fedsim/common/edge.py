@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from fedsim.errors import ClientFailedError, UserError, printable
+from fedsim.common.errors import ClientFailedError, UserError, printable
 
 OWN_PACKAGES = ("clients", "strategies")
 # Errors that a user can correct, for example at a file or a disk.
@@ -128,7 +128,7 @@ def refuse_hidden_packages() -> None:
 
     This can happen because Python may search the working folder first.
     """
-    home = Path(__file__).resolve().parents[1]
+    home = Path(__file__).resolve().parents[2]
     for name in OWN_PACKAGES:
         spec = importlib.util.find_spec(name)
         places = [Path(place).resolve() for place in (spec.submodule_search_locations or [spec.origin])] if spec else []

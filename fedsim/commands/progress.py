@@ -1,44 +1,17 @@
-"""What the terminal shows while something lasts: a bar with round, metrics and time left, or a count."""
+"""The bar of a run: round, metrics and time left."""
 
-from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TypeVar
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
-from fedsim.errors import printable
-from fedsim.experiment import Experiment
-from fedsim.tasks import scores
-
-T = TypeVar("T")
-
-console = Console()
-errors = Console(stderr=True)
+from fedsim.common.console import cut, errors
+from fedsim.common.errors import printable
+from fedsim.common.tasks import scores
+from fedsim.settings.experiment import Experiment
 
 # Letters beside a bar's name and the digits of its rounds: `━━━━━ / validation 100.0, target 100.0 % 1:00:00 left`
 REST_OF_BAR = 53
-
-
-def say(text: str) -> None:
-    """Print a line unchanged: brackets in names are not markup, and paths are not wrapped."""
-    console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
-
-
-def cut(text: str, most: int) -> str:
-    """A text of at most so many letters; a longer one is shortened in the middle."""
-    return text if len(text) <= most else f"{text[: most // 2]}…{text[len(text) - (most - 1) // 2 :]}"
-
-
-def counted(items: Iterable[T], words: str) -> Iterator[T]:
-    """The items; while they come, a line on the terminal shows how many there were. It disappears at the end."""
-    columns = SpinnerColumn(), TextColumn(words, markup=False), TextColumn("{task.completed:.0f}")
-    with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as progress:
-        task = progress.add_task(words, total=None)
-        for item in items:
-            progress.advance(task)
-            yield item
 
 
 class ProgressBar:

@@ -5,13 +5,13 @@ import hashlib
 import re
 from typing import Any
 
-from fedsim.assembly import assemble
-from fedsim.errors import UserError
-from fedsim.experiment import Experiment
-from fedsim.part import Part, named_part, part_name
-from fedsim.part_settings import make, parts_in, validated, values_for
-from fedsim.recipe import LIST_SLOTS, SLOTS, Recipe, parts_of, values_of
-from fedsim.registry import shipped_parts
+from fedsim.common.errors import UserError
+from fedsim.methods.assembly import assemble
+from fedsim.methods.part_settings import make, parts_in, validated, values_for
+from fedsim.methods.recipe import LIST_SLOTS, SLOTS, Recipe, parts_of, values_of
+from fedsim.methods.registry import shipped_parts
+from fedsim.parts.part import Part, named_part, part_name
+from fedsim.settings.experiment import Experiment
 
 LONGEST = 120  # characters; a folder's name holds 255 bytes, and the method's name and run.label are in it too
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pydantic
 
-from fedsim.errors import UserError, nearest
-from fedsim.part import Part, part_name, unfit
-from fedsim.recipe import LIST_SLOTS, SLOTS, Recipe, parts_of, slots_of
-from fedsim.registry import find_part
+from fedsim.common.errors import UserError, nearest
+from fedsim.methods.recipe import LIST_SLOTS, SLOTS, Recipe, parts_of, slots_of
+from fedsim.methods.registry import find_part
+from fedsim.parts.part import Part, part_name, unfit
 
 
 def exchange(recipe: Recipe, slot: str, value: Any) -> Recipe:

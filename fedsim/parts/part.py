@@ -5,12 +5,12 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from fedsim.plugins import entry_points
-from fedsim.tasks import ANY_TASK
+from fedsim.common.tasks import ANY_TASK
+from fedsim.settings.plugins import entry_points
 
 if TYPE_CHECKING:
-    from fedsim.experiment import Experiment
-    from fedsim.recipe import Recipe
+    from fedsim.methods.recipe import Recipe
+    from fedsim.settings.experiment import Experiment
 
 
 class Part:
@@ -22,7 +22,7 @@ class Part:
     needs_clients: the part compares or exchanges something between clients, so that it has no effect when the data of
     all clients are pooled
     tag: what the method's name in results shows about this part, as in `ccst(pixel)`; empty: nothing
-    tasks: the tasks (fedsim.tasks) for which the part is made; it is refused on data sets with another task
+    tasks: the tasks (fedsim.common.tasks) for which the part is made; it is refused on data sets with another task
     side_by_side: clients with this part may be trained together as one program (`clients.side_by_side`), because its
     work in a step depends only on the tensors and the batch of one client. Steps and terms must declare it
     discloses: what this part shows the server or other clients about a client's data; empty: nothing beyond the model

@@ -21,11 +21,11 @@ from fedsim.commands.options import (
     RayCluster,
 )
 from fedsim.commands.search import search
+from fedsim.common.edge import answer_signals, guarded
+from fedsim.common.errors import UserError
+from fedsim.common.lists import names_of, numbers_of
 from fedsim.deploy.cli import app as deploy
-from fedsim.edge import answer_signals, guarded
-from fedsim.errors import UserError
 from fedsim.export.cli import evaluate, export, features, predict
-from fedsim.options import names_of, numbers_of
 
 app = typer.Typer(
     add_completion=False,
@@ -41,7 +41,7 @@ OnlySeeds = Annotated[str, typer.Option("--seeds", help="only these seeds (defau
 
 
 def main() -> None:
-    """Run the command line and exit; the console's entry point is `fedsim.start`, which calls this.
+    """Run the command line and exit; the console's entry point is `fedsim.commands.start`, which calls this.
 
     Wrong input gives one line and exit code 2, a failed client its own traceback and exit code 1, and Ctrl-C exit code
     130.
@@ -80,7 +80,7 @@ def run(
     """Run one experiment: one method, one unseen domain, one seed. Run it again to resume it."""
     runtime = runtime or ("deployment" if federation else "")
     short = _short(method=method, target=target, seed=seed, runtime=runtime, federation=federation, output=output)
-    from fedsim.experiment import read_experiment, with_options
+    from fedsim.settings.experiment import read_experiment, with_options
 
     experiment = read_experiment(config, with_options(set_ or (), [*short, *_callbacks(callback)]), preset)
     from fedsim.commands.runs import run_one
@@ -127,7 +127,7 @@ def sweep(
 
     CONFIG may be the table of a paper, e.g. tables/fedig-a-table-5, which names methods, targets and seeds itself.
     """
-    from fedsim.experiment import with_options
+    from fedsim.settings.experiment import with_options
     from fedsim.sweep import Axes, Budget, run_sweep
     from fedsim.sweep.tables import Choice, find_table
 
@@ -226,7 +226,7 @@ def pictures(
 ) -> None:
     """Draw how a method changes images: contents, styles and results, or interpolations."""
     from fedsim.commands.runs import make_pictures
-    from fedsim.experiment import read_experiment, with_options
+    from fedsim.settings.experiment import read_experiment, with_options
 
     overrides = with_options(set_ or (), _short(method=method, target=target))
     make_pictures(read_experiment(config, overrides, preset), output, rows)

@@ -1,13 +1,13 @@
-"""The rows of `fedsim.methods.METHODS` in which clients get the styles of other clients' images or features."""
+"""The rows of `fedsim.methods.table.METHODS` in which clients get the styles of other clients' images or features."""
 
 from clients.augment.cross_client_style import CrossClientStyle
 from clients.step.aligned_views import AlignedViews
 from clients.step.enlarged_batch import EnlargedBatch
 from clients.step.episodic import EpisodicStep
 from clients.terms.style_contrast import StyleContrast
+from fedsim.methods.recipe import Recipe
 from fedsim.models.inserts.feature_highlighter import FeatureHighlighter
 from fedsim.models.inserts.style_exploration import StyleExploration
-from fedsim.recipe import Recipe
 from strategies.banks.amplitude import AmplitudeBank
 from strategies.banks.feature_styles import FeatureStyles
 from strategies.banks.interpolation_style import InterpolationStyle

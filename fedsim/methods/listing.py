@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from fedsim.errors import UserError, nearest
-from fedsim.methods import METHODS
-from fedsim.options import names_of
-from fedsim.part import part_name
-from fedsim.plugins import entry_points, origin
-from fedsim.recipe import SLOTS, Recipe, parts_of
-from fedsim.registry import find_row
+from fedsim.common.errors import UserError, nearest
+from fedsim.common.lists import names_of
+from fedsim.methods.recipe import SLOTS, Recipe, parts_of
+from fedsim.methods.registry import find_row
+from fedsim.methods.table import METHODS
+from fedsim.parts.part import part_name
+from fedsim.settings.plugins import entry_points, origin
 
 COSTS = Path(__file__).with_name("step_costs.csv")  # written by benchmarks/steps.py --write
 

@@ -21,15 +21,15 @@ import pandas as pd
 import tomli_w
 from safetensors.numpy import load_file
 
-from fedsim.arrays import record_to_arrays
-from fedsim.assembly import assemble
-from fedsim.errors import UserError
-from fedsim.experiment import parse_experiment
-from fedsim.message_records import arrays_of, config_of, metrics_of
+from fedsim.common.errors import UserError
+from fedsim.methods.assembly import assemble
 from fedsim.run.plan import Plan, resolve
 from fedsim.run.workspace import close_workspaces, open_workspace
 from fedsim.runtime.watched import WatchedGrid, trouble
 from fedsim.server_app import serve
+from fedsim.settings.experiment import parse_experiment
+from fedsim.tensors.arrays import record_to_arrays
+from fedsim.tensors.records import arrays_of, config_of, metrics_of
 
 SMALL = {
     "name": "contract",

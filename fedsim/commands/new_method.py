@@ -4,7 +4,7 @@ import importlib.util
 import keyword
 from pathlib import Path
 
-from fedsim.errors import UserError
+from fedsim.common.errors import UserError
 
 MODULE = '''"""NAME: one sentence that says what the method does."""
 
@@ -15,7 +15,7 @@ from pydantic import Field
 from torch import Tensor
 
 from clients.parts import Batch, LocalRound, StepFunction, Term
-from fedsim.recipe import Recipe
+from fedsim.methods.recipe import Recipe
 
 # A method is a row of exchangeable parts (`fedsim methods --parts` lists them by slot): the row below has FedAvg's part
 # in every slot that it does not name. A part derives from its slot's contract: clients/parts.py has those of the
@@ -61,7 +61,7 @@ import pytest
 import torch
 
 from clients.parts import Batch
-from fedsim.contract import findings
+from fedsim.commands.contract import findings
 from NAME import CLASS
 
 

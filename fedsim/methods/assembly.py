@@ -7,19 +7,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedsim.combinations import check_recipe, combine
+from fedsim.common.errors import PresetConflictError, UserError
+from fedsim.common.seeding import stream_seed
 from fedsim.data import Benchmark, benchmark, client_names, find_dataset
-from fedsim.errors import PresetConflictError, UserError
-from fedsim.experiment import Experiment
-from fedsim.kinds import nonnegative_names
+from fedsim.methods.combinations import check_recipe, combine
+from fedsim.methods.part_settings import add, complete, exchange, parts_in, set_fields, validated, values_for
+from fedsim.methods.recipe import SLOTS, Recipe, in_order, parts_of
+from fedsim.methods.registry import find_row
 from fedsim.models import build_model
 from fedsim.models.tasks import rules_of
 from fedsim.models.texts import TextHead
-from fedsim.part import part_name
-from fedsim.part_settings import add, complete, exchange, parts_in, set_fields, validated, values_for
-from fedsim.recipe import SLOTS, Recipe, in_order, parts_of
-from fedsim.registry import find_row
-from fedsim.seeding import stream_seed
+from fedsim.parts.part import part_name
+from fedsim.settings.experiment import Experiment
+from fedsim.tensors.kinds import nonnegative_names
 
 
 def build_recipe(experiment: Experiment, recorded: bool = False) -> Recipe:

@@ -2,11 +2,11 @@
 
 from clients.terms.prompt_stages import PromptStages
 from clients.terms.query_loss import QueryLoss
+from fedsim.methods.recipe import Recipe
 from fedsim.models.inserts.feature_attention import FeatureAttention
 from fedsim.models.inserts.keyed_prompts import KeyedPrompts
 from fedsim.models.inserts.learned_prompts import LearnedPrompts
 from fedsim.models.inserts.prompt_sets import PromptSets
-from fedsim.recipe import Recipe
 from strategies.refine.own_rows import OwnRows
 from strategies.weights.uniform import Uniform
 
