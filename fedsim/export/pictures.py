@@ -16,7 +16,7 @@ from clients.augment import frequency, style
 from clients.augment.cross_client_style import CrossClientStyle
 from clients.augment.spaces import space_of
 from clients.local_data import LocalData
-from clients.step.aligned_views import AlignedViews
+from clients.objective.aligned_views import AlignedViews
 from clients.step.episodic import EpisodicStep
 from clients.terms.style_contrast import StyleContrast
 from fedsim.common.errors import UserError

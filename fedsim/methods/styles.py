@@ -1,8 +1,8 @@
 """The rows of `fedsim.methods.table.METHODS` in which clients get the styles of other clients' images or features."""
 
 from clients.augment.cross_client_style import CrossClientStyle
-from clients.step.aligned_views import AlignedViews
-from clients.step.enlarged_batch import EnlargedBatch
+from clients.objective.aligned_views import AlignedViews
+from clients.objective.enlarged_batch import EnlargedBatch
 from clients.step.episodic import EpisodicStep
 from clients.terms.style_contrast import StyleContrast
 from fedsim.methods.recipe import Recipe

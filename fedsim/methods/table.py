@@ -8,20 +8,19 @@ styles of images between clients, `styles.py`, and those that need texts, `texts
 
 from clients.augment.rand_augment import RandAugment
 from clients.batches.balanced_budget import BalancedBudget
+from clients.companions.ditto import Ditto
+from clients.objective.client_agnostic import ClientAgnostic
+from clients.objective.consistent_views import ConsistentViews
+from clients.objective.jigsaw import Jigsaw
+from clients.objective.learn_to_diversify import LearnToDiversify
+from clients.objective.random_convolution import RandomConvolution
+from clients.objective.self_challenging import SelfChallenging
 from clients.reports.generalization_gap import GeneralizationGap
 from clients.reports.gradient_count import GradientCount
 from clients.reports.received_loss import ReceivedLoss
 from clients.step.adversarial_reference import AdversarialReference
 from clients.step.calibration import SemanticCalibration
-from clients.step.client_agnostic import ClientAgnostic
-from clients.step.consistent_views import ConsistentViews
 from clients.step.disentangling_adversary import DisentanglingAdversary
-from clients.step.ditto import Ditto
-from clients.step.jigsaw import Jigsaw
-from clients.step.learn_to_diversify import LearnToDiversify
-from clients.step.random_convolution import RandomConvolution
-from clients.step.self_challenging import SelfChallenging
-from clients.step.sharpness_aware import GlobalAscent, SharpnessAware
 from clients.terms.classifier_alignment import ClassifierAlignment
 from clients.terms.client_momentum import ClientMomentum
 from clients.terms.conditional_information import ConditionalInformation
@@ -38,6 +37,7 @@ from clients.terms.proximal import Proximal
 from clients.terms.representation_norm import RepresentationNorm
 from clients.terms.self_reg import SelfReg
 from clients.unlabelled.adversarial_target import AdversarialTarget
+from clients.update.sharpness_aware import GlobalAscent, SharpnessAware
 from fedsim.methods.recipe import Recipe
 from fedsim.methods.styles import STYLE_METHODS
 from fedsim.methods.texts import TEXT_METHODS

@@ -10,9 +10,9 @@ from small_round import CONFIG, client_of, colour_images, fit, small_data, small
 from torch import nn
 
 from clients.batches.shuffled import Shuffled
+from clients.companions.ditto import Ditto
 from clients.networks import apart, descend, statistics_frozen
 from clients.parts import Report, Term
-from clients.step.ditto import Ditto
 from clients.step.supervised import SupervisedStep
 from clients.terms.moon import ModelContrast
 from fedsim.common.errors import UserError

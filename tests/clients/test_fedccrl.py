@@ -12,7 +12,7 @@ from torch import nn
 
 from clients.augment.aug_mix import mixed
 from clients.losses import js_divergence
-from clients.step.aligned_views import AlignedViews, contrast_of, drawn_rows, eight_bit, rows_of
+from clients.objective.aligned_views import AlignedViews, contrast_of, drawn_rows, eight_bit, rows_of
 from clients.step.supervised import SupervisedStep
 from fedsim.common.errors import UserError
 from fedsim.data.augment import to_float
@@ -117,7 +117,7 @@ def test_rows_are_drawn_at_most_once_where_there_are_enough():
 @pytest.fixture
 def alternating(monkeypatch):
     """lam is 0, 1, 0, 1, ... for the images of a batch, and AugMix changes nothing."""
-    monkeypatch.setattr("clients.step.aligned_views.mixed", lambda images, *words, **more: images)
+    monkeypatch.setattr("clients.objective.aligned_views.mixed", lambda images, *words, **more: images)
     monkeypatch.setattr(torch.distributions.Beta, "sample", lambda self, shape: torch.arange(shape[0]) % 2.0)
 
 
@@ -133,7 +133,7 @@ def test_a_view_has_the_statistics_of_a_row(alternating):
 
 
 def test_every_image_and_every_view_has_draws_of_its_own(monkeypatch):
-    monkeypatch.setattr("clients.step.aligned_views.mixed", lambda images, *words, **more: images)
+    monkeypatch.setattr("clients.objective.aligned_views.mixed", lambda images, *words, **more: images)
     x = to_float(torch.from_numpy(colour_images(1))).repeat(12, 1, 1, 1)
     styles = torch.linspace(0.3, 0.7, 12)[:, None, None, None].expand(-1, 3, 1, 1), torch.full((12, 3, 1, 1), 0.1)
     first, second = (AlignedViews(alpha=1.0).changed(x, styles) for _ in range(2))
@@ -142,7 +142,7 @@ def test_every_image_and_every_view_has_draws_of_its_own(monkeypatch):
 
 
 def test_an_image_of_one_colour_stays_finite_and_of_one_colour(monkeypatch):
-    monkeypatch.setattr("clients.step.aligned_views.mixed", lambda images, *words, **more: images)
+    monkeypatch.setattr("clients.objective.aligned_views.mixed", lambda images, *words, **more: images)
     flat = torch.full((4, 3, 8, 8), 0.25)
     moved = AlignedViews(alpha=1.0).changed(flat, (torch.rand(9, 3, 1, 1), torch.rand(9, 3, 1, 1)))
     assert torch.allclose(moved.amax((2, 3)), moved.amin((2, 3)))
@@ -152,7 +152,7 @@ def test_an_image_of_one_colour_stays_finite_and_of_one_colour(monkeypatch):
 def test_the_official_variant_reaches_the_views_the_contrast_and_the_bank(monkeypatch):
     asked = []
     monkeypatch.setattr(
-        "clients.step.aligned_views.mixed", lambda images, *words, **more: asked.append(more["alike"]) or images
+        "clients.objective.aligned_views.mixed", lambda images, *words, **more: asked.append(more["alike"]) or images
     )
     for name, own in (("paper", False), ("official", True)):
         round = one_step(AlignedViews(variant=name, p=0.0, views=1))[2]

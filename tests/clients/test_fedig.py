@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from sklearn.datasets import load_digits
 from torch import nn
 
+from clients.objective.client_agnostic import ClientAgnostic, cafl
 from clients.optimizers import make_optimizer
 from clients.parts import Batch, LocalRound
-from clients.step.client_agnostic import ClientAgnostic, cafl
 from clients.step.supervised import SupervisedStep
 from clients.store import ClientStore
 from fedsim.common.errors import UserError

@@ -12,9 +12,9 @@ from support import numbers, run_small, small_experiment
 from clients.budget import fedavg_amount
 from clients.optimizers import make_optimizer
 from clients.parts import Batch
-from clients.step.sharpness_aware import SharpnessAware
 from clients.step.supervised import SupervisedStep
 from clients.terms.prototype_contrast import SEEN, PrototypeContrast, cpcl, upcr
+from clients.update.sharpness_aware import SharpnessAware
 from fedsim.models import build_model
 from fedsim.settings import ModelSettings, TrainSettings
 from fedsim.tensors.arrays import record_to_arrays

@@ -5,9 +5,9 @@ import pytest
 import torch
 from small_round import colour_images, small_data, small_round
 
+from clients.objective.jigsaw import Jigsaw, cut, draw_orders, grey_tiles, joined, shuffled
+from clients.objective.permutations import PERMUTATIONS, generate
 from clients.optimizers import make_optimizer
-from clients.step.jigsaw import Jigsaw, cut, draw_orders, grey_tiles, joined, shuffled
-from clients.step.permutations import PERMUTATIONS, generate
 from clients.step.supervised import SupervisedStep
 from fedsim.common.errors import UserError
 from fedsim.models import build_model

@@ -7,8 +7,8 @@ from support import run_small, small_experiment
 from torch import nn
 
 from clients.parts import Batch
-from clients.step.sharpness_aware import SharpnessAware
 from clients.terms.feature_augmentation import MOMENTS, ClassMoments, FeatureAugmentation, covariance_roots
+from clients.update.sharpness_aware import SharpnessAware
 
 
 class HeadOnly(nn.Module):

@@ -9,8 +9,8 @@ import torch
 from small_round import CONFIG, client_of, colour_images, fit, small_data, small_round
 from support import numbers, run_small, small_experiment
 
+from clients.objective.enlarged_batch import ClassBalanced, EnlargedBatch, own_style
 from clients.optimizers import make_optimizer
-from clients.step.enlarged_batch import ClassBalanced, EnlargedBatch, own_style
 from clients.step.supervised import SupervisedStep
 from clients.terms.representation_norm import RepresentationNorm
 from fedsim.common.errors import UserError

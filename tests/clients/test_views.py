@@ -7,9 +7,9 @@ import torch
 from small_round import colour_images, small_data, small_round
 
 from clients.losses import js_divergence
+from clients.objective.consistent_views import ConsistentViews
+from clients.objective.random_convolution import RandomConvolution, convolved, random_kernel
 from clients.optimizers import make_optimizer
-from clients.step.consistent_views import ConsistentViews
-from clients.step.random_convolution import RandomConvolution, convolved, random_kernel
 from clients.step.supervised import SupervisedStep
 from fedsim.models import build_model
 from fedsim.settings import ModelSettings
@@ -85,7 +85,7 @@ def test_mix_with_alpha_0_is_the_image(monkeypatch):
     """The default variant: the loss is that of the supervised step."""
     wanted, _, _ = one_step(SupervisedStep())
     x = torch.rand(2, 3, 8, 8)
-    monkeypatch.setattr("clients.step.random_convolution.torch.rand", lambda *size, **options: torch.zeros(()))
+    monkeypatch.setattr("clients.objective.random_convolution.torch.rand", lambda *size, **options: torch.zeros(()))
     assert RandomConvolution().view(x, torch.Generator()).equal(x)
     loss, _, round = one_step(RandomConvolution())
     assert loss.item() == pytest.approx(wanted.item(), rel=1e-6)

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 import pytest
 from support import small_experiment
 
+from clients.objective.consistent_views import ConsistentViews
 from clients.parts import Term
 from clients.reports.generalization_gap import GeneralizationGap
-from clients.step.consistent_views import ConsistentViews
 from clients.terms.proximal import Proximal
 from fedsim.commands.contract import findings
 from fedsim.common.errors import UserError

@@ -10,8 +10,8 @@ from pydantic import Field
 from torch import Tensor
 
 from clients.networks import evaluating
+from clients.objective.permutations import PERMUTATIONS, TILES
 from clients.parts import Batch, LocalRound, Step, StepFunction
-from clients.step.permutations import PERMUTATIONS, TILES
 from fedsim.common.errors import UserError
 from fedsim.data import image_ops
 
@@ -26,7 +26,7 @@ class Jigsaw(Step):
 
     Source: JiGen (Carlucci et al., CVPR 2019). j is the insert `jigsaw_head`, which is aggregated like all tensors;
     predictions use the classifier on the whole image. The permutations are ours, and not the published list
-    (`clients/step/permutations.py`). The step acts on the images after the data set's own crop, flip and jitter. Tiles
+    (`clients/objective/permutations.py`). The step acts on the images after the data set's own crop, flip and jitter. Tiles
     have floor(size / 3) pixels. The remaining border is cut off, which leaves 222 of 224 pixels as in the paper. A
     network that accepts only one image size (ViT) is refused with it. `border = "keep"` leaves the border in place
     without permutation. `alpha = 0`, `beta = 1`, `grey = 0` gives FedAvg on the cut images.
