@@ -6,8 +6,8 @@ from typing import ClassVar
 
 import numpy as np
 
+from strategies.fuse.enough_clients import equal_columns
 from strategies.fuse.trimmed_mean import trimmed_mean
-from strategies.fuse_rules import equal_columns
 from strategies.parts import Fuse, ServerRound, Update
 
 

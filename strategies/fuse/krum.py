@@ -9,7 +9,7 @@ from pydantic import Field
 
 from fedsim.settings.experiment import Experiment
 from strategies.aggregate import weighted_mean
-from strategies.fuse_rules import refuse_too_few
+from strategies.fuse.enough_clients import refuse_too_few
 from strategies.moves import gram, moves
 from strategies.parts import Fuse, ServerRound, Update
 

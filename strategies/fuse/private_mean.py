@@ -9,7 +9,7 @@ from pydantic import Field
 
 from fedsim.parts.part import part_name
 from strategies.aggregate import Arrays, weighted_mean
-from strategies.fuse_rules import equal_columns
+from strategies.fuse.enough_clients import equal_columns
 from strategies.parts import Fuse, ServerRound, Update
 
 if TYPE_CHECKING:

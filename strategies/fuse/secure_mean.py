@@ -14,7 +14,7 @@ from fedsim.tensors.kinds import Kind
 from strategies import masking
 from strategies.aggregate import weighted_mean
 from strategies.banks.secure_exchange import COMMITMENT, KEY, KEYS, LINE, OPENED, SELF, SHARES
-from strategies.fuse_rules import clients_in_a_round
+from strategies.fuse.enough_clients import clients_in_a_round
 from strategies.parts import Fuse, LostRoundError, ServerRound, Update
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from pydantic import Field
 from fedsim.common.errors import UserError
 from fedsim.settings.experiment import Experiment
 from strategies.aggregate import Arrays
-from strategies.fuse_rules import clients_in_a_round, equal_columns
+from strategies.fuse.enough_clients import clients_in_a_round, equal_columns
 from strategies.parts import Fuse, ServerRound, Update
 
 
