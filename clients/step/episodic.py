@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from clients.augment import frequency
-from clients.boundary import boundary_loss
 from clients.parts import Batch, LocalRound, Step, StepFunction
 from clients.step.supervised import SupervisedStep
+from clients.tools.contours import boundary_loss
 from fedsim.common.seeding import torch_generator
 from fedsim.common.tasks import ANY_TASK
 from fedsim.models.weights import StateDict
@@ -27,7 +27,7 @@ class EpisodicStep(Step):
     L_in is the task's loss on the batch: cross-entropy, or the soft Dice loss of masks, plus the terms of the recipe.
     L_out is its mean over m_test versions x' of the batch with low-frequency amplitudes of other clients (see
     `clients.augment.frequency`), with lambda ~ U[0, 1] for each image and client. With masks, gamma L_bd(x, x'; theta,
-    theta^) is added, the contrast of boundary and background embeddings (`clients.boundary`).
+    theta^) is added, the contrast of boundary and background embeddings (`clients.tools.contours`).
 
     In first order, grad = grad L_in(theta) + grad L_out(theta^). In second order, the latter is multiplied by I - beta
     H_in on the coordinates that were not clipped. Batch-norm statistics are updated by the inner pass alone.

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from clients.boundary import boundary_contrast, boundary_loss, contour_and_ring, region_means
 from clients.local_round import Batch
 from clients.step.episodic import EpisodicStep
+from clients.tools.contours import boundary_contrast, boundary_loss, contour_and_ring, region_means
 from fedsim.models.net import Net
 from fedsim.models.tasks import Segmentation
 
