@@ -34,7 +34,7 @@ from strategies.wire.handshake import Roster
 from strategies.wire.membership import implausible
 from strategies.wire.reply_checks import check_collected, check_validation, one_line
 from strategies.wire.reply_limits import records_over_limit
-from strategies.wire.round_log import RoundLog
+from strategies.wire.round_notes import RoundNotes
 from strategies.wire.target_site import TargetSite
 from strategies.wire.update_limit import model_norm
 from strategies.wire.visits import Visits
@@ -80,7 +80,7 @@ class FedDG(FedAvg):
         return self.parts.recipe
 
     @property
-    def log(self) -> RoundLog:
+    def log(self) -> RoundNotes:
         """The record of the current round."""
         return self.exchange.log
 
@@ -107,7 +107,7 @@ class FedDG(FedAvg):
 
     def before_rounds(self, grid: Grid, arrays: ArrayRecord) -> ArrayRecord:
         """Fills the banks, then runs the step part's prelude (CSAC's acquisition); returns the arrays of round 0."""
-        self.exchange.log = RoundLog(0)
+        self.exchange.log = RoundNotes(0)
         clients, prelude = self.exchange.clients, self.recipe.client.prelude
         self.parts.open(0, record_to_arrays(arrays), clients, clients, training=False)
         for bank in [bank for bank in self.parts.banks("once") if bank.contributed]:
@@ -127,7 +127,7 @@ class FedDG(FedAvg):
 
         Banks `before` training come first."""
         round, self.visits.grid = self.finished_rounds + 1, grid
-        self.exchange.log = RoundLog(round)
+        self.exchange.log = RoundNotes(round)
         self._drawn = trainers(self.experiment.train, self.exchange.clients, self.experiment.run.seed, round)
         down = self._open(round, arrays, self._drawn)
         for bank in self.parts.banks("before"):

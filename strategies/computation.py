@@ -12,7 +12,7 @@ from strategies.state import ServerState
 from strategies.wire.exchange import Exchange
 from strategies.wire.guard import Guard
 from strategies.wire.reply_checks import one_line
-from strategies.wire.round_log import RoundLog
+from strategies.wire.round_notes import RoundNotes
 
 
 class Computation:
@@ -28,7 +28,7 @@ class Computation:
         return self.parts.state
 
     @property
-    def log(self) -> RoundLog:
+    def log(self) -> RoundNotes:
         """The record of the current round."""
         return self.exchange.log
 

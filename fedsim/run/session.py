@@ -37,7 +37,7 @@ from fedsim.tensors.arrays import record_to_arrays, state_to_record
 from strategies.base import FedDG
 from strategies.model import server_model
 from strategies.state import ServerState
-from strategies.wire.round_log import RoundLog
+from strategies.wire.round_notes import RoundNotes
 from strategies.wire.target_site import TargetScore
 
 
@@ -194,7 +194,7 @@ class Session:
             callback.on_end(summary)
         return self.folder
 
-    def _round_row(self, log: RoundLog, score: TargetScore) -> dict[str, Any]:
+    def _round_row(self, log: RoundNotes, score: TargetScore) -> dict[str, Any]:
         rows = list(log.clients.values())
         now, metric = time.perf_counter(), self.space.task.metric
         row = {

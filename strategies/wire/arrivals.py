@@ -15,7 +15,7 @@ from strategies.wire.exchange import Exchange
 from strategies.wire.guard import Guard
 from strategies.wire.reply_checks import check_update
 from strategies.wire.reply_limits import metrics_over_limit, records_over_limit
-from strategies.wire.round_log import RoundLog
+from strategies.wire.round_notes import RoundNotes
 from strategies.wire.update_limit import model_norm, update_size
 
 
@@ -111,7 +111,7 @@ def open_names(names: Iterable[str], model: Mapping[str, Any]) -> list[str]:
     return [name for name in names if name in model and model[name].dtype.kind != "f"]
 
 
-def timed(replies: Iterable[Message], log: RoundLog) -> Iterator[Message]:
+def timed(replies: Iterable[Message], log: RoundNotes) -> Iterator[Message]:
     """The replies; what is done with each counts as time of the aggregation, the wait for the next one does not."""
     for reply in replies:
         started = time.perf_counter()

@@ -21,7 +21,7 @@ from strategies.wire.reply_checks import (
     judged,
     one_line,
 )
-from strategies.wire.round_log import RoundLog
+from strategies.wire.round_notes import RoundNotes
 from strategies.wire.sites import Site
 
 KEPT_RECORDS = 8  # of an encoder
@@ -57,7 +57,7 @@ class Exchange:
         self.experiment, self.run_config, self.state = experiment, run_config, state
         self.sites: dict[str, Site] = {}
         self.roster: Roster | None = None
-        self.log = RoundLog(0)
+        self.log = RoundNotes(0)
         self.saved_round = -1
         self._sent = Sent()
         self._asked: list[str] = []  # in this phase

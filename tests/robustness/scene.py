@@ -17,7 +17,7 @@ from fedsim.tensors.arrays import record_to_arrays, state_to_record
 from strategies.base import FedDG
 from strategies.computation import Computation
 from strategies.model import server_model
-from strategies.wire.round_log import RoundLog
+from strategies.wire.round_notes import RoundNotes
 from strategies.wire.sites import Site
 
 TOKEN = "0123456789abcdef"
@@ -78,7 +78,7 @@ class Scene:
         strategy.computation = Computation(strategy.experiment, strategy.parts, strategy.exchange, strategy.guard)
         arrays = self.arrays
         if phase == "collect":
-            strategy.state.banks, strategy.exchange.log = {}, RoundLog(0)
+            strategy.state.banks, strategy.exchange.log = {}, RoundNotes(0)
             strategy._collect(strategy.recipe.banks[0], CannedGrid(replies), 0, None, strategy.exchange.clients)
         else:
             number(strategy.configure_train(2, self.arrays, ConfigRecord(), None))

@@ -15,7 +15,7 @@ logger = logging.getLogger("fedsim")
 
 
 @dataclass
-class RoundLog:
+class RoundNotes:
     """The notes of one round: one row per client, totals, and details."""
 
     round: int
