@@ -21,8 +21,8 @@ from fedsim.common.seeding import seed_library
 from fedsim.models.infer import Predict
 from fedsim.settings.experiment import Experiment
 from fedsim.tensors.arrays import load_arrays
-from strategies.cuts import put_back, taken
 from strategies.parts import Cut, Place
+from strategies.wire.cuts import put_back, taken
 
 
 class DomainClient(NumPyClient):

@@ -20,7 +20,6 @@ from fedsim.settings.experiment import Experiment
 from fedsim.tensors.arrays import record_to_arrays, state_to_record
 from strategies.banks.checks import layout_of, owned
 from strategies.computation import Computation
-from strategies.cuts import taken
 from strategies.model import ServerModel
 from strategies.participation import trainers, validators
 from strategies.parts import Arrays, Bank, Entries, Place, RefusedUpdateError
@@ -28,6 +27,7 @@ from strategies.server_parts import ServerParts
 from strategies.state import ServerState
 from strategies.stored import Storage
 from strategies.wire.arrivals import Arrivals
+from strategies.wire.cuts import taken
 from strategies.wire.exchange import Encoder, Exchange
 from strategies.wire.guard import Guard
 from strategies.wire.handshake import Roster

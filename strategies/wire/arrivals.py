@@ -7,10 +7,10 @@ from typing import Any
 from flwr.app import Message
 
 from strategies.banks.checks import layout_of
-from strategies.cuts import put_back, taken
 from strategies.parts import Bank, Update
 from strategies.server_parts import ServerParts
 from strategies.stored import Storage, heads_of
+from strategies.wire.cuts import put_back, taken
 from strategies.wire.exchange import Exchange
 from strategies.wire.guard import Guard
 from strategies.wire.reply_checks import check_update

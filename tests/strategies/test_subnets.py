@@ -14,8 +14,8 @@ from fedsim.models.hidden import hidden_layers
 from fedsim.models.inserts.kept_scale import KeptScale
 from fedsim.models.inserts.projection_head import ProjectionHead
 from fedsim.models.net import Net
-from strategies.cuts import put_back, taken
 from strategies.share.random_subnet import RandomSubnet
+from strategies.wire.cuts import put_back, taken
 
 
 class Pool(nn.Module):
