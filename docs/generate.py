@@ -18,7 +18,7 @@ API = {
     "clients.networks": "Copies of networks, second passes and second optimizers for client parts",
     "clients.base": "One domain's client",
     "clients.losses": "Losses",
-    "strategies.masking": "Masks and secrets of secure aggregation",
+    "strategies.tools.masking": "Masks and secrets of secure aggregation",
     "strategies.fuse.secure_mean": "Secure aggregation, the server's part",
     "clients.reports.masked_update": "Secure aggregation, the client's part",
     "fedsim.methods.recipe": "What a recipe is",

@@ -7,7 +7,7 @@ from torch import Tensor
 from clients.augment import style
 from clients.augment.spaces import chunks_of
 from clients.parts import LocalRound
-from strategies.finch import partitions_of_products
+from strategies.tools.finch import partitions_of_products
 
 KEPT_BYTES = 2**30  # of feature maps that are held while their products with all others are computed
 

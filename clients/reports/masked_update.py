@@ -13,10 +13,10 @@ from pydantic import Field
 from clients.parts import LocalRound, Report
 from fedsim.common.errors import UserError
 from fedsim.common.tasks import ANY_TASK
-from strategies import masking
 from strategies.banks.secure_exchange import COMMITMENT, KEY, KEYS, LINE, OPENED, SELF, SHARES, TO, as_array
 from strategies.fuse.secure_mean import threshold_of
 from strategies.server_round import Arrays
+from strategies.tools import masking
 
 if TYPE_CHECKING:
     from fedsim.methods.recipe import Recipe
@@ -26,7 +26,7 @@ ENTRY = "secure-mean"  # what is kept from message to message of a round
 
 @dataclass(frozen=True)
 class MaskedUpdate(Report):
-    """y_u = round(S w_u delta_u) + masks, modulo 2^bits; the formulas are those of `strategies.masking`.
+    """y_u = round(S w_u delta_u) + masks, modulo 2^bits; the formulas are those of `strategies.tools.masking`.
 
     Bonawitz et al., CCS 2017. This client uses each of one round's secrets for one purpose and once. It masks one
     update. It tells its shares for one list of clients that delivered, which is then the list of the round. The secrets

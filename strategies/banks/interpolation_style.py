@@ -6,8 +6,8 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from strategies.banks.style import style_fault
-from strategies.finch import cluster_means, partitions
 from strategies.parts import SERVER, Arrays, Bank, Entries, ServerRound
+from strategies.tools.finch import cluster_means, partitions
 
 FEWEST = 4  # of fewer points FINCH never makes two clusters
 ALONE = (

@@ -5,8 +5,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from strategies.finch import cluster_means, finch
 from strategies.parts import SERVER, Arrays, Bank, Entries, ServerRound
+from strategies.tools.finch import cluster_means, finch
 
 FEWEST = 4  # of fewer points FINCH never makes two clusters
 ALONE = (

@@ -5,8 +5,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from strategies.masking import ENTRY, SEALED, SECRET, examples_of
 from strategies.parts import Arrays, Bank, Entries, ServerRound
+from strategies.tools.masking import ENTRY, SEALED, SECRET, examples_of
 
 KEYS, SHARES, OPENED = "secure_keys", "secure_shares", "secure_unmasking"
 LINE, COMMITMENT, TO = "line", "commitment", "to:"  # names of arrays; TO is followed by the receiver's name
@@ -32,7 +32,7 @@ class OneRound(Bank):
 class SecureKeys(OneRound):
     """Public keys and the number of examples of every drawn client, which all of them get (AdvertiseKeys).
 
-    Every drawn client gets one more message in each round, without the model. See `strategies.masking`.
+    Every drawn client gets one more message in each round, without the model. See `strategies.tools.masking`.
     """
 
     name: ClassVar[str] = KEYS
@@ -60,7 +60,7 @@ class SecureShares(OneRound):
     """Of every client, shares of its two secrets for each other client, sealed for it; and b_u's hash (ShareKeys).
 
     Every drawn client gets one more message in each round, without the model. It gets the shares that are meant for it
-    with the model. See `strategies.masking`.
+    with the model. See `strategies.tools.masking`.
     """
 
     name: ClassVar[str] = SHARES
@@ -89,7 +89,7 @@ class SecureShares(OneRound):
 class SecureUnmasking(OneRound):
     """Of every client that delivered, shares of the b_u of those that did, and of the s_u of the others (Unmasking).
 
-    Every client that delivered gets one more message in each round, without the model. See `strategies.masking`.
+    Every client that delivered gets one more message in each round, without the model. See `strategies.tools.masking`.
     """
 
     name: ClassVar[str] = OPENED

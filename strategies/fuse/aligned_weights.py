@@ -8,8 +8,8 @@ import numpy as np
 from pydantic import Field
 
 from strategies.aggregate import tensorwise_mean
-from strategies.moves import moves
 from strategies.parts import Fuse, ServerRound, Update
+from strategies.tools.moves import moves
 
 SMALL = 1e-8  # smaller norms are read as this one
 

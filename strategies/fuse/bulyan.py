@@ -12,8 +12,8 @@ from fedsim.settings.experiment import Experiment
 from strategies.fuse.enough_clients import equal_columns, refuse_too_few
 from strategies.fuse.krum import selected_by_krum
 from strategies.fuse.trimmed_mean import trimmed_mean
-from strategies.moves import moved, moves
 from strategies.parts import Fuse, ServerRound, Update
+from strategies.tools.moves import moved, moves
 from strategies.wire import flower_strategies as flower
 
 

@@ -11,8 +11,8 @@ from pydantic import Field
 from fedsim.common.errors import UserError
 from fedsim.settings.experiment import Experiment
 from strategies.aggregate import weighted_mean
-from strategies.moves import gram, mean_move, moved, moves
 from strategies.parts import Fuse, ServerRound, Update
+from strategies.tools.moves import gram, mean_move, moved, moves
 
 EPS = 1e-4
 SHORT_MOVE = 0.05  # below this mean length of the moves, EPS changes the result visibly

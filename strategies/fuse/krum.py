@@ -10,8 +10,8 @@ from pydantic import Field
 from fedsim.settings.experiment import Experiment
 from strategies.aggregate import weighted_mean
 from strategies.fuse.enough_clients import refuse_too_few
-from strategies.moves import gram, moves
 from strategies.parts import Fuse, ServerRound, Update
+from strategies.tools.moves import gram, moves
 
 
 def selected_by_krum(deltas: Sequence[Mapping[str, np.ndarray]], malicious: int, count: int) -> list[int]:

@@ -11,8 +11,8 @@ import numpy as np
 from fedsim.common.errors import UserError
 from fedsim.settings.experiment import Experiment
 from strategies.aggregate import weighted_mean
-from strategies.moves import mean_move, moved, moves
 from strategies.parts import Fuse, RefusedUpdateError, ServerRound, Update
+from strategies.tools.moves import mean_move, moved, moves
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ import numpy as np
 from pydantic import Field
 
 from strategies.aggregate import weighted_mean
-from strategies.moves import mean_move, moved, moves
 from strategies.parts import Fuse, RefusedUpdateError, ServerRound, Update
+from strategies.tools.moves import mean_move, moved, moves
 from strategies.wire import flower_strategies as flower
 
 

@@ -8,9 +8,9 @@ import numpy as np
 from fedsim.models.norms.mixig import MixIG
 from fedsim.parts.part import part_name
 from strategies.fuse.weighted_mean import WeightedMean
-from strategies.moves import mean_move, moves
 from strategies.parts import Arrays, Refine, ServerRound
 from strategies.refine.flower_optimizer import server_optimizers
+from strategies.tools.moves import mean_move, moves
 
 if TYPE_CHECKING:
     from fedsim.methods.recipe import Recipe

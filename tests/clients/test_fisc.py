@@ -15,7 +15,7 @@ from clients.terms import style_contrast
 from clients.terms.style_contrast import StyleContrast, mean_squares, negatives, triplet
 from fedsim.models import build_model
 from fedsim.settings import ModelSettings
-from strategies.finch import finch
+from strategies.tools.finch import finch
 
 FIRST = torch.zeros(2, dtype=torch.float64)  # draws that choose the first sample with another label
 TARGET = {"interpolation": {"mean": np.full((1, 3), 0.2, np.float32), "std": np.full((1, 3), 0.1, np.float32)}}

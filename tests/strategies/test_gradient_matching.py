@@ -11,8 +11,8 @@ from fedsim.run.plan import resolve
 from fedsim.run.workspace import Workspace
 from strategies.fuse.gradient_matching import GradientMatching
 from strategies.fuse.weighted_mean import WeightedMean
-from strategies.moves import gram
 from strategies.parts import ServerRound, Update
+from strategies.tools.moves import gram
 
 ORTHOGONAL, CONFLICTING = ((1, 0), (0, 1)), ((2, 0), (-1, 1))
 THREE = ((1, 0, 0), (0, 1, 0), (-1, -1, 1))

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from strategies.banks.interpolation_style import InterpolationStyle
-from strategies.finch import partitions, partitions_of_products
 from strategies.parts import SERVER, ServerRound
+from strategies.tools.finch import partitions, partitions_of_products
 
 BANK = InterpolationStyle()
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from strategies.banks.prototypes import Prototypes
-from strategies.finch import cluster_means, finch, first_neighbour_clusters, partitions
 from strategies.parts import SERVER, ServerRound
+from strategies.tools.finch import cluster_means, finch, first_neighbour_clusters, partitions
 
 BANK = Prototypes()
 

@@ -8,10 +8,10 @@ import pytest
 from secure_federation import PREVIOUS, Federation, models, plain
 
 from fedsim.tensors.kinds import Kind
-from strategies import masking
 from strategies.banks.secure_exchange import KEYS, OPENED, SHARES
 from strategies.fuse.secure_mean import SecureMean
 from strategies.parts import LostRoundError, Update
+from strategies.tools import masking
 from strategies.weights.by_examples import ByExamples
 from strategies.weights.uniform import Uniform
 

@@ -11,9 +11,9 @@ from secure_federation import PREVIOUS, Federation, models, plain
 
 from fedsim.common.errors import UserError
 from fedsim.settings import TrainSettings
-from strategies import masking
 from strategies.banks.secure_exchange import KEY, KEYS, OPENED, SELF, SHARES
 from strategies.fuse.secure_mean import threshold_of
+from strategies.tools import masking
 from strategies.weights.by_examples import ByExamples
 
 # --- what the server sees ---------------------------------------------------------------------------------------------
