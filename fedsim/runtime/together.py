@@ -10,7 +10,7 @@ from flwr.clientapp import ClientApp
 from clients.base import DomainClient
 from clients.local_round import autocast_of
 from clients.local_steps import Fitted, Job
-from clients.side_by_side import SideBySide, reason_apart
+from clients.stacked.side_by_side import SideBySide, reason_apart
 from fedsim.client_app import guarded, job_of, trained
 from fedsim.run.plan import Plan
 from fedsim.run.workspace import pick_device, workspace

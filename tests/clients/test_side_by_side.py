@@ -11,9 +11,9 @@ from torch import nn
 
 from clients.base import DomainClient
 from clients.optimizers import make_optimizer
-from clients.side_by_side import SideBySide, reason_apart
-from clients.stacked_net import Rows, StackedNet
-from clients.stacked_optimizer import StackedOptimizer
+from clients.stacked.net import Rows, StackedNet
+from clients.stacked.optimizer import StackedOptimizer
+from clients.stacked.side_by_side import SideBySide, reason_apart
 from fedsim.client_app import app
 from fedsim.commands.contract import small_plan
 from fedsim.common.errors import UserError

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from clients.base import DomainClient
-from clients.stacked_net import StackedNet
+from clients.stacked.net import StackedNet
 from fedsim.client_app import app
 from fedsim.commands.contract import small_plan
 from fedsim.common.errors import ClientFailedError

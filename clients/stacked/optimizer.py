@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clients.stacked_net import Rows
+from clients.stacked.net import Rows
 from fedsim.settings import TrainSettings
 
 BUFFERS = {"sgd": ("momentum_buffer",), "adam": ("exp_avg", "exp_avg_sq"), "adamw": ("exp_avg", "exp_avg_sq")}

@@ -15,8 +15,8 @@ from clients.base import DomainClient
 from clients.local_data import LocalData
 from clients.local_steps import Fitted, Job, LocalSteps, Training
 from clients.parts import Batch
-from clients.stacked_net import Autocast, Pass, Rows, StackedNet
-from clients.stacked_optimizer import StackedOptimizer, rates_of
+from clients.stacked.net import Autocast, Pass, Rows, StackedNet
+from clients.stacked.optimizer import StackedOptimizer, rates_of
 from fedsim.common.seeding import seed_library
 from fedsim.models.tasks import TaskRules
 from fedsim.parts.part import part_name
