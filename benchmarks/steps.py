@@ -33,10 +33,10 @@ import torch
 from step_data import RandomData, collected_records, made_up_records
 from step_tables import record, table_experiments, write_costs, written_costs
 
-from clients.networks import after_step_functions, freeze
 from clients.optimizers import make_optimizer
 from clients.parts import LocalRound, StepFunction
 from clients.store import ClientStore
+from clients.tools.networks import after_step_functions, freeze
 from fedsim.common.errors import UserError
 from fedsim.data import benchmark
 from fedsim.methods.assembly import build_recipe

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from clients.budget import Amount, local_plan
 from clients.local_data import LocalData
 from clients.local_steps import BestIterate, Fitted, LocalSteps, Training
-from clients.networks import NetView, view_of
 from clients.optimizers import learning_rate, make_optimizer, optimizer_tensors, restore_optimizer
 from clients.parts import LocalRound, departing
 from clients.store import ClientStore
+from clients.tools.networks import NetView, view_of
 from fedsim.common.seeding import seed_library
 from fedsim.models.infer import Predict
 from fedsim.settings.experiment import Experiment

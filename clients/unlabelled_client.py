@@ -9,9 +9,9 @@ from torch import nn
 
 from clients.local_data import LocalData
 from clients.local_round import LocalRound
-from clients.networks import freeze
 from clients.optimizers import learning_rate
 from clients.store import ClientStore
+from clients.tools.networks import freeze
 from fedsim.common.seeding import seed_library
 from fedsim.settings.experiment import Experiment
 from fedsim.tensors.arrays import load_arrays

@@ -6,11 +6,11 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 from torch import Tensor
 
-from clients.losses import proximal
-from clients.networks import after_step_functions, apart, descend, twin_of
 from clients.optimizers import make_optimizer
 from clients.parts import Batch, LocalRound, Step, StepFunction
 from clients.step.supervised import SupervisedStep
+from clients.tools.losses import proximal
+from clients.tools.networks import after_step_functions, apart, descend, twin_of
 from fedsim.common.tasks import ANY_TASK
 
 ENTRY = "ditto"  # the store's entry for the personal model

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from clients.augment.aug_mix import STRENGTHS, mixed
 from clients.augment.cross_client_style import CrossClientStyle
-from clients.losses import js_divergence, supervised_contrast
 from clients.parts import Batch, LocalRound, Step, StepFunction
+from clients.tools.losses import js_divergence, supervised_contrast
 from fedsim.models.inserts.mixstyle import Style, moved_style, style_of
 
 if TYPE_CHECKING:

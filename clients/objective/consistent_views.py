@@ -9,8 +9,8 @@ from pydantic import Field
 from torch import Tensor
 
 from clients.augment.aug_mix import STRENGTHS, mixed
-from clients.losses import js_divergence
 from clients.parts import Batch, LocalRound, Step, StepFunction
+from clients.tools.losses import js_divergence
 from fedsim.models.inserts.base import leading
 
 

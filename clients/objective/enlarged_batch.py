@@ -10,11 +10,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from clients.cut_network import CutNetwork
 from clients.local_data import on_device
-from clients.networks import evaluating, statistics_frozen
 from clients.parts import Batch, LocalRound, Step, StepFunction
-from clients.style_pass import Balanced, StylePass, lone_classes, picked_rows
+from clients.tools.cut_network import CutNetwork
+from clients.tools.networks import evaluating, statistics_frozen
+from clients.tools.style_pass import Balanced, StylePass, lone_classes, picked_rows
 from fedsim.models.inserts.feature_highlighter import Highlighter
 from fedsim.models.inserts.style_exploration import moments, style_of
 

@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from clients.networks import evaluating
 from clients.objective.permutations import PERMUTATIONS, TILES
 from clients.parts import Batch, LocalRound, Step, StepFunction
+from clients.tools.networks import evaluating
 from fedsim.common.errors import UserError
 from fedsim.data import image_ops
 

@@ -9,10 +9,10 @@ from pydantic import Field
 from torch import Tensor
 
 from clients.augment.style_augmenter import StyleAugmenter
-from clients.losses import kernel_sum, squared_distances, supervised_contrast
-from clients.networks import descend, statistics_frozen
 from clients.optimizers import eager
 from clients.parts import Batch, LocalRound, Step, StepFunction
+from clients.tools.losses import kernel_sum, squared_distances, supervised_contrast
+from clients.tools.networks import descend, statistics_frozen
 from fedsim.models.inserts.stochastic_embedding import moments_of
 from fedsim.parts.part import part_name
 

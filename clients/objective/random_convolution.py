@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from clients.losses import js_divergence
 from clients.parts import Batch, LocalRound, Step, StepFunction
+from clients.tools.losses import js_divergence
 
 
 @dataclass(frozen=True)

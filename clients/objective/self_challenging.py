@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from clients.cut_network import CutNetwork
-from clients.networks import statistics_frozen
 from clients.parts import Batch, LocalRound, Step, StepFunction
+from clients.tools.cut_network import CutNetwork
+from clients.tools.networks import statistics_frozen
 
 # The constants of the released code (variant "official").
 SPATIAL, CHANNELS = 1 / 3, 1 / 3.2  # share of positions, or of channels, that is masked

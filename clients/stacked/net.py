@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from clients.compiled import FeaturesAndLogits
-from clients.networks import freeze
+from clients.tools.networks import freeze
 from fedsim.models.norms.moments import plain_moments
 from fedsim.models.tasks import TaskRules
 

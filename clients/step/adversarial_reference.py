@@ -10,7 +10,6 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from clients.networks import apart, descend, evaluating
 from clients.optimizers import make_optimizer, optimizer_tensors, restore_optimizer
 from clients.parts import Batch, LocalRound, Step, StepFunction
 from clients.step.feature_generator import (
@@ -22,6 +21,7 @@ from clients.step.feature_generator import (
     label_code,
     smoothed_cross_entropy,
 )
+from clients.tools.networks import apart, descend, evaluating
 from fedsim.common.seeding import torch_generator
 
 log = logging.getLogger("fedsim")

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from clients.losses import at_least_float32, bandwidth, kernel_mean, kernel_sum, squared_distances
+from clients.tools.losses import at_least_float32, bandwidth, kernel_mean, kernel_sum, squared_distances
 
 
 class Projections(nn.Module):
@@ -136,7 +136,7 @@ def alignment_loss(
 
     proj_m, proj_l: L features [B, c, g, w] each
     alpha: [L, L]; "same_layer" does not use it
-    distance: D is "mmd", `clients.losses.mk_mmd` on flattened features, or "mse", the mean squared difference
+    distance: D is "mmd", `clients.tools.losses.mk_mmd` on flattened features, or "mse", the mean squared difference
     statistic: "u" or "v", of MMD
 
     Gradients reach proj_m and proj_l, but not alpha. MMD needs B ≥ 2; with fewer it is 0.0.

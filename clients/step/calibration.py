@@ -9,12 +9,12 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from clients.losses import mk_mmd
-from clients.networks import frozen_copy
 from clients.parts import Batch, LocalRound, Step, StepFunction
 from clients.step.alignment import Projections, alignment_loss, attention, query_key_pairs
 from clients.step.supervised import SupervisedStep
 from clients.terms.label_smoothing import LabelSmoothing
+from clients.tools.losses import mk_mmd
+from clients.tools.networks import frozen_copy
 from fedsim.settings import TrainSettings
 
 AlignFunction = Callable[[Batch, list[Tensor]], Tensor]
@@ -57,7 +57,7 @@ class SemanticCalibration(Step):
     align: cross (the paper), same_layer, logits (released code) or none
     attention: both, position, channel or uniform
     distance: mmd or mse
-    statistic: of MMD: u, the unbiased estimate (the paper), or v, which is never negative (`clients.losses.mk_mmd`)
+    statistic: of MMD: u, the unbiased estimate (the paper), or v, which is never negative (`clients.tools.losses.mk_mmd`)
     proj: conv (the paper) or pool1x1 (needs less time and memory)
     qk_conv: use the released code's query and key convolutions, which are never trained; one pair per level
     freeze_proj: do not train the projections

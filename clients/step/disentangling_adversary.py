@@ -9,7 +9,9 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from clients.disentangling import (
+from clients.optimizers import optimizer_tensors, restore_optimizer
+from clients.parts import Batch, LocalRound, Step, StepFunction
+from clients.tools.disentangling import (
     FEATURES,
     advance,
     auxiliary_networks,
@@ -21,9 +23,7 @@ from clients.disentangling import (
     make_adam,
     source_loss,
 )
-from clients.networks import apart, statistics_frozen
-from clients.optimizers import optimizer_tensors, restore_optimizer
-from clients.parts import Batch, LocalRound, Step, StepFunction
+from clients.tools.networks import apart, statistics_frozen
 from fedsim.common.errors import UserError
 from fedsim.parts.part import part_name
 

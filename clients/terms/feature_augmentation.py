@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from clients.first_pass import first_pass
 from clients.parts import Batch, LocalRound, StepFunction, Term
+from clients.terms.first_pass import first_pass
 
 MOMENTS = "class-moments"  # the store's entry: count, sum and sum of outer products of each class's features
 FOLD_FROM = 4096  # so many rows are remembered before they are added to the sums

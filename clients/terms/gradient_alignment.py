@@ -7,9 +7,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from clients.last_move import last_move
 from clients.optimizers import zero_momentum
 from clients.parts import LocalRound, Term
+from clients.tools.last_move import last_move
 from fedsim.common.tasks import ANY_TASK
 
 SMALL = 1e-8  # smaller norms are read as this one

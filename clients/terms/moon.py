@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from clients.networks import frozen_copy
 from clients.parts import Batch, LocalRound, StepFunction, Term
+from clients.tools.networks import frozen_copy
 
 PREVIOUS = "previous-model"  # the store's entry for the model that the client trained last
 

@@ -10,9 +10,9 @@ from pydantic import Field
 from torch import Tensor
 
 from clients.budget import fedavg_amount
-from clients.first_pass import first_pass
-from clients.networks import evaluating
 from clients.parts import Batch, LocalRound, StepFunction, Term
+from clients.terms.first_pass import first_pass
+from clients.tools.networks import evaluating
 
 SEEN = "prototypes"  # the scratch entry for the class means while they are summed
 

@@ -5,8 +5,8 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from clients.losses import proximal
 from clients.parts import LocalRound, StepFunction, Term
+from clients.tools.losses import proximal
 from fedsim.common.tasks import ANY_TASK
 
 

@@ -9,7 +9,8 @@ from pydantic import Field
 from torch import Tensor
 
 from clients.batches.shuffled import chunks
-from clients.disentangling import (
+from clients.parts import LocalRound, Unlabelled
+from clients.tools.disentangling import (
     FEATURES,
     advance,
     clustered,
@@ -18,7 +19,6 @@ from clients.disentangling import (
     source_loss,
     tightness,
 )
-from clients.parts import LocalRound, Unlabelled
 from fedsim.common.errors import UserError
 from fedsim.common.seeding import numpy_rng, stream_seed
 from fedsim.models.tasks import EVALUATION_BATCH

@@ -9,10 +9,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from clients.last_move import last_move
-from clients.networks import statistics_frozen
 from clients.parts import Batch, LocalRound, Step, StepFunction
 from clients.step.supervised import SupervisedStep
+from clients.tools.last_move import last_move
+from clients.tools.networks import statistics_frozen
 from fedsim.common.errors import UserError
 from fedsim.common.tasks import ANY_TASK
 from fedsim.settings.experiment import Experiment

@@ -9,8 +9,8 @@ from threadpoolctl import threadpool_limits
 
 from clients.base import DomainClient
 from clients.local_data import LocalData
-from clients.networks import view_of
 from clients.store import ClientStore, client_folder
+from clients.tools.networks import view_of
 from clients.unlabelled_client import UnlabelledClient
 from fedsim.common.cores import free_cores
 from fedsim.common.errors import UserError

@@ -6,9 +6,9 @@ from support import small_experiment
 from torch import nn
 
 from clients.local_data import LocalData
-from clients.networks import view_of
 from clients.parts import LocalRound
 from clients.store import ClientStore
+from clients.tools.networks import view_of
 from fedsim.data import ClientData
 from fedsim.data.augment import Normalization, Transforms
 from fedsim.run.plan import resolve

@@ -3,9 +3,9 @@ import torch
 from small_round import colour_images, small_data, small_round
 from torch import nn
 
-from clients.losses import mk_mmd
 from clients.step.alignment import Projections, alignment_loss, attention, query_key_pairs
 from clients.step.calibration import ACQUIRED, SemanticCalibration
+from clients.tools.losses import mk_mmd
 from fedsim.models import build_model
 from fedsim.settings import ModelSettings
 

@@ -11,10 +11,10 @@ from torch import nn
 
 from clients.batches.shuffled import Shuffled
 from clients.companions.ditto import Ditto
-from clients.networks import apart, descend, statistics_frozen
 from clients.parts import Report, Term
 from clients.step.supervised import SupervisedStep
 from clients.terms.moon import ModelContrast
+from clients.tools.networks import apart, descend, statistics_frozen
 from fedsim.common.errors import UserError
 from fedsim.methods.recipe import Recipe
 from fedsim.models import build_model

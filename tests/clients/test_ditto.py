@@ -7,8 +7,8 @@ from safetensors.numpy import load_file
 from support import Interrupt, numbers, run_small, small_experiment
 from torch import nn
 
-from clients.losses import proximal
-from clients.networks import descend
+from clients.tools.losses import proximal
+from clients.tools.networks import descend
 from fedsim.common.errors import UserError
 from fedsim.run.workspace import close_workspaces, workspace
 from fedsim.tensors.arrays import record_to_arrays, state_to_record

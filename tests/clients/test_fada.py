@@ -9,10 +9,10 @@ import torch
 from small_round import colour_images, small_data, small_round
 from torch import nn
 
-from clients.disentangling import clustered, confusion_loss, domain_loss, information, source_loss, tightness
 from clients.optimizers import make_optimizer
 from clients.step.disentangling_adversary import NETWORKS, DisentanglingAdversary
 from clients.store import ClientStore
+from clients.tools.disentangling import clustered, confusion_loss, domain_loss, information, source_loss, tightness
 from clients.unlabelled.adversarial_target import AdversarialTarget
 from fedsim.methods.assembly import build_recipe
 from fedsim.models.inserts.disentangler import Disentangler

@@ -11,9 +11,9 @@ from small_round import colour_images, small_data, small_round
 from torch import nn
 
 from clients.augment.aug_mix import mixed
-from clients.losses import js_divergence
 from clients.objective.aligned_views import AlignedViews, contrast_of, drawn_rows, eight_bit, rows_of
 from clients.step.supervised import SupervisedStep
+from clients.tools.losses import js_divergence
 from fedsim.common.errors import UserError
 from fedsim.data.augment import to_float
 from fedsim.methods.assembly import assemble, find_recipe

@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from small_round import colour_images, small_data, small_round
 
 from clients.augment.style_augmenter import StyleAugmenter, branch_weights, convolved, transposed
-from clients.losses import supervised_contrast
 from clients.objective.learn_to_diversify import ENTRY, LearnToDiversify, class_mmd, club
 from clients.optimizers import make_optimizer
+from clients.tools.losses import supervised_contrast
 from fedsim.common.errors import UserError
 from fedsim.models import build_model
 from fedsim.models.inserts.stochastic_embedding import StochasticEmbedding, moments_of

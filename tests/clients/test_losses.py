@@ -6,9 +6,9 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clients.losses import MMD_SCALES, kernel_sum, mk_mmd, proximal, squared_distances, supervised_contrast
 from clients.parts import Batch
 from clients.terms.label_smoothing import LabelSmoothing
+from clients.tools.losses import MMD_SCALES, kernel_sum, mk_mmd, proximal, squared_distances, supervised_contrast
 
 X = torch.tensor([[0.0], [1.0]])
 Y = torch.tensor([[2.0], [3.0]])

@@ -8,7 +8,6 @@ from small_round import colour_images, small_data, small_round
 from support import run_small, small_experiment
 from torch import nn
 
-from clients.last_move import ENTRY, last_move
 from clients.optimizers import gradient_count, zero_momentum
 from clients.parts import Batch
 from clients.step.supervised import SupervisedStep
@@ -16,6 +15,7 @@ from clients.store import ClientStore
 from clients.terms.client_momentum import ClientMomentum
 from clients.terms.dynamic_regularizer import OWN, DynamicRegularizer
 from clients.terms.gradient_alignment import GradientAlignment, cosines
+from clients.tools.last_move import ENTRY, last_move
 from clients.update.sharpness_aware import GlobalAscent, SharpnessAware, of_length
 from fedsim.common.errors import UserError
 from fedsim.settings import TrainSettings

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from clients.style_pass import Balanced, StylePass, drawn_classes, lone_classes, partner_rows, picked_rows
+from clients.tools.style_pass import Balanced, StylePass, drawn_classes, lone_classes, partner_rows, picked_rows
 from fedsim.models.inserts.style_exploration import StyleExploration, in_style, moments
 
 RNG = np.random.default_rng

@@ -6,11 +6,11 @@ import pytest
 import torch
 from small_round import colour_images, small_data, small_round
 
-from clients.losses import js_divergence
 from clients.objective.consistent_views import ConsistentViews
 from clients.objective.random_convolution import RandomConvolution, convolved, random_kernel
 from clients.optimizers import make_optimizer
 from clients.step.supervised import SupervisedStep
+from clients.tools.losses import js_divergence
 from fedsim.models import build_model
 from fedsim.settings import ModelSettings
 

@@ -7,7 +7,7 @@ import torch
 from support import small_experiment
 from torch import nn
 
-from clients.networks import freeze
+from clients.tools.networks import freeze
 from fedsim.common.errors import UserError
 from fedsim.models import build_model
 from fedsim.models.inserts.adapters import Adapter, Adapters, MapDropout
