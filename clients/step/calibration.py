@@ -57,7 +57,7 @@ class SemanticCalibration(Step):
     align: cross (the paper), same_layer, logits (released code) or none
     attention: both, position, channel or uniform
     distance: mmd or mse
-    statistic: of MMD: u, the unbiased estimate (the paper), or v, which is never negative (`clients.tools.losses.mk_mmd`)
+    statistic: of MMD: u, the unbiased estimate (the paper), or v, which is never negative (`losses.mk_mmd`)
     proj: conv (the paper) or pool1x1 (needs less time and memory)
     qk_conv: use the released code's query and key convolutions, which are never trained; one pair per level
     freeze_proj: do not train the projections

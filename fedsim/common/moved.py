@@ -10,6 +10,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 MOVED = {
+    "clients.losses": "clients.tools.losses",
+    "clients.networks": "clients.tools.networks",
     "fedsim.about": "fedsim.common.about",
     "fedsim.arrays": "fedsim.tensors.arrays",
     "fedsim.assembly": "fedsim.methods.assembly",
@@ -36,6 +38,7 @@ MOVED = {
     "fedsim.tasks": "fedsim.common.tasks",
     "fedsim.text_methods": "fedsim.methods.texts",
     "fedsim.variants": "fedsim.methods.variants",
+    "strategies.masking": "strategies.tools.masking",
 }
 
 

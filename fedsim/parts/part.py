@@ -23,8 +23,8 @@ class Part:
     all clients are pooled
     tag: what the method's name in results shows about this part, as in `ccst(pixel)`; empty: nothing
     tasks: the tasks (fedsim.common.tasks) for which the part is made; it is refused on data sets with another task
-    side_by_side: clients with this part may be trained together as one program (`clients.stacked.side_by_side`), because its
-    work in a step depends only on the tensors and the batch of one client. Steps and terms must declare it
+    side_by_side: clients with this part may be trained together as one program (`clients/stacked/`), because its work
+    in a step depends only on the tensors and the batch of one client. Steps and terms must declare it
     discloses: what this part shows the server or other clients about a client's data; empty: nothing beyond the model
     """
 

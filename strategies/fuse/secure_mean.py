@@ -38,7 +38,7 @@ class SecureMean(Fuse):
     """theta <- theta + (sum_k w_k delta_k) / (sum_k w_k),   delta_k = theta_k - theta
 
     Each client rounds w_k delta_k to integers modulo 2^bits and adds masks that cancel in the sum (Bonawitz et al., CCS
-    2017; `strategies.tools.masking` has the formulas). w_k is the client's weight among the clients that sent shares, sums
+    2017; `tools.masking` has the formulas). w_k is the client's weight among the clients that sent shares, sums
     are over those that delivered; when up to n - t of n fail after the shares, the sum is unmasked all the same. It
     differs from `weighted_mean` by at most n limit / (2^bits - 2^17) / sum_k w_k in a coordinate, plus the rounding of
     the tensor's own type. Up to this, weights by numbers of examples give FedAvg. Tensors that only go up are summed as

@@ -1,0 +1,1 @@
+"""What client parts of several slots use: losses, second networks and second optimizers."""

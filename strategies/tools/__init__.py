@@ -1,0 +1,1 @@
+"""What server parts of several slots use: clusters, masks and the moves of clients."""
