@@ -26,9 +26,9 @@ class Jigsaw(Step):
 
     Source: JiGen (Carlucci et al., CVPR 2019). j is the insert `jigsaw_head`, which is aggregated like all tensors;
     predictions use the classifier on the whole image. The permutations are ours, and not the published list
-    (`clients/objective/permutations.py`). The step acts on the images after the data set's own crop, flip and jitter. Tiles
-    have floor(size / 3) pixels. The remaining border is cut off, which leaves 222 of 224 pixels as in the paper. A
-    network that accepts only one image size (ViT) is refused with it. `border = "keep"` leaves the border in place
+    (`clients/objective/permutations.py`). The step acts on the images after the data set's own crop, flip and jitter.
+    Tiles have floor(size / 3) pixels. The remaining border is cut off, which leaves 222 of 224 pixels as in the paper.
+    A network that accepts only one image size (ViT) is refused with it. `border = "keep"` leaves the border in place
     without permutation. `alpha = 0`, `beta = 1`, `grey = 0` gives FedAvg on the cut images.
 
     alpha, beta: 0.7 and 0.9 for ResNet-18; 0.9 and 0.7 for AlexNet

@@ -9,10 +9,10 @@ from small_round import colour_images, small_data, small_round
 from support import numbers, run_small, small_experiment
 from torch import nn
 
+from clients.objective import self_challenging as rsc
 from clients.objective.self_challenging import SelfChallenging
 from clients.optimizers import make_optimizer
 from clients.parts import Batch
-from clients.step import self_challenging as rsc
 from clients.tools.cut_network import CutNetwork
 from fedsim.models import build_model
 from fedsim.settings import ModelSettings, TrainSettings

@@ -47,11 +47,13 @@ LEVELS = (
         "fedsim.common.about",
         "fedsim.common.tasks",
         "fedsim.common.files",
+        "fedsim.common.moved",
+        "fedsim.flower",
     ),
 )
 FLOWER = (
-    "fedsim.server_app", "fedsim.client_app", "fedsim.runtime", "fedsim.deploy", "fedsim.run", "fedsim.tensors.arrays",
-    "fedsim.tensors.records",
+    "fedsim.server_app", "fedsim.client_app", "fedsim.flower", "fedsim.runtime", "fedsim.deploy", "fedsim.run",
+    "fedsim.tensors.arrays", "fedsim.tensors.records",
     "strategies.base", "strategies.wire", "clients.base",
 )  # fmt: skip
 
