@@ -119,7 +119,6 @@ class Step(ClientPart):
     prelude: ClassVar[str] = ""  # name of a training phase before round 1, e.g. CSAC's "acquire"
     needs_levels: ClassVar[bool] = False  # uses the feature maps `net.levels`
     compiles: ClassVar[bool] = True  # takes `round.forward`, the pass that `train.compile` compiles
-    enlarges: ClassVar[bool] = False  # features, logits and labels that terms see have more rows than `batch.images`
 
     def begin(self, round: LocalRound) -> StepFunction:
         """A function that takes one step on a batch and returns its detached loss.
@@ -144,24 +143,13 @@ class Term(ClientPart):
     in_prelude: it acts in the prelude of a step too; all other terms begin with the rounds
     side_by_side: it looks at the batch's images, labels, features, logits and loss and at the network's parameters, but
     takes no gradient of the batch's loss itself; a function in `round.before_step` changes gradients in place.
-    by_image: it compares the features of every image with those of another pass over the batch's images
     order: which term comes first, however the rows are named: 0 adds to the loss, 1 adds to the gradients, 2 multiplies
     them, 3 drops some of them; equal numbers in the order of the settings' names
     """
 
     in_prelude: ClassVar[bool] = False
     side_by_side: ClassVar[bool] = False
-    by_image: ClassVar[bool] = False
     order: ClassVar[int] = 0
-
-    def refuses(self, recipe: "Recipe") -> str:
-        """A term that compares image by image needs a step that adds no samples."""
-        if self.by_image and recipe.client.enlarges:
-            return (
-                f"{part_name(self)} compares the features of every image with those of another pass, and "
-                f"{part_name(recipe.client)} adds samples that are no images; use one of the two"
-            )
-        return super().refuses(recipe)
 
     def acts(self, phase: str) -> bool:
         """In the rounds, and in a prelude if the term says so."""

@@ -17,6 +17,7 @@ from clients.tools.networks import evaluating, statistics_frozen
 from clients.tools.style_pass import Balanced, StylePass, lone_classes, picked_rows
 from fedsim.models.inserts.feature_highlighter import Highlighter
 from fedsim.models.inserts.style_exploration import moments, style_of
+from fedsim.parts.facts import Fact
 
 if TYPE_CHECKING:
     from fedsim.methods.recipe import Recipe
@@ -55,7 +56,7 @@ class EnlargedBatch(Step):
 
     sharing: Annotated[float, Field(ge=0, le=1)] = 0.5
     balanced: Literal["epoch", "step"] = "epoch"
-    enlarges: ClassVar[bool] = True
+    breaks = (Fact.ROWS,)
     compiles: ClassVar[bool] = False
     requires: ClassVar[dict[str, str]] = {"inserts": "style_exploration", "banks": "feature_styles"}
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from clients.parts import Batch, LocalRound, StepFunction, Term
 from clients.tools.networks import frozen_copy
+from fedsim.parts.facts import Fact
 
 PREVIOUS = "previous-model"  # the store's entry for the model that the client trained last
 
@@ -42,7 +43,7 @@ class ModelContrast(Term):
 
     side_by_side: ClassVar[bool] = True
     whole: ClassVar[bool] = True
-    by_image: ClassVar[bool] = True
+    assumes = (Fact.ROWS,)
     keeps_last_iterate: ClassVar[bool] = True
 
     mu: Annotated[float, Field(ge=0)] = 1.0

@@ -26,6 +26,7 @@ from clients.local_data import on_device
 from clients.parts import Batch, LocalRound, StepFunction, Term
 from fedsim.common.errors import UserError
 from fedsim.common.seeding import numpy_rng
+from fedsim.parts.facts import Fact
 from fedsim.parts.part import part_name
 from fedsim.settings.experiment import Experiment
 
@@ -119,7 +120,7 @@ class StyleContrast(Term):
     decoder_weights: str = ""
     """Local file of the AdaIN decoder."""
 
-    by_image: ClassVar[bool] = True
+    assumes = (Fact.ROWS,)
     requires: ClassVar[dict[str, str]] = {"banks": "interpolation_style"}
 
     @property

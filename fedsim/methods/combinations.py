@@ -3,6 +3,7 @@
 import dataclasses
 
 from fedsim.common.errors import UserError
+from fedsim.methods.compatibility import misfit
 from fedsim.methods.recipe import LIST_SLOTS, SLOTS, Recipe, parts_of
 from fedsim.parts.part import part_name
 from strategies.bank import RESERVED_RECORDS, Bank
@@ -74,6 +75,8 @@ def check_recipe(recipe: Recipe, name: str) -> None:
             if kinds.count(kind) > 1:
                 raise UserError(f"{name}: {part_name(kind)} is twice in {slot}; once is enough")
     _check_records(recipe, name)
+    if reason := misfit(recipe):
+        raise UserError(f"{name}: {reason}")
     for _, part in parts_of(recipe):
         if reason := part.refuses(recipe):
             raise UserError(f"{name}: {reason}")

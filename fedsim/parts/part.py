@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fedsim.common.tasks import ANY_TASK
+from fedsim.parts.facts import Fact
 from fedsim.settings.plugins import entry_points
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ class Part:
     tasks: the tasks (fedsim.common.tasks) for which the part is made; it is refused on data sets with another task
     side_by_side: clients with this part may be trained together as one program (`clients/stacked/`), because its work
     in a step depends only on the tensors and the batch of one client. Steps and terms must declare it
+    assumes, breaks: facts (fedsim.parts.facts) on which this part relies, and facts that do not hold beside it
+    replaces: facts that it breaks, each of which one part alone may break
     discloses: what this part shows the server or other clients about a client's data; empty: nothing beyond the model
     """
 
@@ -32,6 +35,9 @@ class Part:
     needs: ClassVar[tuple[str, ...]] = ()
     tasks: ClassVar[tuple[str, ...]] = ANY_TASK
     side_by_side: ClassVar[bool] = True
+    assumes: ClassVar[tuple[Fact, ...]] = ()
+    breaks: ClassVar[tuple[Fact, ...]] = ()
+    replaces: ClassVar[tuple[Fact, ...]] = ()
 
     @property
     def sets(self) -> dict[str, dict[str, object]]:

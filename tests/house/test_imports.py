@@ -19,6 +19,7 @@ LEVELS = (
     ("fedsim.run",),
     ("fedsim.methods.assembly", "fedsim.methods.variants", "fedsim.methods.listing"),
     ("fedsim.methods.registry", "fedsim.methods.combinations", "fedsim.methods.part_settings"),
+    ("fedsim.methods.compatibility",),
     ("fedsim.methods", "fedsim.methods.styles", "fedsim.methods.texts"),
     ("fedsim.methods.recipe",),
     ("clients",),
@@ -49,6 +50,7 @@ LEVELS = (
         "fedsim.common.files",
         "fedsim.common.moved",
         "fedsim.flower",
+        "fedsim.parts.facts",
     ),
 )
 FLOWER = (

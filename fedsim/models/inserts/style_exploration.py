@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from fedsim.common.errors import UserError
 from fedsim.models.inserts.base import Insert, channels_at
 from fedsim.models.net import Net
+from fedsim.parts.facts import Fact
 
 if TYPE_CHECKING:
     from fedsim.methods.recipe import Recipe
@@ -197,7 +198,7 @@ class StyleExploration(Insert):
 
     def refuses(self, recipe: "Recipe") -> str:
         """Without a step that opens the layers they would never act."""
-        if recipe.client.enlarges:
+        if Fact.ROWS in recipe.client.breaks:
             return ""
         return "style_exploration acts in no step but enlarged_batch, which knows the classes of a batch; add that step"
 
