@@ -11,7 +11,7 @@ each report - the batches are planned - `begin` of terms, step and augment - the
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from torch import Tensor
@@ -19,13 +19,11 @@ from torch import Tensor
 from clients.local_round import Batch, LocalRound, StepFunction
 from fedsim.common.errors import UserError
 from fedsim.common.tasks import CLASSIFICATION
+from fedsim.parts.facts import Fact
 from fedsim.parts.part import Part, part_name
 from fedsim.settings import TrainSettings
 from fedsim.settings.experiment import Experiment
 from strategies.server_round import Arrays
-
-if TYPE_CHECKING:
-    from fedsim.methods.recipe import Recipe
 
 __all__ = [
     "Augment",
@@ -52,8 +50,6 @@ class ClientPart(Part):
     them or some; the received model fills the rest). Such a model is validated in every evaluation phase beside the
     received one, recorded in the columns `personal_accuracy` and `personal_loss`, and written to a file at the end of
     the run with `run.keep_personal`. Empty: there is none
-    whole: the part compares the received model with others, and so cannot act where clients get only a part of the
-    model (`Share.cut`)
     keeps_last_iterate: `end` sees the model of the last step, also where an earlier one is sent (`train.local_checks`)
     """
 
@@ -61,19 +57,7 @@ class ClientPart(Part):
     bank: ClassVar[str] = ""
     banks: ClassVar[tuple[str, ...]] = ()
     personal: ClassVar[str] = ""
-    whole: ClassVar[bool] = False
     keeps_last_iterate: ClassVar[bool] = False
-
-    def refuses(self, recipe: "Recipe") -> str:
-        """A contribution needs a bank that takes it; some parts need the whole model."""
-        if self.whole and recipe.share.partial:
-            return f"{part_name(self)} needs the whole model, of which {part_name(recipe.share)} sends a part"
-        present = {bank.name: bank for bank in recipe.banks}
-        lacking = [name for name in self.contributes() if name not in present]
-        off = [present[name] for name in self.contributes() if name in present and not present[name].shared]
-        if off:
-            return f"method.{part_name(off[0])}.shared = false leaves {part_name(self)} without its bank; leave it out"
-        return f"{part_name(self)} needs the bank {lacking[0]!r}; add it to method.banks" if lacking else ""
 
     def contributes(self) -> tuple[str, ...]:
         """Names of the banks to which this part contributes."""
@@ -229,11 +213,7 @@ class Unlabelled(ClientPart):
     method with such a part adapts to the target: its results are marked `uses_target_unlabelled` and ranked separately.
     """
 
-    needs_clients: ClassVar[bool] = True
-
-    def refuses(self, recipe: "Recipe") -> str:
-        """A part that answers visits needs a server part that makes visits."""
-        return "" if recipe.visits else f"{part_name(self)} is never visited; add a part to method.visits"
+    assumes = (Fact.SEVERAL_CLIENTS,)
 
     def check(self, experiment: Experiment) -> None:
         """Raises UserError in a deployment without a site that holds images of the unseen domain."""

@@ -1,14 +1,12 @@
 """The contract of banks: records that go to the clients beside the model, and come from them."""
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
-from fedsim.parts.part import Part, part_name
+from fedsim.parts.facts import Fact
+from fedsim.parts.part import Part
 from strategies.server_round import SERVER, Arrays, Entries, ServerRound, Update
-
-if TYPE_CHECKING:
-    from fedsim.methods.recipe import Recipe
 
 # Records of messages beside those of the banks; a bank of such a name would replace one of them.
 RESERVED_RECORDS = frozenset({"arrays", "config", "echo", "metrics", "site", "state"})
@@ -54,18 +52,7 @@ class Bank(Part):
     uniform: ClassVar[bool] = True
     initial: ClassVar[bool] = False
     shared: ClassVar[bool] = True
-    needs_clients: ClassVar[bool] = True
-
-    def refuses(self, recipe: "Recipe") -> str:
-        """A bank that clients contribute to needs a client part that contributes."""
-        if not (self.contributed and self.shared) or self.name in recipe.contributors():
-            return ""
-        return f"no part contributes to {part_name(self)}; remove it from method.banks"
-
-    @property
-    def takes(self) -> bool:
-        """Whether anything of single clients beside their models comes into the bank."""
-        return self.shared
+    assumes = (Fact.SEVERAL_CLIENTS, Fact.SINGLE_UPDATES)
 
     def accept(self, client: str, arrays: Arrays, server: ServerRound) -> str:
         """The reason why a client's contribution is refused, or an empty string. Its values are known to be finite.
@@ -119,7 +106,7 @@ class Broadcast(Bank):
 
     when: ClassVar[Literal["once", "round"]] = "round"
     contributed: ClassVar[bool] = False
-    takes: ClassVar[bool] = False
+    assumes = (Fact.SEVERAL_CLIENTS,)
 
     def make(self, server: ServerRound) -> dict[str, np.ndarray]:
         """The record, from `server.current`, `server.previous`, `server.updates` and `server.arrays`.

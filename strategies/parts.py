@@ -19,12 +19,13 @@ the answer to a visit). With `LostRoundError` a round has no model: the one befo
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from torch import nn
 
-from fedsim.parts.part import Part, part_name
+from fedsim.parts.facts import Fact
+from fedsim.parts.part import Part
 from strategies.bank import Bank, Broadcast
 from strategies.server_round import (
     SERVER,
@@ -37,9 +38,6 @@ from strategies.server_round import (
     ServerRound,
     Update,
 )
-
-if TYPE_CHECKING:
-    from fedsim.methods.recipe import Recipe
 
 __all__ = [
     "SERVER",
@@ -64,13 +62,22 @@ __all__ = [
 class Share(Part):
     """Which tensors leave the client and which come back.
 
-    partial: clients train on a part of the shared tensors (`cut`); client parts that need the whole model are then
-    refused
+    partial: clients train on a part of the shared tensors (`cut`)
     """
 
     upload: ClassVar[bool] = False  # clients also send what they keep to themselves; a rule may make it a field
-    needs_clients: ClassVar[bool] = True
     partial: ClassVar[bool] = False
+    assumes = (Fact.SEVERAL_CLIENTS,)
+
+    @property
+    def breaks(self) -> tuple[Fact, ...]:
+        """A part of the model is not the whole."""
+        return (Fact.WHOLE_MODEL,) if self.partial else ()
+
+    @property
+    def provides(self) -> tuple[Fact, ...]:
+        """Tensors that clients keep but upload."""
+        return (Fact.UPLOAD,) if self.upload else ()
 
     def place(self, net: nn.Module) -> dict[str, Place]:
         """The place of every entry of the network's state.
@@ -96,26 +103,14 @@ class Share(Part):
 
 
 class Weights(Part):
-    """How much each client counts in this round.
+    """How much each client counts in this round; measured, unless a rule says that it breaks nothing."""
 
-    adaptive: the weights depend on something that is measured; a fusion that does not use weights would ignore it
-    """
-
-    adaptive: ClassVar[bool] = True
-    needs_clients: ClassVar[bool] = True
+    assumes = (Fact.SEVERAL_CLIENTS, Fact.CLIENT_WEIGHTS)
+    breaks = (Fact.KNOWN_WEIGHTS,)
 
     def known(self, examples: Mapping[str, int]) -> dict[str, float] | None:
         """The weights of these clients, where numbers of examples are all that they depend on; None elsewhere."""
         return None
-
-    def refuses(self, recipe: "Recipe") -> str:
-        """Adaptive weights need a fusion that uses them."""
-        if recipe.fuse.uses_weights or not self.adaptive:
-            return ""
-        return (
-            f"{part_name(recipe.fuse)} does not use the clients' weights, so {part_name(self)} would have no "
-            "effect; use one of the two"
-        )
 
     def weigh(self, updates: Sequence[Update], server: ServerRound) -> dict[str, float]:
         """Convex weights p_k of the clients that replied, by client name; they must sum to 1."""
@@ -125,19 +120,16 @@ class Weights(Part):
 class Fuse(Part):
     """How the tensors of several clients become one.
 
-    uses_weights: False when the rule weighs clients by itself; weights other than the plain ones are then refused
     perturbs: True when it adds noise to every tensor, which makes batch norm useless
-    robust: True when the tensors of a client may be left out, because it could send anything
     amplifies: True when a number that one client reports can make the model move much further than every update. A
     model that moves more than `run.update_limit` times as far as the largest update is then refused
     masked: True when updates arrive so that only their sum can be read. No other part gets their tensors, no check
     compares them, and the round cannot be computed again without one of the clients
     """
 
-    needs_clients: ClassVar[bool] = True
-    uses_weights: ClassVar[bool] = True
+    assumes = (Fact.SEVERAL_CLIENTS,)
+    breaks = (Fact.WEIGHTED_MEAN,)
     perturbs: ClassVar[bool] = False
-    robust: ClassVar[bool] = False
     masked: ClassVar[bool] = False
     amplifies: ClassVar[bool] = False
 
@@ -164,12 +156,10 @@ class Refine(Part):
     order: which part comes first, however the rows are named: 0 corrects the clients' mean, 1 steps towards it, 2
     puts in what no step may move, 3 trains the new model, 4 averages over rounds; equal numbers in the order of the
     settings' names
-    sees_updates: it uses tensors of single clients, which some fusions hide
     """
 
     order: ClassVar[int] = 1
-    needs_clients: ClassVar[bool] = False
-    sees_updates: ClassVar[bool] = True
+    assumes = (Fact.SINGLE_UPDATES,)
 
     def refine(self, fused: Arrays, server: ServerRound) -> dict[str, np.ndarray]:
         """The global tensors after this part, with names, shapes and types as in `fused`.
@@ -207,13 +197,7 @@ class Visit(Part):
     moment: ClassVar[Literal["updates", "model"]]
     records: ClassVar[tuple[str, ...]]
     bank: ClassVar[str] = ""
-    needs_clients: ClassVar[bool] = True
-
-    def refuses(self, recipe: "Recipe") -> str:
-        """A visit needs a client part that answers it."""
-        if recipe.unlabelled is not None:
-            return ""
-        return f"{part_name(self)} needs a part in method.unlabelled that answers it"
+    assumes = (Fact.SEVERAL_CLIENTS, Fact.SINGLE_UPDATES)
 
     def ask(self, model: Arrays, server: ServerRound) -> Mapping[str, Arrays] | None:
         """The records of the message, with `arrays` (a whole model) among them; None: no visit in this round.

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 from pydantic import Field
@@ -10,10 +10,8 @@ from pydantic import Field
 from clients.batches.shuffled import Shuffled
 from clients.parts import Batches, LocalRound
 from fedsim.common.tasks import ANY_TASK
+from fedsim.parts.facts import Fact
 from fedsim.settings import TrainSettings
-
-if TYPE_CHECKING:
-    from fedsim.methods.recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -32,12 +30,9 @@ class EqualDomains(Batches):
 
     tasks: ClassVar[tuple[str, ...]] = ANY_TASK
     whole: ClassVar[bool] = True
+    assumes = (Fact.ONE_CLIENT,)
 
     per_domain: Annotated[int, Field(ge=1)] = 32
-
-    def refuses(self, recipe: "Recipe") -> str:
-        """Clients of a federation do not see each other's domains."""
-        return "" if recipe.pooled else "equal_domains needs the images of all domains on one client; use deepall"
 
     def indices(self, examples: int, round: LocalRound, train: TrainSettings) -> Iterator[np.ndarray]:
         """The examples of each domain side by side."""

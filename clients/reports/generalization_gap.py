@@ -12,6 +12,7 @@ from clients.parts import LocalRound, Report
 from fedsim.common.seeding import numpy_rng
 from fedsim.common.tasks import ANY_TASK
 from fedsim.models.tasks import EVALUATION_BATCH
+from fedsim.parts.facts import Fact
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class GeneralizationGap(Report):
 
     metric: Literal["train_loss", "validation_loss", "validation_accuracy"] = "train_loss"
     max_samples: Annotated[int, Field(ge=0)] = 0
-    whole: ClassVar[bool] = True
+    assumes = (Fact.WHOLE_MODEL,)
 
     def before(self, round: LocalRound) -> dict[str, float]:
         """The gap of the received model."""

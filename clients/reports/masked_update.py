@@ -5,7 +5,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -13,13 +13,11 @@ from pydantic import Field
 from clients.parts import LocalRound, Report
 from fedsim.common.errors import UserError
 from fedsim.common.tasks import ANY_TASK
+from fedsim.parts.facts import Fact
 from strategies.banks.secure_exchange import COMMITMENT, KEY, KEYS, LINE, OPENED, SELF, SHARES, TO, as_array
 from strategies.fuse.secure_mean import threshold_of
 from strategies.server_round import Arrays
 from strategies.tools import masking
-
-if TYPE_CHECKING:
-    from fedsim.methods.recipe import Recipe
 
 ENTRY = "secure-mean"  # what is kept from message to message of a round
 
@@ -41,12 +39,7 @@ class MaskedUpdate(Report):
     bits: Literal[32, 64] = 32
     threshold: Annotated[int, Field(ge=0)] = 0
     banks: ClassVar[tuple[str, ...]] = (KEYS, SHARES, OPENED)
-
-    def refuses(self, recipe: "Recipe") -> str:
-        """Masks are taken off by one fusion only."""
-        return super().refuses(recipe) or (
-            "" if recipe.fuse.masked else "masked_update needs method.fuse = secure_mean"
-        )
+    assumes = (Fact.MASKS,)
 
     def collect(self, round: LocalRound) -> dict[str, np.ndarray]:
         """What one of the three exchanges asks for."""

@@ -6,6 +6,7 @@ from typing import ClassVar
 from clients.parts import LocalRound, Report
 from fedsim.common.tasks import ANY_TASK
 from fedsim.models.tasks import EVALUATION_BATCH
+from fedsim.parts.facts import Fact
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,7 @@ class ReceivedLoss(Report):
     quantity and is not offered.
     """
 
-    whole: ClassVar[bool] = True
+    assumes = (Fact.WHOLE_MODEL,)
     tasks: ClassVar[tuple[str, ...]] = ANY_TASK
 
     @property

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from clients.parts import LocalRound, Term
 from fedsim.common.tasks import ANY_TASK
+from fedsim.parts.facts import Fact
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class ClientMomentum(Term):
     variant: Literal["paper", "official"] = "paper"
     first_round: Literal["scaled", "plain"] = "scaled"
     requires: ClassVar[dict[str, str]] = {"banks": "global_direction"}
-    whole: ClassVar[bool] = True
+    assumes = (Fact.WHOLE_MODEL,)
 
     def begin(self, round: LocalRound) -> None:
         """Registers the mixing before every step. It adds nothing to the loss."""

@@ -10,6 +10,7 @@ from torch import Tensor
 from clients.optimizers import gradient_count, require_fresh_sgd
 from clients.parts import LocalRound, Term
 from fedsim.common.tasks import ANY_TASK
+from fedsim.parts.facts import Fact
 from fedsim.settings.experiment import Experiment
 
 OWN = "control"  # the store's entry for c_k
@@ -43,7 +44,7 @@ class DriftCorrection(Term):
     variant: Literal["option_ii", "epochs_only", "without_rate"] = "option_ii"
     strength: Annotated[float, Field(ge=0)] = 1.0
     bank: ClassVar[str] = "control"
-    whole: ClassVar[bool] = True
+    assumes = (Fact.WHOLE_MODEL,)
     requires: ClassVar[dict[str, str]] = {"banks": "control_variates"}
 
     @property

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from clients.parts import LocalRound, Term
 from fedsim.common.tasks import ANY_TASK
+from fedsim.parts.facts import Fact
 
 OWN = "past-moves"  # the store's entry for h_k
 
@@ -34,7 +35,7 @@ class DynamicRegularizer(Term):
 
     lam: Annotated[float, Field(ge=0)] = 0.1
     requires: ClassVar[dict[str, str]] = {"refine": "dynamic_correction"}
-    whole: ClassVar[bool] = True
+    assumes = (Fact.WHOLE_MODEL,)
 
     def begin(self, round: LocalRound) -> None:
         """Registers the pull, which is added to the gradients before every step. It adds nothing to the loss."""

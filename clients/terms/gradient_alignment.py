@@ -11,6 +11,7 @@ from clients.optimizers import zero_momentum
 from clients.parts import LocalRound, Term
 from clients.tools.last_move import last_move
 from fedsim.common.tasks import ANY_TASK
+from fedsim.parts.facts import Fact
 
 SMALL = 1e-8  # smaller norms are read as this one
 
@@ -43,7 +44,7 @@ class GradientAlignment(Term):
 
     tau: Annotated[float, Field(ge=-1, le=1)] = 0.0
     variant: Literal["descent", "official"] = "descent"
-    whole: ClassVar[bool] = True
+    assumes = (Fact.WHOLE_MODEL,)
 
     def begin(self, round: LocalRound) -> None:
         """Registers the rule, which drops gradients before every step. It adds nothing to the loss."""

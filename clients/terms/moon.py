@@ -42,8 +42,7 @@ class ModelContrast(Term):
     """
 
     side_by_side: ClassVar[bool] = True
-    whole: ClassVar[bool] = True
-    assumes = (Fact.ROWS,)
+    assumes = (Fact.WHOLE_MODEL, Fact.ROWS)
     keeps_last_iterate: ClassVar[bool] = True
 
     mu: Annotated[float, Field(ge=0)] = 1.0

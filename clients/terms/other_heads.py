@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from clients.parts import Batch, LocalRound, StepFunction, Term
+from fedsim.parts.facts import Fact
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class OtherHeads(Term):
     weight: Annotated[float, Field(ge=0)] = 1.0
     mean: bool = False
     requires: ClassVar[dict[str, str]] = {"banks": "heads"}
-    needs_clients: ClassVar[bool] = True
+    assumes = (Fact.SEVERAL_CLIENTS,)
 
     def begin(self, round: LocalRound) -> StepFunction | None:
         """Freezes the others' heads; returns None when there are none, or when the weight is 0."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from clients.parts import Batch, LocalRound, StepFunction, Term
 from fedsim.models.inserts.prompt_sets import PromptSets
+from fedsim.parts.facts import Fact
 from fedsim.parts.part import part_name
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class PromptStages(Term):
     """
 
     c: Annotated[float, Field(ge=0)] = 1.0
-    needs_clients: ClassVar[bool] = True
+    assumes = (Fact.SEVERAL_CLIENTS,)
     order: ClassVar[int] = -1  # other terms may copy the network when they begin, and the stage must be chosen then
 
     @property

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from clients.parts import Batch, LocalRound, StepFunction, Term
 from fedsim.models.inserts.keyed_prompts import KeyedPrompts
+from fedsim.parts.facts import Fact
 
 if TYPE_CHECKING:
     from fedsim.methods.recipe import Recipe
@@ -26,7 +27,7 @@ class QueryLoss(Term):
     """
 
     weight: Annotated[float, Field(ge=0)] = 1.0
-    needs_clients: ClassVar[bool] = True
+    assumes = (Fact.SEVERAL_CLIENTS,)
     order: ClassVar[int] = -1  # other terms may copy the head when they begin, and the key must be chosen then
 
     @property

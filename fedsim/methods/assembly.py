@@ -10,7 +10,8 @@ from torch import nn
 from fedsim.common.errors import PresetConflictError, UserError
 from fedsim.common.seeding import stream_seed
 from fedsim.data import Benchmark, benchmark, client_names, find_dataset
-from fedsim.methods.combinations import check_recipe, combine
+from fedsim.methods.combinations import combine
+from fedsim.methods.compatibility import check_recipe
 from fedsim.methods.part_settings import add, complete, exchange, parts_in, set_fields, validated, values_for
 from fedsim.methods.recipe import SLOTS, Recipe, in_order, parts_of
 from fedsim.methods.registry import find_row

@@ -1,12 +1,10 @@
-"""Combines two rows into one recipe, and refuses parts that do not fit together; each part declares what it refuses."""
+"""Combines two rows into one recipe."""
 
 import dataclasses
 
 from fedsim.common.errors import UserError
-from fedsim.methods.compatibility import misfit
-from fedsim.methods.recipe import LIST_SLOTS, SLOTS, Recipe, parts_of
+from fedsim.methods.recipe import LIST_SLOTS, SLOTS, Recipe
 from fedsim.parts.part import part_name
-from strategies.bank import RESERVED_RECORDS, Bank
 
 TEXTS = ("paper", "discloses")
 
@@ -58,52 +56,3 @@ def same_parts(a: Recipe, b: Recipe) -> bool:
     """Whether two recipes have the same parts; their texts may differ."""
     blank = {**dict.fromkeys(TEXTS, ""), "tried_with": ()}
     return dataclasses.replace(a, **blank) == dataclasses.replace(b, **blank)
-
-
-def check_recipe(recipe: Recipe, name: str) -> None:
-    """Raise UserError for parts that a part refuses, parts or records that are twice, and parts that need clients.
-
-    Parts that need several clients have no effect when all data are pooled on one.
-    """
-    named: dict[str, type] = {}
-    for _, part in parts_of(recipe):
-        if named.setdefault(part_name(part), type(part)) is not type(part):
-            raise UserError(f"{name}: two different parts are called {part_name(part)}; rename the class of one")
-    for slot in LIST_SLOTS:
-        kinds = [type(part) for part in getattr(recipe, slot)]
-        for kind in kinds:
-            if kinds.count(kind) > 1:
-                raise UserError(f"{name}: {part_name(kind)} is twice in {slot}; once is enough")
-    _check_records(recipe, name)
-    if reason := misfit(recipe):
-        raise UserError(f"{name}: {reason}")
-    for _, part in parts_of(recipe):
-        if reason := part.refuses(recipe):
-            raise UserError(f"{name}: {reason}")
-        if recipe.pooled and part.needs_clients:
-            raise UserError(
-                f"{name}: all source data are pooled on one client, so {part_name(part)}, which compares or exchanges "
-                "something between clients, could not act; use a federated method"
-            )
-
-
-def _check_records(recipe: Recipe, name: str) -> None:
-    """Raise UserError when two parts would write one record, because the later one would replace the earlier."""
-    banks: dict[str, list[Bank]] = {}
-    for part in recipe.banks:
-        banks.setdefault(getattr(part, "name", ""), []).append(part)
-    for bank, parts in banks.items():
-        if not bank or bank in RESERVED_RECORDS:
-            said = f"has the name {bank!r}, which is another record's" if bank else "has no `name`"
-            raise UserError(f"{name}: the bank {part_name(parts[0])} {said}; give it a name of its own")
-        senders = [part for part in recipe.client_parts() if bank in part.contributes()]
-        for what, those in (("are banks of", parts), ("contribute to", senders)):
-            if len(those) > 1:
-                both = " and ".join(part_name(part) for part in those)
-                raise UserError(
-                    f"{name}: {both} {what} one name, {bank!r}; rename the record of one, or use one of them"
-                )
-    phases = [visit.phase for visit in recipe.visits]
-    for visit in recipe.visits:
-        if phases.count(visit.phase) > 1:
-            raise UserError(f"{name}: two visits are called {visit.phase!r}; rename the phase of one")

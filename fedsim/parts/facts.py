@@ -1,17 +1,44 @@
 """The closed vocabulary of compatibility: what parts may rely on in a recipe, and what other parts may change.
 
-A part declares `assumes`, `breaks` and `replaces` with these facts (`fedsim.parts.part`), and
+A part declares facts in `assumes`, `breaks`, `replaces` and `provides` (`fedsim.parts.part`).
 `fedsim.methods.compatibility` derives from them which recipes are refused, and in which words.
 """
 
 from enum import Enum
 
+BOTH = "use one of the two"
+
 
 class Fact(Enum):
-    """One fact about a run, as a sentence that follows the word "that", and what to do when it does not hold."""
+    """One fact about a run: a sentence that follows the word "that", and what to do where it does not hold.
 
+    The facts of the second group hold only where a part of the recipe provides them, all others unless a part breaks
+    them.
+    """
+
+    SEVERAL_CLIENTS = "several clients train and differ", "use a federated method"
+    SINGLE_UPDATES = "the server may look at what a single client sends"
+    CLIENT_WEIGHTS = "the fused model counts every client with its weight"
+    KNOWN_WEIGHTS = (
+        "a client's weight follows from numbers of examples",
+        "use method.weights = 'by_examples' or 'uniform'",
+    )
+    WEIGHTED_MEAN = "the fused model is the weighted mean of the clients' models"
+    EVERY_CLIENT = "no client is left out of the fused model"
+    CLIENTS_MOVE = "the global model moves about as far as its clients did in the round"
+    WHOLE_MODEL = "a client trains the whole model"
+    ONE_STEP = "one step with all terms of the loss trains all tensors"
     ROWS = "the rows of features, logits and labels are the images of the batch"
     HARD_LABELS = "every image has one class as its label"
 
-    def __init__(self, sentence: str, advice: str = "use one of the two") -> None:
-        self.sentence, self.advice = sentence, advice
+    ONE_CLIENT = "one client holds the images of all domains", "use deepall", False
+    UPLOAD = "clients upload tensors that they keep to themselves", "set method.share = 'without_batch_norm'", False
+    MASKS = "the server takes masks off the sum of the updates", "use method.fuse = 'secure_mean'", False
+    TARGET_STATISTICS = (
+        "the inference rule computes all statistics of batch norm on the unseen domain",
+        "keep upload = true, or set method.infer = 'recompute'",
+        False,
+    )
+
+    def __init__(self, sentence: str, advice: str = BOTH, given: bool = True) -> None:
+        self.sentence, self.advice, self.given = sentence, advice, given

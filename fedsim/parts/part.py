@@ -20,14 +20,13 @@ class Part:
     requires: parts that must be in the recipe too, as {slot: name}, by settings name or `module:Class`; they are added
     when they are missing
     needs: metrics that every reply must have; a reply without them is refused
-    needs_clients: the part compares or exchanges something between clients, so that it has no effect when the data of
-    all clients are pooled
     tag: what the method's name in results shows about this part, as in `ccst(pixel)`; empty: nothing
     tasks: the tasks (fedsim.common.tasks) for which the part is made; it is refused on data sets with another task
     side_by_side: clients with this part may be trained together as one program (`clients/stacked/`), because its work
     in a step depends only on the tensors and the batch of one client. Steps and terms must declare it
     assumes, breaks: facts (fedsim.parts.facts) on which this part relies, and facts that do not hold beside it
     replaces: facts that it breaks, each of which one part alone may break
+    provides: facts that hold only beside a part that provides them
     discloses: what this part shows the server or other clients about a client's data; empty: nothing beyond the model
     """
 
@@ -38,6 +37,7 @@ class Part:
     assumes: ClassVar[tuple[Fact, ...]] = ()
     breaks: ClassVar[tuple[Fact, ...]] = ()
     replaces: ClassVar[tuple[Fact, ...]] = ()
+    provides: ClassVar[tuple[Fact, ...]] = ()
 
     @property
     def sets(self) -> dict[str, dict[str, object]]:

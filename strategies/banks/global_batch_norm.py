@@ -1,14 +1,12 @@
 """FedIG's bank: the averages of the batch norm that clients keep, sent to them beside their own."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
+from fedsim.parts.facts import Fact
 from strategies.parts import Broadcast, ServerRound
-
-if TYPE_CHECKING:
-    from fedsim.methods.recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -22,12 +20,7 @@ class GlobalBatchNorm(Broadcast):
 
     name: ClassVar[str] = "global_bn"
     initial: ClassVar[bool] = True
-
-    def refuses(self, recipe: "Recipe") -> str:
-        """Without tensors that clients keep but upload there is nothing to send back."""
-        if recipe.share.upload:
-            return ""
-        return "global_batch_norm has nothing to send; use the share rule 'without_batch_norm' with upload = true"
+    assumes = (Fact.SEVERAL_CLIENTS, Fact.UPLOAD)
 
     def make(self, server: ServerRound) -> dict[str, np.ndarray]:
         """The fused tensors with the place `upload`."""

@@ -2,18 +2,12 @@
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
-from fedsim.parts.part import part_name
-from strategies.fuse.gradient_matching import GradientMatching
+from fedsim.parts.facts import Fact
 from strategies.parts import Broadcast, ServerRound
-from strategies.refine.dynamic_correction import DynamicCorrection
-from strategies.refine.flower_optimizer import FlowerOptimizer
-
-if TYPE_CHECKING:
-    from fedsim.methods.recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -29,17 +23,7 @@ class GlobalDirection(Broadcast):
     name: ClassVar[str] = "momentum"
     requires: ClassVar[dict[str, str]] = {"reports": "gradient_count"}
     needs: ClassVar[tuple[str, ...]] = ("gradient_count", "learning_rate")
-
-    def refuses(self, recipe: "Recipe") -> str:
-        """The move must be about as long as the clients' moves."""
-        kinds = (FlowerOptimizer, DynamicCorrection, GradientMatching)
-        longer = [part_name(part) for part in (*recipe.refine, recipe.fuse) if isinstance(part, kinds)]
-        if longer:
-            return (
-                f"client_momentum repeats the global model's last move, which {longer[0]} can make longer than the "
-                "clients' moves, so that it would grow without bound; use one of the two"
-            )
-        return super().refuses(recipe)
+    assumes = (Fact.SEVERAL_CLIENTS, Fact.CLIENTS_MOVE)
 
     def make(self, server: ServerRound) -> dict[str, np.ndarray]:
         """D of the round that ends. A round with the learning rate 0 has none. A prelude has none either: it is no

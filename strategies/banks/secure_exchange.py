@@ -5,6 +5,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from fedsim.parts.facts import Fact
 from strategies.parts import Arrays, Bank, Entries, ServerRound
 from strategies.tools.masking import ENTRY, SEALED, SECRET, examples_of
 
@@ -18,6 +19,7 @@ class OneRound(Bank):
 
     with_model: ClassVar[bool] = False
     uniform: ClassVar[bool] = False
+    assumes = (Fact.SEVERAL_CLIENTS,)
 
     def merge(self, bank: Entries, entries: Entries, server: ServerRound) -> dict[str, Arrays]:
         """The entries of this round."""

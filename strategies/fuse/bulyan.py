@@ -3,11 +3,12 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import numpy as np
 from pydantic import Field
 
+from fedsim.parts.facts import Fact
 from fedsim.settings.experiment import Experiment
 from strategies.fuse.enough_clients import equal_columns, refuse_too_few
 from strategies.fuse.krum import selected_by_krum
@@ -31,8 +32,7 @@ class Bulyan(Fuse):
     """
 
     malicious: Annotated[int, Field(ge=0)] = 1
-    uses_weights: ClassVar[bool] = False
-    robust: ClassVar[bool] = True
+    breaks = (Fact.WEIGHTED_MEAN, Fact.CLIENT_WEIGHTS, Fact.EVERY_CLIENT)
 
     def check(self, experiment: Experiment) -> None:
         """Raises UserError when the federation is too small for that many malicious clients."""

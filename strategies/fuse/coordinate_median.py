@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
+from fedsim.parts.facts import Fact
 from strategies.fuse.enough_clients import equal_columns
 from strategies.fuse.trimmed_mean import trimmed_mean
 from strategies.parts import Fuse, ServerRound, Update
@@ -20,8 +20,7 @@ class CoordinateMedian(Fuse):
     the plain mean.
     """
 
-    uses_weights: ClassVar[bool] = False
-    robust: ClassVar[bool] = True
+    breaks = (Fact.WEIGHTED_MEAN, Fact.CLIENT_WEIGHTS, Fact.EVERY_CLIENT)
 
     def fuse(
         self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound

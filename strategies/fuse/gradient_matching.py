@@ -9,6 +9,7 @@ import numpy as np
 from pydantic import Field
 
 from fedsim.common.errors import UserError
+from fedsim.parts.facts import Fact
 from fedsim.settings.experiment import Experiment
 from strategies.aggregate import weighted_mean
 from strategies.parts import Fuse, ServerRound, Update
@@ -67,6 +68,11 @@ class GradientMatching(Fuse):
     def uses_weights(self) -> bool:
         """Whether p_k acts on parameters."""
         return self.scale == "weights" or self.variant == "official"
+
+    @property
+    def breaks(self) -> tuple[Fact, ...]:
+        """The model may move further than its clients, and p_k may not act."""
+        return (Fact.WEIGHTED_MEAN, Fact.CLIENTS_MOVE, *(() if self.uses_weights else (Fact.CLIENT_WEIGHTS,)))
 
     def fuse(
         self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound

@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import numpy as np
 from pydantic import Field
 
+from fedsim.parts.facts import Fact
 from fedsim.settings.experiment import Experiment
 from strategies.aggregate import weighted_mean
 from strategies.fuse.enough_clients import refuse_too_few
@@ -42,7 +43,7 @@ class Krum(Fuse):
 
     malicious: Annotated[int, Field(ge=0)] = 0
     select: Annotated[int, Field(ge=1)] = 1
-    robust: ClassVar[bool] = True
+    breaks = (Fact.WEIGHTED_MEAN, Fact.EVERY_CLIENT)
 
     def check(self, experiment: Experiment) -> None:
         """Raises UserError when the federation is too small for that many malicious clients."""

@@ -2,18 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 from pydantic import Field
 
-from fedsim.parts.part import part_name
+from fedsim.parts.facts import Fact
 from strategies.aggregate import Arrays, weighted_mean
 from strategies.fuse.enough_clients import equal_columns
 from strategies.parts import Fuse, ServerRound, Update
-
-if TYPE_CHECKING:
-    from fedsim.methods.recipe import Recipe
 
 
 def clipping(state: Arrays, reference: Arrays, bound: float) -> float:
@@ -45,17 +42,9 @@ class PrivateMean(Fuse):
 
     clip: Annotated[float, Field(gt=0)] = 1.0
     noise: Annotated[float, Field(ge=0)] = 1.0
-    needs_clients: ClassVar[bool] = False
-    uses_weights: ClassVar[bool] = False
+    assumes = ()
+    breaks = (Fact.WEIGHTED_MEAN, Fact.CLIENT_WEIGHTS, Fact.SINGLE_UPDATES)
     perturbs: ClassVar[bool] = True
-
-    def refuses(self, recipe: "Recipe") -> str:
-        """Parts that read single clients' data would disclose them without noise, and epsilon would be wrong."""
-        banks = [bank for bank in recipe.banks if bank.takes]
-        looking = [*banks, *(part for part in recipe.refine if part.sees_updates), *recipe.visits]
-        if not looking:
-            return ""
-        return f"private_mean protects the fused model alone, and {part_name(looking[0])} takes more of single clients"
 
     def fuse(
         self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound

@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar
 import numpy as np
 from pydantic import Field
 
+from fedsim.parts.facts import Fact
 from strategies.aggregate import weighted_mean
 from strategies.parts import Fuse, RefusedUpdateError, ServerRound, Update
 from strategies.tools.moves import mean_move, moved, moves
@@ -27,7 +28,7 @@ class QFedAvg(Fuse):
     """
 
     q: Annotated[float, Field(ge=0)] = 0.1
-    uses_weights: ClassVar[bool] = False
+    breaks = (Fact.WEIGHTED_MEAN, Fact.CLIENT_WEIGHTS)
     needs: ClassVar[tuple[str, ...]] = (flower.LOSS,)
 
     def fuse(

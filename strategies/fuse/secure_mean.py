@@ -8,6 +8,7 @@ import numpy as np
 from pydantic import Field
 
 from fedsim.common.errors import UserError
+from fedsim.parts.facts import Fact
 from fedsim.parts.part import part_name
 from fedsim.settings.experiment import Experiment
 from fedsim.tensors.kinds import Kind
@@ -56,6 +57,9 @@ class SecureMean(Fuse):
     bits: Literal[32, 64] = 32
     threshold: Annotated[int, Field(ge=0)] = 0
     masked: ClassVar[bool] = True
+    assumes = (Fact.SEVERAL_CLIENTS, Fact.KNOWN_WEIGHTS, Fact.WHOLE_MODEL)
+    breaks = (Fact.WEIGHTED_MEAN, Fact.SINGLE_UPDATES)
+    provides = (Fact.MASKS,)
     requires: ClassVar[dict[str, str]] = {"banks": "secure_keys", "reports": "masked_update"}
 
     @property
@@ -64,23 +68,9 @@ class SecureMean(Fuse):
         return {"masked_update": {"limit": self.limit, "bits": self.bits, "threshold": self.threshold}}
 
     def refuses(self, recipe: "Recipe") -> str:
-        """Only what needs no single update can act beside it."""
-        weights, share, step = recipe.weights, recipe.share, recipe.client
-        banks = [bank for bank in recipe.banks if bank.name not in (KEYS, SHARES, OPENED)]
-        looking = [part for part in recipe.refine if part.sees_updates]
-        if weights.known({"a": 1, "b": 2}) is None:
-            return (
-                f"{part_name(weights)} weighs by what is measured in the round, and secure_mean's clients must know "
-                "their weights before; use by_examples or uniform"
-            )
-        if open_banks := [bank for bank in banks if bank.takes]:
-            return f"{part_name(open_banks[0])} takes something of single clients, which secure_mean would not hide"
-        if looking or recipe.visits:
-            return f"{part_name([*looking, *recipe.visits][0])} looks at single updates, which secure_mean hides"
-        if step.prelude or share.partial:
-            return (
-                f"{part_name(step if step.prelude else share)} does not go with secure_mean, which masks whole models"
-            )
+        """A prelude has no masks, and the client half has the same numbers."""
+        if recipe.client.prelude:
+            return f"{part_name(recipe.client)} does not go with secure_mean, which masks whole models"
         same = [part for part in recipe.reports if part_name(part) in self.sets and vars(part) != vars(self)]
         return "method.masked_update must have the values of method.secure_mean" if same else ""
 

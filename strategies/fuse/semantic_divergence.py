@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 
+from fedsim.parts.facts import Fact
 from strategies.aggregate import divergence_coefficients, tensorwise_mean
 from strategies.parts import Fuse, ServerRound, Update
 
@@ -25,7 +26,7 @@ class SemanticDivergence(Fuse):
     metric: Literal["l2", "l1", "cosine"] = "l2"
     strategy: Literal["divergence", "average", "similarity"] = "divergence"
     granularity: Literal["tensor", "module"] = "tensor"
-    uses_weights: ClassVar[bool] = False
+    breaks = (Fact.WEIGHTED_MEAN, Fact.CLIENT_WEIGHTS)
 
     def fuse(
         self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound

@@ -3,12 +3,13 @@ weighted."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import numpy as np
 from pydantic import Field
 
 from fedsim.common.errors import UserError
+from fedsim.parts.facts import Fact
 from fedsim.settings.experiment import Experiment
 from strategies.aggregate import Arrays
 from strategies.fuse.enough_clients import clients_in_a_round, equal_columns
@@ -49,8 +50,7 @@ class TrimmedMean(Fuse):
     """
 
     beta: Annotated[float, Field(ge=0, lt=0.5)] = 0.34
-    uses_weights: ClassVar[bool] = False
-    robust: ClassVar[bool] = True
+    breaks = (Fact.WEIGHTED_MEAN, Fact.CLIENT_WEIGHTS, Fact.EVERY_CLIENT)
 
     def check(self, experiment: Experiment) -> None:
         """Raises UserError for a share that leaves out no client, because the rule would be robust only by its name."""

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -15,7 +14,7 @@ class WeightedMean(Fuse):
     """theta = sum_k p_k theta_k in float64, cast back; integer buffers take the maximum (FedAvg, McMahan et al.
     2017)."""
 
-    needs_clients: ClassVar[bool] = False
+    assumes = breaks = ()
 
     def fuse(
         self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound

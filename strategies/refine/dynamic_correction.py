@@ -1,19 +1,13 @@
 """FedDyn's server part: it moves the clients' mean further by all past moves."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
-from fedsim.models.norms.mixig import MixIG
-from fedsim.parts.part import part_name
-from strategies.fuse.weighted_mean import WeightedMean
+from fedsim.parts.facts import Fact
 from strategies.parts import Arrays, Refine, ServerRound
-from strategies.refine.flower_optimizer import server_optimizers
 from strategies.tools.moves import mean_move, moves
-
-if TYPE_CHECKING:
-    from fedsim.methods.recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -27,28 +21,9 @@ class DynamicCorrection(Refine):
     adapters of `mix_ig`: the client's term changes gradients of the main step, which does not train them.
     """
 
-    needs_clients: ClassVar[bool] = True
     order: ClassVar[int] = 0
-
-    def refuses(self, recipe: "Recipe") -> str:
-        """H fits the mean of the models alone."""
-        optimizers = server_optimizers(recipe)
-        if optimizers:
-            return (
-                f"dynamic_correction adds all past moves to the model, which {optimizers[0]} would take for a new move "
-                "in every round, so that the model diverges; use one of the two"
-            )
-        if isinstance(recipe.norm, MixIG) and recipe.norm.adapter:
-            return (
-                "dynamic_correction adds all past moves to the adapters of mix_ig too, which are trained in a step of "
-                "their own, so that no client pulls them back; use one of the two"
-            )
-        if isinstance(recipe.fuse, WeightedMean):
-            return ""
-        return (
-            "dynamic_correction adds to the mean of the clients' models, which "
-            f"{part_name(recipe.fuse)} does not make; use one of the two"
-        )
+    assumes = (Fact.SEVERAL_CLIENTS, Fact.SINGLE_UPDATES, Fact.WEIGHTED_MEAN, Fact.ONE_STEP)
+    replaces = (Fact.CLIENTS_MOVE,)
 
     def refine(self, fused: Arrays, server: ServerRound) -> dict[str, np.ndarray]:
         """The corrected parameters; H is in float64."""

@@ -3,7 +3,7 @@
 from collections import ChainMap
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -17,13 +17,10 @@ from fedsim.data.auxiliary import auxiliary_fingerprint, auxiliary_images, refus
 from fedsim.data.benchmarks import benchmark
 from fedsim.models import weight_statistics
 from fedsim.models.tasks import EVALUATION_BATCH
-from fedsim.parts.part import part_name
+from fedsim.parts.facts import Fact
 from fedsim.settings.experiment import Experiment
 from fedsim.tensors.arrays import load_arrays
 from strategies.parts import Arrays, Refine, ServerRound
-
-if TYPE_CHECKING:
-    from fedsim.methods.recipe import Recipe
 
 Prepared = Callable[[np.ndarray], Tensor]
 
@@ -67,6 +64,7 @@ class EnsembleDistillation(Refine):
     """
 
     order: ClassVar[int] = 3
+    assumes = (Fact.SINGLE_UPDATES, Fact.EVERY_CLIENT)
 
     data: str = ""
     rounds: Annotated[int, Field(ge=0)] = 30
@@ -81,15 +79,6 @@ class EnsembleDistillation(Refine):
     def tag(self) -> str:
         """Marks the results that have distillation."""
         return "kd" if self.data else ""
-
-    def refuses(self, recipe: "Recipe") -> str:
-        """All clients' models are teachers, also one that a robust fusion leaves out."""
-        if recipe.fuse.robust:
-            return (
-                "ensemble_distillation learns from the models of all clients, also from that of a client which "
-                f"{part_name(recipe.fuse)} leaves out; use one of the two"
-            )
-        return super().refuses(recipe)
 
     def check_server(self, experiment: Experiment, known: Mapping[str, Mapping]) -> None:
         """Raises UserError for a folder without images, and for one that holds images of a client or of the target."""

@@ -11,17 +11,14 @@ statistics again on the unseen domain (`method.infer="recompute"`).
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import Annotated
 
 import numpy as np
 from pydantic import Field
 
-from fedsim.parts.part import part_name
+from fedsim.parts.facts import Fact
 from strategies.parts import Arrays, Refine, ServerRound
 from strategies.wire import flower_strategies as flower
-
-if TYPE_CHECKING:
-    from fedsim.methods.recipe import Recipe
 
 Positive = Annotated[float, Field(gt=0)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
@@ -30,12 +27,8 @@ Decay = Annotated[float, Field(ge=0, lt=1)]
 class FlowerOptimizer(Refine):
     """A step of one of Flower's strategies from the first model of the round towards the fused one."""
 
-    sees_updates: ClassVar[bool] = False
-
-    def refuses(self, recipe: "Recipe") -> str:
-        """There is one server optimizer: the step of another would be taken for the clients' update."""
-        optimizers = server_optimizers(recipe)
-        return f"{' and '.join(optimizers)} are server optimizers; use one of them" if len(optimizers) > 1 else ""
+    assumes = ()
+    replaces = (Fact.CLIENTS_MOVE,)
 
     def strategy(self) -> flower.FedAvgM | flower.FedOpt:
         """Flower's strategy with the settings of this part, and without moments."""
@@ -48,11 +41,6 @@ class FlowerOptimizer(Refine):
         moved, memory = flower.optimizer_step(self.strategy(), server.round, start, target, server.arrays)
         server.arrays.update(memory)
         return {**fused, **{name: np.asarray(moved[name], dtype=fused[name].dtype) for name in names}}
-
-
-def server_optimizers(recipe: "Recipe") -> list[str]:
-    """The names of a recipe's server optimizers."""
-    return [part_name(part) for part in recipe.refine if isinstance(part, FlowerOptimizer)]
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from fedsim.models.inserts.prompt_sets import ROWS, PromptSets
-from fedsim.parts.part import part_name
+from fedsim.parts.facts import Fact
 from strategies.parts import Arrays, Refine, ServerRound
 
 if TYPE_CHECKING:
@@ -24,18 +24,13 @@ class OwnRows(Refine):
     """
 
     order: ClassVar[int] = 2
-    needs_clients: ClassVar[bool] = True
+    assumes = (Fact.SEVERAL_CLIENTS, Fact.SINGLE_UPDATES, Fact.EVERY_CLIENT)
 
     def refuses(self, recipe: "Recipe") -> str:
-        """The rows belong to the insert, and those of all clients predict."""
-        if not any(isinstance(insert, PromptSets) for insert in recipe.inserts):
-            return "own_rows keeps the prompts of the insert prompt_sets; add it to method.inserts"
-        if recipe.fuse.robust:
-            return (
-                "own_rows puts the row of every client into the model that predicts, also that of a client which "
-                f"{part_name(recipe.fuse)} leaves out; use one of the two"
-            )
-        return super().refuses(recipe)
+        """The rows belong to the insert."""
+        if any(isinstance(insert, PromptSets) for insert in recipe.inserts):
+            return ""
+        return "own_rows keeps the prompts of the insert prompt_sets; add it to method.inserts"
 
     def refine(self, fused: Arrays, server: ServerRound) -> dict[str, np.ndarray]:
         """The tensors with the clients' own rows."""

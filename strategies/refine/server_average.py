@@ -27,7 +27,7 @@ class ServerAverage(Refine):
     running: bool = False
     first_round: Annotated[int, Field(ge=1)] = 1
     order: ClassVar[int] = 4
-    sees_updates: ClassVar[bool] = False
+    assumes = ()
 
     def refine(self, fused: Arrays, server: ServerRound) -> dict[str, np.ndarray]:
         """Keeps theta_t and returns the average; sums are kept in float64."""

@@ -1,7 +1,7 @@
 """A learning rate of the server: how far the global model moves towards the fused one."""
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import numpy as np
 from pydantic import Field
@@ -21,7 +21,7 @@ class ServerStep(Refine):
     """
 
     eta: Annotated[float, Field(gt=0)] = 1.0
-    sees_updates: ClassVar[bool] = False
+    assumes = ()
 
     def refine(self, fused: Arrays, server: ServerRound) -> dict[str, np.ndarray]:
         """The step in float64, cast back to each tensor's type."""

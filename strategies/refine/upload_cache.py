@@ -1,17 +1,13 @@
 """The newest personal tensors of every client, so that all clients count in the model for an unseen domain."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
-from fedsim.parts.part import part_name
+from fedsim.parts.facts import Fact
 from strategies.aggregate import weighted_mean
-from strategies.fuse.weighted_mean import WeightedMean
 from strategies.parts import Arrays, Refine, ServerRound
-
-if TYPE_CHECKING:
-    from fedsim.methods.recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -26,20 +22,8 @@ class UploadCache(Refine):
     the weighted mean.
     """
 
-    needs_clients: ClassVar[bool] = True
+    assumes = (Fact.SEVERAL_CLIENTS, Fact.SINGLE_UPDATES, Fact.UPLOAD, Fact.KNOWN_WEIGHTS, Fact.WEIGHTED_MEAN)
     order: ClassVar[int] = 0
-
-    def refuses(self, recipe: "Recipe") -> str:
-        """There must be tensors to keep, and weights for clients that are not there."""
-        if not recipe.share.upload:
-            return "upload_cache needs tensors that clients upload and keep; use the share rule 'without_batch_norm'"
-        if recipe.weights.known({"client": 1}) is None:
-            return f"upload_cache counts clients that did not reply, which {part_name(recipe.weights)} cannot weigh"
-        if not isinstance(recipe.fuse, WeightedMean):
-            return (
-                f"upload_cache makes weighted means, which {part_name(recipe.fuse)} does not make; use one of the two"
-            )
-        return ""
 
     def refine(self, fused: Arrays, server: ServerRound) -> dict[str, np.ndarray]:
         """The fused model with the means over all clients so far."""

@@ -1,7 +1,6 @@
 """FedAvg's share rule: everything is shared."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import nn
 
@@ -12,7 +11,7 @@ from strategies.parts import Place, Share
 class Everything(Share):
     """All state entries are shared: trainable tensors, batch-norm statistics and counters (FedAvg)."""
 
-    needs_clients: ClassVar[bool] = False
+    assumes = ()
 
     def place(self, net: nn.Module) -> dict[str, Place]:
         """Every entry is `shared`."""

@@ -1,15 +1,12 @@
 """SiloBN's share rule: batch-norm statistics stay on the client."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from torch import nn
 
+from fedsim.parts.facts import Fact
 from fedsim.tensors.kinds import Kind, tensor_kinds
 from strategies.parts import Place, Share
-
-if TYPE_CHECKING:
-    from fedsim.methods.recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -22,14 +19,10 @@ class WithoutStatistics(Share):
 
     upload: bool = True
 
-    def refuses(self, recipe: "Recipe") -> str:
-        """An unseen domain needs a model."""
-        if self.upload or recipe.infer.replaces_statistics:
-            return ""
-        return (
-            "without the upload of statistics no model for the unseen domain exists unless the inference rule computes "
-            "all of them again; keep upload = true, or set method.infer = 'recompute'"
-        )
+    @property
+    def assumes(self) -> tuple[Fact, ...]:
+        """Without the upload an unseen domain has no statistics unless they are computed on it."""
+        return (*Share.assumes, *(() if self.upload else (Fact.TARGET_STATISTICS,)))
 
     def place(self, net: nn.Module) -> dict[str, Place]:
         """Running mean, variance and counters are `upload` (or `local`), all others `shared`."""

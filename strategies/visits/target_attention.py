@@ -47,11 +47,7 @@ class TargetAttention(Visit, Weights):
     moment: ClassVar[str] = "updates"
     records: ClassVar[tuple[str, ...]] = ("tightness",)
     requires: ClassVar[dict[str, str]] = {"visits": "target_attention"}
-    needs_clients: ClassVar[bool] = True
-
-    def refuses(self, recipe: "object") -> str:
-        """Everything that either of its two contracts refuses."""
-        return Visit.refuses(self, recipe) or Weights.refuses(self, recipe)
+    assumes = (*Visit.assumes, *Weights.assumes)
 
     @property
     def discloses(self) -> str:

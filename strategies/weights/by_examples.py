@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from strategies.parts import ServerRound, Update, Weights
 
@@ -11,8 +10,7 @@ from strategies.parts import ServerRound, Update, Weights
 class ByExamples(Weights):
     """p_k = n_k / sum_j n_j over the clients that replied (FedAvg, McMahan et al. 2017)."""
 
-    adaptive: ClassVar[bool] = False
-    needs_clients: ClassVar[bool] = False
+    assumes = breaks = ()
 
     def known(self, examples: Mapping[str, int]) -> dict[str, float]:
         """Shares of the number of examples."""

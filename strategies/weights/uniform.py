@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from strategies.parts import ServerRound, Update, Weights
 
@@ -11,8 +10,7 @@ from strategies.parts import ServerRound, Update, Weights
 class Uniform(Weights):
     """p_k = 1/|U_t| over the clients that replied (FedSB, ICASSP 2025)."""
 
-    adaptive: ClassVar[bool] = False
-    needs_clients: ClassVar[bool] = False
+    assumes = breaks = ()
 
     def known(self, examples: Mapping[str, int]) -> dict[str, float]:
         """Equal shares."""

@@ -189,7 +189,7 @@ def test_settings_that_cannot_work_are_refused(tmp_path: Path) -> None:
     assert "encoder" in refusal(cross_client_style={"encoder": "vgg16"})
     assert "greater than or equal to 1" in refusal(cross_client_style={"L": 0})
     assert "no part contributes to style_bank" in refusal(augment="none")
-    assert "all source data are pooled" in _combined("deepall+ccst")
+    assert "all data pooled" in _combined("deepall+ccst")
 
 
 def _combined(name: str) -> str:

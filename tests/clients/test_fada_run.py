@@ -12,7 +12,7 @@ from clients.unlabelled.adversarial_target import AdversarialTarget
 from fedsim.common.errors import UserError
 from fedsim.data.digits import Digits
 from fedsim.methods.assembly import build_recipe
-from fedsim.methods.combinations import check_recipe
+from fedsim.methods.compatibility import check_recipe
 from fedsim.methods.table import METHODS
 from fedsim.run.workspace import close_workspaces
 from fedsim.tensors.arrays import record_to_arrays

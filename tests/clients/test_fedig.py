@@ -220,8 +220,8 @@ def test_a_second_view_is_needed(batch):
 
 
 @pytest.mark.parametrize(("method", "settings", "words"), [
-    ("fedig", {"share": "everything"}, "nothing to send"),
-    ("fedig", {"without_batch_norm": {"upload": False}}, "upload = true"),
+    ("fedig", {"share": "everything"}, "clients upload tensors"),
+    ("fedig", {"without_batch_norm": {"upload": False}}, "clients upload tensors"),
     ("gperxan", {"client": "client_agnostic"}, "track both passes"),
 ])  # fmt: skip
 def test_combinations_that_make_no_sense(method, settings, words):

@@ -114,7 +114,7 @@ def test_settings_that_cannot_work_are_refused(tmp_path):
     assert "method.style_contrast.encoder_weights is not set" in refusal(
         {"name": "fisc", "style_contrast": {"encoder": "vgg"}}, data=pacs, run={"target": "photo"}
     )
-    with pytest.raises(UserError, match="all source data are pooled"):
+    with pytest.raises(UserError, match="all data pooled"):
         find_recipe("deepall+fisc")
     alone = build_recipe(small_experiment(tmp_path, {"name": "fedavg", "add": ["style_contrast"]}))
     assert alone.banks == find_recipe("fisc").banks

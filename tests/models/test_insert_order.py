@@ -67,5 +67,5 @@ def test_feddrop_is_refused_where_an_insert_makes_the_features(row, insert):
 
 def test_feddrop_is_refused_with_moon(tmp_path):
     """MOON compares the received model with the client's last one, and both would have other units left out."""
-    with pytest.raises(UserError, match="model_contrast needs the whole model"):
+    with pytest.raises(UserError, match="model_contrast assumes that a client trains the whole model"):
         build_recipe(small_experiment(tmp_path, "feddrop+moon"))

@@ -158,7 +158,7 @@ def test_what_does_not_fit_is_refused(tmp_path):
         small_plan("fedapt+promptfl", tmp_path)
     with pytest.raises(UserError, match="query_loss trains the query of the insert keyed_prompts"):
         build_recipe(Experiment(method={"name": "promptfl", "add": ["query_loss"]}))
-    with pytest.raises(UserError, match="could not act"):
+    with pytest.raises(UserError, match="pooled on one client"):
         small_plan("deepall+fedapt", tmp_path)
     with pytest.raises(UserError, match=r"keyed_prompts.L: with 60 tokens .* tiny-clip reads 48"):
         keyed(KeyedPrompts(L=60))

@@ -256,7 +256,7 @@ def test_what_does_not_fit_is_refused(tmp_path):
     for name, words in (("prompt_stages", "trains the prompts"), ("own_rows", "keeps the prompts")):
         with pytest.raises(UserError, match=f"{name} {words} of the insert prompt_sets"):
             build_recipe(Experiment(method={"name": "fedavg", "add": [name]}))
-    with pytest.raises(UserError, match="could not act"):
+    with pytest.raises(UserError, match="pooled on one client"):
         small_plan("deepall+plan", tmp_path)
     with pytest.raises(UserError, match="5 does not divide the encoder's width of 32"):
         prompted(PromptSets(heads=5))

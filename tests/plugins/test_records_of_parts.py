@@ -10,7 +10,7 @@ import pytest
 from clients.parts import Term, Unlabelled
 from fedsim.common.errors import UserError
 from fedsim.methods.assembly import find_recipe
-from fedsim.methods.combinations import check_recipe
+from fedsim.methods.compatibility import check_recipe
 from fedsim.methods.recipe import Recipe
 from strategies.parts import Bank, Visit
 

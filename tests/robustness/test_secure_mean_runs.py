@@ -94,7 +94,7 @@ def test_a_method_that_sends_nothing_beside_its_model_is_accepted(tmp_path):
     folder, _ = run_small(small_experiment(tmp_path, method, run=OPEN, train={"rounds": 1}))
     assert set(numbers(folder / "clients.csv")["status"]) == {"ok"}
     build_recipe(small_experiment(tmp_path, {**method, "fuse": "private_mean"}))
-    with pytest.raises(UserError, match="feature_styles takes more of single clients"):
+    with pytest.raises(UserError, match="which does not hold with private_mean"):
         build_recipe(small_experiment(tmp_path, {"name": "stablefdg", "fuse": "private_mean"}))
 
 
@@ -112,13 +112,13 @@ def test_a_killed_run_goes_on(secure, tmp_path):
     [
         ("fedavg", {"run": {}}, "set run.update_limit = 0"),
         ("fedavg", {"run": {**OPEN, "checkpoint_every": 2}}, "needs a checkpoint after every round"),
-        ("feddg-ga", {}, "generalization_adjustment weighs by what is measured in the round"),
-        ("scaffold", {}, "control_variates takes something of single clients"),
-        ("stablefdg", {}, "feature_styles takes something of single clients"),
-        ("copa", {}, "heads takes something of single clients"),
-        ("feddyn", {}, "dynamic_correction looks at single updates"),
-        ("perada", {}, "ensemble_distillation looks at single updates"),
-        ("feddrop", {}, "random_subnet does not go with secure_mean"),
+        ("feddg-ga", {}, "numbers of examples, which does not hold with generalization_adjustment"),
+        ("scaffold", {}, "control_variates assumes that the server may look at"),
+        ("stablefdg", {}, "feature_styles assumes that the server may look at"),
+        ("copa", {}, "heads assumes that the server may look at"),
+        ("feddyn", {}, "dynamic_correction assumes that the server may look at"),
+        ("perada", {}, "ensemble_distillation assumes that the server may look at"),
+        ("feddrop", {}, "which does not hold with random_subnet"),
         (
             "fedavg",
             {"train": {"dp_clip": 1.0}, "model": {"backbone": "digits-cnn"}},

@@ -184,7 +184,7 @@ def test_rounds_without_a_direction_say_so_once():
 def test_matching_refuses_weights_that_would_not_act():
     from fedsim.methods.assembly import find_recipe
 
-    with pytest.raises(UserError, match="gradient_matching does not use the clients' weights"):
+    with pytest.raises(UserError, match="with its weight, which does not hold with gradient_matching"):
         find_recipe("feddg-ga+fedomg")
     assert GradientMatching(scale="weights").uses_weights
 

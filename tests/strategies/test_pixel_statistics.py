@@ -167,7 +167,7 @@ def test_without_other_colours_no_rows_are_collected(variant, tmp_path, caplog):
     assert "no statistics of other clients' images" not in caplog.text
     recipe = build_recipe(small_experiment(tmp_path, method))
     assert recipe.disclosure() == "model updates"
-    assert not recipe.banks[0].takes
+    assert not recipe.banks[0].shared
 
 
 @pytest.mark.parametrize("data", [{"domains": ["rot0", "rot45"]}, {"fraction": 0.01}])

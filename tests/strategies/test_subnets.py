@@ -149,7 +149,7 @@ def test_fewer_bytes_and_a_rate_of_zero_is_fedavg(tmp_path):
 
 @pytest.mark.parametrize("method", ["feddrop+scaffold", "feddrop+ditto", "feddrop+feddg-ga", "feddrop+afl"])
 def test_parts_that_need_the_whole_model_are_refused(tmp_path, method):
-    with pytest.raises(UserError, match="needs the whole model"):
+    with pytest.raises(UserError, match="trains the whole model"):
         run_small(small_experiment(tmp_path, method))
 
 

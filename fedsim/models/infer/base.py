@@ -25,7 +25,6 @@ class Infer(Part):
     rules are compared on one and the same selected model
     batch: the number of images that the rule looks at together, for every `run.evaluate_batch_size`; 0: each by itself
     swaps_batch_norm: the rule acts on BatchNorm2d layers, which the network must call without a wrapper
-    replaces_statistics: the rule uses no running statistics of the clients, in no layer
     bank: the name of the bank with one entry per client that the rule needs beside the model; empty: none
     random: every prediction draws other numbers, which no file can hold
     by_image: each image is predicted by itself, from the model alone, and there are no details: processes may share the
@@ -40,7 +39,6 @@ class Infer(Part):
     on_sources: ClassVar[bool] = False
     batch: ClassVar[int] = 0
     swaps_batch_norm: ClassVar[bool] = False
-    replaces_statistics: ClassVar[bool] = False
     bank: ClassVar[str] = ""
     random: ClassVar[bool] = False
     by_image: ClassVar[bool] = False

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from fedsim.common.errors import UserError
 from fedsim.common.tasks import ANY_TASK
 from fedsim.models.infer.base import Batches, Infer, Predict, Uploads
+from fedsim.parts.facts import Fact
 from fedsim.tensors.kinds import Kind, tensor_kinds
 
 
@@ -40,7 +41,7 @@ class Recompute(Infer):
     batch: Annotated[int, Field(ge=2)] = 64
     transductive: ClassVar[bool] = True
     shuffled: ClassVar[bool] = True
-    replaces_statistics: ClassVar[bool] = True
+    provides = (Fact.TARGET_STATISTICS,)
 
     @torch.no_grad()
     def begin(self, net: nn.Module, batches: Batches, uploads: Uploads | None = None) -> Predict:

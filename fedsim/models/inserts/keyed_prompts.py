@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from fedsim.models.inserts.learned_prompts import PromptHead, TextLearner, normal_vectors
 from fedsim.models.net import Net
 from fedsim.models.texts import Texts
+from fedsim.parts.facts import Fact
 
 AT_ONCE = 1024  # texts that pass through the text encoder together when every image has its own
 
@@ -85,7 +86,7 @@ class KeyedPrompts(TextLearner):
     L: Annotated[int, Field(ge=1)] = 24
     T: Annotated[float, Field(gt=0)] = 0.01
     std: Annotated[float, Field(ge=0)] = 0.02
-    needs_clients: ClassVar[bool] = True
+    assumes = (Fact.SEVERAL_CLIENTS,)
     counts_clients: ClassVar[bool] = True
     requires: ClassVar[dict[str, str]] = {"terms": "query_loss"}
 

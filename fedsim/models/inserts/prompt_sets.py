@@ -15,6 +15,7 @@ from fedsim.common.errors import UserError
 from fedsim.models.inserts.learned_prompts import LearnedTextHead, TextLearner
 from fedsim.models.net import Net
 from fedsim.models.texts import Texts
+from fedsim.parts.facts import Fact
 from fedsim.settings.experiment import Experiment
 
 ROWS = ("prompts.text", "prompts.vision")  # the tensors with a row for each client
@@ -199,7 +200,7 @@ class PromptSets(TextLearner):
     heads: Annotated[int, Field(ge=1)] = 8
     through: bool = False
     std: Annotated[float, Field(ge=0)] = 0.02
-    needs_clients: ClassVar[bool] = True
+    assumes = (Fact.SEVERAL_CLIENTS,)
     counts_clients: ClassVar[bool] = True
     requires: ClassVar[dict[str, str]] = {"terms": "prompt_stages", "refine": "own_rows"}
 

@@ -17,6 +17,7 @@ from fedsim.models.norms.bin import BINLayer
 from fedsim.models.norms.instance import has_positions, instance_moments, normalize_by
 from fedsim.models.norms.moments import batch_moments, instance_affine
 from fedsim.models.norms.placement import batch_norm_paths, replace, require_batch_norm
+from fedsim.parts.facts import Fact
 
 Mode = Literal["local", "mixed", "adapted"]
 NARROWEST = 4  # smallest number of an adapter's hidden units: that of ResNet-18's stem, the paper's narrowest layer
@@ -259,6 +260,11 @@ class MixIG(Norm):
     def keeps_batch_norm(self) -> bool:
         """With local = "bn" the layer of evaluation is a batch norm."""
         return self.local == "bn"
+
+    @property
+    def breaks(self) -> tuple[Fact, ...]:
+        """The adapters are trained in a step of their own."""
+        return (Fact.ONE_STEP,) if self.adapter else ()
 
     def apply(self, net: Net) -> None:
         """Wraps the layers in place. Raises UserError without batch norm."""
