@@ -181,6 +181,7 @@ class Augment(ClientPart):
     """
 
     late: ClassVar[bool] = False
+    breaks = (Fact.OWN_IMAGES,)
 
     def copies(self, round: LocalRound) -> int:
         """The number of versions of every example in an epoch.

@@ -13,7 +13,6 @@ from pydantic import Field
 from clients.parts import LocalRound, Report
 from fedsim.common.errors import UserError
 from fedsim.common.tasks import ANY_TASK
-from fedsim.parts.facts import Fact
 from strategies.banks.secure_exchange import COMMITMENT, KEY, KEYS, LINE, OPENED, SELF, SHARES, TO, as_array
 from strategies.fuse.secure_mean import threshold_of
 from strategies.server_round import Arrays
@@ -39,7 +38,7 @@ class MaskedUpdate(Report):
     bits: Literal[32, 64] = 32
     threshold: Annotated[int, Field(ge=0)] = 0
     banks: ClassVar[tuple[str, ...]] = (KEYS, SHARES, OPENED)
-    assumes = (Fact.MASKS,)
+    belongs_to: ClassVar[str] = "secure_mean"
 
     def collect(self, round: LocalRound) -> dict[str, np.ndarray]:
         """What one of the three exchanges asks for."""

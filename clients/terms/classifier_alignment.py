@@ -1,7 +1,7 @@
 """FedIIR's client term: it keeps a client's classifier gradient close to the mean of all clients' gradients."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
@@ -11,11 +11,8 @@ from torch import Tensor
 
 from clients.parts import Batch, LocalRound, StepFunction, Term
 from fedsim.common.errors import UserError
-from fedsim.parts.part import part_name
+from fedsim.parts.facts import Fact
 from fedsim.settings.experiment import Experiment
-
-if TYPE_CHECKING:
-    from fedsim.methods.recipe import Recipe
 
 
 def squared_distance(gradients: list[Tensor], references: list[Tensor]) -> Tensor:
@@ -41,25 +38,15 @@ class ClassifierAlignment(Term):
     gamma: Annotated[float, Field(ge=0)] = 1e-3
     bank: ClassVar[str] = "classifier_gradient"
     requires: ClassVar[dict[str, str]] = {"banks": "classifier_gradients"}
+    assumes = (
+        Fact.OWN_IMAGES,
+    )  # steps that change images themselves are fine: phase 1 sees those of no client changed
 
     @property
     def discloses(self) -> str:
         """The gradient of a linear classifier shows how often each class occurs, and the mean features of the
         classes."""
         return "each round the mean gradient of the classifier, which shows class shares and mean features of classes"
-
-    def refuses(self, recipe: "Recipe") -> str:
-        """Phase 1 must see the images on which the client trains.
-
-        A step that changes images itself (JiGen, RandConv, L2D, AugMix) is not refused. Phase 1 then sees the unchanged
-        images, as it sees the unchanged ones of every client.
-        """
-        if recipe.augment is not None:
-            return (
-                "classifier_alignment compares gradients with those of a pass over images that "
-                f"{part_name(recipe.augment)} does not change; use one of the two"
-            )
-        return super().refuses(recipe)
 
     def check(self, experiment: Experiment) -> None:
         """Raises UserError for a head whose gradient does not belong to a linear classifier."""

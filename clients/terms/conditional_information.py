@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -10,10 +10,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from clients.parts import Batch, LocalRound, StepFunction, Term
-from fedsim.models.inserts.representation import Representation, gaussian_of
-
-if TYPE_CHECKING:
-    from fedsim.methods.recipe import Recipe
+from fedsim.models.inserts.representation import gaussian_of
+from fedsim.parts.facts import Fact
 
 ENTRY = "class-reference"  # the store's entry for the client's own reference, and the scratch entry for any
 MOMENTUM = "class-reference-momentum"  # the store's entry, used with train.persist_optimizer
@@ -82,6 +80,7 @@ class ConditionalInformation(Term):
     kappa: Literal["free", "softplus", "none"] = "free"
     reference_weights: Literal["examples", "uniform"] = "examples"
     requires: ClassVar[dict[str, str]] = {"banks": "class_references"}
+    assumes = (Fact.DRAWN_FEATURES,)
 
     @property
     def bank(self) -> str:
@@ -109,12 +108,6 @@ class ConditionalInformation(Term):
             "each round, for every class that the client has, a mean and a spread that follow the representations of "
             f"its images (of a class with one image: that image's own representation), and {counts} of that class"
         )
-
-    def refuses(self, recipe: "Recipe") -> str:
-        """mu and sigma come from the stochastic representation, which must therefore be in the recipe."""
-        if not any(isinstance(insert, Representation) and insert.stochastic for insert in recipe.inserts):
-            return "conditional_information needs the insert 'representation' with stochastic = true"
-        return super().refuses(recipe)
 
     def begin(self, round: LocalRound) -> StepFunction | None:
         """Adds the reference to the optimizer of the round and returns the term, or None when alpha_cmi is 0."""

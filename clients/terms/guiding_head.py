@@ -2,17 +2,14 @@
 
 import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 from torch import Tensor
 
 from clients.parts import Batch, LocalRound, StepFunction, Term
 from fedsim.common.tasks import ANY_TASK
-from strategies.share.without_head import WithoutHead
-
-if TYPE_CHECKING:
-    from fedsim.methods.recipe import Recipe
+from fedsim.parts.facts import Fact
 
 
 @dataclass(frozen=True)
@@ -30,14 +27,9 @@ class GuidingHead(Term):
 
     tasks: ClassVar[tuple[str, ...]] = ANY_TASK
     side_by_side: ClassVar[bool] = True
+    assumes = (Fact.GLOBAL_HEAD,)
 
     weight: Annotated[float, Field(ge=0)] = 0.5
-
-    def refuses(self, recipe: "Recipe") -> str:
-        """A head that stays on its client is not received."""
-        if isinstance(recipe.share, WithoutHead):
-            return "guiding_head needs the global head, which without_head does not send; use one of the two"
-        return super().refuses(recipe)
 
     def begin(self, round: LocalRound) -> StepFunction | None:
         """Freezes a copy of the received head; returns None when the weight is 0."""

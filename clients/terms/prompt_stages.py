@@ -2,19 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from clients.parts import Batch, LocalRound, StepFunction, Term
-from fedsim.models.inserts.prompt_sets import PromptSets
 from fedsim.parts.facts import Fact
-from fedsim.parts.part import part_name
-
-if TYPE_CHECKING:
-    from fedsim.methods.recipe import Recipe
 
 
 def divergence(teacher: Tensor, student: Tensor) -> Tensor:
@@ -36,25 +31,14 @@ class PromptStages(Term):
     """
 
     c: Annotated[float, Field(ge=0)] = 1.0
-    assumes = (Fact.SEVERAL_CLIENTS,)
+    assumes = (Fact.SEVERAL_CLIENTS, Fact.BACKBONE_FEATURES)
+    belongs_to: ClassVar[str] = "prompt_sets"
     order: ClassVar[int] = -1  # other terms may copy the network when they begin, and the stage must be chosen then
 
     @property
     def discloses(self) -> str:
         """Prompts are not averaged."""
         return "every client's own prompts, each round, to the server and to all clients"
-
-    def refuses(self, recipe: "Recipe") -> str:
-        """The stages belong to the insert, and the features of the teacher to the frozen encoder."""
-        if not any(isinstance(insert, PromptSets) for insert in recipe.inserts):
-            return "prompt_stages trains the prompts of the insert prompt_sets; add it to method.inserts"
-        makers = [part_name(insert) for insert in recipe.inserts if insert.makes_features]
-        if makers:
-            return (
-                "prompt_stages takes the features of the frozen encoder for its teacher, and "
-                f"{makers[0]} makes other features, which are trained; use one of the two"
-            )
-        return super().refuses(recipe)
 
     def begin(self, round: LocalRound) -> StepFunction | None:
         """Chooses what is trained; the term, or None without a teacher."""

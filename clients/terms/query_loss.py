@@ -1,7 +1,7 @@
 """FedAPT's client term: a query learns to tell the images of the clients apart."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -9,11 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from clients.parts import Batch, LocalRound, StepFunction, Term
-from fedsim.models.inserts.keyed_prompts import KeyedPrompts
 from fedsim.parts.facts import Fact
-
-if TYPE_CHECKING:
-    from fedsim.methods.recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -28,18 +24,13 @@ class QueryLoss(Term):
 
     weight: Annotated[float, Field(ge=0)] = 1.0
     assumes = (Fact.SEVERAL_CLIENTS,)
+    belongs_to: ClassVar[str] = "keyed_prompts"
     order: ClassVar[int] = -1  # other terms may copy the head when they begin, and the key must be chosen then
 
     @property
     def discloses(self) -> str:
         """The query is one row per client."""
         return "each round a linear classifier whose rows tell the clients' images apart"
-
-    def refuses(self, recipe: "Recipe") -> str:
-        """The query belongs to the insert."""
-        if any(isinstance(insert, KeyedPrompts) for insert in recipe.inserts):
-            return super().refuses(recipe)
-        return "query_loss trains the query of the insert keyed_prompts; add it to method.inserts"
 
     def begin(self, round: LocalRound) -> StepFunction | None:
         """Chooses the client's key; the term, or None when the weight is 0."""

@@ -44,7 +44,7 @@ def _facts(recipe: Recipe) -> str:
                 return f"{names[0]} assumes that {fact.sentence}, which does not hold with {names[1]}; {fact.advice}"
         for fact in part.replaces:
             if fact in other.replaces:
-                return f"{' and '.join(names)} would both change this: {fact.sentence}; {fact.advice}"
+                return f"{' and '.join(names)} cannot both change that {fact.sentence}; {fact.advice}"
     provided = {fact for part in parts for fact in part.provides}
     for part in parts:
         for fact in _assumed(part):
@@ -70,7 +70,11 @@ def _assumed(part: Part) -> tuple[Fact, ...]:
 
 
 def _alone(recipe: Recipe) -> str:
-    """Which part exchanges a record, or waits for a visit, for which no other part is there."""
+    """Which part acts beside another one, exchanges a record or waits for a visit, and the other is not there."""
+    present = [part_name(part) for _, part in parts_of(recipe)]
+    for _, part in parts_of(recipe):
+        if part.belongs_to and part.belongs_to not in present:
+            return f"{part_name(part)} acts only beside {part.belongs_to}; add that part, or leave this one out"
     banks = {bank.name: bank for bank in recipe.banks}
     senders = recipe.contributors()
     for name, bank in banks.items():

@@ -28,12 +28,23 @@ class Fact(Enum):
     CLIENTS_MOVE = "the global model moves about as far as its clients did in the round"
     WHOLE_MODEL = "a client trains the whole model"
     ONE_STEP = "one step with all terms of the loss trains all tensors"
+    GLOBAL_HEAD = "all clients have the head of the global model"
+    OWN_IMAGES = "a step gets the images as the data set's augmentation leaves them"
+    BATCH_NORM = "layers of batch norm normalize by their own statistics"
+    PLAIN_LAYERS = "the norm layers are those of the backbone"
+    BACKBONE_FEATURES = "the head gets the features of the backbone"
+    CLASS_TEXTS = "the texts of the classes are those of model.prompt"
     ROWS = "the rows of features, logits and labels are the images of the batch"
     HARD_LABELS = "every image has one class as its label"
 
     ONE_CLIENT = "one client holds the images of all domains", "use deepall", False
     UPLOAD = "clients upload tensors that they keep to themselves", "set method.share = 'without_batch_norm'", False
-    MASKS = "the server takes masks off the sum of the updates", "use method.fuse = 'secure_mean'", False
+    DRAWN_FEATURES = (
+        "features are drawn from a distribution of each image",
+        "add 'representation', with stochastic = true, to method.inserts",
+        False,
+    )
+    ADAPTERS = "norm layers have adapters for unseen domains", "set method.norm = 'mix_ig', with adapter = true", False
     TARGET_STATISTICS = (
         "the inference rule computes all statistics of batch norm on the unseen domain",
         "keep upload = true, or set method.infer = 'recompute'",

@@ -27,6 +27,7 @@ class Part:
     assumes, breaks: facts (fedsim.parts.facts) on which this part relies, and facts that do not hold beside it
     replaces: facts that it breaks, each of which one part alone may break
     provides: facts that hold only beside a part that provides them
+    belongs_to: the settings name of the part without which this one has no effect
     discloses: what this part shows the server or other clients about a client's data; empty: nothing beyond the model
     """
 
@@ -38,6 +39,7 @@ class Part:
     breaks: ClassVar[tuple[Fact, ...]] = ()
     replaces: ClassVar[tuple[Fact, ...]] = ()
     provides: ClassVar[tuple[Fact, ...]] = ()
+    belongs_to: ClassVar[str] = ""
 
     @property
     def sets(self) -> dict[str, dict[str, object]]:

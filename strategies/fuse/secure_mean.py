@@ -59,7 +59,6 @@ class SecureMean(Fuse):
     masked: ClassVar[bool] = True
     assumes = (Fact.SEVERAL_CLIENTS, Fact.KNOWN_WEIGHTS, Fact.WHOLE_MODEL)
     breaks = (Fact.WEIGHTED_MEAN, Fact.SINGLE_UPDATES)
-    provides = (Fact.MASKS,)
     requires: ClassVar[dict[str, str]] = {"banks": "secure_keys", "reports": "masked_update"}
 
     @property

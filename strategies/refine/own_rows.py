@@ -1,16 +1,13 @@
 """PLAN's server part: the prompts of the clients are put side by side, not averaged."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
-from fedsim.models.inserts.prompt_sets import ROWS, PromptSets
+from fedsim.models.inserts.prompt_sets import ROWS
 from fedsim.parts.facts import Fact
 from strategies.parts import Arrays, Refine, ServerRound
-
-if TYPE_CHECKING:
-    from fedsim.methods.recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -24,13 +21,8 @@ class OwnRows(Refine):
     """
 
     order: ClassVar[int] = 2
+    belongs_to: ClassVar[str] = "prompt_sets"
     assumes = (Fact.SEVERAL_CLIENTS, Fact.SINGLE_UPDATES, Fact.EVERY_CLIENT)
-
-    def refuses(self, recipe: "Recipe") -> str:
-        """The rows belong to the insert."""
-        if any(isinstance(insert, PromptSets) for insert in recipe.inserts):
-            return ""
-        return "own_rows keeps the prompts of the insert prompt_sets; add it to method.inserts"
 
     def refine(self, fused: Arrays, server: ServerRound) -> dict[str, np.ndarray]:
         """The tensors with the clients' own rows."""

@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from torch import nn
 
+from fedsim.parts.facts import Fact
 from strategies.parts import Place, Share
 
 
@@ -17,6 +18,7 @@ class WithoutHead(Share):
     """
 
     upload: ClassVar[bool] = True
+    breaks = (Fact.GLOBAL_HEAD,)
 
     def place(self, net: nn.Module) -> dict[str, Place]:
         """Entries of the head are `upload`, all others `shared`."""

@@ -256,7 +256,7 @@ def test_disclosure_names_share_and_moment():
     [
         ("fedccrl+ccst", "aligned_views and cross_client_style both give images the styles of other clients"),
         ("fedccrl+elcfs", "client is aligned_views in one and episodic_step in the other"),
-        ("fedccrl+deepall", "all source data are pooled"),
+        ("fedccrl+deepall", "all data pooled"),
         ("fedccrl+fedsam", "cannot be combined"),
     ],
 )

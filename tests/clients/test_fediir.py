@@ -182,7 +182,7 @@ def test_a_round_without_a_model_leaves_the_running_mean_as_it_was(tmp_path, kin
 @pytest.mark.parametrize("pair", ["fediir+randaugment", "ccst+fediir"])
 def test_images_that_phase_1_does_not_see_are_refused(pair):
     """A mean gradient of other images than those of training would pull the classifier's gradient away from its own."""
-    with pytest.raises(UserError, match=r"classifier_alignment compares gradients .* does not change"):
+    with pytest.raises(UserError, match="classifier_alignment assumes that a step gets the images as"):
         find_recipe(pair)
 
 

@@ -110,7 +110,9 @@ def test_other_backbones_have_one_a_block(backbone, count):
 @pytest.mark.parametrize("norm", ["xan", "bin", "mix_ig", "ibn", "dson"])
 def test_other_norms_are_refused(norm):
     """A layer that another norm makes would not call its adapter; the refusal names the norm in one line."""
-    with pytest.raises(UserError, match=f"behind plain layers of batch norm, and method.norm = {norm} replaces") as no:
+    with pytest.raises(
+        UserError, match=f"norm layers are those of the backbone, which does not hold with {norm}"
+    ) as no:
         resolve(small_experiment("unused", {"name": "perada", "norm": norm}))
     assert "\n" not in str(no.value)
     assert resolve(small_experiment("unused", {"name": "perada", "norm": "batch_norm"})).recipe.inserts == (Adapters(),)

@@ -61,7 +61,7 @@ def test_every_layer_of_dropped_units_is_scaled(tmp_path, pair):
 ])  # fmt: skip
 def test_feddrop_is_refused_where_an_insert_makes_the_features(row, insert):
     for pair in (f"feddrop+{row}", f"{row}+feddrop"):
-        with pytest.raises(UserError, match=f"kept_scale .* features are made by {insert}"):
+        with pytest.raises(UserError, match=f"kept_scale assumes .* not hold with {insert}"):
             build_recipe(small_experiment("unused", pair))
 
 

@@ -154,9 +154,9 @@ def test_other_terms_begin_when_the_key_is_chosen():
 
 
 def test_what_does_not_fit_is_refused(tmp_path):
-    with pytest.raises(UserError, match="both learn the texts"):
+    with pytest.raises(UserError, match="cannot both change that the texts"):
         small_plan("fedapt+promptfl", tmp_path)
-    with pytest.raises(UserError, match="query_loss trains the query of the insert keyed_prompts"):
+    with pytest.raises(UserError, match="query_loss acts only beside keyed_prompts"):
         build_recipe(Experiment(method={"name": "promptfl", "add": ["query_loss"]}))
     with pytest.raises(UserError, match="pooled on one client"):
         small_plan("deepall+fedapt", tmp_path)

@@ -49,7 +49,7 @@ def test_a_row_with_fedavg_is_itself_and_pooled_data_leave_no_part_idle():
 @pytest.mark.parametrize("pair", ["l2d+fedsr", "fedl2r+l2d", "l2d+fedclip", "perada+gfedavg-dson", "perada+gperxan"])
 def test_pairs_of_which_one_takes_what_the_other_needs_are_refused(pair):
     """Before the run starts, and not by a client in the middle of it."""
-    with pytest.raises(UserError, match=r"features of stochastic_embedding|behind plain layers of batch norm"):
+    with pytest.raises(UserError, match=r"features of stochastic_embedding|norm layers are those of the backbone"):
         find_recipe(pair)
 
 

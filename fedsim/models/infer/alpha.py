@@ -13,10 +13,10 @@ from fedsim.common.errors import UserError
 from fedsim.common.tasks import ANY_TASK
 from fedsim.models.infer.base import Batches, Infer, Predict, Uploads
 from fedsim.models.infer.statistics import with_rule
-from fedsim.models.norms.mixig import MixIG, mixig_layers, switched
+from fedsim.models.norms.mixig import mixig_layers, switched
+from fedsim.parts.facts import Fact
 
 if TYPE_CHECKING:
-    from fedsim.methods.recipe import Recipe
     from fedsim.settings.experiment import Experiment
 
 NO_ADAPTER = "infer 'zero_shot_adapter' needs the norm 'mix_ig' with adapter = true"
@@ -51,7 +51,7 @@ class FixedAlpha(Infer):
     tasks: ClassVar[tuple[str, ...]] = ANY_TASK
 
     alpha: Annotated[float, Field(ge=0, le=1)] = 0.5
-    swaps_batch_norm: ClassVar[bool] = True
+    assumes = (Fact.BATCH_NORM,)
 
     def begin(self, net: nn.Module, batches: Batches, uploads: Uploads | None = None) -> Predict:
         """A network that mixes by alpha."""
@@ -74,7 +74,7 @@ class RandomAlpha(Infer):
     high: Annotated[float, Field(ge=0, le=1)] = 1.0
     seed: Annotated[int, Field(ge=0)] = 0
     batch: Annotated[int, Field(ge=1)] = 256
-    swaps_batch_norm: ClassVar[bool] = True
+    assumes = (Fact.BATCH_NORM,)
     random: ClassVar[bool] = True
 
     def check(self, experiment: "Experiment") -> None:
@@ -109,12 +109,7 @@ class ZeroShotAdapter(Infer):
     tasks: ClassVar[tuple[str, ...]] = ANY_TASK
 
     on_sources: ClassVar[bool] = True
-
-    def refuses(self, recipe: "Recipe") -> str:
-        """The network must have adapters."""
-        if isinstance(recipe.norm, MixIG) and recipe.norm.adapter:
-            return ""
-        return NO_ADAPTER
+    assumes = (Fact.ADAPTERS,)
 
     def begin(self, net: nn.Module, batches: Batches, uploads: Uploads | None = None) -> Predict:
         """The network with its adapters switched on. Raises UserError when it has none."""

@@ -2,16 +2,13 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from torch import Tensor, nn
 
 from fedsim.common.tasks import ANY_TASK, CLASSIFICATION
 from fedsim.models.tasks import Predict
 from fedsim.parts.part import Part
-
-if TYPE_CHECKING:
-    from fedsim.methods.recipe import Recipe
 
 Batches = Callable[[], Iterable[Tensor]]
 Uploads = Sequence[Mapping[str, Tensor]]
@@ -24,7 +21,6 @@ class Infer(Part):
     on_sources: source clients validate the aggregated model by this rule too, because it is part of the model. Other
     rules are compared on one and the same selected model
     batch: the number of images that the rule looks at together, for every `run.evaluate_batch_size`; 0: each by itself
-    swaps_batch_norm: the rule acts on BatchNorm2d layers, which the network must call without a wrapper
     bank: the name of the bank with one entry per client that the rule needs beside the model; empty: none
     random: every prediction draws other numbers, which no file can hold
     by_image: each image is predicted by itself, from the model alone, and there are no details: processes may share the
@@ -38,7 +34,6 @@ class Infer(Part):
     shuffled: ClassVar[bool] = False
     on_sources: ClassVar[bool] = False
     batch: ClassVar[int] = 0
-    swaps_batch_norm: ClassVar[bool] = False
     bank: ClassVar[str] = ""
     random: ClassVar[bool] = False
     by_image: ClassVar[bool] = False
@@ -48,15 +43,6 @@ class Infer(Part):
         """Whether processes may share the batches of the unseen domain (`by_image`)."""
         alone = vars(type(self)).get("by_image", False)
         return alone and not (self.transductive or self.random or self.bank)
-
-    def refuses(self, recipe: "Recipe") -> str:
-        """A rule that exchanges batch-norm statistics needs layers that normalize by them."""
-        if not self.swaps_batch_norm or recipe.norm.keeps_batch_norm:
-            return ""
-        return (
-            f"{type(self).__name__} changes batch-norm statistics at inference, but {type(recipe.norm).__name__} mixes "
-            "its own; use norm 'batch_norm', 'ibn' or 'mix_ig'"
-        )
 
     def pass_size(self, wanted: int) -> int:
         """The number of images in a call of the function of `begin`: as wanted, rounded down to a multiple of

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from fedsim.common.tasks import ANY_TASK
 from fedsim.models.infer.base import Batches, Infer, Predict, Uploads
 from fedsim.models.infer.statistics import with_rule
+from fedsim.parts.facts import Fact
 
 
 def soft_shrink(x: Tensor, threshold: Tensor) -> Tensor:
@@ -44,7 +45,7 @@ class IABN(Infer):
     tasks: ClassVar[tuple[str, ...]] = ANY_TASK
 
     k: Annotated[float, Field(ge=0)] = 4.0
-    swaps_batch_norm: ClassVar[bool] = True
+    assumes = (Fact.BATCH_NORM,)
 
     def begin(self, net: nn.Module, batches: Batches, uploads: Uploads | None = None) -> Predict:
         """A network that corrects its statistics for each image."""

@@ -13,6 +13,7 @@ from fedsim.common.tasks import ANY_TASK
 from fedsim.models.infer.base import Batches, Infer, Predict, Uploads
 from fedsim.models.infer.statistics import with_rule
 from fedsim.models.norms.moments import batch_moments
+from fedsim.parts.facts import Fact
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class MixNorm(Infer):
     m: Annotated[float, Field(ge=0, le=1)] = 0.05
     scale: Annotated[float, Field(gt=0, le=1)] = 0.7
     seed: Annotated[int, Field(ge=0)] = 0
-    swaps_batch_norm: ClassVar[bool] = True
+    assumes = (Fact.BATCH_NORM,)
 
     def begin(self, net: nn.Module, batches: Batches, uploads: Uploads | None = None) -> Predict:
         """A network that runs over the views of each image."""

@@ -1,7 +1,7 @@
 """Prediction by the mean over draws of a stochastic representation."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
@@ -9,10 +9,8 @@ from torch import Tensor, nn
 
 from fedsim.models.infer.base import Batches, Infer, Predict, Uploads
 from fedsim.models.infer.ensemble import mean_probabilities
-from fedsim.models.inserts.representation import Representation, gaussian_of
-
-if TYPE_CHECKING:
-    from fedsim.methods.recipe import Recipe
+from fedsim.models.inserts.representation import gaussian_of
+from fedsim.parts.facts import Fact
 
 NOISE_SEED = 0
 
@@ -31,12 +29,7 @@ class SampledRepresentation(Infer):
 
     S: Annotated[int, Field(ge=1)] = 20
     on_sources: ClassVar[bool] = True
-
-    def refuses(self, recipe: "Recipe") -> str:
-        """The network must have a representation to draw from."""
-        if any(isinstance(insert, Representation) and insert.stochastic for insert in recipe.inserts):
-            return ""
-        return "sampled_representation needs the insert 'representation' with stochastic = true; use infer 'eval_mode'"
+    assumes = (Fact.DRAWN_FEATURES,)
 
     def begin(self, net: nn.Module, batches: Batches, uploads: Uploads | None = None) -> Predict:
         """One pass of the backbone and S passes of the head."""

@@ -11,6 +11,7 @@ from fedsim.common.tasks import ANY_TASK
 from fedsim.models.infer.base import Batches, Infer, Predict, Uploads
 from fedsim.models.infer.statistics import StatisticsRule, with_rule
 from fedsim.models.norms.moments import batch_moments
+from fedsim.parts.facts import Fact
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class TsmoBN(Infer):
     batch: Annotated[int, Field(ge=1)] = 64
     transductive: ClassVar[bool] = True
     shuffled: ClassVar[bool] = True
-    swaps_batch_norm: ClassVar[bool] = True
+    assumes = (Fact.BATCH_NORM,)
 
     def begin(self, net: nn.Module, batches: Batches, uploads: Uploads | None = None) -> Predict:
         """A network that updates its statistics."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -12,11 +12,7 @@ from torch import Tensor, nn
 from fedsim.common.errors import UserError
 from fedsim.models.inserts.base import Insert
 from fedsim.models.net import Net
-from fedsim.models.norms.batch_norm import BatchNorm
-from fedsim.parts.part import part_name
-
-if TYPE_CHECKING:
-    from fedsim.methods.recipe import Recipe
+from fedsim.parts.facts import Fact
 
 
 class MapDropout(nn.Module):
@@ -87,13 +83,7 @@ class Adapters(Insert):
     std: Annotated[float, Field(ge=0)] = 1e-4
     freeze: bool = True
     order: ClassVar[int] = 0
-
-    def refuses(self, recipe: "Recipe") -> str:
-        """Adapters need the backbone's own batch norm: most other layers do not call the batch norm inside them."""
-        if type(recipe.norm) is not BatchNorm:
-            name = part_name(recipe.norm)
-            return f"adapters stand behind plain layers of batch norm, and method.norm = {name} replaces them"
-        return super().refuses(recipe)
+    assumes = (Fact.PLAIN_LAYERS,)
 
     def apply(self, net: Net) -> None:
         """Adds the adapters and declares what is frozen. Raises UserError for a backbone without batch norm in

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from fedsim.models.inserts.base import Insert
 from fedsim.models.net import Net
+from fedsim.parts.facts import Fact
 
 
 class Attended(nn.Module):
@@ -37,6 +38,7 @@ class FeatureAttention(Insert):
     """
 
     makes_features: ClassVar[bool] = True
+    breaks = (Fact.BACKBONE_FEATURES,)
     order: ClassVar[int] = 2
 
     def apply(self, net: Net) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from fedsim.common.errors import UserError
 from fedsim.models.inserts.base import Insert, channels_at
 from fedsim.models.net import Net
+from fedsim.parts.facts import Fact
 
 WIDTH = 30  # channels of queries, of keys and of values
 
@@ -89,6 +90,7 @@ class FeatureHighlighter(Insert):
     """
 
     makes_features: ClassVar[bool] = True
+    breaks = (Fact.BACKBONE_FEATURES,)
     reads_map: ClassVar[bool] = True
     side_by_side: ClassVar[bool] = False  # the map of a pass is kept until its features are there
     order: ClassVar[int] = 2

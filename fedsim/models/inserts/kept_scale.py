@@ -1,7 +1,7 @@
 """Activations of kept hidden units are enlarged in training, in compensation for those that were left out."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 from torch import Tensor, nn
@@ -10,10 +10,7 @@ from fedsim.common.errors import UserError
 from fedsim.models.hidden import hidden_layers
 from fedsim.models.inserts.base import Insert
 from fedsim.models.net import Net
-from fedsim.parts.part import part_name
-
-if TYPE_CHECKING:
-    from fedsim.methods.recipe import Recipe
+from fedsim.parts.facts import Fact
 
 
 @dataclass(frozen=True)
@@ -31,16 +28,7 @@ class KeptScale(Insert):
 
     rate: Annotated[float, Field(ge=0, lt=1)] = 0.0
     order: ClassVar[int] = 4
-
-    def refuses(self, recipe: "Recipe") -> str:
-        """Hidden units are found in a chain of linear layers, which such features interrupt."""
-        makers = [part_name(insert) for insert in recipe.inserts if insert.makes_features]
-        if makers:
-            return (
-                "kept_scale needs a chain of hidden layers up to the head, but the head's features are made by "
-                f"{makers[0]}; use one of the two"
-            )
-        return super().refuses(recipe)
+    assumes = (Fact.BACKBONE_FEATURES,)  # hidden units are found in a chain of linear layers up to the head
 
     def apply(self, net: Net) -> None:
         """Adds hooks to the layers that read hidden units. Raises UserError where there is no hidden layer."""

@@ -1,7 +1,7 @@
 """Learned vectors in place of the words in front of a class's name: PromptFL."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -12,12 +12,10 @@ from fedsim.common.errors import UserError
 from fedsim.models.inserts.base import Insert
 from fedsim.models.net import Net
 from fedsim.models.texts import TextHead, Texts
+from fedsim.parts.facts import Fact
 from fedsim.parts.part import part_name
 from fedsim.settings.experiment import Experiment
 from fedsim.tensors.kinds import Kind
-
-if TYPE_CHECKING:
-    from fedsim.methods.recipe import Recipe
 
 
 class LearnedTextHead(nn.Module):
@@ -68,12 +66,8 @@ class TextLearner(Insert):
     """The contract of inserts that put a head with learned texts in the place of `model.head = "text"`."""
 
     learns_texts: ClassVar[bool] = True
+    replaces = (Fact.CLASS_TEXTS,)
     order: ClassVar[int] = 0  # an insert that makes a linear head comes after it, and is refused
-
-    def refuses(self, recipe: "Recipe") -> str:
-        """One part can learn the texts."""
-        others = [part_name(part) for part in recipe.inserts if isinstance(part, TextLearner) and part != self]
-        return f"{part_name(self)} and {others[0]} both learn the texts of the classes; use one" if others else ""
 
     def texts_of(self, net: Net) -> Texts:
         """The texts of the network's head; UserError for a head that reads none."""

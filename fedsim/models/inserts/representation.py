@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from fedsim.common.errors import UserError
 from fedsim.models.inserts.base import Insert
 from fedsim.models.net import Net
+from fedsim.parts.facts import Fact
 
 LEAST_STD = 1e-6
 
@@ -58,7 +59,13 @@ class Representation(Insert):
     width: Annotated[int, Field(ge=0)] = 0
     stochastic: bool = True
     makes_features: ClassVar[bool] = True
+    breaks = (Fact.BACKBONE_FEATURES,)
     order: ClassVar[int] = 2
+
+    @property
+    def provides(self) -> tuple[Fact, ...]:
+        """Means and spreads of which features are drawn."""
+        return (Fact.DRAWN_FEATURES,) if self.stochastic else ()
 
     def apply(self, net: Net) -> None:
         """Adds the layer after the bottleneck (or in its place) and makes a new classifier of its width."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from fedsim.common.errors import UserError
 from fedsim.models.inserts.base import Insert
 from fedsim.models.net import Net
+from fedsim.parts.facts import Fact
 
 
 class EmbeddingLayer(nn.Module):
@@ -56,6 +57,7 @@ class StochasticEmbedding(Insert):
     width: Annotated[int, Field(ge=0)] = 0
     spread: Annotated[float, Field(ge=0)] = 0.2
     makes_features: ClassVar[bool] = True
+    breaks = (Fact.BACKBONE_FEATURES,)
     order: ClassVar[int] = 2
 
     def apply(self, net: Net) -> None:

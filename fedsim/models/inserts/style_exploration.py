@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
@@ -12,10 +12,6 @@ from torch import Tensor, nn
 from fedsim.common.errors import UserError
 from fedsim.models.inserts.base import Insert, channels_at
 from fedsim.models.net import Net
-from fedsim.parts.facts import Fact
-
-if TYPE_CHECKING:
-    from fedsim.methods.recipe import Recipe
 
 EPS = 1e-6  # is added to the variance before the root, as in the released code
 FEWEST = 4  # a batch with fewer samples keeps its own styles
@@ -182,6 +178,7 @@ class StyleExploration(Insert):
     """
 
     side_by_side: ClassVar[bool] = False
+    belongs_to: ClassVar[str] = "enlarged_batch"  # the step that opens the layers
     order: ClassVar[int] = 0  # before what reads the last map: on digits-cnn-bn stage 1 is the last
 
     p: Annotated[float, Field(ge=0, le=1)] = 0.5
@@ -195,12 +192,6 @@ class StyleExploration(Insert):
     def tag(self) -> str:
         """Results show the official variant."""
         return "official" if self.official else ""
-
-    def refuses(self, recipe: "Recipe") -> str:
-        """Without a step that opens the layers they would never act."""
-        if Fact.ROWS in recipe.client.breaks:
-            return ""
-        return "style_exploration acts in no step but enlarged_batch, which knows the classes of a batch; add that step"
 
     def apply(self, net: Net) -> None:
         """Adds the layers as hooks, without a change of state names. Raises UserError for a backbone without stage

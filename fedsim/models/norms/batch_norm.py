@@ -12,11 +12,7 @@ class BatchNorm(Norm):
     """The backbone's own batch norm, without any replacement (FedAvg)."""
 
     needs_batch_norm: ClassVar[bool] = False  # it fits every backbone, also one without norm layers
-
-    @property
-    def keeps_batch_norm(self) -> bool:
-        """Nothing is replaced."""
-        return True
+    breaks = ()
 
     def apply(self, net: Net) -> None:
         """Leave `net` as it is."""

@@ -12,6 +12,7 @@ from fedsim.models.net import Net
 from fedsim.models.norms.base import Norm
 from fedsim.models.norms.instance_norm import InstanceNorm2d
 from fedsim.models.norms.placement import batch_norm_paths, copied_from, replace, require_batch_norm, within
+from fedsim.parts.facts import Fact
 
 
 def _instance_norm_like(bn: nn.BatchNorm2d, channels: slice = slice(None)) -> InstanceNorm2d:
@@ -101,10 +102,7 @@ class IBN(Norm):
 
     variant: Literal["a", "b"] = "a"
 
-    @property
-    def keeps_batch_norm(self) -> bool:
-        """The other batch norms are ordinary ones."""
-        return True
+    breaks = (Fact.PLAIN_LAYERS,)
 
     def apply(self, net: Net) -> None:
         """Replaces the layers in place. Raises UserError without batch norm, or where the variant is not defined."""

@@ -257,14 +257,15 @@ class MixIG(Norm):
     second_view: ClassVar[bool] = True
 
     @property
-    def keeps_batch_norm(self) -> bool:
-        """With local = "bn" the layer of evaluation is a batch norm."""
-        return self.local == "bn"
+    def breaks(self) -> tuple[Fact, ...]:
+        """With local = "bn" the layer of evaluation is a batch norm; adapters are trained in a step of their own."""
+        own = () if self.local == "bn" else (Fact.BATCH_NORM,)
+        return (Fact.PLAIN_LAYERS, *own, *((Fact.ONE_STEP,) if self.adapter else ()))
 
     @property
-    def breaks(self) -> tuple[Fact, ...]:
-        """The adapters are trained in a step of their own."""
-        return (Fact.ONE_STEP,) if self.adapter else ()
+    def provides(self) -> tuple[Fact, ...]:
+        """Adapters, where they are asked for."""
+        return (Fact.ADAPTERS,) if self.adapter else ()
 
     def apply(self, net: Net) -> None:
         """Wraps the layers in place. Raises UserError without batch norm."""
