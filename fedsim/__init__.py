@@ -46,6 +46,7 @@ PUBLIC = {
     "Norm": "fedsim.models.norms.base",
     "Insert": "fedsim.models.inserts.base",
     "Infer": "fedsim.models.infer.base",
+    "Fact": "fedsim.parts.facts",
     "findings": "fedsim.commands.contract",
     "run_watched": "fedsim.commands.contract",
     # runs and their results

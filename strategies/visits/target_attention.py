@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
+from fedsim.parts.facts import Fact
 from strategies.parts import Arrays, ServerRound, Update, Visit, Weights
 
 
@@ -47,7 +48,7 @@ class TargetAttention(Visit, Weights):
     moment: ClassVar[str] = "updates"
     records: ClassVar[tuple[str, ...]] = ("tightness",)
     requires: ClassVar[dict[str, str]] = {"visits": "target_attention"}
-    assumes = (*Visit.assumes, *Weights.assumes)
+    assumes = (*Visit.assumes, Fact.CLIENT_WEIGHTS)
 
     @property
     def discloses(self) -> str:

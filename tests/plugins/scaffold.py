@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from clients.parts import LocalRound, Term
+from fedsim import Fact
 from fedsim.common.errors import UserError
 from fedsim.methods.recipe import Recipe
 from fedsim.settings.experiment import Experiment
@@ -24,6 +25,7 @@ class ControlledGradient(Term):
 
     bank: ClassVar[str] = "control"
     requires: ClassVar[dict[str, str]] = {"banks": "control"}
+    assumes = (Fact.WHOLE_MODEL,)
     discloses: ClassVar[str] = "each client's mean gradient, which tells more than a weight difference"
 
     def check(self, experiment: Experiment) -> None:
