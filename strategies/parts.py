@@ -60,14 +60,15 @@ __all__ = [
 
 
 class Share(Part):
-    """Which tensors leave the client and which come back.
-
-    partial: clients train on a part of the shared tensors (`cut`)
-    """
+    """Which tensors leave the client and which come back."""
 
     upload: ClassVar[bool] = False  # clients also send what they keep to themselves; a rule may make it a field
-    partial: ClassVar[bool] = False
     assumes = (Fact.SEVERAL_CLIENTS,)
+
+    @property
+    def partial(self) -> bool:
+        """Whether clients train on a part of the shared tensors, because the rule has a `cut` of its own."""
+        return type(self).cut is not Share.cut
 
     @property
     def breaks(self) -> tuple[Fact, ...]:

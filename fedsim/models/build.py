@@ -15,6 +15,7 @@ from fedsim.models.tasks import CLASSIFIES, TaskRules
 from fedsim.models.timm_family import fit_position_embedding
 from fedsim.models.training import frozen_tensors, names_of
 from fedsim.models.weights import StateDict, load_backbone, read_weight_file
+from fedsim.parts.facts import Fact
 from fedsim.settings import ModelSettings
 from fedsim.settings.model import WEIGHT_WORDS
 
@@ -145,7 +146,7 @@ def _check_maps(model: ModelSettings, row: Backbone, task: TaskRules) -> None:
 
 def _apply_norm(net: Net, norm: Norm, backbone: str) -> None:
     has_batch_norm = any(isinstance(module, nn.BatchNorm2d) for module in net.backbone.modules())
-    if norm.needs_batch_norm and not has_batch_norm:
+    if Fact.PLAIN_LAYERS in norm.breaks and not has_batch_norm:
         raise UserError(f"norm {type(norm).__name__} needs a backbone with batch norm, {backbone} has none; "
                         "use digits-cnn-bn, a ResNet, an EfficientNet or densenet121")  # fmt: skip
     norm.apply(net)

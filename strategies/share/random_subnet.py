@@ -33,7 +33,6 @@ class RandomSubnet(Share):
 
     rate: Annotated[float, Field(ge=0, lt=1)] = 0.5
     requires: ClassVar[dict[str, str]] = {"inserts": "kept_scale"}
-    partial: ClassVar[bool] = True
 
     @property
     def sets(self) -> dict[str, dict[str, object]]:

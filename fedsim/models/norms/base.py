@@ -10,12 +10,10 @@ from fedsim.parts.part import Part
 class Norm(Part):
     """Replaces the backbone's batch norm by its own layers.
 
-    needs_batch_norm: the backbone must have batch norm; a backbone without it is refused in one line
     second_view: its layers can normalize a second pass by other statistics, without a change of their own
     """
 
     second_view: ClassVar[bool] = False
-    needs_batch_norm: ClassVar[bool] = True
     breaks = (Fact.BATCH_NORM, Fact.PLAIN_LAYERS)
 
     @property

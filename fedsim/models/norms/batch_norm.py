@@ -1,7 +1,6 @@
 """The standard norm part: the backbone keeps the layers that it has."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from fedsim.models.net import Net
 from fedsim.models.norms.base import Norm
@@ -11,8 +10,7 @@ from fedsim.models.norms.base import Norm
 class BatchNorm(Norm):
     """The backbone's own batch norm, without any replacement (FedAvg)."""
 
-    needs_batch_norm: ClassVar[bool] = False  # it fits every backbone, also one without norm layers
-    breaks = ()
+    breaks = ()  # it fits every backbone, also one without norm layers
 
     def apply(self, net: Net) -> None:
         """Leave `net` as it is."""
