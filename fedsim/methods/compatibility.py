@@ -38,13 +38,13 @@ def _facts(recipe: Recipe) -> str:
     parts: list[Part] = [part for part in dict.fromkeys(part for _, part in parts_of(recipe)) if _acts(part)]
     parts += [Pooling()] if recipe.pooled else []
     for part, other in permutations(parts, 2):
-        names = _named(part), _named(other)
         for fact in _assumed(part):
             if fact in (*other.breaks, *other.replaces):
-                return f"{names[0]} assumes that {fact.sentence}, which does not hold with {names[1]}; {fact.advice}"
+                beside = f"which does not hold with {_named(other)}"
+                return f"{_named(part)} assumes that {fact.sentence}, {beside}; {fact.advice}"
         for fact in part.replaces:
             if fact in other.replaces:
-                return f"{' and '.join(names)} cannot both change that {fact.sentence}; {fact.advice}"
+                return f"{_named(part)} and {_named(other)} cannot both change that {fact.sentence}; {fact.advice}"
     provided = {fact for part in parts for fact in part.provides}
     for part in parts:
         for fact in _assumed(part):

@@ -247,7 +247,7 @@ def test_rules_are_settings_of_any_method_with_batch_norm(rule):
         recipe = build_recipe(Experiment(method={"name": method, "infer": rule}))
         assert type(recipe.infer) in RULES
     if rule != "ensemble_of_local_bn":
-        with pytest.raises(UserError, match="XAN mixes its own"):
+        with pytest.raises(UserError, match="by their own statistics, which does not hold with xan"):
             build_recipe(Experiment(method={"name": "gperxan", "infer": rule}))
     else:
         assert "third parties" in recipe.disclosure()
