@@ -121,7 +121,6 @@ class Weights(Part):
 class Fuse(Part):
     """How the tensors of several clients become one.
 
-    perturbs: True when it adds noise to every tensor, which makes batch norm useless
     amplifies: True when a number that one client reports can make the model move much further than every update. A
     model that moves more than `run.update_limit` times as far as the largest update is then refused
     masked: True when updates arrive so that only their sum can be read. No other part gets their tensors, no check
@@ -130,7 +129,6 @@ class Fuse(Part):
 
     assumes = (Fact.SEVERAL_CLIENTS,)
     breaks = (Fact.WEIGHTED_MEAN,)
-    perturbs: ClassVar[bool] = False
     masked: ClassVar[bool] = False
     amplifies: ClassVar[bool] = False
 

@@ -18,9 +18,11 @@ from fedsim.methods.registry import find_row
 from fedsim.models import build_model
 from fedsim.models.tasks import rules_of
 from fedsim.models.texts import TextHead
+from fedsim.parts.facts import Fact
 from fedsim.parts.part import part_name
 from fedsim.settings.experiment import Experiment
 from fedsim.tensors.kinds import nonnegative_names
+from strategies.fuse.private_mean import PrivateMean
 
 
 def build_recipe(experiment: Experiment, recorded: bool = False) -> Recipe:
@@ -106,7 +108,7 @@ def build_net(experiment: Experiment, recipe: Recipe, bench: Benchmark | None = 
         torch.default_generator.manual_seed(stream_seed(experiment.run.seed, "inserts"))
         for part in sorted(recipe.inserts, key=lambda insert: (insert.order, part_name(insert))):
             part.apply(net)
-            head = net.head if part.learns_texts else head
+            head = net.head if Fact.CLASS_TEXTS in part.replaces else head
     if isinstance(net.head, TextHead):
         net.head.texts = None  # and with it the text encoder, which inserts alone need
     _check_trained(experiment, net, head)
@@ -130,7 +132,7 @@ def _check_trained(experiment: Experiment, net: nn.Module, head: nn.Module) -> N
 
 def _check_privacy(experiment: Experiment, recipe: Recipe, net: nn.Module) -> None:
     """Raise UserError when noise, on the server or on the clients, does not go with the network or the recipe."""
-    if recipe.fuse.perturbs:
+    if isinstance(recipe.fuse, PrivateMean):
         _refuse_norms(experiment, net)
     if experiment.train.dp_clip:
         check_local_privacy(experiment, recipe, net, "train.dp_clip")

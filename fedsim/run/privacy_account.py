@@ -21,6 +21,7 @@ from typing import Any
 from fedsim.common.errors import UserError
 from fedsim.common.files import atomic_write
 from fedsim.settings.experiment import Experiment
+from strategies.fuse.private_mean import PrivateMean
 
 HUGE = 1e4
 DELTA = 1e-5  # of the central mechanism, where no setting says it
@@ -108,7 +109,7 @@ def statement(experiment: Experiment, recipe: Any, clients: int, repeated: int =
         epsilon, delta = total_epsilon(noise, rounds, train.dp_delta), train.dp_delta
         what = f"for a client's models of all {all_rounds} (metrics and counts are not covered)"
         return f"local differential privacy: epsilon {epsilon:.4g} at delta {delta:g} {what}"
-    if not getattr(fuse, "perturbs", False):
+    if not isinstance(fuse, PrivateMean):
         return ""
     sampled = sampled_epsilon(fuse.noise, train.rounds, DELTA, train.clients_per_round or clients, clients, whole)
     what = f"one client in another's place, after {all_rounds}"

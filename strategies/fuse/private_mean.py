@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import numpy as np
 from pydantic import Field
@@ -44,7 +44,6 @@ class PrivateMean(Fuse):
     noise: Annotated[float, Field(ge=0)] = 1.0
     assumes = ()
     breaks = (Fact.WEIGHTED_MEAN, Fact.CLIENT_WEIGHTS, Fact.SINGLE_UPDATES)
-    perturbs: ClassVar[bool] = True
 
     def fuse(
         self, updates: Sequence[Update], weights: Mapping[str, float], server: ServerRound

@@ -20,7 +20,6 @@ class Insert(Part):
     makes_features: the head sees features that the insert makes from those of the backbone
     reads_map: its features need the feature map of the same pass, so that each pass of the bottleneck needs one of the
     backbone
-    learns_texts: it replaces the head of `model.head = "text"` by one that learns a part of the texts
     counts_clients: `apply` reads `net.clients`, the number of the clients that train
     """
 
@@ -30,7 +29,6 @@ class Insert(Part):
     second_view: ClassVar[bool] = False
     makes_features: ClassVar[bool] = False
     reads_map: ClassVar[bool] = False
-    learns_texts: ClassVar[bool] = False
     counts_clients: ClassVar[bool] = False
 
     def apply(self, net: Net) -> None:

@@ -65,7 +65,6 @@ class PromptHead(LearnedTextHead):
 class TextLearner(Insert):
     """The contract of inserts that put a head with learned texts in the place of `model.head = "text"`."""
 
-    learns_texts: ClassVar[bool] = True
     replaces = (Fact.CLASS_TEXTS,)
     order: ClassVar[int] = 0  # an insert that makes a linear head comes after it, and is refused
 
