@@ -16,7 +16,7 @@ from fedsim.common.errors import UserError, nearest
 from fedsim.common.tasks import task_of
 from fedsim.data.benchmarks import AVERAGE
 from fedsim.results.differences import refuse_twice, require_alike, variant, variant_text
-from fedsim.results.from_rounds import again_notes, failed_notes, thin_notes
+from fedsim.results.from_rounds import again_notes, failed_notes, thin_notes, unmade_notes
 from fedsim.results.metrics import METRICS, find_metric, metric_values
 from fedsim.results.notes import GROUPS, comparison_notes, damaged_notes, part_notes, without_notes
 from fedsim.results.provenance import Environments, environments, provenance_notes, refuse_unlike
@@ -158,7 +158,11 @@ def _beside(
 
 def _notes_on_rounds(runs: Runs, select: str) -> list[str]:
     """The notes on failed clients, on runs of earlier versions, and on a domain that selects the round."""
-    notes = failed_notes(runs.failed) + (thin_notes(runs.thin) if select == "best_validation" else [])
+    notes = (
+        failed_notes(runs.failed)
+        + unmade_notes(runs.unmade)
+        + (thin_notes(runs.thin) if select == "best_validation" else [])
+    )
     if select != "best_validation":
         return notes
     notes += again_notes(runs.reselected)

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from fedsim.common.tasks import task_in
-from fedsim.results.selection import VALIDATED, first_best, validation_column
+from fedsim.results.selection import REPLIES, VALIDATED, first_best, validation_column
 from fedsim.results.statistics import comparable
 from fedsim.settings.experiment import Experiment
 
@@ -34,11 +34,18 @@ def trained_rounds(run: Path) -> Rows:
 def select_again(
     summary: pd.DataFrame, rounds: Mapping[str, Rows], experiments: Mapping[str, Experiment]
 ) -> tuple[pd.DataFrame, dict[str, str]]:
-    """(summary with the first of equal rounds, {run: `19 instead of 17`} where `best_validation` is another round)."""
+    """(summary with the first of equal rounds, {run: `19 instead of 17`} where `best_validation` is another round).
+
+    Without any round that a reply made, a run has no result. A run of this version is not summarized then.
+    """
     summary, changed = summary.copy(), {}
     for index, recorded in zip(summary.index, summary.to_dict("records")):
         rows = rounds.get(recorded["run"]) or []
         metric = task_in(rows[0]).metric if rows else ""
+        if rows and not any(map(_made, rows)):
+            gone = [name for name in summary if name.endswith(f"_target_{metric}")]
+            summary.loc[index, gone] = math.nan
+            continue
         for rule in ("best_validation", "oracle") if rows else ():
             oracle = f"target_{metric}"
             column = oracle if rule == "oracle" else validation_column(experiments[recorded["run"]], metric)
@@ -55,15 +62,32 @@ def select_again(
 
 
 def _first_of_equals(rows: Rows, column: str, then: int) -> dict[str, str] | None:
-    """The first of the rows that are equal to round `then`; None when that is the first itself, or not the best."""
+    """The first of the rows that are equal to round `then`, or the best one when no reply made that round.
+
+    None when that is the first itself, or not the best.
+    """
+    unmade = any(int(row["round"]) == then and not _made(row) for row in rows)
+    rows = [row for row in rows if _made(row)]
     scores = np.array([_number(row.get(column)) for row in rows])
     if np.isnan(scores).all():
         return None
     best = first_best(scores)
+    if unmade:
+        return rows[best]
     recorded = [number for number, row in enumerate(rows) if int(row["round"]) == then]
     if not recorded or recorded[0] == best or comparable(scores[recorded[0]]) != comparable(scores[best]):
         return None
     return rows[best]
+
+
+def _made(row: Mapping[str, str]) -> bool:
+    return _number(row.get(REPLIES)) != 0
+
+
+def unmade_rounds(rounds: Mapping[str, Rows]) -> dict[str, str]:
+    """{run: `2 of 3`} where no client's reply was accepted in so many of its rounds."""
+    counts = {run: (sum(not _made(row) for row in rows), len(rows)) for run, rows in rounds.items()}
+    return {run: f"{none} of {all}" for run, (none, all) in counts.items() if none}
 
 
 def _number(text: str | None) -> float:
@@ -74,8 +98,8 @@ def _number(text: str | None) -> float:
 
 
 def failed_rounds(rounds: Mapping[str, Rows]) -> dict[str, int]:
-    """{run: the number of its rounds in which a client failed}, where there are any."""
-    counts = {run: sum(_number(row.get("failed")) > 0 for row in rows) for run, rows in rounds.items()}
+    """{run: the number of its rounds in which a client failed and others did not}, where there are any."""
+    counts = {run: sum(_number(row.get("failed")) > 0 and _made(row) for row in rows) for run, rows in rounds.items()}
     return {run: count for run, count in counts.items() if count}
 
 
@@ -121,6 +145,16 @@ def failed_notes(failed: Mapping[str, int]) -> list[str]:
     return [f"Clients failed, and rounds rest on the others, in {named}."]
 
 
+def unmade_notes(unmade: Mapping[str, str]) -> list[str]:
+    """A note on the runs with rounds that no reply made."""
+    if not unmade:
+        return []
+    named = _named({run: f"{text} rounds" for run, text in unmade.items()})
+    return [
+        f"No client's reply was accepted in rounds of {named}: they left the model as it was, and are not selected."
+    ]
+
+
 def again_notes(changed: Mapping[str, str]) -> list[str]:
     """A note on the runs whose files are of another round than the table."""
     if not changed:
@@ -128,6 +162,6 @@ def again_notes(changed: Mapping[str, str]) -> list[str]:
     named = _named({run: f"round {text}" for run, text in changed.items()})
     runs = "1 run" if len(changed) == 1 else f"{len(changed)} runs"
     return [
-        f"In {runs} of an earlier version of fedsim the first of several equal rounds counts here, and the files are "
-        f"of a later one: {named}."
+        f"In {runs} of an earlier version of fedsim the first of several equal rounds that a reply made counts here, "
+        f"and the files are of another one: {named}."
     ]

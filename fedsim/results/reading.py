@@ -17,7 +17,7 @@ from fedsim.common.lists import with_commas
 from fedsim.parts.part import named_part
 from fedsim.results.differences import method_words, with_recorded_values, words_apart
 from fedsim.results.environment import read_environment
-from fedsim.results.from_rounds import failed_rounds, select_again, thin_rounds, trained_rounds
+from fedsim.results.from_rounds import failed_rounds, select_again, thin_rounds, trained_rounds, unmade_rounds
 from fedsim.results.record_files import parse_csv, read_record, text_rows
 from fedsim.results.recorder import csv_text
 from fedsim.settings.experiment import Experiment, parse_experiment
@@ -31,7 +31,8 @@ class Runs:
     """All records below one folder; every frame carries the columns run, experiment, method, target, seed.
 
     reselected: {run: `17 instead of 19`} where the summary is of another round than the files (`from_rounds`).
-    failed: {run: the number of its rounds in which a client failed}, where there are any.
+    failed: {run: the number of its rounds in which a client failed and others did not}, where there are any.
+    unmade: {run: `1 of 3`} where no client's reply was accepted in so many of its rounds.
     thin: {run: `2 of 3`} where fewer clients validated in the selected round than in others.
     damaged: runs whose summary.csv is empty, cut off or changed, so that they are in no table.
     only: `methods fedavg; targets rot0` where these are a part of the folder's runs; else empty.
@@ -46,6 +47,7 @@ class Runs:
     folder: Path = Path()
     reselected: dict[str, str] = field(default_factory=dict)
     failed: dict[str, int] = field(default_factory=dict)
+    unmade: dict[str, str] = field(default_factory=dict)
     thin: dict[str, str] = field(default_factory=dict)
     damaged: list[str] = field(default_factory=list)
     only: str = ""
@@ -109,7 +111,8 @@ def read_runs(folder: Path | str, unfinished: bool = False, only: Sequence[str] 
     rounds = {_key(path, folder): trained_rounds(path) for path in finished if "summary" in only}
     frames["summary"], again = select_again(frames["summary"], rounds, experiments)
     found = {"unfinished": [_key(path, folder) for path in paths if path not in finished]}
-    found |= {"reselected": again, "failed": failed_rounds(rounds), "thin": thin_rounds(rounds, frames["summary"])}
+    found |= {"reselected": again, "failed": failed_rounds(rounds), "unmade": unmade_rounds(rounds)}
+    found["thin"] = thin_rounds(rounds, frames["summary"])
     summarized = set(frames["summary"]["run"])
     found["damaged"] = [run for run in rounds if run not in summarized]
     return Runs(**frames, experiments=experiments, folder=folder, **found)
@@ -193,7 +196,7 @@ def _part(runs: Runs, kept: Sequence[str]) -> Runs:
     experiments = {run: runs.experiments[run] for run in kept}
     own = {
         name: {run: fact for run, fact in getattr(runs, name).items() if run in names}
-        for name in ("reselected", "failed", "thin")
+        for name in ("reselected", "failed", "unmade", "thin")
     }
     damaged = [run for run in runs.damaged if run in names]
     return replace(runs, **frames, experiments=experiments, damaged=damaged, **own)

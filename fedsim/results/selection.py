@@ -25,6 +25,7 @@ RULE_TITLES = {
 }
 BUDGETS = ("images", "steps")
 HELD_OUT = "validation_domain_"  # and the metric: column of rounds.csv with run.validation_domain
+REPLIES = "clients"  # column of rounds.csv: the number of clients whose replies made the round
 VALIDATED = "validated"  # column of rounds.csv: the number of clients that a mean validation is over, where it may vary
 VALIDATION_COLUMNS = {"aggregated": "mean_validation_", "local": "mean_local_validation_"}  # and the metric
 
@@ -52,7 +53,8 @@ def validation_column(experiment: Experiment, metric: str = CLASSIFICATION.metri
 def select(rounds: pd.DataFrame, rule: str = "best_validation", column: str = "mean_validation_accuracy") -> pd.Series:
     """Row of the selected round, among the rounds >= 1.
 
-    best_validation: the round with the greatest value of `column`, the first of equals; rounds with NaN are left out.
+    best_validation: the round with the greatest value of `column`, the first of equals; rounds with NaN are left out,
+    and rounds in which no client's reply was accepted, whose model is that of the round before.
     last: the last round.
     oracle: the round with the greatest primary metric (accuracy, Dice) on the target, the first of equals.
     Values are compared to nine digits (`statistics.comparable`).
@@ -64,8 +66,12 @@ def select(rounds: pd.DataFrame, rule: str = "best_validation", column: str = "m
     trained = rounds[rounds["round"] >= 1].sort_values("round", kind="stable")
     if trained.empty:
         raise UserError("no trained round to select from: the records hold round 0 only")
+    made = trained[~trained.get(REPLIES, pd.Series(1, trained.index)).eq(0)]
+    if made.empty:
+        raise UserError(f"no round was made: no client's reply was accepted in {len(trained)} rounds")
     if rule == "last":
         return trained.iloc[-1]
+    trained = made
     column = f"target_{task_of(rounds).metric}" if rule == "oracle" else column
     if column not in trained:
         raise UserError(f"the records have no column {column!r}, which the rule {rule!r} selects by")

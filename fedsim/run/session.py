@@ -1,6 +1,5 @@
 """One run on the server's side: evaluates the target, writes records, selects the best round, saves checkpoints."""
 
-import math
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -22,7 +21,7 @@ from fedsim.results.predictions import forget_after, keep_selected, too_many
 from fedsim.results.reading import rebuild_results
 from fedsim.results.record_files import read_record
 from fedsim.results.recorder import Recorder
-from fedsim.results.selection import VALIDATED, last_is_best, summary_row, validation_column
+from fedsim.results.selection import last_is_best, summary_row, validation_column
 from fedsim.run.checkpoint import Checkpoint, arrays_file, link_file, load_checkpoint, save_checkpoint, write_arrays
 from fedsim.run.conflicts import local_fingerprints, refuse_other_data, refuse_other_settings, server_fingerprints
 from fedsim.run.frozen import frozen_record, refuse_other_frozen, weights_record
@@ -30,6 +29,7 @@ from fedsim.run.inference_bank import keep_entries, take_over_best
 from fedsim.run.personal import check_personal, personal_entries, write_personal
 from fedsim.run.plan import run_folder
 from fedsim.run.privacy_account import begin_round, repeated_rounds
+from fedsim.run.round_rows import refuse_unmade, round_row, score_of
 from fedsim.run.workspace import Workspace
 from fedsim.settings.experiment import Experiment
 from fedsim.settings.plugins import outside_versions
@@ -37,7 +37,6 @@ from fedsim.tensors.arrays import record_to_arrays, state_to_record
 from strategies.base import FedDG
 from strategies.model import server_model
 from strategies.state import ServerState
-from strategies.wire.round_notes import RoundNotes
 from strategies.wire.target_site import TargetScore
 
 
@@ -139,7 +138,7 @@ class Session:
             {"client": self.experiment.run.target, "quantity": quantity, "name": name, "value": value}
             for quantity, name, value in score.details
         ]
-        row = self._round_row(strategy.log, score)
+        row = round_row(strategy.log, score, self.experiment, self.space.task.metric, self._round_ended)
         if self.evaluate_held_out:
             held_out = self.evaluate_held_out(arrays)
             row |= {self.validation: held_out.value, "evaluation_seconds": row["evaluation_seconds"] + held_out.seconds}
@@ -168,13 +167,14 @@ class Session:
     def finish(self) -> Path:
         """Writes the last model and the summary (which marks the run as finished); removes files that only resuming
         needs."""
+        rounds = read_record(self.folder / "rounds.csv")
+        refuse_unmade(self.folder, rounds)
         link_file(arrays_file(self.checkpoint_folder, self.experiment.train.rounds), self.folder / "last.safetensors")
         self._keep_entries("last", self.strategy.state)
         if self.experiment.run.keep_personal:
             entries = personal_entries(self.space.recipe, self.space.places)
             last, stored = load_file(self.folder / "last.safetensors"), self.strategy.state.stored
             write_personal(self.folder, self.space.plan.clients, entries, last, stored)
-        rounds = read_record(self.folder / "rounds.csv")
         keep_selected(self.folder, rounds, self.validation)
         label = self.space.recipe.label(self.experiment.method_name)
         if words := variant_words(self.experiment):
@@ -194,35 +194,6 @@ class Session:
             callback.on_end(summary)
         return self.folder
 
-    def _round_row(self, log: RoundNotes, score: TargetScore) -> dict[str, Any]:
-        rows = list(log.clients.values())
-        now, metric = time.perf_counter(), self.space.task.metric
-        row = {
-            "round": log.round,
-            "train_loss": mean(rows, "train_loss", "examples"),
-            f"mean_validation_{metric}": mean(rows, f"validation_{metric}"),
-            "mean_validation_loss": mean(rows, "validation_loss"),
-            f"target_{metric}": score.value,
-            "target_loss": score.loss,
-            "clients": sum("weight" in row for row in rows),
-            "failed": sum(row["status"] != "ok" for row in rows),
-            "images": sum(row.get("images", 0) for row in rows),
-            "steps": sum(row.get("steps", 0) for row in rows),
-            "bytes_down": sum(row["bytes_down"] for row in rows),
-            "bytes_up": sum(row["bytes_up"] for row in rows),
-            "train_seconds": total(rows, "train_seconds"),
-            "evaluation_seconds": total(rows, "evaluation_seconds") + score.seconds,
-            "aggregation_seconds": log.aggregation_seconds,
-            "round_seconds": now - (log.started if log.round else self._round_ended),
-        }
-        train, run, local = self.experiment.train, self.experiment.run, f"local_validation_{metric}"
-        if train.evaluate_clients != "all" or train.evaluate_every > 1 or run.on_client_failure == "continue":
-            used = local if run.select_on == "local" else f"validation_{metric}"
-            row[VALIDATED] = sum(found.get(used) is not None for found in rows)  # what the selection rests on
-        if run.select_on == "local":
-            row[f"mean_{local}"] = mean(rows, local)
-        return row
-
     def _keep(self, round: int, row: dict[str, Any], arrays: ArrayRecord) -> None:
         """Save the checkpoint, and best.safetensors when the source validation has strictly improved.
 
@@ -241,7 +212,7 @@ class Session:
                 keep_selected(self.folder, read_record(self.folder / "rounds.csv"), self.validation)
         if not round:
             return
-        self.scores.append(_score(row.get(self.validation)))
+        self.scores.append(score_of(row, self.validation))
         if last_is_best(self.scores):
             if saved:
                 link_file(saved, self.folder / "best.safetensors")
@@ -262,7 +233,7 @@ class Session:
         if not self.checkpoint:
             return []
         rounds = read_record(self.folder / "rounds.csv").query("round >= 1").sort_values("round")
-        scores = [_score(value) for value in rounds[self.validation]] if self.validation in rounds else []
+        scores = [score_of(row, self.validation) for row in rounds.to_dict("records")]
         if scores and last_is_best(scores):
             link_file(arrays_file(self.checkpoint_folder, self.checkpoint.round), self.folder / "best.safetensors")
             self._keep_entries("best", self.checkpoint.state)
@@ -280,20 +251,3 @@ def complete_finish(*experiments: Experiment) -> None:
             shutil.rmtree(run_folder(experiment) / name, ignore_errors=True)
     if experiments:
         rebuild_results(Path(experiments[0].run.output) / experiments[0].name)
-
-
-def _score(value: float | None) -> float:
-    return math.nan if value is None else float(value)
-
-
-def mean(rows: list[dict[str, Any]], column: str, weight: str = "") -> float | None:
-    """Mean of a column over the rows that have it, weighted by another column or not; None without any."""
-    pairs = [(row[column], row[weight] if weight else 1) for row in rows if row.get(column) is not None]
-    if not pairs:
-        return None
-    return sum(value * count for value, count in pairs) / sum(count for _, count in pairs)
-
-
-def total(rows: list[dict[str, Any]], column: str) -> float:
-    """Sum of a column over the rows that have it."""
-    return sum(row.get(column, 0.0) for row in rows)

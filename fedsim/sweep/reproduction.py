@@ -14,7 +14,7 @@ from fedsim.common.errors import UserError, nearest
 from fedsim.data.benchmarks import AVERAGE
 from fedsim.methods.variants import method_label
 from fedsim.results.differences import differing_settings, refuse_twice
-from fedsim.results.from_rounds import again_notes, failed_notes, thin_notes
+from fedsim.results.from_rounds import again_notes, failed_notes, thin_notes, unmade_notes
 from fedsim.results.notes import (
     damaged_notes,
     missing_notes,
@@ -252,5 +252,6 @@ def _notes_on_runs(block: Block, runs: Runs, cells: pd.DataFrame, targets: list[
     notes += unfinished_notes(unfinished) + damaged_notes(runs.damaged)
     again = {run: text for run, text in runs.reselected.items() if run in set(cells["run"])}
     notes += failed_notes({run: count for run, count in runs.failed.items() if run in set(cells["run"])})
+    notes += unmade_notes({run: text for run, text in runs.unmade.items() if run in set(cells["run"])})
     thin = {run: text for run, text in runs.thin.items() if run in set(cells["run"])}
     return notes + (thin_notes(thin) + again_notes(again) if select == "best_validation" else [])

@@ -104,3 +104,36 @@ def test_rounds_before_failures_were_allowed_count_with_all_clients(tmp_path):
     summary = pd.read_csv(folder / "summary.csv").iloc[0].to_dict()
     Recorder(folder).write_summary(summary | {"best_validation_round": 5})
     assert list(read_runs(tmp_path, only=["summary"]).thin.values()) == ["2 of 3"]
+
+
+def with_clients(root, clients, seed=0):
+    """A run of 3 rounds by a version that selected round 1 whatever its number of accepted replies was."""
+    folder = write_run(root, pacs_experiment("fedavg", "photo", seed, train={"rounds": 3}))
+    rounds = pd.read_csv(folder / "rounds.csv").assign(clients=clients, failed=[0, 3, 0, 0])
+    rounds.loc[rounds["round"] == 1, "mean_validation_accuracy"] = 0.999
+    rounds.to_csv(folder / "rounds.csv", index=False)
+    summary = pd.read_csv(folder / "summary.csv").iloc[0].to_dict()
+    Recorder(folder).write_summary(summary | {"best_validation_round": 1})
+    return rounds
+
+
+def test_a_round_that_no_reply_made_is_counted_and_another_one_selected(tmp_path):
+    """The table has the best of the other rounds, and a note counts the rounds without a reply."""
+    rounds = with_clients(tmp_path, [0, 0, 3, 3])
+    runs = read_runs(tmp_path, only=["summary"])
+    best = rounds.iloc[2:]["mean_validation_accuracy"].idxmax()
+    (summary,) = runs.summary.to_dict("records")
+    assert summary["best_validation_round"] == best
+    assert summary["best_validation_target_accuracy"] == rounds.loc[best, "target_accuracy"]
+    notes = " ".join(compare(runs).notes)
+    assert "No client's reply was accepted in rounds of pacs/fedavg/photo/seed0 (1 of 3 rounds)" in notes
+    assert "rounds rest on the others" not in notes
+
+
+def test_a_run_in_which_nobody_trained_has_no_result(tmp_path):
+    """Another version wrote a summary of the untrained model: the table has no number, and the note says why."""
+    with_clients(tmp_path, 0)
+    write_run(tmp_path, pacs_experiment("fedavg", "photo", 1, train={"rounds": 3}))
+    comparison = compare(read_runs(tmp_path, only=["summary"]))
+    assert comparison.cells["seeds"].max() == 1
+    assert any("seed0 (3 of 3 rounds)" in note for note in comparison.notes)

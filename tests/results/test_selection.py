@@ -9,7 +9,7 @@ import pytest
 from fedsim.common.errors import UserError
 from fedsim.results import select, summary_row
 from fedsim.results.selection import RULES
-from fedsim.run.session import mean
+from fedsim.run.round_rows import mean
 
 from .invented import pacs_experiment
 
@@ -28,6 +28,15 @@ def test_best_validation_ignores_nan():
     assert select(rounds_table([0.1, math.nan, 0.3, math.nan]))["round"] == 2
     with pytest.raises(UserError, match="NaN in every round"):
         select(rounds_table([0.9, math.nan, math.nan]))
+
+
+def test_rounds_that_no_reply_made_are_not_selected():
+    """Their model is that of the round before; only `last` may be one. Without any other round there is no result."""
+    table = rounds_table([0.1, 0.9, 0.5, 0.4], [0.1, 0.9, 0.2, 0.6]).assign(clients=[0, 0, 3, 3])
+    assert [select(table, rule)["round"] for rule in RULES] == [2, 3, 3]
+    for rule in RULES:
+        with pytest.raises(UserError, match="no round was made: no client's reply was accepted in 3 rounds"):
+            select(table.assign(clients=0), rule)
 
 
 def test_last_and_oracle():

@@ -4,9 +4,12 @@ import logging
 
 import numpy as np
 import pytest
+from safetensors import safe_open
 from support import numbers, run_small, small_experiment
 
 from clients.base import DomainClient
+from fedsim.commands.runs import run_one
+from fedsim.common.edge import guarded
 from fedsim.common.errors import ClientFailedError
 
 VICTIM = "rot15"
@@ -80,3 +83,35 @@ def test_the_run_goes_on_by_name(fault, tmp_path, caplog):
     assert np.isnan(rows.loc[(VICTIM, 2), "weight"])
     assert rows.loc[(VICTIM, 3), "weight"] == pytest.approx(1 / 3)
     assert list(numbers(folder / "rounds.csv")["failed"]) == [0, 0, 1, 0]
+
+
+def test_a_run_in_which_no_round_is_made_fails(tmp_path, monkeypatch, capsys):
+    """Nobody ever trains: exit code 1, no summary, and the same again when the command is repeated."""
+    plain = DomainClient.fit
+    monkeypatch.setattr(DomainClient, "fit", lambda self, *words: diverging(lambda *own: plain(self, *own), *words))
+    experiment = small_experiment(tmp_path, run={"on_client_failure": "continue"})
+    for _ in range(2):
+        assert guarded(lambda: run_one(experiment)) == 1
+        said = capsys.readouterr().err
+        assert "no round was made: no client's reply was accepted in 3 rounds" in said
+        assert "client 'rot0': reply refused: tensor" in said
+    assert not list(tmp_path.rglob("summary.csv"))
+    assert not list(tmp_path.rglob("best.safetensors"))
+
+
+def test_a_round_without_a_reply_is_not_the_best(tmp_path, monkeypatch):
+    """All models are the initial one. The first that is the clients' reply is selected, and not the first of all."""
+    plain = DomainClient.fit
+
+    def fit(self, parameters, config):
+        _, examples, metrics = plain(self, parameters, config)
+        return [array * np.nan if config["round"] == 1 else array for array in parameters], examples, metrics
+
+    monkeypatch.setattr(DomainClient, "fit", fit)
+    folder, _ = run_small(small_experiment(tmp_path, run={"on_client_failure": "continue"}))
+    rounds = numbers(folder / "rounds.csv")
+    assert list(rounds["clients"]) == [0, 0, 3, 3]
+    assert rounds["mean_validation_accuracy"][1:].nunique() == 1
+    assert numbers(folder / "summary.csv")["best_validation_round"].item() == 2
+    with safe_open(folder / "best.safetensors", framework="numpy") as kept:
+        assert kept.metadata()["round"] == "2"

@@ -1,0 +1,81 @@
+"""The row of one round in rounds.csv, what a round is selected by, and whether any round was made."""
+
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from fedsim.common.errors import ClientFailedError
+from fedsim.results.record_files import read_record
+from fedsim.results.selection import REPLIES, VALIDATED
+from fedsim.settings.experiment import Experiment
+from strategies.wire.round_notes import RoundNotes
+from strategies.wire.target_site import TargetScore
+
+
+def round_row(
+    log: RoundNotes, score: TargetScore, experiment: Experiment, metric: str, before: float
+) -> dict[str, Any]:
+    """The row of rounds.csv; metric: the task's primary one. before: the time at which the round before ended."""
+    rows, now = list(log.clients.values()), time.perf_counter()
+    row = {
+        "round": log.round,
+        "train_loss": mean(rows, "train_loss", "examples"),
+        f"mean_validation_{metric}": mean(rows, f"validation_{metric}"),
+        "mean_validation_loss": mean(rows, "validation_loss"),
+        f"target_{metric}": score.value,
+        "target_loss": score.loss,
+        "clients": sum("weight" in row for row in rows),
+        "failed": sum(row["status"] != "ok" for row in rows),
+        "images": sum(row.get("images", 0) for row in rows),
+        "steps": sum(row.get("steps", 0) for row in rows),
+        "bytes_down": sum(row["bytes_down"] for row in rows),
+        "bytes_up": sum(row["bytes_up"] for row in rows),
+        "train_seconds": total(rows, "train_seconds"),
+        "evaluation_seconds": total(rows, "evaluation_seconds") + score.seconds,
+        "aggregation_seconds": log.aggregation_seconds,
+        "round_seconds": now - (log.started if log.round else before),
+    }
+    train, run, local = experiment.train, experiment.run, f"local_validation_{metric}"
+    if train.evaluate_clients != "all" or train.evaluate_every > 1 or run.on_client_failure == "continue":
+        used = local if run.select_on == "local" else f"validation_{metric}"
+        row[VALIDATED] = sum(found.get(used) is not None for found in rows)  # what the selection rests on
+    if run.select_on == "local":
+        row[f"mean_{local}"] = mean(rows, local)
+    return row
+
+
+def score_of(row: Mapping[str, Any], column: str) -> float:
+    """What a round is selected by; NaN without a validation, and where no client's reply made the round."""
+    value = row.get(column) if row.get(REPLIES) != 0 else None
+    return math.nan if value is None else float(value)
+
+
+def refuse_unmade(folder: Path, rounds: pd.DataFrame) -> None:
+    """ClientFailedError when no round of a run that came to its end was made, so that nobody ever trained."""
+    trained = rounds[rounds["round"] >= 1]
+    if trained[REPLIES].any():
+        return
+    clients = read_record(folder / "clients.csv")
+    first = next(((row.client, row.status) for row in clients.itertuples() if row.status != "ok"), None)
+    why = f"; the first: client {first[0]!r}: {first[1]}" if first else ""
+    raise ClientFailedError(
+        f"no round was made: no client's reply was accepted in {len(trained)} rounds, so that {folder} has no result"
+        f"{why}. Change the settings and choose another --output or name, or remove the folder"
+    )
+
+
+def mean(rows: list[dict[str, Any]], column: str, weight: str = "") -> float | None:
+    """Mean of a column over the rows that have it, weighted by another column or not; None without any."""
+    pairs = [(row[column], row[weight] if weight else 1) for row in rows if row.get(column) is not None]
+    if not pairs:
+        return None
+    return sum(value * count for value, count in pairs) / sum(count for _, count in pairs)
+
+
+def total(rows: list[dict[str, Any]], column: str) -> float:
+    """Sum of a column over the rows that have it."""
+    return sum(row.get(column, 0.0) for row in rows)
