@@ -21,6 +21,7 @@ from fedsim.results.selection import DEFAULT_RULE, rule_title
 from fedsim.run.checkpoint import run_token
 from fedsim.run.claim import claim
 from fedsim.run.conflicts import refuse_other_settings
+from fedsim.run.fresh import nothing_left, remove_empty
 from fedsim.run.no_effect import no_effect_remarks
 from fedsim.run.plan import Plan, resolve
 from fedsim.run.privacy_account import statement
@@ -97,9 +98,10 @@ def serve(grid: Grid, plan: Plan, callbacks: Sequence[RunCallback] = (), identif
     check_server(plan)
     space = open_workspace(plan)
     try:
-        with claim(folder):
+        with claim(folder), nothing_left(folder):
             return _finished(plan) if is_finished(folder) else _serve(grid, space, everyone, identify)
     except BaseException as error:
+        remove_empty(folder, Path(run.output))
         tell_failure(everyone, error)
         raise
 

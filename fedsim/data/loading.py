@@ -68,6 +68,28 @@ def load_client(data: DataSettings, client: str, target: str = "") -> ClientData
         return load_mixed(data, found, client, sources.index(domain) * data.clients_per_domain + index, sources)
     read = reader(data, found)
     images, labels = read.images(domain)
+    train, validation = _own_split(data, found, client, domain, index, labels)
+    return ClientData(
+        client,
+        images,
+        labels,
+        train,
+        validation,
+        found.classes,
+        (domain,),
+        np.zeros(len(labels), dtype=np.int64),
+        unless_square(read.sizes(domain)),
+        read.masks(domain),
+    )
+
+
+def _own_split(
+    data: DataSettings, found: Benchmark, client: str, domain: str, index: int, labels: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """(train, validation) indices of a client among its domain's images with these labels; `index` is its number there.
+
+    Raises UserError when these are too few.
+    """
     environment, split_seed = found.environment(domain), data.seed_of_splits
     pool = fraction_subset(labels, data.fraction, seed_hash(split_seed, environment, "fraction"))
     seed = seed_hash(split_seed, environment)
@@ -84,18 +106,7 @@ def load_client(data: DataSettings, client: str, target: str = "") -> ClientData
             f"client {client!r} has {len(train)} training and {len(validation)} validation images, at "
             "least 2 and 1 are needed; change data.holdout, data.fraction or data.clients_per_domain"
         )
-    return ClientData(
-        client,
-        images,
-        labels,
-        pool[train],
-        pool[validation],
-        found.classes,
-        (domain,),
-        np.zeros(len(labels), dtype=np.int64),
-        unless_square(read.sizes(domain)),
-        read.masks(domain),
-    )
+    return pool[train], pool[validation]
 
 
 def load_target(data: DataSettings, domain: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -158,18 +169,17 @@ def load_target_masks(data: DataSettings, domain: str) -> np.ndarray | None:
 
 
 def check_partitions(data: DataSettings, target: str) -> None:
-    """Raises UserError when a source domain cannot be shared between its clients as the settings say; opens no
-    images."""
+    """Raises UserError when a client would have too few images to train or to validate; opens no images."""
     found = benchmark(data)
     if data.mix:
         check_mix(data, found, source_domains(data, target))
-    if data.mix or data.clients_per_domain == 1:
         return
     read = reader(data, found)
     for domain in source_domains(data, target):
-        labels, environment = read.labels(domain), found.environment(domain)
-        pool = fraction_subset(labels, data.fraction, seed_hash(data.seed_of_splits, environment, "fraction"))
-        _partition(data, labels[pool], environment)
+        labels = read.labels(domain)
+        for index in range(data.clients_per_domain):
+            client = domain if data.clients_per_domain == 1 else f"{domain}/{index}"
+            _own_split(data, found, client, domain, index, labels)
 
 
 def count_classes(data: DataSettings, client: str) -> tuple[tuple[str, ...], tuple[int, ...]]:

@@ -26,7 +26,6 @@ def claim(folder: Path) -> Iterator[None]:
 
     Raises UserError when another process still holds the lock after PATIENCE_SECONDS.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     file = folder / FILE
     deadline = time.monotonic() + PATIENCE_SECONDS
     while (handle := _lock(file)) is None:
@@ -48,6 +47,7 @@ def claim(folder: Path) -> Iterator[None]:
 
 def _lock(file: Path) -> IO[str] | None:
     """The locked file; None while another process holds the lock."""
+    file.parent.mkdir(parents=True, exist_ok=True)  # the holder may have removed the folder of a run that was refused
     handle = file.open("a+", encoding="utf-8")
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,0 +1,49 @@
+"""A run that could not start leaves nothing behind, so that the same command with other settings is not refused."""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fedsim.run.checkpoint import STATE
+from fedsim.run.privacy_account import BEGUN
+
+WRITTEN = ("experiment.toml", "environment.json", "checkpoint", "state")  # by a session before its first round
+
+
+@contextmanager
+def nothing_left(folder: Path) -> Iterator[None]:
+    """Remove what an attempt that fails before its first record has written into a new run's folder.
+
+    It would begin from the start again in any case. A folder in which an earlier attempt wrote settings stays as it is,
+    and so does one of a private run of which a round has begun: that round counts. Only the process that holds the
+    folder's lock may do this.
+    """
+    fresh = not (folder / WRITTEN[0]).exists()
+    try:
+        yield
+    except Exception:
+        begun = (folder / "rounds.csv", folder / "checkpoint" / STATE, folder / "checkpoint" / BEGUN)
+        if fresh and not any(file.is_file() for file in begun):
+            _remove(folder)
+        raise
+
+
+def _remove(folder: Path) -> None:
+    for name in WRITTEN:
+        path = folder / name
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def remove_empty(folder: Path, output: Path) -> None:
+    """Remove a run's folder and those above it, below the output, as far as they are empty."""
+    while folder != output and output in folder.parents:
+        try:
+            folder.rmdir()
+        except OSError:  # it is not empty, or it is not there
+            if folder.exists():
+                return
+        folder = folder.parent
