@@ -182,6 +182,9 @@ def _note_data(session: Session, roster: Roster, tested: Sequence[int]) -> None:
     images = {name: int(own["images"]) for name, own in session.data.items()}
     counts = [site.class_counts for site in sites.values()]
     remarks = data_remarks(plan.data, images, counts, plan.experiment.run.target, tested)
+    if session.shared and session.shared.shared:
+        remarks.append(f"{session.shared.text()}; the accuracy on these says nothing about an unseen domain")
+        session.note("shared_images", session.shared.record())
     remarks += no_effect_remarks(plan.experiment, plan.recipe)
     known = {name: site.versions for name, site in sites.items()}
     known |= {roster.target.client: roster.target.versions} if roster.target else {}

@@ -1,6 +1,7 @@
 """Decode once: the images of a domain as one memory-mapped uint8 array on disk, shared by all processes.
 
     <cache>/<dataset>/<domain>-<hash>/   images.npy [N,C,s,s]   labels.npy [N]   sizes.npy [N,2]   manifest.json
+                                         digests.npy [N,16], which entries of earlier versions get when it is needed
 
 Images are squares, as in DomainBed's evaluation. Their own heights and widths are kept beside them, so that crops can
 be drawn with the aspect ratio of the original.
@@ -12,7 +13,9 @@ modification, such as bitmaps of one size from archives with normalized times. O
 be deleted at any time.
 """
 
+import contextlib
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -29,11 +32,15 @@ from rich.console import Console
 from rich.progress import Progress
 
 from fedsim.common.errors import UserError
+from fedsim.common.files import atomic_write
 from fedsim.data.folders import Listing
 from fedsim.data.pixels import decode_sized, read_bytes, unreadable
 from fedsim.data.reader import content_hash, nameless_hash
 
 FORMAT = 4
+DIGESTS = "digests.npy"
+DIGEST_BYTES = 16
+THREADS = min(8, max(2, os.cpu_count() or 2))  # that read files
 DAY = 86_400.0
 PATIENCE = 2.0  # seconds of decoding before a progress bar appears
 Report = Callable[[int, int], None]  # (images decoded, images in all)
@@ -101,9 +108,31 @@ def stored_hashes(listing: Listing, dataset: str, domain: str, image_size: int, 
     return {key: stored[key] for key in ("content", "nameless") if key in stored}
 
 
+def file_digests(listing: Listing, dataset: str, domain: str, image_size: int, cache: Path) -> np.ndarray:
+    """Digests uint8 [N,16] of the bytes of a domain's files, from the cache where it has them, else read once."""
+    manifest = _manifest(listing, dataset, domain, image_size)
+    file = cache / dataset / f"{domain}-{manifest['hash']}" / DIGESTS
+    with contextlib.suppress(OSError, ValueError, EOFError):
+        found = np.load(file, allow_pickle=False)
+        if found.shape == (len(listing.files), DIGEST_BYTES) and found.dtype == np.uint8:
+            return found
+    with ThreadPoolExecutor(THREADS) as pool:
+        found = _rows(list(pool.map(lambda name: digest(read_bytes(listing.folder / name)), listing.files)))
+    if file.parent.is_dir():  # an entry of an earlier version, perhaps of another user: then they are read again
+        with contextlib.suppress(OSError):
+            buffer = io.BytesIO()
+            np.save(buffer, found, allow_pickle=False)
+            atomic_write(file, buffer.getvalue())
+    return found
+
+
+def _rows(digests: list[bytes]) -> np.ndarray:
+    return np.frombuffer(b"".join(digests), np.uint8).reshape(-1, DIGEST_BYTES)
+
+
 def digest(content: bytes) -> bytes:
     """Hash of one file's bytes."""
-    return hashlib.blake2b(content, digest_size=16).digest()
+    return hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest()
 
 
 def content_of(listing: Listing, digests: list[bytes]) -> str:
@@ -173,10 +202,11 @@ def _build(listing: Listing, manifest: dict, entry: Path, report: Report | None,
         raise _unwritable(entry.parent, error) from None
     try:
         temporary.chmod(0o755)  # mkdtemp makes it private; the cache may be shared between users
-        hashes, sizes = _write_images(listing, manifest, temporary / "images.npy", report, planes)
+        digests, sizes = _write_images(listing, manifest, temporary / "images.npy", report, planes)
+        np.save(temporary / DIGESTS, _rows(digests), allow_pickle=False)
         np.save(temporary / "sizes.npy", sizes, allow_pickle=False)
         np.save(temporary / "labels.npy", listing.labels, allow_pickle=False)
-        (temporary / "manifest.json").write_text(json.dumps({**manifest, **hashes}))
+        (temporary / "manifest.json").write_text(json.dumps({**manifest, **hashes_of(listing, digests)}))
         _publish(temporary, entry, manifest)
     except OSError as error:
         raise _unwritable(entry, error) from None
@@ -206,10 +236,10 @@ def _publish(temporary: Path, entry: Path, manifest: dict) -> None:
 
 def _write_images(
     listing: Listing, manifest: dict, path: Path, report: Report | None, planes: Planes
-) -> tuple[dict[str, str], np.ndarray]:
+) -> tuple[list[bytes], np.ndarray]:
     """Decodes all files with a few threads (PIL releases the GIL) directly into the memory-mapped file.
 
-    Returns the hashes of the files, and the heights and widths of the images.
+    Returns the digests of the files, and the heights and widths of the images.
     """
     shape = tuple(manifest["shape"])
     images = np.lib.format.open_memmap(path, mode="w+", dtype=np.uint8, shape=shape)
@@ -226,12 +256,12 @@ def _write_images(
         return digest(content)
 
     digests, sizes = [], np.empty((len(listing.files), 2), np.int32)
-    with ThreadPoolExecutor(min(8, max(2, os.cpu_count() or 2))) as pool, _progress(manifest, report) as show:
+    with ThreadPoolExecutor(THREADS) as pool, _progress(manifest, report) as show:
         for one in pool.map(fill, range(len(listing.files))):
             digests.append(one)
             show(len(digests), len(listing.files))
     images.flush()
-    return hashes_of(listing, digests), sizes
+    return digests, sizes
 
 
 def _remove_leftovers(folder: Path) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from fedsim.common.about import extra
 from fedsim.common.errors import UserError, nearest
 from fedsim.common.files import atomic_write
-from fedsim.data.cache import digest
+from fedsim.data.cache import DIGEST_BYTES, digest
 from fedsim.data.names import composed, refuse_alike
 from fedsim.data.pixels import decode_sized, read_bytes, unreadable
 from fedsim.data.reader import Reader, content_hash, nameless_hash
@@ -88,13 +88,22 @@ class HuggingFaceReader(Reader):
         cells = rows.select(self._of(domain)).select_columns([column])[column]
         return [Path(cell) for cell in cells if cell]
 
+    def digests(self, domain: str) -> np.ndarray:
+        """Digests of the images' bytes. They are read once; the cache keeps them."""
+        name = content_hash(b"images", domain.encode(), self.fingerprint(domain).encode())
+        cells = self._cells
+        joined = self._kept(
+            f"{name}.digests",
+            lambda: b"".join(digest(content or read_bytes(file)) for file, content in cells(domain)),
+        )
+        return np.frombuffer(joined, np.uint8).reshape(-1, DIGEST_BYTES)
+
     def nameless(self, domain: str) -> str:
         """Hash of the labels and the images' bytes. They are read once; the cache keeps the hash."""
         name = content_hash(b"nameless", domain.encode(), self.fingerprint(domain).encode())
 
         def found() -> bytes:
-            digests = [digest(content or read_bytes(name)) for name, content in self._cells(domain)]
-            return nameless_hash(self.labels(domain), digests).encode()
+            return nameless_hash(self.labels(domain), [row.tobytes() for row in self.digests(domain)]).encode()
 
         return self._kept(f"{name}.txt", found).decode()
 

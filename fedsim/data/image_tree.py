@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fedsim.data.cache import Arrays, cached_domain, digest, hashes_of, stored_hashes
+from fedsim.data.cache import Arrays, cached_domain, digest, file_digests, hashes_of, stored_hashes
 from fedsim.data.folders import Listing, dataset_folder, list_domain
 from fedsim.data.lists import WORDS, list_file, listed, reads_lists
 from fedsim.data.pixels import read_bytes
@@ -53,6 +53,11 @@ class ImageTree(Reader):
         content = self._hashes(domain)["content"]
         lists = self._lists(domain) if reads_lists(self.data) else []
         return content_hash(content.encode(), *lists) if lists else content
+
+    def digests(self, domain: str) -> np.ndarray:
+        """Digests of the files' bytes, from the cache or by reading the files."""
+        data = self.data
+        return file_digests(self.listing(domain), self.found.name, domain, data.image_size, cache_root(data))
 
     def nameless(self, domain: str) -> str:
         """Hash of the files' labels and bytes; empty for what an earlier version has decoded."""

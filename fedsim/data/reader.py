@@ -54,6 +54,10 @@ class Reader:
         where = f" in {self.data.lists}" if self.data.lists else ""
         return f"no list {domain}_{part}*.txt{where}; data.split and data.test_split ask for one"
 
+    def digests(self, domain: str) -> np.ndarray | None:
+        """Digests uint8 [N,16] of the bytes of a domain's image files, which find copies; None without such files."""
+        return None
+
     def fingerprint(self, domain: str) -> str:
         """A hash of a domain's content: equal for equal data, wherever it is stored, and for every seed."""
         raise NotImplementedError

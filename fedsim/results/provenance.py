@@ -125,14 +125,26 @@ def refuse_unlike_files(runs: Runs, recorded: Environments) -> None:
 
 
 def provenance_notes(recorded: Environments) -> list[str]:
-    """A note for everything that differs between the environments of the runs."""
+    """Notes on images that were not unseen, and on everything that differs between the environments of the runs."""
+    notes = shared_notes(recorded)
     facts = {run + text: _facts(one) for run, table in recorded.items() for text, one in all_environments(table)}
     known = dict.fromkeys(what for own in facts.values() for what in own)
     told = [_different(what, {run: own[what] for run, own in facts.items() if own.get(what)}) for what in known]
     told = [text for text in told if text]
     if not told:
-        return []
-    return [f"Not the same for all runs: {'; '.join(told)}. Results can differ for this reason alone."]
+        return notes
+    return [*notes, f"Not the same for all runs: {'; '.join(told)}. Results can differ for this reason alone."]
+
+
+def shared_notes(recorded: Environments) -> list[str]:
+    """A note on the unseen domains of which source domains have copies, byte for byte."""
+    found = []
+    for own in (table.get("shared_images") for table in recorded.values()):
+        if isinstance(own, Mapping) and isinstance(own.get("sources"), Mapping):
+            where = ", ".join(f"{domain} {count}" for domain, count in own["sources"].items())
+            found.append(f"{own.get('shared')} of {own.get('images')} images of {own.get('target')} (in {where})")
+    named = "; ".join(dict.fromkeys(found))
+    return [f"Not unseen, because source domains have the same files: {named}."] if found else []
 
 
 def _facts(table: Mapping[str, Any]) -> dict[str, Any]:

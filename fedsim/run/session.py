@@ -12,6 +12,7 @@ from safetensors.numpy import load_file
 
 from fedsim.data import domain_of
 from fedsim.data.fingerprint import Fingerprints
+from fedsim.data.shared_images import shared_images
 from fedsim.methods.registry import packages_of
 from fedsim.methods.variants import recipe_record, variant_words
 from fedsim.results.callbacks import RunCallback
@@ -59,6 +60,11 @@ class Session:
         check_personal(experiment, space.recipe, space.places)
         self.data, self.server_data = local_fingerprints(experiment), server_fingerprints(space.recipe, experiment)
         refuse_other_settings(self.folder, experiment, space.recipe, lambda _: self.data)
+        self.shared = (
+            None if experiment.run.runtime == "deployment" else shared_images(experiment.data, experiment.run.target)
+        )
+        if self.shared:
+            self.shared.refuse()
         self.checkpoint = load_checkpoint(self.checkpoint_folder)
         refuse_other_data(self.folder, self.checkpoint.data if self.checkpoint else {}, self.data | self.server_data)
         if self.checkpoint:  # a site that is not online now is compared when it comes
