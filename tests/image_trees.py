@@ -25,9 +25,8 @@ def _write_image(path: Path, seed: int, mode: str = "RGB") -> None:
     Image.fromarray(pixels).convert(mode).save(path)
 
 
-def write_tree(folder: Path, domains: Sequence[str], classes: Sequence[str], per_class: int) -> Path:
-    """Writes folder/domain/class/<n>.png, every image another one, and returns the folder."""
-    seed = 0
+def write_tree(folder: Path, domains: Sequence[str], classes: Sequence[str], per_class: int, seed: int = 0) -> Path:
+    """Writes folder/domain/class/<n>.png, every image another one (numbered from the seed), and returns the folder."""
     for domain in domains:
         for name in classes:
             for index in range(per_class):

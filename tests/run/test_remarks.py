@@ -28,7 +28,7 @@ def test_classes_that_no_one_trains(sources):
 
 def test_a_run_says_and_records_it(tmp_path, caplog):
     root = write_tree(tmp_path / "tree", ("a", "b"), ("cat", "dog"), 6)
-    write_tree(tmp_path / "tree", ("c",), ("cat", "emu"), 7)
+    write_tree(tmp_path / "tree", ("c",), ("cat", "emu"), 7, seed=100)
     data = {"dataset": "folder", "root": str(root), "domains": [], "classes": ["cat", "dog", "emu"], "fraction": 1}
     experiment = small_experiment(tmp_path / "out", data=data, train={"rounds": 1}, run={"target": "c"})
     folder, _ = run_small(experiment)

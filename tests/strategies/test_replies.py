@@ -7,6 +7,7 @@ from safetensors.numpy import load_file
 from support import numbers, run_small, small_experiment
 
 from fedsim.common.errors import ClientFailedError, UserError
+from fedsim.run.plan import run_folder
 from fedsim.tensors.arrays import record_to_arrays
 
 VICTIM = "rot15"
@@ -128,14 +129,15 @@ def test_bad_reply_is_left_out_when_asked(change, tmp_path):
 
 
 def test_all_replies_bad_leaves_the_model_unchanged(tmp_path):
-    """An empty round keeps theta^(t-1) and still counts."""
+    """An empty round keeps theta^(t-1) and is recorded; a run of empty rounds fails."""
 
     def break_all(message, reply):
         return reply_with(message, reply, set_nan) if message.metadata.message_type == "train" else reply
 
     experiment = small_experiment(tmp_path, run={"on_client_failure": "continue"}, train={"rounds": 2})
-    folder, _ = run_small(experiment, tamper=break_all)
-    rounds = numbers(folder / "rounds.csv")
+    with pytest.raises(ClientFailedError, match="no round was made: no client's reply was accepted in 2 rounds"):
+        run_small(experiment, tamper=break_all)
+    rounds = numbers(run_folder(experiment) / "rounds.csv")
     assert list(rounds["round"]) == [0, 1, 2]
     assert (rounds["clients"] == 0).all()
     assert rounds["target_accuracy"].nunique() == 1
