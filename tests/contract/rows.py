@@ -1,0 +1,49 @@
+"""Two rounds of every row, each as one digest: `python tests/contract/rows.py FILE [NAME=VALUE ...]`.
+
+Run it with another tree before this one on PYTHONPATH and another FILE, and compare the two files: `diff A B`. The
+digest covers rounds.csv and clients.csv without times, and every byte of last.safetensors. NAME=VALUE are settings of
+the runs, such as `run.runtime=ray`.
+"""
+
+import hashlib
+import importlib
+import sys
+import tempfile
+from pathlib import Path
+
+import pandas as pd
+
+
+def tree_module(*names: str):
+    """The first of these modules that the tree has; earlier trees had it elsewhere."""
+    for name in names:
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError:
+            continue
+    raise ModuleNotFoundError(names[0])
+
+
+def digest(folder: Path) -> str:
+    """The digest of a finished run."""
+    found = hashlib.sha256()
+    for name in ("rounds.csv", "clients.csv"):
+        table = pd.read_csv(folder / name, dtype=str)
+        found.update(table[[column for column in table if "seconds" not in column]].to_csv().encode())
+    found.update((folder / "last.safetensors").read_bytes())
+    return found.hexdigest()[:16]
+
+
+def main(file: str, *settings: str) -> None:
+    """Write a line for every row."""
+    contract = tree_module("fedsim.commands.contract", "fedsim.contract")
+    launch = tree_module("fedsim.runtime.launch")
+    rows = tree_module("fedsim.methods.table", "fedsim.methods").METHODS
+    with Path(file).open("w") as lines, tempfile.TemporaryDirectory() as output:
+        for method in rows:
+            plan = contract.small_plan(method, output, ["train.rounds=2", *settings])
+            print(method, digest(launch.carry_out(plan)), file=lines, flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
