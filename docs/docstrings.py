@@ -1,38 +1,9 @@
-"""Turns our plain-text docstrings into paragraphs: wrapped text flows, formulas and lists keep their lines."""
+"""Turns our plain-text docstrings into Markdown and reStructuredText."""
 
-import inspect
 import re
 from collections.abc import Collection
 
-# A line that documents fields or settings: their names and a colon. Any other words before a colon are a sentence.
-FIELD = re.compile(r"`?\w+`?(?:, `?\w+`?)*: ")
-
-
-def blocks(text: str) -> list[tuple[str, str]]:
-    """("text", paragraph on one line) and ("lines", block whose line breaks and indentation count), in order."""
-    found: list[tuple[str, str]] = []
-    for block in re.split(r"\n\s*\n", inspect.cleandoc(text)):
-        lines = block.split("\n")
-        if any(line.startswith(("    ", "- ")) for line in lines):
-            found.append(("lines", block))
-            continue
-        paragraph = ""
-        for line in lines:
-            if paragraph and FIELD.match(line):
-                found.append(("text", paragraph))
-                paragraph = line.strip()
-            else:
-                paragraph = f"{paragraph} {line.strip()}".strip()
-        found.append(("text", paragraph))
-    return found
-
-
-def field_of(paragraph: str) -> tuple[list[str], str]:
-    """(names, meaning) of a paragraph that documents fields; no names for any other paragraph."""
-    if not FIELD.match(paragraph):
-        return [], ""
-    names, _, meaning = paragraph.partition(": ")
-    return [name.strip("` ") for name in names.split(",")], meaning
+from fedsim.methods.docstrings import blocks, field_of
 
 
 def to_markdown(text: str, without: Collection[str] = ()) -> str:

@@ -1,18 +1,13 @@
 """The pages of the parts: by slot, every part with what it computes, its formulas and the meaning of its settings."""
 
-import ast
 import dataclasses
 import inspect
 import re
-import sys
-import textwrap
-from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 
-from docstrings import blocks, field_of, to_markdown
-from torch import nn
+from docstrings import to_markdown
 
+from fedsim.methods.docstrings import field_texts, layers_of
 from fedsim.methods.part_settings import toml_value
 from fedsim.methods.recipe import SLOTS
 from fedsim.methods.registry import one_line, parts_by_slot
@@ -55,39 +50,6 @@ def part_section(kind: type, part: object = None, heading: str = "") -> list[str
         ]
         lines.append("")
     return lines
-
-
-def layers_of(kind: type) -> list[type]:
-    """The layers that a part's file defines: they have the formulas of what the part puts into a network."""
-    found = vars(sys.modules[kind.__module__]).values()
-    return [
-        value
-        for value in found
-        if isinstance(value, type)
-        and issubclass(value, nn.Module)
-        and value.__module__ == kind.__module__
-        and not value.__name__.startswith("_")
-    ]
-
-
-def field_texts(kind: type) -> dict[str, str]:
-    """What each field means: the text under it in the code, or its line in the docstring; empty: the text says it."""
-    texts = {field.name: "" for field in dataclasses.fields(kind)}
-    for paragraph in (body for form, body in blocks(inspect.getdoc(kind) or "") if form == "text"):
-        names, meaning = field_of(paragraph)
-        texts |= {name: meaning for name in names if name in texts}
-    for base in reversed(kind.__mro__):
-        if dataclasses.is_dataclass(base):
-            texts |= dict(_written_below(base))
-    return texts
-
-
-def _written_below(kind: type) -> Iterator[tuple[str, str]]:
-    """(field, text) of the strings that follow the fields in the class's code."""
-    body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0].body
-    for line, after in pairwise(body):
-        if isinstance(line, ast.AnnAssign) and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
-            yield line.target.id, inspect.cleandoc(after.value.value)
 
 
 def in_cell(text: str) -> str:

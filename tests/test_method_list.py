@@ -1,6 +1,7 @@
 """`fedsim methods`: every row once, grouped and filtered by what it changes, and only with measured costs."""
 
 import dataclasses
+import shlex
 
 import pytest
 from typer.testing import CliRunner
@@ -10,8 +11,8 @@ from fedsim.commands.methods import show_method, show_methods
 from fedsim.common.console import console
 from fedsim.common.errors import UserError
 from fedsim.methods import listing as method_list
+from fedsim.methods.assembly import assemble, find_recipe
 from fedsim.methods.listing import listed, step_costs
-from fedsim.methods.part_settings import toml_value, validated
 from fedsim.methods.recipe import Recipe, parts_of
 from fedsim.methods.registry import parts_by_slot
 from fedsim.methods.table import METHODS
@@ -76,32 +77,37 @@ def test_shipped_costs_name_rows():
     assert all(ratio > 0 for ratio in costs.values())
 
 
-@pytest.mark.parametrize("name", ["fada", "fedadg", "perada", "fedig-a"])
-def test_no_setting_is_cut_at_80_columns(monkeypatch, capsys, name):
-    """A name that is too long continues on the next line: without the line breaks every name is there."""
+@pytest.mark.parametrize("name", METHODS)
+def test_every_setting_can_be_copied_at_80_columns(monkeypatch, capsys, name):
+    """What follows --set, as a shell reads it, gives the same recipe; no line is longer than the terminal."""
     monkeypatch.setattr(console, "width", 80)
     show_method(name)
-    rows = [line.split("│") for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
-    shown = ["".join(row[column].strip() for row in rows) for column in (2, 3)]
-    for _, part in parts_of(METHODS[name]):
-        assert part_name(part) in shown[0]
-        for field in dataclasses.fields(part):
-            assert f"method.{part_name(part)}.{field.name}" in shown[1]
+    lines = capsys.readouterr().out.splitlines()
+    method = {"name": name}
+    for words in (shlex.split(line) for line in lines if line.startswith("  --set ")):
+        key, value = parse_override(words[1])
+        method.setdefault(key.split(".")[1], {})[key.split(".")[2]] = value
+    recipe = find_recipe(name)
+    assert assemble(method, {}) == recipe
+    for _, part in parts_of(recipe):
+        assert method.get(part_name(part), {}).keys() == {field.name for field in dataclasses.fields(part)}
+    assert max(len(line) for line in lines if "fedsim run" not in line) <= 80
 
 
-def test_settings_are_printed_as_they_are_typed(monkeypatch, capsys):
-    """A line of the list is a line of TOML, and what follows the sign can be given with --set."""
-    monkeypatch.setattr(console, "width", 160)
-    for name in ("gperxan", "fedbn"):
+def test_a_setting_has_its_range_its_meaning_and_the_parts_default(monkeypatch, capsys):
+    monkeypatch.setattr(console, "width", 120)
+    for name in ("csac", "gperxan", "elcfs", "mixstyle"):
         show_method(name)
-    shown = capsys.readouterr().out
-    for line in ("xan.stages = [1, 2, 3, 4]", "without_batch_norm.upload = true", 'xan.mix = "softmax"'):
-        assert f"method.{line} " in shown
-    for recipe in METHODS.values():
-        for _, part in parts_of(recipe):
-            for field in dataclasses.fields(part):
-                text = f"method.{part_name(part)}.{field.name}={toml_value(getattr(part, field.name))}"
-                assert validated(part, {field.name: parse_override(text)[1]}, "here") == part
+    shown = " ".join(capsys.readouterr().out.split())
+    for text in (
+        "M_l = sum_h c_l^h G_l^h",
+        "--set method.semantic_calibration.smoothing=0.1 number >= 0 and <= 1. rho of stage A",
+        "--set 'method.xan.stages=[1, 2, 3, 4]' list of whole number. the stages",
+        '--set method.without_batch_norm.scope=xan "all" or "xan" or "none". the part\'s default is "all"',
+        '--set method.episodic_step.m_test=all whole number >= 0 or "all". Number',
+        "y = w_in IN(h) + w_bn BN(h)",
+    ):
+        assert text in shown
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,9 @@
 """The commands about methods: they list all, show one, check one, and write the files of a new one."""
 
 import dataclasses
+import inspect
 import logging
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +17,7 @@ from fedsim.common.console import console, say
 
 if TYPE_CHECKING:
     from fedsim.methods.recipe import Recipe
+    from fedsim.parts.part import Part
 
 
 def show_methods(changes: str = "") -> None:
@@ -63,30 +66,66 @@ def show_parts() -> None:
 
 
 def show_method(name: str, data: str = "", preset: str = "", overrides: Sequence[str] = ()) -> None:
-    """Print one recipe with every part, every field and what it discloses.
+    """Print one recipe: the formula of every part, every setting as `--set` takes it, and what it discloses.
 
     data: an experiment, for which the bytes per round are printed too.
     """
     from fedsim.methods.assembly import find_recipe
-    from fedsim.methods.part_settings import toml_value
-    from fedsim.methods.recipe import parts_of
+    from fedsim.methods.recipe import Recipe, parts_of
     from fedsim.parts.part import part_name
 
     recipe = find_recipe(name)
-    columns = (Column(title, overflow="fold") for title in ("slot", "part", "settings"))  # no name is cut
-    table = Table(*columns, title=escape(f"{name}: {recipe.paper}"))
+    console.print(Text(f"{name}: {recipe.paper}", "bold"))
+    plain = [(slot, repr(part)) for slot, part in parts_of(Recipe())]
+    standard = []
     for slot, part in parts_of(recipe):
-        values = {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
-        fields = [f"method.{part_name(part)}.{key} = {toml_value(value)}" for key, value in values.items()]
-        table.add_row(slot, part_name(part), escape("\n".join(fields)))
-    console.print(table)
-    say(f"discloses: {recipe.disclosure()}")
+        if (slot, repr(part)) in plain and not dataclasses.fields(part):
+            standard.append(f"{slot} {part_name(part)}")
+        else:
+            _show_part(slot, part)
+    say("")
+    _say_wrapped(f"as in FedAvg: {', '.join(standard) or 'nothing'}")
+    _say_wrapped(f"discloses: {recipe.disclosure()}")
     if recipe.tried_with:
         say(f"it needs other settings than most; for a first try: {first_try(name, recipe)}")
     if data:
         from fedsim.commands.traffic import show_traffic
 
         show_traffic(name, data, preset, overrides)
+
+
+def _show_part(slot: str, part: "Part") -> None:
+    """The part's docstring and those of its layers; then its settings, each on a line that can be copied."""
+    from fedsim.methods.docstrings import blocks, field_of, layers_of
+    from fedsim.methods.part_settings import explained, typed
+    from fedsim.parts.part import part_name
+
+    kind, name = type(part), part_name(part)
+    say("")
+    console.print(Text(f"{slot}: {name}", "bold").append(f"  {kind.__module__.replace('.', '/')}.py", "dim"))
+    settings = explained(part)
+    for each in (kind, *layers_of(kind)):
+        for form, body in blocks(inspect.getdoc(each) or ""):
+            if form == "lines" or not set(field_of(body)[0]) & settings.keys():
+                for line in body.split("\n"):
+                    _say_wrapped(line, "  ")
+    for field, meaning in settings.items():
+        value = typed(f"method.{name}.{field}", getattr(part, field))
+        console.print(Text(f"  --set {value}", "cyan"), soft_wrap=True)
+        _say_wrapped(meaning, " " * 6)
+
+
+def _say_wrapped(text: str, margin: str = "") -> None:
+    """Print a text with line breaks between words alone, so that a name can be copied as a whole."""
+    for line in textwrap.wrap(
+        text,
+        console.width,
+        initial_indent=margin,
+        subsequent_indent=margin + " " * (len(text) - len(text.lstrip())),
+        break_long_words=False,
+        break_on_hyphens=False,
+    ):
+        say(line)
 
 
 def first_try(name: str, recipe: "Recipe") -> str:

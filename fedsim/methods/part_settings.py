@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import json
 import math
+import shlex
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,9 +12,11 @@ from typing import Any
 import pydantic
 
 from fedsim.common.errors import UserError, nearest
+from fedsim.methods.docstrings import field_texts
 from fedsim.methods.recipe import LIST_SLOTS, SLOTS, Recipe, parts_of, slots_of
 from fedsim.methods.registry import find_part
 from fedsim.parts.part import Part, part_name, unfit
+from fedsim.settings.experiment import parse_override
 
 
 def exchange(recipe: Recipe, slot: str, value: Any) -> Recipe:
@@ -165,6 +168,40 @@ def toml_value(value: Any) -> str:
 @functools.cache
 def _adapter(kind: type) -> pydantic.TypeAdapter:
     return pydantic.TypeAdapter(kind)
+
+
+def typed(key: str, value: Any) -> str:
+    """`key=value` as it is typed after `--set` in a shell."""
+    plain = isinstance(value, str) and parse_override(f"{key}={value}")[1] == value
+    return shlex.quote(f"{key}={value if plain else toml_value(value)}")
+
+
+def explained(part: Part) -> dict[str, str]:
+    """{field: its range, unless its meaning names all values; its meaning; a default that the part's value is not}."""
+    texts, schema = field_texts(type(part)), _adapter(type(part)).json_schema().get("properties", {})
+    found = {}
+    for field in dataclasses.fields(part):
+        text, values = texts[field.name], schema[field.name].get("enum", ["\n"])
+        words = [text if all(str(value) in text for value in values) else _range(schema[field.name]) + f". {text}"]
+        if field.default != getattr(part, field.name):
+            words.append(f"the part's default is {toml_value(field.default)}")
+        found[field.name] = ". ".join(word.rstrip(". ") for word in words)
+    return found
+
+
+def _range(schema: Mapping[str, Any]) -> str:
+    """A field's JSON schema in words: `number >= 0 and < 1`, `"s" or "a"`."""
+    if "enum" in schema or "const" in schema:
+        return " or ".join(map(toml_value, schema.get("enum", [schema.get("const")])))
+    if "anyOf" in schema:
+        return " or ".join(map(_range, schema["anyOf"]))
+    if schema.get("type") == "array":
+        each = [_range(item) for item in schema.get("prefixItems", [schema.get("items", {})])]
+        return f"list of {'; '.join(dict.fromkeys(each))}"
+    signs = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
+    bounds = " and ".join(f"{sign} {schema[key]:g}" for key, sign in signs.items() if key in schema)
+    names = {"boolean": "true or false", "integer": "whole number", "string": "text"}
+    return " ".join(filter(None, (names.get(schema.get("type", ""), "number"), bounds)))
 
 
 def make(kind: type) -> Part:

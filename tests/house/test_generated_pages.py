@@ -12,6 +12,7 @@ from types import FunctionType
 
 import pytest
 
+from fedsim.methods.docstrings import blocks, field_of, field_texts, layers_of
 from fedsim.methods.registry import one_line, parts_by_slot
 from fedsim.models.inserts.base import Insert
 from fedsim.models.norms import BatchNorm
@@ -35,7 +36,6 @@ def kinds() -> dict[str, type]:
 def docstrings() -> Iterator[tuple[str, str]]:
     """(name, text) of everything whose docstring a generated page shows."""
     from generate import API
-    from part_pages import layers_of
 
     for kind in kinds().values():
         for each in (kind, *layers_of(kind)):
@@ -66,8 +66,6 @@ def test_every_part_is_on_a_page_with_its_settings(tmp_path):
 
 def test_every_setting_of_a_part_is_explained():
     """By a text of its own, or in the docstring."""
-    from part_pages import field_texts
-
     silent = [
         f"{name}.{key}"
         for name, kind in kinds().items()
@@ -89,7 +87,6 @@ def test_layers_have_their_formula_or_their_sequence():
 
 def test_no_sentence_is_broken_in_two():
     """A wrapped line that looks like the documentation of a field would begin a paragraph of its own."""
-    from docstrings import blocks, field_of
 
     def is_whole(text: str) -> bool:
         return not text or text[-1] in ".:?)`" or bool(field_of(text)[0]) or " = " in text  # the last: a formula
@@ -105,8 +102,6 @@ def test_no_sentence_is_broken_in_two():
 
 def test_fields_are_found_by_their_names_alone():
     """A list of names of any length begins a field; words before a colon are part of a sentence."""
-    from docstrings import blocks
-
     text = "A sentence that goes on, so that\nnothing is trained: it\nends here.\n\nweight: 12\n" + (
         "severity, width, depth, alpha, all_operations: as there\nby `a` and more"
     )
