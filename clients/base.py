@@ -106,7 +106,7 @@ class DomainClient(NumPyClient):
             metrics |= report.before(round)
         if round.phase == "train" and self.recipe.client.lacks(round):
             self._load_initial()
-            self._train(round.for_phase(self.recipe.client.prelude))
+            self._train(round.for_phase(self.recipe.prelude))
             self._load(parameters, "train")
         return Training(round, parameters, metrics, started)
 

@@ -93,12 +93,12 @@ def _limit(recipe: Any, round: LocalRound, counts: Sequence[int], clients: int, 
     whose = counts if recipe.batches.balanced else [round.data.examples]
     each = float(np.mean([getattr(fedavg_amount(count, train), unit) for count in whose]))
     prelude, share = 0.0, 1.0
-    if recipe.client.prelude:
-        before = round.for_phase(recipe.client.prelude)
+    if recipe.prelude:
+        before = round.for_phase(recipe.prelude)
         prelude = getattr(Amount.of(_paper_plan(recipe, before, _work_of(recipe, before, clients))), unit)
         drawn = min(train.clients_per_round or clients, clients) / clients
         share = drawn * round.rounds * each / (prelude + drawn * round.rounds * each)
-    if recipe.client.prelude and round.phase == recipe.client.prelude:
+    if recipe.prelude and round.phase == recipe.prelude:
         return max(_floor(share * prelude), 1) if prelude else 0
     return max(_floor(share * each * round.round) - _floor(share * each * (round.round - 1)), 1)
 

@@ -108,7 +108,7 @@ class FedDG(FedAvg):
     def before_rounds(self, grid: Grid, arrays: ArrayRecord) -> ArrayRecord:
         """Fills the banks, then runs the step part's prelude (CSAC's acquisition); returns the arrays of round 0."""
         self.exchange.log = RoundNotes(0)
-        clients, prelude = self.exchange.clients, self.recipe.client.prelude
+        clients, prelude = self.exchange.clients, self.recipe.prelude
         self.parts.open(0, record_to_arrays(arrays), clients, clients, training=False)
         for bank in [bank for bank in self.parts.banks("once") if bank.contributed]:
             self._collect(bank, grid, 0, None, clients)

@@ -3,7 +3,7 @@
 import logging
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -16,9 +16,7 @@ from clients.augment.cross_client_style import CrossClientStyle
 from clients.parts import Batch, LocalRound, Step, StepFunction
 from clients.tools.losses import js_divergence, supervised_contrast
 from fedsim.models.inserts.mixstyle import Style, moved_style, style_of
-
-if TYPE_CHECKING:
-    from fedsim.methods.recipe import Recipe
+from fedsim.parts.part import RecipeParts
 
 CHUNK = 256  # images that are measured at a time
 NO_ROWS = "client %s: the bank has no statistics of other clients' images; its images keep their colours"
@@ -125,9 +123,9 @@ class AlignedViews(Step):
         """How many images the published statistics are of."""
         return f"these images are a share {self.r:g} of the client's" if self.bank else ""
 
-    def refuses(self, recipe: "Recipe") -> str:
+    def refuses(self, recipe: RecipeParts) -> str:
         """One part at a time gives images the styles of other clients."""
-        if isinstance(recipe.augment, CrossClientStyle):
+        if recipe.of(CrossClientStyle):
             return (
                 "aligned_views and cross_client_style both give images the styles of other clients; use one of the two"
             )

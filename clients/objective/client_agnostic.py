@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
@@ -15,10 +15,11 @@ from clients.parts import Batch, LocalRound, Step, StepFunction
 from clients.step.supervised import SupervisedStep
 from clients.tools.networks import descend, statistics_frozen
 from fedsim.common.errors import UserError
+from fedsim.models.inserts.base import Insert
+from fedsim.models.norms.base import Norm
 from fedsim.models.norms.mixig import MixIGLayer, draw_u, draw_z, install_global, mixig_layers, switched
-
-if TYPE_CHECKING:
-    from fedsim.methods.recipe import Recipe
+from fedsim.parts.part import RecipeParts
+from strategies.bank import Bank
 
 GLOBAL_BN = "global_bn"  # the record with the averaged batch norm
 ADAPTER_OPTIMIZER = "adapter-optimizer"  # the store's entry, used with train.persist_optimizer
@@ -63,11 +64,11 @@ class ClientAgnostic(Step):
     lambda2: Annotated[float, Field(ge=0)] = 4.0
     cafl_reduction: Literal["mean", "sum"] = "mean"
 
-    def refuses(self, recipe: "Recipe") -> str:
+    def refuses(self, recipe: RecipeParts) -> str:
         """Needs a second view that does not change running statistics; MixIG's also needs the averages on the
         clients."""
-        norm = recipe.norm
-        if norm.second_view and GLOBAL_BN not in [bank.name for bank in recipe.banks]:
+        (norm,) = recipe.of(Norm)
+        if norm.second_view and GLOBAL_BN not in [bank.name for bank in recipe.of(Bank)]:
             return (
                 "mix_ig needs the averaged batch norm on the clients; add 'global_batch_norm' to method.banks, and use "
                 "the share rule 'without_batch_norm'"
@@ -77,7 +78,7 @@ class ClientAgnostic(Step):
                 f"client_agnostic makes its second pass by norm 'mix_ig', or by an insert on norm 'batch_norm' or "
                 f"'ibn'; {type(norm).__name__} would track both passes"
             )
-        if not norm.second_view and not any(insert.second_view for insert in recipe.inserts):
+        if not norm.second_view and not any(insert.second_view for insert in recipe.of(Insert)):
             return "client_agnostic needs a second view: use the norm 'mix_ig' or the insert 'mix_style'"
         return ""
 

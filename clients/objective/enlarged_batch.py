@@ -3,7 +3,7 @@
 import itertools
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -18,9 +18,8 @@ from clients.tools.style_pass import Balanced, StylePass, lone_classes, picked_r
 from fedsim.models.inserts.feature_highlighter import Highlighter
 from fedsim.models.inserts.style_exploration import moments, style_of
 from fedsim.parts.facts import Fact
-
-if TYPE_CHECKING:
-    from fedsim.methods.recipe import Recipe
+from fedsim.parts.part import RecipeParts
+from strategies.bank import Bank
 
 BANK, STYLE = "feature_style", "style"  # the record, and the array in it
 
@@ -80,9 +79,9 @@ class EnlargedBatch(Step):
             "means and standard deviations of the first stage's features"
         )
 
-    def refuses(self, recipe: "Recipe") -> str:
+    def refuses(self, recipe: RecipeParts) -> str:
         """Styles are shared through the bank, or not at all."""
-        if self.sharing and any(bank.name == BANK and not bank.shared for bank in recipe.banks):
+        if self.sharing and any(bank.name == BANK and not bank.shared for bank in recipe.of(Bank)):
             return (
                 "feature_styles.shared = false leaves enlarged_batch without the styles that it shares; "
                 "set method.enlarged_batch.sharing = 0, which turns sharing off"

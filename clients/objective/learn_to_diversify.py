@@ -1,7 +1,7 @@
 """L2D: an augmenter learns to diversify the styles of images, and the network learns to agree on them."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -13,11 +13,9 @@ from clients.optimizers import eager
 from clients.parts import Batch, LocalRound, Step, StepFunction
 from clients.tools.losses import kernel_sum, squared_distances, supervised_contrast
 from clients.tools.networks import descend, statistics_frozen
+from fedsim.models.inserts.base import Insert
 from fedsim.models.inserts.stochastic_embedding import moments_of
-from fedsim.parts.part import part_name
-
-if TYPE_CHECKING:
-    from fedsim.methods.recipe import Recipe
+from fedsim.parts.part import RecipeParts, part_name
 
 ENTRY = "augmenter"  # the store's entry for the client's augmenter
 BANDWIDTHS = (1 / 8, 1 / 4, 1 / 2, 1.0, 2.0)  # exp(-d / b), b = mean distance / 4 and doubled four times, as 2 a s
@@ -55,9 +53,9 @@ class LearnToDiversify(Step):
     requires: ClassVar[dict[str, str]] = {"inserts": "stochastic_embedding"}
     compiles: ClassVar[bool] = False
 
-    def refuses(self, recipe: "Recipe") -> str:
+    def refuses(self, recipe: RecipeParts) -> str:
         """The features' mean and spread come from the embedding, so that no other insert may make the features."""
-        makers = [part_name(insert) for insert in recipe.inserts if insert.makes_features]
+        makers = [part_name(insert) for insert in recipe.of(Insert) if insert.makes_features]
         if makers != ["stochastic_embedding"]:
             found = " and ".join(makers)
             return f"learn_to_diversify needs the features of stochastic_embedding, but they are made by {found}"

@@ -2,7 +2,7 @@
 reconstruction."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -25,10 +25,8 @@ from clients.tools.disentangling import (
 )
 from clients.tools.networks import apart, statistics_frozen
 from fedsim.common.errors import UserError
-from fedsim.parts.part import part_name
-
-if TYPE_CHECKING:
-    from fedsim.methods.recipe import Recipe
+from fedsim.models.inserts.base import Insert
+from fedsim.parts.part import RecipeParts, part_name
 
 NETWORKS, MOMENTS = "adversary", "adversary-optimizer"  # the store's entries
 
@@ -88,9 +86,9 @@ class DisentanglingAdversary(Step):
         """The identifier separates domains."""
         return "to the server and the target's client: a network that tells the client's features from the target's"
 
-    def refuses(self, recipe: "Recipe") -> str:
+    def refuses(self, recipe: RecipeParts) -> str:
         """The bottleneck gets features several times in a step, also stored ones of the target."""
-        reading = [part_name(part) for part in recipe.inserts if part.reads_map]
+        reading = [part_name(part) for part in recipe.of(Insert) if part.reads_map]
         if reading:
             return (
                 f"disentangling_adversary passes features without their map through the bottleneck, and {reading[0]} "

@@ -4,7 +4,7 @@ import dataclasses
 import json
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from clients.batches.shuffled import Shuffled
 from clients.parts import Augment, Batches, ClientPart, Report, Step, Term, Unlabelled
@@ -37,6 +37,7 @@ SLOTS: dict[str, type[Part]] = {
     "inserts": Insert,
     "infer": Infer,
 }
+P = TypeVar("P")
 LIST_SLOTS = ("banks", "refine", "visits", "terms", "reports", "inserts")
 
 
@@ -86,13 +87,22 @@ class Recipe:
         tags = [part.tag for _, part in parts_of(self) if part.tag]
         return f"{method}({', '.join(tags)})" if tags else method
 
-    def client_parts(self) -> list[ClientPart]:
-        """The parts that act on a client, in the order of the slots; a part in two slots is listed once."""
-        found: list[ClientPart] = []
+    @property
+    def prelude(self) -> str:
+        """The training phase before round 1; empty: none."""
+        return self.client.prelude
+
+    def of(self, kind: type[P]) -> list[P]:
+        """The parts of that class or contract, in the order of the slots; a part in two slots is listed once."""
+        found: list[P] = []
         for _, part in parts_of(self):
-            if isinstance(part, ClientPart) and part not in found:
+            if isinstance(part, kind) and part not in found:
                 found.append(part)
         return found
+
+    def client_parts(self) -> list[ClientPart]:
+        """The parts that act on a client."""
+        return self.of(ClientPart)
 
     def contributors(self) -> dict[str, ClientPart]:
         """Client parts that contribute to a bank, by the bank's name."""

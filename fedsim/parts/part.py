@@ -3,15 +3,27 @@
 import dataclasses
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 from fedsim.common.tasks import ANY_TASK
 from fedsim.parts.facts import Fact
 from fedsim.settings.plugins import entry_points
 
 if TYPE_CHECKING:
-    from fedsim.methods.recipe import Recipe
     from fedsim.settings.experiment import Experiment
+
+P = TypeVar("P")
+
+
+class RecipeParts(Protocol):
+    """What a part may ask of the recipe in which it stands."""
+
+    @property
+    def prelude(self) -> str:
+        """The training phase before round 1; empty: none."""
+
+    def of(self, kind: type[P]) -> list[P]:
+        """The parts of that class or contract, in the order of the slots."""
 
 
 class Part:
@@ -58,7 +70,7 @@ class Part:
         """What this part discloses beyond the model's updates; empty: nothing."""
         return ""
 
-    def refuses(self, recipe: "Recipe") -> str:
+    def refuses(self, recipe: "RecipeParts") -> str:
         """Why this part does not work together with the other parts of a recipe; empty: it does."""
         return ""
 

@@ -3,15 +3,12 @@
 import math
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from fedsim.results.compared import Compared
 from fedsim.results.notes import mark
 from fedsim.results.selection import BUDGETS
-
-if TYPE_CHECKING:
-    from fedsim.results.compare import Comparison
 
 MISSING = "\N{EN DASH}"
 
@@ -41,7 +38,7 @@ def amount(size: float) -> str:
     return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
 
 
-def accuracy_cells(comparison: "Comparison") -> dict[str, dict[str, CellText]]:
+def accuracy_cells(comparison: Compared) -> dict[str, dict[str, CellText]]:
     """{label: {target or `average`: CellText}}; the first and second place of each column follow the printed numbers.
 
     Methods that use images of the target have no place, because they are ranked apart, nor do those with other seeds in
@@ -73,19 +70,19 @@ def _of_equal_seeds(column: pd.DataFrame) -> pd.DataFrame:
     return column[[own == over and count > 1 for own in column["over"]]]
 
 
-def further_columns(comparison: "Comparison") -> list[str]:
+def further_columns(comparison: Compared) -> list[str]:
     """Headings of the columns that follow the accuracies."""
     tests = [f"Δ {comparison.baseline}", "p", "Pairs"] if comparison.baseline else []
     budgets = [name.capitalize() for name in shown_budgets(comparison)]
     return ["Seeds", "Rank", *tests, *budgets, "Down/round", "Up/round", "s/round"]
 
 
-def shown_budgets(comparison: "Comparison") -> list[str]:
+def shown_budgets(comparison: Compared) -> list[str]:
     """Those of the columns `images` and `steps` that the records hold; both count a whole run, over all clients."""
     return [name for name in BUDGETS if comparison.methods[name].notna().any()]
 
 
-def further_values(comparison: "Comparison", row: pd.Series) -> list[float]:
+def further_values(comparison: Compared, row: pd.Series) -> list[float]:
     """The numbers of the columns that follow the accuracies; NaN for a missing number."""
     tests = ["difference", "p_value", "pairs"] if comparison.baseline else []
     keys = ["seeds", "rank", *tests, *shown_budgets(comparison)]
@@ -93,7 +90,7 @@ def further_values(comparison: "Comparison", row: pd.Series) -> list[float]:
     return [math.nan if pd.isna(row[key]) else float(row[key]) for key in keys]
 
 
-def further_cells(comparison: "Comparison", row: pd.Series) -> list[str]:
+def further_cells(comparison: Compared, row: pd.Series) -> list[str]:
     """Texts of the columns that follow the accuracies."""
     tests = []
     if comparison.baseline:
@@ -116,7 +113,7 @@ def further_cells(comparison: "Comparison", row: pd.Series) -> list[str]:
     ]
 
 
-def published_cells(comparison: "Comparison") -> list[tuple[str, str, dict[str, CellText]]]:
+def published_cells(comparison: Compared) -> list[tuple[str, str, dict[str, CellText]]]:
     """(label, source, {target: CellText}) of the papers' rows."""
     rows: dict[tuple[str, str], dict[str, CellText]] = {}
     for _, row in comparison.published.iterrows():
@@ -130,7 +127,7 @@ def shown_label(row: pd.Series) -> str:
     return f"{row['label']} {mark(row)}".rstrip()
 
 
-def by_group(comparison: "Comparison") -> list[tuple[str, pd.DataFrame]]:
+def by_group(comparison: Compared) -> list[tuple[str, pd.DataFrame]]:
     """The methods in groups that are ranked separately; those that never see the target come first."""
     return [(str(group), rows) for group, rows in comparison.methods.groupby("group", sort=False)]
 
@@ -140,6 +137,6 @@ def plain(cell: CellText) -> str:
     return f"{cell.mean} ± {cell.std}" if cell.std else cell.mean
 
 
-def head(comparison: "Comparison") -> list[str]:
+def head(comparison: Compared) -> list[str]:
     """Headings of the columns of the method and the accuracies."""
     return ["Method", *comparison.targets, "Average"]

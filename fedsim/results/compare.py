@@ -2,19 +2,20 @@
 
 The average over domains is taken per seed first, then mean and standard deviation over the seeds. The spread of the
 average is therefore the one that a new seed would show, and contains no spread between domains. A seed that lacks a
-domain has no average. Difference, p and rank use only pairs of runs that both methods have: see `Comparison`.
+domain has no average. Difference, p and rank use only pairs of runs that both methods have: see `Compared`.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import pandas as pd
+from rich.console import Console
 
 from fedsim.common.errors import UserError, nearest
 from fedsim.common.tasks import task_of
 from fedsim.data.benchmarks import AVERAGE
+from fedsim.results.compared import Compared
 from fedsim.results.differences import refuse_twice, require_alike, variant, variant_text
 from fedsim.results.from_rounds import again_notes, failed_notes, thin_notes, unmade_notes
 from fedsim.results.metrics import METRICS, find_metric, metric_values
@@ -24,75 +25,23 @@ from fedsim.results.published import COLUMNS, beside
 from fedsim.results.reading import Runs
 from fedsim.results.selection import BUDGETS, RULES, rule_title
 from fedsim.results.statistics import common_seeds, grid_of, mean_and_std, paired, per_seed_average, ranks
+from fedsim.results.tables import FORMATS, print_table
 from fedsim.settings.experiment import Experiment
 
 COSTS = ("bytes_down_per_round", "bytes_up_per_round", "seconds_per_round")
 
 
-@dataclass
-class Comparison:
-    """A comparison of methods; `render` and `show` print it.
-
-    cells: one row per method and target (`average` included): label, method, the keys of `by`, target, mean, std,
-    seeds (their number), over (which they are).
-    methods: one row per method: label, method, the keys of `by`, average, average_std, seeds (those with all targets),
-    seeds_begun, rank, difference, p_value, pairs, differing, images, steps, bytes_down_per_round, bytes_up_per_round,
-    seconds_per_round, transductive, uses_target_unlabelled, group.
-    `difference` (a fraction of accuracy) and `p_value` rest on the same `pairs`: the cells (target, seed) that the
-    method and the baseline both have. With a baseline the rank follows the difference (the baseline's is 0), so that
-    rank, difference and p never contradict each other; a method without a pair on every target has no rank. Without a
-    baseline the rank is that of the average over the seeds that all ranked methods have (`ranked_seeds`).
-    `group` says how a method uses images of the target; it is empty for a method that uses none. Each group is ranked
-    separately.
-    published: numbers from papers for the same setting (label, method, source, target, mean, std).
-    metric: what the cells hold. With another metric than accuracy (a task's own, or one that is computed from the kept
-    predictions), "accuracy" in this text means that metric. rule: `select` in words.
-    """
-
-    title: str
-    select: str
-    targets: list[str]
-    cells: pd.DataFrame
-    methods: pd.DataFrame
-    published: pd.DataFrame
-    baseline: str = ""
-    ranked_seeds: dict[str, list[int]] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-    metric: str = "accuracy"
-    rule: str = ""
-
-    @property
-    def measured(self) -> str:
-        """What the cells hold, in words."""
-        return f"{METRICS[self.metric].title} on the unseen domain"
-
-    @property
-    def primary(self) -> bool:
-        """Whether the cells hold the task's own metric, as the records have it."""
-        return METRICS[self.metric].primary
-
-    @property
-    def most_seeds(self) -> int:
-        """The largest number of seeds of one method; there is a deviation from two on."""
-        return int(self.methods["seeds_begun"].max())
-
-    @property
-    def less_is_better(self) -> bool:
-        """Whether the least value of a column is its best."""
-        return METRICS[self.metric].less_is_better
+class Comparison(Compared):
+    """A comparison of methods; `render` and `show` print it."""
 
     def render(self, format: str = "table") -> str:
         """Text of the table as `table` (terminal), `csv`, `markdown` or `latex`."""
-        from fedsim.results.tables import FORMATS
-
         if format not in FORMATS:
             raise UserError(f"unknown format {format!r}; {nearest(format, FORMATS)}known: {', '.join(FORMATS)}")
         return FORMATS[format](self)
 
-    def show(self, console: Any = None) -> None:
+    def show(self, console: Console | None = None) -> None:
         """Print the table to a rich console (the terminal by default)."""
-        from fedsim.results.tables import print_table
-
         print_table(self, console)
 
 

@@ -1,7 +1,5 @@
 """A comparison as LaTeX (booktabs): best of each column bold, second underlined."""
 
-from typing import TYPE_CHECKING
-
 from fedsim.results.cell_texts import (
     MISSING,
     CellText,
@@ -13,9 +11,7 @@ from fedsim.results.cell_texts import (
     published_cells,
     shown_label,
 )
-
-if TYPE_CHECKING:
-    from fedsim.results.compare import Comparison
+from fedsim.results.compared import Compared
 
 SPECIAL = {
     "&": r"\&",
@@ -47,7 +43,7 @@ def escape_latex(text: str) -> str:
     return escaped
 
 
-def latex_table(comparison: "Comparison") -> str:
+def latex_table(comparison: Compared) -> str:
     """A booktabs table with the best of each column bold and the second underlined.
 
     The title is a comment above it, and the notes are comments below.

@@ -1,14 +1,12 @@
 """The remarks below a comparison: what is missing, how numbers are computed, and what must not be compared."""
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 
+from fedsim.results.compared import Compared
 from fedsim.results.published import paper_notes
-
-if TYPE_CHECKING:
-    from fedsim.results.compare import Comparison
 
 FEWEST_PAIRS = 6
 BUDGET_TOLERANCE = 0.05
@@ -22,7 +20,7 @@ GROUP_TEXTS = {
 
 
 def comparison_notes(
-    comparison: "Comparison", table: pd.DataFrame, published_reasons: Iterable[str], unfinished: list[str]
+    comparison: Compared, table: pd.DataFrame, published_reasons: Iterable[str], unfinished: list[str]
 ) -> list[str]:
     """All remarks; table: one row per run with label, target, seed, accuracy, split_seed."""
     over = "mean ± sample standard deviation over seeds" if comparison.most_seeds > 1 else "of one seed"
@@ -182,7 +180,7 @@ def test_size_notes(table: pd.DataFrame) -> list[str]:
     ]
 
 
-def _rank_notes(comparison: "Comparison") -> list[str]:
+def _rank_notes(comparison: Compared) -> list[str]:
     methods, notes = comparison.methods, []
     if comparison.baseline:
         notes += test_notes(methods[methods["label"] != comparison.baseline], comparison.baseline)

@@ -3,7 +3,7 @@
 import io
 import re
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 from rich.console import Console
@@ -24,14 +24,12 @@ from fedsim.results.cell_texts import (
     published_cells,
     shown_label,
 )
+from fedsim.results.compared import Compared
 from fedsim.results.latex import latex_table
 from fedsim.results.recorder import csv_text
 
-if TYPE_CHECKING:
-    from fedsim.results.compare import Comparison
 
-
-def accuracy_table(comparison: "Comparison") -> Table:
+def accuracy_table(comparison: Compared) -> Table:
     """Rich table of the accuracies; published rows are below a line."""
     styles = {0: "", 1: "bold green", 2: "underline"}
     table = Table(title=f"{escape(comparison.title)}\n{comparison.measured} (%)", title_justify="left")
@@ -54,7 +52,7 @@ def _styled(cell: CellText, style: str) -> str:
     return f"[{style}]{plain(cell)}[/]" if style else plain(cell)
 
 
-def further_table(comparison: "Comparison") -> Table:
+def further_table(comparison: Compared) -> Table:
     """Rich table of seeds, ranks, tests and costs."""
     table = Table(title="rank, test and cost", title_justify="left")
     table.add_column("Method")
@@ -67,7 +65,7 @@ def further_table(comparison: "Comparison") -> Table:
     return table
 
 
-def print_table(comparison: "Comparison", console: Console | None = None) -> None:
+def print_table(comparison: Compared, console: Console | None = None) -> None:
     """Print two tables, one under the other, then the notes.
 
     Output that does not go to a terminal is as wide as needed, so that no cell is broken into lines.
@@ -83,14 +81,14 @@ def print_table(comparison: "Comparison", console: Console | None = None) -> Non
         console.print(f"- {note}", markup=False, highlight=False)
 
 
-def table_text(comparison: "Comparison") -> str:
+def table_text(comparison: Compared) -> str:
     """The terminal's tables as plain text, never wrapped."""
     buffer = io.StringIO()
     print_table(comparison, Console(file=buffer, width=100, color_system=None))
     return buffer.getvalue()
 
 
-def csv_table(comparison: "Comparison") -> str:
+def csv_table(comparison: Compared) -> str:
     """CSV with one line per method: numbers in full precision, accuracies as fractions, published rows below ours."""
     rows: list[dict[str, Any]] = []
     for _, method in comparison.methods.iterrows():
@@ -111,7 +109,7 @@ def _wide(cells: pd.DataFrame) -> dict[str, Any]:
     return {f"{cell['target']}_{kind}": cell[kind] for _, cell in cells.iterrows() for kind in kinds}
 
 
-def markdown_table(comparison: "Comparison") -> str:
+def markdown_table(comparison: Compared) -> str:
     """GitHub Markdown with the best of each column bold; names are escaped, so that they are shown as written."""
     heads = [*head(comparison), *further_columns(comparison)]
     title = escape_markdown(comparison.title)

@@ -44,7 +44,7 @@ def repeated_rounds(folder: Path, recipe: Any, done: int) -> int:
 
     done: the round of the checkpoint; -1 without any
     """
-    kept = done + bool(recipe.client.prelude) if done >= 0 else 0
+    kept = done + bool(recipe.prelude) if done >= 0 else 0
     return max(begun_rounds(folder) - kept, 0)
 
 
@@ -101,7 +101,7 @@ def statement(experiment: Experiment, recipe: Any, clients: int, repeated: int =
     is repeated draws the same clients, so that it counts as one with all of them, as the prelude is.
     """
     train, fuse = experiment.train, recipe.fuse
-    whole = bool(recipe.client.prelude) + repeated
+    whole = bool(recipe.prelude) + repeated
     rounds = train.rounds + whole
     all_rounds = f"{rounds} rounds" + (f", of which {repeated} were repeated after an interruption" if repeated else "")
     if train.dp_clip:

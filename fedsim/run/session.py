@@ -167,7 +167,7 @@ class Session:
 
     def begin(self, round: int) -> None:
         """Count a round that begins now, if this run counts them; 0: the prelude, if there is one."""
-        if self.counts_rounds and (round or self.space.recipe.client.prelude) and round <= self.experiment.train.rounds:
+        if self.counts_rounds and (round or self.space.recipe.prelude) and round <= self.experiment.train.rounds:
             begin_round(self.checkpoint_folder)
 
     def finish(self) -> Path:

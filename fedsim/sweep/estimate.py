@@ -150,7 +150,7 @@ def _steps(settings: str) -> tuple[float, float] | None:
     train, recipe = plan.experiment.train, plan.recipe
     drawn = min(train.clients_per_round or len(counts), len(counts)) / len(counts)
     every_round = sum(_planned(plan, counts, client, "train") for client in range(len(counts))) * drawn
-    prelude = recipe.client.prelude
+    prelude = recipe.prelude
     before = sum(_planned(plan, counts, client, prelude) for client in range(len(counts))) if prelude else 0
     return float(before), every_round
 

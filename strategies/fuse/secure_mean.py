@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
 from fedsim.common.errors import UserError
 from fedsim.parts.facts import Fact
-from fedsim.parts.part import part_name
+from fedsim.parts.part import Part, RecipeParts, part_name
 from fedsim.settings.experiment import Experiment
 from fedsim.tensors.kinds import Kind
 from strategies.aggregate import weighted_mean
@@ -17,9 +17,6 @@ from strategies.banks.secure_exchange import COMMITMENT, KEY, KEYS, LINE, OPENED
 from strategies.fuse.enough_clients import clients_in_a_round
 from strategies.parts import Fuse, LostRoundError, ServerRound, Update
 from strategies.tools import masking
-
-if TYPE_CHECKING:
-    from fedsim.methods.recipe import Recipe
 
 
 def threshold_of(threshold: int, clients: int, per_round: int = 0, listed: int = 0) -> int:
@@ -66,11 +63,11 @@ class SecureMean(Fuse):
         """The client half has the same numbers."""
         return {"masked_update": {"limit": self.limit, "bits": self.bits, "threshold": self.threshold}}
 
-    def refuses(self, recipe: "Recipe") -> str:
+    def refuses(self, recipe: RecipeParts) -> str:
         """A prelude has no masks, and the client half has the same numbers."""
-        if recipe.client.prelude:
-            return f"{part_name(recipe.client)} does not go with secure_mean, which masks whole models"
-        same = [part for part in recipe.reports if part_name(part) in self.sets and vars(part) != vars(self)]
+        if recipe.prelude:
+            return f"the prelude {recipe.prelude!r} does not go with secure_mean, which masks whole models"
+        same = [part for part in recipe.of(Part) if part_name(part) in self.sets and vars(part) != vars(self)]
         return "method.masked_update must have the values of method.secure_mean" if same else ""
 
     def check(self, experiment: Experiment) -> None:

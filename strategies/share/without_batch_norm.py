@@ -1,16 +1,15 @@
 """Share rules without batch norm, which is found by the type of a module and never by a name."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from torch import nn
 
+from fedsim.models.norms.base import Norm
 from fedsim.models.norms.xan import XAN, XANLayer
+from fedsim.parts.part import RecipeParts
 from fedsim.tensors.kinds import bn_scope
 from strategies.parts import Place, Share
-
-if TYPE_CHECKING:
-    from fedsim.methods.recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -31,10 +30,10 @@ class WithoutBatchNorm(Share):
     upload: bool = True
     share_scores: bool = False
 
-    def refuses(self, recipe: "Recipe") -> str:
+    def refuses(self, recipe: RecipeParts) -> str:
         """The scope must name layers that exist, and an unseen domain needs a model."""
-        if self.scope == "xan" and not isinstance(recipe.norm, XAN):
-            return f"without_batch_norm with scope 'xan' needs norm 'xan', not {type(recipe.norm).__name__}"
+        if self.scope == "xan" and not recipe.of(XAN):
+            return f"without_batch_norm with scope 'xan' needs norm 'xan', not {type(recipe.of(Norm)[0]).__name__}"
         if self.upload or self.scope == "none":
             return ""
         return (

@@ -1,7 +1,5 @@
 """Budgets: how many images and steps a client's round has, for invented sizes."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -14,6 +12,7 @@ from clients.budget import Amount, fedavg_amount, local_plan
 from clients.step.calibration import SemanticCalibration
 from clients.step.supervised import SupervisedStep
 from fedsim.common.errors import UserError
+from fedsim.methods.recipe import Recipe
 from fedsim.settings import TrainSettings
 from fedsim.settings.experiment import Experiment
 
@@ -28,10 +27,9 @@ class Copies:
 
 
 def plan_of(train: dict, round: int = 1, phase: str = "train", counts=(20, 40), clients: int = 2, **parts) -> list:
-    recipe = {"client": SupervisedStep(), "batches": Shuffled(), "augment": None, "pooled": False} | parts
     settings = TrainSettings(batch_size=8, **train)
     seen = small_round(DATA, train=settings, round=round, rounds=4, phase=phase)
-    return local_plan(SimpleNamespace(**recipe), seen, counts, clients)[1]
+    return local_plan(Recipe(**parts), seen, counts, clients)[1]
 
 
 def test_fedavg_by_hand():

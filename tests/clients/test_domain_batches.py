@@ -12,11 +12,11 @@ from clients.batches.equal_domains import EqualDomains
 from clients.batches.shuffled import Shuffled
 from clients.budget import Amount, fedavg_amount, local_plan
 from clients.local_data import LocalData
-from clients.step.supervised import SupervisedStep
 from fedsim.common.errors import UserError
 from fedsim.data import ClientData
 from fedsim.data.augment import Normalization, Transforms
 from fedsim.methods.assembly import build_recipe
+from fedsim.methods.recipe import Recipe
 from fedsim.settings import TrainSettings
 
 SIZES = (4, 17, 9)
@@ -34,7 +34,7 @@ def pooled_data(sizes=SIZES, held_out=3):
 
 def plan_of(data, per_domain=3, clients=3, augment=None, **train):
     """The batches of a round of deepall."""
-    recipe = SimpleNamespace(client=SupervisedStep(), batches=EqualDomains(per_domain), augment=augment, pooled=True)
+    recipe = Recipe(batches=EqualDomains(per_domain), augment=augment, pooled=True)
     round = small_round(data, train=TrainSettings(batch_size=8, **train))
     return local_plan(recipe, round, (data.examples,), clients)[1]
 
