@@ -35,6 +35,7 @@ app = typer.Typer(
 )
 app.add_typer(deploy, name="deploy")
 
+METRIC_HELP = "balanced_accuracy, macro_f1, auroc, ece (calibration error), surface_distance; default: accuracy or dice"
 OnlyMethods = Annotated[str, typer.Option("--methods", help="only these methods, comma-separated (default: all)")]
 OnlyTargets = Annotated[str, typer.Option("--targets", help="only these unseen domains (default: all)")]
 OnlySeeds = Annotated[str, typer.Option("--seeds", help="only these seeds (default: all)")]
@@ -160,13 +161,8 @@ def compare(
     baseline: Annotated[str, typer.Option(help="the method with which the others are compared in tests")] = "",
     by: Annotated[list[str] | None, typer.Option(help="setting in which the runs may differ (repeatable)")] = None,
     format: Annotated[str, typer.Option(help="table, csv, markdown or latex")] = "table",
-    metric: Annotated[
-        str,
-        typer.Option(
-            help="balanced_accuracy, macro_f1, auroc, ece (calibration error), surface_distance; "
-            "default: the task's own, accuracy or dice"
-        ),
-    ] = "",
+    metric: Annotated[str, typer.Option(help=METRIC_HELP)] = "",
+    correction: Annotated[str, typer.Option(help="corrects p for testing several methods: holm or none")] = "holm",
     methods: OnlyMethods = "",
     targets: OnlyTargets = "",
     seeds: OnlySeeds = "",
@@ -181,7 +177,7 @@ def compare(
     if is_table(folder) and not baseline and not by and metric in ("", "accuracy"):
         show_reproduction(folder, runs, select, format)
     else:
-        show_comparison(folder, runs, select, baseline, by or [], format, metric)
+        show_comparison(folder, runs, select, baseline, by or [], format, metric, correction)
 
 
 @app.command()

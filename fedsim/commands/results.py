@@ -26,7 +26,14 @@ def chosen_runs(folder: Path, methods: str, targets: str, seeds: str, only: Sequ
 
 
 def show_comparison(
-    folder: Path, runs: "Runs", select: str, baseline: str, by: list[str], format: str, metric: str = ""
+    folder: Path,
+    runs: "Runs",
+    select: str,
+    baseline: str,
+    by: list[str],
+    format: str,
+    metric: str = "",
+    correction: str = "holm",
 ) -> None:
     """Print the comparison of a folder's finished runs.
 
@@ -36,7 +43,7 @@ def show_comparison(
     from fedsim.common.files import atomic_write
     from fedsim.results import compare
 
-    comparison = compare(runs, select, baseline or None, by, metric=metric)
+    comparison = compare(runs, select, baseline or None, by, metric=metric, correction=correction)
     if format == "table":
         comparison.show(console)
         name = "comparison" if comparison.primary else f"comparison-{metric}"

@@ -72,9 +72,16 @@ def _of_equal_seeds(column: pd.DataFrame) -> pd.DataFrame:
 
 def further_columns(comparison: Compared) -> list[str]:
     """Headings of the columns that follow the accuracies."""
-    tests = [f"Δ {comparison.baseline}", "p", "Pairs"] if comparison.baseline else []
+    names = {"difference": f"Δ {comparison.baseline}", "p_value": "p", "p_holm": "p Holm", "pairs": "Pairs"}
+    tests = [names[key] for key in shown_tests(comparison)]
     budgets = [name.capitalize() for name in shown_budgets(comparison)]
     return ["Seeds", "Rank", *tests, *budgets, "Down/round", "Up/round", "s/round"]
+
+
+def shown_tests(comparison: Compared) -> list[str]:
+    """The columns of the tests against the baseline."""
+    tests = ("difference", "p_value", "p_holm", "pairs") if comparison.baseline else ()
+    return [name for name in tests if name in comparison.methods]
 
 
 def shown_budgets(comparison: Compared) -> list[str]:
@@ -84,33 +91,35 @@ def shown_budgets(comparison: Compared) -> list[str]:
 
 def further_values(comparison: Compared, row: pd.Series) -> list[float]:
     """The numbers of the columns that follow the accuracies; NaN for a missing number."""
-    tests = ["difference", "p_value", "pairs"] if comparison.baseline else []
-    keys = ["seeds", "rank", *tests, *shown_budgets(comparison)]
+    keys = ["seeds", "rank", *shown_tests(comparison), *shown_budgets(comparison)]
     keys += ["bytes_down_per_round", "bytes_up_per_round", "seconds_per_round"]
     return [math.nan if pd.isna(row[key]) else float(row[key]) for key in keys]
 
 
 def further_cells(comparison: Compared, row: pd.Series) -> list[str]:
     """Texts of the columns that follow the accuracies."""
-    tests = []
-    if comparison.baseline:
-        difference, p_value = row["difference"], row["p_value"]
-        tests = [
-            MISSING if pd.isna(difference) else f"{100 * difference:+.1f}",
-            MISSING if pd.isna(p_value) else ("<.001" if p_value < 0.001 else f"{p_value:.3f}".lstrip("0")),
-            MISSING if row["label"] == comparison.baseline else str(row["pairs"]),
-        ]
+    texts = {
+        "difference": lambda value: f"{100 * value:+.1f}",
+        "p_value": p_text,
+        "p_holm": p_text,
+        "pairs": lambda value: MISSING if row["label"] == comparison.baseline else str(value),
+    }
     seconds = row["seconds_per_round"]
     incomplete = f" of {row['seeds_begun']}" if row["seeds"] < row["seeds_begun"] else ""
     return [
         f"{row['seeds']}{incomplete}",
         MISSING if pd.isna(row["rank"]) else f"{row['rank']} {mark(row)}".rstrip(),
-        *tests,
+        *(MISSING if pd.isna(row[key]) else texts[key](row[key]) for key in shown_tests(comparison)),
         *(MISSING if pd.isna(row[name]) else f"{row[name]:,.0f}" for name in shown_budgets(comparison)),
         amount(row["bytes_down_per_round"]),
         amount(row["bytes_up_per_round"]),
         MISSING if pd.isna(seconds) else f"{seconds:.1f}",
     ]
+
+
+def p_text(p_value: float) -> str:
+    """`.016`, or `<.001` for smaller ones."""
+    return "<.001" if p_value < 0.001 else f"{p_value:.3f}".removeprefix("0")
 
 
 def published_cells(comparison: Compared) -> list[tuple[str, str, dict[str, CellText]]]:

@@ -24,7 +24,7 @@ from fedsim.results.provenance import Environments, environments, provenance_not
 from fedsim.results.published import COLUMNS, beside
 from fedsim.results.reading import Runs
 from fedsim.results.selection import BUDGETS, RULES, rule_title
-from fedsim.results.statistics import common_seeds, grid_of, mean_and_std, paired, per_seed_average, ranks
+from fedsim.results.statistics import common_seeds, corrected, grid_of, mean_and_std, paired, per_seed_average, ranks
 from fedsim.results.tables import FORMATS, print_table
 from fedsim.settings.experiment import Experiment
 
@@ -52,12 +52,13 @@ def compare(
     by: Sequence[str] = (),
     published: bool = True,
     metric: str = "",
+    correction: str = "holm",
 ) -> Comparison:
     """Comparison of all finished runs under one selection rule.
 
-    metric: empty for the task's own (accuracy, Dice), or one that is computed from the kept predictions
-    (`metrics.METRICS`).
+    metric: empty for the task's own (accuracy, Dice), or one from the kept predictions (`metrics.METRICS`).
     baseline: method or label that the others are compared with over the cells (target, seed) that both have.
+    correction: "holm" adds `p_holm`, p corrected for testing all these methods against the baseline; or "none".
     by: dotted settings in which the runs are meant to differ; each combination becomes a row of its own.
     Raises UserError if runs differ in anything but method, target, seed and `by`, or two runs fill the same cell.
     """
@@ -82,17 +83,16 @@ def compare(
     labels = _in_order(table, targets, -1 if less else 1)
     base = _baseline_label(table, baseline)
     cells = pd.DataFrame([cell for label in labels for cell in _cells(table, label, targets, by)])
-    methods = pd.DataFrame([_method(table, label, targets, base, by) for label in labels])
+    methods = corrected(pd.DataFrame([_method(table, label, targets, base, by) for label in labels]), correction)
     methods, ranked_seeds = _with_ranks(methods, table, targets, base, -1 if less else 1)
-    published = published and METRICS[metric].primary  # the papers print no other metric
-    nothing = pd.DataFrame(columns=COLUMNS), []
-    elsewhere, reasons = _beside(runs, recorded, row_of, targets) if published else nothing
+    shown = published and METRICS[metric].primary  # the papers print no other metric
+    elsewhere, reasons = _beside(runs, recorded, row_of, targets) if shown else (pd.DataFrame(columns=COLUMNS), [])
     rule = rule_title(select, experiments.values())
     title = f"{', '.join(dict.fromkeys(runs.summary['experiment']))}: {rule}"
     result = Comparison(title, select, targets, cells, methods, elsewhere, base, ranked_seeds, [], metric, rule)
     result.notes = part_notes(runs.only) + comparison_notes(result, table, reasons, runs.unfinished)
-    result.notes += damaged_notes(runs.damaged)
-    result.notes += provenance_notes(recorded) + without_notes(reasons_without) + _notes_on_rounds(runs, select)
+    result.notes += damaged_notes(runs.damaged) + provenance_notes(recorded) + without_notes(reasons_without)
+    result.notes += _notes_on_rounds(runs, select)
     return result
 
 
@@ -107,14 +107,10 @@ def _beside(
 
 def _notes_on_rounds(runs: Runs, select: str) -> list[str]:
     """The notes on failed clients, on runs of earlier versions, and on a domain that selects the round."""
-    notes = (
-        failed_notes(runs.failed)
-        + unmade_notes(runs.unmade)
-        + (thin_notes(runs.thin) if select == "best_validation" else [])
-    )
+    notes = failed_notes(runs.failed) + unmade_notes(runs.unmade)
     if select != "best_validation":
         return notes
-    notes += again_notes(runs.reselected)
+    notes += thin_notes(runs.thin) + again_notes(runs.reselected)
     held_out = {runs.experiments[run].run.validation_domain for run in runs.summary["run"]} - {""}
     if held_out:
         notes.append(f"The round was selected on {', '.join(sorted(held_out))}, on which no one trained.")

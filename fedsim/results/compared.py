@@ -14,8 +14,8 @@ class Compared:
     cells: one row per method and target (`average` included): label, method, the keys of `by`, target, mean, std,
     seeds (their number), over (which they are).
     methods: one row per method: label, method, the keys of `by`, average, average_std, seeds (those with all targets),
-    seeds_begun, rank, difference, p_value, pairs, differing, images, steps, bytes_down_per_round, bytes_up_per_round,
-    seconds_per_round, transductive, uses_target_unlabelled, group.
+    seeds_begun, rank, difference, p_value, p_holm, pairs, differing, images, steps, bytes_down_per_round,
+    bytes_up_per_round, seconds_per_round, transductive, uses_target_unlabelled, group.
     `difference` (a fraction of accuracy) and `p_value` rest on the same `pairs`: the cells (target, seed) that the
     method and the baseline both have. With a baseline the rank follows the difference (the baseline's is 0), so that
     rank, difference and p never contradict each other; a method without a pair on every target has no rank. Without a

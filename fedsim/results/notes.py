@@ -142,10 +142,15 @@ def budget_notes(table: pd.DataFrame, labels: Iterable[str], baseline: str = "")
         ratios = shared.sum() / shared.notna().mul(shared[base], axis="index").sum()
         other = ratios[(ratios > 1 + BUDGET_TOLERANCE) | (ratios * (1 + BUDGET_TOLERANCE) < 1)]
         if len(other):
-            times = ", ".join(f"{label} {ratio:.2g} times" for label, ratio in other.items())
+            times = ", ".join(f"{label} {times(ratio)} times" for label, ratio in other.items())
             words = f"Budgets differ: beside the {column} of {base}, {times}"
             notes.append(f"{words}; the table compares methods together with their budgets.")
     return notes
+
+
+def times(ratio: float) -> str:
+    """A factor with two digits that count and no exponent: `0.68`, `1.3`, `140`, `12,000`."""
+    return f"{float(f'{ratio:.2g}'):,.10g}"
 
 
 def cost_notes(table: pd.DataFrame) -> list[str]:
@@ -201,11 +206,16 @@ def _rank_notes(comparison: Compared) -> list[str]:
 
 def test_notes(others: pd.DataFrame, base: str) -> list[str]:
     """Notes on the pairs from which difference, p and rank against a baseline are computed."""
+    tests = int(others["p_value"].notna().sum())
+    corrected = f"p Holm is p with Holm's correction for these {tests} tests."
+    if "p_holm" not in others:
+        corrected = "No correction for testing several methods (--correction holm)."
+    elif tests < 2:
+        corrected = "One test needs no correction, so that p Holm is p."
     notes = [
         f"Δ, p and rank rest on the pairs with {base}: the cells (target, seed) that both have. Δ is their mean "
         "difference, the rank follows Δ, p is the two-sided Wilcoxon signed-rank test. Cells share source data and "
-        "targets, so they are not independent: read p as a description, not as proof. No correction for testing "
-        "several methods."
+        f"targets, so they are not independent: read p as a description, not as proof. {corrected}"
     ]
     few = others[others["differing"] < FEWEST_PAIRS]
     if len(few):

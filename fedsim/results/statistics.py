@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from fedsim.common.errors import UserError
+
 DIGITS = 9  # to which accuracies and their differences are compared
 
 
@@ -62,6 +64,24 @@ def paired(ours: pd.DataFrame, base: pd.DataFrame) -> dict[str, Any]:
         "differing": len(nonzero),
         "covers": frozenset(cells.index.get_level_values("target")) if len(cells) else frozenset(),
     }
+
+
+def holm(p_values: pd.Series) -> pd.Series:
+    """Holm's p for a family of tests: max over j <= i of min(1, (m - j + 1) p_(j)), in ascending order of the m values.
+
+    A value that is missing is no test. Source: Holm (Scandinavian Journal of Statistics, 1979).
+    """
+    ordered = p_values.dropna().sort_values()
+    return (ordered * np.arange(len(ordered), 0, -1)).clip(upper=1).cummax().reindex(p_values.index)
+
+
+def corrected(methods: pd.DataFrame, correction: str) -> pd.DataFrame:
+    """The rows of a comparison with the column `p_holm` beside `p_value` where the correction is "holm"."""
+    if correction not in ("holm", "none"):
+        raise UserError(f"unknown correction {correction!r}; known: holm, none")
+    if correction == "holm" and "p_value" in methods:
+        methods.insert(list(methods).index("p_value") + 1, "p_holm", holm(methods["p_value"]))
+    return methods
 
 
 def common_seeds(averages: Mapping[str, pd.Series]) -> tuple[list[str], list[int]]:

@@ -8,7 +8,7 @@ import pytest
 
 from fedsim.common.errors import UserError
 from fedsim.results import compare
-from fedsim.results.statistics import paired
+from fedsim.results.statistics import holm, paired
 
 from .made_up_runs import cell, table_of_runs, two_methods
 
@@ -39,6 +39,13 @@ def test_signed_rank_of_six_pairs_of_one_sign():
     methods = compare(two_methods(), baseline="fedavg").methods.set_index("label")
     assert methods.loc["csac", "pairs"] == 6
     assert methods.loc["csac", "p_value"] == pytest.approx(2 / 64)
+
+
+def test_holm_by_hand():
+    """Of four tests: 4 * .01, then the larger of .04 and 3 * .01, then 2 * .04 and at last .9; a missing p is none."""
+    p = pd.Series([0.04, 0.01, math.nan, 0.01, 0.9])
+    assert holm(p).dropna().tolist() == pytest.approx([0.08, 0.04, 0.04, 0.9])
+    assert holm(pd.Series([0.6, 0.7])).tolist() == [1.0, 1.0]
 
 
 def exact_signed_rank(differences):

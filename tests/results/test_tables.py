@@ -36,13 +36,13 @@ def test_markdown(comparison):
     assert lines[:6] == [
         "**pacs: best source validation**",
         "",
-        "| Method | art_painting | photo | Average | Seeds | Rank | Δ fedavg | p | Pairs | Down/round "
+        "| Method | art_painting | photo | Average | Seeds | Rank | Δ fedavg | p | p Holm | Pairs | Down/round "
         "| Up/round | s/round |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
-        "| CSAC_50% | **65.0** ± 7.1 | **96.0** ± 1.4 | **80.5** ± 2.8 | 2 | 1 | +2.5 | .750 "
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
+        "| CSAC_50% | **65.0** ± 7.1 | **96.0** ± 1.4 | **80.5** ± 2.8 | 2 | 1 | +2.5 | .750 | .750 "
         "| 4 | 3.0 MB | 1.5 kB | 2.5 |",
         "| fedavg | **65.0** ± 7.1 | 91.0 ± 1.4 | 78.0 ± 4.2 | 2 | 2 | \N{EN DASH} | \N{EN DASH} "
-        "| \N{EN DASH} | 3.0 MB | 1.5 kB | 2.5 |",
+        "| \N{EN DASH} | \N{EN DASH} | 3.0 MB | 1.5 kB | 2.5 |",
     ]
 
 
@@ -51,15 +51,15 @@ def test_latex(comparison):
     assert lines[:10] == [
         r"% needs \usepackage{booktabs}",
         "% pacs: best source validation; accuracy on the unseen domain (%)",
-        r"\begin{tabular}{lrrrrrrrrrrr}",
+        r"\begin{tabular}{lrrrrrrrrrrrr}",
         r"\toprule",
-        r"Method & art\_painting & photo & Average & Seeds & Rank & $\Delta$ fedavg & p & Pairs & Down/round "
+        r"Method & art\_painting & photo & Average & Seeds & Rank & $\Delta$ fedavg & p & p Holm & Pairs & Down/round "
         r"& Up/round & s/round \\",
         r"\midrule",
         r"CSAC\_50\% & \textbf{65.0} $\pm$ 7.1 & \textbf{96.0} $\pm$ 1.4 & \textbf{80.5} $\pm$ 2.8 & 2 & 1 & +2.5 "
-        r"& .750 & 4 & 3.0 MB & 1.5 kB & 2.5 \\",
+        r"& .750 & .750 & 4 & 3.0 MB & 1.5 kB & 2.5 \\",
         r"fedavg & \textbf{65.0} $\pm$ 7.1 & \underline{91.0} $\pm$ 1.4 & \underline{78.0} $\pm$ 4.2 & 2 & 2 & -- & -- "
-        r"& -- & 3.0 MB & 1.5 kB & 2.5 \\",
+        r"& -- & -- & 3.0 MB & 1.5 kB & 2.5 \\",
         r"\bottomrule",
         r"\end{tabular}",
     ]
@@ -68,7 +68,7 @@ def test_latex(comparison):
 
 def test_latex_shows_an_oracle_in_the_table(comparison):
     """A comment does not appear in the printed page."""
-    shown = r"\multicolumn{12}{l}{pacs: ORACLE: best round on the target, an upper bound; "
+    shown = r"\multicolumn{13}{l}{pacs: ORACLE: best round on the target, an upper bound; "
     assert shown not in comparison.render("latex")
     comparison.select = "oracle"
     comparison.title = "pacs: ORACLE: best round on the target, an upper bound"
