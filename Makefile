@@ -1,5 +1,6 @@
 # make demo   install into .venv and run the main job on the embedded data: table, CSV files, plot
 # make test   install and run the tests
+# make oldest-flower   run the tests that touch Flower on the oldest version of the range
 # make docs   build the documentation site into docs/_build; every warning is an error
 # They do only what is missing: called again, they start at once.
 
@@ -7,13 +8,16 @@ PYTHON ?= python3
 BIN := .venv/bin
 OUTPUT ?= outputs
 
-.PHONY: install demo test lint docs
+# What touches Flower beside its public interface, for the oldest version of the range; `make test` has the newest.
+FLOWER_TESTS := tests/flower tests/deployment tests/deploy tests/strategies/test_flower_parts.py
+
+.PHONY: install demo test oldest-flower lint docs
 
 install: .venv/installed
 
 .venv/installed: pyproject.toml
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check "uv<0.13"
+	$(BIN)/pip install --quiet --disable-pip-version-check "uv<0.14"
 	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python -e ".[dev]"
 	@touch $@
 
@@ -24,6 +28,10 @@ demo: install
 
 test: install
 	$(BIN)/pytest -n 2 --dist worksteal
+
+oldest-flower: install
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --target .venv/oldest-flower --no-deps "flwr==1.41.*"
+	PYTHONPATH=.venv/oldest-flower $(BIN)/pytest -n 2 $(FLOWER_TESTS)
 
 lint: install
 	$(BIN)/ruff check .

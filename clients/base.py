@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.client import NumPyClient
 from torch import Tensor, nn
 
 from clients.budget import Amount, local_plan
@@ -18,6 +17,7 @@ from clients.parts import LocalRound, departing
 from clients.store import ClientStore
 from clients.tools.networks import NetView, view_of
 from fedsim.common.seeding import seed_library
+from fedsim.flower.numpy_client import NumPyClient
 from fedsim.models.infer import Predict
 from fedsim.settings.experiment import Experiment
 from fedsim.tensors.arrays import load_arrays

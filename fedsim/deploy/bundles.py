@@ -29,6 +29,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from fedsim.common.errors import UserError
 from fedsim.deploy.apps import CHECK, RUN
+from fedsim.flower.private import private
 from fedsim.flower.processes import write_app
 
 ALLOWED, OPERATOR = Path("apps/allowed"), Path("operator.pub")
@@ -100,10 +101,9 @@ def sign(app: Path, private: Path) -> tuple[str, str]:
 
 def bundle_hash(app: Path) -> str:
     """SHA-256 of the bundle that `flwr run` would submit for an app folder."""
-    from flwr.cli.build import build_fab_from_disk
-
+    build = private("flwr.cli.build:build_fab_from_disk")
     try:
-        return hashlib.sha256(build_fab_from_disk(app)).hexdigest()
+        return hashlib.sha256(build(app)).hexdigest()
     except Exception as error:  # Flower's errors have the text that its command would print
         raise UserError(f"{app} is not an app that Flower can build: {error}") from None
 

@@ -24,13 +24,13 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
-from flwr.proto.fleet_pb2 import PushMessagesRequest
 from google.protobuf.message import DecodeError
 
 from fedsim.deploy.audit import Audit
 from fedsim.deploy.contacts import Contacts
 from fedsim.deploy.expected import allowed
 from fedsim.deploy.registry import Member, Registry
+from fedsim.flower.private import private
 
 AHEAD_SECONDS, BEHIND_SECONDS = 5.0, 305.0  # Flower's own limits of a site's clock
 FLEET, ACTIVATE, PUSH, OBJECT = "/v1/fleet/", "activate-node", "push-messages", "push-object"
@@ -157,7 +157,7 @@ class Gate:
             if len(body) > MOST_BYTES[PUSH]:
                 raise RefusedError(413, "its reply's head is too large", member=member)
         try:
-            request = PushMessagesRequest.FromString(bytes(body))
+            request = private("flwr.proto.fleet_pb2:PushMessagesRequest").FromString(bytes(body))
         except DecodeError:
             raise RefusedError(400, "its reply cannot be read", member=member) from None
         nodes = {request.node.node_id} | {message.metadata.src_node_id for message in request.messages_list}

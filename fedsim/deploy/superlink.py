@@ -1,8 +1,7 @@
 """Flower's SuperLink with our gate in front of it: `fedsim deploy superlink KIT OPTIONS`, called by start.sh.
 
-Four places of Flower 1.41 that are not public are touched, and all of them here. They are the hook for extensions'
-middleware, the tuple of SQLite's settings, the name under which uvicorn makes its TLS context, and the command's own
-function.
+What is touched of Flower and not public is in fedsim/flower/private.py. Of uvicorn it is the name under which it makes
+its TLS context.
 """
 
 import ssl
@@ -17,6 +16,7 @@ from fedsim.deploy.contacts import CONTACTS, Contacts
 from fedsim.deploy.federation import read_federation
 from fedsim.deploy.gate import Gate
 from fedsim.deploy.registry import Registry
+from fedsim.flower.private import private, replace
 
 DATABASE_SECONDS = 60  # how long a write waits for another one; Flower's five seconds end in errors on a busy disk
 LOOK_SECONDS = 5.0
@@ -25,9 +25,6 @@ LOOK_SECONDS = 5.0
 def serve(kit: Path, words: Sequence[str]) -> None:
     """Run the SuperLink of a server kit until it ends; `words` are the options of `flower-superlink`."""
     import uvicorn.config
-    from flwr.supercore import sql_mixin
-    from flwr.superlink import extensions
-    from flwr.superlink.cli.flower_superlink import flower_superlink
     from starlette.middleware import Middleware
 
     federation = read_federation(kit / "federation.toml")
@@ -40,9 +37,10 @@ def serve(kit: Path, words: Sequence[str]) -> None:
         trust_proxy=federation.proxy == "nginx",
         kit=kit,
     )
-    extensions.get_middleware = lambda: (gate,)
+    replace("flwr.superlink.extensions:get_middleware", lambda _: lambda: (gate,))
     waits = ("busy_timeout", str(1000 * DATABASE_SECONDS))
-    sql_mixin.SQLITE_PRAGMAS = (waits, *(pair for pair in sql_mixin.SQLITE_PRAGMAS if pair[0] != waits[0]))
+    others = "flwr.supercore.sql_mixin:SQLITE_PRAGMAS"
+    replace(others, lambda pairs: (waits, *(pair for pair in pairs if pair[0] != waits[0])))
     make_context = uvicorn.config.create_ssl_context
 
     def renewing(certfile: str, keyfile: str, **options: object) -> ssl.SSLContext:
@@ -52,7 +50,7 @@ def serve(kit: Path, words: Sequence[str]) -> None:
 
     uvicorn.config.create_ssl_context = renewing
     sys.argv = ["flower-superlink", *words]
-    flower_superlink()
+    private("flwr.superlink.cli.flower_superlink:flower_superlink")()
 
 
 def follow(context: ssl.SSLContext, certificate: Path, key: Path) -> None:

@@ -11,8 +11,7 @@ Beside Flower's own work it
   the SuperNode has forgotten, and all later answers are sent one message too late;
 - refuses app bundles that this site has not allowed (fedsim/deploy/bundles.py), when the kit pins them.
 
-Touched in Flower 1.41 and not public: the client class, the clock, the function that fetches parts and the maker of the
-one that confirms a message, which two modules look up by name, and the check of an app bundle.
+What is touched of Flower and not public is in fedsim/flower/private.py.
 """
 
 import contextlib
@@ -22,7 +21,6 @@ import re
 import sys
 import time
 from collections.abc import Callable, Sequence
-from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,12 +28,16 @@ from typing import Any
 from fedsim.common.errors import UserError
 from fedsim.deploy.bundles import Pins
 from fedsim.deploy.warm_client import look_often, write_program
+from fedsim.flower.private import private, replace
 
 IDLE_SECONDS, BUSY_SECONDS = 3.0, 0.25  # between two questions for work: without a run, and while one goes on
 BUSY_FOR_SECONDS = 120.0  # a run counts as going on for so long after its last message
 ENDED = 75  # exit code: the polling ended
 NODE_CONFIG = "--node-config"
 PAIR = re.compile(r"\S+?=('[^']*'|\"[^\"]*\"|\S+)")  # as Flower finds them
+
+CONNECTION, COMMAND = "flwr.supernode.fleet_http_connection:", "flwr.supernode.cli.flower_supernode:"
+START, CONFIRM = "flwr.supernode.start_client_internal:", "make_confirm_message_received_fn_protobuf"
 
 logger = logging.getLogger("fedsim")
 
@@ -57,24 +59,21 @@ class ContactFile:
 
 def serve(kit: Path, words: Sequence[str]) -> int:
     """Run the SuperNode of a site's kit until its polling ends; the process' exit code."""
-    from flwr.supernode import fleet_http_connection, start_client_internal
-    from flwr.supernode.cli.flower_supernode import flower_supernode
-
     check_node_config(words)
     look_often()
     if client := os.environ.get("FEDSIM_CLIENT"):  # the folder of a client process that has a user of its own
         write_program(kit, Path(client))
     contact = ContactFile(kit / "run" / "contact")
     contact.file.unlink(missing_ok=True)
-    fleet_http_connection.FleetHttpClient = watched(fleet_http_connection.FleetHttpClient, contact)
-    start_client_internal.time = SimpleNamespace(**{**vars(time), "sleep": pause(contact)})
-    start_client_internal.pull_objects = failing_with_the_run(start_client_internal.pull_objects)
-    confirm_failing_with_the_run(fleet_http_connection)
+    replace(f"{CONNECTION}FleetHttpClient", lambda client: watched(client, contact))
+    replace(f"{START}time", lambda clock: SimpleNamespace(**{**vars(clock), "sleep": pause(contact)}))
+    replace(f"{START}pull_objects", failing_with_the_run)
+    replace(f"{CONNECTION}{CONFIRM}", confirming)
     pins = Pins.read(kit)
     if pins is not None:
         enforce(pins)
     sys.argv = ["flower-supernode", *words]
-    flower_supernode()
+    private(f"{COMMAND}flower_supernode")()
     print("the SuperNode's polling ended", flush=True)
     return ENDED
 
@@ -83,7 +82,6 @@ def check_node_config(words: Sequence[str]) -> None:
     """UserError when Flower would leave out a part of the site's node config without a word, or when the site's own
     privacy in it is not complete."""
     from click import ClickException
-    from flwr.common.config import parse_config_args
 
     from fedsim.run.local_privacy import own_privacy
 
@@ -95,7 +93,7 @@ def check_node_config(words: Sequence[str]) -> None:
             "no folder in it has an apostrophe"
         )
     try:
-        found = parse_config_args([text])
+        found = private("flwr.common.config:parse_config_args")([text])
     except ClickException:
         raise UserError(
             f"Flower cannot read this site's settings: {text}; NODE_CONFIG in site.env is key=value, each key once, "
@@ -106,27 +104,24 @@ def check_node_config(words: Sequence[str]) -> None:
 
 def enforce(pins: Pins) -> None:
     """Makes Flower ask the pins about every app bundle; it asks only where trusted entities are named."""
-    internal = import_module("flwr.supernode.start_client_internal")
-    command = import_module("flwr.supernode.cli.flower_supernode")  # as an attribute, this name is the function
-    internal._verify_fab = pins.allows
-    start = command.start_client_internal
-    command.start_client_internal = lambda **named: start(**{**named, "trusted_entities": {"the kit": "pins"}})
+    trusted = {"trusted_entities": {"the kit": "pins"}}
+    replace(f"{START}_verify_fab", lambda _: pins.allows)
+    replace(f"{COMMAND}start_client_internal", lambda start: lambda **named: start(**{**named, **trusted}))
 
 
-def confirm_failing_with_the_run(connection: Any) -> None:
-    """Makes the confirmations of a connection's messages fail with the run, like the fetching of their parts."""
-    make = connection.make_confirm_message_received_fn_protobuf
-    connection.make_confirm_message_received_fn_protobuf = lambda *words: failing_with_the_run(make(*words))
+def confirming(make: Callable[..., Any]) -> Callable[..., Any]:
+    """Flower's maker of the function that confirms messages, where the end of the run is a failure, too."""
+    return lambda *words: failing_with_the_run(make(*words))
 
 
 def failing_with_the_run(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function of Flower for which the end of the run is a failure like any other, which ends the task."""
-    from flwr.supercore.run import RunNotRunningException
+    ended = private("flwr.supercore.run:RunNotRunningException")
 
     def call(*words: Any, **named: Any) -> Any:
         try:
             return function(*words, **named)
-        except RunNotRunningException:
+        except ended:
             raise RuntimeError("the run has ended") from None
 
     return call

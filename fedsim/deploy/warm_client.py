@@ -29,10 +29,12 @@ import sys
 import threading
 import time
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 SOCKET, PROGRAM = "run/client.sock", "run/bin/flwr-clientapp"
+TASK = "flwr.supernode.runtime.run_clientapp:"
 OWN_PACKAGES = ("fedsim", "strategies", "clients")
 FAILED = 1
 PARENT_SECONDS = 5.0
@@ -150,21 +152,24 @@ def prepare() -> None:
     """Imports what every task needs, and makes Flower's task end by EndedError instead of ending the process."""
     import fedsim.client_app  # noqa: F401
     from fedsim.deploy.check_app import client  # noqa: F401
+    from fedsim.flower.private import replace
 
     look_often()
     module = clientapp_module()
-    module.flwr_exit = end_task
-    module.start_parent_process_monitor = lambda parent: None  # `watch` does it
-    install = module.install_from_fab
-
-    def installing(content: bytes, **options: Any) -> Any:
-        if has_code(content):
-            forget_own_packages()
-            module.fedsim_foreign = True
-        return install(content, **options)
-
-    module.install_from_fab = installing
     module.fedsim_foreign = False
+    replace(f"{TASK}flwr_exit", lambda _: end_task)
+    replace(f"{TASK}start_parent_process_monitor", lambda _: lambda parent: None)  # `watch` does it
+
+    def noting(install: Callable[..., Any]) -> Callable[..., Any]:
+        def installing(content: bytes, **options: Any) -> Any:
+            if has_code(content):
+                forget_own_packages()
+                module.fedsim_foreign = True
+            return install(content, **options)
+
+        return installing
+
+    replace(f"{TASK}install_from_fab", noting)
 
 
 def look_often() -> None:
@@ -172,9 +177,9 @@ def look_often() -> None:
 
     Flower 1.41 starts a task, and gives out a message, before their parts have arrived.
     """
-    import importlib
+    from fedsim.flower.private import private
 
-    names = importlib.import_module("flwr.supercore.inflatable.inflatable_utils").pull_objects.__kwdefaults__
+    names = private("flwr.supercore.inflatable.inflatable_utils:pull_objects.__kwdefaults__")
     names.update(initial_backoff=0.1, backoff_cap=2.0)
 
 
@@ -182,7 +187,7 @@ def clientapp_module() -> Any:
     """Flower's module that runs one task."""
     import importlib
 
-    return importlib.import_module("flwr.supernode.runtime.run_clientapp")
+    return importlib.import_module(TASK[:-1])
 
 
 def do_one(line: socket.socket) -> None:
@@ -234,14 +239,13 @@ def outputs_of(descriptors: list[int]) -> Any:
 
 def run_task(words: list[str]) -> int:
     """Flower's `flwr-clientapp` with these words, in this process."""
-    from flwr.supernode.cli import flwr_clientapp
+    from fedsim.flower.private import private
 
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)}
     path, folder, program = list(sys.path), Path.cwd(), sys.argv
     sys.argv = ["flwr-clientapp", *words]
     try:
-        run = flwr_clientapp if callable(flwr_clientapp) else flwr_clientapp.flwr_clientapp
-        run()
+        private("flwr.supernode.cli.flwr_clientapp:flwr_clientapp")()
         return 0
     except EndedError as ended:
         return 0 if 0 <= ended.code < 100 else FAILED
@@ -259,10 +263,10 @@ def run_task(words: list[str]) -> int:
 
 def end_task(code: int, *words: Any, **options: Any) -> None:
     """Do what Flower does before it ends a process, but do not end the process."""
-    from flwr.supercore.exit.exit_handler import trigger_exit_handlers
+    from fedsim.flower.private import private
 
     for early in (True, False):
-        trigger_exit_handlers(run_before_force_exit=early)
+        private("flwr.supercore.exit.exit_handler:trigger_exit_handlers")(run_before_force_exit=early)
     raise EndedError(code)
 
 

@@ -1,16 +1,19 @@
-"""The non-public parts of Flower that a Grid of our own needs, all in this module (flwr 1.41)."""
+"""How a Grid of our own makes messages in the name of the server's node."""
+
+from typing import Any
 
 from flwr.app import Message, RecordDict
-from flwr.supercore.run import Run
-from flwr.supercore.task_identity import TaskIdentity
+
+from fedsim.flower.private import private
 
 SERVER_NODE = 1
 
 
-def assume_identity(run_id: int) -> Run:
+def assume_identity(run_id: int) -> Any:
     """Let this process create messages as the server node of a run; returns an empty Run for Flower's Grid."""
-    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run_id, SERVER_NODE, SERVER_NODE
-    return Run.create_empty(run_id)
+    identity = private("flwr.supercore.task_identity:TaskIdentity")
+    identity.run_id, identity.node_id, identity.task_id = run_id, SERVER_NODE, SERVER_NODE
+    return private("flwr.supercore.run:Run").create_empty(run_id)
 
 
 def stamp(message: Message, message_id: str) -> None:

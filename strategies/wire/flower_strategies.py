@@ -10,10 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 from flwr.serverapp.strategy import Bulyan, FedAdagrad, FedAdam, FedAvg, FedAvgM, FedYogi
-from flwr.serverapp.strategy.fedopt import FedOpt
 
+from fedsim.flower.private import private
 from strategies.parts import Arrays
 
+FedOpt = private("flwr.serverapp.strategy.fedopt:FedOpt")
 WEIGHT = "num-examples"  # the metric by which Flower weighs a reply
 LOSS = "train_loss"
 

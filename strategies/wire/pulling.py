@@ -1,10 +1,10 @@
 """Fetches replies part by part, and refuses a reply that is larger than expected before its parts are joined.
 
 Flower's grid fetches all parts of a reply into memory, however many there are. It waits for parts that never come (two
-hours in 1.41), and the replies of other sites wait meanwhile. Here an incomplete reply is looked at again later, and a
+hours), and the replies of other sites wait meanwhile. Here an incomplete reply is looked at again later, and a
 reply that has become too large turns into an error of its site.
 
-These parts of Flower 1.41 are not public: the grid's client and node, and how a reply is joined from its parts.
+What is used of Flower and not public is in fedsim/flower/private.py.
 """
 
 import json
@@ -14,8 +14,11 @@ from typing import Any
 
 from flwr.app import Error, Message
 
+from fedsim.flower.identity import stamp
+from fedsim.flower.private import private
 from strategies.wire.packing import unpack
 
+OBJECTS = "flwr.supercore.inflatable.inflatable_"
 SMALL_REPLY = 4 << 20  # bytes of a reply that holds no tensors of the model: handshakes, validations
 BANK_BYTES = 256 << 20  # for a reply's contributions to banks, because their size is not known beforehand
 UNKNOWN, UNAVAILABLE = 0, 4  # Flower's codes of errors
@@ -48,14 +51,13 @@ class Arriving:
 
 def unpacked_bytes(parts: Mapping[str, bytes]) -> int:
     """The size of all arrays when they are put together; an array may name the same part a thousand times."""
-    from flwr.app.message import Array
-    from flwr.supercore.inflatable.inflatable_object import get_object_body, get_object_head_values_from_object_content
-
+    head = private(f"{OBJECTS}object:get_object_head_values_from_object_content")
+    body, array = private(f"{OBJECTS}object:get_object_body"), private("flwr.app.message:Array")
     total = 0
     for content in parts.values():
-        kind, children, _ = get_object_head_values_from_object_content(content)
-        if kind == Array.__qualname__:
-            indices = json.loads(get_object_body(content, Array))["arraychunk_ids"]
+        kind, children, _ = head(content)
+        if kind == array.__qualname__:
+            indices = json.loads(body(content, array))["arraychunk_ids"]
             total += sum(len(parts[children[index]]) for index in indices)
     return total
 
@@ -107,22 +109,22 @@ class Puller:
             self._arriving.pop(key, None)
 
     def _new(self, keys: list[str]) -> list[tuple[str, str, list[str]]]:
-        from flwr.proto.runtime_pb2 import PullAppMessagesRequest
-        from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
-
         if not keys:
             return []
-        found = self._grid._runtime_client.PullMessages(PullAppMessagesRequest(message_ids=keys))
+        request = private("flwr.proto.runtime_pb2:PullAppMessagesRequest")(message_ids=keys)
+        found, parts_of = (
+            self._grid._runtime_client.PullMessages(request),
+            private(f"{OBJECTS}object:iterate_object_tree"),
+        )
         new = []
         for proto, tree in zip(found.messages_list, found.message_object_trees, strict=True):
-            parts = dict.fromkeys(part.object_id for part in iterate_object_tree(tree))
+            parts = dict.fromkeys(part.object_id for part in parts_of(tree))
             new.append((proto.metadata.reply_to_message_id, proto.metadata.message_id, list(parts)))
         return new
 
     def _advance(self, reply: Arriving, message: Message) -> Message | None:
         """Fetches the parts that are there; returns the complete reply, an error, or None while parts are missing."""
-        from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectUnavailableError
-
+        lost, late = (private(f"{OBJECTS}utils:{name}") for name in ("ObjectPullError", "ObjectUnavailableError"))
         fetch, missing = self._fetcher(), 0
         try:
             for _ in range(min(PARTS_AT_ONCE, len(reply.waiting))):
@@ -130,33 +132,31 @@ class Puller:
                 try:
                     reply.add(part, fetch(part))
                     reply.waiting.pop(0)
-                except ObjectUnavailableError:  # later parts may be there, and show that the reply is too large
+                except late:  # later parts may be there, and show that the reply is too large
                     reply.waiting.append(reply.waiting.pop(0))
                     missing += 1
                     if missing == MISSING_AT_ONCE:
                         return None
         except Grown as error:
             return self._instead(reply, message, Error(UNKNOWN, str(error)))
-        except ObjectPullError as error:
+        except lost as error:
             reason = f"its reply did not arrive whole ({len(reply.waiting)} parts are missing): {error}"
             return self._instead(reply, message, Error(UNAVAILABLE, reason))
         return None if reply.waiting else self._whole(reply, message)
 
     def _whole(self, reply: Arriving, message: Message) -> Message:
-        from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
-
         self._confirm(reply)
         try:
             if unpacked_bytes(reply.parts) > reply.most:
                 return Message(Error(UNKNOWN, TOO_LARGE.format(reply.most)), reply_to=message)
-            whole = inflate_object_from_contents(reply.message_id, reply.parts)
+            whole = private(f"{OBJECTS}utils:inflate_object_from_contents")(reply.message_id, reply.parts)
             if whole.has_content():
                 whole.content = unpack(whole.content)
         except Exception as error:  # a site may send anything as a reply
             return Message(
                 Error(UNKNOWN, f"its reply cannot be read: {type(error).__name__}: {error}"), reply_to=message
             )
-        whole.metadata.__dict__["_message_id"] = reply.message_id
+        stamp(whole, reply.message_id)
         return whole
 
     def _instead(self, reply: Arriving, message: Message, error: Error) -> Message:
@@ -165,19 +165,15 @@ class Puller:
 
     def _confirm(self, reply: Arriving) -> None:
         """Tells the SuperLink that it may remove the reply."""
-        from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
-
-        run = self._grid.run.run_id
-        request = ConfirmMessageReceivedRequest(node=self._grid.node, run_id=run, message_object_id=reply.message_id)
+        run, confirmation = self._grid.run.run_id, private("flwr.proto.message_pb2:ConfirmMessageReceivedRequest")
+        request = confirmation(node=self._grid.node, run_id=run, message_object_id=reply.message_id)
         self._grid._runtime_client.ConfirmMessageReceived(request)
 
     def _fetcher(self) -> Callable[[str], bytes]:
-        from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
-
-        run = self._grid.run.run_id
-        return make_pull_object_fn_protobuf(self._grid._runtime_client.PullObject, self._grid.node, run)
+        run, make = self._grid.run.run_id, private(f"{OBJECTS}protobuf_utils:make_pull_object_fn_protobuf")
+        return make(self._grid._runtime_client.PullObject, self._grid.node, run)
 
 
 def is_flowers_own(grid: Any) -> bool:
     """Whether this is the grid of a SuperLink, where replies come in parts."""
-    return hasattr(type(grid), "_runtime_client") and hasattr(grid, "node")
+    return isinstance(grid, private("flwr.superlink.grid.http_grid:HttpGrid"))

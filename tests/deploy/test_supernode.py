@@ -8,7 +8,8 @@ import pytest
 from flwr.supercore.run import RunNotRunningException
 
 from fedsim.common.errors import UserError
-from fedsim.deploy.supernode import check_node_config, confirm_failing_with_the_run, failing_with_the_run
+from fedsim.deploy.supernode import CONFIRM, CONNECTION, check_node_config, confirming, failing_with_the_run
+from fedsim.flower.private import private
 
 
 def receive_while_the_run_ends(internal, confirm):
@@ -55,12 +56,10 @@ def test_the_task_of_a_run_that_ends_meanwhile_ends_too(monkeypatch, confirm):
 
 def test_a_connection_confirms_so(monkeypatch):
     """Each connection gets its function for confirmations from Flower's maker."""
-    from flwr.supernode import fleet_http_connection as connection
-
-    monkeypatch.setattr(connection, "make_confirm_message_received_fn_protobuf", lambda *words: ends)
-    confirm_failing_with_the_run(connection)
+    confirm = confirming(lambda *words: ends)(Mock(), Mock(), 1)
     with pytest.raises(RuntimeError, match="the run has ended"):
-        connection.make_confirm_message_received_fn_protobuf(Mock(), Mock(), 1)("m")
+        confirm("m")
+    private(f"{CONNECTION}{CONFIRM}")
 
 
 @pytest.mark.parametrize(

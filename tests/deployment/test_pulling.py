@@ -9,6 +9,7 @@ from flwr.proto.node_pb2 import Node
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree, iterate_object_tree
 from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectUnavailableError
 from flwr.supercore.task_identity import TaskIdentity
+from flwr.superlink.grid.http_grid import HttpGrid
 
 from strategies.wire import pulling
 from strategies.wire.polling import QuickGrid
@@ -16,12 +17,16 @@ from strategies.wire.polling import QuickGrid
 MEGABYTE = 1 << 20
 
 
-class Link:
+class Link(HttpGrid):
     """A SuperLink that holds replies in parts; its grid has the attributes that `Puller` uses."""
 
     def __init__(self):
-        self.run, self.node = SimpleNamespace(run_id=1), Node(node_id=1)
+        self.node = Node(node_id=1)
         self.replies, self.parts, self.gone, self.fetched, self.confirmed, self.told = {}, {}, set(), 0, [], set()
+
+    @property
+    def run(self):
+        return SimpleNamespace(run_id=1)
 
     @property
     def _runtime_client(self):

@@ -1,0 +1,56 @@
+"""What is not public in Flower is used through one table, and a version that lacks a name is refused in one line."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedsim.common.errors import UserError
+from fedsim.flower import private as table
+from fedsim.flower.private import PRIVATE, private, replace
+
+ROOT = Path(__file__).parents[2]
+PUBLIC = r"flwr\.(app|clientapp|serverapp)(\.(mod|strategy))?"  # packages whose names Flower documents
+
+
+def test_the_installed_flower_has_every_name():
+    assert [place for place in PRIVATE if private(place) is None] == []
+
+
+def test_no_other_module_imports_what_is_not_public():
+    own = {ROOT / "fedsim/flower/numpy_client.py"}  # tries, and does without
+    files = {file for folder in ("fedsim", "strategies", "clients") for file in (ROOT / folder).rglob("*.py")} - own
+    imports = re.compile(rf"^\s*(?:from|import) +(?!{PUBLIC}(?: |$))(flwr\S*)", re.MULTILINE)
+    assert {file.name: found for file in files if (found := imports.findall(file.read_text()))} == {}
+    named = re.compile(r"(?:private|replace)\(\s*\"(flwr[^\"]*)\"")
+    used = {place for file in files for place in named.findall(file.read_text())}
+    assert used <= PRIVATE.keys()
+
+
+@pytest.mark.parametrize("place", ["flwr.gone:name", "flwr.supercore.run:gone", "flwr.supercore.run:Run.gone"])
+def test_a_missing_name_is_one_line(place, monkeypatch):
+    monkeypatch.setitem(PRIVATE, place, "what it is for")
+    for use in (private, lambda place: replace(place, lambda _: None)):
+        with pytest.raises(UserError, match=r"Flower 1\.\d+\.\d+ has no \S+ in flwr\S+ \(what it is for\)") as error:
+            use(place)
+        assert str(error.value).endswith(f"pip install '{table.VERSIONS}'")
+
+
+def test_the_range_is_that_of_the_package():
+    text = (ROOT / "pyproject.toml").read_text()
+    assert set(re.findall(r'"flwr(?:\[simulation\])?(>=[^"]*)"', text)) == {table.VERSIONS.removeprefix("flwr")}
+
+
+def test_clients_work_without_flowers_class():
+    """A client trains and validates in a process whose Flower has no NumPyClient."""
+    code = (
+        "import tempfile, flwr.client; del flwr.client.NumPyClient\n"
+        "from fedsim.commands.contract import run_watched, small_plan\n"
+        "from fedsim.flower.numpy_client import NumPyClient\n"
+        "assert NumPyClient.__module__ == 'fedsim.flower.numpy_client'\n"
+        "run = run_watched(small_plan('fedavg', tempfile.mkdtemp(), ['train.rounds=1', 'data.fraction=0.05']))\n"
+        "assert run.rounds['clients'].iloc[-1] == 3\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120, capture_output=True)
