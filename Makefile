@@ -36,6 +36,7 @@ oldest-flower: install
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-logo --no-cache
 
 docs: install
 	$(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build
