@@ -29,6 +29,7 @@ from fedsim.run.remarks import code_remarks, data_remarks
 from fedsim.run.session import Session, is_finished
 from fedsim.run.shared_target import SharedTarget
 from fedsim.run.target import TargetEvaluator
+from fedsim.run.work import budget_remarks
 from fedsim.run.workspace import Workspace, open_workspace, set_threads
 from fedsim.settings import RunSettings
 from fedsim.settings.experiment import Experiment, parse_experiment, read_experiment
@@ -186,6 +187,7 @@ def _note_data(session: Session, roster: Roster, tested: Sequence[int]) -> None:
         remarks.append(f"{session.shared.text()}; the accuracy on these says nothing about an unseen domain")
         session.note("shared_images", session.shared.record())
     remarks += no_effect_remarks(plan.experiment, plan.recipe)
+    remarks += budget_remarks(plan, [site.examples for site in sites.values()])
     known = {name: site.versions for name, site in sites.items()}
     known |= {roster.target.client: roster.target.versions} if roster.target else {}
     remarks += code_remarks(outside_versions(packages_of(plan.experiment)), known)

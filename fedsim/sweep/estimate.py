@@ -6,21 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 
-from clients.budget import local_plan
-from clients.parts import Augment, LocalRound
 from fedsim.data import benchmark, source_domains
 from fedsim.methods.assembly import assemble
 from fedsim.methods.listing import step_costs
 from fedsim.methods.recipe import parts_of
 from fedsim.methods.variants import method_label
 from fedsim.run.plan import Plan, resolve
+from fedsim.run.work import planned_work
 from fedsim.settings.experiment import Experiment, parse_experiment
 from fedsim.sweep.plan import Cell, measured_rates
 
@@ -141,38 +138,9 @@ def _steps(settings: str) -> tuple[float, float] | None:
     """(steps over all clients before the first round, steps in one round) of an experiment given as TOML text."""
     plan = resolve(parse_experiment(settings))
     counts = training_counts(plan)
-    augment = plan.recipe.augment
-    # Some methods train on copies of images, whose number depends on the styles that other clients send.
-    if counts is None or (augment and type(augment).copies is not Augment.copies):
-        return None
-    if plan.recipe.batches.whole:  # of another number of images than the steps that were measured
-        return None
-    train, recipe = plan.experiment.train, plan.recipe
-    drawn = min(train.clients_per_round or len(counts), len(counts)) / len(counts)
-    every_round = sum(_planned(plan, counts, client, "train") for client in range(len(counts))) * drawn
-    prelude = recipe.prelude
-    before = sum(_planned(plan, counts, client, prelude) for client in range(len(counts))) if prelude else 0
-    return float(before), every_round
-
-
-def _planned(plan: Plan, counts: list[int], client: int, phase: str) -> int:
-    """Number of batches that one client's parts plan for a round."""
-    train = plan.experiment.train
-    round_ = LocalRound(
-        client=plan.clients[client],
-        net=None,
-        train=train,
-        classes=len(plan.data.classes),
-        round=1,
-        rounds=train.rounds,
-        phase=phase,
-        seed=0,
-        device=torch.device("cpu"),
-        store=None,
-        data=SimpleNamespace(examples=counts[client]),
-        clients=plan.clients,
-    )
-    return len(local_plan(plan.recipe, round_, counts, plan.sources)[1])
+    # Whole batches are of another number of images than the steps that were measured.
+    work = None if counts is None or plan.recipe.batches.whole else planned_work(plan, counts)
+    return work and (float(work[0].steps), work[1].steps)
 
 
 def training_counts(plan: Plan) -> list[int] | None:

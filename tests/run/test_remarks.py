@@ -7,7 +7,10 @@ from image_trees import write_tree
 from support import run_small, small_experiment
 
 from fedsim.data.catalog import BENCHMARKS
+from fedsim.run.plan import resolve
 from fedsim.run.remarks import data_remarks
+from fedsim.run.work import budget_remarks
+from fedsim.settings.experiment import read_experiment
 
 
 def test_more_images_than_published():
@@ -35,3 +38,15 @@ def test_a_run_says_and_records_it(tmp_path, caplog):
     said = json.loads((folder / "environment.json").read_text())["data_remarks"]
     assert said == [record.message for record in caplog.records if record.levelname == "WARNING"]
     assert said[0].startswith("no client has training images of emu, which c is tested on")
+
+
+def test_a_method_that_trains_much_more_than_fedavg_says_so():
+    """134 images in batches of 32 are 5 steps: (1,800 + 3 * 5) / (3 * 5) = 121, for 5 clients."""
+    csac = ["method.name=csac", "method.semantic_calibration.acquire_iterations=1800"]
+    plans = [
+        resolve(read_experiment("digits", ["train.rounds=3", "train.batch_size=32", "train.epochs=1", *more]))
+        for more in (csac, [*csac, "train.budget=images"], ["method.name=fedprox"])
+    ]
+    said, *silent = [budget_remarks(plan, [134] * 5) for plan in plans]
+    assert silent == [[], []]
+    assert said[0].startswith("csac trains on 120 times the images of FedAvg and takes 120 times its steps, 9,000 of ")
