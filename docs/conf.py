@@ -12,7 +12,7 @@ from generate import write_pages  # noqa: E402
 project = "fedsim"
 author = "The fedsim authors"
 copyright = "The fedsim authors, Apache-2.0"
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.viewcode", "sphinx_copybutton"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.viewcode", "sphinx_copybutton", "sphinxcontrib.mermaid"]
 html_theme = "furo"
 html_title = "fedsim"
 html_show_sphinx = False
