@@ -54,8 +54,8 @@ def gradient_count(steps: int, momentum: float, pull: float = 0.0) -> float:
 
 
 def require_fresh_sgd(part: str, train: TrainSettings) -> None:
-    """Raises UserError for a part that computes the sum of the gradients from the move of the parameters, where the
-    local optimizer is not SGD, or keeps its momentum between rounds."""
+    """Raises UserError where the local optimizer is not SGD, or keeps its momentum between rounds. The part computes
+    the sum of the gradients from the move of the parameters."""
     if train.optimizer != "sgd":
         raise UserError(f"{part} needs train.optimizer = 'sgd', not {train.optimizer!r}")
     if train.momentum and train.persist_optimizer:

@@ -5,9 +5,11 @@ the function that acts once per step; `end(round)` is called once after the last
 the variables of `begin`, or in `round.scratch` when `end` needs them too. Values for later rounds belong in
 `round.store`.
 
-The order of one round: what the server asks before (`collect`) - the received tensors are loaded - `Report.before` of
-each report - the batches are planned - `begin` of terms, step and augment - the steps - `end` of all parts -
-`Report.after` of each report - `leave` of all parts.
+The order of one round:
+
+    what the server asks before (`collect`) - the received tensors are loaded - `Report.before` of each report
+    - the batches are planned - `begin` of terms, step and augment - the steps
+    - `end` of all parts - `Report.after` of each report - `leave` of all parts
 """
 
 from collections.abc import Callable, Iterable, Iterator

@@ -22,7 +22,7 @@ class EqualDomains(Batches):
     examples come in passes, each in a new order, so that a small domain comes more often than a large one. A round has
     `train.epochs` times the training images of all domains in whole batches (at least one), or the steps of
     `train.iterations`. With another budget (`train.budget`) it has as many whole batches as fit into the budget, at
-    least one, and a longer budget repeats the round's batches in a new order. With a single domain the batches are
+    least one. A longer budget repeats the round's batches in a new order. With a single domain the batches are
     `shuffled`.
 
     per_domain: the number of examples of each domain in a batch

@@ -56,8 +56,8 @@ def contrast_of(views: list[Tensor], labels: Tensor, temperature: float, own: bo
 
 @dataclass(frozen=True)
 class AlignedViews(Step):
-    """L = sum_v CE(z_v, y) + lambda2 JS(z_0, ..., z_V) + lambda1 mean_{v>0} SC(f_v, f_0) + terms, where z_v are the
-    logits and f_v the features of the batch itself (v = 0) and of V other views of it.
+    """L = sum_v CE(z_v, y) + lambda2 JS(z_0, ..., z_V) + lambda1 mean_{v>0} SC(f_v, f_0) + terms. z_v are the logits
+    and f_v the features of the batch itself (v = 0) and of V other views of it.
 
         view:  AugMix(8 bit(x')),  x' = (x - mu)/sigma (lam sigma + (1 - lam) sigma') + lam mu + (1 - lam) mu'
         JS = mean_v KL(P_v || M), where M is the mean of all P_v, clipped at 1e-7

@@ -27,8 +27,8 @@ class MaskedUpdate(Report):
 
     Bonawitz et al., CCS 2017. This client uses each of one round's secrets for one purpose and once. It masks one
     update. It tells its shares for one list of clients that delivered, which is then the list of the round. The secrets
-    are made anew in every round, kept in the client's folder from message to message (a file that its owner alone can
-    read), and removed when the sum is unmasked.
+    are made anew in every round and kept in the client's folder from message to message, in a file that its owner alone
+    can read. They are removed when the sum is unmasked.
 
     limit, bits, threshold: as in `secure_mean`, to which this part belongs
     """

@@ -24,11 +24,11 @@ class DriftCorrection(Term):
 
     Source: SCAFFOLD (Karimireddy et al., ICML 2020), Option II. c is the server's variate and c_k this client's, which
     is kept between rounds; both start at 0. What a client kept with a reply that the server refused is dropped at its
-    next message, as the reply was (`clients.store`). w^t is the received model, y the model that is sent, eta the
-    parameter's learning rate, and a the number of steps to y (fewer than all with `train.local_checks`). With momentum,
-    a is `gradient_count`; this is our choice, because the paper has plain SGD. Adaptive optimizers are refused. Buffers
-    and a client's own layers are not corrected. The server's learning rate is the part `server_step`, and the paper's
-    uniform weights are `method.weights = "uniform"`. Clients with equal data give FedAvg.
+    next message, as the reply was (`clients.store`). w^t is the received model, y the model that is sent, and eta the
+    parameter's learning rate. a is the number of steps to y, which is fewer than all with `train.local_checks`. With
+    momentum, a is `gradient_count`; this is our choice, because the paper has plain SGD. Adaptive optimizers are
+    refused. Buffers and a client's own layers are not corrected. The server's learning rate is the part `server_step`,
+    and the paper's uniform weights are `method.weights = "uniform"`. Clients with equal data give FedAvg.
 
     variant: what divides w^t - y. "option_ii" is the formula above. "epochs_only" (FedDG_Benchmark) takes the number of
     local epochs for a. "without_rate" (the code of FedDG-GA) leaves eta out, so that its variates are too small by that

@@ -18,8 +18,8 @@ class SelfReg(Term):
         L_ind = MSE(o, o_p1) + feature_weight MSE(z, q(z)_p1)
         L_hdl = MSE(o, lam o_p1 + (1 - lam) o_p2) + feature_weight MSE(z, lam q(z)_p1 + (1 - lam) q(z)_p2)
 
-    Source: SelfReg (Kim et al., ICCV 2021). o are the logits, z the features that the head sees, q the insert
-    `projector`, and p1 and p2 two permutations of the batch within its classes, which are drawn for every batch. Raw
+    Source: SelfReg (Kim et al., ICCV 2021). o are the logits, z the features that the head sees, and q the insert
+    `projector`. p1 and p2 are two permutations of the batch within its classes, which are drawn for every batch. Raw
     features are compared with projected ones, as in the released code, and gradients reach both. MSE is a mean over all
     entries. The average of weights (SWA) and the curriculum over pairs of domains are left out, because they belong to
     other parts or need several domains on one client. `weight = 0` gives FedAvg (with a projector that nothing uses).

@@ -73,8 +73,8 @@ def boundary_loss(
 ) -> Tensor:
     """L_bd: the sum over structures of the contrast of contours and rings in an image and in its transformed version.
 
-    embeddings [B, D, H, W] are those of the raw images (at theta), moved [B, D, H, W] those of the transformed ones (at
-    theta^), and masks [B, Q, H, W]. Vectors of empty regions are left out.
+    embeddings [B, D, H, W] are those of the raw images (at theta), and moved [B, D, H, W] those of the transformed ones
+    (at theta^). masks are [B, Q, H, W]. Vectors of empty regions are left out.
     """
     sides = []
     for region in contour_and_ring(masks, ring):

@@ -51,8 +51,8 @@ def picked_rows(labels: np.ndarray, classes: np.ndarray, rng: np.random.Generato
 def partner_rows(labels: np.ndarray, other: np.ndarray) -> np.ndarray:
     """The row of every sample's partner: the next one of its class in batch order, after the last one the first.
 
-    A class with one sample gets the row len(labels) + i of the sample i with its class in `other` (ascending, at most
-    one of a class), or its own row if there is none.
+    A class with one sample gets the row len(labels) + i of the sample i with its class in `other`, or its own row if
+    there is none. `other` is ascending and has at most one of a class.
     """
     order = np.argsort(labels, kind="stable")
     follows = np.roll(order, -1)

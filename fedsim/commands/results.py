@@ -37,8 +37,8 @@ def show_comparison(
 ) -> None:
     """Print the comparison of a folder's finished runs.
 
-    Under the default selection rule, the CSV form of the table of all runs is also written to FOLDER/comparison.csv, or
-    to comparison-METRIC.csv for another metric than the task's own. In the folder of a paper's table it is not.
+    Under the default selection rule, the table of all runs is also written to FOLDER/comparison.csv. For another metric
+    than the task's own the file is comparison-METRIC.csv. In the folder of a paper's table it is not.
     """
     from fedsim.common.files import atomic_write
     from fedsim.results import compare

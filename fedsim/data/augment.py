@@ -1,7 +1,7 @@
 """Batched augmentation on the tensor's own device: random crop, flip, colour jitter, greyscale.
 
-Every image draws its own parameters from torch's global CPU generator (seed it with `torch.manual_seed`), so that the
-draws do not depend on the device and the code never waits for a CUDA result. The formulas are torchvision's (for
+Every image draws its own parameters from torch's global CPU generator; seed it with `torch.manual_seed`. The draws do
+not depend on the device, and the code never waits for a CUDA result. The formulas are torchvision's (for
 floats), with two differences: the order of the four jitter operations is drawn once per batch, and the crop is one
 `grid_sample`. The code is our own because it takes about a third of the time of kornia (which also draws the order once
 per batch).

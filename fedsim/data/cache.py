@@ -6,11 +6,11 @@
 Images are squares, as in DomainBed's evaluation. Their own heights and widths are kept beside them, so that crops can
 be drawn with the aspect ratio of the original.
 
-The hash covers data set, size, channels, format, the folder of the files and every file's relative path, size and times
-of modification and of change, so that a changed source gets a new folder. The time of change cannot be set by programs
-that unpack archives. It and the folder tell apart two data sets whose files have the same names, sizes and times of
-modification, such as bitmaps of one size from archives with normalized times. Old folders are never read again and may
-be deleted at any time.
+The hash covers data set, size, channels, format and the folder of the files. It also covers every file's relative path,
+size and times of modification and of change, so that a changed source gets a new folder. The time of change cannot be
+set by programs that unpack archives. It and the folder tell apart two data sets whose files have the same names, sizes
+and times of modification. Archives with normalized times give such files, for example bitmaps of one size. Old folders
+are never read again and may be deleted at any time.
 """
 
 import contextlib

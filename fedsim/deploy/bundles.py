@@ -2,8 +2,8 @@
 
 An app bundle (FAB) is what an operator submits. The bundles of `fedsim run` and `fedsim deploy check` hold no code:
 they name the apps of the fedsim that is installed on the site. Their hashes are the same for every run, and
-`apps/allowed` in a kit lists them. Another bundle needs a line in `apps/allowed`, or a file `apps/<hash>.sig` with a
-signature by the key whose public half is the kit's `operator.pub` (`fedsim deploy sign`).
+`apps/allowed` in a kit lists them. Another bundle needs a line in `apps/allowed`, or a file `apps/<hash>.sig` with the
+operator's signature (`fedsim deploy sign`). The public half of the operator's key is the kit's `operator.pub`.
 
 The kit pins bundles when it has the file `apps/allowed`. Signatures are Ed25519 over `fedsim app <hash>`.
 """

@@ -7,7 +7,7 @@ Beside Flower's own work it
 - ends the process when the polling has ended (Flower 1.41's process stays, and the site is offline while it lives);
 - asks for work more often while a run goes on than when nothing happens;
 - ends the task of a message whose run ended while it was fetched or confirmed. Flower 1.41 leaves the task as it is:
-  the client process, which does one task after the other, waits for parts that never come, or it answers a message that
+  the client process, which does one task after the other, waits for parts that never come. Or it answers a message that
   the SuperNode has forgotten, and all later answers are sent one message too late;
 - refuses app bundles that this site has not allowed (fedsim/deploy/bundles.py), when the kit pins them.
 

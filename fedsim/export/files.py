@@ -34,8 +34,8 @@ def export(model: TrainedModel, format: str, output: Path) -> tuple[float, str]:
 
     The file is written under a temporary name and compared with the model on up to 8 images of the run's data set; only
     then is it renamed. Without the data set random images are used, and the returned text says so. Raises UserError for
-    an unknown format, a missing package, an inference rule that needs other images before it predicts, and a file whose
-    logits differ by more than 1e-3 of the largest logit.
+    an unknown format, a missing package, and an inference rule that needs other images before it predicts. It also
+    refuses a file whose logits differ by more than 1e-3 of the largest logit.
     """
     if format not in WRITERS:
         raise UserError(f"--format {format!r}: the known formats are {', '.join(WRITERS)}")

@@ -1,7 +1,7 @@
 """All methods, each as a recipe of exchangeable parts. Start reading here.
 
-A row names the parts in which the method differs from FedAvg. On the command line `a+b` combines two rows,
-`method.guiding_head.weight=0.25` sets a field of a part, `method.weights="uniform"` replaces a part, and
+A row names the parts in which the method differs from FedAvg. On the command line `a+b` combines two rows, and
+`method.guiding_head.weight=0.25` sets a field of a part. `method.weights="uniform"` replaces a part, and
 `method.add=["guiding_head"]` adds one (`assembly.py`). Two groups of rows have files of their own: those that exchange
 styles of images between clients, `styles.py`, and those that need texts, `texts.py`.
 """

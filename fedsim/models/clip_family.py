@@ -82,7 +82,7 @@ def clip_row(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of the catalog's row for open_clip's model `name`.
 
     Weights are our seed's ("none"), published ones ("hub", of which `model.options.pretrained` names one), or a local
-    file of the whole model, for which `pretrained` says how it was trained where published weights differ in that.
+    file of the whole model. For a file `pretrained` says how it was trained, where published weights differ in that.
     Raises UserError for an unknown name or option, and when open_clip is not installed.
     """
     if importlib.util.find_spec("open_clip") is None:

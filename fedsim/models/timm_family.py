@@ -25,9 +25,9 @@ PACKAGES = {
 def timm_row(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of the catalog's row for timm's model `name`, built with further arguments of `timm.create_model`.
 
-    The initial weights come from our seed ("none"), from timm's published files ("hub", which needs a network), from a
-    local file, or from a Python package for the models in PACKAGES ("package"). Raises UserError for an unknown name,
-    for an argument that the model does not accept, and when timm is not installed.
+    The initial weights come from our seed ("none"), from timm's published files ("hub", which needs a network), or from
+    a local file. For the models in PACKAGES they may come from a Python package ("package"). Raises UserError for an
+    unknown name, for an argument that the model does not accept, and when timm is not installed.
     """
     if importlib.util.find_spec("timm") is None:
         raise UserError(f"model.backbone: 'timm:{name}' needs the package timm: {extra('timm')}")

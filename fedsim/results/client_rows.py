@@ -15,7 +15,7 @@ ClientRow = Mapping[str, Any]
 def client_rows(rows: list[dict[str, Any]], wanted: str = "auto") -> list[dict[str, Any]]:
     """The rows of a round as they are recorded.
 
-    wanted: `clients` for one row per client, `domains` for one row per domain, `auto` for one row per client in rounds
+    wanted: `clients` for one row per client, `domains` for one row per domain. `auto` is one row per client in rounds
     of up to 200 clients and one per domain in larger ones.
 
     The client of a domain's row is called DOMAIN/*, and its column `clients` says how many clients the row sums up.

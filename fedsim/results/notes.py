@@ -128,8 +128,8 @@ def budget_notes(table: pd.DataFrame, labels: Iterable[str], baseline: str = "")
     """Notes on methods that trained on more or fewer images, or took more or fewer steps, than the baseline.
 
     They are compared over the cells (target, seed) that both have, because a run's images depend on the target. Without
-    a baseline they are compared with the one that most often has the most frequent number of a cell (the smallest of
-    equally frequent ones), the first of `labels` with it.
+    a baseline they are compared with the one that most often has the most frequent number of a cell, and of several
+    such ones with the first of `labels`. Of equally frequent numbers the smallest counts.
     """
     notes = []
     for column in ("images", "steps"):

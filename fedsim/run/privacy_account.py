@@ -1,7 +1,7 @@
 """The guarantee of a run with differential privacy after all its rounds together.
 
-T rounds of the Gaussian mechanism with noise multiplier z (the noise's standard deviation over the sensitivity) are
-together one Gaussian mechanism with mu = sqrt(T) / z, and for every epsilon exactly
+T rounds of the Gaussian mechanism with noise multiplier z are together one Gaussian mechanism with mu = sqrt(T) / z,
+where z is the noise's standard deviation over the sensitivity. For every epsilon exactly
 
     delta(epsilon) = Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu)
 

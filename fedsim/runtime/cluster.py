@@ -95,7 +95,7 @@ def plan_workers(run: RunSettings, clients: int) -> WorkerPlan:
     """As many workers as `run.workers` says, or as the cluster has room for, but at most one per client.
 
     With `gpus_per_worker = 0` the workers share the cluster's GPUs evenly, unless the device is the CPU. Raises
-    NoRoomError when there is no room for a worker, or not for all that `run.workers` asks for, and UserError when
+    NoRoomError when there is no room for a worker, or not for all that `run.workers` asks for. Raises UserError when
     the device is a GPU and there is none.
     """
     machines = [node["Resources"] for node in import_ray().nodes() if node["Alive"]]

@@ -28,7 +28,7 @@ def with_absolute_weights(experiment: Experiment) -> Experiment:
 
 def folders(experiment: Experiment) -> dict[str, str]:
     """Environment variables for the data folders that the settings leave open, for the user's own modules, and for the
-    relative paths in the settings of parts, which a run's label and record have as they were given."""
+    relative paths in the settings of parts. A run's label and record have these paths as they were given."""
     return {
         "FEDSIM_DATA": str(data_root(experiment.data).resolve()),
         "FEDSIM_CACHE": str(cache_root(experiment.data).resolve()),

@@ -20,9 +20,9 @@ class QFedAvg(Fuse):
     """theta <- theta + sum_k F_k^q L delta_k / sum_k (q F_k^(q-1) ||L delta_k||^2 + L F_k^q), with L = 1/lr.
 
     Source: Li et al., ICLR 2020 (q-FFL), with the numbers of Flower's QFedAvg. delta_k = theta_k - theta on the shared
-    parameters, F_k is the client's mean training loss of the round (the paper takes the loss of the received model),
-    and lr = `train.lr` is the local learning rate before any schedule. All other tensors take their weighted mean.
-    Clients are not weighted by size. `q = 0` gives FedAvg with uniform weights for the parameters.
+    parameters, and F_k is the client's mean training loss of the round; the paper takes the loss of the received model.
+    lr = `train.lr` is the local learning rate before any schedule. All other tensors take their weighted mean. Clients
+    are not weighted by size. `q = 0` gives FedAvg with uniform weights for the parameters.
 
     q: how much high losses count; the paper tries 0.1 to 10
     """

@@ -1,9 +1,9 @@
 """Checks of the fused model: before it is sent, and after the sites have validated it.
 
-Before it is sent, every value must be finite, and the outputs of the model for a fixed batch of noise must be finite
-too (numbers near the largest float32 overflow in the first layer). After the sites have validated it, the loss of more
-than half of them must be finite. Otherwise the model of the round before is kept, and the message names the client with
-the largest update relative to the others.
+Before it is sent, every value must be finite, and so must the outputs of the model for a fixed batch of noise. Numbers
+near the largest float32 overflow in the first layer. After the sites have validated it, the loss of more than half of
+them must be finite. Otherwise the model of the round before is kept, and the message names the client with the largest
+update relative to the others.
 """
 
 import math

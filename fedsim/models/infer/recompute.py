@@ -29,8 +29,8 @@ class Recompute(Infer):
 
     Source: SiloBN (Andreux et al. 2020), known to us from a secondary description: one pass in training mode, or a
     cumulative average. Either of them depends on the order and the number of images in the last batches, and leaves out
-    the variance between the means of batches, so that pooled moments take their place here. The rule is transductive:
-    it sees the test images before it predicts.
+    the variance between the means of batches. Pooled moments take their place here. The rule is transductive: it sees
+    the test images before it predicts.
 
     batch: the number of images in a group, for every size of the evaluation batches. A last group of one image, which
     has no variance in a layer of vectors, joins the group before it

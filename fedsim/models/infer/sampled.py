@@ -19,8 +19,8 @@ NOISE_SEED = 0
 class SampledRepresentation(Infer):
     """log p(y|x) = log (1/S) sum_s softmax(head(mu + sigma eps_s)). Probabilities are averaged, not logits.
 
-    Source: FedSR (Nguyen et al., NeurIPS 2022). The same S draws eps_s are used for every image and in
-    every round, so that the prediction for an image depends neither on its batch nor on the order of the
+    Source: FedSR (Nguyen et al., NeurIPS 2022). The same S draws eps_s are used for every image and in every round. The
+    prediction for an image then depends neither on its batch nor on the order of the
     images. The rule is part of the method: source clients validate by it too. `method.infer = "eval_mode"`
     predicts from z = mu.
 

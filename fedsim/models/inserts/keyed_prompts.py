@@ -67,10 +67,10 @@ class KeyedPrompts(TextLearner):
     """logits = s cos(f, E_T([start, V + V kappa, name c, end])): V [M, L, d] is learned, each client has a fixed key.
 
     Source: FedAPT (Su et al., AAAI 2024). Client k trains with its own key kappa_k [L, d]. For an image of an unknown
-    domain kappa = sum_i w_i kappa_i, with w = softmax(z / T) and z = (Q f - mean) / std over the K outputs of the query
-    Q [K, e] (the unbiased deviation, f not normalized), which learns to tell the clients apart by the term
-    `query_loss`. So every image has its own texts: prediction costs M passes of E_T for each. Source clients validate
-    in this way too.
+    domain kappa = sum_i w_i kappa_i, with w = softmax(z / T) and z = (Q f - mean) / std. Mean and unbiased deviation
+    are over the K outputs of the query Q [K, e], and f is not normalized. The query learns to tell the clients apart by
+    the term `query_loss`. So every image has its own texts: prediction costs M passes of E_T for each. Source clients
+    validate in this way too.
 
     Keys are drawn from U[0, 1) by the seed of the run, the same on every machine, and are never sent; the released
     server draws and sends them. Clients are numbered in the order of the domains; two of one domain have a key each.

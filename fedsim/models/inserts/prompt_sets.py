@@ -185,8 +185,8 @@ class PromptSets(TextLearner):
     client on ViT-B/16. All rows travel in both directions, of which the server takes the client's own.
 
     The released code cannot be run: files are missing. In it no gradient reaches the prompts from the second local
-    stage on, the global text prompt is a plain mean, each layer has an aggregator of its own (per_layer = true: 25.2
-    and 56.7 million values), and half precision is used. Here prompts are parameters. The number of heads is ours.
+    stage on, and the global text prompt is a plain mean. Each layer has an aggregator of its own (per_layer = true:
+    25.2 and 56.7 million values), and half precision is used. Here prompts are parameters. The number of heads is ours.
 
     n: the number of prompts in a layer
     per_layer: whether each layer has its own attention and FFN; both LN are shared over the layers

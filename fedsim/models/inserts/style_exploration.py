@@ -75,13 +75,13 @@ def centres(styles: Tensor, seeds: Tensor) -> Tensor:
 def shared_styles(
     x: Tensor, foreign: Tensor, first: int, gumbel: Tensor, normal: Tensor, official: bool = False
 ) -> Tensor:
-    """The maps x [B, C, H, W], of which the len(gumbel) samples with the most diverse styles (`diverse`) are unchanged,
-    and all others have a style drawn from that of another client, foreign = (m_mu, m_sigma, d_mu, d_sigma) [4, C]:
+    """The maps x [B, C, H, W], of which the len(gumbel) samples with the most diverse styles (`diverse`) are unchanged.
+    All others have a style drawn from that of another client, foreign = (m_mu, m_sigma, d_mu, d_sigma) [4, C]:
 
         mu' = m_mu + e1 d_mu,   sigma' = max(m_sigma + e2 d_sigma, 0),   normal = (e1, e2) [2, B, C] ~ N(0, 1)
 
-    official: as in the released code, the first len(gumbel) samples of the batch, whichever they are, get the styles
-    of the centres (`centres`) in the order of their seeds, and all later ones are drawn
+    official: as in the released code, the first len(gumbel) samples of the batch get the styles of the centres
+    (`centres`) in the order of their seeds. All later ones are drawn
     """
     mean, std = (each.flatten(1) for each in moments(x.detach()))
     styles = torch.cat([mean, std], dim=1).float()

@@ -4,10 +4,10 @@ Every layer that mixes instance and batch statistics computes, for sample i and 
 
     y_icp = a_ic (x_icp - mu_ic) + b_ic,      p over the H*W positions.
 
-(a, b) is a cheap function, the *rule*, of the instance moments and the layer's parameters, because batch moments can be
-computed from instance moments by the law of total variance. One pass over the map thus finds the moments, and another
-writes the output. The backward pass costs as much as that of plain batch norm, and autograd sees the map only through
-[B, C] tensors.
+(a, b) is a cheap function, the *rule*, of the instance moments and the layer's parameters. Batch moments follow from
+instance moments by the law of total variance. One pass over the map thus finds the moments, and another writes the
+output. The backward pass costs as much as that of plain batch norm, and autograd sees the map only through [B, C]
+tensors.
 """
 
 from collections.abc import Callable, Iterator

@@ -85,8 +85,8 @@ def move_hooks(old: nn.Module, new: nn.Module) -> None:
 
 
 def replace(net: nn.Module, paths: Collection[str], make: Callable[[nn.Module], nn.Module]) -> None:
-    """Replaces every module in `paths` by `make(old)`. An activation inside the old one is kept after the new one, and
-    the hooks of the old one are then those of the whole (inserts register them, and rules come after inserts)."""
+    """Replaces every module in `paths` by `make(old)`. An activation inside the old one is kept after the new one. The
+    hooks of the old one, which inserts register before rules come, are then those of the whole."""
     for path in paths:
         parent, _, name = path.rpartition(".")
         old = net.get_submodule(path)
