@@ -24,7 +24,7 @@ class Ditto(Step):
 
     Source: Ditto (Li et al., ICML 2021). v never leaves its client. It starts as the first received model and keeps its
     values between rounds. It is trained by an optimizer of its own with the experiment's settings, made anew in each
-    round, and its random numbers are its own, so that the shared model is FedAvg's bit for bit. F is cross-entropy; the
+    round. Its random numbers are its own, so that the shared model is FedAvg's bit for bit. F is cross-entropy; the
     terms of the recipe belong to the shared model. Both steps see the same batch, as in the official code; PFLlib makes
     the whole personal pass first. `lam = 0` trains v on the client's data alone.
 
