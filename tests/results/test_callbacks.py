@@ -5,12 +5,11 @@ import re
 import sys
 
 import pytest
+from invented import pacs_experiment
 
 from fedsim.common.errors import UserError
 from fedsim.results.callbacks import TensorBoardCallback, find_callback, tell_failure, trackers
 from fedsim.settings import RunSettings
-
-from .invented import pacs_experiment
 
 
 def test_scalars_are_written(tmp_path, monkeypatch):

@@ -5,12 +5,11 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
+from made_up_runs import cell, table_of_runs, two_methods
 
 from fedsim.common.errors import UserError
 from fedsim.results import compare
 from fedsim.results.statistics import holm, paired
-
-from .made_up_runs import cell, table_of_runs, two_methods
 
 
 def test_means_and_sample_deviations():

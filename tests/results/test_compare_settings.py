@@ -2,13 +2,12 @@
 
 import pandas as pd
 import pytest
+from invented import pacs_experiment, write_run
+from made_up_runs import table_of_runs, two_methods
 
 from fedsim.common.errors import UserError
 from fedsim.results import compare, read_runs
 from fedsim.results.plots import rows_by
-
-from .invented import pacs_experiment, write_run
-from .made_up_runs import table_of_runs, two_methods
 
 
 def mixed(first, second):

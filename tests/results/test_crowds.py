@@ -6,6 +6,7 @@ import warnings
 
 import numpy as np
 import pytest
+from crowd import write_crowd
 
 from fedsim.results import plot_all, read_runs, write_report
 from fedsim.results import report as report_module
@@ -13,8 +14,6 @@ from fedsim.results.figure_style import look, width_of, written
 from fedsim.results.figures import client_key, metric_over_rounds
 from fedsim.results.fonts import fonts_for, missing_text
 from fedsim.results.plots import draw, names_in
-
-from .crowd import write_crowd
 
 DOMAINS = ("art", "cartoon", "photo")
 

@@ -1,6 +1,7 @@
 """A record that was cut off, or saved in another form by a spreadsheet, ends in one line that names the file."""
 
 import pytest
+from invented import write_grid
 from support import Interrupt, run_small, small_experiment
 from typer.testing import CliRunner
 
@@ -8,8 +9,6 @@ from fedsim.commands.cli import app
 from fedsim.common.errors import UserError
 from fedsim.results import compare, read_runs, rebuild_results
 from fedsim.run.plan import run_folder
-
-from .invented import write_grid
 
 NO_ENVIRONMENT = (
     "[]", "5", '{"data": 5}', '{"data": {"rot0": {}}}', '{"data": {"rot0": 5}}', '{"server_data": {"x": {}}}',

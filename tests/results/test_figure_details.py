@@ -2,13 +2,12 @@
 
 import pandas as pd
 import pytest
+from invented import pacs_experiment, write_grid, write_run
 
 from fedsim.results import choose_runs, compare, plot_all, read_runs
 from fedsim.results.bars import target_bars
 from fedsim.results.figure_style import styles, wrapped
 from fedsim.results.figures import metric_over_rounds
-
-from .invented import pacs_experiment, write_grid, write_run
 
 LONG = "fedprox (proximal.mu=0.01, fraction=0.1, rounds=2, lr=0.02543)"
 

@@ -2,14 +2,13 @@
 
 import pandas as pd
 import pytest
+from invented import pacs_experiment, write_run
 from typer.testing import CliRunner
 
 from fedsim.commands.cli import app
 from fedsim.results import Recorder, choose_runs, compare, read_runs
 from fedsim.results.kept_model import other_round
 from fedsim.run.checkpoint import write_arrays
-
-from .invented import pacs_experiment, write_run
 
 
 def old_run(root, seed=0, rule="best_validation"):

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
+from invented import write_grid
 from support import Interrupt, run_small, small_experiment
 from typer.testing import CliRunner
 
@@ -21,8 +22,6 @@ from fedsim.results.predictions import (
     read_predictions,
     write_predictions,
 )
-
-from .invented import write_grid
 
 # Six images of three classes and none of the fourth: a is right 2 of 3, b 1 of 2, c 0 of 1 (taken for b).
 LABEL = np.array([0, 0, 0, 1, 1, 2])

@@ -8,6 +8,7 @@ import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import pytest
+from invented import pacs_experiment, write_grid, write_run
 from matplotlib.colors import to_hex
 from matplotlib.image import imread
 
@@ -24,8 +25,6 @@ from fedsim.results.figures import (
     layer_group,
 )
 from fedsim.results.plots import draw
-
-from .invented import pacs_experiment, write_grid, write_run
 
 LONG_NAME = "an-experiment-with-a-long-name"
 METHODS = {"fedavg": 0, "feddg-ga": 0.02, "csac": 0.03}

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from invented import pacs_experiment, write_run
 from support import run_small, small_experiment
 
 from fedsim.common.errors import UserError
@@ -15,8 +16,6 @@ from fedsim.results.plots import run_labels
 from fedsim.run.conflicts import refuse_other_settings
 from fedsim.settings import DataSettings
 from fedsim.settings.experiment import read_experiment
-
-from .invented import pacs_experiment, write_run
 
 PHOTO = {"images": 1670, "content": "aa"}
 

@@ -1,6 +1,8 @@
 """Published numbers are shown beside ours only if the setting is the paper's."""
 
 import pytest
+from invented import PACS, pacs_experiment
+from made_up_runs import table_of_runs
 
 from fedsim.methods.assembly import build_recipe
 from fedsim.methods.table import METHODS
@@ -15,9 +17,6 @@ from fedsim.results.published import (
     setting,
 )
 from fedsim.settings.experiment import read_experiment
-
-from .invented import PACS, pacs_experiment
-from .test_compare import table_of_runs
 
 
 def test_rows_of_the_same_setting_carry_their_paper():

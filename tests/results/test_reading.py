@@ -6,6 +6,7 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
+from invented import pacs_experiment, write_grid, write_run
 from typer.testing import CliRunner
 
 from fedsim.commands.cli import app
@@ -16,8 +17,6 @@ from fedsim.common.files import alone
 from fedsim.results import choose_runs, compare, read_runs, rebuild_results
 from fedsim.results.reading import of_experiment
 from fedsim.server_app import LOG, LogLines, logger
-
-from .invented import pacs_experiment, write_grid, write_run
 
 
 @pytest.fixture

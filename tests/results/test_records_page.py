@@ -6,14 +6,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from invented import write_grid
 from support import Interrupt, run_small, small_experiment
 
 from fedsim.results import read_runs
 from fedsim.results.reading import KEYS
 from fedsim.results.recorder import CLIENT_COLUMNS, DETAIL_COLUMNS, ROUND_COLUMNS
 from fedsim.results.selection import RULES
-
-from .invented import write_grid
 
 PAGE = (Path(__file__).parents[2] / "docs" / "records.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)

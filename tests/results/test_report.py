@@ -7,6 +7,8 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from invented import pacs_experiment, write_grid, write_run
+from made_up_runs import table_of_runs
 
 from fedsim.commands.results import method_notes
 from fedsim.common.errors import UserError
@@ -19,9 +21,6 @@ from fedsim.results.report_cases import segmentation
 from fedsim.results.report_metrics import class_accuracies
 from fedsim.results.reproduce import command_line, override_text
 from fedsim.settings.experiment import parse_experiment, parse_override
-
-from .invented import pacs_experiment, write_grid, write_run
-from .made_up_runs import table_of_runs
 
 VOID = {"meta", "img", "br", "link", "input"}
 

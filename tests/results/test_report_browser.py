@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from invented import write_grid
 
 from fedsim.results import rebuild_results, write_report
-
-from .invented import write_grid
 
 pytestmark = [
     pytest.mark.browser,

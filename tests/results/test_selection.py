@@ -5,13 +5,12 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
+from invented import pacs_experiment
 
 from fedsim.common.errors import UserError
 from fedsim.results import select, summary_row
 from fedsim.results.selection import RULES
 from fedsim.run.round_rows import mean
-
-from .invented import pacs_experiment
 
 
 def rounds_table(validation, target=None):

@@ -5,14 +5,13 @@ import io
 
 import pandas as pd
 import pytest
+from invented import pacs_experiment
+from made_up_runs import table_of_runs
 
 from fedsim.results import compare, notes
 from fedsim.results.cell_texts import amount
 from fedsim.results.latex import escape_latex
 from fedsim.results.tables import escape_markdown
-
-from .invented import pacs_experiment
-from .test_compare import table_of_runs
 
 
 @pytest.fixture
