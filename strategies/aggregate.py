@@ -14,13 +14,14 @@ import numpy as np
 from strategies.stored import StoredArrays, heads_of
 
 Arrays = Mapping[str, np.ndarray]
+Shares = Sequence[float] | np.ndarray  # one number for each client
 
 BLOCK = 32768  # elements of one block: 256 KiB per client row in float64
 GROUP = 16  # client rows cast to float64 together
 THREADS = 2  # NumPy releases the GIL inside a block; two threads use all memory bandwidth of small machines
 
 
-def weighted_mean(states: Sequence[Arrays], weights: Sequence[float]) -> dict[str, np.ndarray]:
+def weighted_mean(states: Sequence[Arrays], weights: Shares) -> dict[str, np.ndarray]:
     """The convex combination of client models, tensor by tensor.
 
         a_k = w_k / Σ_j w_j ;  mean[n] = Σ_k a_k · state_k[n]  (float tensors) ;  max_k state_k[n]  (integer tensors)
@@ -39,7 +40,7 @@ def weighted_mean(states: Sequence[Arrays], weights: Sequence[float]) -> dict[st
     return _combine(states, dict.fromkeys(names, _shares(weights, len(states))))
 
 
-def tensorwise_mean(states: Sequence[Arrays], coefficients: Mapping[str, Sequence[float]]) -> dict[str, np.ndarray]:
+def tensorwise_mean(states: Sequence[Arrays], coefficients: Mapping[str, Shares]) -> dict[str, np.ndarray]:
     """The convex combination of client models, with a separate weight vector for every float tensor.
 
         c^k = w^k / Σ_j w^j  with w = coefficients[n] ;  mean[n] = Σ_k c^k · state_k[n]
@@ -95,7 +96,7 @@ def divergence_coefficients(
     return coefficients
 
 
-def project_simplex(v: Sequence[float] | np.ndarray) -> np.ndarray:
+def project_simplex(v: Shares) -> np.ndarray:
     """The Euclidean projection of v [K] on the probability simplex.
 
         u = v sorted downwards ; ρ = max{j : u_j · j > Σ_{i≤j} u_i − 1} ; θ = (Σ_{i≤ρ} u_i − 1) / ρ ; λ = max(v − θ, 0)
@@ -104,19 +105,19 @@ def project_simplex(v: Sequence[float] | np.ndarray) -> np.ndarray:
 
     Source: Duchi et al., ICML 2008, Figure 1; the λ step of agnostic federated learning (Mohri et al., ICML 2019).
     """
-    v = np.asarray(v, dtype=np.float64)
-    if v.ndim != 1 or v.size == 0 or not np.isfinite(v).all():
+    values = np.asarray(v, dtype=np.float64)
+    if values.ndim != 1 or values.size == 0 or not np.isfinite(values).all():
         raise ValueError("project_simplex needs a non-empty vector of finite numbers")
-    v = v - v.max()  # same projection, and large equal entries lose no digits
-    u = np.sort(v)[::-1]
+    values = values - values.max()  # same projection, and large equal entries lose no digits
+    u = np.sort(values)[::-1]
     excess = np.cumsum(u) - 1.0
-    j = np.arange(1, v.size + 1)
+    j = np.arange(1, values.size + 1)
     rho = j[u * j > excess][-1]
     theta = excess[rho - 1] / rho
-    return np.maximum(v - theta, 0.0)
+    return np.maximum(values - theta, 0.0)
 
 
-def _shares(weights: Sequence[float], count: int) -> np.ndarray:
+def _shares(weights: Shares, count: int) -> np.ndarray:
     """Weights [K] as non-negative float64 shares with sum 1."""
     shares = np.asarray(weights, dtype=np.float64)
     if shares.shape != (count,):

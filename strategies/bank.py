@@ -4,12 +4,14 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from fedsim.parts.facts import Fact
+from fedsim.parts.facts import Fact, Facts
 from fedsim.parts.part import Part
 from strategies.server_round import SERVER, Arrays, Entries, ServerRound, Update
 
 # Records of messages beside those of the banks; a bank of such a name would replace one of them.
 RESERVED_RECORDS = frozenset({"arrays", "config", "echo", "metrics", "site", "state"})
+
+When = Literal["once", "before", "after", "round"]
 
 
 class Bank(Part):
@@ -45,14 +47,22 @@ class Bank(Part):
     """
 
     name: ClassVar[str]
-    when: ClassVar[Literal["once", "before", "after", "round"]] = "once"
-    contributed: ClassVar[bool] = True
     reads: ClassVar[tuple[str, ...]] = ()
     with_model: ClassVar[bool] = True
     uniform: ClassVar[bool] = True
     initial: ClassVar[bool] = False
-    shared: ClassVar[bool] = True
-    assumes = (Fact.SEVERAL_CLIENTS, Fact.SINGLE_UPDATES)
+    shared: bool = True
+    assumes: ClassVar[Facts] = (Fact.SEVERAL_CLIENTS, Fact.SINGLE_UPDATES)
+
+    @property
+    def when(self) -> When:
+        """When the bank is filled: once before round 1, before or after the training of each round, or with it."""
+        return "once"
+
+    @property
+    def contributed(self) -> bool:
+        """Whether clients contribute to the bank."""
+        return True
 
     def accept(self, client: str, arrays: Arrays, server: ServerRound) -> str:
         """The reason why a client's contribution is refused, or an empty string. Its values are known to be finite.
@@ -104,9 +114,9 @@ class Broadcast(Bank):
     what it returned last. Examples: the last global move (FedCM), the direction of a gradient, generator weights.
     """
 
-    when: ClassVar[Literal["once", "round"]] = "round"
+    when: ClassVar[When] = "round"
     contributed: ClassVar[bool] = False
-    assumes = (Fact.SEVERAL_CLIENTS,)
+    assumes: ClassVar[Facts] = (Fact.SEVERAL_CLIENTS,)
 
     def make(self, server: ServerRound) -> dict[str, np.ndarray]:
         """The record, from `server.current`, `server.previous`, `server.updates` and `server.arrays`.

@@ -7,7 +7,6 @@ configure_evaluate -> clients validate -> aggregate_evaluate -> the server app e
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -22,7 +21,7 @@ from strategies.banks.checks import layout_of, owned
 from strategies.computation import Computation
 from strategies.model import ServerModel
 from strategies.participation import trainers, validators
-from strategies.parts import Arrays, Bank, Entries, Place, RefusedUpdateError
+from strategies.parts import Arrays, Bank, Entries, Place, RefusedUpdateError, ServerRecipe
 from strategies.server_parts import ServerParts
 from strategies.state import ServerState
 from strategies.stored import Storage
@@ -50,7 +49,7 @@ class FedDG(FedAvg):
 
     def __init__(
         self,
-        recipe: Any,
+        recipe: ServerRecipe,
         experiment: Experiment,
         places: Mapping[str, Place],
         run_config: dict[str, str],
@@ -75,7 +74,7 @@ class FedDG(FedAvg):
         self._record = ArrayRecord()  # the model of the round, in the record that Flower's loop holds
 
     @property
-    def recipe(self) -> Any:
+    def recipe(self) -> ServerRecipe:
         """The parts of the method."""
         return self.parts.recipe
 
@@ -249,6 +248,7 @@ class FedDG(FedAvg):
         started = time.perf_counter()
         seed_library(self.experiment.run.seed, "server", self.log.round)
         for bank in self.parts.banks("after") if updates and self.parts.training else []:
+            assert self.visits.grid is not None  # set when the round was configured
             self._collect(bank, self.visits.grid, self.log.round, None, [update.client for update in updates])
         fused = self.computation.fused(updates)
         self.storage.clear()

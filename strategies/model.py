@@ -4,8 +4,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 import torch
-from torch import nn
 
+from fedsim.models.net import Net
 from fedsim.tensors.kinds import Kind, nonnegative_names, tensor_kinds
 from strategies.server_round import CPU, Place, no_net
 
@@ -26,12 +26,12 @@ class ServerModel:
     classes: int = 0
     feature_dim: int = 0
     device: torch.device = CPU
-    build_net: Callable[[], nn.Module] = no_net
-    net: nn.Module | None = None
+    build_net: Callable[[], Net] = no_net
+    net: Net | None = None
 
 
 def server_model(
-    net: nn.Module, places: Mapping[str, Place], build_net: Callable[[], nn.Module], device: torch.device
+    net: Net, places: Mapping[str, Place], build_net: Callable[[], Net], device: torch.device
 ) -> ServerModel:
     """The facts about `net`. `build_net` makes an equal network on the CPU, which is then moved to `device`."""
     parameters = {name for name, _ in net.named_parameters(remove_duplicate=False)}

@@ -19,13 +19,15 @@ the answer to a visit). With `LostRoundError` a round has no model: the one befo
 """
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Literal
+from dataclasses import Field
+from typing import ClassVar, Literal, Protocol
 
 import numpy as np
-from torch import nn
 
-from fedsim.parts.facts import Fact
-from fedsim.parts.part import Part
+from fedsim.models.infer.base import Infer
+from fedsim.models.net import Net
+from fedsim.parts.facts import Fact, Facts
+from fedsim.parts.part import Part, RecipeParts
 from strategies.bank import Bank, Broadcast
 from strategies.server_round import (
     SERVER,
@@ -51,6 +53,7 @@ __all__ = [
     "Place",
     "Refine",
     "RefusedUpdateError",
+    "ServerRecipe",
     "ServerRound",
     "Share",
     "Update",
@@ -62,8 +65,12 @@ __all__ = [
 class Share(Part):
     """Which tensors leave the client and which come back."""
 
-    upload: ClassVar[bool] = False  # clients also send what they keep to themselves; a rule may make it a field
-    assumes = (Fact.SEVERAL_CLIENTS,)
+    upload: bool = False  # clients also send what they keep to themselves; a rule may make it a field
+
+    @property
+    def assumes(self) -> Facts:
+        """Several clients share."""
+        return (Fact.SEVERAL_CLIENTS,)
 
     @property
     def partial(self) -> bool:
@@ -71,16 +78,16 @@ class Share(Part):
         return type(self).cut is not Share.cut
 
     @property
-    def breaks(self) -> tuple[Fact, ...]:
+    def breaks(self) -> Facts:
         """A part of the model is not the whole."""
         return (Fact.WHOLE_MODEL,) if self.partial else ()
 
     @property
-    def provides(self) -> tuple[Fact, ...]:
+    def provides(self) -> Facts:
         """Tensors that clients keep but upload."""
         return (Fact.UPLOAD,) if self.upload else ()
 
-    def place(self, net: nn.Module) -> dict[str, Place]:
+    def place(self, net: Net) -> dict[str, Place]:
         """The place of every entry of the network's state.
 
         - `shared`: sent to the server, fused, and sent to the clients.
@@ -92,7 +99,7 @@ class Share(Part):
         """
         raise NotImplementedError
 
-    def cut(self, net: nn.Module, client: str, round: int, seed: int) -> dict[str, Cut]:
+    def cut(self, net: Net, client: str, round: int, seed: int) -> dict[str, Cut]:
         """The entries of shared tensors that a client gets for its training in a round and sends back, by name.
 
         For each named tensor these are the kept indices of each axis. A tensor that is not named is sent whole. On the
@@ -106,8 +113,8 @@ class Share(Part):
 class Weights(Part):
     """How much each client counts in this round; measured, unless a rule says that it breaks nothing."""
 
-    assumes = (Fact.SEVERAL_CLIENTS, Fact.CLIENT_WEIGHTS)
-    breaks = (Fact.KNOWN_WEIGHTS,)
+    assumes: ClassVar[Facts] = (Fact.SEVERAL_CLIENTS, Fact.CLIENT_WEIGHTS)
+    breaks: ClassVar[Facts] = (Fact.KNOWN_WEIGHTS,)
 
     def known(self, examples: Mapping[str, int]) -> dict[str, float] | None:
         """The weights of these clients, where numbers of examples are all that they depend on; None elsewhere."""
@@ -127,10 +134,14 @@ class Fuse(Part):
     compares them, and the round cannot be computed again without one of the clients
     """
 
-    assumes = (Fact.SEVERAL_CLIENTS,)
-    breaks = (Fact.WEIGHTED_MEAN,)
+    assumes: ClassVar[Facts] = (Fact.SEVERAL_CLIENTS,)
     masked: ClassVar[bool] = False
     amplifies: ClassVar[bool] = False
+
+    @property
+    def breaks(self) -> Facts:
+        """A rule of its own gives no weighted mean."""
+        return (Fact.WEIGHTED_MEAN,)
 
     def form(self, shapes: Mapping[str, tuple[tuple[int, ...], np.dtype]]) -> dict[str, tuple]:
         """The shape and the type of the tensors of a reply, given those of the model; by default the same ones."""
@@ -158,7 +169,7 @@ class Refine(Part):
     """
 
     order: ClassVar[int] = 1
-    assumes = (Fact.SINGLE_UPDATES,)
+    assumes: ClassVar[Facts] = (Fact.SINGLE_UPDATES,)
 
     def refine(self, fused: Arrays, server: ServerRound) -> dict[str, np.ndarray]:
         """The global tensors after this part, with names, shapes and types as in `fused`.
@@ -196,7 +207,7 @@ class Visit(Part):
     moment: ClassVar[Literal["updates", "model"]]
     records: ClassVar[tuple[str, ...]]
     bank: ClassVar[str] = ""
-    assumes = (Fact.SEVERAL_CLIENTS, Fact.SINGLE_UPDATES)
+    assumes: ClassVar[Facts] = (Fact.SEVERAL_CLIENTS, Fact.SINGLE_UPDATES)
 
     def ask(self, model: Arrays, server: ServerRound) -> Mapping[str, Arrays] | None:
         """The records of the message, with `arrays` (a whole model) among them; None: no visit in this round.
@@ -212,3 +223,40 @@ class Visit(Part):
     def take(self, records: Mapping[str, Arrays], model: Arrays, server: ServerRound) -> Arrays:
         """The model after the visit. A visit at the moment "updates" does not change it."""
         return model
+
+
+class ServerRecipe(RecipeParts, Protocol):
+    """What the server asks of a recipe, which is a dataclass."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field]]
+
+    @property
+    def share(self) -> Share:
+        """Which tensors travel."""
+
+    @property
+    def weights(self) -> Weights:
+        """How much each client counts."""
+
+    @property
+    def fuse(self) -> Fuse:
+        """How the tensors of several clients become one."""
+
+    @property
+    def banks(self) -> tuple[Bank, ...]:
+        """The records beside the model."""
+
+    @property
+    def refine(self) -> tuple[Refine, ...]:
+        """What happens to the fused model, in this order."""
+
+    @property
+    def visits(self) -> tuple[Visit, ...]:
+        """The exchanges with the unseen domain's client."""
+
+    @property
+    def infer(self) -> Infer:
+        """How the model predicts on the unseen domain."""
+
+    def needs(self) -> set[str]:
+        """The metrics without which a reply cannot be used."""

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -21,6 +20,7 @@ from strategies.parts import (
     Place,
     Refine,
     RefusedUpdateError,
+    ServerRecipe,
     ServerRound,
     Update,
     Visit,
@@ -47,7 +47,9 @@ class ServerParts:
     prelude of a step), where banks of every round and refining parts do not act.
     """
 
-    def __init__(self, recipe: Any, experiment: Experiment, places: Mapping[str, Place], state: ServerState) -> None:
+    def __init__(
+        self, recipe: ServerRecipe, experiment: Experiment, places: Mapping[str, Place], state: ServerState
+    ) -> None:
         self.recipe = replace(recipe, banks=tuple(bank for bank in recipe.banks if bank.shared))
         self.experiment, self.places, self.state = experiment, places, state
         self.model = ServerModel()
@@ -76,6 +78,7 @@ class ServerParts:
         share = self.recipe.share
         if not (share.partial and self.training and self.round):
             return {}
+        assert self.model.net is not None  # described before the first round
         return share.cut(self.model.net, client, self.round, self.experiment.run.seed)
 
     def needs(self) -> set[str]:
@@ -156,7 +159,7 @@ class ServerParts:
         Only the parts' own states are changed. A model that is not finite is returned as soon as it exists.
         """
         server, recipe = self.server(updates), self.recipe
-        self._visit("updates", self.start, server)
+        self._visit("updates", dict(self.start), server)
         server.weights = recipe.weights.weigh(updates, self._view(server, "weights"))
         fused = recipe.fuse.fuse(updates, server.weights, self._view(server, "fuse"))
         like = {name: self.start[name] for name in updates[0].arrays} if recipe.fuse.masked else updates[0].arrays
@@ -177,7 +180,7 @@ class ServerParts:
             server.banks = {**server.banks, bank.name: self._made(bank, server)}
         return server, fused
 
-    def _visit(self, moment: str, model: Arrays, server: ServerRound) -> Arrays:
+    def _visit(self, moment: str, model: dict[str, np.ndarray], server: ServerRound) -> dict[str, np.ndarray]:
         """Makes the visits of a moment and returns the model after them; `server` gets the answers and the banks they
         fill."""
         visits = [visit for visit in self.recipe.visits if visit.moment == moment] if self.training else []
@@ -193,7 +196,7 @@ class ServerParts:
                 self.refuse_answer(visit, error.reason)
         return model
 
-    def _visited(self, visit: Visit, model: Arrays, server: ServerRound) -> Arrays:
+    def _visited(self, visit: Visit, model: dict[str, np.ndarray], server: ServerRound) -> dict[str, np.ndarray]:
         """The model after one visit; the same model without an answer."""
         view = self._view(server, f"visits.{visit.phase}")
         asked = visit.ask(model, view)

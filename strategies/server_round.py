@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 import torch
-from torch import nn
 
 from fedsim.common.seeding import numpy_rng, torch_generator
+from fedsim.common.values import JsonTable, Row
+from fedsim.models.net import Net
 from fedsim.settings.experiment import Experiment
 from fedsim.tensors.kinds import Kind
 from strategies.aggregate import Arrays
@@ -17,6 +18,7 @@ Entries = Mapping[str, Arrays]  # the content of a bank: arrays by owner, which 
 Place = Literal["shared", "upload", "local", "frozen"]
 Cut = tuple[np.ndarray | None, ...]  # kept indices of each axis of a tensor; None: the whole axis
 CPU = torch.device("cpu")
+V = TypeVar("V")
 SERVER = ""  # owner of a bank's entry that the server made itself; no client has an empty name
 
 
@@ -32,14 +34,14 @@ class LostRoundError(Exception):
     """No model can be computed from what the clients sent in this round; the text says why."""
 
 
-class Reported(dict):
+class Reported(dict[str, V]):
     """What a client reported, by name. A missing name is a failure of that client, and not of the server."""
 
-    def __init__(self, client: str, kind: str, values: Mapping[str, Any]) -> None:
+    def __init__(self, client: str, kind: str, values: Mapping[str, V]) -> None:
         super().__init__(values)
         self.client, self.kind = client, kind
 
-    def __missing__(self, name: str) -> Any:
+    def __missing__(self, name: str) -> V:
         raise RefusedUpdateError(self.client, f"its reply lacks the {self.kind} {name!r}")
 
 
@@ -69,7 +71,7 @@ class Update:
         self.records = Reported(self.client, "record", self.records)
 
 
-def no_net() -> nn.Module:
+def no_net() -> Net:
     """The value of `ServerRound.build_net` where a round was made without an experiment (in tests of single parts)."""
     raise RuntimeError("this ServerRound was made without a network")
 
@@ -112,7 +114,7 @@ class ServerRound:
     rounds: int
     clients: list[str]
     previous: Arrays
-    state: dict[str, Any] = field(default_factory=dict)
+    state: JsonTable = field(default_factory=dict)
     drawn: list[str] = field(default_factory=list)
     class_counts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     updates: Sequence[Update] = ()
@@ -127,11 +129,11 @@ class ServerRound:
     seed: int = 0
     experiment: Experiment = field(default_factory=Experiment)
     device: torch.device = CPU
-    build_net: Callable[[], nn.Module] = no_net
+    build_net: Callable[[], Net] = no_net
     classes: int = 0
     feature_dim: int = 0
     known_weights: Callable[[Mapping[str, int]], dict[str, float] | None] = lambda examples: None
-    details: list[dict[str, Any]] = field(default_factory=list)
+    details: list[Row] = field(default_factory=list)
     client_columns: dict[str, dict[str, float]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
@@ -152,6 +154,6 @@ class ServerRound:
         """Adds a line to the run's log and to the notes of this round."""
         self.notes.append(text)
 
-    def of_part(self, state: dict[str, Any], arrays: dict[str, np.ndarray]) -> "ServerRound":
+    def of_part(self, state: JsonTable, arrays: dict[str, np.ndarray]) -> "ServerRound":
         """The same round as one part sees it, with the state that is its own."""
         return replace(self, state=state, arrays=arrays)

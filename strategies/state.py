@@ -2,9 +2,11 @@
 
 import copy
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
+
+from fedsim.common.values import JsonTable
+from strategies.server_round import Entries
 
 
 @dataclass
@@ -18,14 +20,14 @@ class ServerState:
     stored: the round in which a client last stored its state
     """
 
-    parts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    parts: dict[str, JsonTable] = field(default_factory=dict)
     tensors: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
-    banks: dict[str, dict[str, dict[str, np.ndarray]]] = field(default_factory=dict)
+    banks: dict[str, Entries] = field(default_factory=dict)
     layouts: dict[str, str] = field(default_factory=dict)
     handed: dict[str, list[str]] = field(default_factory=dict)
     stored: dict[str, int] = field(default_factory=dict)
 
-    def of_part(self, key: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    def of_part(self, key: str) -> tuple[JsonTable, dict[str, np.ndarray]]:
         """A part's own numbers and tensors, which may be changed in place."""
         return self.parts.setdefault(key, {}), self.tensors.setdefault(key, {})
 

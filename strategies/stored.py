@@ -9,6 +9,7 @@ The file has no name: its space is free again when the process ends. The next ro
 half the time of new space; what is longer than KEPT_BYTES is given back when the round ends.
 """
 
+import io
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -69,9 +70,10 @@ class StoredArrays(Mapping[str, np.ndarray]):
     def _read(self, array: np.ndarray, start: int) -> None:
         if self._round != self._storage.round:
             raise RuntimeError("tensors of an earlier round are read, and the next round has written over them")
-        view = memoryview(array.view(np.uint8))
+        view, file = memoryview(array.view(np.uint8)), self._storage.file
+        assert file is not None  # this round's tensors are in it
         while len(view):
-            count = os.preadv(self._storage.file.fileno(), [view], start)
+            count = os.preadv(file.fileno(), [view], start)
             if not count:
                 raise EOFError("the file of this round's replies ends too early")
             view, start = view[count:], start + count
@@ -83,7 +85,7 @@ class Storage:
     def __init__(self, folder: Path | None = None, memory: int = MEMORY_BYTES) -> None:
         self.folder, self.memory = folder, memory
         self._room = memory
-        self.file = None
+        self.file: io.FileIO | None = None
         self.round = 0  # counted, so that nobody reads what is written over
         self._held = self._end = 0
 

@@ -15,6 +15,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TextIO
 
 from fedsim.common.errors import ClientFailedError, UserError, printable
 
@@ -108,7 +109,7 @@ def _flush(code: int) -> int:
     return code
 
 
-def _silence(stream: object) -> None:
+def _silence(stream: TextIO) -> None:
     """Redirect the stream to nowhere, because the interpreter's own flush at its end would cause a second error."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
@@ -131,8 +132,8 @@ def refuse_hidden_packages() -> None:
     home = Path(__file__).resolve().parents[2]
     for name in OWN_PACKAGES:
         spec = importlib.util.find_spec(name)
-        places = [Path(place).resolve() for place in (spec.submodule_search_locations or [spec.origin])] if spec else []
         if not spec:
             raise UserError(f"the package {name!r} of fedsim is missing beside {home / 'fedsim'}; install it again")
+        places = [Path(place).resolve() for place in spec.submodule_search_locations or [spec.origin or ""]]
         if home / name not in places:
             raise UserError(f"{places[0]} hides the package {name!r} of fedsim; rename it, or start in another folder")

@@ -11,7 +11,7 @@ from fedsim.data.row import Benchmark
 from fedsim.settings import DataSettings
 from fedsim.settings.plugins import load
 
-Fingerprints = dict[str, dict[str, int | str]]
+Fingerprints = Mapping[str, Mapping[str, int | str]]
 
 
 def fingerprints(data: DataSettings) -> Fingerprints:

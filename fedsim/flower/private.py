@@ -15,7 +15,6 @@ from fedsim.common.errors import UserError
 VERSIONS = "flwr>=1.41,<1.43"  # that pass the tests; the range of pyproject.toml
 
 PRIVATE = {
-    "flwr.serverapp.strategy.fedopt:FedOpt": "what Flower's adaptive server optimizers have in common",
     # a grid of our own
     "flwr.supercore.run:Run": "the run to which the messages of a simulation belong",
     "flwr.supercore.task_identity:TaskIdentity": "the node in whose name messages are made",

@@ -9,7 +9,7 @@ from itertools import permutations
 
 from fedsim.common.errors import UserError
 from fedsim.methods.recipe import LIST_SLOTS, Recipe, parts_of
-from fedsim.parts.facts import Fact
+from fedsim.parts.facts import Fact, Facts
 from fedsim.parts.part import Part, part_name
 from strategies.bank import RESERVED_RECORDS, Bank
 
@@ -62,7 +62,7 @@ def _acts(part: Part) -> bool:
     return not isinstance(part, Bank) or part.shared
 
 
-def _assumed(part: Part) -> tuple[Fact, ...]:
+def _assumed(part: Part) -> Facts:
     """The facts that a part assumes."""
     facts = part.assumes
     facts += (Fact.WHOLE_MODEL,) if getattr(part, "whole", False) else ()

@@ -53,3 +53,6 @@ class Fact(Enum):
 
     def __init__(self, sentence: str, advice: str = BOTH, given: bool = True) -> None:
         self.sentence, self.advice, self.given = sentence, advice, given
+
+
+Facts = tuple[Fact, ...]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 from fedsim.common.tasks import ANY_TASK
-from fedsim.parts.facts import Fact
+from fedsim.parts.facts import Facts
 from fedsim.settings.plugins import entry_points
 
 if TYPE_CHECKING:
@@ -36,9 +36,7 @@ class Part:
     tasks: the tasks (fedsim.common.tasks) for which the part is made; it is refused on data sets with another task
     side_by_side: clients with this part may be trained together as one program (`clients/stacked/`), because its work
     in a step depends only on the tensors and the batch of one client. Steps and terms must declare it
-    assumes, breaks: facts (fedsim.parts.facts) on which this part relies, and facts that do not hold beside it
-    replaces: facts that it breaks, each of which one part alone may break
-    provides: facts that hold only beside a part that provides them
+    replaces: facts (fedsim.parts.facts) that it breaks, each of which one part alone may break
     belongs_to: the settings name of the part without which this one has no effect
     discloses: what this part shows the server or other clients about a client's data; empty: nothing beyond the model
     """
@@ -47,11 +45,23 @@ class Part:
     needs: ClassVar[tuple[str, ...]] = ()
     tasks: ClassVar[tuple[str, ...]] = ANY_TASK
     side_by_side: ClassVar[bool] = True
-    assumes: ClassVar[tuple[Fact, ...]] = ()
-    breaks: ClassVar[tuple[Fact, ...]] = ()
-    replaces: ClassVar[tuple[Fact, ...]] = ()
-    provides: ClassVar[tuple[Fact, ...]] = ()
+    replaces: ClassVar[Facts] = ()
     belongs_to: ClassVar[str] = ""
+
+    @property
+    def assumes(self) -> Facts:
+        """Facts on which this part relies; a class, too, may name them."""
+        return ()
+
+    @property
+    def breaks(self) -> Facts:
+        """Facts that do not hold beside this part."""
+        return ()
+
+    @property
+    def provides(self) -> Facts:
+        """Facts that hold only beside a part that provides them."""
+        return ()
 
     @property
     def sets(self) -> dict[str, dict[str, object]]:
@@ -77,7 +87,7 @@ class Part:
     def check(self, experiment: "Experiment") -> None:
         """Raise UserError when the experiment lacks what this part needs, or when fields contradict each other."""
 
-    def check_server(self, experiment: "Experiment", known: Mapping[str, Mapping]) -> None:
+    def check_server(self, experiment: "Experiment", known: Mapping[str, Mapping[str, int | str]]) -> None:
         """Raise UserError when the server's own machine lacks what this part needs there, such as a folder of images.
 
         Called only on the server: before the run's folder is created, and again when the sites have sent the

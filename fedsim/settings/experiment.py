@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import tomli_w
-from pydantic import AfterValidator, Field, PrivateAttr, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, Field, PrivateAttr, ValidationError, model_validator
 
 from fedsim.common.errors import UserError, nearest
 from fedsim.settings import DataSettings, ModelSettings, RunSettings, Settings, TrainSettings, folder_name
@@ -81,7 +81,12 @@ class Experiment(Settings):
         return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:10]
 
 
-SECTIONS = {"data": DataSettings, "model": ModelSettings, "train": TrainSettings, "run": RunSettings}
+SECTIONS: dict[str, type[BaseModel]] = {
+    "data": DataSettings,
+    "model": ModelSettings,
+    "train": TrainSettings,
+    "run": RunSettings,
+}
 # A table that replaced a whole section would drop what the file and the preset say in it.
 SECTION_EXAMPLES = {
     "data": "data.image_size=32", "model": "model.backbone=resnet18", "train": "train.lr=0.1",
@@ -163,8 +168,8 @@ def _resolve(table: dict, overrides: Sequence[str], preset: str, where: str) -> 
     experiment = from_table(table, where, overrides)
     parts = presets[preset].get("method", {}) if preset else {}
     if parts.get("name") != experiment.method_name:
-        asked = {".".join(key.split(".")[:2]) for key, _ in changes}
-        keys = tuple(sorted(key for key in parts if key != "name" and f"method.{key}" not in asked))
+        changed = {".".join(key.split(".")[:2]) for key, _ in changes}
+        keys = tuple(sorted(key for key in parts if key != "name" and f"method.{key}" not in changed))
         experiment._preset = (preset, keys) if keys else ("", ())
     return experiment
 
@@ -261,7 +266,7 @@ def _explain(error: ValidationError) -> str:
     path = [str(part) for part in problem["loc"]]
     key = ".".join(path)
     if problem["type"] == "extra_forbidden":
-        section = SECTIONS.get(path[0]) if len(path) > 1 else Experiment
+        section: type[BaseModel] | None = SECTIONS.get(path[0]) if len(path) > 1 else Experiment
         known = list(section.model_fields) if section else []
         return f"unknown setting {key!r}; {nearest(path[-1], known)}known here: {', '.join(known)}"
     given = repr(problem.get("input"))

@@ -14,7 +14,7 @@ import hashlib
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -151,7 +151,7 @@ def origin(group: str, name: str) -> str:
 def instance(found: Any, kind: type, where: str) -> Any:
     """`found`, or the result of calling it without arguments, if this is an instance of `kind`; UserError otherwise."""
     try:
-        made = found() if isinstance(found, Callable) and not isinstance(found, kind) else found
+        made = found() if callable(found) and not isinstance(found, kind) else found
     except UserError:
         raise
     except Exception as error:  # the user's own code may raise any error

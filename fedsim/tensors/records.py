@@ -4,7 +4,9 @@ Flower's own properties (`content.array_records`, ...) build at each access a di
 writes changes back. With tiny models that is a measurable part of a round, and nothing here changes a message by it.
 """
 
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, ConfigRecordValues, MetricRecord, RecordDict
+
+Config = dict[str, ConfigRecordValues]  # the content of a record with settings
 
 
 def arrays_of(content: RecordDict) -> dict[str, ArrayRecord]:

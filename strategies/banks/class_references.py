@@ -5,6 +5,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from strategies.bank import When
 from strategies.parts import SERVER, Arrays, Bank, Entries, RefusedUpdateError, ServerRound, Update
 
 ROWS = ("r_mu", "r_rho")
@@ -26,7 +27,7 @@ class ClassReferences(Bank):
 
     shared: bool = True
     name: ClassVar[str] = "class_reference"
-    when: ClassVar[str] = "round"
+    when: ClassVar[When] = "round"
 
     @property
     def contributed(self) -> bool:

@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar
 import numpy as np
 from pydantic import Field
 
+from strategies.bank import When
 from strategies.banks.checks import misfit
 from strategies.parts import SERVER, Arrays, Bank, Entries, ServerRound
 
@@ -27,7 +28,7 @@ class ClassifierGradients(Bank):
 
     ema: Annotated[float, Field(ge=0, lt=1)] = 0.95
     name: ClassVar[str] = "classifier_gradient"
-    when: ClassVar[str] = "before"
+    when: ClassVar[When] = "before"
 
     def accept(self, client: str, arrays: Arrays, server: ServerRound) -> str:
         """Refuses records other than a gradient of the classifier with a count of batches above 0."""

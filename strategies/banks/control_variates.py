@@ -6,6 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from strategies.bank import When
 from strategies.banks.checks import misfit
 from strategies.parts import SERVER, Arrays, Bank, Entries, ServerRound
 
@@ -20,7 +21,7 @@ class ControlVariates(Bank):
     """
 
     name: ClassVar[str] = "control"
-    when: ClassVar[str] = "round"
+    when: ClassVar[When] = "round"
 
     def accept(self, client: str, arrays: Arrays, server: ServerRound) -> str:
         """Refuses records without the names, shapes and types of the shared parameters."""

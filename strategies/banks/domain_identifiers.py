@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from strategies.bank import When
 from strategies.banks.checks import fault
 from strategies.parts import Arrays, Bank, Entries, ServerRound
 
@@ -18,7 +19,7 @@ class DomainIdentifiers(Bank):
     """
 
     name: ClassVar[str] = "domain_identifier"
-    when: ClassVar[str] = "round"
+    when: ClassVar[When] = "round"
 
     def accept(self, client: str, arrays: Arrays, server: ServerRound) -> str:
         """Refuses records other than an identifier, which has two linear layers."""

@@ -5,6 +5,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from strategies.bank import When
 from strategies.banks.checks import fault, misfit
 from strategies.parts import SERVER, Arrays, Bank, Entries, ServerRound
 
@@ -20,7 +21,7 @@ class FeatureGenerator(Bank):
     """
 
     name: ClassVar[str] = "generator"
-    when: ClassVar[str] = "round"
+    when: ClassVar[When] = "round"
 
     def accept(self, client: str, arrays: Arrays, server: ServerRound) -> str:
         """Refuses records other than two layers that fit each other and the G of earlier rounds."""

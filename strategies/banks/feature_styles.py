@@ -5,6 +5,8 @@ from typing import ClassVar
 
 import numpy as np
 
+from fedsim.models.inserts.style_exploration import StyleLayers
+from strategies.bank import When
 from strategies.banks.checks import fault
 from strategies.parts import Arrays, Bank, Entries, ServerRound
 
@@ -40,7 +42,7 @@ class FeatureStyles(Bank):
 
     shared: bool = True
     name: ClassVar[str] = "feature_style"
-    when: ClassVar[str] = "round"
+    when: ClassVar[When] = "round"
 
     def accept(self, client: str, arrays: Arrays, server: ServerRound) -> str:
         """Refuses wrong names, shapes, NaN and deviations that are not positive."""
@@ -61,5 +63,7 @@ class FeatureStyles(Bank):
 
     def traffic(self, server: ServerRound) -> tuple[int | None, int]:
         """4 C_1 floats each way."""
-        size = 4 * ROWS * server.build_net().styles.channels
+        styles = server.build_net().styles
+        assert isinstance(styles, StyleLayers)  # the part needs this insert
+        size = 4 * ROWS * styles.channels
         return size, size

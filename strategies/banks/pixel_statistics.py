@@ -5,6 +5,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
+from strategies.bank import When
 from strategies.banks.checks import fault
 from strategies.parts import Arrays, Bank, Entries, ServerRound
 
@@ -31,7 +32,7 @@ class PixelStatistics(Bank):
     with_model: ClassVar[bool] = False
 
     @property
-    def when(self) -> str:
+    def when(self) -> When:
         """The moment at which clients contribute."""
         return "once" if self.refresh == "once" else "before"
 

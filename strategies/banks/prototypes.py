@@ -5,6 +5,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from strategies.bank import When
 from strategies.parts import SERVER, Arrays, Bank, Entries, ServerRound
 from strategies.tools.finch import cluster_means, finch
 
@@ -29,7 +30,7 @@ class Prototypes(Bank):
     """
 
     name: ClassVar[str] = "prototypes"
-    when: ClassVar[str] = "round"
+    when: ClassVar[When] = "round"
 
     def accept(self, client: str, arrays: Arrays, server: ServerRound) -> str:
         """Refuses records other than one vector for each of some classes. A client may have none to send."""

@@ -6,6 +6,7 @@ from typing import ClassVar
 import numpy as np
 
 from fedsim.parts.facts import Fact
+from strategies.bank import When
 from strategies.parts import Arrays, Bank, Entries, ServerRound
 from strategies.tools.masking import ENTRY, SEALED, SECRET, examples_of
 
@@ -38,7 +39,7 @@ class SecureKeys(OneRound):
     """
 
     name: ClassVar[str] = KEYS
-    when: ClassVar[str] = "before"
+    when: ClassVar[When] = "before"
     requires: ClassVar[dict[str, str]] = {"banks": "secure_shares"}
 
     def accept(self, client: str, arrays: Arrays, server: ServerRound) -> str:
@@ -66,7 +67,7 @@ class SecureShares(OneRound):
     """
 
     name: ClassVar[str] = SHARES
-    when: ClassVar[str] = "before"
+    when: ClassVar[When] = "before"
     reads: ClassVar[tuple[str, ...]] = (KEYS,)
     requires: ClassVar[dict[str, str]] = {"banks": "secure_unmasking"}
 
@@ -95,7 +96,7 @@ class SecureUnmasking(OneRound):
     """
 
     name: ClassVar[str] = OPENED
-    when: ClassVar[str] = "after"
+    when: ClassVar[When] = "after"
 
     def accept(self, client: str, arrays: Arrays, server: ServerRound) -> str:
         """Refuses what is not one share of each client that sent shares."""

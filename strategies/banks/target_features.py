@@ -1,9 +1,9 @@
 """Features of the unseen domain's unlabelled images, sent to all clients."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from strategies.bank import When
 from strategies.parts import SERVER, Arrays, Bank, Entries, ServerRound, Update
 
 
@@ -15,14 +15,14 @@ class TargetFeatures(Bank):
     """
 
     name: ClassVar[str] = "target_features"
-    when: ClassVar[str] = "round"
+    when: ClassVar[When] = "round"
     contributed: ClassVar[bool] = False
 
     def gather(self, update: Update, server: ServerRound) -> Arrays:
         """Sources contribute nothing."""
         return {}
 
-    def merge(self, bank: Entries, entries: Entries, server: ServerRound) -> Mapping[str, Arrays]:
+    def merge(self, bank: Entries, entries: Entries, server: ServerRound) -> dict[str, Arrays]:
         """No change: visits fill this bank."""
         return dict(bank)
 

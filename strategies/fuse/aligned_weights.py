@@ -70,4 +70,4 @@ class AlignedWeights(Fuse):
             mean = float(np.mean([own[index] for own in found.values()]))
             server.client_columns[update.client] = {"weight": mean}
         states = [update.arrays for update in updates]
-        return tensorwise_mean(states, {**dict.fromkeys(states[0], shares), **found})
+        return tensorwise_mean(states, dict.fromkeys(states[0], shares) | found)

@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import Field
 
 from fedsim.common.errors import UserError
-from fedsim.parts.facts import Fact
+from fedsim.parts.facts import Fact, Facts
 from fedsim.settings.experiment import Experiment
 from strategies.aggregate import weighted_mean
 from strategies.parts import Fuse, ServerRound, Update
@@ -70,7 +70,7 @@ class GradientMatching(Fuse):
         return self.scale == "weights" or self.variant == "official"
 
     @property
-    def breaks(self) -> tuple[Fact, ...]:
+    def breaks(self) -> Facts:
         """The model may move further than its clients, and p_k may not act."""
         return (Fact.WEIGHTED_MEAN, Fact.CLIENTS_MOVE, *(() if self.uses_weights else (Fact.CLIENT_WEIGHTS,)))
 

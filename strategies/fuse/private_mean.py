@@ -52,7 +52,7 @@ class PrivateMean(Fuse):
         equal_columns(updates, server)
         states, previous = [update.arrays for update in updates], server.previous
         factors = [clipping(state, previous, self.clip) for state in states]
-        mean = {}
+        mean: dict[str, np.ndarray] = {}
         for name in states[0]:  # one tensor after the other, because all models may be too large for the memory
             own = [{name: clipped(state[name], previous[name], factor)} for state, factor in zip(states, factors)]
             mean |= weighted_mean(own, [1.0] * len(own))

@@ -114,6 +114,7 @@ class SecureMean(Fuse):
             masking.add_mask(total, seed, -sign)
         lines = {client: bytes(server.banks[KEYS][client][LINE]) for client in server.banks[SHARES]}
         shares = server.known_weights({name: masking.examples_of(line) for name, line in lines.items()})
+        assert shares is not None  # Fact.KNOWN_WEIGHTS
         weight = sum(shares[update.client] for update in updates)
         result = weighted_mean(
             [{name: update.arrays[name] for name in update.arrays.keys() - total.keys()} for update in updates],

@@ -1,9 +1,9 @@
 """Distillation of the clients' models into their average, on unlabelled images of the server."""
 
 from collections import ChainMap
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, cast
 
 import numpy as np
 import torch
@@ -118,7 +118,8 @@ class EnsembleDistillation(Refine):
         self, net: nn.Module, order: Sequence[np.ndarray], prepared: Prepared, server: ServerRound
     ) -> Callable[[np.ndarray], Tensor]:
         """A function from a batch's positions to the mean of the clients' logits; `net` may be used afterwards."""
-        states = [ChainMap(update.arrays, server.previous) for update in server.updates]
+        both = [[update.arrays, server.previous] for update in server.updates]
+        states = [ChainMap(*cast(list[MutableMapping[str, np.ndarray]], maps)) for maps in both]  # only read
         if self.teachers == "train":  # what a model says of an image depends on the batch and on the step
             other = server.build_net()
             return lambda part: mean_logits(other, states, [part], prepared, train=True)
@@ -177,9 +178,9 @@ def mean_logits(
     """The mean over the models of their logits, [images, classes]; each model is in eval mode (or in training mode)
     with its own tensors in `net`."""
     net.train(train)
-    total: Tensor | None = None
+    total = torch.zeros(())
     for state in states:
         load_arrays(net, state, list(state))
         logits = torch.cat([net(prepared(part)).float() for part in parts])
-        total = logits if total is None else total + logits
+        total = logits if total.ndim == 0 else total + logits
     return total / len(states)

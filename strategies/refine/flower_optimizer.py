@@ -30,7 +30,7 @@ class FlowerOptimizer(Refine):
     assumes = ()
     replaces = (Fact.CLIENTS_MOVE,)
 
-    def strategy(self) -> flower.FedAvgM | flower.FedOpt:
+    def strategy(self) -> flower.Optimizer:
         """Flower's strategy with the settings of this part, and without moments."""
         raise NotImplementedError
 

@@ -34,5 +34,6 @@ class UploadCache(Refine):
             server.arrays.update({f"{update.client}:{name}": np.array(update.arrays[name]) for name in names})
         seen = [client for client in server.clients if client in examples]
         weights = server.known_weights({client: examples[client] for client in seen})
+        assert weights is not None  # Fact.KNOWN_WEIGHTS
         states = [{name: server.arrays[f"{client}:{name}"] for name in names} for client in seen]
         return {**fused, **weighted_mean(states, [weights[client] for client in seen])}

@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from torch import nn
-
+from fedsim.models.net import Net
 from strategies.parts import Place, Share
 
 
@@ -13,6 +12,6 @@ class Everything(Share):
 
     assumes = ()
 
-    def place(self, net: nn.Module) -> dict[str, Place]:
+    def place(self, net: Net) -> dict[str, Place]:
         """Every entry is `shared`."""
         return dict.fromkeys(net.state_dict(), "shared")

@@ -5,11 +5,11 @@ from typing import Annotated, ClassVar
 
 import numpy as np
 from pydantic import Field
-from torch import nn
 
 from fedsim.common.errors import UserError
 from fedsim.common.seeding import numpy_rng
 from fedsim.models.hidden import hidden_layers
+from fedsim.models.net import Net
 from fedsim.settings.experiment import Experiment
 from strategies.parts import Cut, Place, Share
 
@@ -45,11 +45,11 @@ class RandomSubnet(Share):
         if self.rate and train.persist_optimizer and (train.momentum or train.optimizer != "sgd"):
             raise UserError("random_subnet needs a fresh optimizer each round; set train.persist_optimizer = false")
 
-    def place(self, net: nn.Module) -> dict[str, Place]:
+    def place(self, net: Net) -> dict[str, Place]:
         """Every entry is `shared`."""
         return dict.fromkeys(net.state_dict(), "shared")
 
-    def cut(self, net: nn.Module, client: str, round: int, seed: int) -> dict[str, Cut]:
+    def cut(self, net: Net, client: str, round: int, seed: int) -> dict[str, Cut]:
         """The kept rows and columns of every hidden layer."""
         if self.rate == 0:
             return {}

@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from torch import nn
-
+from fedsim.models.net import Net
 from fedsim.models.norms.base import Norm
 from fedsim.models.norms.xan import XAN, XANLayer
 from fedsim.parts.part import RecipeParts
@@ -41,7 +40,7 @@ class WithoutBatchNorm(Share):
             "computes gamma and beta again; keep upload = true, or set method.share = 'without_statistics'"
         )
 
-    def place(self, net: nn.Module) -> dict[str, Place]:
+    def place(self, net: Net) -> dict[str, Place]:
         """Batch-norm entries in scope are `upload` (or `local`), all others `shared`."""
         places: dict[str, Place] = dict.fromkeys(net.state_dict(), "shared")
         if self.scope == "none":

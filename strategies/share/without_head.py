@@ -1,10 +1,8 @@
 """COPA's share rule: every client keeps a classifier of its own."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-from torch import nn
-
+from fedsim.models.net import Net
 from fedsim.parts.facts import Fact
 from strategies.parts import Place, Share
 
@@ -17,10 +15,10 @@ class WithoutHead(Share):
     it, and its validation selects the round; the unseen domain is predicted by all heads (`ensemble_of_heads`).
     """
 
-    upload: ClassVar[bool] = True
+    upload = True
     breaks = (Fact.GLOBAL_HEAD,)
 
-    def place(self, net: nn.Module) -> dict[str, Place]:
+    def place(self, net: Net) -> dict[str, Place]:
         """Entries of the head are `upload`, all others `shared`."""
         own = {f"head.{name}" for name in net.head.state_dict()}
         return {name: "upload" if name in own else "shared" for name in net.state_dict()}

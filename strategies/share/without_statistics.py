@@ -2,9 +2,8 @@
 
 from dataclasses import dataclass
 
-from torch import nn
-
-from fedsim.parts.facts import Fact
+from fedsim.models.net import Net
+from fedsim.parts.facts import Fact, Facts
 from fedsim.tensors.kinds import Kind, tensor_kinds
 from strategies.parts import Place, Share
 
@@ -20,11 +19,11 @@ class WithoutStatistics(Share):
     upload: bool = True
 
     @property
-    def assumes(self) -> tuple[Fact, ...]:
+    def assumes(self) -> Facts:
         """Without the upload an unseen domain has no statistics unless they are computed on it."""
-        return (*Share.assumes, *(() if self.upload else (Fact.TARGET_STATISTICS,)))
+        return (*super().assumes, *(() if self.upload else (Fact.TARGET_STATISTICS,)))
 
-    def place(self, net: nn.Module) -> dict[str, Place]:
+    def place(self, net: Net) -> dict[str, Place]:
         """Running mean, variance and counters are `upload` (or `local`), all others `shared`."""
         kept: Place = "upload" if self.upload else "local"
         statistics = (Kind.BN_STATISTICS, Kind.COUNTER)

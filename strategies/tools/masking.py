@@ -154,7 +154,7 @@ def pair_seed(private: bytes, public: bytes, common: bytes) -> bytes:
 def shares_of(secret: bytes, threshold: int, count: int) -> list[bytes]:
     """Shares of a secret of 32 bytes for the clients 1 to `count`; any `threshold` of them determine it."""
     blocks = [secret[start : start + BLOCK] for start in range(0, SECRET, BLOCK)]
-    found = [dict(Shamir.split(threshold, count, block)) for block in blocks]
+    found = [dict(Shamir.split(threshold, count, block, False)) for block in blocks]
     return [b"".join(block[number] for block in found) for number in range(1, count + 1)]
 
 
@@ -162,7 +162,7 @@ def restored(shares: Mapping[int, bytes]) -> bytes:
     """The secret of exactly `threshold` shares, which are given by the number of their client."""
     blocks = range(0, SECRET, BLOCK)
     parts = ([(number, share[start : start + BLOCK]) for number, share in shares.items()] for start in blocks)
-    return b"".join(Shamir.combine(part) for part in parts)
+    return b"".join(Shamir.combine(part, False) for part in parts)
 
 
 def restored_as(

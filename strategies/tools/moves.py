@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from strategies.aggregate import Shares
 from strategies.server_round import Arrays, ServerRound, Update
 
 
@@ -47,7 +48,7 @@ def gram(deltas: Sequence[Mapping[str, np.ndarray]]) -> np.ndarray:
     return total
 
 
-def mean_move(deltas: Sequence[Mapping[str, np.ndarray]], coefficients: Sequence[float], name: str) -> np.ndarray:
+def mean_move(deltas: Sequence[Mapping[str, np.ndarray]], coefficients: Shares, name: str) -> np.ndarray:
     """sum_k a_k delta_k of one tensor, in float64 and in the order of the clients; the a_k need not sum to 1."""
     total = coefficients[0] * deltas[0][name]
     for coefficient, delta in zip(coefficients[1:], deltas[1:], strict=True):

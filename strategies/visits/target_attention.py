@@ -45,7 +45,7 @@ class TargetAttention(Visit, Weights):
     att: Literal["relative", "raw"] = "relative"
     att_temp: Annotated[float, Field(gt=0)] = 0.1
     phase: ClassVar[str] = "attention"
-    moment: ClassVar[str] = "updates"
+    moment: ClassVar[Literal["updates", "model"]] = "updates"
     records: ClassVar[tuple[str, ...]] = ("tightness",)
     requires: ClassVar[dict[str, str]] = {"visits": "target_attention"}
     assumes = (*Visit.assumes, Fact.CLIENT_WEIGHTS)

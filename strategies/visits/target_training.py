@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -22,7 +22,7 @@ class TargetTraining(Visit):
     """
 
     phase: ClassVar[str] = "adapt"
-    moment: ClassVar[str] = "model"
+    moment: ClassVar[Literal["updates", "model"]] = "model"
     records: ClassVar[tuple[str, ...]] = ("generator", "target_features")
     bank: ClassVar[str] = "target_features"
     requires: ClassVar[dict[str, str]] = {"banks": "target_features"}

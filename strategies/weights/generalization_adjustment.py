@@ -123,7 +123,7 @@ class GeneralizationAdjustment(Weights):
     @property
     def sets(self) -> dict[str, dict[str, object]]:
         """The metric of the released code, together with its variant."""
-        official = {"generalization_gap": {"metric": "validation_accuracy"}}
+        official: dict[str, dict[str, object]] = {"generalization_gap": {"metric": "validation_accuracy"}}
         return official if self.variant == "official" else {}
 
     def weigh(self, updates: Sequence[Update], server: ServerRound) -> dict[str, float]:

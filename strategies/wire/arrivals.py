@@ -2,18 +2,17 @@
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
 
 from flwr.app import Message
 
 from strategies.banks.checks import layout_of
-from strategies.parts import Bank, Update
+from strategies.parts import Arrays, Bank, Update
 from strategies.server_parts import ServerParts
 from strategies.stored import Storage, heads_of
 from strategies.wire.cuts import put_back, taken
 from strategies.wire.exchange import Exchange
 from strategies.wire.guard import Guard
-from strategies.wire.reply_checks import check_update
+from strategies.wire.reply_checks import Wanted, check_update
 from strategies.wire.reply_limits import metrics_over_limit, records_over_limit
 from strategies.wire.round_notes import RoundNotes
 from strategies.wire.update_limit import model_norm, update_size
@@ -25,7 +24,7 @@ class Arrivals:
     def __init__(self, exchange: Exchange, guard: Guard, parts: ServerParts, storage: Storage) -> None:
         self.exchange, self.guard, self.parts, self.storage = exchange, guard, parts, storage
 
-    def take(self, replies: Iterable[Message], model: Mapping[str, Any]) -> list[Update]:
+    def take(self, replies: Iterable[Message], model: Arrays) -> list[Update]:
         """The updates that pass the checks of the wire, of the banks, and of what all clients have in common.
 
         model: the tensors as the clients send them up.
@@ -37,7 +36,7 @@ class Arrivals:
         layouts: dict[str, dict[str, str]] = {bank.name: {} for bank in banks}
         norms: dict[str, dict[str, float]] = {bank.name: {} for bank in banks}
 
-        def own(client: str) -> dict[str, Any]:
+        def own(client: str) -> Wanted:
             cut = parts.cut(client)
             return {"shapes": fuse.form(heads_of(taken(model, cut)))} if cut else {}
 
@@ -106,7 +105,7 @@ class Arrivals:
                 self.exchange.fail(client, f"reply refused: {reason}")
 
 
-def open_names(names: Iterable[str], model: Mapping[str, Any]) -> list[str]:
+def open_names(names: Iterable[str], model: Arrays) -> list[str]:
     """Those of the tensors that no rule masks, which are integers."""
     return [name for name in names if name in model and model[name].dtype.kind != "f"]
 

@@ -1,21 +1,22 @@
 """Builds the messages to the clients, and decides which of their replies are used."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar, Unpack
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, ConfigRecordValues, Message, RecordDict
 
 from fedsim.common.tasks import CLASSIFICATION
 from fedsim.settings.experiment import Experiment
 from fedsim.tensors.arrays import state_to_record
-from fedsim.tensors.records import arrays_of, config_of
-from strategies.server_round import RefusedUpdateError
+from fedsim.tensors.records import Config, arrays_of
+from strategies.server_round import Arrays, RefusedUpdateError
 from strategies.state import ServerState
 from strategies.wire.handshake import NOT_ONLINE, Roster
 from strategies.wire.matching import Sent
 from strategies.wire.reply_checks import (
     Expected,
     RejectedReplyError,
+    Wanted,
     client_failure,
     failure_reason,
     judged,
@@ -29,8 +30,13 @@ KEPT_RECORDS = 8  # of an encoder
 T = TypeVar("T")
 
 
-def nothing(client: str) -> Mapping[str, Any]:
-    """No client has anything of its own."""
+def no_records(client: str) -> dict[str, ArrayRecord]:
+    """No client gets records of its own."""
+    return {}
+
+
+def nothing(client: str) -> Wanted:
+    """Nothing is expected of one client alone."""
     return {}
 
 
@@ -61,6 +67,7 @@ class Exchange:
         self.saved_round = -1
         self._sent = Sent()
         self._asked: list[str] = []  # in this phase
+        self._phase, self._round = "", 0
 
     @property
     def clients(self) -> list[str]:
@@ -78,8 +85,8 @@ class Exchange:
         round: int,
         arrays: ArrayRecord | None,
         clients: Sequence[str],
-        records: Callable[[str], Mapping[str, ArrayRecord]] = nothing,
-        **more: Any,
+        records: Callable[[str], Mapping[str, ArrayRecord]] = no_records,
+        **more: ConfigRecordValues,
     ) -> Iterator[Message]:
         """One message per client that is online, made when it is its turn: tensors, further records, config.
 
@@ -90,28 +97,27 @@ class Exchange:
         if self.roster is not None and clients:  # sites may come and go between two phases
             self.roster.gather(self.experiment.run, clients)
             away = set(self.roster.missing(clients))
-        self._sent = Sent()
+        self._sent, self._phase, self._round = Sent(), phase, round
         for client in clients:
             self.log.row(client)
             if client in away:
                 self.fail(client, NOT_ONLINE)
         self._asked = [client for client in clients if client not in away]
-        return self._made(phase, round, arrays, records, more)
+        return self._made(arrays, records, more)
 
     def _made(
         self,
-        phase: str,
-        round: int,
         arrays: ArrayRecord | None,
         records: Callable[[str], Mapping[str, ArrayRecord]],
-        more: Mapping[str, Any],
+        more: Mapping[str, ConfigRecordValues],
     ) -> Iterator[Message]:
-        kind = {"evaluate": "evaluate", "collect": "query.collect"}.get(phase, "train")
-        common = {**self.run_config, "round": round, "phase": phase, **more, "saved-round": self.saved_round}
+        kind = {"evaluate": "evaluate", "collect": "query.collect"}.get(self._phase, "train")
+        common: Config = {**self.run_config, "round": self._round, "phase": self._phase, **more}
+        common["saved-round"] = self.saved_round
         if self.experiment.train.budget != "paper":
             common["counts"] = [site.examples for site in self.sites.values() if site.examples]
         for client in self._asked:
-            whole = ({} if arrays is None else {"arrays": arrays}) | dict(records(client))
+            whole: dict[str, ArrayRecord] = ({} if arrays is None else {"arrays": arrays}) | dict(records(client))
             config = {**common, "client": client, "state-round": self.state.stored.get(client, -1)}
             self.log.count(client, "down", whole, whole)
             content = RecordDict({**whole, "config": ConfigRecord(config)})
@@ -137,9 +143,9 @@ class Exchange:
         check: Callable[[RecordDict, Expected], T],
         replies: Iterable[Message],
         refusal: str,
-        own: Callable[[str], Mapping[str, Any]] = nothing,
+        own: Callable[[str], Wanted] = nothing,
         keep: Callable[[T], T] = as_it_is,
-        **expected: Any,
+        **expected: Unpack[Wanted],
     ) -> dict[str, T]:
         """The results of the check for each reply, by client, in the order of the domains. A missing or refused reply
         is a failure.
@@ -154,9 +160,9 @@ class Exchange:
         check: Callable[[RecordDict, Expected], T],
         replies: Iterable[Message],
         refusal: str,
-        own: Callable[[str], Mapping[str, Any]] = nothing,
+        own: Callable[[str], Wanted] = nothing,
         keep: Callable[[T], T] = as_it_is,
-        **expected: Any,
+        **expected: Unpack[Wanted],
     ) -> tuple[dict[str, T], dict[str, tuple[str, str]]]:
         """As `judge`, but failures are returned, (reason, traceback) by client, for `settle`."""
         known = {"arrays", *(bank.name for bank in expected.get("banks", ()))}
@@ -166,19 +172,19 @@ class Exchange:
             matched = self._sent.match(reply)
             if matched is None:
                 continue
-            client, message = matched
+            client, _ = matched
             if reply.has_error():
                 failures[client] = failure_reason(reply), str(reply.error.reason)
             else:
                 self.log.count(client, "up", arrays_of(reply.content), known)
-                wanted = self._expected(client, message, {**expected, **own(client)})
+                wanted = self._expected(client, {**expected, **own(client)})
                 try:
                     results[client] = keep(judged(check, reply.content, wanted))
                 except RejectedReplyError as error:
                     failures[client] = f"{refusal}: {error}", ""
                 except RefusedUpdateError as error:  # of a part that `keep` asks
                     failures[client] = f"{refusal}: {one_line(error.reason)}", ""
-            del reply, message, matched  # while the next one is on its way, there is room for one reply
+            del reply, matched  # while the next one is on its way, there is room for one reply
         return results, failures
 
     def settle(self, results: Mapping[str, T], failures: Mapping[str, tuple[str, str]]) -> dict[str, T]:
@@ -201,13 +207,12 @@ class Exchange:
             return
         raise client_failure(client, self.log.round, reason, traceback)
 
-    def _expected(self, client: str, message: Message, more: Mapping[str, Any]) -> Expected:
-        config = config_of(message.content)
+    def _expected(self, client: str, more: Wanted) -> Expected:
         return Expected(
             client=client,
             token=self.run_config["token"],
-            round=config["round"],
-            phase=config["phase"],
+            round=self._round,
+            phase=self._phase,
             examples=self.sites[client].examples,
             metric=self.metric,
             data=self.sites[client].content,
@@ -219,9 +224,9 @@ class Encoder:
     """Encodes tensors as records; the newest records are kept, for tensors that several clients receive."""
 
     def __init__(self) -> None:
-        self._kept: list[tuple[Mapping, ArrayRecord]] = []
+        self._kept: list[tuple[Arrays, ArrayRecord]] = []
 
-    def record(self, arrays: Mapping) -> ArrayRecord:
+    def record(self, arrays: Arrays) -> ArrayRecord:
         """The record of these tensors."""
         for kept, record in self._kept:
             if kept is arrays:

@@ -6,19 +6,19 @@ module passes only tensors, in float64 or in their own type, and returns the new
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import Bulyan, FedAdagrad, FedAdam, FedAvg, FedAvgM, FedYogi
 
-from fedsim.flower.private import private
 from strategies.parts import Arrays
 
-FedOpt = private("flwr.serverapp.strategy.fedopt:FedOpt")
+Optimizer = FedAvgM | FedAdam | FedYogi | FedAdagrad
 WEIGHT = "num-examples"  # the metric by which Flower weighs a reply
 LOSS = "train_loss"
 
-__all__ = ["LOSS", "WEIGHT", "Bulyan", "FedAdagrad", "FedAdam", "FedAvgM", "FedOpt", "FedYogi"]
+__all__ = ["LOSS", "WEIGHT", "Bulyan", "FedAdagrad", "FedAdam", "FedAvgM", "FedYogi", "Optimizer"]
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ def record(arrays: Arrays) -> ArrayRecord:
     return Uncollected({name: Array(np.asarray(array)) for name, array in arrays.items()})
 
 
-def answer(arrays: Arrays, metrics: Mapping[str, float]) -> Answer:
-    """One accepted reply, in the form that Flower's aggregation takes."""
-    return Answer(RecordDict({"arrays": record(arrays), "metrics": MetricRecord(dict(metrics))}))
+def answer(arrays: Arrays, metrics: Mapping[str, float]) -> Message:
+    """One accepted reply, in the form that Flower's aggregation takes; it reads nothing else of a message."""
+    return cast(Message, Answer(RecordDict({"arrays": record(arrays), "metrics": MetricRecord(dict(metrics))})))
 
 
 def aggregate(
@@ -63,7 +63,7 @@ def aggregate(
 
 
 def optimizer_step(
-    strategy: FedAvgM | FedOpt, round: int, start: Arrays, fused: Arrays, memory: Arrays
+    strategy: Optimizer, round: int, start: Arrays, fused: Arrays, memory: Arrays
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """One step of a server optimizer from `start` towards `fused`: the new tensors, and its moments after the step.
 
@@ -71,14 +71,13 @@ def optimizer_step(
     """
     m = {name: memory[f"m:{name}"] for name in fused if f"m:{name}" in memory} or None
     v = {name: memory[f"v:{name}"] for name in fused if f"v:{name}" in memory} or None
-    momentum = isinstance(strategy, FedAvgM)
-    if momentum:
+    if isinstance(strategy, FedAvgM):
         strategy.current_arrays, strategy.momentum_vector = record(start), list(m.values()) if m else None
     else:
         strategy.current_arrays, strategy.m_t, strategy.v_t = dict(start), m, v
     moved = aggregate(strategy, round, [fused], [{WEIGHT: 1}])
-    after = dict(zip(fused, strategy.momentum_vector or ())) if momentum else strategy.m_t
-    kept = {f"m:{name}": np.asarray(array) for name, array in after.items()}
-    if not momentum:
-        kept |= {f"v:{name}": np.asarray(array) for name, array in strategy.v_t.items()}
-    return moved, kept
+    assert moved is not None  # no round without a reply
+    if isinstance(strategy, FedAvgM):
+        return moved, {f"m:{name}": np.asarray(array) for name, array in zip(fused, strategy.momentum_vector or ())}
+    moments = (("m", strategy.m_t or {}), ("v", strategy.v_t or {}))
+    return moved, {f"{key}:{name}": np.asarray(array) for key, own in moments for name, array in own.items()}

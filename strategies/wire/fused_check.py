@@ -8,10 +8,9 @@ update relative to the others.
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
-from flwr.app import Message
+from flwr.app import Message, MetricRecord
 from torch import nn
 
 from fedsim.tensors.arrays import all_finite, load_arrays
@@ -63,7 +62,7 @@ def useless_at(reply: Message) -> bool:
     return reply.has_content() and not finite_loss(metrics_of(reply.content))
 
 
-def finite_loss(records: Mapping[str, Any]) -> bool:
+def finite_loss(records: Mapping[str, MetricRecord]) -> bool:
     """Whether the loss of a validation is a finite number (or missing, which other checks refuse).
 
     It is compared and not converted, because `math.isfinite` raises for an integer that no float can hold.

@@ -16,6 +16,7 @@ from flwr.serverapp import Grid
 from fedsim.common.errors import CLIENT_APP_RAISED, USER_ERROR, ClientFailedError, UserError
 from fedsim.data.fingerprint import Fingerprints, difference
 from fedsim.settings import RunSettings
+from fedsim.tensors.records import Config
 from strategies.wire.membership import Identify, implausible, impostor, name_of
 from strategies.wire.reply_checks import Expected, RejectedReplyError, judged, one_line
 from strategies.wire.sites import UNANSWERED, Site, check_site, read_sites
@@ -187,7 +188,7 @@ class Roster:
             if now - self._since[node] > ASK_AGAIN_SECONDS:
                 del self._waiting[key]
                 self._asked.discard(node)
-        config = {**self.run_config, "round": 0, "phase": "handshake", "client": ""}
+        config: Config = {**self.run_config, "round": 0, "phase": "handshake", "client": ""}
         content, fresh = RecordDict({"config": ConfigRecord(config)}), sorted(self._online - self._asked)
         while part := fresh[:ASKED_AT_ONCE]:
             ids = self.grid.push_messages([Message(content, node, "query.handshake") for node in part])

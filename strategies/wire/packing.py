@@ -16,6 +16,7 @@ so that unpacking never makes a record larger.
 
 import json
 from collections.abc import Mapping
+from typing import cast
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
@@ -93,7 +94,7 @@ def unpack_record(record: ArrayRecord) -> ArrayRecord:
     arrays = {}
     for name, dtype, shape, stype, size in table:
         array = Array(dtype, tuple(shape), stype, b"")
-        array.data = buffer[place : place + size]  # Flower's constructor takes bytes only, which would be a copy
+        array.data = cast(bytes, buffer[place : place + size])  # Flower's own bytes would be a copy
         arrays[name] = array
         place += size
     return record_of(arrays)

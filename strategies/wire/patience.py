@@ -51,9 +51,10 @@ class PatientGrid(WrappedGrid):
         broken = yield from self._sent(messages, timeout)
         deadline, attempts = time.monotonic() + self._patience, 1
         while broken and attempts < MOST_ATTEMPTS and time.monotonic() < deadline:
-            if self._sender.roster is None or not self._back(list(broken), deadline):
+            roster = self._sender.roster
+            if roster is None or not self._back(roster, list(broken), deadline):
                 break
-            back = [client for client in broken if not self._missing(client)]
+            back = [client for client in broken if not roster.missing([client])]
             again = [self._sender.again(broken.pop(client)[0]) for client in back]
             broken |= yield from self._sent(again, timeout)
             attempts += 1
@@ -65,24 +66,20 @@ class PatientGrid(WrappedGrid):
         noted = (sent.add(str(place), message) for place, message in enumerate(messages))
         for reply in self._grid.send_and_receive(noted, timeout=timeout):
             matched = sent.match(reply)
-            lost = matched is not None and reply.has_error() and reply.error.code in LOST
-            client = self._sender.client_of(matched[1]) if lost else ""
-            if client:
+            lost = reply.has_error() and reply.error.code in LOST
+            client = self._sender.client_of(matched[1]) if matched and lost else ""
+            if matched and client:
                 broken[client] = matched[1], reply
             else:
                 yield reply
             del reply, matched
         return broken
 
-    def _back(self, clients: list[str], deadline: float) -> bool:
+    def _back(self, roster: Roster, clients: list[str], deadline: float) -> bool:
         """Wait until the clients are online, for at most `run.patience`; returns whether at least one is."""
         left = deadline - time.monotonic()
         logger.warning("%s: the connection broke; waiting up to %.0f s for it", ", ".join(clients), left)
-        roster = self._sender.roster
         missing = roster.call(left, clients)
         for client in missing:
             roster.give_up(client)
         return len(missing) < len(clients)
-
-    def _missing(self, client: str) -> bool:
-        return bool(self._sender.roster.missing([client]))

@@ -52,10 +52,10 @@ class QuickGrid(WrappedGrid):
         """Replies that have arrived."""
         if not self._puller:
             return self._grid.pull_messages(message_ids)
-        return self._pulled({key: self._sent[key] for key in message_ids if key in self._sent})
+        return self._pulled(self._puller, {key: self._sent[key] for key in message_ids if key in self._sent})
 
-    def _pulled(self, sent: Mapping[str, Message]) -> Iterator[Message]:
-        for reply in self._puller.pull(sent, self.largest_reply):
+    def _pulled(self, puller: Puller, sent: Mapping[str, Message]) -> Iterator[Message]:
+        for reply in puller.pull(sent, self.largest_reply):
             self._forget([reply.metadata.reply_to_message_id])
             yield reply
             del reply
@@ -63,7 +63,8 @@ class QuickGrid(WrappedGrid):
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
         """Send messages, at most `WINDOW` ahead of their replies, and pass on the replies as they come; those that
         have not come after `timeout` seconds are missing."""
-        source, waiting = iter(messages), set()
+        source = iter(messages)
+        waiting: set[str] = set()
         started = quiet_since = time.monotonic()
         while True:
             fresh = list(islice(source, WINDOW - len(waiting)))

@@ -5,16 +5,17 @@ import re
 import reprlib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypedDict, TypeVar
 
 import numpy as np
-from flwr.app import Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 
 from fedsim.common.errors import USER_ERROR, ClientFailedError, UserError
 from fedsim.common.tasks import CLASSIFICATION, TASKS
 from fedsim.tensors.arrays import all_finite, record_to_arrays
 from fedsim.tensors.records import arrays_of, config_of, configs_of, metrics_of
 from strategies.parts import Arrays, Bank, RefusedUpdateError, ServerRound, Update
+from strategies.stored import Head
 
 MOST_EXAMPLES = 10**9
 MOST_STEPS = 2**40  # largest value of a batch-norm counter
@@ -60,13 +61,23 @@ class Expected:
     round: int
     phase: str
     examples: int = 0
-    shapes: Mapping[str, tuple[tuple[int, ...], np.dtype]] = field(default_factory=dict)
+    shapes: Mapping[str, Head] = field(default_factory=dict)
     nonnegative: Collection[str] = ()
     banks: tuple[Bank, ...] = ()
     views: Mapping[str, ServerRound] = field(default_factory=dict)
     metrics: Collection[str] = ()
     metric: str = CLASSIFICATION.metric
     data: str = ""
+
+
+class Wanted(TypedDict, total=False):
+    """Fields of `Expected` beside those that a message itself says."""
+
+    shapes: Mapping[str, Head]
+    nonnegative: Collection[str]
+    banks: tuple[Bank, ...]
+    views: Mapping[str, ServerRound]
+    metrics: Collection[str]
 
 
 def one_line(text: str, most: int = REASON_CHARACTERS) -> str:
@@ -96,7 +107,7 @@ def check_update(content: RecordDict, expected: Expected) -> Update:
     metrics = read_metrics(content)
     examples = check_examples(metrics, expected.examples)
     check_metrics(metrics, {"train_loss", "train_seconds", *expected.metrics})
-    records = {name: read_arrays(name, record) for name, record in arrays_of(content).items()}
+    records: dict[str, Arrays] = {name: read_arrays(name, record) for name, record in arrays_of(content).items()}
     arrays = records.pop("arrays")
     check_arrays(arrays, expected.shapes)
     check_nonnegative(arrays, expected.nonnegative)
@@ -134,10 +145,10 @@ def check_collected(content: RecordDict, expected: Expected) -> Arrays:
 
 def check_records(content: RecordDict, arrays: set[str], metrics: set[str], configs: set[str]) -> None:
     """Raises unless these are exactly the records of these names and kinds; only `state` may be missing."""
-    found = {"array": arrays_of(content), "metric": metrics_of(content), "config": configs_of(content)}
+    found = {"array": set(arrays_of(content)), "metric": set(metrics_of(content)), "config": set(configs_of(content))}
     for kind, names in (("array", arrays), ("metric", metrics), ("config", configs)):
-        missing = sorted(names - found[kind].keys() - {"state"})
-        extra = sorted(found[kind].keys() - names)
+        missing = sorted(names - found[kind] - {"state"})
+        extra = sorted(found[kind] - names)
         if missing or extra:
             raise RejectedReplyError(f"missing {kind} records {missing[:3]}, unexpected {kind} records {extra[:3]}")
 
@@ -168,13 +179,14 @@ def read_metrics(content: RecordDict) -> dict[str, float]:
     record = metrics_of(content)["metrics"]
     if not isinstance(record, MetricRecord) or len(record) > MOST_METRICS:
         raise RejectedReplyError(f"the record 'metrics' holds more than {MOST_METRICS} metrics")
-    metrics = dict(record)
-    for name, value in metrics.items():
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not abs(value) <= LARGEST_METRIC:  # every comparison with NaN is false
-            large = number and (isinstance(value, int) or math.isfinite(value))
+    metrics: dict[str, float] = {}
+    for name, value in record.items():
+        number = None if isinstance(value, bool | list) else value
+        if number is None or not abs(number) <= LARGEST_METRIC:  # every comparison with NaN is false
+            large = number is not None and (isinstance(number, int) or math.isfinite(number))
             what = f"is larger than {LARGEST_METRIC:g} in size" if large else "is not a finite number"
             raise RejectedReplyError(f"metric {name!r} {what}: {reprlib.repr(value)}")
+        metrics[name] = number
     return metrics
 
 
@@ -202,7 +214,7 @@ def check_ranges(metrics: Mapping[str, float]) -> None:
 def check_examples(metrics: dict[str, float], expected: int = 0) -> int:
     """Removes 'num-examples' from the metrics; it must be a count, and equal to that of the handshake when one is
     expected."""
-    examples: Any = metrics.pop("num-examples", None)
+    examples = metrics.pop("num-examples", None)
     if type(examples) is not int or not 0 < examples <= MOST_EXAMPLES:
         expectation = f", the handshake said {expected}" if expected else ""
         raise RejectedReplyError(f"num-examples is {examples!r}, not a positive integer{expectation}")
@@ -211,7 +223,7 @@ def check_examples(metrics: dict[str, float], expected: int = 0) -> int:
     return examples
 
 
-def read_arrays(name: str, record: Mapping) -> dict[str, np.ndarray]:
+def read_arrays(name: str, record: ArrayRecord) -> dict[str, np.ndarray]:
     """The arrays of one record, which are never unpickled."""
     try:
         return record_to_arrays(record)
@@ -219,7 +231,7 @@ def read_arrays(name: str, record: Mapping) -> dict[str, np.ndarray]:
         raise RejectedReplyError(f"record {name!r} cannot be read: {error}") from None
 
 
-def check_arrays(arrays: Arrays, shapes: Mapping[str, tuple[tuple[int, ...], np.dtype]]) -> None:
+def check_arrays(arrays: Arrays, shapes: Mapping[str, Head]) -> None:
     """Raises unless keys, shapes and dtypes are as expected and all values are finite."""
     missing = [name for name in shapes if name not in arrays]
     extra = [name for name in arrays if name not in shapes]

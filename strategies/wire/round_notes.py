@@ -4,10 +4,10 @@ import logging
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from flwr.app import ArrayRecord
 
+from fedsim.common.values import Row
 from fedsim.tensors.arrays import nbytes
 from strategies.server_round import ServerRound
 
@@ -20,12 +20,12 @@ class RoundNotes:
 
     round: int
     started: float = field(default_factory=time.perf_counter)
-    clients: dict[str, dict[str, Any]] = field(default_factory=dict)
-    details: list[dict[str, Any]] = field(default_factory=list)
+    clients: dict[str, Row] = field(default_factory=dict)
+    details: list[Row] = field(default_factory=list)
     aggregation_seconds: float = 0.0
     notes: list[str] = field(default_factory=list)
 
-    def row(self, client: str) -> dict[str, Any]:
+    def row(self, client: str) -> Row:
         """The client's row, which is made when it is first used."""
         return self.clients.setdefault(client, {"client": client, "status": "ok", "bytes_down": 0, "bytes_up": 0})
 
@@ -70,7 +70,7 @@ class RoundNotes:
         logger.warning("round %d: %s", self.round, text)
 
 
-def payload(record: Mapping[str, Any]) -> int:
+def payload(record: ArrayRecord) -> int:
     """The bytes of a record's tensors. When a record declares invalid shapes or types: the bytes that it holds."""
     buffers = [getattr(array, "data", None) for array in record.values()]
     held = sum(len(buffer) for buffer in buffers if isinstance(buffer, bytes | memoryview))

@@ -57,7 +57,11 @@ def read_site(node: int, said: dict) -> tuple[Site, str]:
     client, role, examples, counts = (said.get(key) for key in ("client", "role", "examples", "class-counts"))
     if not isinstance(client, str) or role not in ("source", "target"):
         raise RejectedReplyError(f"it is {reprlib.repr(client)} with the role {reprlib.repr(role)}")
-    if not isinstance(counts, list) or any(type(count) is not int or count < 0 for count in [examples, *counts]):
+    if (
+        not isinstance(counts, list)
+        or not isinstance(examples, int)
+        or any(type(count) is not int or count < 0 for count in [examples, *counts])
+    ):
         raise RejectedReplyError(f"client {client!r} reports numbers of examples that are not whole numbers")
     versions = _versions(tuple((key, str(said[key])) for key in list(said)[:20] if key.startswith("version-")))
     known = ("images", "content", "environment", "nameless")

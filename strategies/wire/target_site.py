@@ -1,6 +1,6 @@
 """The site that holds the unseen domain: it evaluates the global model every round, and never trains."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,7 +9,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.serverapp import Grid
 
 from fedsim.tensors.arrays import state_to_record
-from fedsim.tensors.records import config_of
+from fedsim.tensors.records import Config, config_of
 from strategies.parts import Entries
 from strategies.wire.exchange import Exchange
 from strategies.wire.handshake import NOT_ONLINE, Roster
@@ -55,23 +55,26 @@ class TargetSite:
         self.exchange, self.roster = exchange, roster
         self.score = TargetScore()
         self._sent: Message | None = None
+        self._round = 0
         self._genuine: list[Message] = []  # replies of the site
 
     @property
     def site(self) -> Site:
         """The site's present node; after a restart it may be another one."""
+        assert self.roster.target is not None  # there is no TargetSite without one
         return self.roster.target
 
     def messages(self, round: int, arrays: ArrayRecord, entries: Entries) -> list[Message]:
         """The global model, with the bank entries that the inference rule wants; no message to a missing site."""
         exchange, self.score, self._sent, self._genuine = self.exchange, TargetScore(), None, []
+        self._round = round
         if self.roster.missing([self.site.client]):
             exchange.fail(self.site.client, NOT_ONLINE)
             return []
         own = {f"{UPLOADS}{client}": state_to_record(entries[client]) for client in sorted(entries)}
         records = {"arrays": arrays, **own}
         exchange.log.count(self.site.client, "down", records, {"arrays"})
-        config = {**exchange.run_config, "round": round, "phase": PHASE, "client": self.site.client}
+        config: Config = {**exchange.run_config, "round": round, "phase": PHASE, "client": self.site.client}
         self._sent = Message(RecordDict({**records, "config": ConfigRecord(config)}), self.site.node_id, "query.target")
         return [self._sent]
 
@@ -105,8 +108,7 @@ class TargetSite:
         elif reply.has_error():
             exchange.fail(client, failure_reason(reply), str(reply.error.reason))
         else:
-            config = config_of(self._sent.content)
-            wanted = client, config["token"], config["round"], PHASE, self.site.examples
+            wanted = client, exchange.run_config["token"], self._round, PHASE, self.site.examples
             expected = Expected(*wanted, metric=exchange.metric, data=self.site.content)
             try:
                 self.score, seconds = judged(read_score, reply.content, expected)
@@ -118,6 +120,8 @@ class TargetSite:
 def score_records(score: TargetScore, examples: int, metric: str) -> RecordDict:
     """A site's reply without its echo; metric: the primary metric of the task."""
     quantities, names, values = (list(column) for column in zip(*score.details)) if score.details else ([], [], [])
+    assert score.value is not None  # the site has evaluated
+    assert score.loss is not None
     metrics = {metric: score.value, "loss": score.loss, "evaluation_seconds": score.seconds}
     return RecordDict(
         {
@@ -143,10 +147,10 @@ def read_score(content: RecordDict, expected: Expected) -> tuple[TargetScore, fl
     return TargetScore(metrics[metric], metrics["loss"], 0.0, rows), metrics["evaluation_seconds"]
 
 
-def _detail_rows(details: Mapping[str, Any]) -> list[tuple[str, str, float]]:
+def _detail_rows(details: ConfigRecord) -> list[tuple[str, str, float]]:
     """The rows for details.csv: printable names and finite values, as `score_records` writes them."""
-    columns = [details.get(name) for name in ("quantities", "names", "values")]
-    if len(details) != len(columns) or any(not isinstance(column, list) for column in columns):
+    columns = [column for name in ("quantities", "names", "values") if isinstance(column := details.get(name), list)]
+    if len(details) != 3 or len(columns) != 3:
         raise RejectedReplyError("the record 'details' does not consist of three lists")
     if any(len(column) > MOST_ROWS for column in columns):
         raise RejectedReplyError(f"the record 'details' has more than {MOST_ROWS} rows")

@@ -3,12 +3,11 @@ round."""
 
 from collections.abc import Mapping
 
-import numpy as np
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedsim.tensors.arrays import state_to_record
-from fedsim.tensors.records import arrays_of
+from fedsim.tensors.records import Config, arrays_of
 from strategies.parts import Arrays, ServerRound, Visit
 from strategies.wire.exchange import Exchange
 from strategies.wire.handshake import NOT_ONLINE
@@ -45,15 +44,16 @@ class Visits:
         client = exchange.experiment.run.target
         roster = exchange.roster
         site = roster.target if roster is not None else None
-        if site and roster.missing([site.client]):
+        if roster is not None and site and roster.missing([site.client]):
             exchange.fail(client, NOT_ONLINE)
             return None
         node = site.node_id if site else next(iter(exchange.sites.values())).node_id
         sent = {name: state_to_record(arrays) for name, arrays in records.items()}
         exchange.log.count(client, "down", sent, {"arrays"})
-        config = {**exchange.run_config, "round": server.round, "phase": visit.phase, "client": client}
+        config: Config = {**exchange.run_config, "round": server.round, "phase": visit.phase, "client": client}
         asked = Sent()
         message = asked.add(client, Message(RecordDict({**sent, "config": ConfigRecord(config)}), node, KIND))
+        assert self.grid is not None  # a round has begun
         replies = self.grid.send_and_receive([message], timeout=exchange.experiment.run.timeout)
         matched = [reply for reply in replies if asked.match(reply)]
         for line in asked.strays:
@@ -90,7 +90,7 @@ def read_answer(visit: Visit, server: ServerRound, content: RecordDict, expected
     """The records of an answer. RejectedReplyError says what is wrong."""
     check_records(content, set(visit.records), set(), {"echo"})
     check_echo(content, expected)
-    found: dict[str, dict[str, np.ndarray]] = {}
+    found: dict[str, Arrays] = {}
     for name in visit.records:
         found[name] = read_arrays(name, arrays_of(content)[name])
         check_finite(name, found[name])

@@ -1,10 +1,11 @@
 """The part of Flower's Grid that our own grids pass on unchanged to the grid that they wrap."""
 
 from collections.abc import Iterable
-from typing import Any
 
-from flwr.app import Message
+from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
+
+from fedsim.common.values import Foreign
 
 
 class WrappedGrid(Grid):
@@ -13,12 +14,12 @@ class WrappedGrid(Grid):
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
 
-    def set_run(self, run: Any) -> None:
+    def set_run(self, run: Foreign) -> None:
         """Flower's hook."""
         self._grid.set_run(run)
 
     @property
-    def run(self) -> Any:
+    def run(self) -> Foreign:
         """Flower's run information."""
         return self._grid.run
 
@@ -26,9 +27,11 @@ class WrappedGrid(Grid):
         """Ids of the nodes that are online."""
         return self._grid.get_node_ids()
 
-    def create_message(self, *words: Any, **named: Any) -> Message:
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
         """A message to a node."""
-        return self._grid.create_message(*words, **named)
+        return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Send messages; returns their ids."""

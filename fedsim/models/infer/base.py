@@ -33,7 +33,7 @@ class Infer(Part):
     transductive: ClassVar[bool] = False
     shuffled: ClassVar[bool] = False
     on_sources: ClassVar[bool] = False
-    batch: ClassVar[int] = 0
+    batch: int = 0
     bank: ClassVar[str] = ""
     random: ClassVar[bool] = False
     by_image: ClassVar[bool] = False

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fedsim.common.errors import UserError
 from fedsim.models.inserts.base import Insert
 from fedsim.models.net import Net
-from fedsim.parts.facts import Fact
+from fedsim.parts.facts import Fact, Facts
 
 LEAST_STD = 1e-6
 
@@ -63,7 +63,7 @@ class Representation(Insert):
     order: ClassVar[int] = 2
 
     @property
-    def provides(self) -> tuple[Fact, ...]:
+    def provides(self) -> Facts:
         """Means and spreads of which features are drawn."""
         return (Fact.DRAWN_FEATURES,) if self.stochastic else ()
 

@@ -3,7 +3,7 @@
 from typing import ClassVar
 
 from fedsim.models.net import Net
-from fedsim.parts.facts import Fact
+from fedsim.parts.facts import Fact, Facts
 from fedsim.parts.part import Part
 
 
@@ -14,7 +14,11 @@ class Norm(Part):
     """
 
     second_view: ClassVar[bool] = False
-    breaks = (Fact.BATCH_NORM, Fact.PLAIN_LAYERS)
+
+    @property
+    def breaks(self) -> Facts:
+        """New layers, with statistics of their own."""
+        return (Fact.BATCH_NORM, Fact.PLAIN_LAYERS)
 
     @property
     def keeps_batch_norm(self) -> bool:

@@ -17,7 +17,7 @@ from fedsim.models.norms.bin import BINLayer
 from fedsim.models.norms.instance import has_positions, instance_moments, normalize_by
 from fedsim.models.norms.moments import batch_moments, instance_affine
 from fedsim.models.norms.placement import batch_norm_paths, replace, require_batch_norm
-from fedsim.parts.facts import Fact
+from fedsim.parts.facts import Fact, Facts
 
 Mode = Literal["local", "mixed", "adapted"]
 NARROWEST = 4  # smallest number of an adapter's hidden units: that of ResNet-18's stem, the paper's narrowest layer
@@ -257,13 +257,13 @@ class MixIG(Norm):
     second_view: ClassVar[bool] = True
 
     @property
-    def breaks(self) -> tuple[Fact, ...]:
+    def breaks(self) -> Facts:
         """With local = "bn" the layer of evaluation is a batch norm; adapters are trained in a step of their own."""
         own = () if self.local == "bn" else (Fact.BATCH_NORM,)
         return (Fact.PLAIN_LAYERS, *own, *((Fact.ONE_STEP,) if self.adapter else ()))
 
     @property
-    def provides(self) -> tuple[Fact, ...]:
+    def provides(self) -> Facts:
         """Adapters, where they are asked for."""
         return (Fact.ADAPTERS,) if self.adapter else ()
 
