@@ -1,10 +1,11 @@
 """The properties that every method must have, checked on a small federation: `fedsim check-method mymethods:moon`.
 
 The federation has four rotations of real digits of 16 pixels, the small CNN with batch norm, and three
-rounds. All properties are checked on four runs: a whole one, one that is killed and finished in another
-process, one with failures and malformed replies, and one of FedAvg, from which the method must differ.
+rounds. All properties are checked on a whole run, one that is killed and finished in another process, the first round
+in a process for each client, one with failures and malformed replies, and one of FedAvg, from which the method differs.
 """
 
+import contextlib
 import functools
 import json
 import multiprocessing
@@ -23,9 +24,10 @@ from safetensors.numpy import load_file
 
 from fedsim.common.errors import UserError
 from fedsim.methods.assembly import assemble
+from fedsim.results.callbacks import RunCallback
 from fedsim.run.plan import Plan, resolve
 from fedsim.run.workspace import close_workspaces, open_workspace
-from fedsim.runtime.watched import WatchedGrid, trouble
+from fedsim.runtime.watched import WatchedGrid, lonely_grid, replies, trouble
 from fedsim.server_app import serve
 from fedsim.settings.experiment import parse_experiment
 from fedsim.tensors.arrays import record_to_arrays
@@ -156,18 +158,29 @@ def resumes_elsewhere(whole: Evidence) -> str:
     return f"tensors of the two processes differ from those of one: {different[:3]}" if different else ""
 
 
+def replies_alone(whole: Evidence) -> str:
+    """A client's reply depends on its message and its store alone: a process of its own gives the same one"""
+    with tempfile.TemporaryDirectory() as output:
+        plan = _moved(whole.plan, output)
+        with contextlib.closing(lonely_grid(plan)) as grid, contextlib.suppress(KeyboardInterrupt):
+            serve(grid, plan, [_Killed(), grid])
+        close_workspaces()
+    known = replies(whole.messages)
+    for key, reply in replies(grid.seen).items():
+        different = sorted(name for name in reply.keys() | known[key].keys() if reply.get(name) != known[key].get(name))
+        if different:
+            return f"{key}: {different[0]} is another in a process of its own; is something kept in a variable?"
+    return ""
+
+
 def survives(whole: Evidence) -> str:
     """With four of six clients per round, one that fails and a malformed record for each bank, the model is finite"""
-    changes = [
-        *whole.overrides,
-        "data.clients_per_domain=2",
-        "train.clients_per_round=4",
-        "run.on_client_failure=continue",
-    ]
+    changes = ["data.clients_per_domain=2", "train.clients_per_round=4", "run.on_client_failure=continue"]
+    changes = [*whole.overrides, *changes]
     banks = list(whole.plan.recipe.contributors())
     with tempfile.TemporaryDirectory() as output:
-        method = whole.plan.experiment.method_name
-        rough = run_watched(small_plan(method, output, changes), tamper=trouble(set(banks), FAILED_ROUND))
+        plan = small_plan(whole.plan.experiment.method_name, output, changes)
+        rough = run_watched(plan, tamper=trouble(set(banks), FAILED_ROUND))
     failed = rough.clients[rough.clients["status"] != "ok"]
     if not (failed["round"] == FAILED_ROUND).any():
         return f"the client that failed in round {FAILED_ROUND} is not recorded"
@@ -187,7 +200,15 @@ def reads_like_a_row(whole: Evidence) -> str:
     return "" if recipe.paper and recipe.disclosure() else "Recipe(paper=...) or discloses is empty"
 
 
-PROPERTIES = (trains, differs_from_fedavg, shares_what_it_says, resumes_elsewhere, survives, reads_like_a_row)
+PROPERTIES = (
+    trains,
+    differs_from_fedavg,
+    shares_what_it_says,
+    resumes_elsewhere,
+    replies_alone,
+    survives,
+    reads_like_a_row,
+)
 
 
 def findings(method: str, overrides: Sequence[str] = ()) -> Iterator[tuple[str, str]]:
@@ -246,19 +267,13 @@ def _wire(evidence: Evidence) -> list[tuple]:
     ]  # fmt: skip
 
 
-class _Killed:
+class _Killed(RunCallback):
     """Callback that ends a run after its first round, as if it was killed."""
-
-    def on_start(self, experiment: object, folder: Path) -> None:
-        """Nothing."""
 
     def on_round(self, row: dict, clients: list[dict]) -> None:
         """Raise after round 1."""
         if row["round"] == 1:
             raise KeyboardInterrupt
-
-    def on_end(self, summary: dict) -> None:
-        """Nothing."""
 
 
 def _moved(plan: Plan, output: str) -> Plan:

@@ -1,13 +1,16 @@
 """The inline runtime for tests: it keeps every message and its reply, and can change replies on purpose."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from flwr.app import Error, Message
 
 from fedsim.client_app import app
+from fedsim.run.plan import Plan
+from fedsim.runtime.forked import ForkedGrid, reason_against
 from fedsim.runtime.inline import InlineGrid
 from fedsim.tensors.arrays import record_to_arrays, state_to_record
-from fedsim.tensors.records import arrays_of, config_of
+from fedsim.tensors.records import arrays_of, config_of, metrics_of
 
 Tamper = Callable[[Message, Message], Message]
 
@@ -26,6 +29,47 @@ class WatchedGrid(InlineGrid):
             final = self.tamper(message, reply) if self.tamper else reply
             self.seen.append((message, final))
             yield final
+
+
+class LonelyGrid(ForkedGrid):
+    """Every client has a process of its own, and the messages of a round go out in reverse order; keeps `seen`."""
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(app, plan, len(plan.clients))
+        self.seen: list[tuple[Message, Message]] = []
+
+    def deliver(self, messages: list[Message]) -> Iterable[Message]:
+        """The replies in the order of the messages."""
+        found = {reply.metadata.reply_to_message_id: reply for reply in super().deliver(messages[::-1])}
+        self.seen += [(message, found[message.metadata.message_id]) for message in messages]
+        return [reply for _, reply in self.seen[len(self.seen) - len(messages) :]]
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
+        """Deliver all messages of a round at once."""
+        yield from self.deliver(list(self._stamped(messages)))
+
+
+def lonely_grid(plan: Plan) -> LonelyGrid:
+    """The grid for a plan; where processes cannot be forked, the clients of this process are in reverse order only."""
+    alone = 1 if reason_against(plan.experiment) else len(plan.clients)
+    return LonelyGrid(replace(plan, experiment=plan.experiment.replace(run={"processes": alone})))
+
+
+def replies(seen: Sequence[tuple[Message, Message]]) -> dict[str, dict[str, object]]:
+    """{"train of rot0 in round 1": {name: number or tensor}} of all messages about training, without times."""
+    found = {}
+    for message, reply in seen:
+        config = config_of(message.content)
+        if message.metadata.message_type == "train" and not reply.has_error():
+            arrays = {
+                f"{record} {name}": array.data
+                for record, own in arrays_of(reply.content).items()
+                for name, array in own.items()
+            }
+            metrics = {name: value for own in metrics_of(reply.content).values() for name, value in own.items()}
+            numbers = {name: value for name, value in metrics.items() if "seconds" not in name}
+            found[f"{config['phase']} of {config['client']} in round {config['round']}"] = arrays | numbers
+    return found
 
 
 def trouble(banks: set[str], round: int) -> Tamper:

@@ -97,6 +97,28 @@ def test_an_inert_method_fails(monkeypatch):
     assert [words for words, reason in found.items() if "does nothing" in reason]
 
 
+FIRST = {}
+
+
+@dataclass(frozen=True)
+class Remembering(Term):
+    """The first client of a round, by a variable of the module, has a loss of its own."""
+
+    def begin(self, round):
+        """The term of the first client."""
+        if FIRST.get("round") != round.round:
+            FIRST.update(round=round.round, client=round.client)
+        return (lambda batch: batch.logits.square().mean()) if FIRST["client"] == round.client else None
+
+
+def test_a_part_that_remembers_in_a_variable_fails(monkeypatch):
+    """In one process a single client has the term, and in processes of their own all have it."""
+    monkeypatch.setitem(methods.METHODS, "remembering", Recipe(terms=(Remembering(),), paper="none"))
+    monkeypatch.setattr(contract, "PROPERTIES", (contract.replies_alone,))
+    ((_, reason),) = findings("remembering", FEW)
+    assert "is another in a process of its own" in reason
+
+
 def test_a_row_is_not_compared_where_fedavg_is_refused(monkeypatch, capsys):
     """FedAvg has nothing to learn with fixed texts: `fedsim check-method` says so, and the other properties hold."""
     monkeypatch.setattr(contract, "PROPERTIES", (contract.trains, contract.differs_from_fedavg))
