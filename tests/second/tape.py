@@ -8,11 +8,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from unittest.mock import patch
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
 from clients.base import DomainClient
 from clients.local_data import LocalData
+from clients.unlabelled_client import UnlabelledClient
 from fedsim.commands.contract import run_watched, small_plan
 
 DRAWS = ("rand", "randn", "normal", "randperm", "randint")
@@ -35,50 +37,64 @@ class Segment:
         return value
 
 
-def recorded(method, folder, *settings):
-    """(evidence of a run of two rounds, [segments of a round], initial state) of a method on the small federation."""
-    plan = small_plan(method, folder, ["train.rounds=2", *settings])
-    rounds, current, quiet = [], [], [False]
+class Tape:
+    """Spies on the clients of a run: what they trained on, and what was drawn meanwhile."""
 
-    def fit(own, self, parameters, config):
+    def __init__(self, visits):
+        self.rounds, self.visits, self.open = [], visits, None
+
+    def kept(self, segment, work):
+        """work(), whose batches and draws go into the segment."""
+        self.open = segment
+        try:
+            return work()
+        finally:
+            self.open = None
+
+    def fit(self, own, client, parameters, config):
         if config["phase"] != "train":
-            return own(self, parameters, config)
-        while len(rounds) < config["round"]:
-            rounds.append([])
-        segment = Segment(config["client"], self.data.examples)
-        rounds[-1].append(segment)
-        current.append(segment)
-        try:
-            return own(self, parameters, config)
-        finally:
-            current.clear()
+            return own(client, parameters, config)
+        while len(self.rounds) < config["round"]:
+            self.rounds.append([])
+        self.rounds[-1].append(Segment(config["client"], client.data.examples))
+        return self.kept(self.rounds[-1][-1], lambda: own(client, parameters, config))
 
-    def batch(own, self, *words):
-        quiet[0] = True
-        try:
-            found = own(self, *words)
-        finally:
-            quiet[0] = False
-        if current:
-            current[-1].batches.append((found.images.clone(), found.labels.clone()))
+    def answer(self, own, client, records, config):
+        data = client.data
+        everything = data.transforms.normalize(data.raw(np.arange(data.examples)))
+        self.visits.append(Segment(config["phase"], data.examples, [(everything, None)]))
+        return self.kept(self.visits[-1], lambda: own(client, records, config))
+
+    def batch(self, own, *words):
+        segment, self.open = self.open, None  # the draws of its augmentation are seen in the images
+        found, self.open = own(*words), segment
+        if segment:
+            segment.batches.append((found.images.clone(), found.labels.clone()))
         return found
 
-    def drawing(own, *words, **named):
+    def draw(self, own, *words, **named):
         value = own(*words, **named)
-        if current and not quiet[0]:
-            current[-1].draws.append(value.clone())
+        if self.open:
+            self.open.draws.append(value.clone())
         return value
 
+
+def recorded(method, folder, *settings, visits=None):
+    """(evidence of a run of two rounds, [segments of a round], initial state) of a method on the small federation.
+
+    visits: gets a segment for each visit to the unseen domain's client, whose first batch is all of its images
+    """
+    plan, tape = small_plan(method, folder, ["train.rounds=2", *settings]), Tape(visits)
+    spies = [(DomainClient, "fit", tape.fit), (LocalData, "batch", tape.batch)]
+    spies += [(torch, name, tape.draw) for name in DRAWS]
+    spies += [(UnlabelledClient, "answer", tape.answer)] if visits is not None else []
     with ExitStack() as stack:
-        for place, name, spy in ((DomainClient, "fit", fit), (LocalData, "batch", batch)):
+        for place, name, spy in spies:
             own = getattr(place, name)
-            stack.enter_context(patch.object(place, name, lambda *a, own=own, spy=spy: spy(own, *a)))
-        for name in DRAWS:
-            own = getattr(torch, name)
-            stack.enter_context(patch.object(torch, name, lambda *a, own=own, **k: drawing(own, *a, **k)))
+            stack.enter_context(patch.object(place, name, lambda *a, own=own, spy=spy, **k: spy(own, *a, **k)))
         evidence = run_watched(plan)
-    assert [len(each) for each in rounds] == [3, 3]
-    return evidence, rounds, {name: value.clone() for name, value in plan.build_net().state_dict().items()}
+    assert [len(each) for each in tape.rounds] == [3, 3]
+    return evidence, tape.rounds, {name: value.clone() for name, value in plan.build_net().state_dict().items()}
 
 
 def sgd(weights, moments, loss, names):

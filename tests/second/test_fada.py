@@ -1,0 +1,187 @@
+"""FADA's two rounds, computed a second time from its equations; see test_rounds.py.
+
+Dropout is off, because its masks are not seen.
+"""
+
+from unittest.mock import patch
+
+import torch
+import torch.nn.functional as F
+from sklearn.cluster import KMeans
+from tape import average, batch_norm, classified, features, learned, recorded, sgd
+
+from clients.step.disentangling_adversary import DisentanglingAdversary
+
+ADAM_LR, DECAY = 2e-4, 5e-4
+SETTINGS = ("method.disentangler.dropout=0.0", "method.disentangling_adversary.lambda_mi=0.2")  # its 1e-4 shows nothing
+
+
+class Adam:
+    """Kingma and Ba, 2015, with the decay in the gradient; each tensor counts its own steps."""
+
+    def __init__(self):
+        self.m, self.v, self.t = {}, {}, {}
+
+    def step(self, weights, gradients):
+        for name, gradient in gradients.items():
+            g = gradient + DECAY * weights[name].detach()
+            self.t[name] = self.t.get(name, 0) + 1
+            self.m[name] = 0.9 * self.m.get(name, 0) + 0.1 * g
+            self.v[name] = 0.999 * self.v.get(name, 0) + 0.001 * g * g
+            mean, square = self.m[name] / (1 - 0.9 ** self.t[name]), self.v[name] / (1 - 0.999 ** self.t[name])
+            weights[name] = (weights[name].detach() - ADAM_LR * mean / (square.sqrt() + 1e-8)).requires_grad_(True)
+
+
+def log_sigmoid(x):
+    return -torch.log1p(torch.exp(-x))
+
+
+def branch(weights, prefix, f):
+    """Two linear layers, each with the batch's own normalization and ReLU."""
+    for linear, norm in ((0, 1), (3, 4)):
+        f = f @ weights[f"{prefix}.{linear}.weight"].T + weights[f"{prefix}.{linear}.bias"]
+        f = (f - f.mean(0)) / torch.sqrt(((f - f.mean(0)) ** 2).mean(0) + 1e-5)
+        f = torch.relu(f * weights[f"{prefix}.{norm}.weight"] + weights[f"{prefix}.{norm}.bias"])
+    return f
+
+
+def track_branch(weights, prefix, f):
+    """The running statistics of a branch after one more batch."""
+    with torch.no_grad():
+        for linear, norm in ((0, 1), (3, 4)):
+            f = f @ weights[f"{prefix}.{linear}.weight"].T + weights[f"{prefix}.{linear}.bias"]
+            mean, variance = f.mean(0), f.var(0)
+            for name, value in (("running_mean", mean), ("running_var", variance)):
+                weights[f"{prefix}.{norm}.{name}"] = 0.9 * weights[f"{prefix}.{norm}.{name}"] + 0.1 * value
+            f = (f - mean) / torch.sqrt(f.var(0, unbiased=False) + 1e-5)
+            f = torch.relu(f * weights[f"{prefix}.{norm}.weight"] + weights[f"{prefix}.{norm}.bias"])
+
+
+def generator(weights, images, track=True):
+    """G(x) by the batch's statistics; the running ones follow where `track` is true."""
+    own = weights if track else {name: value.clone() if "running" in name else value for name, value in weights.items()}
+    return features(own, images, lambda layer, x: batch_norm(own, f"backbone.norm{layer}", x))
+
+
+def evaluated(weights, images):
+    """G(x) in eval mode."""
+
+    def norm(layer, x):
+        mean, var, gamma, beta = (
+            weights[f"backbone.norm{layer}.{name}"][None, :, None, None]
+            for name in ("running_mean", "running_var", "weight", "bias")
+        )
+        return (x - mean) / torch.sqrt(var + 1e-5) * gamma + beta
+
+    with torch.no_grad():
+        return features(weights, images, norm)
+
+
+def judged(aux, f, prefix="domain"):
+    """The logit of "source"."""
+    hidden = F.leaky_relu(f @ aux[f"{prefix}.0.weight"].T + aux[f"{prefix}.0.bias"], 0.2)
+    return (hidden @ aux[f"{prefix}.2.weight"].T + aux[f"{prefix}.2.bias"])[:, 0]
+
+
+def statistic(aux, p, q):
+    sides = [
+        x @ aux[f"statistic.{side}.weight"].T + aux[f"statistic.{side}.bias"] for side, x in (("left", p), ("right", q))
+    ]
+    return (F.leaky_relu(sides[0] + sides[1], 0.2) @ aux["statistic.out.weight"].T + aux["statistic.out.bias"])[:, 0]
+
+
+def step(loss, weights, moments, aux, adam, shared=(), own=()):
+    """One step on a loss for the tensors whose names begin so: shared ones by SGD, the client's own by Adam."""
+    names = [name for name in learned(weights) if name.startswith(tuple(shared))] if shared else []
+    mine = [name for name in learned(aux) if name.startswith(tuple(own))] if own else []
+    gradients = torch.autograd.grad(loss, [*(aux[name] for name in mine)], retain_graph=bool(names)) if mine else ()
+    if names:
+        sgd(weights, moments, loss, names)
+    adam.step(aux, dict(zip(mine, gradients, strict=True)))
+
+
+def trained(weights, segment, aux, adam, target):
+    """A source client's round: the six steps for every batch."""
+    moments, segment.draws = {}, [draw for draw in segment.draws if draw.dim()]  # without seeds
+    for images, labels in segment.batches:
+        f = generator(weights, images)
+        track_branch(weights, "bottleneck", f.detach())
+        guess = branch(aux, "specific", f) @ aux["classes.weight"].T + aux["classes.bias"]
+        loss = F.cross_entropy(classified(weights, branch(weights, "bottleneck", f)), labels) + F.cross_entropy(
+            guess, labels
+        )
+        step(loss, weights, moments, aux, adam, ("backbone", "bottleneck", "head"), ("specific", "classes"))
+        if target is not None:
+            f, theirs = generator(weights, images, track=False), target[segment.drawn(len(labels))]
+            loss = -log_sigmoid(judged(aux, f.detach())).mean() - log_sigmoid(-judged(aux, theirs)).mean()
+            step(loss, weights, moments, aux, adam, own=("domain",))
+            loss = -0.01 * log_sigmoid(judged(aux, f)).mean()
+            step(loss, weights, moments, aux, adam, shared=("backbone",))
+        f = generator(weights, images, track=False).detach()
+        logits = branch(aux, "specific", f) @ aux["classes.weight"].T + aux["classes.bias"]
+        powers = torch.exp(logits - logits.amax(1, keepdim=True).detach())
+        loss = -torch.log(powers / powers.sum(1, keepdim=True)).sum() / logits.numel()
+        step(loss, weights, moments, aux, adam, own=("specific",))
+        order = segment.drawn(len(labels))
+
+        def bound(f=f, order=order):
+            p, q = branch(weights, "bottleneck", f), branch(aux, "specific", f)
+            return statistic(aux, p, q).mean() - torch.log(torch.exp(statistic(aux, p, q[order])).mean())
+
+        step(-bound(), weights, moments, aux, adam, own=("statistic",))
+        step(0.2 * bound(), weights, moments, aux, adam, ("bottleneck",), ("specific",))
+        both = torch.cat([branch(weights, "bottleneck", f), branch(aux, "specific", f)], dim=1)
+        loss = 0.01 * ((both @ aux["rebuild.weight"].T + aux["rebuild.bias"] - f) ** 2).sum() / f.numel()
+        step(loss, weights, moments, aux, adam, ("bottleneck",), ("specific", "rebuild"))
+    return weights
+
+
+def spread(points, clusters):
+    """sum_r 1/(2 n_r) sum_{i,j in r} ||f_i - f_j||, pair by pair; each point is in its nearest cluster."""
+    groups = {
+        r: [point for point, own in zip(points.double(), clusters, strict=True) if own == r] for r in set(clusters)
+    }
+    centres = {r: sum(own) / len(own) for r, own in groups.items()}
+    for point, own in zip(points.double(), clusters, strict=True):
+        away = {r: float(((point - centre) ** 2).sum()) for r, centre in centres.items()}
+        assert away[own] <= min(away.values()) + 1e-6
+    return sum(sum(float((a - b).norm()) for a in own for b in own) / (2 * len(own)) for own in groups.values())
+
+
+def test_fada(tmp_path):
+    visits, made, clusters, fit = [], {}, [], KMeans.fit
+    networks = DisentanglingAdversary._networks
+
+    def noted(self, round):  # the random values with which a client's own networks begin
+        found = networks(self, round)
+        made.setdefault(round.client, {name: value.detach().clone() for name, value in found.state_dict().items()})
+        return found
+
+    def fitted(self, points):  # which of k-means' optima was found
+        clusters.append(fit(self, points).labels_.tolist())
+        return self
+
+    with patch.object(DisentanglingAdversary, "_networks", noted), patch.object(KMeans, "fit", fitted):
+        evidence, tape, model = recorded("fada", tmp_path, *SETTINGS, visits=visits)
+    assert [visit.client for visit in visits] == ["attention", "adapt"] * 2
+    aux = {c: {n: v.clone().requires_grad_(n in learned(own)) for n, v in own.items()} for c, own in made.items()}
+    adam, target = {client: Adam() for client in aux}, None
+    for number, segments in enumerate(tape):
+        begun = [{n: v.clone().requires_grad_(n in learned(model)) for n, v in model.items()} for _ in segments]
+        states = [trained(w, s, aux[s.client], adam[s.client], target) for w, s in zip(begun, segments, strict=True)]
+        images = visits[2 * number].batches[0][0]
+        values = [spread(evaluated(each, images), clusters.pop(0)) for each in (model, *states)]
+        gains = torch.tensor([(values[0] - value) / values[0] / 0.1 for value in values[1:]], dtype=torch.float64)
+        model = average(states, (torch.exp(gains) / torch.exp(gains).sum()).tolist())
+        if number:  # identifiers were trained
+            weights, own = {n: v.clone().requires_grad_(n in learned(model)) for n, v in model.items()}, Adam()
+            names = [name for name in learned(weights) if name.startswith("backbone")]
+            for batch, _ in visits[2 * number + 1].batches[1:]:
+                f = generator(weights, batch)
+                loss = sum(-log_sigmoid(judged(aux[s.client], f)).mean() for s in segments) / len(segments)
+                own.step(weights, dict(zip(names, torch.autograd.grad(loss, [weights[name] for name in names]))))
+            model = {name: value.detach() for name, value in weights.items()}
+        target = evaluated(model, images)
+    for name, value in evidence.last.items():
+        if "num_batches" not in name:
+            torch.testing.assert_close(torch.tensor(value), model[name].detach(), rtol=2e-4, atol=1e-5)
