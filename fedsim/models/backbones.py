@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from fedsim.common.errors import UserError
+from fedsim.common.values import Foreign
 from fedsim.models.clip_family import clip_row
 from fedsim.models.digits_cnn import SMALLEST_IMAGE, DigitsCNN
 from fedsim.models.layout import Layout, Statistics
@@ -58,9 +59,9 @@ class Backbone:
     channels_last: bool = False
     maps: bool = False
     inner: str = ""
-    text: Callable[[nn.Module, Sequence[str], str], nn.Module] | None = None
+    text: Callable[[Foreign, Sequence[str], str], nn.Module] | None = None
     unclear: str = ""
-    finish: Callable[[nn.Module], None] | None = None
+    finish: Callable[[Foreign], None] | None = None
 
 
 def _resnet(name: str) -> Callable[[int, int], nn.Module]:
@@ -172,6 +173,7 @@ def _encoded_row(row: Backbone, paths: tuple[str, ...], channels: tuple[int, ...
         return EncodedUNet(row.make(image_size, image_channels), paths, channels)
 
     own = row.layout
+    assert isinstance(own, Layout)
     stages = {number: tuple(f"encoder.{path}" for path in own.stages[number]) for number in own.stages}
     stages[max(stages)] += ("decoder",)
     layout = Layout(EncodedUNet.feature_dim, tuple(f"encoder.{path}" for path in own.levels), stages)

@@ -5,6 +5,8 @@ from itertools import pairwise
 
 from torch import nn
 
+from fedsim.models.net import Net
+
 # Modules that may be between two of these linear layers. After each of them, a unit with only zero weights gives 0.
 BETWEEN = (nn.BatchNorm1d, nn.ReLU, nn.Dropout, nn.Identity)
 
@@ -25,7 +27,7 @@ class HiddenLayer:
     reader: str
 
 
-def hidden_layers(net: nn.Module) -> list[HiddenLayer]:
+def hidden_layers(net: Net) -> list[HiddenLayer]:
     """The hidden layers of the chain of linear layers that ends with `net.head`, from the first to the last.
 
     The chain is found from the order in which modules are registered. It goes backwards from the head over linear
@@ -43,6 +45,8 @@ def hidden_layers(net: nn.Module) -> list[HiddenLayer]:
     found = []
     for first, second in pairwise(linear):
         producer, (reader, consumer) = chain[first][1], chain[second]
+        if not isinstance(producer, nn.Linear) or not isinstance(consumer, nn.Linear):
+            continue
         if producer.out_features != consumer.in_features:
             continue
         rows = [f"{path}.{name}" for path, module in chain[first:second] for name, value in module.state_dict().items()

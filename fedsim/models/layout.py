@@ -16,8 +16,8 @@ LEVEL_STAGES = (2, 3, 4)  # the stages whose outputs are CSAC's feature maps
 class Statistics(NamedTuple):
     """Mean and standard deviation per channel of images in [0, 1], with which weights were trained."""
 
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def survey(backbone: nn.Module, image_size: int, outputs: Mapping[str, int], nam
 
 def _are_maps(outputs: Mapping[str, int], shapes: Mapping[str, torch.Size]) -> bool:
     """Whether the outputs are square maps, channels first, with sides that fall from the first to the last."""
-    found = [shapes.get(path, ()) for path in outputs]
+    found = [shapes.get(path, torch.Size()) for path in outputs]
     if len(set(outputs.values())) < 2 or any(len(shape) != 4 or shape[2] != shape[3] for shape in found):
         return False
     sides = [shape[2] for shape in found]

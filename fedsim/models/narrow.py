@@ -15,6 +15,7 @@ class NarrowConv2d(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, C, h, w] -> [B, C, h, w]."""
+        assert not isinstance(self.padding, str)  # see `_is_centred`
         (p, q), (height, width) = self.padding, x.shape[-2:]
         rows, columns = max(0, p - height + 1), max(0, q - width + 1)
         if not rows and not columns:
@@ -27,8 +28,7 @@ class NarrowConv2d(nn.Conv2d):
 def narrow(backbone: nn.Module) -> None:
     """Make every depthwise convolution of the backbone that may be narrowed one that is; names and values stay."""
     for module in backbone.modules():
-        depthwise = type(module) is nn.Conv2d and module.groups == module.in_channels > 1
-        if depthwise and _is_centred(module):
+        if type(module) is nn.Conv2d and module.groups == module.in_channels > 1 and _is_centred(module):
             module.__class__ = NarrowConv2d
 
 

@@ -19,6 +19,9 @@ class TextHead(nn.Module):
     texts: makes the `Texts` behind t, for inserts that learn a part of them; None: they cannot be learned
     """
 
+    text: Tensor
+    scale: Tensor
+
     def __init__(self, text: Tensor, scale: float, texts: Callable[[], "Texts"] | None = None) -> None:
         super().__init__()
         self.register_buffer("text", F.normalize(text, dim=1), persistent=False)
@@ -46,6 +49,8 @@ class TextEncoder(nn.Module):
     norm: LN over d
     projection: P [d, e], or a linear layer
     """
+
+    mask: Tensor
 
     def __init__(
         self, transformer: nn.Module, positions: Tensor, norm: nn.Module, projection: Tensor | nn.Module

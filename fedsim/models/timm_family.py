@@ -10,6 +10,7 @@ from torch import nn
 
 from fedsim.common.about import extra
 from fedsim.common.errors import UserError, nearest
+from fedsim.common.values import Foreign
 from fedsim.models.layout import Layout, Statistics, survey
 from fedsim.models.narrow import narrow
 from fedsim.models.weights import StateDict, load_packaged
@@ -62,7 +63,7 @@ def _make(name: str, options: Mapping[str, Any], image_size: int, channels: int,
     import timm
 
     config = timm.get_pretrained_cfg(name)
-    size = {"img_size": image_size} if config is not None and config.fixed_input_size else {}
+    size: dict[str, Any] = {"img_size": image_size} if config is not None and config.fixed_input_size else {}
     try:
         model = timm.create_model(name, pretrained=pretrained, num_classes=0, **size, **options)
     except (TypeError, AssertionError, ValueError) as error:
@@ -92,7 +93,7 @@ def _from_hub(name: str, options: Mapping[str, Any], backbone: nn.Module, image_
                         "machine and set model.weights to the file") from None  # fmt: skip
 
 
-def fit_position_embedding(backbone: nn.Module, state: StateDict, image_size: int) -> StateDict:
+def fit_position_embedding(backbone: Foreign, state: StateDict, image_size: int) -> StateDict:
     """A transformer's position embedding, interpolated when the file was made for another image size."""
     own = getattr(backbone, "pos_embed", None)
     stored = state.get("pos_embed")

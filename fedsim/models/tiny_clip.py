@@ -30,8 +30,9 @@ class Block(nn.Module):
         self.heads = heads
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.attention, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
-        for layer in (self.attention, self.out, self.mlp[0], self.mlp[2]):
+        wider, back = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.mlp = nn.Sequential(wider, nn.GELU(), back)
+        for layer in (self.attention, self.out, wider, back):
             nn.init.kaiming_normal_(layer.weight)  # with smaller weights all texts would have nearly one direction
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:

@@ -13,7 +13,9 @@ from fedsim.common.errors import UserError
 from fedsim.common.tasks import ANY_TASK
 from fedsim.models.infer.base import Batches, Infer, Predict, Uploads
 from fedsim.models.infer.statistics import with_rule
+from fedsim.models.net import Net
 from fedsim.models.norms.mixig import mixig_layers, switched
+from fedsim.models.norms.moments import running
 from fedsim.parts.facts import Fact
 
 if TYPE_CHECKING:
@@ -25,13 +27,14 @@ QUANTITIES = ("alpha", "alpha_std", "alpha_min", "alpha_max")
 log = logging.getLogger(__name__)
 
 
-def mix_by(alpha: Tensor | float, mean: Tensor, variance: Tensor, bn: nn.Module) -> tuple[Tensor, Tensor]:
+def mix_by(alpha: Tensor | float, mean: Tensor, variance: Tensor, bn: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
     """mu = alpha mu_i + (1 - alpha) mu_G, sigma = alpha sigma_i + (1 - alpha) sigma_G; standard deviations are mixed.
 
     sigma = sqrt(var + eps) on both sides, and the instance variance is biased.
     """
-    std, std_g = torch.sqrt(variance + bn.eps), torch.sqrt(bn.running_var + bn.eps)
-    return alpha * mean + (1 - alpha) * bn.running_mean, alpha * std + (1 - alpha) * std_g
+    mean_g, variance_g = running(bn)
+    std, std_g = torch.sqrt(variance + bn.eps), torch.sqrt(variance_g + bn.eps)
+    return alpha * mean + (1 - alpha) * mean_g, alpha * std + (1 - alpha) * std_g
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,7 @@ class FixedAlpha(Infer):
     alpha: Annotated[float, Field(ge=0, le=1)] = 0.5
     assumes = (Fact.BATCH_NORM,)
 
-    def begin(self, net: nn.Module, batches: Batches, uploads: Uploads | None = None) -> Predict:
+    def begin(self, net: Net, batches: Batches, uploads: Uploads | None = None) -> Predict:
         """A network that mixes by alpha."""
         return with_rule(net, lambda: lambda mean, variance, bn, positions: mix_by(self.alpha, mean, variance, bn))
 
@@ -82,11 +85,11 @@ class RandomAlpha(Infer):
         if self.low > self.high:
             raise UserError(f"random_alpha.low = {self.low:g} is greater than random_alpha.high = {self.high:g}")
 
-    def begin(self, net: nn.Module, batches: Batches, uploads: Uploads | None = None) -> Predict:
+    def begin(self, net: Net, batches: Batches, uploads: Uploads | None = None) -> Predict:
         """A network that draws its alphas."""
         generator = torch.Generator().manual_seed(self.seed)
 
-        def rule(mean: Tensor, variance: Tensor, bn: nn.Module, positions: int) -> tuple[Tensor, Tensor]:
+        def rule(mean: Tensor, variance: Tensor, bn: nn.BatchNorm2d, positions: int) -> tuple[Tensor, Tensor]:
             draw = torch.rand(len(mean), 1, generator=generator).to(mean.device)
             return mix_by(self.low + (self.high - self.low) * draw, mean, variance, bn)
 
@@ -111,7 +114,7 @@ class ZeroShotAdapter(Infer):
     on_sources: ClassVar[bool] = True
     assumes = (Fact.ADAPTERS,)
 
-    def begin(self, net: nn.Module, batches: Batches, uploads: Uploads | None = None) -> Predict:
+    def begin(self, net: Net, batches: Batches, uploads: Uploads | None = None) -> Predict:
         """The network with its adapters switched on. Raises UserError when it has none."""
         net.eval()
         layers = mixig_layers(net)
@@ -131,7 +134,7 @@ class ZeroShotAdapter(Infer):
 
         return predict
 
-    def details(self, net: nn.Module) -> list[tuple[str, str, float]]:
+    def details(self, net: Net) -> list[tuple[str, str, float]]:
         """Alpha of each layer over the images predicted since `begin`: mean, standard deviation, minimum and
         maximum."""
         found: list[tuple[str, str, float]] = []

@@ -4,9 +4,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedsim.common.tasks import ANY_TASK, CLASSIFICATION
+from fedsim.models.net import Net
 from fedsim.models.tasks import Predict
 from fedsim.parts.part import Part
 
@@ -49,7 +50,7 @@ class Infer(Part):
         `batch`."""
         return max(wanted // self.batch, 1) * self.batch if self.batch else wanted
 
-    def begin(self, net: nn.Module, batches: Batches, uploads: Uploads | None = None) -> Predict:
+    def begin(self, net: Net, batches: Batches, uploads: Uploads | None = None) -> Predict:
         """A function from images to logits (or log-probabilities).
 
         It must not change the tensors of `net`, on which the clients train; a rule that needs others makes a copy.
@@ -57,7 +58,7 @@ class Infer(Part):
         """
         raise NotImplementedError
 
-    def details(self, net: nn.Module) -> list[tuple[str, str, float]]:
+    def details(self, net: Net) -> list[tuple[str, str, float]]:
         """(quantity, layer, value) of the last evaluation, for details.csv."""
         return []
 
@@ -69,7 +70,7 @@ class EvalMode(Infer):
     tasks: ClassVar[tuple[str, ...]] = ANY_TASK
     by_image: ClassVar[bool] = True
 
-    def begin(self, net: nn.Module, batches: Batches, uploads: Uploads | None = None) -> Predict:
+    def begin(self, net: Net, batches: Batches, uploads: Uploads | None = None) -> Predict:
         """The network itself."""
         net.eval()
         return net

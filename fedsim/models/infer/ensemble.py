@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call
 
 from fedsim.models.infer.base import Batches, Infer, Predict, Uploads
+from fedsim.models.net import Net
 
 
 def mean_probabilities(logits: Sequence[Tensor]) -> Tensor:
@@ -35,7 +36,7 @@ class EnsembleOfLocalBN(Infer):
         "unseen client, which reveals its activation moments to third parties"
     )
 
-    def begin(self, net: nn.Module, batches: Batches, uploads: Uploads | None = None) -> Predict:
+    def begin(self, net: Net, batches: Batches, uploads: Uploads | None = None) -> Predict:
         """One network, called with each set in turn."""
         net.eval()
         if not uploads:
@@ -59,7 +60,7 @@ class EnsembleOfHeads(Infer):
     bank: ClassVar[str] = "heads"
     requires: ClassVar[dict[str, str]] = {"banks": "heads"}
 
-    def begin(self, net: nn.Module, batches: Batches, uploads: Uploads | None = None) -> Predict:
+    def begin(self, net: Net, batches: Batches, uploads: Uploads | None = None) -> Predict:
         """One pass of the extractor, then each head in turn."""
         net.eval()
         if not uploads:

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from fedsim.common.tasks import ANY_TASK
 from fedsim.models.infer.base import Batches, Infer, Predict, Uploads
 from fedsim.models.infer.statistics import with_rule
+from fedsim.models.net import Net
+from fedsim.models.norms.moments import running
 from fedsim.parts.facts import Fact
 
 
@@ -47,14 +49,14 @@ class IABN(Infer):
     k: Annotated[float, Field(ge=0)] = 4.0
     assumes = (Fact.BATCH_NORM,)
 
-    def begin(self, net: nn.Module, batches: Batches, uploads: Uploads | None = None) -> Predict:
+    def begin(self, net: Net, batches: Batches, uploads: Uploads | None = None) -> Predict:
         """A network that corrects its statistics for each image."""
 
-        def rule(mean: Tensor, variance: Tensor, bn: nn.Module, positions: int) -> tuple[Tensor, Tensor]:
+        def rule(mean: Tensor, variance: Tensor, bn: nn.BatchNorm2d, positions: int) -> tuple[Tensor, Tensor]:
             unbiased = variance * (positions / (positions - 1))
             # eps is on both sides: it is in the spread as in NOTE, cancels in the difference, and remains in the root
-            variance_g = bn.running_var + bn.eps
-            mu, var = instance_aware(mean, unbiased + bn.eps, bn.running_mean, variance_g, positions, self.k)
+            mean_g, variance_g = running(bn)
+            mu, var = instance_aware(mean, unbiased + bn.eps, mean_g, variance_g + bn.eps, positions, self.k)
             return mu, torch.sqrt(var.clamp_min(bn.eps))
 
         return with_rule(net, lambda: rule)

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from fedsim.common.tasks import ANY_TASK
 from fedsim.models.infer.base import Batches, Infer, Predict, Uploads
 from fedsim.models.infer.statistics import with_rule
-from fedsim.models.norms.moments import batch_moments
+from fedsim.models.net import Net
+from fedsim.models.norms.moments import batch_moments, running
 from fedsim.parts.facts import Fact
 
 
@@ -42,14 +43,15 @@ class MixNorm(Infer):
     seed: Annotated[int, Field(ge=0)] = 0
     assumes = (Fact.BATCH_NORM,)
 
-    def begin(self, net: nn.Module, batches: Batches, uploads: Uploads | None = None) -> Predict:
+    def begin(self, net: Net, batches: Batches, uploads: Uploads | None = None) -> Predict:
         """A network that runs over the views of each image."""
 
-        def rule(mean: Tensor, variance: Tensor, bn: nn.Module, positions: int) -> tuple[Tensor, Tensor]:
+        def rule(mean: Tensor, variance: Tensor, bn: nn.BatchNorm2d, positions: int) -> tuple[Tensor, Tensor]:
             shape = (self.views, -1, mean.shape[1])
             mean, variance = batch_moments(mean.view(shape), variance.view(shape))
-            mu = self.m * mean + (1 - self.m) * bn.running_mean
-            sigma = torch.sqrt(self.m * variance + (1 - self.m) * bn.running_var + bn.eps)
+            mean_g, variance_g = running(bn)
+            mu = self.m * mean + (1 - self.m) * mean_g
+            sigma = torch.sqrt(self.m * variance + (1 - self.m) * variance_g + bn.eps)
             return mu.repeat(self.views, 1), sigma.repeat(self.views, 1)
 
         ruled = with_rule(net, lambda: rule, pooled=self.views > 1)

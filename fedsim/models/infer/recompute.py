@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, cast
 
 import torch
 from pydantic import Field
@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from fedsim.common.errors import UserError
 from fedsim.common.tasks import ANY_TASK
 from fedsim.models.infer.base import Batches, Infer, Predict, Uploads
+from fedsim.models.net import Net
+from fedsim.models.norms.moments import BatchNormLayer, running
 from fedsim.parts.facts import Fact
 from fedsim.tensors.kinds import Kind, tensor_kinds
 
@@ -44,7 +46,7 @@ class Recompute(Infer):
     provides = (Fact.TARGET_STATISTICS,)
 
     @torch.no_grad()
-    def begin(self, net: nn.Module, batches: Batches, uploads: Uploads | None = None) -> Predict:
+    def begin(self, net: Net, batches: Batches, uploads: Uploads | None = None) -> Predict:
         """A copy of the network with the new statistics, in eval mode; `net` is not changed.
 
         Raises UserError for fewer than two images, and for a layer whose statistics have other names than batch norm's.
@@ -54,29 +56,30 @@ class Recompute(Infer):
         for layer in layers:
             layer.train()
             layer.momentum = 1.0  # the running statistics are then those of the last group
-        sums = [torch.zeros(2, len(layer.running_mean), dtype=torch.float64) for layer in layers]
+        sums = [torch.zeros(2, len(running(layer)[0]), dtype=torch.float64) for layer in layers]
         count = 0
         for images in groups(batches(), self.batch):
             net(images)
             count += len(images)
             for total, layer in zip(sums, layers, strict=True):
-                mean, variance = layer.running_mean.cpu().double(), layer.running_var.cpu().double()
+                mean, variance = (tensor.cpu().double() for tensor in running(layer))
                 total += len(images) * torch.stack([mean, variance + mean.square()])
         for total, layer in zip(sums, layers, strict=True):
             mean, square = total / count
-            layer.running_mean.copy_(mean)
-            layer.running_var.copy_((square - mean.square()).clamp_min(0))
+            mean_now, variance_now = running(layer)
+            mean_now.copy_(mean)
+            variance_now.copy_((square - mean.square()).clamp_min(0))
         return net.eval()
 
 
-def statistics_layers(net: nn.Module) -> list[nn.Module]:
+def statistics_layers(net: nn.Module) -> list[BatchNormLayer]:
     """The layers with running statistics. Raises UserError for statistics that they do not keep as batch norm does."""
     found = {path: module for path, module in net.named_modules() if getattr(module, "running_mean", None) is not None}
     known = {f"{path}.{name}".lstrip(".") for path in found for name in ("running_mean", "running_var")}
     for name, kind in tensor_kinds(net).items():
         if kind is Kind.BN_STATISTICS and name not in known:
             raise UserError(f"recompute does not know how to compute {name} again; use method.infer = 'eval_mode'")
-    return list(found.values())
+    return [cast(BatchNormLayer, layer) for layer in found.values()]  # or a layer with the same tensors
 
 
 def groups(batches: Iterable[Tensor], size: int) -> Iterator[Tensor]:

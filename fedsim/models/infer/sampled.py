@@ -5,11 +5,12 @@ from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedsim.models.infer.base import Batches, Infer, Predict, Uploads
 from fedsim.models.infer.ensemble import mean_probabilities
 from fedsim.models.inserts.representation import gaussian_of
+from fedsim.models.net import Net
 from fedsim.parts.facts import Fact
 
 NOISE_SEED = 0
@@ -31,7 +32,7 @@ class SampledRepresentation(Infer):
     on_sources: ClassVar[bool] = True
     assumes = (Fact.DRAWN_FEATURES,)
 
-    def begin(self, net: nn.Module, batches: Batches, uploads: Uploads | None = None) -> Predict:
+    def begin(self, net: Net, batches: Batches, uploads: Uploads | None = None) -> Predict:
         """One pass of the backbone and S passes of the head."""
         net.eval()
         generator = torch.Generator().manual_seed(NOISE_SEED)

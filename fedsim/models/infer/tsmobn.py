@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from fedsim.common.tasks import ANY_TASK
 from fedsim.models.infer.base import Batches, Infer, Predict, Uploads
 from fedsim.models.infer.statistics import StatisticsRule, with_rule
-from fedsim.models.norms.moments import batch_moments
+from fedsim.models.net import Net
+from fedsim.models.norms.moments import batch_moments, running
 from fedsim.parts.facts import Fact
 
 
@@ -40,7 +41,7 @@ class TsmoBN(Infer):
     shuffled: ClassVar[bool] = True
     assumes = (Fact.BATCH_NORM,)
 
-    def begin(self, net: nn.Module, batches: Batches, uploads: Uploads | None = None) -> Predict:
+    def begin(self, net: Net, batches: Batches, uploads: Uploads | None = None) -> Predict:
         """A network that updates its statistics."""
         ruled = with_rule(net, self._tracker, pooled=True)
         return lambda images: torch.cat([ruled(part) for part in images.split(self.batch)])
@@ -48,13 +49,13 @@ class TsmoBN(Infer):
     def _tracker(self) -> StatisticsRule:
         state: list[Tensor] = []
 
-        def rule(mean: Tensor, variance: Tensor, bn: nn.Module, positions: int) -> tuple[Tensor, Tensor]:
+        def rule(mean: Tensor, variance: Tensor, bn: nn.BatchNorm2d, positions: int) -> tuple[Tensor, Tensor]:
             if len(mean) * positions < 2:
-                mu, square = state or (bn.running_mean, bn.running_var)
+                mu, square = state or running(bn)
                 return mu, torch.sqrt(square + bn.eps)
             new = batch_moments(mean, variance)
             if not state:
-                state[:] = new if self.init == "first_batch" else (bn.running_mean, bn.running_var)
+                state[:] = new if self.init == "first_batch" else running(bn)
             state[:] = [self.tau * old + (1 - self.tau) * value for old, value in zip(state, new, strict=True)]
             return state[0], torch.sqrt(state[1] + bn.eps)
 

@@ -92,8 +92,9 @@ class Adapters(Insert):
         if not places:
             raise UserError("insert Adapters: the backbone has no blocks with batch norm; use a ResNet, densenet121 or "
                             "digits-cnn-bn")  # fmt: skip
-        net.adapters = nn.ModuleList(Adapter(norm.num_features, self.dropout, self.std) for _, norm in places)
-        for adapter, (module, _) in zip(net.adapters, places, strict=True):
+        adapters = [Adapter(norm.num_features, self.dropout, self.std) for _, norm in places]
+        net.adapters = nn.ModuleList(adapters)
+        for adapter, (module, _) in zip(adapters, places, strict=True):
             module.register_forward_hook(adapter.after)
         if self.freeze:
             net.frozen |= net.state_dict().keys() - trained_names(net)
@@ -118,14 +119,16 @@ def adapter_places(block: nn.Module) -> list[tuple[nn.Module, nn.BatchNorm2d]]:
     """The modules of a block after which an adapter comes, each with a batch norm as wide as its output."""
     norms = own_norms(block)
     if len(norms) == 2 and all(hasattr(block, name) for name in ("conv1", "bn1", "conv2", "bn2")):
-        return [(block.conv1, block.bn1), (block.conv2, block.bn2)]
+        pairs = [(block.get_submodule(f"conv{number}"), block.get_submodule(f"bn{number}")) for number in (1, 2)]
+        return [(conv, norm) for conv, norm in pairs if isinstance(norm, nn.BatchNorm2d)]
     return [(norms[-1], norms[-1])]
 
 
 def trained_names(net: Net) -> set[str]:
     """The state entries of adapters, of the batch norm of blocks and stem, of bottleneck and head."""
     chosen = {id(norm) for block in (*blocks(net.backbone), net.backbone) for norm in own_norms(block)}
-    trained = {id(module) for part in (net.adapters, net.bottleneck, net.head) for module in part.modules()} | chosen
+    parts = (net.get_submodule("adapters"), net.bottleneck, net.head)
+    trained = {id(module) for part in parts for module in part.modules()} | chosen
     return {
         f"{path}.{name}"
         for path, module in net.named_modules()

@@ -1,6 +1,6 @@
 """The contract of inserts: modules between the stages of the backbone, or beside the head."""
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -59,6 +59,11 @@ def channels_at(net: Net, path: str) -> int:
 
 
 ATTACHED = ("gaussian", "moments")  # what inserts attach to the features that they draw
+
+
+def attach(features: Tensor, name: Literal["gaussian", "moments"], value: tuple[Tensor, Tensor]) -> None:
+    """Attaches to features what they were drawn from."""
+    setattr(features, name, value)
 
 
 def leading(features: Tensor, count: int) -> Tensor:

@@ -33,7 +33,7 @@ class Disentangler(Insert):
         """Adds the bottleneck and makes a new classifier of its width."""
         if not isinstance(net.bottleneck, nn.Identity):
             return
-        d, classes = net.feature_dim, net.head.out_features
+        d, classes = net.feature_dim, net.outputs
         hidden = self.hidden or max(round(HIDDEN * d), LEAST)
         width = self.width or max(round(WIDTH * d), LEAST)
         net.bottleneck = nn.Sequential(

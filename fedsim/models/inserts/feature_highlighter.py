@@ -48,6 +48,8 @@ class Highlighter(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         """[B, F] -> [B, F + D]."""
         x, self.map = self.map, None
+        assert x is not None  # the last stage has just given its map
+        assert self.project.bias is not None
         weight, bias = self.project.weight[: 2 * WIDTH], self.project.bias[: 2 * WIDTH]
         query, keys = F.conv2d(x, weight, bias).float().flatten(2).chunk(2, dim=1)
         query, keys = F.normalize(query, dim=1).mean(dim=2), F.normalize(keys, dim=1)

@@ -36,6 +36,8 @@ class KeyedPromptHead(PromptHead):
     With mixed keys every image has its own M texts. They pass through E_T in parts of about 1,024.
     """
 
+    keys: Tensor
+
     def __init__(self, texts: Texts, context: Tensor, keys: Tensor, width: int, T: float) -> None:
         super().__init__(texts, context)
         self.register_buffer("keys", keys)

@@ -26,6 +26,11 @@ class LearnedTextHead(nn.Module):
 
     tensor_kinds: ClassVar[dict[str, Kind]] = {"ends": Kind.WEIGHT}  # places in a text, which count nothing
 
+    start: Tensor
+    tails: Tensor
+    ends: Tensor
+    scale: Tensor
+
     def __init__(self, texts: Texts, length: int) -> None:
         super().__init__()
         tails, ends = texts.tails(length)

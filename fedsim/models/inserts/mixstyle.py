@@ -100,6 +100,7 @@ class MixStyle(Insert):
         if not paths:
             raise UserError(f"insert MixStyle: the backbone has none of the stages {list(self.stages)}; use a ResNet, "
                             "densenet121 or digits-cnn-bn")  # fmt: skip
-        net.inserts = nn.ModuleList(MixStyleLayer(self.p, self.alpha, self.eps) for _ in paths)
-        for path, layer in zip(paths, net.inserts, strict=True):
+        layers = [MixStyleLayer(self.p, self.alpha, self.eps) for _ in paths]
+        net.inserts = nn.ModuleList(layers)
+        for path, layer in zip(paths, layers, strict=True):
             net.get_submodule(path).register_forward_hook(layer.after)

@@ -29,7 +29,7 @@ class ProjectionHead(Insert):
         """Adds the projection head and makes a new classifier of its width."""
         if not isinstance(net.bottleneck, nn.Identity) and not self.always:
             return
-        d, classes = net.feature_dim, net.head.out_features
+        d, classes = net.feature_dim, net.outputs
         head = nn.Sequential(nn.Linear(d, d), nn.ReLU(), nn.Linear(d, self.width))
         net.bottleneck = head if isinstance(net.bottleneck, nn.Identity) else nn.Sequential(net.bottleneck, head)
         net.feature_dim = self.width

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fedsim.common.errors import UserError
 from fedsim.models.inserts.learned_prompts import LearnedTextHead, TextLearner
 from fedsim.models.net import Net
-from fedsim.models.texts import Texts
+from fedsim.models.texts import TextHead, Texts
 from fedsim.parts.facts import Fact
 from fedsim.settings.experiment import Experiment
 
@@ -117,7 +117,9 @@ class PromptsOfClients(nn.Module):
         """The prompts of a layer follow the start; those of the first one are read as words."""
         if layer == 0:
             return None
-        x, prompts = inputs[0], self._now["text"][layer]
+        x, held = inputs[0], self._now["text"]
+        assert held is not None  # the pass is inside `reading`
+        prompts = held[layer]
         kept = x[:, :1], prompts.expand(x.shape[0], -1, -1), x[:, 1 + len(prompts) :]
         return torch.cat(kept, 1), *inputs[1:]
 
@@ -143,6 +145,8 @@ class PromptSetsHead(LearnedTextHead):
     zero_shot [M, e]: the texts of model.prompt, without prompts; no part of the state, as in `TextHead`
     """
 
+    zero_shot: Tensor
+
     def __init__(self, texts: Texts, sets: PromptsOfClients, zero_shot: Tensor) -> None:
         super().__init__(texts, sets.text.shape[2])
         self._sets = (sets,)
@@ -164,12 +168,16 @@ class PromptSetsHead(LearnedTextHead):
 
     def forward(self, features: Tensor) -> Tensor:
         """[B, e] -> [B, M]."""
-        return self.logits(features, self.read_with(self.sets.chosen("text")))
+        chosen = self.sets.chosen("text")
+        assert chosen is not None  # only the image encoder has passes without prompts
+        return self.logits(features, self.read_with(chosen))
 
 
 def blocks_of(transformer: nn.Module) -> nn.ModuleList:
     """The blocks of open_clip's transformer, or of our own."""
-    return transformer.resblocks if hasattr(transformer, "resblocks") else transformer.blocks
+    blocks = transformer.get_submodule("resblocks" if hasattr(transformer, "resblocks") else "blocks")
+    assert isinstance(blocks, nn.ModuleList)
+    return blocks
 
 
 @dataclass(frozen=True)
@@ -230,6 +238,7 @@ class PromptSets(TextLearner):
         sets.attach("text", text)
         sets.attach("vision", image)
         net.prompts = sets
+        assert isinstance(net.head, TextHead)  # or it has no texts
         self.replace(net, PromptSetsHead(texts, sets, net.head.text), set())
 
     def _normal(self, clients: int, transformer: nn.Module) -> Tensor:

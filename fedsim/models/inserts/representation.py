@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedsim.common.errors import UserError
-from fedsim.models.inserts.base import Insert
+from fedsim.models.inserts.base import Insert, attach
 from fedsim.models.net import Net
 from fedsim.parts.facts import Fact, Facts
 
@@ -30,7 +30,7 @@ class Gaussian(nn.Module):
         mean, raw = x.float().chunk(2, dim=1)
         std = F.softplus(raw) + LEAST_STD
         z = mean + std * torch.randn_like(mean) if self.training else mean.clone()
-        z.gaussian = (mean, std)
+        attach(z, "gaussian", (mean, std))
         return z
 
 
@@ -69,7 +69,7 @@ class Representation(Insert):
 
     def apply(self, net: Net) -> None:
         """Adds the layer after the bottleneck (or in its place) and makes a new classifier of its width."""
-        d, classes = net.feature_dim, net.head.out_features
+        d, classes = net.feature_dim, net.outputs
         width = self.width or d
         layers = [] if isinstance(net.bottleneck, nn.Identity) else [net.bottleneck]
         layers += [nn.Linear(d, 2 * width), Gaussian()] if self.stochastic else [nn.Linear(d, width)]

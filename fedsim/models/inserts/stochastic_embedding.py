@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedsim.common.errors import UserError
-from fedsim.models.inserts.base import Insert
+from fedsim.models.inserts.base import Insert, attach
 from fedsim.models.net import Net
 from fedsim.parts.facts import Fact
 
@@ -33,7 +33,7 @@ class EmbeddingLayer(nn.Module):
         mean, logvar = F.leaky_relu(self.mean(u)).float(), F.relu(self.logvar(u)).float()
         noise = self.spread * (logvar / 2).exp() * torch.randn_like(mean) if self.training else 0.0
         e = mean + noise
-        e.moments = (mean, logvar)
+        attach(e, "moments", (mean, logvar))
         return e
 
 
@@ -62,7 +62,7 @@ class StochasticEmbedding(Insert):
 
     def apply(self, net: Net) -> None:
         """Adds the layer before the head, and makes a new head."""
-        d, classes = net.feature_dim, net.head.out_features
+        d, classes = net.feature_dim, net.outputs
         layer = EmbeddingLayer(d, self.width or d, self.spread)
         net.bottleneck = layer if isinstance(net.bottleneck, nn.Identity) else nn.Sequential(net.bottleneck, layer)
         net.feature_dim = self.width or d

@@ -118,7 +118,8 @@ class StyleLayer(nn.Module):
 
     def __init__(self, stage: int) -> None:
         super().__init__()
-        self.stage, self.act = stage, None
+        self.stage = stage
+        self.act: Act | None = None
 
     def after(self, module: nn.Module, inputs: tuple, output: Tensor) -> Tensor:
         """A forward hook of a stage. It is a bound method, so that a copy of the network calls its own copy of the
@@ -137,15 +138,19 @@ class StyleLayers(nn.ModuleList):
         self.part, self.channels = part, channels
         self.explored = [stage for stage in stages if stage in part.stages]
 
+    def layers(self) -> list[StyleLayer]:
+        """The layers, in the order of the stages."""
+        return [layer for layer in self if isinstance(layer, StyleLayer)]
+
     @contextmanager
     def acting(self, act: Act) -> Iterator[None]:
         """Inside the block every pass of the network goes through `act` after each of the stages."""
-        for layer in self:
+        for layer in self.layers():
             layer.act = act
         try:
             yield
         finally:
-            for layer in self:
+            for layer in self.layers():
                 layer.act = None
 
 
@@ -200,6 +205,7 @@ class StyleExploration(Insert):
             raise UserError("insert StyleExploration: the backbone has no stage 1; use a ResNet, densenet121 or "
                             "digits-cnn-bn")  # fmt: skip
         stages = sorted({1, *self.stages} & net.stages.keys())
-        net.styles = StyleLayers(self, stages, channels_at(net, net.stages[1][-1]))
-        for layer in net.styles:
+        styles = StyleLayers(self, stages, channels_at(net, net.stages[1][-1]))
+        net.styles = styles
+        for layer in styles.layers():
             net.get_submodule(net.stages[layer.stage][-1]).register_forward_hook(layer.after)

@@ -8,7 +8,14 @@ from torch import nn
 
 from fedsim.models.net import Net
 from fedsim.models.norms.base import Norm
-from fedsim.models.norms.moments import batch_moments, check_training_batch, instance_affine, update_running
+from fedsim.models.norms.moments import (
+    BatchNormLayer,
+    batch_moments,
+    check_training_batch,
+    instance_affine,
+    running,
+    update_running,
+)
 from fedsim.models.norms.placement import batch_norm_paths, replace, require_batch_norm
 from fedsim.tensors.kinds import Kind
 
@@ -25,7 +32,7 @@ class BINLayer(nn.Module):
     tensor_kinds: ClassVar[dict[str, Kind]] = {"rho": Kind.WEIGHT}
     lr_scales: ClassVar[dict[str, float]] = {"rho": 10.0}
 
-    def __init__(self, bn: nn.BatchNorm2d) -> None:
+    def __init__(self, bn: BatchNormLayer) -> None:
         super().__init__()
         self.bn = bn
         self.rho = nn.Parameter(torch.ones_like(bn.weight))
@@ -41,7 +48,7 @@ class BINLayer(nn.Module):
             if training:
                 batch_mean, batch_variance = batch_moments(mean, variance)
             else:
-                batch_mean, batch_variance = bn.running_mean, bn.running_var
+                batch_mean, batch_variance = running(bn)
             rho = rho + (rho.clamp(0, 1) - rho).detach()  # the gradient is that of rho, also at the bounds
             a_bn = gamma * rho * torch.rsqrt(batch_variance + bn.eps)
             a_in = gamma * (1 - rho) * torch.rsqrt(variance + bn.eps)

@@ -8,7 +8,7 @@ from torch import nn
 
 from fedsim.models.net import Net
 from fedsim.models.norms.base import Norm
-from fedsim.models.norms.moments import batch_moments, check_training_batch, instance_affine, update_running
+from fedsim.models.norms.moments import batch_moments, check_training_batch, instance_affine, running, update_running
 from fedsim.models.norms.placement import batch_norm_paths, replace, require_batch_norm
 from fedsim.tensors.kinds import Kind
 
@@ -31,6 +31,10 @@ class DSONLayer(nn.Module):
         "running_mean": Kind.BN_STATISTICS, "running_var": Kind.BN_STATISTICS,
     }  # fmt: skip
 
+    running_mean: torch.Tensor | None
+    running_var: torch.Tensor | None
+    num_batches_tracked: torch.Tensor | None
+
     def __init__(self, bn: nn.BatchNorm2d, channelwise: bool = False) -> None:
         super().__init__()
         shape = (2, bn.num_features) if channelwise else (2,)
@@ -51,7 +55,7 @@ class DSONLayer(nn.Module):
             if training:
                 batch_mean, batch_variance = batch_moments(mean, variance)
             else:
-                batch_mean, batch_variance = self.running_mean, self.running_var
+                batch_mean, batch_variance = running(self)
             w_mean, w_var = torch.softmax(theta_mean, 0)[0], torch.softmax(theta_var, 0)[0]
             mixed_mean = w_mean * mean + (1 - w_mean) * batch_mean
             a = gamma * torch.rsqrt(w_var * variance + (1 - w_var) * batch_variance + self.eps)

@@ -59,6 +59,8 @@ class IBNLayer(nn.Module):
 class ResidualIBNBlock(nn.Module):
     """A ResNet block with an instance norm after the residual sum, before the last ReLU (IBN-b)."""
 
+    relu: nn.Module
+
     def __init__(self, block: nn.Module) -> None:
         super().__init__()
         for name, child in block.named_children():  # the same names, so that state entries keep their names
@@ -133,11 +135,14 @@ class IBN(Norm):
     def _apply_resnet(self, net: Net) -> None:
         if self.variant == "a":
             stages = [f"backbone.layer{number}" for number in (1, 2, 3)]
-            paths = [f"{stage}.{index}.bn1" for stage in stages for index in range(len(net.get_submodule(stage)))]
+            blocks = [f"{stage}.{name}" for stage in stages for name, _ in net.get_submodule(stage).named_children()]
+            paths = [f"{block}.bn1" for block in blocks]
             replace(net, paths, lambda bn: IBNLayer(bn, bn.num_features // 2))
             return
         replace(net, ["backbone.bn1"], _instance_norm_like)
-        for stage in (net.backbone.layer1, net.backbone.layer2):
+        for path in ("backbone.layer1", "backbone.layer2"):
+            stage = net.get_submodule(path)
+            assert isinstance(stage, nn.Sequential)
             if hasattr(stage[-1], "relu"):  # torchvision's block uses one ReLU module several times
                 stage[-1] = ResidualIBNBlock(stage[-1])
             else:

@@ -2,7 +2,8 @@
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+
+from fedsim.models.norms.moments import BatchNormLayer
 
 SMALL_MAP = 64  # positions
 CANCELLED = 0.02  # a variance below this share of E[x^2] has lost two of its seven digits
@@ -56,7 +57,7 @@ def affine_map(x: torch.Tensor, mean: torch.Tensor, a: torch.Tensor, b: torch.Te
         return torch.addcmul((b - a * mean)[:, :, None, None], full, a[:, :, None, None]).to(x.dtype)
 
 
-def normalize_by(x: torch.Tensor, mean: torch.Tensor, std: torch.Tensor, bn: nn.Module) -> torch.Tensor:
+def normalize_by(x: torch.Tensor, mean: torch.Tensor, std: torch.Tensor, bn: BatchNormLayer) -> torch.Tensor:
     """`gamma (x - mean) / std + beta` with mean and std [B, C] and the affine of `bn`; no gradient."""
     a = bn.weight / std
     return affine_map(x, mean, a, bn.bias.expand_as(a))

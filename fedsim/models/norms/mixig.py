@@ -15,7 +15,7 @@ from fedsim.models.net import Net
 from fedsim.models.norms.base import Norm
 from fedsim.models.norms.bin import BINLayer
 from fedsim.models.norms.instance import has_positions, instance_moments, normalize_by
-from fedsim.models.norms.moments import batch_moments, instance_affine
+from fedsim.models.norms.moments import BatchNormLayer, batch_moments, instance_affine, running
 from fedsim.models.norms.placement import batch_norm_paths, replace, require_batch_norm
 from fedsim.parts.facts import Fact, Facts
 
@@ -70,6 +70,10 @@ class MixIGLayer(nn.Module):
     (mean 0, variance 1: a new layer in round 1) are replaced by those of the batch.
     """
 
+    global_mean: Tensor
+    global_std: Tensor
+    global_weight: Tensor
+    global_bias: Tensor
     u: Tensor | None = None  # mixing weights of this iteration, drawn by `draw_u`
     z: Tensor | None = None  # noise of this iteration, drawn by `draw_z`
     alpha: Tensor | None = None  # [B], the last output of the adapter
@@ -79,9 +83,10 @@ class MixIGLayer(nn.Module):
     mode: Mode = "local"
     affine: Literal["local", "global"] = "local"  # affine of pass 3
 
-    def __init__(self, bn: nn.Module, part: "MixIG") -> None:
+    def __init__(self, bn: BatchNormLayer, part: "MixIG") -> None:
         super().__init__()
-        self.bn = BINLayer(bn) if part.local == "bin" and isinstance(bn, nn.BatchNorm2d) else bn
+        bin_inside = part.local == "bin" and isinstance(bn, nn.BatchNorm2d)
+        self.bn: BINLayer | BatchNormLayer = BINLayer(bn) if bin_inside else bn
         self.affine, self.u_range, self.alphas = part.adapter_affine, part.u, []
         channels = bn.num_features
         self.adapter: Adapter | None = None
@@ -94,7 +99,7 @@ class MixIGLayer(nn.Module):
             self.register_buffer(f"global_{name}", torch.full_like(bn.weight.detach(), value), persistent=False)
 
     @property
-    def norm(self) -> nn.Module:
+    def norm(self) -> BatchNormLayer:
         """The batch norm that has the affine parameters and running statistics."""
         return self.bn.bn if isinstance(self.bn, BINLayer) else self.bn
 
@@ -120,9 +125,7 @@ class MixIGLayer(nn.Module):
         norm = self.norm
         if not self.training:
             return self.bn(x)
-        weight, bias = norm.weight, norm.bias
-        if self.mode == "adapted":
-            weight, bias = self._frozen_affine()
+        weight, bias = self._frozen_affine() if self.mode == "adapted" else (norm.weight, norm.bias)
         if self.fresh:
             return F.batch_norm(x, None, None, weight, bias, training=True, eps=norm.eps)
         slope = weight / self.global_std
@@ -131,6 +134,7 @@ class MixIGLayer(nn.Module):
 
     def _mixed(self, x: Tensor) -> Tensor:
         norm, u = self.norm, self.u
+        assert u is not None  # drawn by `draw_u`
 
         def rule(mean, variance, gamma, beta):
             mean_g, std_g = self._reference(mean, variance)
@@ -143,6 +147,7 @@ class MixIGLayer(nn.Module):
 
     def _adapted(self, x: Tensor) -> Tensor:
         eps = self.norm.eps
+        assert self.adapter is not None
 
         def rule(mean, variance, gamma, beta, *weights):
             std = torch.sqrt(variance + eps)
@@ -156,16 +161,18 @@ class MixIGLayer(nn.Module):
 
     @torch.no_grad()
     def _infer(self, x: Tensor) -> Tensor:
-        norm = self.norm
+        norm, (mean_g, variance_g) = self.norm, running(self.norm)
+        assert self.adapter is not None
         mean, variance = instance_moments(x)
-        std, std_g = torch.sqrt(variance + norm.eps), torch.sqrt(norm.running_var + norm.eps)
-        away_mean, away_std = mean - norm.running_mean, std - std_g
+        std, std_g = torch.sqrt(variance + norm.eps), torch.sqrt(variance_g + norm.eps)
+        away_mean, away_std = mean - mean_g, std - std_g
         alpha = self._alpha(away_mean, away_std, self.adapter.weights())
-        return normalize_by(x, norm.running_mean + alpha * away_mean, std_g + alpha * away_std, norm)
+        return normalize_by(x, mean_g + alpha * away_mean, std_g + alpha * away_std, norm)
 
     def _alpha(self, away_mean: Tensor, away_std: Tensor, weights: Sequence[Tensor]) -> Tensor:
         z = self.z if self.training else None
-        alpha = Adapter.alpha(torch.cat([away_mean, away_std], dim=1), z, tuple(weights[:2]), tuple(weights[2:]))
+        first, second = (weights[0], weights[1]), (weights[2], weights[3])
+        alpha = Adapter.alpha(torch.cat([away_mean, away_std], dim=1), z, first, second)
         self.alpha = alpha.detach().squeeze(1)
         return alpha
 

@@ -13,11 +13,13 @@ tensors.
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Protocol
 
 import torch
 from torch import nn
 
 Rule = Callable[..., tuple[torch.Tensor, torch.Tensor]]
+BatchNormLayer = nn.modules.batchnorm._BatchNorm
 _PLAIN: ContextVar[bool] = ContextVar("plain moments", default=False)
 
 
@@ -110,8 +112,25 @@ def batch_moments(mean: torch.Tensor, variance: torch.Tensor) -> tuple[torch.Ten
     return mean.mean(dim=0), variance.mean(dim=0) + mean.var(dim=0, correction=0)
 
 
+class Tracking(Protocol):
+    """A layer with running statistics, as BatchNorm2d has them."""
+
+    track_running_stats: bool
+    momentum: float | None
+    running_mean: torch.Tensor | None
+    running_var: torch.Tensor | None
+    num_batches_tracked: torch.Tensor | None
+
+
+def running(layer: Tracking) -> tuple[torch.Tensor, torch.Tensor]:
+    """The running mean and variance [C] of a layer that tracks them."""
+    assert layer.running_mean is not None
+    assert layer.running_var is not None
+    return layer.running_mean, layer.running_var
+
+
 @torch.no_grad()
-def update_running(layer: nn.Module, mean: torch.Tensor, variance: torch.Tensor, positions: int) -> None:
+def update_running(layer: Tracking, mean: torch.Tensor, variance: torch.Tensor, positions: int) -> None:
     """Updates `layer.running_mean` and `running_var` as BatchNorm2d does, from instance moments over `positions`
     pixels.
 
@@ -120,17 +139,18 @@ def update_running(layer: nn.Module, mean: torch.Tensor, variance: torch.Tensor,
     """
     if not layer.track_running_stats:
         return
-    count = len(mean) * positions
+    tracked, count = layer.num_batches_tracked, len(mean) * positions
+    assert tracked is not None
     mean, variance = batch_moments(mean, variance)
-    layer.num_batches_tracked += 1
-    factor = 1.0 / float(layer.num_batches_tracked) if layer.momentum is None else layer.momentum
+    tracked += 1
+    factor = 1.0 / float(tracked) if layer.momentum is None else layer.momentum
     unbiased = variance * (count / (count - 1))
-    for running, seen in ((layer.running_mean, mean), (layer.running_var, unbiased)):
-        seen = seen.to(running.dtype)
+    for old, seen in zip(running(layer), (mean, unbiased)):
+        seen = seen.to(old.dtype)
         if _PLAIN.get():
-            running.add_(factor * (seen - running))  # vmap has no rule for lerp_
+            old.add_(factor * (seen - old))  # vmap has no rule for lerp_
         else:
-            running.lerp_(seen, factor)
+            old.lerp_(seen, factor)
 
 
 def check_training_batch(x: torch.Tensor) -> None:

@@ -1,11 +1,14 @@
 """Where a norm part puts its layers: the batch-norm layers of a network by stage, and their replacement."""
 
 from collections.abc import Callable, Collection
+from typing import TypeVar
 
 from torch import Tensor, nn
 
 from fedsim.common.errors import UserError
 from fedsim.models.net import Net
+
+M = TypeVar("M", bound=nn.Module)
 
 
 def batch_norm_paths(net: Net, stages: Collection[int] | None = None, stem: bool = True) -> list[str]:
@@ -65,7 +68,7 @@ def plain_batch_norm(layer: nn.Module) -> nn.Module:
     return plain.train(layer.training)
 
 
-def copied_from(old: nn.Module, new: nn.Module) -> nn.Module:
+def copied_from(old: nn.Module, new: M) -> M:
     """The new layer, which remembers that its tensors are copies of the old one's channels (`model.train` asks)."""
     new.__dict__["took_over"] = old  # not a submodule: the old layer does not belong to the network any more
     return new
@@ -84,7 +87,7 @@ def move_hooks(old: nn.Module, new: nn.Module) -> None:
         setattr(new, name, tables[1])
 
 
-def replace(net: nn.Module, paths: Collection[str], make: Callable[[nn.Module], nn.Module]) -> None:
+def replace(net: nn.Module, paths: Collection[str], make: Callable[..., nn.Module]) -> None:
     """Replaces every module in `paths` by `make(old)`. An activation inside the old one is kept after the new one. The
     hooks of the old one, which inserts register before rules come, are then those of the whole."""
     for path in paths:

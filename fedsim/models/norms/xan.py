@@ -10,7 +10,7 @@ from fedsim.common.errors import UserError
 from fedsim.models.net import Net
 from fedsim.models.norms.base import Norm
 from fedsim.models.norms.instance_norm import InstanceNorm2d
-from fedsim.models.norms.moments import batch_moments, check_training_batch, instance_affine, update_running
+from fedsim.models.norms.moments import batch_moments, check_training_batch, instance_affine, running, update_running
 from fedsim.models.norms.placement import batch_norm_paths, replace, require_batch_norm
 from fedsim.tensors.kinds import Kind
 
@@ -59,7 +59,7 @@ class XANLayer(nn.Module):
             if training:
                 batch_mean, batch_variance = batch_moments(mean, variance)
             else:
-                batch_mean, batch_variance = self.bn.running_mean, self.bn.running_var
+                batch_mean, batch_variance = running(self.bn)
             a_bn = w_bn * gamma_bn * torch.rsqrt(batch_variance + self.bn.eps)
             a_in = w_in * gamma_in * torch.rsqrt(variance + self.inorm.eps)
             return a_bn + a_in, a_bn * (mean - batch_mean) + w_bn * beta_bn + w_in * beta_in
