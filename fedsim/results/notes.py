@@ -142,8 +142,8 @@ def budget_notes(table: pd.DataFrame, labels: Iterable[str], baseline: str = "")
         ratios = shared.sum() / shared.notna().mul(shared[base], axis="index").sum()
         other = ratios[(ratios > 1 + BUDGET_TOLERANCE) | (ratios * (1 + BUDGET_TOLERANCE) < 1)]
         if len(other):
-            times = ", ".join(f"{label} {times(ratio)} times" for label, ratio in other.items())
-            words = f"Budgets differ: beside the {column} of {base}, {times}"
+            others = ", ".join(f"{label} {times(ratio)} times" for label, ratio in other.items())
+            words = f"Budgets differ: beside the {column} of {base}, {others}"
             notes.append(f"{words}; the table compares methods together with their budgets.")
     return notes
 
